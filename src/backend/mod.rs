@@ -1,0 +1,1 @@
+//! What a lease means on this host, per backend kind.

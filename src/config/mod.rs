@@ -1,0 +1,1 @@
+//! Everything an operator writes, parsed once into types.

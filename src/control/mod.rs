@@ -1,0 +1,1 @@
+//! Leases: acquire, renew, watch.

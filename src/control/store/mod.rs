@@ -1,0 +1,1 @@
+//! Where leases live: etcd, or a directory of files.

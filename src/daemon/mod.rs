@@ -1,0 +1,1 @@
+//! Wiring of weftd: start order, signals, health, exit codes.

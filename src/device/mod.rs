@@ -1,0 +1,1 @@
+//! Owned devices: the TUN device and the UDP socket, with what each was probed to support.

@@ -1,0 +1,1 @@
+//! The forwarding decision: packet and routes in, verdict with its reason out.

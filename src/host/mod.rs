@@ -1,0 +1,1 @@
+//! The host's own network state: interfaces, addresses, routes.

@@ -1,0 +1,25 @@
+//! weft: an overlay network daemon, wire- and store-compatible with flannel's `udp` backend.
+//!
+//! The library is the whole product; `weftd` and `weft` are thin programs over it, and the
+//! benchmark harness and the fuzz targets call the same modules. ARCHITECTURE.md has the map;
+//! `tests/tidy.rs` holds which module may import which.
+//!
+//! Above the pure line (`stats`, `packet`, `route`, `offload`, `forward`) nothing performs I/O,
+//! reads a clock or allocates per packet. Only `sys` contains `unsafe`.
+
+pub mod packet;
+pub mod route;
+pub mod stats;
+
+pub mod forward;
+pub mod offload;
+
+pub mod device;
+pub mod engine;
+pub mod sys;
+
+pub mod backend;
+pub mod config;
+pub mod control;
+pub mod daemon;
+pub mod host;

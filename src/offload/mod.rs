@@ -1,0 +1,1 @@
+//! Segmentation offload as pure functions: split super-packets, plan sends, coalesce receives.

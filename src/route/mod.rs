@@ -1,0 +1,1 @@
+//! Prefixes, the immutable longest-prefix-match table, and its publication to the workers.

@@ -1,0 +1,195 @@
+//! Counters of the dataplane: what was received, forwarded, and dropped for which reason.
+//!
+//! Every counter has one writer, the worker that owns it, and any number of readers, so a plain
+//! load and store replace a locked add. Totals obey one law, exactly, in each direction:
+//! packets received = packets forwarded + packets dropped (all reasons).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A count written by one thread and read by any.
+///
+/// INVARIANT: `add` is called by one thread only, the worker that owns the counter.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `count`. Not a locked instruction: see the type's invariant.
+    #[inline]
+    pub fn add(&self, count: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! drop_reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident = $id:literal,)+) => {
+        /// Why a packet went no further. The list is closed and the ids are stable: operators
+        /// and alerts name them.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum DropReason {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl DropReason {
+            /// Every reason, in declaration order.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// The stable id, as it stands in metrics, logs and documentation.
+            #[must_use]
+            pub fn id(self) -> &'static str {
+                match self {
+                    $(Self::$name => $id,)+
+                }
+            }
+
+            /// One line for the operator.
+            #[must_use]
+            pub fn describe(self) -> &'static str {
+                match self {
+                    $(Self::$name => concat!($($doc,)+).trim_ascii(),)+
+                }
+            }
+        }
+    };
+}
+
+drop_reasons! {
+    /// Shorter than an IPv4 header.
+    Runt = "runt",
+    /// An IPv6 packet on the TUN device; the udp backend carries IPv4 only.
+    Ipv6 = "ipv6",
+    /// The version field is neither 4 nor 6.
+    BadVersion = "bad-version",
+    /// The header length field is below 5 words or beyond the packet.
+    BadHeaderLength = "bad-ihl",
+    /// The total length field is below the header length or beyond the packet.
+    BadTotalLength = "bad-totlen",
+    /// The IPv4 header checksum is wrong.
+    BadChecksum = "bad-checksum",
+    /// The offload header of a TUN read contradicts the packet behind it.
+    BadOffloadHeader = "bad-vnet-hdr",
+    /// The time to live ran out at this hop.
+    TtlExpired = "ttl-expired",
+    /// The packet arrived with a time to live of zero.
+    TtlZero = "ttl-zero",
+    /// No lease covers the destination.
+    NoRoute = "no-route",
+    /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN address.
+    SourceMartian = "src-martian",
+    /// The inner source lies in our own subnet, yet came from the network.
+    SourceIsLocalSubnet = "src-is-local-subnet",
+    /// The inner source is leased to another peer than the one that sent it.
+    SourceNotPeerLease = "src-not-peer-lease",
+    /// The inner destination can't be a host: 0/8, 127/8, class E.
+    DestinationMartian = "dst-martian",
+    /// The inner destination is multicast or broadcast.
+    DestinationMulticast = "dst-multicast",
+    /// The inner destination is not in our own subnet.
+    DestinationNotLocal = "dst-not-local",
+    /// A tunnel packet inside a tunnel packet, addressed to our own tunnel socket.
+    NestedTunnel = "nested-tunnel",
+    /// One of our own tunnel packets was routed back into the TUN device.
+    OwnLoop = "own-loop",
+    /// Larger than the overlay MTU, and may be fragmented by nobody on this path.
+    Oversize = "oversize",
+    /// Larger than the overlay MTU with Don't Fragment set; Fragmentation Needed was due.
+    DontFragmentMtu = "df-mtu",
+    /// The socket's send buffer or a device queue was full.
+    SendBufferFull = "tx-enobufs",
+    /// A local firewall rule forbade the send.
+    SendForbidden = "tx-eperm",
+    /// The kernel has no route to the peer's public address.
+    SendUnreachable = "tx-unreach",
+    /// The send failed otherwise; the log names the error once.
+    SendFailed = "tx-error",
+    /// The TUN device's queue was full.
+    TunFull = "tun-full",
+    /// The TUN device refused the packet; it is down, gone, or rejects the frame.
+    TunWriteFailed = "tun-write",
+}
+
+/// Number of drop reasons.
+pub const DROP_REASONS: usize = DropReason::ALL.len();
+
+/// Counters of one direction of one worker. Super-packets count as the packets they carry.
+#[derive(Debug, Default)]
+pub struct DirectionStats {
+    /// IPv4 packets taken in.
+    pub packets_received: Counter,
+    /// Their bytes, inner headers included.
+    pub bytes_received: Counter,
+    /// IPv4 packets handed on to the kernel.
+    pub packets_forwarded: Counter,
+    /// Their bytes.
+    pub bytes_forwarded: Counter,
+    /// Reads: packets or super-packets from the TUN, datagrams or trains from the socket.
+    pub reads: Counter,
+    /// Writes: datagrams or trains to the socket, packets or super-packets to the TUN.
+    pub writes: Counter,
+    /// ICMP errors written because of packets of this direction.
+    pub icmp_sent: Counter,
+    /// ICMP errors that the rate limit held back.
+    pub icmp_limited: Counter,
+    drops: [Counter; DROP_REASONS],
+}
+
+impl DirectionStats {
+    /// Counts `packets` dropped for `reason`.
+    #[inline]
+    pub fn drop(&self, reason: DropReason, packets: u64) {
+        self.drops[reason as usize].add(packets);
+    }
+
+    /// Packets dropped for `reason` so far.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize].get()
+    }
+
+    /// Packets dropped for any reason so far.
+    #[must_use]
+    pub fn drops_total(&self) -> u64 {
+        self.drops.iter().map(Counter::get).sum()
+    }
+}
+
+/// Everything one worker counts.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    /// From the TUN device to the network.
+    pub egress: DirectionStats,
+    /// From the network to the TUN device.
+    pub ingress: DirectionStats,
+    /// Times the worker slept for lack of work.
+    pub sleeps: Counter,
+    /// Sends that the kernel refused as a train and took one by one.
+    pub gso_fallbacks: Counter,
+    /// TUN writes that the kernel refused as a super-packet and took one by one.
+    pub tun_fallbacks: Counter,
+    /// Datagrams that the kernel dropped because the receive buffer was full (SO_RXQ_OVFL).
+    pub receive_overflows: Counter,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_drop_reason_has_its_own_slot_and_id() {
+        let stats = DirectionStats::default();
+        for (count, reason) in (1..).zip(DropReason::ALL) {
+            stats.drop(*reason, count);
+        }
+        for (count, reason) in (1..).zip(DropReason::ALL) {
+            assert_eq!(stats.drops(*reason), count, "{} shares its counter", reason.id());
+        }
+        let ids: std::collections::BTreeSet<_> = DropReason::ALL.iter().map(|r| r.id()).collect();
+        assert_eq!(ids.len(), DROP_REASONS, "two reasons share an id");
+    }
+}
