@@ -1,0 +1,172 @@
+//! An IPv4 prefix with its host bits cleared, and its two spellings: `10.5.34.0/24` for people,
+//! `10.5.34.0-24` for store keys and file names.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+/// An IPv4 network.
+///
+/// INVARIANT: `length_bits <= 32`, and every bit of `network` beyond `length_bits` is zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefix {
+    network: u32,
+    length_bits: u8,
+}
+
+/// Why a text is no prefix.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not an IPv4 prefix such as 10.5.0.0/16")]
+pub struct PrefixError {
+    /// The text as given.
+    pub text: String,
+}
+
+impl Prefix {
+    /// The prefix of `length_bits` that holds `address`; `None` if `length_bits > 32`.
+    #[must_use]
+    pub fn new(address: Ipv4Addr, length_bits: u8) -> Option<Self> {
+        let mask = Self::mask_of(length_bits)?;
+        Some(Self { network: address.to_bits() & mask, length_bits })
+    }
+
+    fn mask_of(length_bits: u8) -> Option<u32> {
+        match length_bits {
+            0 => Some(0),
+            1..=32 => Some(u32::MAX << (32 - length_bits)),
+            _ => None,
+        }
+    }
+
+    /// The first address, all host bits zero.
+    #[must_use]
+    pub fn network(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.network)
+    }
+
+    /// The prefix length, 0…32.
+    #[must_use]
+    pub fn length_bits(self) -> u8 {
+        self.length_bits
+    }
+
+    /// The network mask as an integer in host order.
+    #[must_use]
+    pub fn mask(self) -> u32 {
+        Self::mask_of(self.length_bits).unwrap_or(u32::MAX)
+    }
+
+    /// The last address, all host bits one.
+    #[must_use]
+    pub fn last(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.network | !self.mask())
+    }
+
+    /// The address after the network address: what flannel writes to `FLANNEL_SUBNET`.
+    #[must_use]
+    pub fn first_host(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.network.wrapping_add(1))
+    }
+
+    /// Whether `address` lies inside.
+    #[inline]
+    #[must_use]
+    pub fn contains(self, address: Ipv4Addr) -> bool {
+        address.to_bits() & self.mask() == self.network
+    }
+
+    /// Whether the whole of `other` lies inside.
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        self.length_bits <= other.length_bits && self.contains(other.network())
+    }
+
+    /// Whether any address lies in both.
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.covers(other) || other.covers(self)
+    }
+
+    /// The next prefix of the same length; `None` at the end of the address space.
+    #[must_use]
+    pub fn next(self) -> Option<Self> {
+        let network = self.last().to_bits().checked_add(1)?;
+        Some(Self { network, length_bits: self.length_bits })
+    }
+
+    /// The store spelling, `10.5.34.0-24`.
+    #[must_use]
+    pub fn key(self) -> String {
+        format!("{}-{}", self.network(), self.length_bits)
+    }
+
+    /// Reads the store spelling. Strict: host bits must be clear and nothing may follow.
+    pub fn from_key(key: &str) -> Result<Self, PrefixError> {
+        let prefix = Self::parse(key, '-')?;
+        if prefix.key() == key { Ok(prefix) } else { Err(PrefixError { text: key.to_owned() }) }
+    }
+
+    fn parse(text: &str, separator: char) -> Result<Self, PrefixError> {
+        let parse = || {
+            let (address, length) = text.split_once(separator)?;
+            if length.is_empty() || !length.bytes().all(|b| b.is_ascii_digit()) {
+                return None;
+            }
+            Self::new(address.parse().ok()?, length.parse().ok()?)
+        };
+        parse().ok_or_else(|| PrefixError { text: text.to_owned() })
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network(), self.length_bits)
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = PrefixError;
+
+    /// Reads `10.5.34.7/24`; host bits are masked off, as flannel does.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::parse(text, '/')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(text: &str) -> Prefix {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn both_spellings_round_trip_and_mask_host_bits() {
+        assert_eq!(prefix("10.5.34.7/24").to_string(), "10.5.34.0/24");
+        assert_eq!(prefix("10.5.34.0/24").key(), "10.5.34.0-24");
+        assert_eq!(Prefix::from_key("10.5.34.0-24").unwrap(), prefix("10.5.34.0/24"));
+        assert_eq!(prefix("1.2.3.4/0").to_string(), "0.0.0.0/0");
+        assert_eq!(prefix("1.2.3.4/32").last().to_string(), "1.2.3.4");
+    }
+
+    #[test]
+    fn malformed_texts_are_refused() {
+        for text in ["", "10.5.0.0", "10.5.0.0/33", "10.5.0/24", "10.5.0.300/24", "10.5.0.0/+8"] {
+            assert!(text.parse::<Prefix>().is_err(), "{text:?} was taken for a prefix");
+        }
+        for key in ["10.12.13-24", "10.12.13.300-24", "10.12.13.0-24hi", "10.12.13.1-24", "-24"] {
+            assert!(Prefix::from_key(key).is_err(), "{key:?} was taken for a subnet key");
+        }
+    }
+
+    #[test]
+    fn relations_between_prefixes() {
+        assert!(prefix("10.0.0.0/8").covers(prefix("10.5.0.0/16")));
+        assert!(!prefix("10.5.0.0/16").covers(prefix("10.0.0.0/8")));
+        assert!(prefix("10.5.0.0/16").overlaps(prefix("10.0.0.0/8")));
+        assert!(!prefix("10.5.0.0/24").overlaps(prefix("10.5.1.0/24")));
+        assert_eq!(prefix("10.5.0.0/24").next(), Some(prefix("10.5.1.0/24")));
+        assert_eq!(prefix("255.255.255.0/24").next(), None);
+    }
+}
