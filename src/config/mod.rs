@@ -1,1 +1,4 @@
 //! Everything an operator writes, parsed once into types.
+
+pub mod network;
+pub mod options;

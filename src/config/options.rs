@@ -1,0 +1,146 @@
+//! The validated options of one weftd: ready types only, nothing left to check downstream.
+//! Built by `flags` from the command line and the environment; holds no logic of its own.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Everything an operator chose.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where leases live.
+    pub store: StoreOptions,
+    /// How to find the external interface and the public address.
+    pub interface: InterfaceOptions,
+    /// The environment file that containers' network set-up reads.
+    pub subnet_file: PathBuf,
+    /// How long before its expiry a lease is renewed.
+    pub renew_margin: Duration,
+    /// Where `/healthz` and `/readyz` listen; `None` when off.
+    pub health: Option<SocketAddr>,
+    /// Whether `--iptables-forward-rules` was left at its default, switched on, or switched off.
+    pub forward_rules: ForwardRules,
+    /// Which packet engine to run.
+    pub engine: EngineChoice,
+    /// Which offloads the dataplane may use.
+    pub offload: OffloadChoice,
+    /// Form of the log lines.
+    pub log_format: LogFormat,
+    /// klog's `-v`: 0 is the normal log, 1 and above add detail.
+    pub verbosity: u8,
+}
+
+/// Where leases live.
+#[derive(Debug, Clone)]
+pub enum StoreOptions {
+    /// An etcd v3 cluster.
+    Etcd(EtcdOptions),
+    /// A directory of files, for labs, single machines and file-managed clusters.
+    Local(PathBuf),
+}
+
+/// How to reach etcd.
+#[derive(Debug, Clone)]
+pub struct EtcdOptions {
+    /// URLs, tried in any order.
+    pub endpoints: Vec<String>,
+    /// Key prefix without a trailing slash, `/coreos.com/network` by default.
+    pub prefix: String,
+    /// Certificate authority that the servers are checked against.
+    pub ca_file: Option<PathBuf>,
+    /// Client certificate and its key; both or none.
+    pub client_certificate: Option<ClientCertificate>,
+    /// User name and password; both or none.
+    pub credentials: Option<Credentials>,
+}
+
+/// A client certificate on disk.
+#[derive(Debug, Clone)]
+pub struct ClientCertificate {
+    /// PEM file with the certificate chain.
+    pub certificate_file: PathBuf,
+    /// PEM file with its private key.
+    pub key_file: PathBuf,
+}
+
+/// A user of the store.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    /// The user name.
+    pub username: String,
+    /// The password.
+    pub password: Secret,
+}
+
+/// A text that must never be shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// How to find the external interface and the public address.
+#[derive(Debug, Clone, Default)]
+pub struct InterfaceOptions {
+    /// `--iface`, in order: each an interface name or an address.
+    pub interfaces: Vec<String>,
+    /// `--iface-regex`, in order.
+    pub regexes: Vec<regex::Regex>,
+    /// `--iface-can-reach`.
+    pub can_reach: Option<IpAddr>,
+    /// `--public-ip`.
+    pub public_ip: Option<Ipv4Addr>,
+}
+
+/// What was said about forward rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForwardRules {
+    /// Nothing was said; flannel's default is on.
+    Default,
+    /// `--iptables-forward-rules=true`.
+    On,
+    /// `--iptables-forward-rules=false`.
+    Off,
+}
+
+/// Which packet engine runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The best engine that is built and that the kernel allows.
+    Auto,
+    /// epoll, readv/writev, recvmmsg/sendmmsg.
+    Mmsg,
+}
+
+/// Which offloads the dataplane may use. What is allowed is still probed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OffloadChoice {
+    /// TCP super-packets on the TUN device.
+    pub tso: bool,
+    /// UDP super-packets on the TUN device.
+    pub uso: bool,
+    /// Trains of datagrams in one send (UDP_SEGMENT).
+    pub gso: bool,
+    /// Trains of datagrams in one receive (UDP_GRO).
+    pub gro: bool,
+}
+
+impl OffloadChoice {
+    /// Everything that the kernel has.
+    pub const ALL: Self = Self { tso: true, uso: true, gso: true, gro: true };
+    /// One packet at a time.
+    pub const NONE: Self = Self { tso: false, uso: false, gso: false, gro: false };
+}
+
+/// Form of the log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// klog's header and text, as flanneld writes.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
