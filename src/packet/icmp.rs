@@ -1,0 +1,262 @@
+//! ICMP errors about packets that can't be forwarded: whether one may be sent at all, and its
+//! bytes. How often is the limiter's business; where it goes is the caller's.
+
+use std::net::Ipv4Addr;
+
+use crate::packet::address;
+use crate::packet::checksum;
+use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
+
+/// Longest error written: RFC 1812, section 4.3.2.3 asks for as much of the offending packet as
+/// fits without exceeding 576 bytes, the size that every IPv4 host accepts.
+pub const ERROR_BYTES_MAX: usize = 576;
+
+/// Bytes of the ICMP header: type, code, checksum, and four bytes that depend on the type.
+pub const ICMP_HEADER_BYTES: usize = 8;
+
+/// Most of an offending packet that an error quotes.
+pub const QUOTE_BYTES_MAX: usize = ERROR_BYTES_MAX - QUOTE_START;
+
+const QUOTE_START: usize = HEADER_BYTES_MIN + ICMP_HEADER_BYTES;
+
+const _: () = assert!(QUOTE_BYTES_MAX == 548, "576 less an IPv4 and an ICMP header");
+
+/// RFC 1812, section 4.3.2.5: precedence 6, internetwork control.
+const ERROR_TOS: u8 = 0xc0;
+
+/// Initial time to live (IANA's recommended default; RFC 1812, section 4.3.2.4 asks for the
+/// sender's own value, not that of the offending packet).
+const ERROR_TTL: u8 = 64;
+
+/// Don't Fragment, offset zero: an atomic datagram, so its identification may be zero (RFC 6864).
+const ERROR_FLAGS: [u8; 2] = [0x40, 0x00];
+
+/// Which error to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// Time to live exceeded in transit (RFC 792, type 11 code 0).
+    TimeExceeded,
+    /// Network unreachable (RFC 792, type 3 code 0).
+    NetUnreachable,
+    /// Fragmentation needed and Don't Fragment set (RFC 1191, type 3 code 4).
+    FragmentationNeeded {
+        /// Largest packet that the next hop takes.
+        next_hop_mtu_bytes: u16,
+    },
+}
+
+/// Whether RFC 1812, section 4.3.2.7 permits an error about this parsed packet.
+///
+/// Never about an ICMP error (or a message of unknown type, as `icmp_send` in Linux judges), a
+/// fragment other than the first, a multicast or broadcast destination, or a source that names
+/// no single host. Echo and the other queries may be answered.
+#[must_use]
+pub fn may_answer(header: &Ipv4Header, packet: &[u8]) -> bool {
+    if header.is_later_fragment()
+        || address::is_multicast_or_broadcast(header.destination)
+        || address::is_martian_destination(header.destination)
+        || address::is_martian_source(header.source)
+    {
+        return false;
+    }
+    if header.protocol != protocol::ICMP {
+        return true;
+    }
+    let range = usize::from(header.header_bytes)..usize::from(header.total_bytes);
+    packet.get(range).and_then(<[u8]>::first).is_some_and(|kind| is_query(*kind))
+}
+
+/// Writes an error about `offending` into `out` and returns its length.
+///
+/// `header` is that of `offending`, and its source becomes the destination of the error; `source`
+/// is our own address. At most 548 bytes are quoted, and never a byte beyond the offending packet
+/// or its slice. Pass the packet as it arrived, before any edit.
+#[must_use]
+pub fn write_error(
+    out: &mut [u8; ERROR_BYTES_MAX],
+    kind: ErrorKind,
+    source: Ipv4Addr,
+    offending: &[u8],
+    header: &Ipv4Header,
+) -> usize {
+    let quote_bytes = offending.len().min(usize::from(header.total_bytes)).min(QUOTE_BYTES_MAX);
+    let total_bytes = QUOTE_START + quote_bytes;
+    let (ip, rest) = out.split_at_mut(HEADER_BYTES_MIN);
+    let (icmp, _) = rest.split_at_mut(ICMP_HEADER_BYTES + quote_bytes);
+
+    ip.fill(0);
+    ip[0] = 0x45;
+    ip[1] = ERROR_TOS;
+    ip[2..4].copy_from_slice(&(total_bytes as u16).to_be_bytes());
+    ip[6..8].copy_from_slice(&ERROR_FLAGS);
+    ip[8] = ERROR_TTL;
+    ip[9] = protocol::ICMP;
+    ip[12..16].copy_from_slice(&source.octets());
+    ip[16..20].copy_from_slice(&header.source.octets());
+    let ip_checksum = checksum::finish(checksum::sum(ip));
+    ip[10..12].copy_from_slice(&ip_checksum);
+
+    let (kind, code, mtu_bytes) = match kind {
+        ErrorKind::TimeExceeded => (11, 0, 0),
+        ErrorKind::NetUnreachable => (3, 0, 0),
+        ErrorKind::FragmentationNeeded { next_hop_mtu_bytes } => (3, 4, next_hop_mtu_bytes),
+    };
+    icmp[..ICMP_HEADER_BYTES].fill(0);
+    icmp[0] = kind;
+    icmp[1] = code;
+    icmp[6..8].copy_from_slice(&mtu_bytes.to_be_bytes());
+    icmp[ICMP_HEADER_BYTES..].copy_from_slice(&offending[..quote_bytes]);
+    let icmp_checksum = checksum::finish(checksum::sum(icmp));
+    icmp[2..4].copy_from_slice(&icmp_checksum);
+    total_bytes
+}
+
+/// Whether an ICMP type is a query or its reply: echo, router discovery, timestamp, information,
+/// address mask, extended echo (RFC 8335). Everything else is an error or unknown.
+fn is_query(kind: u8) -> bool {
+    matches!(kind, 0 | 8 | 9 | 10 | 13..=18 | 42 | 43)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::ipv4::HeaderFault;
+
+    /// A packet between two pods, its payload 0, 1, 2, …
+    fn packet(protocol: u8, payload_bytes: usize) -> Vec<u8> {
+        let mut packet = vec![0x45, 0];
+        packet.extend(((20 + payload_bytes) as u16).to_be_bytes());
+        packet.extend([0x12, 0x34, 0, 0, 1, protocol, 0, 0, 10, 5, 1, 2, 10, 5, 2, 3]);
+        packet.extend((0..payload_bytes).map(|byte| byte as u8));
+        seal(packet)
+    }
+
+    fn seal(mut packet: Vec<u8>) -> Vec<u8> {
+        packet[10..12].fill(0);
+        let field = checksum::finish(checksum::sum(&packet[..20]));
+        packet[10..12].copy_from_slice(&field);
+        packet
+    }
+
+    fn with(mut packet: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+        packet[at..at + bytes.len()].copy_from_slice(bytes);
+        seal(packet)
+    }
+
+    fn answerable(packet: &[u8]) -> Result<bool, HeaderFault> {
+        Ipv4Header::parse(packet).map(|header| may_answer(&header, packet))
+    }
+
+    #[test]
+    fn twelve_classes_are_never_answered() {
+        let udp = || packet(17, 64);
+        let icmp = |kind: u8| with(packet(1, 64), 20, &[kind]);
+        let classes = [
+            ("destination unreachable", icmp(3)),
+            ("source quench", icmp(4)),
+            ("redirect", icmp(5)),
+            ("time exceeded", icmp(11)),
+            ("parameter problem", icmp(12)),
+            ("later fragment", with(udp(), 6, &[0x20, 0x01])),
+            ("multicast destination", with(udp(), 16, &[224, 0, 0, 251])),
+            ("broadcast destination", with(udp(), 16, &[255; 4])),
+            ("source in 0/8", with(udp(), 12, &[0; 4])),
+            ("source in 127/8", with(udp(), 12, &[127, 0, 0, 1])),
+            ("source in class D", with(udp(), 12, &[224, 0, 0, 1])),
+            ("source in class E", with(udp(), 12, &[240, 0, 0, 1])),
+        ];
+        for (class, packet) in classes {
+            assert_eq!(answerable(&packet), Ok(false), "{class}");
+        }
+        let mut broken = udp();
+        broken[8] += 1;
+        assert_eq!(answerable(&broken), Err(HeaderFault::BadChecksum), "there's no header to ask");
+    }
+
+    #[test]
+    fn more_that_is_never_answered() {
+        let udp = || packet(17, 64);
+        let cases = [
+            ("broadcast source", with(udp(), 12, &[255; 4])),
+            ("link-local source", with(udp(), 12, &[169, 254, 1, 1])),
+            ("destination in 0/8", with(udp(), 16, &[0, 0, 0, 1])),
+            ("destination in 127/8", with(udp(), 16, &[127, 0, 0, 1])),
+            ("destination in class E", with(udp(), 16, &[250, 0, 0, 1])),
+            ("last fragment", with(udp(), 6, &[0x00, 0x01])),
+            ("unknown ICMP type", with(packet(1, 64), 20, &[200])),
+            ("ICMP without a type", packet(1, 0)),
+        ];
+        for (case, packet) in cases {
+            assert_eq!(answerable(&packet), Ok(false), "{case}");
+        }
+    }
+
+    #[test]
+    fn ordinary_packets_and_icmp_queries_are_answered() {
+        for protocol in [6, 17, 47, 50, 132] {
+            assert_eq!(answerable(&packet(protocol, 0)), Ok(true), "protocol {protocol}");
+        }
+        for kind in [0, 8, 9, 10, 13, 14, 15, 16, 17, 18, 42, 43] {
+            assert_eq!(answerable(&with(packet(1, 8), 20, &[kind])), Ok(true), "type {kind}");
+        }
+        let first_fragment = with(packet(17, 64), 6, &[0x20, 0x00]);
+        assert_eq!(answerable(&first_fragment), Ok(true));
+    }
+
+    fn error_about(offending: &[u8], kind: ErrorKind) -> Vec<u8> {
+        let header = Ipv4Header::parse(offending).unwrap();
+        let mut out = [0xee; ERROR_BYTES_MAX];
+        let length = write_error(&mut out, kind, Ipv4Addr::new(10, 5, 1, 0), offending, &header);
+        assert!(out[length..].iter().all(|byte| *byte == 0xee), "written beyond the length");
+        out[..length].to_vec()
+    }
+
+    #[test]
+    fn the_bytes_of_an_error() {
+        let offending = packet(17, 8);
+        let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: 1472 };
+        let error = error_about(&offending, kind);
+        let expected_ip = [
+            0x45, 0xc0, 0, 56, 0, 0, 0x40, 0, 64, 1, error[10], error[11], 10, 5, 1, 0, 10, 5, 1, 2,
+        ];
+        assert_eq!(error[..20], expected_ip);
+        let header = Ipv4Header::parse(&error).unwrap();
+        assert_eq!(usize::from(header.total_bytes), error.len());
+        assert_eq!(error[20..22], [3, 4]);
+        assert_eq!(error[24..28], [0, 0, 0x05, 0xc0]);
+        assert_eq!(error[28..], offending);
+        assert_eq!(checksum::sum(&error[20..]), 0xffff, "ICMP checksum");
+    }
+
+    #[test]
+    fn the_kinds_differ_in_type_and_code() {
+        let offending = packet(17, 8);
+        let start = |kind| error_about(&offending, kind)[20..28].to_vec();
+        let time_exceeded = start(ErrorKind::TimeExceeded);
+        let unreachable = start(ErrorKind::NetUnreachable);
+        assert_eq!((time_exceeded[0], time_exceeded[1]), (11, 0));
+        assert_eq!((unreachable[0], unreachable[1]), (3, 0));
+        assert_eq!(time_exceeded[4..], [0; 4]);
+        assert_eq!(unreachable[4..], [0; 4]);
+    }
+
+    #[test]
+    fn the_quote_ends_with_the_packet_the_slice_or_576_bytes() {
+        for payload_bytes in 0..1500 {
+            let offending = packet(17, payload_bytes);
+            let error = error_about(&offending, ErrorKind::TimeExceeded);
+            let quoted = (20 + payload_bytes).min(548);
+            assert_eq!(error[28..], offending[..quoted], "{payload_bytes} bytes of payload");
+            assert_eq!(checksum::sum(&error[20..]), 0xffff, "{payload_bytes} bytes of payload");
+        }
+        let mut padded = packet(17, 10);
+        padded.extend([0xdd; 100]);
+        assert_eq!(error_about(&padded, ErrorKind::TimeExceeded).len(), 28 + 30, "padding quoted");
+        let cut = packet(17, 100);
+        let header = Ipv4Header::parse(&cut).unwrap();
+        let mut out = [0; ERROR_BYTES_MAX];
+        let source = Ipv4Addr::new(10, 5, 1, 0);
+        let length = write_error(&mut out, ErrorKind::TimeExceeded, source, &cut[..40], &header);
+        assert_eq!(length, 28 + 40, "quoted past the slice");
+    }
+}

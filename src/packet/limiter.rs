@@ -1,0 +1,181 @@
+//! The rate limit of ICMP errors, as a pure state machine over a clock that the caller reads.
+//!
+//! Two limits, both of which must agree: one over all errors and one per destination, with the
+//! classic figures of Linux (`icmp_msgs_per_sec`, `icmp_msgs_burst`, and the token bucket of
+//! `inet_peer_xrlim_allow`). Each bucket is one number, the time at which it is full again
+//! (the virtual scheduling form of a token bucket), so refilling costs nothing.
+
+use std::net::Ipv4Addr;
+
+/// Time between errors at the sustained rate over all destinations: 1,000 per second.
+pub const GLOBAL_INTERVAL_NS: u64 = 1_000_000;
+
+/// Errors that may leave at once, over all destinations.
+pub const GLOBAL_BURST: u64 = 50;
+
+/// Time between errors to one destination at the sustained rate: 1 per second.
+pub const DESTINATION_INTERVAL_NS: u64 = 1_000_000_000;
+
+/// Errors that may leave at once to one destination.
+pub const DESTINATION_BURST: u64 = 6;
+
+/// Destinations remembered. At the global rate of 1,000 per second, at most 1,050 destinations
+/// sent one error each hold a bucket that is not full; twice that leaves room for uneven sets.
+const DESTINATIONS_MAX: usize = 2048;
+
+/// Buckets that one destination may fall into. Four of 16 bytes are a cache line.
+const WAYS: usize = 4;
+
+const SETS: usize = DESTINATIONS_MAX / WAYS;
+
+const _: () = assert!(SETS.is_power_of_two() && SETS * WAYS == DESTINATIONS_MAX);
+
+/// The limiter. One worker owns one.
+#[derive(Debug)]
+pub struct IcmpLimiter {
+    global_full_at_ns: u64,
+    sets: Box<[[Bucket; WAYS]]>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    full_at_ns: u64,
+    destination: Ipv4Addr,
+}
+
+impl IcmpLimiter {
+    /// A limiter with every bucket full. The only allocation of its life.
+    #[must_use]
+    pub fn new() -> Self {
+        let empty = Bucket { full_at_ns: 0, destination: Ipv4Addr::UNSPECIFIED };
+        Self { global_full_at_ns: 0, sets: vec![[empty; WAYS]; SETS].into_boxed_slice() }
+    }
+
+    /// Whether an error to `destination` may leave now; if so, it is charged to both limits.
+    ///
+    /// `now_ns` comes from a monotonic clock. When more destinations are active than the table
+    /// holds, the one that is nearest to a full bucket is forgotten; the global limit stands.
+    pub fn allow(&mut self, now_ns: u64, destination: Ipv4Addr) -> bool {
+        let global = take(self.global_full_at_ns, now_ns, GLOBAL_INTERVAL_NS, GLOBAL_BURST);
+        let Some(global_full_at_ns) = global else {
+            return false;
+        };
+        let bucket = self.bucket_of(destination);
+        let known = bucket.destination == destination;
+        let full_at_ns = if known { bucket.full_at_ns } else { 0 };
+        let taken = take(full_at_ns, now_ns, DESTINATION_INTERVAL_NS, DESTINATION_BURST);
+        let Some(full_at_ns) = taken else {
+            return false;
+        };
+        *bucket = Bucket { full_at_ns, destination };
+        self.global_full_at_ns = global_full_at_ns;
+        true
+    }
+
+    /// The bucket of `destination`, or the one that it may take over.
+    fn bucket_of(&mut self, destination: Ipv4Addr) -> &mut Bucket {
+        // Fibonacci hashing: the upper bits of the product depend on every bit of the address.
+        let hash = destination.to_bits().wrapping_mul(0x9e37_79b9);
+        let set = &mut self.sets[hash as usize >> (32 - SETS.ilog2())];
+        let mut chosen = 0;
+        for way in 0..WAYS {
+            if set[way].destination == destination {
+                chosen = way;
+                break;
+            }
+            if set[way].full_at_ns < set[chosen].full_at_ns {
+                chosen = way;
+            }
+        }
+        &mut set[chosen]
+    }
+}
+
+impl Default for IcmpLimiter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Takes one token: the new time at which the bucket is full again, or `None` if it is empty.
+fn take(full_at_ns: u64, now_ns: u64, interval_ns: u64, burst: u64) -> Option<u64> {
+    let debt_ns = full_at_ns.saturating_sub(now_ns);
+    if debt_ns > (burst - 1) * interval_ns {
+        return None;
+    }
+    Some(full_at_ns.max(now_ns).saturating_add(interval_ns))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn address(index: u64) -> Ipv4Addr {
+        Ipv4Addr::from_bits(0x0a00_0001 + index as u32)
+    }
+
+    /// A flood of a million packets per second, each from another source.
+    #[test]
+    fn a_flood_gets_1050_in_its_first_second_and_1000_in_every_later_one() {
+        let mut limiter = IcmpLimiter::new();
+        let start_ns = 12_345 * SECOND_NS;
+        let mut allowed = [0u64; 3];
+        for packet in 0..3_000_000u64 {
+            let second = (packet / 1_000_000) as usize;
+            let now_ns = start_ns + packet * 1_000;
+            allowed[second] += u64::from(limiter.allow(now_ns, address(packet)));
+        }
+        assert!((1_040..=1_050).contains(&allowed[0]), "{allowed:?}");
+        assert!((990..=1_001).contains(&allowed[1]), "{allowed:?}");
+        assert!((990..=1_001).contains(&allowed[2]), "{allowed:?}");
+    }
+
+    #[test]
+    fn one_destination_gets_six_at_once_and_one_per_second_after() {
+        let mut limiter = IcmpLimiter::new();
+        let mut allowed_at =
+            |now_ns: u64| (0..100).filter(|_| limiter.allow(now_ns, address(7))).count();
+        assert_eq!(allowed_at(0), 6);
+        assert_eq!(allowed_at(SECOND_NS - 1), 0);
+        assert_eq!(allowed_at(SECOND_NS), 1);
+        assert_eq!(allowed_at(3 * SECOND_NS), 2);
+        assert_eq!(allowed_at(3_600 * SECOND_NS), 6, "a bucket holds no more than its burst");
+    }
+
+    #[test]
+    fn a_refusal_charges_neither_limit() {
+        let mut limiter = IcmpLimiter::new();
+        for _ in 0..1_000 {
+            limiter.allow(0, address(1));
+        }
+        // The other destination still finds the 44 tokens that the first one did not get.
+        let others = (2..100).filter(|index| limiter.allow(0, address(*index))).count();
+        assert_eq!(others, 44);
+        // Refused by the global limit, so its own bucket is still full.
+        assert!(!limiter.allow(0, address(200)));
+        let later = (0..10).filter(|_| limiter.allow(SECOND_NS, address(200))).count();
+        assert_eq!(later, 6);
+    }
+
+    #[test]
+    fn destinations_do_not_share_a_bucket() {
+        let mut limiter = IcmpLimiter::new();
+        // Slowly enough for the global limit: 500 destinations, six errors each, 2 ms apart.
+        let mut now_ns = 0;
+        for index in 0..500 {
+            for _ in 0..6 {
+                now_ns += 2_000_000;
+                assert!(limiter.allow(now_ns, address(index)), "destination {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_ends_of_the_clock_are_harmless() {
+        let mut limiter = IcmpLimiter::new();
+        assert!(limiter.allow(u64::MAX, address(1)));
+        assert!(!limiter.allow(0, address(2)), "a clock that went back pauses the errors");
+    }
+}

@@ -1,0 +1,207 @@
+//! Header views, verdicts and completion on literal bytes, against a slow word loop.
+
+use super::*;
+use TransportChecksum::{Absent, Invalid, Unchecked, Valid};
+
+/// A packet from 10.5.1.2 to 10.5.2.3 around `payload`; `fragment` is the flags-and-offset
+/// word. Checksums by the slow word loop.
+fn packet(protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
+    let total_bytes = (20 + payload.len()) as u16;
+    let mut packet = vec![0x45, 0];
+    packet.extend(total_bytes.to_be_bytes());
+    packet.extend([0x12, 0x34]);
+    packet.extend(fragment.to_be_bytes());
+    packet.extend([64, protocol, 0, 0, 10, 5, 1, 2, 10, 5, 2, 3]);
+    let field = (!word_loop(&packet)).to_be_bytes();
+    packet[10..12].copy_from_slice(&field);
+    packet.extend(payload);
+    packet
+}
+
+fn word_loop(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| match pair {
+        [high, low] => u32::from(*high) << 8 | u32::from(*low),
+        _ => u32::from(pair[0]) << 8,
+    });
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+fn pseudo_bytes(protocol: u8, length_bytes: usize) -> Vec<u8> {
+    let mut bytes = vec![10, 5, 1, 2, 10, 5, 2, 3, 0, protocol];
+    bytes.extend((length_bytes as u16).to_be_bytes());
+    bytes
+}
+
+fn with_checksum(protocol: u8, mut payload: Vec<u8>, offset: usize) -> Vec<u8> {
+    payload[offset..offset + 2].fill(0);
+    let covered = [pseudo_bytes(protocol, payload.len()), payload.clone()].concat();
+    payload[offset..offset + 2].copy_from_slice(&(!word_loop(&covered)).to_be_bytes());
+    payload
+}
+
+fn tcp(data: &[u8]) -> Vec<u8> {
+    let mut segment = vec![0x12, 0x34, 0x00, 0x50, 1, 2, 3, 4, 5, 6, 7, 8, 0x61, 0x92];
+    segment.extend([0xab, 0xcd, 0, 0, 0x11, 0x22, 2, 4, 5, 0xb4]);
+    segment.extend(data);
+    with_checksum(protocol::TCP, segment, TCP_CHECKSUM_OFFSET)
+}
+
+fn udp(data: &[u8]) -> Vec<u8> {
+    let mut datagram = vec![0x12, 0x34, 0x00, 0x35];
+    datagram.extend(((8 + data.len()) as u16).to_be_bytes());
+    datagram.extend([0, 0]);
+    datagram.extend(data);
+    with_checksum(protocol::UDP, datagram, UDP_CHECKSUM_OFFSET)
+}
+
+fn verdict(packet: &[u8]) -> TransportChecksum {
+    verify(&Ipv4Header::parse(packet).unwrap(), packet)
+}
+
+#[test]
+fn a_tcp_header_is_read() {
+    let segment = tcp(b"data");
+    let header = TcpHeader::parse(&segment).unwrap();
+    let expected = TcpHeader {
+        source_port: 0x1234,
+        destination_port: 80,
+        sequence: 0x0102_0304,
+        acknowledgment: 0x0506_0708,
+        data_offset_bytes: 24,
+        reserved: 1,
+        flags: tcp_flags::CWR | tcp_flags::ACK | tcp_flags::SYN,
+        window: 0xabcd,
+        checksum: [segment[16], segment[17]],
+        urgent: 0x1122,
+        options: &[2, 4, 5, 0xb4],
+    };
+    assert_eq!(header, expected);
+    assert!(TcpHeader::parse(&segment[..24]).is_some());
+    assert!(TcpHeader::parse(&segment[..23]).is_none(), "options beyond the segment");
+    assert!(TcpHeader::parse(&segment[..19]).is_none());
+    let mut short_offset = segment.clone();
+    short_offset[12] = 0x40;
+    assert!(TcpHeader::parse(&short_offset).is_none(), "data offset below 5 words");
+}
+
+#[test]
+fn a_udp_header_is_read() {
+    let header = UdpHeader::parse(&[0x12, 0x34, 0, 53, 0, 9, 0xab, 0xcd, 0xff]).unwrap();
+    let (source_port, destination_port, length_bytes) = (0x1234, 53, 9);
+    let checksum = [0xab, 0xcd];
+    let expected = UdpHeader { source_port, destination_port, length_bytes, checksum };
+    assert_eq!(header, expected);
+    assert!(UdpHeader::parse(&[0; 7]).is_none());
+}
+
+#[test]
+fn right_checksums_are_valid_and_one_flipped_bit_is_not() {
+    for (protocol, payload) in [(6, tcp(b"odd")), (17, udp(b"even"))] {
+        let good = packet(protocol, 0x4000, &payload);
+        assert_eq!(verdict(&good), Valid);
+        for bit in 0..payload.len() * 8 {
+            let mut flipped = good.clone();
+            flipped[20 + bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(verdict(&flipped), Invalid, "protocol {protocol}, bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn addresses_are_covered_by_the_checksum() {
+    for at in 12..20 {
+        let mut moved = packet(6, 0, &tcp(b""));
+        moved[at] ^= 4;
+        moved[10..12].fill(0);
+        let field = (!word_loop(&moved[..20])).to_be_bytes();
+        moved[10..12].copy_from_slice(&field);
+        assert_eq!(verdict(&moved), Invalid, "address byte {at}");
+    }
+}
+
+#[test]
+fn absent_and_unchecked() {
+    let mut none = udp(b"data");
+    none[6..8].fill(0);
+    assert_eq!(verdict(&packet(17, 0, &none)), Absent);
+    assert_eq!(verdict(&packet(1, 0, &[8, 0, 1, 2])), Unchecked);
+    assert_eq!(verdict(&packet(132, 0, &[])), Unchecked);
+    assert_eq!(verdict(&packet(17, 0x2000, &none)), Unchecked, "first fragment");
+    assert_eq!(verdict(&packet(6, 0x0001, &[1])), Unchecked, "later fragment");
+}
+
+#[test]
+fn contradicting_lengths_are_invalid_even_where_the_sum_is_right() {
+    let resum = |mut datagram: Vec<u8>, length: u16| {
+        datagram[4..6].copy_from_slice(&length.to_be_bytes());
+        with_checksum(protocol::UDP, datagram, UDP_CHECKSUM_OFFSET)
+    };
+    assert_eq!(verdict(&packet(17, 0, &resum(udp(b"data"), 12))), Valid);
+    assert_eq!(verdict(&packet(17, 0, &resum(udp(b"data"), 11))), Invalid);
+    assert_eq!(verdict(&packet(17, 0, &resum(udp(b"data"), 13))), Invalid);
+    let mut absent = resum(udp(b"data"), 11);
+    absent[6..8].fill(0);
+    assert_eq!(verdict(&packet(17, 0, &absent)), Invalid, "length is judged first");
+    assert_eq!(verdict(&packet(17, 0, &[0; 7])), Invalid);
+    let mut segment = tcp(b"");
+    segment[12] = 0x70;
+    let segment = with_checksum(protocol::TCP, segment, TCP_CHECKSUM_OFFSET);
+    assert_eq!(verdict(&packet(6, 0, &segment)), Invalid, "data offset beyond the segment");
+    assert_eq!(verdict(&packet(6, 0, &[0; 19])), Invalid);
+    let good = packet(6, 0, &tcp(b"data"));
+    let header = Ipv4Header::parse(&good).unwrap();
+    assert_eq!(verify(&header, &good[..good.len() - 1]), Invalid, "cut off after parsing");
+}
+
+/// As the kernel leaves it: the pseudo sum, folded but not complemented, in the field.
+fn unfinished(protocol: u8, mut payload: Vec<u8>, offset: usize) -> Vec<u8> {
+    let pseudo = word_loop(&pseudo_bytes(protocol, payload.len()));
+    payload[offset..offset + 2].copy_from_slice(&pseudo.to_be_bytes());
+    packet(protocol, 0x4000, &payload)
+}
+
+#[test]
+fn unfinished_checksums_are_completed() {
+    for length in 0..200u8 {
+        let data: Vec<u8> = (0..length).map(|byte| byte.wrapping_mul(37)).collect();
+        let mut segment = unfinished(6, tcp(&data), TCP_CHECKSUM_OFFSET);
+        assert_eq!(complete(&mut segment, 20, TCP_CHECKSUM_OFFSET), Ok(()));
+        assert_eq!(segment, packet(6, 0x4000, &tcp(&data)), "TCP, {length} bytes");
+        let mut datagram = unfinished(17, udp(&data), UDP_CHECKSUM_OFFSET);
+        assert_eq!(complete(&mut datagram, 20, UDP_CHECKSUM_OFFSET), Ok(()));
+        assert_eq!(datagram, packet(17, 0x4000, &udp(&data)), "UDP, {length} bytes");
+    }
+}
+
+#[test]
+fn a_udp_checksum_of_zero_is_stored_as_ones() {
+    // The data cancels everything else out: its word is the complement of their sum.
+    let rest = [pseudo_bytes(17, 10), udp(&[0, 0])[..6].to_vec()].concat();
+    let data = (!word_loop(&rest)).to_be_bytes();
+    assert_eq!(udp(&data)[6..8], [0, 0], "the plain checksum is zero");
+    let mut datagram = unfinished(17, udp(&data), UDP_CHECKSUM_OFFSET);
+    complete(&mut datagram, 20, UDP_CHECKSUM_OFFSET).unwrap();
+    assert_eq!(datagram[26..28], [0xff, 0xff]);
+    assert_eq!(verdict(&datagram), Valid);
+}
+
+#[test]
+fn a_field_outside_the_packet_is_refused_and_nothing_is_written() {
+    let whole = packet(17, 0, &udp(b"data"));
+    let length = whole.len();
+    for (start, offset) in
+        [(length - 1, 0), (length, 0), (length + 1, 0), (20, length - 21), (usize::MAX, 6)]
+    {
+        let mut edited = whole.clone();
+        let refused = Err(OutOfBounds { start, offset, packet_bytes: length });
+        assert_eq!(complete(&mut edited, start, offset), refused);
+        assert_eq!(edited, whole);
+    }
+    assert!(complete(&mut whole.clone(), 20, usize::MAX).is_err());
+    assert!(complete(&mut whole.clone(), length - 2, 0).is_ok(), "the last two bytes");
+    assert!(complete(&mut [], 0, 0).is_err());
+}
