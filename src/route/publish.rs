@@ -1,0 +1,112 @@
+//! The route table in force: replaced whole by the control plane, read by the workers without a
+//! lock. Holds the current table only; what it contains is decided elsewhere.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use arc_swap::cache::Cache;
+
+use crate::route::Table;
+
+/// The place where the table in force is published. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Published(Arc<ArcSwap<Table>>);
+
+impl Published {
+    /// Publishes a first table.
+    #[must_use]
+    pub fn new(table: Table) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(table)))
+    }
+
+    /// Replaces the table. Readers see it at their next load; the old one is freed when the last
+    /// of them has moved on.
+    pub fn publish(&self, table: Table) {
+        self.0.store(Arc::new(table));
+    }
+
+    /// The table in force. For the control plane; a worker uses [`Published::reader`].
+    #[must_use]
+    pub fn load(&self) -> Arc<Table> {
+        self.0.load_full()
+    }
+
+    /// A handle for one worker, which keeps the last table that it saw.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader(Cache::new(Arc::clone(&self.0)))
+    }
+}
+
+impl Default for Published {
+    /// Publishes the empty table.
+    fn default() -> Self {
+        Self::new(Table::empty())
+    }
+}
+
+/// One worker's view of the published table: a load costs one comparison while nothing changes.
+/// Load once per batch; an idle reader keeps its last table alive.
+#[derive(Debug, Clone)]
+pub struct Reader(Cache<Arc<ArcSwap<Table>>, Arc<Table>>);
+
+impl Reader {
+    /// The table in force.
+    #[inline]
+    pub fn load(&mut self) -> &Arc<Table> {
+        self.0.load()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::route::Peer;
+
+    fn table(subnet: &str) -> Table {
+        Table::build(vec![Arc::new(Peer {
+            subnet: subnet.parse().unwrap(),
+            address: "192.0.2.1:8285".parse().unwrap(),
+            source_proven: AtomicBool::new(false),
+        })])
+    }
+
+    #[test]
+    fn readers_see_what_was_published_and_free_what_they_left() {
+        let published = Published::default();
+        let mut reader = published.reader();
+        assert!(reader.load().is_empty());
+
+        published.publish(table("10.5.1.0/24"));
+        let first = Arc::downgrade(&published.load());
+        assert!(reader.load().lookup(Ipv4Addr::new(10, 5, 1, 9)).is_some());
+
+        published.publish(table("10.5.2.0/24"));
+        assert!(first.upgrade().is_some(), "the reader has not moved on yet");
+        assert!(reader.load().lookup(Ipv4Addr::new(10, 5, 1, 9)).is_none());
+        assert!(reader.load().lookup(Ipv4Addr::new(10, 5, 2, 9)).is_some());
+        assert!(first.upgrade().is_none(), "the old table is still held");
+    }
+
+    #[test]
+    fn a_reader_in_another_thread_never_sees_half_a_table() {
+        let published = Published::new(table("10.5.0.0/24"));
+        let mut reader = published.reader();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..1_000u32 {
+                    published.publish(table(&format!("10.5.{}.0/24", round % 256)));
+                }
+            });
+            for _ in 0..10_000 {
+                let table = reader.load();
+                let subnet = table.peers()[0].subnet;
+                let (_, peer) = table.lookup(subnet.first_host()).unwrap();
+                assert_eq!(peer.subnet, subnet);
+            }
+        });
+    }
+}

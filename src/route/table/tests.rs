@@ -1,0 +1,187 @@
+//! The table on literal prefixes: both layouts, every level, the ends of the address space.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+fn peer(subnet: &str, host: u8) -> Arc<Peer> {
+    Arc::new(Peer {
+        subnet: subnet.parse().unwrap(),
+        address: SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, host), 8285),
+        source_proven: AtomicBool::new(false),
+    })
+}
+
+/// The last byte of the public address of the peer that `destination` is routed to.
+fn route(table: &Table, destination: &str) -> Option<u8> {
+    let (index, peer) = table.lookup(destination.parse().unwrap())?;
+    assert!(std::ptr::eq(peer, &*table.peers()[index.get()]));
+    assert!(std::ptr::eq(peer, table.peer(index).unwrap()));
+    Some(peer.address.ip().octets()[3])
+}
+
+fn is_dense(table: &Table) -> bool {
+    matches!(table.lookup, Lookup::Dense { .. })
+}
+
+#[test]
+fn the_empty_table_routes_nothing() {
+    let table = Table::empty();
+    assert!(table.is_empty());
+    for destination in ["0.0.0.0", "10.5.1.1", "255.255.255.255"] {
+        assert_eq!(route(&table, destination), None);
+    }
+    assert!(!table.has_peer_at(Ipv4Addr::UNSPECIFIED));
+    assert!(table.peer(PeerIndex(0)).is_none());
+}
+
+#[test]
+fn equal_lengths_make_a_dense_table() {
+    let table = Table::build(vec![peer("10.5.9.0/24", 9), peer("10.5.3.0/24", 3)]);
+    assert!(is_dense(&table));
+    assert_eq!(table.len(), 2);
+    let cases = [
+        ("10.5.2.255", None),
+        ("10.5.3.0", Some(3)),
+        ("10.5.3.255", Some(3)),
+        ("10.5.4.0", None),
+        ("10.5.9.1", Some(9)),
+        ("10.5.10.0", None),
+        ("0.0.0.0", None),
+        ("255.255.255.255", None),
+    ];
+    for (destination, expected) in cases {
+        assert_eq!(route(&table, destination), expected, "{destination}");
+    }
+}
+
+#[test]
+fn dense_tables_at_the_ends_of_the_address_space() {
+    let table = Table::build(vec![peer("255.255.255.0/24", 2), peer("255.255.254.0/24", 1)]);
+    assert!(is_dense(&table));
+    assert_eq!(route(&table, "255.255.255.255"), Some(2));
+    assert_eq!(route(&table, "255.255.253.255"), None);
+    assert_eq!(route(&table, "0.0.0.1"), None);
+    let table = Table::build(vec![peer("255.255.255.255/32", 2), peer("255.255.255.254/32", 1)]);
+    assert_eq!(route(&table, "255.255.255.255"), Some(2));
+    assert_eq!(route(&table, "255.255.255.253"), None);
+    assert_eq!(route(&table, "0.0.0.0"), None);
+    let halves = Table::build(vec![peer("0.0.0.0/1", 1), peer("128.0.0.0/1", 2)]);
+    assert!(is_dense(&halves));
+    assert_eq!(route(&halves, "127.255.255.255"), Some(1));
+    assert_eq!(route(&halves, "128.0.0.0"), Some(2));
+}
+
+#[test]
+fn the_longest_prefix_wins_on_every_level_of_the_trie() {
+    let subnets = [
+        "0.0.0.0/0",
+        "10.0.0.0/8",
+        "10.5.0.0/16",
+        "10.5.0.0/17",
+        "10.5.16.0/20",
+        "10.5.17.0/24",
+        "10.5.17.16/28",
+        "10.5.17.20/30",
+        "10.5.17.21/32",
+    ];
+    let mut peers: Vec<_> = subnets.iter().zip(1..).map(|(net, host)| peer(net, host)).collect();
+    let mut table = Table::build(peers.clone());
+    for _ in 0..2 {
+        assert!(!is_dense(&table));
+        let cases = [
+            ("9.0.0.1", 1),
+            ("11.0.0.0", 1),
+            ("10.4.255.255", 2),
+            ("10.6.0.0", 2),
+            ("10.5.128.0", 3),
+            ("10.5.255.255", 3),
+            ("10.5.0.0", 4),
+            ("10.5.127.255", 4),
+            ("10.5.16.0", 5),
+            ("10.5.31.255", 5),
+            ("10.5.17.0", 6),
+            ("10.5.17.15", 6),
+            ("10.5.17.32", 6),
+            ("10.5.17.16", 7),
+            ("10.5.17.24", 7),
+            ("10.5.17.20", 8),
+            ("10.5.17.23", 8),
+            ("10.5.17.21", 9),
+        ];
+        for (destination, expected) in cases {
+            assert_eq!(route(&table, destination), Some(expected), "{destination}");
+        }
+        peers.reverse();
+        table = Table::build(peers.clone());
+    }
+}
+
+#[test]
+fn the_last_of_several_equal_subnets_wins() {
+    for other in ["10.6.0.0/24", "10.6.0.0/16"] {
+        let table = Table::build(vec![
+            peer("10.5.1.0/24", 1),
+            peer(other, 9),
+            peer("10.5.1.0/24", 2),
+            peer("10.5.1.0/24", 3),
+        ]);
+        assert_eq!(table.len(), 2);
+        assert_eq!(route(&table, "10.5.1.1"), Some(3));
+        assert_eq!(route(&table, "10.6.0.1"), Some(9));
+        assert!(!table.has_peer_at(Ipv4Addr::new(192, 0, 2, 1)), "the loser is gone");
+    }
+}
+
+#[test]
+fn subnets_too_far_apart_for_an_array_use_the_trie() {
+    let near = Table::build(vec![peer("10.0.0.0/28", 1), peer("10.255.255.240/28", 2)]);
+    assert!(is_dense(&near));
+    let far = Table::build(vec![peer("10.0.0.0/28", 1), peer("11.0.0.0/28", 2)]);
+    assert!(!is_dense(&far));
+    for table in [near, far] {
+        assert_eq!(route(&table, "10.0.0.15"), Some(1));
+        assert_eq!(route(&table, "10.0.0.16"), None);
+    }
+}
+
+/// 65,536 leases as far apart as a hostile store can put them.
+#[test]
+fn a_trie_costs_at_most_256_bytes_per_peer_beyond_its_root() {
+    let peers: Vec<_> = (0..65_536u32)
+        .map(|index| {
+            let address = Ipv4Addr::from_bits(index << 16 | (index & 0xff) << 8);
+            let subnet = Prefix::new(address, 31 + (index % 2) as u8).unwrap();
+            let address = SocketAddrV4::new(Ipv4Addr::from_bits(index), 8285);
+            Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })
+        })
+        .collect();
+    let table = Table::build(peers);
+    let Lookup::Trie(trie) = &table.lookup else { panic!("not a trie") };
+    assert_eq!(trie.root.len(), 65_536);
+    assert!(size_of_val(&trie.nodes[..]) <= 256 * 65_536);
+    for peer in table.peers() {
+        let (_, found) = table.lookup(peer.subnet.network()).unwrap();
+        assert_eq!(found.subnet, peer.subnet);
+    }
+}
+
+#[test]
+fn outer_addresses_are_found_at_any_port() {
+    let table = Table::build((1..200).map(|n| peer(&format!("10.5.{n}.0/24"), n)).collect());
+    for host in 0..=255u8 {
+        let expected = (1..200).contains(&host);
+        assert_eq!(table.has_peer_at(Ipv4Addr::new(192, 0, 2, host)), expected, "{host}");
+    }
+}
+
+#[test]
+fn what_is_known_about_a_peer_survives_a_new_table() {
+    let kept = peer("10.5.1.0/24", 1);
+    let first = Table::build(vec![Arc::clone(&kept)]);
+    let (_, seen) = first.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
+    seen.source_proven.store(true, Ordering::Relaxed);
+    let second = Table::build(vec![peer("10.6.0.0/16", 2), kept]);
+    let (_, again) = second.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
+    assert!(again.source_proven.load(Ordering::Relaxed));
+}
