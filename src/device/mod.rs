@@ -1,1 +1,10 @@
 //! Owned devices: the TUN device and the UDP socket, with what each was probed to support.
+//!
+//! A capability is found once, when the device is opened, and lowered for good when the kernel
+//! refuses it at run time; the engines ask, they don't guess.
+
+mod socket;
+mod tun;
+
+pub use socket::{SocketError, TunnelSocket};
+pub use tun::{Tun, TunError, TunOffload};

@@ -1,1 +1,46 @@
 //! The forwarding decision: packet and routes in, verdict with its reason out.
+//!
+//! `decide` holds the rules, each direction as one pure function. `egress` and `ingress` walk
+//! batches through parse, verdict, TTL and offload into a plan of sends or writes; `reply` makes
+//! the ICMP errors that are due. No I/O, no clock, no allocation after construction: the engines
+//! fill the arenas, call in here, and carry out the plans.
+
+pub mod decide;
+mod egress;
+mod ingress;
+mod reply;
+
+pub use decide::Local;
+pub use egress::Egress;
+pub use ingress::{Ingress, Train};
+pub use reply::{Replies, Reply};
+
+use crate::packet::ipv4::HeaderFault;
+use crate::route::Table;
+use crate::stats::{DirectionStats, DropReason};
+
+/// What every packet of one batch is judged by.
+#[derive(Clone, Copy)]
+pub struct Pass<'a> {
+    /// This host.
+    pub local: &'a Local,
+    /// The route table that was published when the batch began.
+    pub table: &'a Table,
+    /// Where packets of this direction are counted.
+    pub stats: &'a DirectionStats,
+    /// Monotonic time of the batch.
+    pub now_ns: u64,
+}
+
+impl From<HeaderFault> for DropReason {
+    fn from(fault: HeaderFault) -> Self {
+        match fault {
+            HeaderFault::Runt => Self::Runt,
+            HeaderFault::Ipv6 => Self::Ipv6,
+            HeaderFault::BadVersion => Self::BadVersion,
+            HeaderFault::BadHeaderLength => Self::BadHeaderLength,
+            HeaderFault::BadTotalLength => Self::BadTotalLength,
+            HeaderFault::BadChecksum => Self::BadChecksum,
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The TUN device: opening, offload negotiation, reading and writing packets with their offload
+//! header. Addresses and routes are the host's business, not this file's.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::{readv, writev};
+
+use crate::offload::VNET_HEADER_BYTES;
+use crate::sys::tun as sys;
+
+/// The TUN device could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum TunError {
+    /// The device node or the ioctl refused.
+    #[error(
+        "cannot create the TUN device {name}: is the tun module loaded, /dev/net/tun there, and \
+         CAP_NET_ADMIN granted?"
+    )]
+    Open {
+        /// The name or name template asked for.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The offload header could not be set up.
+    #[error("cannot set the offload header of {name}")]
+    VnetHeader {
+        /// The device.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Super-packets that a TUN device passes up and takes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TunOffload {
+    /// TCP super-packets.
+    pub tso: bool,
+    /// UDP super-packets (kernel 6.2).
+    pub uso: bool,
+}
+
+/// An open queue of a TUN device, non-blocking. Closing the last queue deletes the device.
+#[derive(Debug)]
+pub struct Tun {
+    queue: OwnedFd,
+    name: String,
+    offload: TunOffload,
+}
+
+impl Tun {
+    /// Creates a device named after `template` (`flannel%d` takes the first free number), with
+    /// as much of `wanted` as the kernel has.
+    pub fn open(template: &str, wanted: TunOffload) -> Result<Self, TunError> {
+        let flags = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
+        let (queue, name) = sys::open(template, flags)
+            .map_err(|source| TunError::Open { name: template.to_owned(), source })?;
+        sys::set_vnet_header(queue.as_fd(), VNET_HEADER_BYTES as i32)
+            .map_err(|source| TunError::VnetHeader { name: name.clone(), source })?;
+        let offload = negotiate(queue.as_fd(), wanted);
+        Ok(Self { queue, name, offload })
+    }
+
+    /// The device's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the device passes up and takes in.
+    #[must_use]
+    pub fn offload(&self) -> TunOffload {
+        self.offload
+    }
+
+    /// Reads one packet without waiting: its offload header and its bytes. A packet longer than
+    /// `packet` is cut, so give it 64 KiB.
+    pub fn read(
+        &self,
+        vnet_header: &mut [u8; VNET_HEADER_BYTES],
+        packet: &mut [u8],
+    ) -> io::Result<usize> {
+        let mut parts = [IoSliceMut::new(vnet_header), IoSliceMut::new(packet)];
+        let bytes = readv(&self.queue, &mut parts)?;
+        Ok(bytes.saturating_sub(VNET_HEADER_BYTES))
+    }
+
+    /// Writes one packet: `parts` are its offload header and its bytes, in order.
+    pub fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        writev(&self.queue, parts)?;
+        Ok(())
+    }
+}
+
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.as_fd()
+    }
+}
+
+/// Asks for the most first: an unknown bit makes the kernel refuse the whole set.
+fn negotiate(queue: BorrowedFd<'_>, wanted: TunOffload) -> TunOffload {
+    let tcp = sys::TUN_F_CSUM | sys::TUN_F_TSO4 | sys::TUN_F_TSO6 | sys::TUN_F_TSO_ECN;
+    let udp = sys::TUN_F_USO4 | sys::TUN_F_USO6;
+    let candidates = [
+        TunOffload { tso: true, uso: true },
+        TunOffload { tso: true, uso: false },
+        TunOffload { tso: false, uso: true },
+    ];
+    for candidate in candidates {
+        if candidate.tso && !wanted.tso || candidate.uso && !wanted.uso {
+            continue;
+        }
+        let features = sys::TUN_F_CSUM
+            | if candidate.tso { tcp } else { 0 }
+            | if candidate.uso { udp } else { 0 };
+        if sys::set_offload(queue, features).is_ok() {
+            return candidate;
+        }
+    }
+    // Refusing to clear offloads is no error: a device starts without any.
+    sys::set_offload(queue, 0).ok();
+    TunOffload { tso: false, uso: false }
+}

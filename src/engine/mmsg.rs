@@ -1,0 +1,115 @@
+//! The portable engine: epoll, readv and writev on the TUN device, recvmmsg and sendmmsg on the
+//! socket. One thread serves both directions, so a busy one can't starve the other: each turn
+//! moves at most one bounded batch each way.
+
+mod receive;
+mod transmit;
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::forward::Pass;
+
+use self::receive::Receive;
+use self::transmit::Transmit;
+use super::{Stop, WorkerConfig, WorkerEnd};
+
+/// Bytes after which a batch ends. Two super-packets and a third that crosses the line: what
+/// stays in a core's cache between the read that fills it and the send that empties it.
+const BATCH_BYTES: usize = 128 << 10;
+
+/// Packets after which a batch ends, so that a flood of small ones one way leaves the other way
+/// waiting for tens of microseconds, not more.
+const BATCH_PACKETS: usize = 64;
+
+/// How often destinations that refused trains are tried again: the kernel forgets a learned path
+/// MTU after the same time (net.ipv4.route.mtu_expires).
+const TRAINS_RETRY_NS: u64 = 600 * 1_000_000_000;
+
+/// What a turn in one direction found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Nothing is left to read for now.
+    Drained,
+    /// The batch filled up first.
+    More,
+}
+
+/// The source of a wake-up, as epoll's user data.
+const TUN: u64 = 0;
+const SOCKET: u64 = 1;
+const STOP: u64 = 2;
+
+/// Runs a worker until it is stopped or loses its device.
+pub(super) fn run(config: WorkerConfig, stop: &Stop) -> WorkerEnd {
+    match work(&config, stop) {
+        Ok(()) => WorkerEnd::Stopped,
+        Err(end) => end,
+    }
+}
+
+fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
+    let waiter = waiter(config, stop).map_err(WorkerEnd::WaitFailed)?;
+    let mut routes = config.routes.reader();
+    let mut transmit = Transmit::new(config);
+    let mut receive = Receive::new(config);
+    let (mut tun_ready, mut socket_ready) = (true, true);
+    let mut trains_allowed_ns = 0;
+    while !stop.requested() {
+        let now_ns = monotonic_ns();
+        if now_ns - trains_allowed_ns > TRAINS_RETRY_NS {
+            trains_allowed_ns = now_ns;
+            transmit.allow_trains();
+        }
+        let table = routes.load();
+        let stats = &config.stats;
+        let pass = |stats| Pass { local: &config.local, table, stats, now_ns };
+        let mut more = false;
+        if tun_ready {
+            more |= transmit.turn(config, &pass(&stats.egress))? == Turn::More;
+        }
+        if socket_ready {
+            more |= receive.turn(config, &pass(&stats.ingress))? == Turn::More;
+        }
+        if more {
+            (tun_ready, socket_ready) = (true, true);
+        } else {
+            stats.sleeps.add(1);
+            (tun_ready, socket_ready) = wait(&waiter).map_err(WorkerEnd::WaitFailed)?;
+        }
+    }
+    Ok(())
+}
+
+fn waiter(config: &WorkerConfig, stop: &Stop) -> io::Result<std::os::fd::OwnedFd> {
+    let waiter = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let add = |source: std::os::fd::BorrowedFd<'_>, data| {
+        epoll::add(&waiter, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
+    };
+    add(config.tun.as_fd(), TUN)?;
+    add(config.socket.as_fd(), SOCKET)?;
+    add(stop.as_fd(), STOP)?;
+    Ok(waiter)
+}
+
+/// Sleeps until something can be read; says what: the TUN device, the socket.
+fn wait(waiter: &std::os::fd::OwnedFd) -> io::Result<(bool, bool)> {
+    let mut events =
+        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 3];
+    let count = match epoll::wait(waiter, &mut events, None) {
+        Ok(count) => count,
+        Err(Errno::INTR) => 0,
+        Err(errno) => return Err(errno.into()),
+    };
+    let woke = |source| events[..count].iter().any(|event| event.data.u64() == source);
+    Ok((woke(TUN), woke(SOCKET)))
+}
+
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

@@ -1,0 +1,102 @@
+//! What a kernel's refusal means: pure tables from errno to the next step.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::stats::DropReason;
+
+/// What to do after a refused send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SendRefusal {
+    /// The train itself is the problem: send the same datagrams one by one.
+    Train,
+    /// No buffer for now: wait for room, once, then try again.
+    Busy,
+    /// An earlier datagram's ICMP error was queued on the socket; the send never began.
+    Stale,
+    /// The datagram can't go: drop it for this reason.
+    Drop(DropReason),
+}
+
+/// Reads the errno of a send. `train` says whether more than one datagram was in it.
+///
+/// EIO: the route has no transmit checksum, or is transformed (net/ipv4/udp.c,
+/// `udp_send_skb`). EINVAL and EMSGSIZE: a segment exceeds the path MTU. A single datagram is
+/// fragmented by the kernel instead.
+pub(super) fn read_send(error: &io::Error, train: bool) -> SendRefusal {
+    match Errno::from_io_error(error) {
+        Some(Errno::IO | Errno::INVAL | Errno::MSGSIZE | Errno::OPNOTSUPP) if train => {
+            SendRefusal::Train
+        }
+        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendRefusal::Busy,
+        Some(Errno::CONNREFUSED | Errno::INTR) => SendRefusal::Stale,
+        Some(Errno::PERM | Errno::ACCESS) => SendRefusal::Drop(DropReason::SendForbidden),
+        Some(
+            Errno::NETUNREACH
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::HOSTDOWN
+            | Errno::ADDRNOTAVAIL,
+        ) => SendRefusal::Drop(DropReason::SendUnreachable),
+        _ => SendRefusal::Drop(DropReason::SendFailed),
+    }
+}
+
+/// What to do after a refused TUN write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WriteRefusal {
+    /// The super-packet itself is the problem: write the same packets one by one.
+    Super,
+    /// The packet can't go: drop it for this reason.
+    Drop(DropReason),
+    /// The device is gone.
+    Gone,
+}
+
+/// Reads the errno of a TUN write. `merged` says whether it was a super-packet.
+///
+/// EBADFD: the device was deleted under the descriptor (drivers/net/tun.c). EIO: it is down.
+pub(super) fn read_write(error: &io::Error, merged: bool) -> WriteRefusal {
+    match Errno::from_io_error(error) {
+        Some(Errno::BADFD) => WriteRefusal::Gone,
+        Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::MSGSIZE) if merged => WriteRefusal::Super,
+        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
+            WriteRefusal::Drop(DropReason::TunFull)
+        }
+        _ => WriteRefusal::Drop(DropReason::TunWriteFailed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(errno: Errno) -> io::Error {
+        errno.into()
+    }
+
+    #[test]
+    fn a_train_is_taken_apart_only_where_the_train_is_at_fault() {
+        for errno in [Errno::IO, Errno::INVAL, Errno::MSGSIZE] {
+            assert_eq!(read_send(&error(errno), true), SendRefusal::Train);
+            let single = SendRefusal::Drop(DropReason::SendFailed);
+            assert_eq!(read_send(&error(errno), false), single, "a single datagram: no retry");
+        }
+        assert_eq!(
+            read_send(&error(Errno::PERM), true),
+            SendRefusal::Drop(DropReason::SendForbidden)
+        );
+        assert_eq!(read_send(&error(Errno::CONNREFUSED), true), SendRefusal::Stale);
+        assert_eq!(read_send(&error(Errno::NOBUFS), false), SendRefusal::Busy);
+    }
+
+    #[test]
+    fn a_deleted_device_is_told_from_one_that_is_down() {
+        assert_eq!(read_write(&error(Errno::BADFD), true), WriteRefusal::Gone);
+        let down = WriteRefusal::Drop(DropReason::TunWriteFailed);
+        assert_eq!(read_write(&error(Errno::IO), true), down);
+        assert_eq!(read_write(&error(Errno::INVAL), false), down);
+        assert_eq!(read_write(&error(Errno::INVAL), true), WriteRefusal::Super);
+    }
+}

@@ -1,0 +1,218 @@
+//! The rules: may this packet travel, and if not, why not and who is told.
+//!
+//! Sources: RFC 1812 section 5.2 and 5.3 (forwarding, TTL, martians), section 4.3.2.7 (when to
+//! stay silent), and the threat model in SECURITY.md for what a tunnel end must refuse. The
+//! checks here hold in every legitimate cluster, so none can be switched off.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::atomic::Ordering;
+
+use crate::packet::address;
+use crate::packet::icmp::ErrorKind;
+use crate::packet::ipv4::{Ipv4Header, protocol};
+use crate::route::{Peer, Prefix, Table};
+use crate::stats::DropReason;
+
+/// What a verdict needs to know of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Local {
+    /// The whole overlay.
+    pub network: Prefix,
+    /// This host's lease.
+    pub subnet: Prefix,
+    /// Address of the TUN device: the lease's network address.
+    pub tun_address: Ipv4Addr,
+    /// The tunnel socket's address and port.
+    pub underlay: SocketAddrV4,
+    /// Largest IPv4 packet that fits the tunnel.
+    pub mtu_bytes: u16,
+}
+
+impl Local {
+    /// Whether `address` is one of the two that the tunnel itself owns on this host.
+    #[must_use]
+    pub fn is_own_address(&self, address: Ipv4Addr) -> bool {
+        address == self.tun_address || address == *self.underlay.ip()
+    }
+
+    /// The source of ICMP errors that go into the TUN device about `destination`.
+    ///
+    /// It must be an overlay address that is not ours: a default kernel drops a packet that
+    /// comes from a device with a local source as martian (net/ipv4/fib_frontend.c,
+    /// `__fib_validate_source`), and with strict reverse-path filtering one whose source isn't
+    /// routed through that device. The network address of the lease that `destination` falls
+    /// into is the tunnel end that would have been next.
+    #[must_use]
+    pub fn error_source(&self, destination: Ipv4Addr) -> Ipv4Addr {
+        let next_hop = Prefix::new(destination, self.subnet.length_bits())
+            .map(Prefix::network)
+            .filter(|address| self.network.contains(*address) && !self.subnet.contains(*address));
+        next_hop.unwrap_or_else(|| {
+            let first = self.network.network();
+            let after = self.subnet.next().map_or(first, Prefix::network);
+            if self.subnet.contains(first) { after } else { first }
+        })
+    }
+}
+
+/// What happens to a packet from the TUN device.
+#[derive(Debug, Clone, Copy)]
+pub enum EgressVerdict<'t> {
+    /// To this peer, TTL less one.
+    Send(&'t Peer),
+    /// Dropped; its source is owed this ICMP error.
+    Answer(ErrorKind, DropReason),
+    /// Dropped in silence.
+    Drop(DropReason),
+}
+
+/// What happens to a packet from the network.
+#[derive(Debug, Clone, Copy)]
+pub enum IngressVerdict {
+    /// Into the TUN device, TTL less one.
+    Deliver,
+    /// Dropped; its source is owed this ICMP error, through the tunnel to this endpoint.
+    Answer(ErrorKind, DropReason, SocketAddrV4),
+    /// Dropped in silence.
+    Drop(DropReason),
+}
+
+/// Judges a packet from the TUN device. `packet` is exactly what `header` describes;
+/// `largest_bytes` is its length, or for a super-packet that of its largest segment.
+#[inline]
+#[must_use]
+pub fn egress<'t>(
+    local: &Local,
+    table: &'t Table,
+    header: &Ipv4Header,
+    packet: &[u8],
+    largest_bytes: usize,
+) -> EgressVerdict<'t> {
+    use EgressVerdict::{Answer, Drop, Send};
+    if address::is_multicast_or_broadcast(header.destination) {
+        return Drop(DropReason::DestinationMulticast);
+    }
+    if address::is_martian_destination(header.destination) {
+        return Drop(DropReason::DestinationMartian);
+    }
+    if address::is_martian_source(header.source) {
+        return Drop(DropReason::SourceMartian);
+    }
+    if header.source == *local.underlay.ip()
+        && udp_ports(header, packet).is_some_and(|(source, _)| source == local.underlay.port())
+    {
+        return Drop(DropReason::OwnLoop);
+    }
+    if header.ttl == 0 {
+        return Drop(DropReason::TtlZero);
+    }
+    let Some((_, peer)) = table.lookup(header.destination) else {
+        return Answer(ErrorKind::NetUnreachable, DropReason::NoRoute);
+    };
+    if header.ttl == 1 {
+        return Answer(ErrorKind::TimeExceeded, DropReason::TtlExpired);
+    }
+    if largest_bytes > usize::from(local.mtu_bytes) {
+        if header.dont_fragment {
+            let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: local.mtu_bytes };
+            return Answer(kind, DropReason::DontFragmentMtu);
+        }
+        return Drop(DropReason::Oversize);
+    }
+    Send(peer)
+}
+
+/// Judges a packet that `sender` sent through the tunnel. `packet` is exactly what `header`
+/// describes.
+#[inline]
+#[must_use]
+pub fn ingress(
+    local: &Local,
+    table: &Table,
+    sender: SocketAddrV4,
+    header: &Ipv4Header,
+    packet: &[u8],
+) -> IngressVerdict {
+    use IngressVerdict::{Deliver, Drop};
+    if let Err(reason) = addresses(local, table, *sender.ip(), header, packet) {
+        return Drop(reason);
+    }
+    match header.ttl {
+        0 => Drop(DropReason::TtlZero),
+        1 => time_exceeded(table, *sender.ip(), header.source),
+        _ => Deliver,
+    }
+}
+
+/// The part of the ingress verdict that is the same for every packet of one sender with equal
+/// addresses, the ports of UDP to our own tunnel socket aside.
+fn addresses(
+    local: &Local,
+    table: &Table,
+    sender: Ipv4Addr,
+    header: &Ipv4Header,
+    packet: &[u8],
+) -> Result<(), DropReason> {
+    let (source, destination) = (header.source, header.destination);
+    if sender == *local.underlay.ip() {
+        return Err(DropReason::OwnLoop);
+    }
+    if address::is_multicast_or_broadcast(destination) {
+        return Err(DropReason::DestinationMulticast);
+    }
+    if address::is_martian_destination(destination) {
+        return Err(DropReason::DestinationMartian);
+    }
+    if address::is_martian_source(source) || local.is_own_address(source) {
+        return Err(DropReason::SourceMartian);
+    }
+    if local.subnet.contains(source) {
+        return Err(DropReason::SourceIsLocalSubnet);
+    }
+    if local.is_own_address(destination)
+        && udp_ports(header, packet).is_some_and(|(_, port)| port == local.underlay.port())
+    {
+        return Err(DropReason::NestedTunnel);
+    }
+    if !local.subnet.contains(destination) {
+        return Err(DropReason::DestinationNotLocal);
+    }
+    sender_owns(table, sender, source)
+}
+
+/// A leased source must come from its lease's owner. A sender that is no known peer may be the
+/// owner behind address translation, until the owner has been seen at its public address.
+fn sender_owns(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> Result<(), DropReason> {
+    let Some((_, owner)) = table.lookup(source) else { return Ok(()) };
+    if *owner.address.ip() == sender {
+        // A load first: the flag is set once, and a store would bounce the cache line for ever.
+        if !owner.source_proven.load(Ordering::Relaxed) {
+            owner.source_proven.store(true, Ordering::Relaxed);
+        }
+        return Ok(());
+    }
+    if owner.source_proven.load(Ordering::Relaxed) || table.has_peer_at(sender) {
+        return Err(DropReason::SourceNotPeerLease);
+    }
+    Ok(())
+}
+
+/// Errors about packets from the network go to a proven owner only, so that a forged packet
+/// never makes us send anything.
+fn time_exceeded(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> IngressVerdict {
+    match table.lookup(source) {
+        Some((_, owner)) if *owner.address.ip() == sender => {
+            IngressVerdict::Answer(ErrorKind::TimeExceeded, DropReason::TtlExpired, owner.address)
+        }
+        Some(_) | None => IngressVerdict::Drop(DropReason::TtlExpired),
+    }
+}
+
+/// Source and destination port of an unfragmented or first-fragment UDP packet.
+fn udp_ports(header: &Ipv4Header, packet: &[u8]) -> Option<(u16, u16)> {
+    if header.protocol != protocol::UDP || header.is_later_fragment() {
+        return None;
+    }
+    let ports: &[u8; 4] = packet.get(usize::from(header.header_bytes)..)?.first_chunk()?;
+    Some((u16::from_be_bytes([ports[0], ports[1]]), u16::from_be_bytes([ports[2], ports[3]])))
+}

@@ -1,0 +1,186 @@
+//! Packets from the TUN device: validate, decide, decrement TTL, cut super-packets, and gather
+//! datagrams into trains.
+
+use std::net::SocketAddrV4;
+
+use crate::offload::{Full, Piece, SendLimits, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader};
+use crate::packet::ipv4::{self, Ipv4Header};
+use crate::packet::transport;
+use crate::stats::DropReason;
+
+use super::decide::{self, EgressVerdict};
+use super::{Pass, Replies};
+
+/// The egress half of a worker: a plan of sends under construction, and the errors that are due.
+///
+/// The arena that every call gets is the worker's: packets are read into its front, and from
+/// `headers_at` on it holds the headers that cutting makes.
+pub struct Egress {
+    plan: SendPlan,
+    replies: Replies,
+    headers_at: usize,
+    headers_used_bytes: usize,
+    /// A packet that met a full plan and goes on after it was sent.
+    pending: Option<Pending>,
+}
+
+enum Pending {
+    Packet(SocketAddrV4, Piece),
+    Super(SocketAddrV4, Splitter),
+}
+
+impl Egress {
+    /// An empty half whose headers lie in the arena from `headers_at` on.
+    #[must_use]
+    pub fn new(limits: SendLimits, headers_at: usize) -> Self {
+        Self {
+            plan: SendPlan::new(limits),
+            replies: Replies::new(),
+            headers_at,
+            headers_used_bytes: 0,
+            pending: None,
+        }
+    }
+
+    /// The sends planned so far.
+    #[must_use]
+    pub fn plan(&self) -> &SendPlan {
+        &self.plan
+    }
+
+    /// The plan, to change its limits.
+    pub fn plan_mut(&mut self) -> &mut SendPlan {
+        &mut self.plan
+    }
+
+    /// The ICMP errors due; they go into the TUN device.
+    pub fn replies_mut(&mut self) -> &mut Replies {
+        &mut self.replies
+    }
+
+    /// Takes in what one TUN read brought. On `Full`, send the plan, call [`Self::sent`], then
+    /// [`Self::resume`] until it succeeds.
+    pub fn process(
+        &mut self,
+        pass: &Pass<'_>,
+        arena: &mut [u8],
+        vnet_header: &[u8; VNET_HEADER_BYTES],
+        packet: Piece,
+    ) -> Result<(), Full> {
+        debug_assert!(self.pending.is_none(), "resume first");
+        pass.stats.reads.add(1);
+        let bytes = &mut arena[packet.range()];
+        let header = match Ipv4Header::parse(bytes) {
+            Ok(header) => header,
+            Err(fault) => return drop_one(pass, bytes.len(), fault.into()),
+        };
+        // Whatever follows the total length is padding, and goes no further.
+        let packet = Piece { bytes: u32::from(header.total_bytes), ..packet };
+        let bytes = &mut arena[packet.range()];
+        let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
+            return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
+        };
+        let mut splitter = match vnet_header.segmentation {
+            None => None,
+            Some(segmentation) => match Splitter::new(packet, bytes, &header, segmentation) {
+                Ok(splitter) => Some(splitter),
+                Err(_) => return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader),
+            },
+        };
+        let (packets, packets_bytes, largest_bytes) =
+            splitter.as_ref().map_or((1, bytes.len(), bytes.len()), |splitter| {
+                let largest_bytes = splitter.segment_bytes_max();
+                (splitter.segments_left(), splitter.bytes_left(), largest_bytes)
+            });
+        pass.stats.packets_received.add(packets as u64);
+        pass.stats.bytes_received.add(packets_bytes as u64);
+        let verdict = decide::egress(pass.local, pass.table, &header, bytes, largest_bytes);
+        let peer = match verdict {
+            EgressVerdict::Send(peer) => peer,
+            EgressVerdict::Answer(kind, reason) => {
+                pass.stats.drop(reason, packets as u64);
+                let source = pass.local.error_source(header.destination);
+                self.replies.answer(pass, kind, source, None, &header, bytes);
+                return Ok(());
+            }
+            EgressVerdict::Drop(reason) => {
+                pass.stats.drop(reason, packets as u64);
+                return Ok(());
+            }
+        };
+        ipv4::decrement_ttl(bytes);
+        self.pending = Some(match splitter.as_mut() {
+            Some(splitter) => {
+                splitter.ip_header_changed(bytes);
+                Pending::Super(peer.address, splitter.clone())
+            }
+            None => {
+                if let Some(partial) = vnet_header.checksum {
+                    let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
+                    if transport::complete(bytes, start, offset).is_err() {
+                        pass.stats.drop(DropReason::BadOffloadHeader, 1);
+                        return Ok(());
+                    }
+                }
+                Pending::Packet(peer.address, packet)
+            }
+        });
+        self.resume(arena)
+    }
+
+    /// Goes on with the packet that met a full plan.
+    pub fn resume(&mut self, arena: &mut [u8]) -> Result<(), Full> {
+        match self.pending.take() {
+            None => Ok(()),
+            Some(Pending::Packet(destination, packet)) => {
+                let pushed = self.plan.push(destination, Piece::default(), packet);
+                if pushed.is_err() {
+                    self.pending = Some(Pending::Packet(destination, packet));
+                }
+                pushed
+            }
+            Some(Pending::Super(destination, mut splitter)) => {
+                let cut = self.cut(arena, destination, &mut splitter);
+                if cut.is_err() {
+                    self.pending = Some(Pending::Super(destination, splitter));
+                }
+                cut
+            }
+        }
+    }
+
+    fn cut(
+        &mut self,
+        arena: &mut [u8],
+        destination: SocketAddrV4,
+        splitter: &mut Splitter,
+    ) -> Result<(), Full> {
+        let (packets, headers) = arena.split_at_mut(self.headers_at);
+        let bytes = &packets[splitter.packet().range()];
+        let header_bytes = splitter.header_bytes();
+        while splitter.segments_left() > 0 {
+            let Some(out) = headers.get_mut(self.headers_used_bytes..) else { return Err(Full) };
+            if out.len() < header_bytes || !self.plan.has_room() {
+                return Err(Full);
+            }
+            let Some(payload) = splitter.next(bytes, out) else { break };
+            let header = Piece::new(self.headers_at + self.headers_used_bytes, header_bytes);
+            self.headers_used_bytes += header_bytes;
+            self.plan.push(destination, header, payload)?;
+        }
+        Ok(())
+    }
+
+    /// The plan was carried out: its ranges are free.
+    pub fn sent(&mut self) {
+        self.plan.clear();
+        self.headers_used_bytes = 0;
+    }
+}
+
+fn drop_one(pass: &Pass<'_>, bytes: usize, reason: DropReason) -> Result<(), Full> {
+    pass.stats.packets_received.add(1);
+    pass.stats.bytes_received.add(bytes as u64);
+    pass.stats.drop(reason, 1);
+    Ok(())
+}

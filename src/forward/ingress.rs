@@ -1,0 +1,120 @@
+//! Packets from the network: cut received trains into packets, validate, decide, decrement TTL,
+//! and merge them into super-packets for the TUN device.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use crate::offload::{CoalesceLimits, Coalescer, Full, Piece};
+use crate::packet::ipv4::{self, Ipv4Header};
+use crate::stats::DropReason;
+
+use super::decide::{self, IngressVerdict};
+use super::{Pass, Replies};
+
+/// What one receive brought: a datagram, or a train of equal ones, the last possibly shorter.
+#[derive(Debug, Clone, Copy)]
+pub struct Train {
+    /// Where in the arena.
+    pub bytes: Piece,
+    /// Size of each datagram but the last.
+    pub segment_bytes: u16,
+    /// Who sent it.
+    pub sender: SocketAddrV4,
+}
+
+/// The ingress half of a worker: TUN writes under construction, and the errors that are due.
+pub struct Ingress {
+    coalescer: Coalescer,
+    replies: Replies,
+    /// What is left of a train that met a full plan.
+    pending: Option<Train>,
+}
+
+impl Ingress {
+    /// An empty half.
+    #[must_use]
+    pub fn new(limits: CoalesceLimits) -> Self {
+        Self { coalescer: Coalescer::new(limits), replies: Replies::new(), pending: None }
+    }
+
+    /// The writes planned so far.
+    pub fn coalescer_mut(&mut self) -> &mut Coalescer {
+        &mut self.coalescer
+    }
+
+    /// The ICMP errors due; each names the tunnel endpoint it goes to.
+    pub fn replies_mut(&mut self) -> &mut Replies {
+        &mut self.replies
+    }
+
+    /// Takes in a train. On `Full`, write the plan, clear it, then [`Self::resume`] until it
+    /// succeeds.
+    pub fn process(&mut self, pass: &Pass<'_>, arena: &mut [u8], train: Train) -> Result<(), Full> {
+        debug_assert!(self.pending.is_none(), "resume first");
+        pass.stats.reads.add(1);
+        let packets = u64::from(train.bytes.bytes).div_ceil(u64::from(train.segment_bytes.max(1)));
+        // An empty datagram is a packet too: a runt.
+        pass.stats.packets_received.add(packets.max(1));
+        pass.stats.bytes_received.add(u64::from(train.bytes.bytes));
+        if train.bytes.bytes == 0 {
+            pass.stats.drop(DropReason::Runt, 1);
+            return Ok(());
+        }
+        self.pending = Some(train);
+        self.resume(pass, arena)
+    }
+
+    /// Goes on with the train that met a full plan.
+    pub fn resume(&mut self, pass: &Pass<'_>, arena: &mut [u8]) -> Result<(), Full> {
+        let Some(mut train) = self.pending.take() else { return Ok(()) };
+        // Datagrams of a train mostly share their addresses; what was found of one holds for all.
+        let mut judged = None;
+        while train.bytes.bytes > 0 {
+            if !self.coalescer.has_room() {
+                self.pending = Some(train);
+                return Err(Full);
+            }
+            let bytes = train.bytes.bytes.min(u32::from(train.segment_bytes));
+            let datagram = Piece { offset: train.bytes.offset, bytes };
+            train.bytes.offset += bytes;
+            train.bytes.bytes -= bytes;
+            self.packet(pass, arena, train.sender, datagram, &mut judged);
+        }
+        Ok(())
+    }
+
+    fn packet(
+        &mut self,
+        pass: &Pass<'_>,
+        arena: &mut [u8],
+        sender: SocketAddrV4,
+        datagram: Piece,
+        judged: &mut Option<(Ipv4Addr, Ipv4Addr)>,
+    ) {
+        let header = match Ipv4Header::parse(&arena[datagram.range()]) {
+            Ok(header) => header,
+            Err(fault) => return pass.stats.drop(fault.into(), 1),
+        };
+        // Whatever follows the total length is padding, and goes no further.
+        let packet = Piece { bytes: u32::from(header.total_bytes), ..datagram };
+        let addresses = (header.source, header.destination);
+        if *judged != Some(addresses) || header.ttl < 2 {
+            let bytes = &arena[packet.range()];
+            match decide::ingress(pass.local, pass.table, sender, &header, bytes) {
+                // The verdict looks at ports for two destinations only, so it holds for the rest.
+                IngressVerdict::Deliver if pass.local.is_own_address(header.destination) => {}
+                IngressVerdict::Deliver => *judged = Some(addresses),
+                IngressVerdict::Answer(kind, reason, endpoint) => {
+                    pass.stats.drop(reason, 1);
+                    let source = pass.local.tun_address;
+                    self.replies.answer(pass, kind, source, Some(endpoint), &header, bytes);
+                    return;
+                }
+                IngressVerdict::Drop(reason) => return pass.stats.drop(reason, 1),
+            }
+        }
+        ipv4::decrement_ttl(&mut arena[packet.range()]);
+        let header = Ipv4Header { ttl: header.ttl - 1, ..header };
+        let pushed = self.coalescer.push(arena, packet, &header);
+        debug_assert!(pushed.is_ok(), "room was checked");
+    }
+}

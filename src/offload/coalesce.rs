@@ -1,0 +1,421 @@
+//! Merges received packets of one flow into super-packets for the TUN device.
+//!
+//! The inverse of `split`: a super-packet is only made of packets that the kernel would cut it
+//! into again, so the rules follow its own receive offload (net/ipv4/tcp_offload.c
+//! `tcp_gro_receive`, udp_offload.c `udp_gro_receive`, af_inet.c `inet_gro_receive`). Two of them
+//! protect the receiver: a packet joins only if its checksums are right, because the merged
+//! packet gets new ones; and a packet that can't join ends its flow's super-packet, so a flow is
+//! never reordered. Packets are emitted in the order in which each item was begun.
+
+use std::net::Ipv4Addr;
+use std::num::NonZeroU16;
+
+use crate::packet::checksum;
+use crate::packet::ipv4::{self, Ipv4Header, protocol};
+use crate::packet::transport::{self, TransportChecksum};
+
+use super::{
+    Full, PartialChecksum, Piece, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
+};
+
+/// Packets in one super-packet. A full one has 45 at an overlay MTU of 1472; small datagrams
+/// fill it up to the kernel's UDP_MAX_SEGMENTS. With the offload header below UIO_MAXIOV (1024).
+pub const PACKETS_PER_ITEM: usize = 128;
+
+/// TUN writes in one plan. A batch that merges nothing is written in several rounds.
+const ITEMS_MAX: usize = 128;
+
+/// Flows that may still grow. The oldest is closed when one more comes.
+const OPEN_FLOWS_MAX: usize = 8;
+
+const IP_HEADER_BYTES: usize = 20;
+const UDP_HEADER_BYTES: usize = 8;
+const TCP_HEADER_BYTES_MIN: usize = 20;
+const IP_PACKET_BYTES_MAX: u32 = 65_535;
+const TCP_ACK: u8 = 0x10;
+const TCP_PSH: u8 = 0x08;
+
+/// What the TUN device takes, as probed and lowered when it refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoalesceLimits {
+    /// Whether TCP super-packets may be written.
+    pub tcp: bool,
+    /// Datagrams in a UDP super-packet, 1 when off.
+    pub udp_segments_max: u16,
+}
+
+impl CoalesceLimits {
+    /// One packet a write.
+    pub const NONE: Self = Self { tcp: false, udp_segments_max: 1 };
+}
+
+/// One write to the TUN device: a packet, or a super-packet of several.
+#[derive(Debug, Clone, Copy)]
+pub struct WriteItem {
+    /// The offload header to write in front; valid after [`Coalescer::finish`].
+    pub vnet_header: [u8; VNET_HEADER_BYTES],
+    /// Packets merged.
+    pub packets: u16,
+    /// Bytes of the packets as they were received.
+    pub packet_bytes: u32,
+    /// Bytes of the super-packet.
+    bytes: u32,
+    header_bytes: u16,
+    segment_payload_bytes: u16,
+    next_sequence: u32,
+    last_id: u16,
+    kind: Option<SegmentationKind>,
+    first_flags: u8,
+    last_flags: u8,
+    verified: bool,
+    sealed: bool,
+}
+
+/// A bounded set of TUN writes under construction.
+#[derive(Debug)]
+pub struct Coalescer {
+    limits: CoalesceLimits,
+    items: Vec<WriteItem>,
+    /// INVARIANT: item `i` owns `pieces[i * PACKETS_PER_ITEM..][..item.packets]`; the first is a
+    /// whole packet, the others are payloads with their own header right before them.
+    pieces: Box<[Piece]>,
+    /// INVARIANT: at most one entry per flow, each the flow's latest item.
+    open: Vec<OpenFlow>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FlowKey {
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    ports: [u8; 4],
+    protocol: u8,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct OpenFlow {
+    key: FlowKey,
+    item: u16,
+}
+
+/// A packet that may take part in a merge.
+#[derive(Debug, Clone, Copy)]
+struct Candidate {
+    key: FlowKey,
+    kind: SegmentationKind,
+    header_bytes: usize,
+    payload_bytes: usize,
+    sequence: u32,
+    flags: u8,
+}
+
+impl Coalescer {
+    /// An empty plan; allocates all that it will ever need.
+    #[must_use]
+    pub fn new(limits: CoalesceLimits) -> Self {
+        Self {
+            limits,
+            items: Vec::with_capacity(ITEMS_MAX),
+            pieces: vec![Piece::default(); ITEMS_MAX * PACKETS_PER_ITEM].into_boxed_slice(),
+            open: Vec::with_capacity(OPEN_FLOWS_MAX),
+        }
+    }
+
+    /// Changes what may be merged, from the next packet on.
+    pub fn set_limits(&mut self, limits: CoalesceLimits) {
+        self.limits = limits;
+        self.open.clear();
+    }
+
+    /// What may be merged.
+    #[must_use]
+    pub fn limits(&self) -> CoalesceLimits {
+        self.limits
+    }
+
+    /// Whether another packet is sure to fit.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.items.len() < ITEMS_MAX
+    }
+
+    /// Adds the packet at `packet` in the arena: exactly the bytes that `header` describes.
+    pub fn push(&mut self, arena: &[u8], packet: Piece, header: &Ipv4Header) -> Result<(), Full> {
+        let bytes = &arena[packet.range()];
+        let Some(candidate) = self.candidate(header, bytes) else {
+            self.begin(packet, None)?;
+            // Ports may be unknown (fragments), so every flow between the two hosts ends here.
+            self.open.retain(|flow| {
+                flow.key.source != header.source || flow.key.destination != header.destination
+            });
+            return Ok(());
+        };
+        let open_at = self.open.iter().rposition(|flow| flow.key == candidate.key);
+        if let Some(at) = open_at {
+            let index = usize::from(self.open[at].item);
+            if self.joins(index, arena, header, bytes, &candidate) {
+                if transport::verify(header, bytes) != TransportChecksum::Valid {
+                    self.begin(packet, None)?;
+                    self.open.remove(at);
+                    return Ok(());
+                }
+                if self.verify_first(index, arena) {
+                    self.append(index, packet, header, &candidate);
+                    return Ok(());
+                }
+            }
+        }
+        let index = self.begin(packet, Some((header, &candidate)))?;
+        self.open_flow(open_at, OpenFlow { key: candidate.key, item: index as u16 });
+        Ok(())
+    }
+
+    fn open_flow(&mut self, open_at: Option<usize>, flow: OpenFlow) {
+        if let Some(at) = open_at {
+            self.open[at] = flow;
+            return;
+        }
+        if self.open.len() == OPEN_FLOWS_MAX {
+            self.open.remove(0);
+        }
+        self.open.push(flow);
+    }
+
+    fn candidate(&self, header: &Ipv4Header, bytes: &[u8]) -> Option<Candidate> {
+        if usize::from(header.header_bytes) != IP_HEADER_BYTES || header.is_fragment() {
+            return None;
+        }
+        let transport = &bytes[IP_HEADER_BYTES..];
+        let (kind, transport_header_bytes, sequence, flags) = match header.protocol {
+            protocol::TCP if self.limits.tcp => {
+                let tcp: &[u8; TCP_HEADER_BYTES_MIN] = transport.first_chunk()?;
+                let tcp_header_bytes = usize::from(tcp[12] >> 4) * 4;
+                // Only plain data travels merged: ACK, or ACK and PSH, no reserved bit.
+                let plain = tcp[12] & 0x0f == 0 && tcp[13] & !TCP_PSH == TCP_ACK;
+                if !plain || tcp_header_bytes < TCP_HEADER_BYTES_MIN {
+                    return None;
+                }
+                let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+                (SegmentationKind::Tcp, tcp_header_bytes, sequence, tcp[13])
+            }
+            protocol::UDP if self.limits.udp_segments_max > 1 => {
+                let udp: &[u8; UDP_HEADER_BYTES] = transport.first_chunk()?;
+                if usize::from(u16::from_be_bytes([udp[4], udp[5]])) != transport.len() {
+                    return None;
+                }
+                (SegmentationKind::Udp, UDP_HEADER_BYTES, 0, 0)
+            }
+            _ => return None,
+        };
+        let payload_bytes = transport.len().checked_sub(transport_header_bytes)?;
+        (payload_bytes > 0).then_some(Candidate {
+            key: FlowKey {
+                source: header.source,
+                destination: header.destination,
+                ports: [transport[0], transport[1], transport[2], transport[3]],
+                protocol: header.protocol,
+            },
+            kind,
+            header_bytes: IP_HEADER_BYTES + transport_header_bytes,
+            payload_bytes,
+            sequence,
+            flags,
+        })
+    }
+
+    /// Whether the candidate continues item `index`, checksums aside.
+    fn joins(
+        &self,
+        index: usize,
+        arena: &[u8],
+        header: &Ipv4Header,
+        bytes: &[u8],
+        candidate: &Candidate,
+    ) -> bool {
+        let item = &self.items[index];
+        let first = &arena[self.pieces[index * PACKETS_PER_ITEM].range()];
+        let header_bytes = usize::from(item.header_bytes);
+        let packets_max = match candidate.kind {
+            SegmentationKind::Tcp => PACKETS_PER_ITEM,
+            SegmentationKind::Udp => {
+                PACKETS_PER_ITEM.min(usize::from(self.limits.udp_segments_max))
+            }
+        };
+        let same_headers = bytes[1] == first[1] // type of service, with ECN
+            && bytes[6..9] == first[6..9] // fragment word and time to live
+            && match candidate.kind {
+                SegmentationKind::Tcp => {
+                    bytes[28..32] == first[28..32] // acknowledgement
+                        && bytes[34..36] == first[34..36] // window
+                        && bytes[40..header_bytes] == first[40..header_bytes] // options
+                        && candidate.sequence == item.next_sequence
+                }
+                SegmentationKind::Udp => true,
+            };
+        !item.sealed
+            && candidate.header_bytes == header_bytes
+            && candidate.payload_bytes <= usize::from(item.segment_payload_bytes)
+            && usize::from(item.packets) < packets_max
+            && item.bytes + candidate.payload_bytes as u32 <= IP_PACKET_BYTES_MAX
+            // RFC 6864: the identification of a packet that can't be fragmented means nothing.
+            && (header.dont_fragment || header.id == item.last_id.wrapping_add(1))
+            && same_headers
+    }
+
+    /// Checks the first packet's own checksum, once, when a second one is about to join it.
+    fn verify_first(&mut self, index: usize, arena: &[u8]) -> bool {
+        if !self.items[index].verified {
+            let first = &arena[self.pieces[index * PACKETS_PER_ITEM].range()];
+            let valid = Ipv4Header::parse(first)
+                .is_ok_and(|header| transport::verify(&header, first) == TransportChecksum::Valid);
+            self.items[index].verified = valid;
+            self.items[index].sealed |= !valid;
+        }
+        self.items[index].verified
+    }
+
+    fn append(&mut self, index: usize, packet: Piece, header: &Ipv4Header, candidate: &Candidate) {
+        let payload =
+            Piece::new(packet.offset as usize + candidate.header_bytes, candidate.payload_bytes);
+        let item = &mut self.items[index];
+        self.pieces[index * PACKETS_PER_ITEM + usize::from(item.packets)] = payload;
+        item.packets += 1;
+        item.bytes += payload.bytes;
+        item.packet_bytes += packet.bytes;
+        item.next_sequence = candidate.sequence.wrapping_add(payload.bytes);
+        item.last_id = header.id;
+        item.last_flags = candidate.flags;
+        item.sealed = candidate.payload_bytes < usize::from(item.segment_payload_bytes)
+            || candidate.flags & TCP_PSH != 0;
+    }
+
+    fn begin(
+        &mut self,
+        packet: Piece,
+        open: Option<(&Ipv4Header, &Candidate)>,
+    ) -> Result<usize, Full> {
+        let index = self.items.len();
+        if index == ITEMS_MAX {
+            return Err(Full);
+        }
+        self.pieces[index * PACKETS_PER_ITEM] = packet;
+        let mut item = WriteItem {
+            vnet_header: [0; VNET_HEADER_BYTES],
+            packets: 1,
+            packet_bytes: packet.bytes,
+            bytes: packet.bytes,
+            header_bytes: 0,
+            segment_payload_bytes: 0,
+            next_sequence: 0,
+            last_id: 0,
+            kind: None,
+            first_flags: 0,
+            last_flags: 0,
+            verified: false,
+            sealed: true,
+        };
+        if let Some((header, candidate)) = open {
+            item.header_bytes = candidate.header_bytes as u16;
+            item.segment_payload_bytes = candidate.payload_bytes as u16;
+            item.next_sequence = candidate.sequence.wrapping_add(candidate.payload_bytes as u32);
+            item.last_id = header.id;
+            item.kind = Some(candidate.kind);
+            item.first_flags = candidate.flags;
+            item.last_flags = candidate.flags;
+            item.sealed = candidate.flags & TCP_PSH != 0;
+        }
+        self.items.push(item);
+        Ok(index)
+    }
+
+    /// Turns the first header of every merged item into the super-packet's. Call once, before
+    /// writing; nothing can be pushed until [`Self::clear`].
+    pub fn finish(&mut self, arena: &mut [u8]) {
+        self.open.clear();
+        for (index, item) in self.items.iter_mut().enumerate() {
+            let Some(kind) = item.kind.filter(|_| item.packets > 1) else { continue };
+            let first = self.pieces[index * PACKETS_PER_ITEM];
+            let packet = &mut arena[first.range()];
+            let flags = item.first_flags | item.last_flags & TCP_PSH;
+            let checksum_offset = stamp(packet, kind, item.bytes as u16, flags);
+            let header = VnetHeader {
+                checksum: Some(PartialChecksum {
+                    start: IP_HEADER_BYTES as u16,
+                    offset: checksum_offset,
+                }),
+                segmentation: NonZeroU16::new(item.segment_payload_bytes)
+                    .map(|payload_bytes| Segmentation { kind, payload_bytes }),
+            };
+            item.vnet_header = header.encode(item.header_bytes);
+        }
+    }
+
+    /// Undoes [`Self::finish`] for item `index`, for a device that refuses the super-packet, and
+    /// calls `each` with every packet as it was received, in order.
+    pub fn unmerge(&self, arena: &mut [u8], index: usize, mut each: impl FnMut(&[u8])) {
+        let item = &self.items[index];
+        let pieces = self.pieces(index);
+        let first = pieces[0];
+        if let Some(kind) = item.kind.filter(|_| item.packets > 1) {
+            let packet = &mut arena[first.range()];
+            let checksum_offset = stamp(packet, kind, first.bytes as u16, item.first_flags);
+            transport::complete(packet, IP_HEADER_BYTES, usize::from(checksum_offset))
+                .expect("the first packet holds its own transport header");
+        }
+        each(&arena[first.range()]);
+        for payload in &pieces[1..] {
+            let start = payload.offset as usize - usize::from(item.header_bytes);
+            each(&arena[start..payload.end() as usize]);
+        }
+    }
+
+    /// The writes, in order.
+    #[must_use]
+    pub fn items(&self) -> &[WriteItem] {
+        &self.items
+    }
+
+    /// The ranges of write `index`, in order, without the offload header.
+    #[must_use]
+    pub fn pieces(&self, index: usize) -> &[Piece] {
+        &self.pieces[index * PACKETS_PER_ITEM..][..usize::from(self.items[index].packets)]
+    }
+
+    /// Forgets everything; the arena's ranges may be reused.
+    pub fn clear(&mut self) {
+        self.items.clear();
+        self.open.clear();
+    }
+}
+
+impl WriteItem {
+    /// The transport that was merged; `None` for a single packet.
+    #[must_use]
+    pub fn merged(&self) -> Option<SegmentationKind> {
+        self.kind.filter(|_| self.packets > 1)
+    }
+}
+
+/// Gives the packet the lengths and flags of `total_bytes`, and its pseudo-header's sum where the
+/// transport checksum will be completed. Returns that place, from the transport header on.
+fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, tcp_flags: u8) -> u16 {
+    ipv4::set_total_length(packet, total_bytes);
+    let transport_bytes = total_bytes - IP_HEADER_BYTES as u16;
+    let address =
+        |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
+    let sum = checksum::pseudo_header(address(12), address(16), packet[9], transport_bytes);
+    let transport = &mut packet[IP_HEADER_BYTES..];
+    let checksum_offset = match kind {
+        SegmentationKind::Tcp => {
+            transport[13] = tcp_flags;
+            16
+        }
+        SegmentationKind::Udp => {
+            transport[4..6].copy_from_slice(&transport_bytes.to_be_bytes());
+            6
+        }
+    };
+    // `finish` complements; a partial checksum is stored plain.
+    let [high, low] = checksum::finish(sum);
+    transport[usize::from(checksum_offset)..][..2].copy_from_slice(&[!high, !low]);
+    checksum_offset
+}
