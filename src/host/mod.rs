@@ -7,5 +7,6 @@ pub mod interface;
 pub mod lock;
 pub mod mtu;
 pub mod netlink;
+pub mod overlay;
 
 pub mod state;
