@@ -117,7 +117,8 @@ impl Overlay {
 
     /// Holds the device to its state until it is gone: repairs at each change that `events`
     /// reports, and reports each repair. `events` must have been subscribed before `establish`.
-    /// Returns only with the error that ends it: the device is gone, or no more events come.
+    /// Returns only with the error that ends it: the device is gone (make a new one), or the
+    /// kernel cannot be heard any more (open a new `Netlink` and new `Events`).
     /// Cancel-safe.
     pub async fn hold(&mut self, events: &mut Events) -> OverlayError {
         loop {
@@ -126,7 +127,10 @@ impl Overlay {
                     self.told.failure = None;
                     RESYNC_INTERVAL
                 }
-                Err(gone @ OverlayError::DeviceGone(_)) => return gone,
+                Err(
+                    end @ (OverlayError::DeviceGone(_)
+                    | OverlayError::Netlink(NetlinkError::Disconnected(_))),
+                ) => return end,
                 Err(error) => {
                     self.tell_failure(&error);
                     RETRY_INTERVAL
@@ -138,17 +142,24 @@ impl Overlay {
         }
     }
 
-    /// One pass: compares, repairs, reports. Returns what was repaired.
+    /// One pass: compares, repairs, reports. Returns what was repaired. An edit that the kernel
+    /// refuses does not keep the others from being tried; the first refusal is the error.
     pub async fn reconcile(&mut self) -> Result<Vec<Action>, OverlayError> {
         let actual = read(&self.netlink, &self.desired).await?;
         let plan = diff(&self.desired, &actual, DeviceSettings::Respect);
         self.tell_mtu(plan.foreign_mtu_bytes);
         self.tell_foreign_route(plan.foreign_routes.first()).await;
+        let mut refusal = None;
         for action in &plan.actions {
-            apply(&self.netlink, &self.desired, action).await?;
-            self.tell_repair(action);
+            match apply(&self.netlink, &self.desired, action).await {
+                Ok(()) => self.tell_repair(action),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
         }
-        Ok(plan.actions)
+        match refusal {
+            None => Ok(plan.actions),
+            Some(error) => Err(error.into()),
+        }
     }
 
     fn tell_mtu(&mut self, foreign_mtu_bytes: Option<u32>) {

@@ -60,7 +60,8 @@ impl Events {
         }
         tokio::time::sleep(COALESCE).await;
         for _ in 0..DRAIN_MESSAGES_MAX {
-            match receive(&self.socket).now_or_never() {
+            // Outside tokio's budget, which ends a drain after 128 messages.
+            match tokio::task::unconstrained(receive(&self.socket)).now_or_never() {
                 Some(result) => result?,
                 None => break,
             }
