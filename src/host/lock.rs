@@ -252,6 +252,38 @@ mod tests {
     }
 
     #[test]
+    fn of_many_at_once_one_wins() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_file = directory.path().join("subnet.env");
+        let start = std::sync::Barrier::new(8);
+        let contend = || {
+            start.wait();
+            DaemonLock::acquire(&subnet_file)
+        };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(contend)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
+        for error in results.into_iter().filter_map(Result::err) {
+            assert!(matches!(error, LockError::Held { pid: Some(_), .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_guards_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("subnet.env.lock");
+        let file = open(&path).unwrap();
+        assert!(is_still_at(&file, &path));
+        fs::remove_file(&path).unwrap();
+        assert!(!is_still_at(&file, &path));
+        let other = open(&path).unwrap();
+        assert!(!is_still_at(&file, &path));
+        assert!(is_still_at(&other, &path));
+    }
+
+    #[test]
     fn a_planted_link_and_a_path_without_a_name_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let target = directory.path().join("target");
