@@ -1,1 +1,12 @@
-//! The host's own network state: interfaces, addresses, routes.
+//! The host's own network state: interfaces, addresses, routes, and the lock of one daemon.
+//!
+//! Pure decisions (`interface::select`, `overlay::diff`, `mtu`) work on the snapshots of `state`;
+//! only `netlink` talks to the kernel. Nothing here knows leases, peers or packets.
+
+pub mod interface;
+pub mod lock;
+pub mod mtu;
+pub mod netlink;
+pub mod overlay;
+
+pub mod state;

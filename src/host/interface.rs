@@ -1,0 +1,378 @@
+//! Which interface carries the tunnel, and which address the peers are told (flannel's rules).
+//! `select` decides over a snapshot without I/O; `discover` takes the snapshot and logs.
+
+use std::cmp::Reverse;
+use std::net::{IpAddr, Ipv4Addr};
+
+use regex::Regex;
+
+use crate::config::options::InterfaceOptions;
+use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::state::{Address, Link, PathToHost, Route};
+
+/// The interface that the tunnel runs over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalInterface {
+    /// Its name.
+    pub name: String,
+    /// The kernel's index of it.
+    pub index: u32,
+    /// The local address that the socket is bound to.
+    pub address: Ipv4Addr,
+    /// The address that peers send to; differs from `address` behind a NAT.
+    pub public_address: Ipv4Addr,
+    /// Largest IP packet it carries, in bytes; never 0.
+    pub mtu_bytes: u32,
+}
+
+/// What `select` decides over.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// All links in the kernel's order.
+    pub links: Vec<Link>,
+    /// All IPv4 addresses in the kernel's order.
+    pub addresses: Vec<Address>,
+    /// The IPv4 routes of the main table in the kernel's order.
+    pub routes: Vec<Route>,
+    /// The kernel's answer for `--iface-can-reach`, or why there is none.
+    pub path_to_can_reach: Option<Result<PathToHost, String>>,
+}
+
+/// Why no interface was chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum InterfaceError {
+    /// No interface was asked for, and the default has none.
+    #[error("Failed to find any valid interface to use")]
+    NoDefault(#[source] LookupError),
+    /// Nothing that was asked for exists.
+    #[error(
+        "Failed to find interface to use that matches the interfaces and/or regexes provided \
+         (available: {candidates})"
+    )]
+    NoMatch {
+        /// `name:ip` of every interface, separated by commas.
+        candidates: String,
+    },
+    /// The host could not be asked.
+    #[error("cannot list the interfaces of this host")]
+    Netlink(#[from] NetlinkError),
+}
+
+/// Why one way of looking found nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// No interface has the address.
+    #[error(
+        "error looking up interface {address}: no interface with given IP found; \
+         a --public-ip that no interface owns (NAT) needs --iface as well"
+    )]
+    NoOwner {
+        /// The address as asked for.
+        address: IpAddr,
+    },
+    /// No interface has the name.
+    #[error("error looking up interface {name}: no such network interface")]
+    NoSuchName {
+        /// The name as asked for.
+        name: String,
+    },
+    /// The pattern fits nothing.
+    #[error(
+        "could not match pattern {pattern} to any of the available network interfaces \
+         ({candidates})"
+    )]
+    NoPatternMatch {
+        /// The regular expression.
+        pattern: String,
+        /// `name:ip` of every interface.
+        candidates: String,
+    },
+    /// `--iface-can-reach` got no usable answer.
+    #[error("failed to get ifcanreach based interface: {reason}")]
+    Unreachable {
+        /// The kernel's reason, or ours.
+        reason: String,
+    },
+    /// There is no default route.
+    #[error(
+        "failed to get default interface: unable to find default route; \
+         name the interface with --iface"
+    )]
+    NoDefaultRoute,
+    /// The default route leaves through several interfaces, or through none.
+    #[error(
+        "failed to get default interface: found default route but could not determine interface \
+         (it is multipath or a blackhole); name the interface with --iface"
+    )]
+    AmbiguousDefaultRoute,
+    /// The interface was there and is gone.
+    #[error("failed to get default interface: no link has index {index}")]
+    Vanished {
+        /// The kernel's index.
+        index: u32,
+    },
+    /// The interface has no usable IPv4 address.
+    #[error("failed to find IPv4 address for interface {name}")]
+    NoAddress {
+        /// The interface.
+        name: String,
+    },
+    /// The interface does not say how much it carries.
+    #[error("failed to determine MTU for {address} interface")]
+    NoMtu {
+        /// The chosen address.
+        address: Ipv4Addr,
+    },
+}
+
+/// Asks the kernel, chooses, and tells the operator each step.
+pub async fn discover(
+    netlink: &Netlink,
+    options: &InterfaceOptions,
+) -> Result<ExternalInterface, InterfaceError> {
+    let snapshot = Snapshot {
+        links: netlink.links().await?,
+        addresses: netlink.addresses().await?,
+        routes: netlink.routes().await?,
+        path_to_can_reach: match options.can_reach {
+            Some(destination) => Some(path_to(netlink, destination).await),
+            None => None,
+        },
+    };
+    let mut notes = Vec::new();
+    let result = select(options, &snapshot, &mut notes);
+    for note in notes {
+        tracing::info!("{note}");
+    }
+    result
+}
+
+async fn path_to(netlink: &Netlink, destination: IpAddr) -> Result<PathToHost, String> {
+    match destination.to_canonical() {
+        IpAddr::V4(destination) => netlink.path_to(destination).await.map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            format!("{error}: {}", cause.unwrap_or_default())
+        }),
+        IpAddr::V6(destination) => {
+            Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"))
+        }
+    }
+}
+
+/// Chooses by flannel's order: `--iface` in order, then `--iface-regex` in order, then
+/// `--iface-can-reach`; with none of them the owner of `--public-ip`, else the default route's
+/// interface. `notes` receives the lines that operators expect in the log.
+pub fn select(
+    options: &InterfaceOptions,
+    snapshot: &Snapshot,
+    notes: &mut Vec<String>,
+) -> Result<ExternalInterface, InterfaceError> {
+    let InterfaceOptions { interfaces, regexes, can_reach, public_ip } = options;
+    let mut search = Search { snapshot, public_ip: *public_ip, notes };
+    if interfaces.is_empty() && regexes.is_empty() && can_reach.is_none() {
+        let found = match public_ip {
+            Some(address) => search.by_address(IpAddr::V4(*address)),
+            None => search.by_default_route(),
+        };
+        return found.and_then(|found| search.complete(found)).map_err(InterfaceError::NoDefault);
+    }
+    for wanted in interfaces {
+        let found = search.by_name_or_address(wanted).and_then(|found| search.complete(found));
+        if let Some(interface) = search.noting(wanted, found) {
+            return Ok(interface);
+        }
+    }
+    for pattern in regexes {
+        let found = search.by_pattern(pattern).and_then(|found| search.complete(found));
+        if let Some(interface) = search.noting(pattern.as_str(), found) {
+            return Ok(interface);
+        }
+    }
+    if let Some(destination) = can_reach {
+        let found = search.by_path(*destination).and_then(|found| search.complete(found));
+        if let Some(interface) = search.noting(&destination.to_string(), found) {
+            return Ok(interface);
+        }
+    }
+    Err(InterfaceError::NoMatch { candidates: candidates(snapshot) })
+}
+
+/// An interface, and its address if the search was for one.
+struct Found<'a> {
+    link: &'a Link,
+    address: Option<Ipv4Addr>,
+}
+
+struct Search<'a> {
+    snapshot: &'a Snapshot,
+    public_ip: Option<Ipv4Addr>,
+    notes: &'a mut Vec<String>,
+}
+
+impl<'a> Search<'a> {
+    fn by_name_or_address(&mut self, wanted: &str) -> Result<Found<'a>, LookupError> {
+        // flannel's manifests pass `--iface=$(VARIABLE)`; an empty one means the default.
+        if wanted.is_empty() {
+            return self.by_default_route();
+        }
+        if let Ok(address) = wanted.parse::<IpAddr>() {
+            return self.by_address(address);
+        }
+        let link = self.snapshot.links.iter().find(|link| link.id.name == wanted);
+        match link {
+            Some(link) => Ok(Found { link, address: None }),
+            None => Err(LookupError::NoSuchName { name: wanted.to_owned() }),
+        }
+    }
+
+    fn by_address(&mut self, address: IpAddr) -> Result<Found<'a>, LookupError> {
+        self.notes.push(format!("Searching for interface using {address}"));
+        let no_owner = LookupError::NoOwner { address };
+        let IpAddr::V4(address) = address.to_canonical() else { return Err(no_owner) };
+        let owns = |link: &&Link| {
+            self.snapshot
+                .addresses
+                .iter()
+                .any(|owned| owned.interface_index == link.id.index && owned.address == address)
+        };
+        match self.snapshot.links.iter().find(owns) {
+            Some(link) => Ok(Found { link, address: Some(address) }),
+            None => Err(no_owner),
+        }
+    }
+
+    /// Addresses of every interface are tried before the first name, so that a pattern such as
+    /// `10\.` cannot be caught by an interface called `vlan10.5`.
+    fn by_pattern(&mut self, pattern: &Regex) -> Result<Found<'a>, LookupError> {
+        if pattern.as_str().is_empty() {
+            return self.by_default_route();
+        }
+        for link in &self.snapshot.links {
+            let addresses = usable_addresses(self.snapshot, link.id.index);
+            let matched =
+                addresses.into_iter().find(|address| pattern.is_match(&address.to_string()));
+            if matched.is_some() {
+                return Ok(Found { link, address: matched });
+            }
+        }
+        match self.snapshot.links.iter().find(|link| pattern.is_match(&link.id.name)) {
+            Some(link) => Ok(Found { link, address: None }),
+            None => Err(LookupError::NoPatternMatch {
+                pattern: pattern.as_str().to_owned(),
+                candidates: candidates(self.snapshot),
+            }),
+        }
+    }
+
+    fn by_path(&mut self, destination: IpAddr) -> Result<Found<'a>, LookupError> {
+        self.notes
+            .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
+        let unreachable = |reason| LookupError::Unreachable { reason };
+        let path = match &self.snapshot.path_to_can_reach {
+            Some(Ok(path)) => path,
+            Some(Err(reason)) => return Err(unreachable(reason.clone())),
+            None => return Err(unreachable("the kernel was not asked".to_owned())),
+        };
+        match self.link(path.interface_index) {
+            Some(link) => Ok(Found { link, address: path.preferred_source }),
+            None => Err(unreachable(format!("no link has index {}", path.interface_index))),
+        }
+    }
+
+    /// The first default route of the main table decides: within one destination the kernel lists
+    /// the lowest metric first.
+    fn by_default_route(&mut self) -> Result<Found<'a>, LookupError> {
+        self.notes.push("Determining IP address of default interface".to_owned());
+        let default =
+            self.snapshot.routes.iter().find(|route| route.destination.length_bits() == 0);
+        let Some(default) = default else { return Err(LookupError::NoDefaultRoute) };
+        let [hop] = default.next_hops.as_slice() else {
+            return Err(LookupError::AmbiguousDefaultRoute);
+        };
+        let index = hop.interface_index;
+        self.link(index)
+            .map(|link| Found { link, address: None })
+            .ok_or(LookupError::Vanished { index })
+    }
+
+    fn link(&self, index: u32) -> Option<&'a Link> {
+        self.snapshot.links.iter().find(|link| link.id.index == index)
+    }
+
+    fn complete(&mut self, found: Found<'a>) -> Result<ExternalInterface, LookupError> {
+        let Found { link, address } = found;
+        let preferred = || usable_addresses(self.snapshot, link.id.index).into_iter().next();
+        let name = link.id.name.clone();
+        let Some(address) = address.or_else(preferred) else {
+            return Err(LookupError::NoAddress { name });
+        };
+        self.notes.push(format!("Using interface with name {name} and address {address}"));
+        if link.mtu_bytes == 0 {
+            return Err(LookupError::NoMtu { address });
+        }
+        let public_address = match self.public_ip {
+            Some(public) => {
+                self.notes.push(format!("Using {public} as external address"));
+                public
+            }
+            None => {
+                let note = format!("Defaulting external address to interface address ({address})");
+                self.notes.push(note);
+                address
+            }
+        };
+        let (index, mtu_bytes) = (link.id.index, link.mtu_bytes);
+        Ok(ExternalInterface { name, index, address, public_address, mtu_bytes })
+    }
+
+    fn noting(
+        &mut self,
+        wanted: &str,
+        found: Result<ExternalInterface, LookupError>,
+    ) -> Option<ExternalInterface> {
+        found
+            .map_err(|error| {
+                let note = format!("Could not find valid interface matching {wanted}: {error}");
+                self.notes.push(note);
+            })
+            .ok()
+    }
+}
+
+/// The addresses of an interface that a tunnel can use, best first: global before link-local,
+/// permanent before dynamic, primary before secondary, else in the kernel's order.
+/// Deprecated, loopback, multicast, broadcast and unspecified addresses are left out.
+fn usable_addresses(snapshot: &Snapshot, interface_index: u32) -> Vec<Ipv4Addr> {
+    let mut usable: Vec<&Address> = snapshot
+        .addresses
+        .iter()
+        .filter(|owned| owned.interface_index == interface_index && !owned.is_deprecated)
+        .filter(|owned| {
+            let address = owned.address;
+            !(address.is_loopback()
+                || address.is_multicast()
+                || address.is_broadcast()
+                || address.is_unspecified())
+        })
+        .collect();
+    usable.sort_by_key(|owned| {
+        (owned.address.is_link_local(), Reverse(owned.is_permanent), owned.is_secondary)
+    });
+    usable.into_iter().map(|owned| owned.address).collect()
+}
+
+/// `name:ip` of every interface, for the message of a total miss.
+fn candidates(snapshot: &Snapshot) -> String {
+    let mut list = Vec::new();
+    for link in &snapshot.links {
+        let addresses = usable_addresses(snapshot, link.id.index);
+        if addresses.is_empty() {
+            list.push(format!("{}:none", link.id.name));
+        }
+        list.extend(addresses.iter().map(|address| format!("{}:{address}", link.id.name)));
+    }
+    list.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! Every branch of the selection, over snapshots written by hand.
+
+use super::*;
+use crate::host::state::{LinkId, NextHop, RouteKind, RouteProtocol, Scope};
+
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+fn link(index: u32, name: &str) -> Link {
+    Link {
+        id: LinkId { index, name: name.to_owned() },
+        mtu_bytes: 1500,
+        transmit_queue_length: 1000,
+        is_up: true,
+        is_running: true,
+    }
+}
+
+fn address(interface_index: u32, text: &str) -> Address {
+    Address {
+        interface_index,
+        address: text.parse().unwrap(),
+        prefix_length_bits: 24,
+        scope: Scope::Global,
+        is_permanent: true,
+        is_deprecated: false,
+        is_secondary: false,
+    }
+}
+
+fn route(destination: &str, metric: u32, interfaces: &[u32]) -> Route {
+    let hop = |index: &u32| NextHop { interface_index: *index, gateway: Some(GATEWAY.into()) };
+    Route {
+        destination: destination.parse().unwrap(),
+        metric,
+        kind: RouteKind::Unicast,
+        scope: Scope::Global,
+        protocol: RouteProtocol::BOOT,
+        type_of_service: 0,
+        preferred_source: None,
+        next_hops: interfaces.iter().map(hop).collect(),
+    }
+}
+
+/// lo, eth0 with two addresses, eth1 with one, a dummy without any; default through eth1.
+fn host() -> Snapshot {
+    Snapshot {
+        links: vec![link(1, "lo"), link(2, "eth0"), link(3, "eth1"), link(4, "dummy0")],
+        addresses: vec![
+            address(1, "127.0.0.1"),
+            address(2, "10.0.0.2"),
+            address(2, "172.16.0.2"),
+            address(3, "192.0.2.3"),
+        ],
+        routes: vec![route("10.0.0.0/24", 0, &[2]), route("0.0.0.0/0", 100, &[3])],
+        path_to_can_reach: None,
+    }
+}
+
+fn options() -> InterfaceOptions {
+    InterfaceOptions::default()
+}
+
+fn with_interfaces(interfaces: &[&str]) -> InterfaceOptions {
+    InterfaceOptions {
+        interfaces: interfaces.iter().map(ToString::to_string).collect(),
+        ..options()
+    }
+}
+
+fn with_regexes(regexes: &[&str]) -> InterfaceOptions {
+    let regexes = regexes.iter().map(|text| Regex::new(text).unwrap()).collect();
+    InterfaceOptions { regexes, ..options() }
+}
+
+fn choose(options: &InterfaceOptions, snapshot: &Snapshot) -> (String, Vec<String>) {
+    let mut notes = Vec::new();
+    let text = match select(options, snapshot, &mut notes) {
+        Ok(chosen) => {
+            let ExternalInterface { name, index, address, public_address, mtu_bytes } = chosen;
+            assert_eq!(
+                snapshot.links.iter().find(|link| link.id.index == index).unwrap().id.name,
+                name
+            );
+            format!("{name} {address} {public_address} {mtu_bytes}")
+        }
+        Err(error) => {
+            let cause = std::error::Error::source(&error);
+            cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+        }
+    };
+    (text, notes)
+}
+
+fn chosen(options: &InterfaceOptions, snapshot: &Snapshot) -> String {
+    choose(options, snapshot).0
+}
+
+#[test]
+fn without_options_the_default_route_decides() {
+    let (text, notes) = choose(&options(), &host());
+    assert_eq!(text, "eth1 192.0.2.3 192.0.2.3 1500");
+    assert_eq!(
+        notes,
+        [
+            "Determining IP address of default interface",
+            "Using interface with name eth1 and address 192.0.2.3",
+            "Defaulting external address to interface address (192.0.2.3)",
+        ]
+    );
+}
+
+#[test]
+fn the_first_default_route_in_the_kernels_order_decides() {
+    let mut host = host();
+    host.routes = vec![route("0.0.0.0/0", 50, &[2]), route("0.0.0.0/0", 100, &[3])];
+    assert_eq!(chosen(&options(), &host), "eth0 10.0.0.2 10.0.0.2 1500");
+}
+
+#[test]
+fn defaults_that_name_no_interface_are_errors() {
+    let mut host = host();
+    host.routes = vec![route("0.0.0.0/0", 0, &[2, 3]), route("0.0.0.0/0", 100, &[3])];
+    let text = chosen(&options(), &host);
+    assert!(text.starts_with("Failed to find any valid interface to use: "), "{text}");
+    assert!(text.contains("found default route but could not determine interface"), "{text}");
+
+    host.routes = vec![route("0.0.0.0/0", 0, &[])];
+    assert!(chosen(&options(), &host).contains("could not determine interface"));
+
+    host.routes = vec![route("10.0.0.0/8", 0, &[2])];
+    assert!(chosen(&options(), &host).contains("unable to find default route"));
+
+    host.routes = vec![route("0.0.0.0/0", 0, &[77])];
+    assert!(chosen(&options(), &host).contains("no link has index 77"));
+}
+
+#[test]
+fn a_public_ip_alone_selects_its_owner() {
+    let public = |text: &str| InterfaceOptions { public_ip: text.parse().ok(), ..options() };
+    let (text, notes) = choose(&public("172.16.0.2"), &host());
+    assert_eq!(text, "eth0 172.16.0.2 172.16.0.2 1500");
+    assert_eq!(
+        notes,
+        [
+            "Searching for interface using 172.16.0.2",
+            "Using interface with name eth0 and address 172.16.0.2",
+            "Using 172.16.0.2 as external address",
+        ]
+    );
+    let text = chosen(&public("203.0.113.9"), &host());
+    assert!(text.starts_with("Failed to find any valid interface to use: "), "{text}");
+    assert!(text.contains("no interface with given IP found"), "{text}");
+    assert!(text.contains("--iface"), "{text}");
+}
+
+#[test]
+fn a_public_ip_with_an_interface_is_only_advertised() {
+    let options =
+        InterfaceOptions { public_ip: "203.0.113.9".parse().ok(), ..with_interfaces(&["eth0"]) };
+    assert_eq!(chosen(&options, &host()), "eth0 10.0.0.2 203.0.113.9 1500");
+}
+
+#[test]
+fn interfaces_are_tried_in_order_by_name_or_address() {
+    assert_eq!(
+        chosen(&with_interfaces(&["eth1", "eth0"]), &host()),
+        "eth1 192.0.2.3 192.0.2.3 1500"
+    );
+    assert_eq!(
+        chosen(&with_interfaces(&["172.16.0.2"]), &host()),
+        "eth0 172.16.0.2 172.16.0.2 1500"
+    );
+    let mapped = with_interfaces(&["::ffff:10.0.0.2"]);
+    assert_eq!(chosen(&mapped, &host()), "eth0 10.0.0.2 10.0.0.2 1500");
+
+    let (text, notes) =
+        choose(&with_interfaces(&["wlan0", "2001:db8::1", "dummy0", "eth0"]), &host());
+    assert_eq!(text, "eth0 10.0.0.2 10.0.0.2 1500");
+    let failures: Vec<_> = notes.iter().filter(|note| note.starts_with("Could not find")).collect();
+    assert_eq!(failures.len(), 3, "{notes:?}");
+    let expected =
+        "Could not find valid interface matching wlan0: error looking up interface wlan0";
+    assert!(failures[0].starts_with(expected), "{notes:?}");
+    assert!(failures[1].contains("2001:db8::1: error looking up interface"), "{notes:?}");
+    assert!(failures[2].contains("failed to find IPv4 address for interface dummy0"), "{notes:?}");
+}
+
+#[test]
+fn an_empty_interface_means_the_default() {
+    assert_eq!(chosen(&with_interfaces(&[""]), &host()), "eth1 192.0.2.3 192.0.2.3 1500");
+    assert_eq!(chosen(&with_regexes(&[""]), &host()), "eth1 192.0.2.3 192.0.2.3 1500");
+}
+
+#[test]
+fn a_pattern_is_tried_on_all_addresses_before_the_first_name() {
+    // eth0's second address matches and is the one that is used.
+    assert_eq!(chosen(&with_regexes(&[r"^172\."]), &host()), "eth0 172.16.0.2 172.16.0.2 1500");
+
+    let mut host = host();
+    host.links.insert(0, link(9, "vlan192.0.2"));
+    host.addresses.push(address(9, "198.51.100.1"));
+    assert_eq!(chosen(&with_regexes(&[r"192\.0\.2"]), &host), "eth1 192.0.2.3 192.0.2.3 1500");
+    assert_eq!(
+        chosen(&with_regexes(&["vlan"]), &host),
+        "vlan192.0.2 198.51.100.1 198.51.100.1 1500"
+    );
+}
+
+#[test]
+fn patterns_are_unanchored_and_tried_in_order_after_the_interfaces() {
+    assert_eq!(chosen(&with_regexes(&["nope", "th1"]), &host()), "eth1 192.0.2.3 192.0.2.3 1500");
+    let both = InterfaceOptions { interfaces: vec!["eth1".into()], ..with_regexes(&["eth0"]) };
+    assert_eq!(chosen(&both, &host()), "eth1 192.0.2.3 192.0.2.3 1500");
+    let fallback = InterfaceOptions { interfaces: vec!["no".into()], ..with_regexes(&["eth0"]) };
+    assert_eq!(chosen(&fallback, &host()), "eth0 10.0.0.2 10.0.0.2 1500");
+}
+
+#[test]
+fn the_reachable_way_is_tried_last_with_the_kernels_source() {
+    let path = PathToHost { interface_index: 2, preferred_source: "172.16.0.2".parse().ok() };
+    let mut host = Snapshot { path_to_can_reach: Some(Ok(path)), ..host() };
+    let can_reach = InterfaceOptions { can_reach: "198.51.100.7".parse().ok(), ..options() };
+    let (text, notes) = choose(&can_reach, &host);
+    assert_eq!(text, "eth0 172.16.0.2 172.16.0.2 1500");
+    assert!(notes[0].ends_with("based on given ifcanreach: 198.51.100.7"), "{notes:?}");
+
+    let named = InterfaceOptions { interfaces: vec!["eth1".into()], ..can_reach.clone() };
+    assert_eq!(chosen(&named, &host), "eth1 192.0.2.3 192.0.2.3 1500");
+
+    host.path_to_can_reach = Some(Ok(PathToHost { preferred_source: None, ..path }));
+    assert_eq!(chosen(&can_reach, &host), "eth0 10.0.0.2 10.0.0.2 1500");
+
+    host.path_to_can_reach = Some(Err("Network is unreachable".into()));
+    let (text, notes) = choose(&can_reach, &host);
+    assert!(text.starts_with("Failed to find interface to use that matches"), "{text}");
+    assert!(
+        notes[1].contains("198.51.100.7: failed to get ifcanreach based interface: Network is")
+    );
+}
+
+#[test]
+fn a_total_miss_lists_every_candidate() {
+    let (text, notes) = choose(&with_regexes(&["wlan"]), &host());
+    let candidates = "lo:none, eth0:10.0.0.2, eth0:172.16.0.2, eth1:192.0.2.3, dummy0:none";
+    assert_eq!(
+        text,
+        format!(
+            "Failed to find interface to use that matches the interfaces and/or regexes provided \
+             (available: {candidates})"
+        )
+    );
+    assert!(notes[0].starts_with("Could not find valid interface matching wlan: "), "{notes:?}");
+    assert!(notes[0].contains(candidates), "{notes:?}");
+}
+
+#[test]
+fn the_preferred_address_is_global_then_permanent_then_primary() {
+    let mut host = host();
+    let pick = |host: &Snapshot| chosen(&with_interfaces(&["eth0"]), host);
+    let dynamic = |text| Address { is_permanent: false, ..address(2, text) };
+    let deprecated = |text| Address { is_deprecated: true, ..address(2, text) };
+    let secondary = |text| Address { is_secondary: true, ..address(2, text) };
+
+    host.addresses = vec![address(2, "169.254.0.1"), dynamic("10.0.0.2")];
+    assert_eq!(pick(&host), "eth0 10.0.0.2 10.0.0.2 1500");
+    host.addresses = vec![dynamic("10.0.0.2"), address(2, "10.0.0.3")];
+    assert_eq!(pick(&host), "eth0 10.0.0.3 10.0.0.3 1500");
+    host.addresses = vec![secondary("10.0.0.2"), address(2, "10.0.0.3")];
+    assert_eq!(pick(&host), "eth0 10.0.0.3 10.0.0.3 1500");
+    host.addresses = vec![deprecated("10.0.0.2"), dynamic("10.0.0.3")];
+    assert_eq!(pick(&host), "eth0 10.0.0.3 10.0.0.3 1500");
+    host.addresses = vec![address(2, "10.0.0.9"), address(2, "10.0.0.3")];
+    assert_eq!(pick(&host), "eth0 10.0.0.9 10.0.0.9 1500");
+    host.addresses = vec![address(2, "169.254.0.1"), address(2, "127.0.0.2")];
+    assert_eq!(pick(&host), "eth0 169.254.0.1 169.254.0.1 1500");
+    for unusable in ["127.0.0.2", "224.0.0.1", "255.255.255.255", "0.0.0.0"] {
+        host.addresses = vec![address(2, unusable)];
+        assert!(pick(&host).starts_with("Failed to find interface to use"), "{unusable}");
+    }
+}
+
+#[test]
+fn a_loopback_interface_with_a_routable_address_counts() {
+    let mut host = host();
+    host.addresses.push(address(1, "192.0.2.200"));
+    assert_eq!(chosen(&with_interfaces(&["lo"]), &host), "lo 192.0.2.200 192.0.2.200 1500");
+}
+
+#[test]
+fn an_interface_without_an_mtu_is_refused() {
+    let mut host = host();
+    host.links[2].mtu_bytes = 0;
+    let text = chosen(&options(), &host);
+    assert_eq!(
+        text,
+        "Failed to find any valid interface to use: \
+         failed to determine MTU for 192.0.2.3 interface"
+    );
+    // A later choice is still tried.
+    assert_eq!(chosen(&with_interfaces(&["eth1", "eth0"]), &host), "eth0 10.0.0.2 10.0.0.2 1500");
+}

@@ -1,0 +1,296 @@
+//! One daemon per subnet file: a lock file beside it, held for the life of the process.
+//! The kernel's flock(2) decides; the pid inside only serves the message of the loser.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+/// What is appended to the subnet file's name.
+const SUFFIX: &str = ".lock";
+
+/// Longest text that a holder writes: a pid of at most seven digits (`PID_MAX_LIMIT` is 4,194,304)
+/// and a newline, rounded up.
+const HOLDER_BYTES_MAX: u64 = 16;
+
+/// The file can be replaced between opening and locking only by somebody who removes lock files.
+const OPEN_ATTEMPTS_MAX: u32 = 16;
+
+/// A holder writes its pid microseconds after it took the lock. A loser that comes in between
+/// looks again: this often, this far apart.
+const HOLDER_ATTEMPTS_MAX: u32 = 10;
+const HOLDER_ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The right to use one subnet file. Given back when dropped or when the process dies.
+#[derive(Debug)]
+pub struct DaemonLock {
+    file: File,
+    path: PathBuf,
+}
+
+/// Why this process may not run with its subnet file.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another daemon runs with it.
+    #[error(
+        "{} already uses the subnet file {} (lock file {}); stop it, or give this one another \
+         --subnet-file",
+        describe(*pid), subnet_file.display(), path.display()
+    )]
+    Held {
+        /// The subnet file both want.
+        subnet_file: PathBuf,
+        /// The lock file.
+        path: PathBuf,
+        /// The other daemon, if it said so; a number of its own pid namespace.
+        pid: Option<u32>,
+    },
+    /// The lock file cannot be made or locked.
+    #[error("cannot {operation} {}; --subnet-file must be in a writable directory", path.display())]
+    Unusable {
+        /// What was tried.
+        operation: &'static str,
+        /// The object.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The path has no file name.
+    #[error("--subnet-file {} names no file", .0.display())]
+    NoFileName(PathBuf),
+}
+
+fn describe(pid: Option<u32>) -> String {
+    pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process with pid {pid}"))
+}
+
+impl DaemonLock {
+    /// Takes the lock that belongs to `subnet_file`, which need not exist; its directory is made.
+    /// Never waits for another holder.
+    pub fn acquire(subnet_file: &Path) -> Result<Self, LockError> {
+        let path = lock_path(subnet_file)?;
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty())
+        {
+            fs::create_dir_all(directory)
+                .map_err(|source| unusable("make the directory", directory, source))?;
+        }
+        for _ in 0..OPEN_ATTEMPTS_MAX {
+            let file = open(&path)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => {
+                    let pid = holder(&path);
+                    return Err(LockError::Held { subnet_file: subnet_file.into(), path, pid });
+                }
+                Err(errno) => return Err(unusable("lock", &path, errno.into())),
+            }
+            // Somebody may have removed the file meanwhile: then this lock guards nothing.
+            if is_still_at(&file, &path) {
+                let mut lock = Self { file, path };
+                lock.write_pid().map_err(|source| unusable("write to", &lock.path, source))?;
+                return Ok(lock);
+            }
+        }
+        Err(unusable("keep", &path, io::Error::other("it is removed again and again")))
+    }
+
+    /// Where the lock file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn write_pid(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        writeln!(self.file, "{}", std::process::id())
+    }
+}
+
+impl Drop for DaemonLock {
+    /// Empties the file, so that the next loser cannot read a pid of the past. The file itself
+    /// stays: removing it would let two processes lock two files of one name.
+    fn drop(&mut self) {
+        if let Err(error) = self.file.set_len(0) {
+            tracing::debug!("cannot empty {}: {error}", self.path.display());
+        }
+    }
+}
+
+fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
+    let Some(name) = subnet_file.file_name() else {
+        return Err(LockError::NoFileName(subnet_file.to_owned()));
+    };
+    let mut name = OsString::from(name);
+    name.push(SUFFIX);
+    Ok(subnet_file.with_file_name(name))
+}
+
+fn open(path: &Path) -> Result<File, LockError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o644)
+        // The directory may be one where others can write: a planted link must not be followed.
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+        .map_err(|source| unusable("open the lock file", path, source))
+}
+
+fn is_still_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+/// The pid in a lock file whose holder lives.
+fn holder(path: &Path) -> Option<u32> {
+    for attempt in 0..HOLDER_ATTEMPTS_MAX {
+        if attempt > 0 {
+            std::thread::sleep(HOLDER_ATTEMPT_INTERVAL);
+        }
+        let mut text = String::new();
+        let read =
+            File::open(path).and_then(|file| file.take(HOLDER_BYTES_MAX).read_to_string(&mut text));
+        if let (Ok(_), Ok(pid)) = (read, text.trim_end().parse::<u32>())
+            && is_alive(pid)
+        {
+            return Some(pid);
+        }
+    }
+    None
+}
+
+fn is_alive(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return false;
+    };
+    rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
+}
+
+fn unusable(operation: &'static str, path: &Path, source: io::Error) -> LockError {
+    LockError::Unusable { operation, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_daemon_is_told_the_pid_of_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_file = directory.path().join("flannel/subnet.env");
+        let first = DaemonLock::acquire(&subnet_file).unwrap();
+
+        let error = DaemonLock::acquire(&subnet_file).unwrap_err();
+
+        let text = error.to_string();
+        assert!(text.contains(&format!("pid {}", std::process::id())), "{text}");
+        assert!(text.contains("subnet.env"), "{text}");
+        drop(first);
+        assert!(DaemonLock::acquire(&subnet_file).is_ok());
+    }
+
+    #[test]
+    fn different_subnet_files_of_one_directory_do_not_meet() {
+        let directory = tempfile::tempdir().unwrap();
+        let _first = DaemonLock::acquire(&directory.path().join("a.env")).unwrap();
+        assert!(DaemonLock::acquire(&directory.path().join("b.env")).is_ok());
+    }
+
+    #[test]
+    fn a_stale_file_with_any_content_is_no_obstacle() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_file = directory.path().join("subnet.env");
+        for content in [&b"1\n"[..], b"not a pid", b"\xff\xfe", &[b'9'; 4096]] {
+            fs::write(directory.path().join("subnet.env.lock"), content).unwrap();
+            let lock = DaemonLock::acquire(&subnet_file).unwrap();
+            let text = fs::read_to_string(lock.path()).unwrap();
+            assert_eq!(text, format!("{}\n", std::process::id()));
+        }
+    }
+
+    #[test]
+    fn a_holder_that_never_wrote_its_pid_is_still_a_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("subnet.env.lock");
+        let file = File::create(&path).unwrap();
+        rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+        let error = DaemonLock::acquire(&directory.path().join("subnet.env")).unwrap_err();
+        assert!(matches!(error, LockError::Held { pid: None, .. }), "{error}");
+        assert!(error.to_string().starts_with("another process"), "{error}");
+    }
+
+    #[test]
+    fn death_of_the_holder_gives_the_lock_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_file = directory.path().join("subnet.env");
+        let path = directory.path().join("subnet.env.lock");
+        let mut holder = std::process::Command::new("flock")
+            .args(["--exclusive", "--no-fork"])
+            .arg(&path)
+            .args(["sh", "-c", "echo held; exec sleep 60"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 5];
+        holder.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert!(DaemonLock::acquire(&subnet_file).is_err());
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+
+        let lock = DaemonLock::acquire(&subnet_file);
+        assert!(lock.is_ok(), "{lock:?}");
+    }
+
+    #[test]
+    fn of_many_at_once_one_wins() {
+        let directory = tempfile::tempdir().unwrap();
+        let subnet_file = directory.path().join("subnet.env");
+        let start = std::sync::Barrier::new(8);
+        let contend = || {
+            start.wait();
+            DaemonLock::acquire(&subnet_file)
+        };
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(contend)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
+        for error in results.into_iter().filter_map(Result::err) {
+            assert!(matches!(error, LockError::Held { pid: Some(_), .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_guards_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("subnet.env.lock");
+        let file = open(&path).unwrap();
+        assert!(is_still_at(&file, &path));
+        fs::remove_file(&path).unwrap();
+        assert!(!is_still_at(&file, &path));
+        let other = open(&path).unwrap();
+        assert!(!is_still_at(&file, &path));
+        assert!(is_still_at(&other, &path));
+    }
+
+    #[test]
+    fn a_planted_link_and_a_path_without_a_name_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let target = directory.path().join("target");
+        std::os::unix::fs::symlink(&target, directory.path().join("subnet.env.lock")).unwrap();
+        let error = DaemonLock::acquire(&directory.path().join("subnet.env")).unwrap_err();
+        assert!(matches!(error, LockError::Unusable { .. }), "{error}");
+        assert!(!target.exists());
+        assert!(matches!(DaemonLock::acquire(Path::new("/")), Err(LockError::NoFileName(_))));
+    }
+}

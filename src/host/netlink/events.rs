@@ -1,0 +1,88 @@
+//! The news that links, IPv4 addresses or IPv4 routes changed, many changes as one.
+//! Says that something changed, never what: a reader lists again, so nothing can be missed.
+
+use std::io;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use rtnetlink::MulticastGroup;
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+
+use super::NetlinkError;
+
+/// One change of an interface brings a handful of messages, and a pod's start some dozens, all
+/// within a few milliseconds. Waiting this long makes them one pass of repair, and leaves most of
+/// the second that a repair may take.
+const COALESCE: Duration = Duration::from_millis(50);
+
+/// A bound on one drain, so that a storm cannot hold a reader: the default receive buffer
+/// (212,992 bytes) holds fewer messages than this.
+const DRAIN_MESSAGES_MAX: usize = 4096;
+
+/// Longest message that matters: none. The content is not read, and the kernel cuts the rest off.
+const MESSAGE_BYTES: usize = 64;
+
+const GROUPS: [MulticastGroup; 3] =
+    [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
+
+/// A subscription to changes.
+pub struct Events {
+    socket: TokioSocket,
+    pending: bool,
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Events").field("pending", &self.pending).finish_non_exhaustive()
+    }
+}
+
+impl Events {
+    pub(super) fn subscribe() -> Result<Self, NetlinkError> {
+        let open = || {
+            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+            let groups = GROUPS.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
+            socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
+            Ok(socket)
+        };
+        let socket =
+            open().map_err(|source| NetlinkError::Open { purpose: "change events", source })?;
+        Ok(Self { socket, pending: false })
+    }
+
+    /// Waits until something changed. Changes that come close together are reported as one.
+    /// Cancel-safe: news that were taken before a cancellation are reported by the next call.
+    pub async fn changed(&mut self) -> Result<(), NetlinkError> {
+        if !self.pending {
+            receive(&self.socket).await?;
+            self.pending = true;
+        }
+        tokio::time::sleep(COALESCE).await;
+        for _ in 0..DRAIN_MESSAGES_MAX {
+            // Outside tokio's budget, which ends a drain after 128 messages.
+            match tokio::task::unconstrained(receive(&self.socket)).now_or_never() {
+                Some(result) => result?,
+                None => break,
+            }
+        }
+        self.pending = false;
+        Ok(())
+    }
+}
+
+/// Takes one message. A full receive buffer lost some, which is news as well.
+async fn receive(socket: &TokioSocket) -> Result<(), NetlinkError> {
+    let mut message = Vec::with_capacity(MESSAGE_BYTES);
+    match socket.recv(&mut message).await {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
+            Ok(())
+        }
+        Err(source) => Err(broken(source)),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn broken(source: io::Error) -> NetlinkError {
+    NetlinkError::Refused { operation: super::Operation::new("report", "change events"), source }
+}

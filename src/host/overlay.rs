@@ -1,0 +1,318 @@
+//! The overlay device's part of the kernel's tables: link up, one /32 address, one route.
+//! Owns when they are repaired and who is told. What is missing is decided in `plan`, without I/O;
+//! creating the device, and traffic, are somebody else's.
+
+mod plan;
+
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::host::netlink::{Events, Netlink, NetlinkError};
+use crate::host::state::{LinkId, Route};
+
+pub use plan::{Action, DeviceSettings, OverlayActual, OverlayDesired, Plan, diff};
+
+/// What flannel's TUN has by default (`tun_net_init`, drivers/net/tun.c: `TUN_READQ_SIZE`).
+pub const TRANSMIT_QUEUE_LENGTH: u32 = 500;
+
+/// A repair that the kernel refused is tried again without waiting for a change. Half of the
+/// second in which a repair is promised.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The tables are compared this often even if the kernel reports no change. Costs three listings,
+/// far below a millisecond, and heals whatever a lost event hid.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+
+/// On a host with a whole internet routing table a pass takes long, and routes change all the time.
+/// After each pass the watch rests this many times as long as the pass took, so that it never uses
+/// more than a fifth of a processor, but no longer than half of the second of the promise.
+const REST_FACTOR: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(500);
+
+/// The same repair again within this time is counted, not logged: somebody else insists, and one
+/// line says so as well as a hundred.
+const REPAIR_LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Why the overlay device is not as it must be.
+#[derive(Debug, thiserror::Error)]
+pub enum OverlayError {
+    /// The device does not exist (any more).
+    #[error("the overlay device {0} does not exist")]
+    DeviceGone(LinkId),
+    /// Somebody else has a route to the overlay network.
+    #[error(
+        "the host already has a route to the overlay network: {route}; remove it \
+         (ip route del {route}) or choose another Network"
+    )]
+    ForeignRoute {
+        /// The route as `ip route` would show it.
+        route: ForeignRoute,
+    },
+    /// The kernel could not be asked or refused.
+    #[error("cannot bring the overlay device into its state")]
+    Netlink(#[from] NetlinkError),
+}
+
+/// A route to the overlay network that is not ours, in the words of `ip route`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignRoute(String);
+
+impl fmt::Display for ForeignRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The overlay device's address and route, held against everybody else.
+#[derive(Debug)]
+pub struct Overlay {
+    netlink: Netlink,
+    desired: OverlayDesired,
+    told: Told,
+}
+
+/// What the operator knows already.
+#[derive(Debug, Default)]
+struct Told {
+    foreign_mtu_bytes: Option<u32>,
+    foreign_route: Option<ForeignRoute>,
+    failure: Option<String>,
+    repairs: Vec<ToldRepair>,
+}
+
+#[derive(Debug)]
+struct ToldRepair {
+    action: Action,
+    at: Instant,
+    untold: u32,
+}
+
+impl Overlay {
+    /// Configures a new device completely, MTU and queue length included.
+    /// Refuses if the main table has a route to the network through another device.
+    pub async fn establish(
+        netlink: Netlink,
+        desired: OverlayDesired,
+    ) -> Result<Self, OverlayError> {
+        let actual = read(&netlink, &desired).await?;
+        let plan = diff(&desired, &actual, DeviceSettings::Impose);
+        if let Some(route) = plan.foreign_routes.first() {
+            return Err(OverlayError::ForeignRoute { route: name_route(&netlink, route).await });
+        }
+        for action in &plan.actions {
+            apply(&netlink, &desired, action).await?;
+        }
+        Ok(Self { netlink, desired, told: Told::default() })
+    }
+
+    /// What the device is held to.
+    #[must_use]
+    pub fn desired(&self) -> &OverlayDesired {
+        &self.desired
+    }
+
+    /// Sets the MTU of the device, in bytes, and takes it as its own from now on.
+    pub async fn set_mtu(&mut self, mtu_bytes: u16) -> Result<(), OverlayError> {
+        self.netlink.set_mtu(&self.desired.device, u32::from(mtu_bytes)).await?;
+        self.desired.mtu_bytes = mtu_bytes;
+        self.told.foreign_mtu_bytes = None;
+        Ok(())
+    }
+
+    /// Holds the device to its state until it is gone: repairs at each change that `events`
+    /// reports, and reports each repair. `events` must have been subscribed before `establish`.
+    /// Returns only with the error that ends it: the device is gone (make a new one), or the
+    /// kernel cannot be heard any more (open a new `Netlink` and new `Events`).
+    /// Cancel-safe.
+    pub async fn hold(&mut self, events: &mut Events) -> OverlayError {
+        loop {
+            let start = Instant::now();
+            let pause = match self.reconcile().await {
+                Ok(_) => {
+                    self.told.failure = None;
+                    RESYNC_INTERVAL
+                }
+                Err(
+                    end @ (OverlayError::DeviceGone(_)
+                    | OverlayError::Netlink(NetlinkError::Disconnected(_))),
+                ) => return end,
+                Err(error) => {
+                    self.tell_failure(&error);
+                    RETRY_INTERVAL
+                }
+            };
+            sleep((start.elapsed() * REST_FACTOR).min(REST_MAX)).await;
+            if let Ok(Err(error)) = timeout(pause, events.changed()).await {
+                return error.into();
+            }
+        }
+    }
+
+    /// One pass: compares, repairs, reports. Returns what was repaired. An edit that the kernel
+    /// refuses does not keep the others from being tried; the first refusal is the error.
+    pub async fn reconcile(&mut self) -> Result<Vec<Action>, OverlayError> {
+        let actual = read(&self.netlink, &self.desired).await?;
+        let plan = diff(&self.desired, &actual, DeviceSettings::Respect);
+        self.tell_mtu(plan.foreign_mtu_bytes);
+        self.tell_foreign_route(plan.foreign_routes.first()).await;
+        let mut refusal = None;
+        for action in &plan.actions {
+            match apply(&self.netlink, &self.desired, action).await {
+                Ok(()) => self.tell_repair(action),
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        match refusal {
+            None => Ok(plan.actions),
+            Some(error) => Err(error.into()),
+        }
+    }
+
+    fn tell_mtu(&mut self, foreign_mtu_bytes: Option<u32>) {
+        if self.told.foreign_mtu_bytes == foreign_mtu_bytes {
+            return;
+        }
+        let (name, own) = (&self.desired.device.name, self.desired.mtu_bytes);
+        match foreign_mtu_bytes {
+            Some(bytes) => tracing::warn!(
+                "the MTU of {name} was changed from {own} to {bytes} by someone else; left as it is"
+            ),
+            None => tracing::info!("the MTU of {name} is {own} again"),
+        }
+        self.told.foreign_mtu_bytes = foreign_mtu_bytes;
+    }
+
+    async fn tell_foreign_route(&mut self, route: Option<&Route>) {
+        let route = match route {
+            Some(route) => Some(name_route(&self.netlink, route).await),
+            None => None,
+        };
+        if self.told.foreign_route == route {
+            return;
+        }
+        match &route {
+            Some(route) => tracing::warn!(
+                "someone else set a route to the overlay network: {route}; \
+                 traffic may leave the overlay until it is removed"
+            ),
+            None => tracing::info!(
+                "the foreign route to {} is gone; the overlay has its traffic again",
+                self.desired.network
+            ),
+        }
+        self.told.foreign_route = route;
+    }
+
+    fn tell_failure(&mut self, error: &OverlayError) {
+        let cause = std::error::Error::source(error);
+        let reason = cause.map_or_else(String::new, |cause| {
+            let reason = cause.source().map_or_else(String::new, |reason| format!(": {reason}"));
+            format!(": {cause}{reason}")
+        });
+        let text = format!("{error}{reason}");
+        if self.told.failure.as_ref() != Some(&text) {
+            tracing::warn!("{text}; trying again every {} ms", RETRY_INTERVAL.as_millis());
+            self.told.failure = Some(text);
+        }
+    }
+
+    fn tell_repair(&mut self, action: &Action) {
+        let now = Instant::now();
+        let mut untold = 0;
+        if let Some(told) = self.told.repairs.iter_mut().find(|told| told.action == *action) {
+            if now.duration_since(told.at) < REPAIR_LOG_INTERVAL {
+                told.untold += 1;
+                return;
+            }
+            untold = std::mem::take(&mut told.untold);
+            told.at = now;
+        } else {
+            // Foreign addresses have no end; what is older than the interval needs no memory.
+            self.told.repairs.retain(|told| now.duration_since(told.at) < REPAIR_LOG_INTERVAL);
+            self.told.repairs.push(ToldRepair { action: action.clone(), at: now, untold: 0 });
+        }
+        let again = if untold == 0 {
+            String::new()
+        } else {
+            format!(" ({untold} more times since the last message)")
+        };
+        tracing::warn!("{}{again}", describe_repair(&self.desired, action));
+    }
+}
+
+fn describe_repair(desired: &OverlayDesired, action: &Action) -> String {
+    let OverlayDesired { device, address, network, .. } = desired;
+    let name = &device.name;
+    match action {
+        Action::SetMtu | Action::SetTransmitQueueLength => {
+            format!("overlay device {name} got its settings")
+        }
+        Action::SetUp => {
+            format!("overlay device {name} was switched off by someone else; switched on again")
+        }
+        Action::AddAddress => format!(
+            "overlay address {address}/32 was removed from {name} by someone else; restored"
+        ),
+        Action::RemoveAddress { address, prefix_length_bits } => format!(
+            "address {address}/{prefix_length_bits} of the overlay network was added to {name} \
+             by someone else; removed"
+        ),
+        Action::AddRoute => {
+            format!("overlay route {network} dev {name} was removed by someone else; restored")
+        }
+    }
+}
+
+async fn read(netlink: &Netlink, desired: &OverlayDesired) -> Result<OverlayActual, OverlayError> {
+    let device = &desired.device;
+    let Some(link) = netlink.link(device.index).await? else {
+        return Err(OverlayError::DeviceGone(device.clone()));
+    };
+    let mut addresses = netlink.addresses().await?;
+    addresses.retain(|address| address.interface_index == device.index);
+    let mut routes = netlink.routes().await?;
+    routes.retain(|route| route.destination == desired.network);
+    Ok(OverlayActual { link, addresses, routes })
+}
+
+/// Performs one action. Somebody who did the same meanwhile is no error: the next pass compares
+/// again.
+async fn apply(
+    netlink: &Netlink,
+    desired: &OverlayDesired,
+    action: &Action,
+) -> Result<(), NetlinkError> {
+    let device = &desired.device;
+    let result = match action {
+        Action::SetMtu => netlink.set_mtu(device, u32::from(desired.mtu_bytes)).await,
+        Action::SetTransmitQueueLength => {
+            netlink.set_transmit_queue_length(device, desired.transmit_queue_length).await
+        }
+        Action::SetUp => netlink.set_up(device).await,
+        Action::AddAddress => {
+            netlink.add_address(device, desired.address, plan::HOST_LENGTH_BITS).await
+        }
+        Action::RemoveAddress { address, prefix_length_bits } => {
+            netlink.remove_address(device, *address, *prefix_length_bits).await
+        }
+        Action::AddRoute => netlink.add_route(&desired.route()).await,
+    };
+    let removes = matches!(action, Action::RemoveAddress { .. });
+    match result {
+        Err(error) if removes && error.is_already_gone() => Ok(()),
+        Err(error) if !removes && error.is_already_there() => Ok(()),
+        other => other,
+    }
+}
+
+/// The route with the names of its interfaces, or their numbers if they cannot be had.
+async fn name_route(netlink: &Netlink, route: &Route) -> ForeignRoute {
+    let links = netlink.links().await.unwrap_or_default();
+    let name = |index| {
+        let link = links.iter().find(|link| link.id.index == index);
+        link.map_or_else(|| format!("if{index}"), |link| link.id.name.clone())
+    };
+    ForeignRoute(plan::spell_route(route, name))
+}

@@ -1,0 +1,209 @@
+//! The difference between what the overlay device must be and what the kernel says it is.
+//! Pure: values in, actions out.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use crate::host::state::{
+    Address, Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec, Scope,
+};
+use crate::route::Prefix;
+
+/// The overlay address is a single host: no broadcast address, no on-link route.
+pub(super) const HOST_LENGTH_BITS: u8 = 32;
+
+/// flannel sets its route without a metric, which is the strongest.
+const ROUTE_METRIC: u32 = 0;
+
+/// What the overlay device must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayDesired {
+    /// The device, by index; the name is for people.
+    pub device: LinkId,
+    /// The network address of the own subnet, set as a /32: the source of traffic from the host
+    /// itself.
+    pub address: Ipv4Addr,
+    /// MTU of the device, in bytes.
+    pub mtu_bytes: u16,
+    /// The whole overlay network, routed into the device.
+    pub network: Prefix,
+    /// Length of the device's transmit queue, in packets.
+    pub transmit_queue_length: u32,
+}
+
+impl OverlayDesired {
+    /// The route that leads the network into the device, with flannel's attributes.
+    #[must_use]
+    pub fn route(&self) -> RouteSpec {
+        RouteSpec {
+            destination: self.network,
+            interface: self.device.clone(),
+            gateway: None,
+            metric: ROUTE_METRIC,
+            scope: Scope::Global,
+            protocol: RouteProtocol::BOOT,
+        }
+    }
+}
+
+/// What the kernel says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayActual {
+    /// The device.
+    pub link: Link,
+    /// Its IPv4 addresses.
+    pub addresses: Vec<Address>,
+    /// The routes of the main table to exactly the overlay network, through any device.
+    pub routes: Vec<Route>,
+}
+
+/// Whether MTU and queue length are set, or left to whoever changed them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceSettings {
+    /// For a new device.
+    Impose,
+    /// For a device in use: an operator who changes its MTU has a reason.
+    Respect,
+}
+
+/// One edit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Sets the MTU.
+    SetMtu,
+    /// Sets the length of the transmit queue.
+    SetTransmitQueueLength,
+    /// Adds the overlay address as a /32.
+    AddAddress,
+    /// Removes another address of the overlay network.
+    RemoveAddress {
+        /// The address.
+        address: Ipv4Addr,
+        /// The length of its prefix.
+        prefix_length_bits: u8,
+    },
+    /// Switches the device on.
+    SetUp,
+    /// Adds the route to the overlay network.
+    AddRoute,
+}
+
+/// What is to be done, and what is to be told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The edits, in the order that the kernel accepts.
+    pub actions: Vec<Action>,
+    /// Routes to the overlay network that do not lead into the device.
+    pub foreign_routes: Vec<Route>,
+    /// An MTU that somebody else gave the device.
+    pub foreign_mtu_bytes: Option<u32>,
+}
+
+/// What separates `actual` from `desired`.
+///
+/// The address comes before the removal of others, since the kernel drops a device's routes with
+/// its last address, and the link goes up before the route, which a link that is down refuses.
+/// Addresses outside the network are left alone: they cannot become the source of overlay traffic,
+/// while one inside would be a source that peers have no lease for.
+#[must_use]
+pub fn diff(desired: &OverlayDesired, actual: &OverlayActual, settings: DeviceSettings) -> Plan {
+    let OverlayActual { link, addresses, routes } = actual;
+    let mut plan = Plan::default();
+    let mtu_differs = link.mtu_bytes != u32::from(desired.mtu_bytes);
+    match settings {
+        DeviceSettings::Impose => {
+            if mtu_differs {
+                plan.actions.push(Action::SetMtu);
+            }
+            if link.transmit_queue_length != desired.transmit_queue_length {
+                plan.actions.push(Action::SetTransmitQueueLength);
+            }
+        }
+        DeviceSettings::Respect => {
+            plan.foreign_mtu_bytes = mtu_differs.then_some(link.mtu_bytes);
+        }
+    }
+    if !addresses.iter().any(|owned| is_own_address(desired, owned)) {
+        plan.actions.push(Action::AddAddress);
+    }
+    for owned in addresses {
+        if desired.network.contains(owned.address) && !is_own_address(desired, owned) {
+            plan.actions.push(Action::RemoveAddress {
+                address: owned.address,
+                prefix_length_bits: owned.prefix_length_bits,
+            });
+        }
+    }
+    if !link.is_up {
+        plan.actions.push(Action::SetUp);
+    }
+    plan.foreign_routes =
+        routes.iter().filter(|route| !leads_into_device(desired, route)).cloned().collect();
+    // A foreign route of our metric holds the place in the table, and the kernel would refuse ours.
+    let is_blocked = plan.foreign_routes.iter().any(occupies_our_place);
+    if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
+        plan.actions.push(Action::AddRoute);
+    }
+    plan
+}
+
+fn is_own_address(desired: &OverlayDesired, owned: &Address) -> bool {
+    owned.address == desired.address && owned.prefix_length_bits == HOST_LENGTH_BITS
+}
+
+fn leads_into_device(desired: &OverlayDesired, route: &Route) -> bool {
+    match route.next_hops.as_slice() {
+        [hop] => route.kind == RouteKind::Unicast && hop.interface_index == desired.device.index,
+        _ => false,
+    }
+}
+
+fn is_own_route(desired: &OverlayDesired, route: &Route) -> bool {
+    leads_into_device(desired, route) && occupies_our_place(route)
+}
+
+/// The main table has one place for each destination, type of service and metric.
+fn occupies_our_place(route: &Route) -> bool {
+    route.metric == ROUTE_METRIC && route.type_of_service == 0
+}
+
+/// A route in the words of `ip route`, which takes them back.
+pub(super) fn spell_route(route: &Route, interface_name: impl Fn(u32) -> String) -> String {
+    let mut text = match route.kind {
+        RouteKind::Unicast => route.destination.to_string(),
+        RouteKind::Other(number) => format!("{} {}", spell_kind(number), route.destination),
+    };
+    let is_multipath = route.next_hops.len() > 1;
+    for hop in &route.next_hops {
+        if is_multipath {
+            text.push_str(" nexthop");
+        }
+        if let Some(gateway) = hop.gateway {
+            append(&mut text, format_args!(" via {gateway}"));
+        }
+        append(&mut text, format_args!(" dev {}", interface_name(hop.interface_index)));
+    }
+    if route.metric != 0 {
+        append(&mut text, format_args!(" metric {}", route.metric));
+    }
+    text
+}
+
+/// `RTN_*` of linux/rtnetlink.h; the numbers without a word never occur in the main table.
+fn spell_kind(number: u8) -> String {
+    let word = match number {
+        6 => "blackhole",
+        7 => "unreachable",
+        8 => "prohibit",
+        9 => "throw",
+        other => return format!("type {other}"),
+    };
+    word.to_owned()
+}
+
+fn append(text: &mut String, words: std::fmt::Arguments<'_>) {
+    text.write_fmt(words).expect("a String takes any text");
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! The plan against a model of the kernel's tables, and each rule on its own.
+
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::host::state::NextHop;
+
+const DEVICE: u32 = 7;
+const OTHER: u32 = 2;
+
+fn desired() -> OverlayDesired {
+    OverlayDesired {
+        device: LinkId { index: DEVICE, name: "flannel0".into() },
+        address: Ipv4Addr::new(10, 5, 72, 0),
+        mtu_bytes: 1472,
+        network: "10.5.0.0/16".parse().unwrap(),
+        transmit_queue_length: 500,
+    }
+}
+
+fn address(address: Ipv4Addr, prefix_length_bits: u8) -> Address {
+    Address {
+        interface_index: DEVICE,
+        address,
+        prefix_length_bits,
+        scope: Scope::Global,
+        is_permanent: true,
+        is_deprecated: false,
+        is_secondary: false,
+    }
+}
+
+fn route(interface_index: u32, metric: u32) -> Route {
+    Route {
+        destination: desired().network,
+        metric,
+        kind: RouteKind::Unicast,
+        scope: Scope::Global,
+        protocol: RouteProtocol::BOOT,
+        type_of_service: 0,
+        preferred_source: None,
+        next_hops: vec![NextHop { interface_index, gateway: None }],
+    }
+}
+
+fn complete() -> OverlayActual {
+    OverlayActual {
+        link: Link {
+            id: desired().device,
+            mtu_bytes: 1472,
+            transmit_queue_length: 500,
+            is_up: true,
+            is_running: true,
+        },
+        addresses: vec![address(desired().address, 32)],
+        routes: vec![route(DEVICE, 0)],
+    }
+}
+
+fn actions(actual: &OverlayActual) -> Vec<Action> {
+    diff(&desired(), actual, DeviceSettings::Respect).actions
+}
+
+/// What the kernel does with an action; panics where it would refuse.
+fn apply(actual: &mut OverlayActual, action: &Action) {
+    let desired = desired();
+    match action {
+        Action::SetMtu => actual.link.mtu_bytes = desired.mtu_bytes.into(),
+        Action::SetTransmitQueueLength => {
+            actual.link.transmit_queue_length = desired.transmit_queue_length;
+        }
+        Action::SetUp => actual.link.is_up = true,
+        Action::AddAddress => {
+            let new = address(desired.address, 32);
+            assert!(!actual.addresses.contains(&new), "EEXIST for the address");
+            actual.addresses.push(new);
+        }
+        Action::RemoveAddress { address, prefix_length_bits } => {
+            let before = actual.addresses.len();
+            actual.addresses.retain(|owned| {
+                (owned.address, owned.prefix_length_bits) != (*address, *prefix_length_bits)
+            });
+            assert!(actual.addresses.len() < before, "EADDRNOTAVAIL");
+            if actual.addresses.is_empty() {
+                actual.routes.retain(|route| {
+                    route.next_hops.iter().all(|hop| hop.interface_index != DEVICE)
+                });
+            }
+        }
+        Action::AddRoute => {
+            assert!(actual.link.is_up, "ENETDOWN");
+            assert!(!actual.routes.iter().any(occupies_our_place), "EEXIST for the route");
+            actual.routes.push(route(DEVICE, 0));
+        }
+    }
+}
+
+prop_compose! {
+    fn any_address()(
+        bits in prop_oneof![
+            Just(desired().address.to_bits()),
+            0x0a05_0000_u32..0x0a06_0002,
+            any::<u32>(),
+        ],
+        length in prop_oneof![Just(32_u8), 0_u8..=32],
+    ) -> Address {
+        address(Ipv4Addr::from_bits(bits), length)
+    }
+}
+
+prop_compose! {
+    fn any_route()(
+        interfaces in prop::collection::vec(prop_oneof![Just(DEVICE), Just(OTHER)], 0..3),
+        metric in prop_oneof![Just(0_u32), Just(100)],
+        type_of_service in prop_oneof![Just(0_u8), Just(16)],
+    ) -> Route {
+        let kind = if interfaces.is_empty() { RouteKind::Other(6) } else { RouteKind::Unicast };
+        let hop = |index: &u32| NextHop { interface_index: *index, gateway: None };
+        let next_hops = interfaces.iter().map(hop).collect();
+        Route { kind, type_of_service, next_hops, ..route(DEVICE, metric) }
+    }
+}
+
+prop_compose! {
+    fn any_actual()(
+        is_up in any::<bool>(),
+        mtu_bytes in prop_oneof![Just(1472_u32), 68_u32..65536],
+        transmit_queue_length in prop_oneof![Just(500_u32), Just(1000)],
+        mut addresses in prop::collection::vec(any_address(), 0..5),
+        mut routes in prop::collection::vec(any_route(), 0..4),
+    ) -> OverlayActual {
+        // The kernel's tables hold each key once, and a device that is down or has no address has
+        // no routes.
+        let key = |owned: &Address| (owned.address, owned.prefix_length_bits);
+        addresses.sort_by_key(key);
+        addresses.dedup_by_key(|owned| key(owned));
+        routes.sort_by_key(|route| (route.metric, route.type_of_service));
+        routes.dedup_by_key(|route| (route.metric, route.type_of_service));
+        if !is_up || addresses.is_empty() {
+            routes.retain(|route| route.next_hops.iter().all(|hop| hop.interface_index != DEVICE));
+        }
+        let link = Link { mtu_bytes, transmit_queue_length, is_up, ..complete().link };
+        OverlayActual { link, addresses, routes }
+    }
+}
+
+proptest! {
+    #[test]
+    fn applying_the_difference_leaves_none(mut actual in any_actual()) {
+        let desired = desired();
+        let before = actual.clone();
+        let plan = diff(&desired, &actual, DeviceSettings::Impose);
+        for action in &plan.actions {
+            apply(&mut actual, action);
+        }
+        prop_assert_eq!(diff(&desired, &actual, DeviceSettings::Impose).actions, vec![]);
+        prop_assert!(actual.link.is_up);
+        prop_assert_eq!(actual.link.mtu_bytes, 1472);
+        prop_assert_eq!(actual.link.transmit_queue_length, 500);
+        let mut inside = actual.addresses.clone();
+        inside.retain(|owned| desired.network.contains(owned.address));
+        prop_assert_eq!(inside, vec![address(desired.address, 32)]);
+        prop_assert!(actual.routes.iter().any(occupies_our_place));
+        // Whatever is not ours is as it was.
+        for route in &plan.foreign_routes {
+            prop_assert!(actual.routes.contains(route));
+        }
+        for owned in &before.addresses {
+            let is_inside = desired.network.contains(owned.address);
+            prop_assert!(is_inside || actual.addresses.contains(owned));
+        }
+    }
+
+    #[test]
+    fn a_foreign_mtu_is_reported_and_kept(actual in any_actual()) {
+        let plan = diff(&desired(), &actual, DeviceSettings::Respect);
+        let foreign = Some(actual.link.mtu_bytes).filter(|bytes| *bytes != 1472);
+        prop_assert_eq!(plan.foreign_mtu_bytes, foreign);
+        prop_assert!(!plan.actions.contains(&Action::SetMtu));
+        prop_assert!(!plan.actions.contains(&Action::SetTransmitQueueLength));
+    }
+}
+
+#[test]
+fn a_complete_device_needs_nothing() {
+    assert_eq!(diff(&desired(), &complete(), DeviceSettings::Impose), Plan::default());
+    // A source hint on our route is an operator's choice, and so is a second route of ours.
+    let mut actual = complete();
+    actual.routes[0].preferred_source = Some(desired().address);
+    actual.routes.push(route(DEVICE, 100));
+    assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), Plan::default());
+}
+
+#[test]
+fn a_bare_device_gets_everything_in_order() {
+    let mut bare = complete();
+    bare.link.is_up = false;
+    bare.link.mtu_bytes = 1500;
+    bare.link.transmit_queue_length = 1000;
+    bare.addresses.clear();
+    bare.routes.clear();
+    let expected = [
+        Action::SetMtu,
+        Action::SetTransmitQueueLength,
+        Action::AddAddress,
+        Action::SetUp,
+        Action::AddRoute,
+    ];
+    assert_eq!(diff(&desired(), &bare, DeviceSettings::Impose).actions, expected);
+}
+
+#[test]
+fn addresses_of_the_network_are_replaced_and_others_kept() {
+    let mut actual = complete();
+    let old = Ipv4Addr::new(10, 5, 99, 0);
+    actual.addresses = vec![
+        address(old, 32),
+        address(desired().address, 16),
+        address(Ipv4Addr::new(198, 51, 100, 1), 24),
+    ];
+    let expected = [
+        Action::AddAddress,
+        Action::RemoveAddress { address: old, prefix_length_bits: 32 },
+        Action::RemoveAddress { address: desired().address, prefix_length_bits: 16 },
+    ];
+    assert_eq!(actions(&actual), expected);
+}
+
+#[test]
+fn foreign_routes_are_found_whatever_they_look_like() {
+    let mut multipath = route(DEVICE, 50);
+    multipath.next_hops.push(NextHop { interface_index: OTHER, gateway: None });
+    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 60) };
+    for foreign in [route(OTHER, 100), multipath, blackhole] {
+        let mut actual = complete();
+        actual.routes.push(foreign.clone());
+        let plan = diff(&desired(), &actual, DeviceSettings::Respect);
+        assert_eq!(plan.foreign_routes, [foreign]);
+        assert_eq!(plan.actions, []);
+    }
+}
+
+#[test]
+fn our_route_waits_only_for_a_foreign_route_in_its_place() {
+    let mut actual = complete();
+    actual.routes = vec![route(OTHER, 0)];
+    assert_eq!(actions(&actual), []);
+    actual.routes = vec![route(OTHER, 100)];
+    assert_eq!(actions(&actual), [Action::AddRoute]);
+    actual.routes = vec![Route { type_of_service: 16, ..route(OTHER, 0) }];
+    assert_eq!(actions(&actual), [Action::AddRoute]);
+}
+
+#[test]
+fn a_route_is_spelled_as_ip_route_spells_it() {
+    let name = |index| format!("eth{index}");
+    let gateway = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+    let mut spelled = route(3, 100);
+    spelled.next_hops[0].gateway = gateway("192.0.2.1");
+    assert_eq!(spell_route(&spelled, name), "10.5.0.0/16 via 192.0.2.1 dev eth3 metric 100");
+    spelled.next_hops.push(NextHop { interface_index: 4, gateway: None });
+    spelled.metric = 0;
+    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(3, 5) };
+    assert_eq!(spell_route(&blackhole, name), "blackhole 10.5.0.0/16 metric 5");
+    assert_eq!(
+        spell_route(&spelled, name),
+        "10.5.0.0/16 nexthop via 192.0.2.1 dev eth3 nexthop dev eth4"
+    );
+}
