@@ -7,14 +7,25 @@
 //! wire that a big-endian sum would. A sum is therefore opaque: it is built by these functions and
 //! leaves through [`finish`]; only values that carry meaning as numbers (a length, a protocol)
 //! are converted, by [`add_word`].
+//!
+//! The wide loop is plain code that the compiler vectorises, at the SSE2 baseline too. Measured
+//! in GB/s on 1,420 and 65,536 hot bytes (AMD EPYC with 1 MiB of L2 per core, rustc 1.95, `-O`):
+//! 32-bit lanes as in `sum_blocks` 77 and 88; 32-bit words into 64-bit lanes 62 and 63; mask and
+//! shift into 64-bit lanes 61 and 63; 64-bit words into `u128` 53 and 61; the add-with-carry
+//! chain 35 and 29; 16-bit halves masked into 32-bit lanes 20 and 26.
 
 use std::net::Ipv4Addr;
 
-/// Bytes per turn of the wide loop: one cache line, eight 64-bit lanes. The compiler turns the
-/// lanes into four 128-bit registers for either accumulator, which SSE2 and NEON both have.
+/// Bytes per turn of the wide loop: one cache line, four 128-bit registers for each accumulator.
 const BLOCK_BYTES: usize = 64;
 
-const LANES: usize = BLOCK_BYTES / 8;
+const LANES: usize = BLOCK_BYTES / 4;
+
+/// Blocks between two folds, 2 MiB. A lane takes one 32-bit word per block, and its halves, each
+/// at most 0xffff, must sum to less than 2^32.
+const BLOCKS_PER_RUN: usize = 32_768;
+
+const _: () = assert!(BLOCKS_PER_RUN as u64 * 0xffff < 1 << 32);
 
 /// The native-endian one's complement sum of `bytes`, folded to 16 bits; an odd last byte counts
 /// as if a zero byte followed it.
@@ -85,29 +96,30 @@ pub fn update(checksum: [u8; 2], old: [u8; 2], new: [u8; 2]) -> [u8; 2] {
     finish(fold(kept + u64::from(u16::from_ne_bytes(new))))
 }
 
-/// Sums 64-bit words of 32-bit halves exactly, with three vector operations per 16 bytes.
+/// Sums 32-bit words of 16-bit halves exactly, with three vector operations per 16 bytes.
 ///
-/// `whole` is the sum of the words modulo 2^64 and `high` the sum of their upper halves. The sum
-/// of the lower halves is `whole - high * 2^32` modulo 2^64, and as no slice has 2^32 words per
-/// lane, it is below 2^64 and the subtraction recovers it.
-#[inline]
+/// `whole` is the sum of a lane's words modulo 2^32 and `high` the sum of their upper halves. The
+/// sum of the lower halves is `whole - high * 2^16` modulo 2^32, and as it is below 2^32 over a
+/// run, that is its value. Compiled once, out of line, so that its vectorisation doesn't depend
+/// on the caller.
+#[inline(never)]
 fn sum_blocks(blocks: &[[u8; BLOCK_BYTES]]) -> u64 {
-    let mut whole = [0u64; LANES];
-    let mut high = [0u64; LANES];
-    for block in blocks {
-        let (words, _) = block.as_chunks::<8>();
-        for lane in 0..LANES {
-            let word = u64::from_ne_bytes(words[lane]);
-            whole[lane] = whole[lane].wrapping_add(word);
-            high[lane] = high[lane].wrapping_add(word >> 32);
-        }
-    }
     let mut total = 0;
-    for lane in 0..LANES {
-        let low = whole[lane].wrapping_sub(high[lane] << 32);
-        // Folded once so that eight lanes cannot overflow: each is then below 2^33.
-        total += (low & 0xffff_ffff) + (low >> 32);
-        total += (high[lane] & 0xffff_ffff) + (high[lane] >> 32);
+    for run in blocks.chunks(BLOCKS_PER_RUN) {
+        let mut whole = [0u32; LANES];
+        let mut high = [0u32; LANES];
+        for block in run {
+            let (words, _) = block.as_chunks::<4>();
+            for lane in 0..LANES {
+                let word = u32::from_ne_bytes(words[lane]);
+                whole[lane] = whole[lane].wrapping_add(word);
+                high[lane] = high[lane].wrapping_add(word >> 16);
+            }
+        }
+        for lane in 0..LANES {
+            let low = whole[lane].wrapping_sub(high[lane] << 16);
+            total += u64::from(low) + u64::from(high[lane]);
+        }
     }
     total
 }

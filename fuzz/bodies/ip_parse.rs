@@ -1,0 +1,178 @@
+//! One input of the `ip_parse` target: a packet of any bytes, judged twice, then edited.
+//!
+//! The second opinion is etherparse for the fields and a word loop for the checksums. Shared by
+//! the fuzz target, the replay of its corpus and the property tests.
+
+use std::net::Ipv4Addr;
+
+use etherparse::{Ipv4HeaderSlice, TcpHeaderSlice, UdpHeaderSlice};
+use weft::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
+use weft::packet::ipv4::{self, HeaderFault, Ipv4Header, protocol};
+use weft::packet::transport::{self, TcpHeader, TransportChecksum, UdpHeader};
+
+/// Our own address in the errors written.
+const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+
+/// Runs one input; panics on the first difference.
+pub(crate) fn run(packet: &[u8]) {
+    complete_anywhere(packet);
+    let parsed = Ipv4Header::parse(packet);
+    assert_eq!(parsed, second_opinion(packet), "the parsers disagree about {packet:02x?}");
+    let Ok(header) = parsed else { return };
+    let packet = &packet[..usize::from(header.total_bytes)];
+    judge_transport(&header, packet);
+    edit(&header, packet);
+    answer(&header, packet);
+}
+
+/// The verdict of RFC 1812, section 5.2.2, from etherparse's reading of the header.
+pub(crate) fn second_opinion(packet: &[u8]) -> Result<Ipv4Header, HeaderFault> {
+    let version = packet.first().map(|byte| byte >> 4);
+    if version == Some(6) {
+        return Err(HeaderFault::Ipv6);
+    }
+    if packet.len() < 20 {
+        return Err(HeaderFault::Runt);
+    }
+    if version != Some(4) {
+        return Err(HeaderFault::BadVersion);
+    }
+    let Ok(slice) = Ipv4HeaderSlice::from_slice(packet) else {
+        return Err(HeaderFault::BadHeaderLength);
+    };
+    let total_bytes = slice.total_len();
+    if usize::from(total_bytes) > packet.len() || slice.payload_len().is_err() {
+        return Err(HeaderFault::BadTotalLength);
+    }
+    if word_loop(slice.slice()) != 0xffff {
+        return Err(HeaderFault::BadChecksum);
+    }
+    Ok(Ipv4Header {
+        header_bytes: slice.slice().len() as u8,
+        tos: slice.dcp().value() << 2 | slice.ecn().value(),
+        total_bytes,
+        id: slice.identification(),
+        dont_fragment: slice.dont_fragment(),
+        more_fragments: slice.more_fragments(),
+        fragment_offset_bytes: slice.fragments_offset().value() * 8,
+        ttl: slice.ttl(),
+        protocol: slice.protocol().0,
+        source: slice.source_addr(),
+        destination: slice.destination_addr(),
+    })
+}
+
+/// The one's complement sum, word by word in network order, as RFC 1071 spells it.
+pub(crate) fn word_loop(bytes: &[u8]) -> u16 {
+    let mut sum = 0u32;
+    for pair in bytes.chunks(2) {
+        sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+fn judge_transport(header: &Ipv4Header, packet: &[u8]) {
+    let payload = &packet[usize::from(header.header_bytes)..];
+    let tcp = TcpHeaderSlice::from_slice(payload).ok();
+    let udp = UdpHeaderSlice::from_slice(payload).ok();
+    let our_tcp = TcpHeader::parse(payload);
+    assert_eq!(our_tcp.is_some(), tcp.is_some(), "TCP header of {payload:02x?}");
+    if let (Some(ours), Some(theirs)) = (our_tcp, &tcp) {
+        assert_eq!(ours.source_port, theirs.source_port());
+        assert_eq!(ours.destination_port, theirs.destination_port());
+        assert_eq!(ours.sequence, theirs.sequence_number());
+        assert_eq!(ours.acknowledgment, theirs.acknowledgment_number());
+        assert_eq!(ours.data_offset_bytes, theirs.data_offset() * 4);
+        assert_eq!(ours.window, theirs.window_size());
+        assert_eq!(ours.checksum, theirs.checksum().to_be_bytes());
+        assert_eq!(ours.urgent, theirs.urgent_pointer());
+        assert_eq!(ours.options, theirs.options());
+    }
+    let our_udp = UdpHeader::parse(payload);
+    assert_eq!(our_udp.is_some(), udp.is_some(), "UDP header of {payload:02x?}");
+    if let (Some(ours), Some(theirs)) = (our_udp, &udp) {
+        assert_eq!(ours.source_port, theirs.source_port());
+        assert_eq!(ours.destination_port, theirs.destination_port());
+        assert_eq!(ours.length_bytes, theirs.length());
+        assert_eq!(ours.checksum, theirs.checksum().to_be_bytes());
+    }
+
+    let mut covered = packet[12..20].to_vec();
+    covered.extend([0, header.protocol]);
+    covered.extend((payload.len() as u16).to_be_bytes());
+    covered.extend(payload);
+    let is_right = word_loop(&covered) == 0xffff;
+    let by_sum = if is_right { TransportChecksum::Valid } else { TransportChecksum::Invalid };
+    let fits = udp.as_ref().is_some_and(|udp| usize::from(udp.length()) == payload.len());
+    let expected = match header.protocol {
+        _ if header.is_fragment() => TransportChecksum::Unchecked,
+        protocol::TCP if tcp.is_some() => by_sum,
+        protocol::UDP if fits && payload[6..8] == [0, 0] => TransportChecksum::Absent,
+        protocol::UDP if fits => by_sum,
+        protocol::TCP | protocol::UDP => TransportChecksum::Invalid,
+        _ => TransportChecksum::Unchecked,
+    };
+    assert_eq!(transport::verify(header, packet), expected, "{packet:02x?}");
+}
+
+/// Edits leave a packet valid, and change what they say and nothing else.
+fn edit(header: &Ipv4Header, packet: &[u8]) {
+    let mut edited = packet.to_vec();
+    let mut expected = *header;
+    if header.ttl > 0 {
+        ipv4::decrement_ttl(&mut edited);
+        expected.ttl -= 1;
+    }
+    assert_eq!(Ipv4Header::parse(&edited), Ok(expected));
+    expected.total_bytes = u16::from(header.header_bytes);
+    ipv4::set_total_length(&mut edited, expected.total_bytes);
+    assert_eq!(Ipv4Header::parse(&edited), Ok(expected));
+    assert_eq!(edited[12..], packet[12..], "an edit reached beyond its fields");
+}
+
+/// Every error that may be written is a valid packet, and about a packet that deserves one.
+fn answer(header: &Ipv4Header, packet: &[u8]) {
+    if !icmp::may_answer(header, packet) {
+        return;
+    }
+    assert_eq!(header.fragment_offset_bytes, 0, "an answer to a later fragment");
+    assert!(!header.destination.is_multicast() && !header.destination.is_broadcast());
+    assert!(!header.source.is_multicast() && !header.source.is_loopback());
+    assert!(header.source.octets()[0] != 0 && header.source.octets()[0] < 240);
+    let mut out = [0; ERROR_BYTES_MAX];
+    for kind in [
+        ErrorKind::TimeExceeded,
+        ErrorKind::NetUnreachable,
+        ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: header.id },
+    ] {
+        let length = icmp::write_error(&mut out, kind, OWN_ADDRESS, packet, header);
+        let error = &out[..length];
+        let written = second_opinion(error).expect("an error is a valid packet");
+        assert_eq!(usize::from(written.total_bytes), length);
+        assert_eq!((written.source, written.destination), (OWN_ADDRESS, header.source));
+        assert_eq!(word_loop(&error[20..]), 0xffff, "ICMP checksum");
+        assert_eq!(error[28..], packet[..packet.len().min(548)], "quote");
+        assert!(!icmp::may_answer(&written, error), "an error about an error");
+    }
+}
+
+/// Completion writes two bytes inside the packet, or none.
+fn complete_anywhere(packet: &[u8]) {
+    let [start, offset, ..] = *packet else { return };
+    let (start, offset) = (usize::from(start), usize::from(offset));
+    let mut completed = packet.to_vec();
+    let outcome = transport::complete(&mut completed, start, offset);
+    assert_eq!(outcome.is_ok(), start + offset + 2 <= packet.len());
+    if outcome.is_err() {
+        assert_eq!(completed, packet);
+        return;
+    }
+    let field = start + offset..start + offset + 2;
+    let plain = !word_loop(&packet[start..]);
+    let is_udp = offset == 6 && packet.get(9) == Some(&protocol::UDP);
+    let expected = if is_udp && plain == 0 { 0xffff } else { plain };
+    assert_eq!(completed[field.clone()], expected.to_be_bytes());
+    assert_eq!(completed[..field.start], packet[..field.start]);
+    assert_eq!(completed[field.end..], packet[field.end..]);
+}

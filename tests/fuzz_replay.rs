@@ -1,0 +1,36 @@
+//! Replays the committed fuzz corpora through the fuzz bodies, on the stable toolchain.
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::Path;
+
+#[path = "../fuzz/bodies/ip_parse.rs"]
+mod ip_parse;
+#[path = "../fuzz/bodies/lpm_model.rs"]
+mod lpm_model;
+
+/// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
+const INPUTS_MIN: usize = 8;
+
+fn replay(target: &str, run: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let mut inputs = 0;
+    let entries = fs::read_dir(&folder).expect("the corpus is part of the repository");
+    for entry in entries {
+        let path = entry.expect("the corpus can be listed").path();
+        let input = fs::read(&path).expect("the corpus can be read");
+        assert!(catch_unwind(|| run(&input)).is_ok(), "{} fails", path.display());
+        inputs += 1;
+    }
+    assert!(inputs >= INPUTS_MIN, "only {inputs} inputs in {}", folder.display());
+}
+
+#[test]
+fn ip_parse_corpus() {
+    replay("ip_parse", ip_parse::run);
+}
+
+#[test]
+fn lpm_model_corpus() {
+    replay("lpm_model", lpm_model::run);
+}
