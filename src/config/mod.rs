@@ -1,4 +1,9 @@
 //! Everything an operator writes, parsed once into types.
 
+pub mod flags;
 pub mod network;
 pub mod options;
+
+mod build;
+mod flag_table;
+mod go_flags;
