@@ -3,6 +3,7 @@
 pub mod flags;
 pub mod network;
 pub mod options;
+pub mod subnet_file;
 
 mod build;
 mod flag_table;

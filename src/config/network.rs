@@ -263,23 +263,19 @@ fn check_families(ipv4: &Value, ipv6: &Value) -> Result<(), NetworkConfigError> 
 }
 
 fn network(value: &Value) -> Result<Prefix, NetworkConfigError> {
-    let text = match value {
-        Value::Null => return Err(NetworkConfigError::NoNetwork),
-        Value::String(text) => text,
-        _ => return Err(wrong("Network", "a string such as \"10.5.0.0/16\"", value)),
-    };
-    let network: Prefix = text.parse().map_err(|_not_a_prefix| {
-        wrong("Network", "an IPv4 network such as \"10.5.0.0/16\"", value)
-    })?;
+    if value.is_null() {
+        return Err(NetworkConfigError::NoNetwork);
+    }
+    let network: Option<Prefix> = value.as_str().and_then(|text| text.parse().ok());
+    let network = network
+        .ok_or_else(|| wrong("Network", "an IPv4 network such as \"10.5.0.0/16\"", value))?;
     // flannel takes 0.0.0.0/0 for "not given".
     if network.length_bits() == 0 { Err(NetworkConfigError::NoNetwork) } else { Ok(network) }
 }
 
 fn subnet_length(value: &Value, network: Prefix) -> Result<u8, NetworkConfigError> {
-    let wanted = match value {
-        Value::Null => 0,
-        _ => value.as_u64().ok_or_else(|| wrong("SubnetLen", "a number from 1 to 30", value))?,
-    };
+    let wanted = if value.is_null() { Some(0) } else { value.as_u64() };
+    let wanted = wanted.ok_or_else(|| wrong("SubnetLen", "a number from 1 to 30", value))?;
     let network_length = network.length_bits();
     let shortest = network_length + SUBNET_LENGTH_BEYOND_NETWORK;
     match u8::try_from(wanted) {
@@ -314,11 +310,10 @@ fn bound(
     network: Prefix,
     length: u8,
 ) -> Result<Option<Ipv4Addr>, NetworkConfigError> {
-    let address = match value {
-        Value::Null => return Ok(None),
-        Value::String(text) => text.parse::<Ipv4Addr>().ok(),
-        _ => None,
-    };
+    if value.is_null() {
+        return Ok(None);
+    }
+    let address: Option<Ipv4Addr> = value.as_str().and_then(|text| text.parse().ok());
     let address =
         address.ok_or_else(|| wrong(key, "an IPv4 address such as \"10.5.16.0\"", value))?;
     if address.is_unspecified() {
@@ -334,11 +329,10 @@ fn bound(
 }
 
 fn boolean(key: &'static str, value: &Value, default: bool) -> Result<bool, NetworkConfigError> {
-    match value {
-        Value::Null => Ok(default),
-        Value::Bool(value) => Ok(*value),
-        _ => Err(wrong(key, "true or false", value)),
+    if value.is_null() {
+        return Ok(default);
     }
+    value.as_bool().ok_or_else(|| wrong(key, "true or false", value))
 }
 
 fn wrong(key: &'static str, expected: &'static str, value: &Value) -> NetworkConfigError {

@@ -114,7 +114,7 @@ fn checks_speak_flannels_phrases() {
 #[test]
 fn wrong_types_and_values_name_the_key() {
     for (members, phrase) in [
-        (r#""Network":5"#, "Network in the network configuration must be a string"),
+        (r#""Network":5"#, "Network in the network configuration must be an IPv4 network"),
         (r#""Network":"10.3.0.0""#, "Network in the network configuration"),
         (r#""Network":"fc00::/48""#, "Network in the network configuration"),
         (r#""SubnetLen":-1"#, "SubnetLen in the network configuration"),
