@@ -1,4 +1,10 @@
 //! Everything an operator writes, parsed once into types.
 
+pub mod flags;
 pub mod network;
 pub mod options;
+pub mod subnet_file;
+
+mod build;
+mod flag_table;
+mod go_flags;

@@ -1,9 +1,36 @@
 //! The cluster's network configuration: the JSON under `<prefix>/config`, with flannel's
-//! defaults, checks and messages.
+//! defaults, checks and messages. Pure: bytes in, a checked configuration or an error out.
+
+mod json;
 
 use std::net::Ipv4Addr;
 
+use serde_json::Value;
+
+use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
+
+/// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
+/// input from outside, and etcd itself allows 1.5 MiB.
+pub const CONFIG_BYTES_MAX: usize = 64 * 1024;
+
+/// Hosts get a /24 from networks up to this length: at least four of them fit.
+const NETWORK_LENGTH_FOR_DEFAULT_SUBNETS: u8 = 22;
+/// Length of a host's subnet in such a network.
+const SUBNET_LENGTH_DEFAULT: u8 = 24;
+/// Smaller networks are split into four, and so is the least that an explicit length must leave.
+const SUBNET_LENGTH_BEYOND_NETWORK: u8 = 2;
+/// A subnet needs four addresses.
+const SUBNET_LENGTH_MAX: u8 = 30;
+/// Four subnets of four addresses each.
+const NETWORK_LENGTH_MAX: u8 = 28;
+
+/// The port on which flannel's udp backends talk.
+const UDP_PORT_DEFAULT: u16 = 8285;
+/// RFC 791: every host can forward an IPv4 packet of 68 bytes.
+const MTU_BYTES_MIN: u32 = 68;
+/// The total length of an IPv4 packet has 16 bits.
+const MTU_BYTES_MAX: u32 = 65_535;
 
 /// The cluster's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +54,297 @@ pub struct NetworkConfig {
 pub struct BackendConfig {
     /// The type in lower case; `udp` when the configuration names no backend.
     pub kind: String,
-    /// The whole `Backend` object, for the backend to read its own keys.
-    pub settings: serde_json::Value,
+    /// The whole `Backend` object, for the backend to read its own keys. An empty object when
+    /// the configuration names no backend. No two keys differ only in case.
+    pub settings: Value,
 }
+
+/// The udp backend's own keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpBackendConfig {
+    /// UDP port on every host.
+    pub port: u16,
+    /// Upper bound of the overlay's MTU; the external interface's MTU bounds it in any case.
+    pub mtu_bytes: Option<u32>,
+}
+
+/// Why a configuration cannot be used. The first seven texts are flannel's.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkConfigError {
+    /// `SubnetLen` leaves no room for a bridge and a pod.
+    #[error("SubnetLen must be less than /31, it is {0}")]
+    SubnetLengthTooLong(u64),
+    /// `SubnetLen` and `Network` leave fewer than four subnets.
+    #[error("Network must be able to accommodate at least four subnets: {network} in /{length}")]
+    TooFewSubnets {
+        /// The network.
+        network: Prefix,
+        /// `SubnetLen`.
+        length: u64,
+    },
+    /// No `SubnetLen`, and no useful default for a network that small.
+    #[error("Network is too small. Minimum useful network prefix is /28, it is {0}")]
+    NetworkTooSmall(Prefix),
+    /// `Network` is absent or empty.
+    #[error("please define a correct Network parameter in the flannel config, such as 10.5.0.0/16")]
+    NoNetwork,
+    /// A bound outside the network.
+    #[error("{key} is not in the range of the Network: {address} is outside {network}")]
+    OutOfRange {
+        /// `SubnetMin` or `SubnetMax`.
+        key: &'static str,
+        /// Its value.
+        address: Ipv4Addr,
+        /// The network.
+        network: Prefix,
+    },
+    /// A bound inside a subnet instead of at its start.
+    #[error("{key} is not on a SubnetLen boundary: {address} with /{length}")]
+    OffBoundary {
+        /// `SubnetMin` or `SubnetMax`.
+        key: &'static str,
+        /// Its value.
+        address: Ipv4Addr,
+        /// The subnets' length.
+        length: u8,
+    },
+    /// The configuration names a backend without its type.
+    #[error("unknown backend type \"\": give Backend a Type such as \"udp\", or leave Backend out")]
+    NoBackendType,
+    /// The bounds leave no subnet.
+    #[error("SubnetMin {min} is above SubnetMax {max}, so no subnet can be leased")]
+    EmptyRange {
+        /// `SubnetMin`.
+        min: Ipv4Addr,
+        /// `SubnetMax`.
+        max: Ipv4Addr,
+    },
+    /// Longer than [`CONFIG_BYTES_MAX`].
+    #[error("the network configuration has {0} bytes, more than the {CONFIG_BYTES_MAX} allowed")]
+    TooLong(usize),
+    /// No JSON, or not an object.
+    #[error("the network configuration is not a JSON object")]
+    Syntax(#[source] serde_json::Error),
+    /// A value of the wrong type or outside its range.
+    #[error("{key} in the network configuration must be {expected}, it is {found}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What would be right.
+        expected: &'static str,
+        /// The value as JSON, shortened.
+        found: String,
+    },
+    /// A feature that is not built.
+    #[error("{what} is not built into this weftd: {remedy}")]
+    Unsupported {
+        /// The feature.
+        what: &'static str,
+        /// What to change.
+        remedy: &'static str,
+    },
+}
+
+impl NetworkConfig {
+    /// Reads the JSON under `<prefix>/config` as flannel does: keys in any case, the last of
+    /// several wins, unknown keys are ignored.
+    pub fn parse(bytes: &[u8]) -> Result<Self, NetworkConfigError> {
+        if bytes.len() > CONFIG_BYTES_MAX {
+            return Err(NetworkConfigError::TooLong(bytes.len()));
+        }
+        let raw = RawConfig::parse(bytes)?;
+        let backend = backend(raw.backend)?;
+        check_families(&raw.enable_ipv4, &raw.enable_ipv6)?;
+        let network = network(&raw.network)?;
+        let subnet_length_bits = subnet_length(&raw.subnet_length, network)?;
+        let bound = |key, value: &Value| bound(key, value, network, subnet_length_bits);
+        // The first subnet is left out by default: its network address is the whole network's.
+        let (first, last) = default_bounds(network, subnet_length_bits);
+        let subnet_min = bound("SubnetMin", &raw.subnet_min)?.unwrap_or(first);
+        let subnet_max = bound("SubnetMax", &raw.subnet_max)?.unwrap_or(last);
+        if subnet_min > subnet_max {
+            return Err(NetworkConfigError::EmptyRange { min: subnet_min, max: subnet_max });
+        }
+        let enable_nftables = boolean("EnableNFTables", &raw.enable_nftables, false)?;
+        Ok(Self { network, subnet_length_bits, subnet_min, subnet_max, enable_nftables, backend })
+    }
+
+    /// How many subnets may be leased.
+    #[must_use]
+    pub fn subnet_count(&self) -> u64 {
+        let min = u64::from(self.subnet_min.to_bits());
+        let max = u64::from(self.subnet_max.to_bits());
+        max.checked_sub(min).map_or(0, |span| (span >> self.host_bits()) + 1)
+    }
+
+    /// The subnet at `index` of those that may be leased, in order of address.
+    #[must_use]
+    pub fn subnet(&self, index: u64) -> Option<Prefix> {
+        if index >= self.subnet_count() {
+            return None;
+        }
+        let start = u64::from(self.subnet_min.to_bits()) + (index << self.host_bits());
+        let start = u32::try_from(start).ok()?;
+        Prefix::new(Ipv4Addr::from_bits(start), self.subnet_length_bits)
+    }
+
+    /// Every subnet that may be leased, in order of address.
+    pub fn subnets(&self) -> impl Iterator<Item = Prefix> + '_ {
+        (0..self.subnet_count()).filter_map(|index| self.subnet(index))
+    }
+
+    /// Whether `subnet` may be leased: of the right length and between the bounds.
+    #[must_use]
+    pub fn leasable(&self, subnet: Prefix) -> bool {
+        subnet.length_bits() == self.subnet_length_bits
+            && (self.subnet_min..=self.subnet_max).contains(&subnet.network())
+    }
+
+    fn host_bits(&self) -> u8 {
+        32_u8.saturating_sub(self.subnet_length_bits)
+    }
+}
+
+impl UdpBackendConfig {
+    /// Reads the udp backend's keys from [`BackendConfig::settings`].
+    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let port = match json::member(settings, "Port") {
+            None | Some(Value::Null) => UDP_PORT_DEFAULT,
+            Some(value) => value
+                .as_u64()
+                .and_then(|port| u16::try_from(port).ok())
+                .filter(|port| *port != 0)
+                .ok_or_else(|| wrong("Backend.Port", "a number from 1 to 65535", value))?,
+        };
+        let mtu_bytes = match json::member(settings, "MTU") {
+            None | Some(Value::Null) => None,
+            Some(value) => Some(
+                value
+                    .as_u64()
+                    .and_then(|mtu| u32::try_from(mtu).ok())
+                    .filter(|mtu| (MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(mtu))
+                    .ok_or_else(|| wrong("Backend.MTU", "a number from 68 to 65535", value))?,
+            ),
+        };
+        Ok(Self { port, mtu_bytes })
+    }
+}
+
+fn backend(raw: Option<Value>) -> Result<BackendConfig, NetworkConfigError> {
+    let Some(settings) = raw else {
+        let settings = Value::Object(serde_json::Map::new());
+        return Ok(BackendConfig { kind: "udp".to_owned(), settings });
+    };
+    if !settings.is_object() && !settings.is_null() {
+        return Err(wrong("Backend", "an object with a Type", &settings));
+    }
+    match json::member(&settings, "Type") {
+        None | Some(Value::Null) => Err(NetworkConfigError::NoBackendType),
+        Some(Value::String(kind)) if kind.is_empty() => Err(NetworkConfigError::NoBackendType),
+        Some(Value::String(kind)) => Ok(BackendConfig { kind: kind.to_lowercase(), settings }),
+        Some(other) => Err(wrong("Backend.Type", "a string", other)),
+    }
+}
+
+fn check_families(ipv4: &Value, ipv6: &Value) -> Result<(), NetworkConfigError> {
+    if boolean("EnableIPv6", ipv6, false)? {
+        return Err(NetworkConfigError::Unsupported {
+            what: "IPv6 (EnableIPv6)",
+            remedy: "set EnableIPv6 to false or run flanneld",
+        });
+    }
+    if !boolean("EnableIPv4", ipv4, true)? {
+        return Err(NetworkConfigError::Unsupported {
+            what: "a network without IPv4 (EnableIPv4 is false)",
+            remedy: "leave EnableIPv4 out or set it to true",
+        });
+    }
+    Ok(())
+}
+
+fn network(value: &Value) -> Result<Prefix, NetworkConfigError> {
+    if value.is_null() {
+        return Err(NetworkConfigError::NoNetwork);
+    }
+    let network: Option<Prefix> = value.as_str().and_then(|text| text.parse().ok());
+    let network = network
+        .ok_or_else(|| wrong("Network", "an IPv4 network such as \"10.5.0.0/16\"", value))?;
+    // flannel takes 0.0.0.0/0 for "not given".
+    if network.length_bits() == 0 { Err(NetworkConfigError::NoNetwork) } else { Ok(network) }
+}
+
+fn subnet_length(value: &Value, network: Prefix) -> Result<u8, NetworkConfigError> {
+    let wanted = if value.is_null() { Some(0) } else { value.as_u64() };
+    let wanted = wanted.ok_or_else(|| wrong("SubnetLen", "a number from 1 to 30", value))?;
+    let network_length = network.length_bits();
+    let shortest = network_length + SUBNET_LENGTH_BEYOND_NETWORK;
+    match u8::try_from(wanted) {
+        Ok(0) if network_length > NETWORK_LENGTH_MAX => {
+            Err(NetworkConfigError::NetworkTooSmall(network))
+        }
+        Ok(0) if network_length <= NETWORK_LENGTH_FOR_DEFAULT_SUBNETS => Ok(SUBNET_LENGTH_DEFAULT),
+        Ok(0) => Ok(shortest),
+        Ok(length) if length > SUBNET_LENGTH_MAX => {
+            Err(NetworkConfigError::SubnetLengthTooLong(wanted))
+        }
+        Ok(length) if length < shortest => {
+            Err(NetworkConfigError::TooFewSubnets { network, length: wanted })
+        }
+        Ok(length) => Ok(length),
+        Err(_beyond_u8) => Err(NetworkConfigError::SubnetLengthTooLong(wanted)),
+    }
+}
+
+/// The second and the last subnet.
+fn default_bounds(network: Prefix, subnet_length_bits: u8) -> (Ipv4Addr, Ipv4Addr) {
+    let subnet_addresses = 1_u32 << (32 - u32::from(subnet_length_bits));
+    let first = network.network().to_bits() + subnet_addresses;
+    let last = network.last().to_bits() - (subnet_addresses - 1);
+    (Ipv4Addr::from_bits(first), Ipv4Addr::from_bits(last))
+}
+
+/// Reads `SubnetMin` or `SubnetMax`. As in flannel, 0.0.0.0 stands for "not given".
+fn bound(
+    key: &'static str,
+    value: &Value,
+    network: Prefix,
+    length: u8,
+) -> Result<Option<Ipv4Addr>, NetworkConfigError> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let address: Option<Ipv4Addr> = value.as_str().and_then(|text| text.parse().ok());
+    let address =
+        address.ok_or_else(|| wrong(key, "an IPv4 address such as \"10.5.16.0\"", value))?;
+    if address.is_unspecified() {
+        return Ok(None);
+    }
+    if !network.contains(address) {
+        return Err(NetworkConfigError::OutOfRange { key, address, network });
+    }
+    if Prefix::new(address, length).is_none_or(|subnet| subnet.network() != address) {
+        return Err(NetworkConfigError::OffBoundary { key, address, length });
+    }
+    Ok(Some(address))
+}
+
+fn boolean(key: &'static str, value: &Value, default: bool) -> Result<bool, NetworkConfigError> {
+    if value.is_null() {
+        return Ok(default);
+    }
+    value.as_bool().ok_or_else(|| wrong(key, "true or false", value))
+}
+
+fn wrong(key: &'static str, expected: &'static str, value: &Value) -> NetworkConfigError {
+    /// Enough to recognise the value in a log line.
+    const SHOWN_CHARACTERS_MAX: usize = 60;
+    let mut found: String = value.to_string().chars().take(SHOWN_CHARACTERS_MAX + 1).collect();
+    if found.chars().count() > SHOWN_CHARACTERS_MAX {
+        found.pop();
+        found.push('…');
+    }
+    NetworkConfigError::Value { key, expected, found }
+}
+
+#[cfg(test)]
+mod tests;

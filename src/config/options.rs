@@ -29,6 +29,16 @@ pub struct Options {
     pub log_format: LogFormat,
     /// klog's `-v`: 0 is the normal log, 1 and above add detail.
     pub verbosity: u8,
+    /// Where the running daemon answers `/status` and `/metrics`.
+    pub status_socket: PathBuf,
+}
+
+impl Options {
+    /// The line that records at start what was chosen. Secrets show as `***`.
+    #[must_use]
+    pub fn log_line(&self) -> String {
+        format!("CLI flags config: {self:?}")
+    }
 }
 
 /// Where leases live.

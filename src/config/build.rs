@@ -1,0 +1,393 @@
+//! Checks what the flags mean and turns it into [`Options`]. Everything wrong ends here with an
+//! error that names the flag; nothing downstream checks an option again.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper::Uri;
+use regex::Regex;
+
+use crate::config::flag_table::{FLAGS, Setting, Settings, Slot, Source, Support};
+use crate::config::go_flags::environment_name;
+use crate::config::options::{
+    ClientCertificate, Credentials, EngineChoice, EtcdOptions, ForwardRules, InterfaceOptions,
+    LogFormat, OffloadChoice, Options, StoreOptions,
+};
+
+/// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
+const RENEW_MARGIN_MINUTES_MAX: i64 = 24 * 60 - 1;
+
+/// Longest path of a unix socket: `sun_path` holds 108 bytes with the closing zero (unix(7)).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The subnet file's usual name; beside it the status socket is plainly `weft.sock`.
+const SUBNET_FILE_NAME: &str = "subnet.env";
+
+/// Why the values of the flags stop a start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum OptionError {
+    /// The feature is not built.
+    #[error("{missing} is not built into this weftd: remove {given} or run flanneld")]
+    NotBuilt {
+        /// What is missing.
+        missing: &'static str,
+        /// The flag or variable that asks for it.
+        given: String,
+    },
+    /// A value outside its meaning.
+    #[error("{flag}: {problem}")]
+    Value {
+        /// The flag with its dashes.
+        flag: &'static str,
+        /// Which value, what is wrong, what would be right.
+        problem: String,
+    },
+    /// flanneld's phrase, which operators grep for.
+    #[error(
+        "Invalid subnet-lease-renew-margin option {0}, it should be between 1 and 1439 minutes"
+    )]
+    RenewMargin(i64),
+    /// flanneld's phrase.
+    #[error("invalid public IP address: {0:?}: --public-ip takes the IPv4 address of one host")]
+    PublicIp(String),
+    /// Two flags that need each other.
+    #[error("{given} needs {absent} as well")]
+    Incomplete {
+        /// The flag that was given.
+        given: &'static str,
+        /// The flag that is absent.
+        absent: &'static str,
+    },
+    /// Leases can live in one place only.
+    #[error("--local-store and {etcd} (flag or environment) exclude each other: keep one of them")]
+    TwoStores {
+        /// The etcd flag.
+        etcd: String,
+    },
+}
+
+/// Checks `settings` and builds the options. What can be ignored is added to `warnings`.
+pub(super) fn options(
+    mut settings: Settings,
+    warnings: &mut Vec<String>,
+) -> Result<Options, OptionError> {
+    refuse_unbuilt(&mut settings, warnings)?;
+    check_peer_check(&settings.peer_check.value)?;
+    let subnet_file = subnet_file(&settings.subnet_file.value)?;
+    Ok(Options {
+        renew_margin: renew_margin(settings.subnet_lease_renew_margin.value)?,
+        interface: interface(&settings)?,
+        health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,
+        forward_rules: forward_rules(&settings),
+        engine: engine(&settings.engine.value)?,
+        offload: offload(&settings.offload.value)?,
+        log_format: log_format(&settings.log_format.value)?,
+        verbosity: u8::try_from(settings.v.value.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
+        status_socket: status_socket(&settings.status_socket.value, &subnet_file)?,
+        subnet_file,
+        store: store(settings)?,
+    })
+}
+
+/// Applies the table's policy on flags whose feature is not built.
+fn refuse_unbuilt(settings: &mut Settings, warnings: &mut Vec<String>) -> Result<(), OptionError> {
+    let mut defaults = Settings::default();
+    for flag in FLAGS {
+        let (source, differs, asks) = match flag.slot {
+            Slot::Text(at) => compare(at(settings), at(&mut defaults)),
+            Slot::Secret(at) => compare(at(settings), at(&mut defaults)),
+            Slot::List(at) => compare(at(settings), at(&mut defaults)),
+            Slot::Int(at) => compare(at(settings), at(&mut defaults)),
+            // A bool asks for its feature when true, even where true is the default.
+            Slot::Bool(at) => {
+                let (source, differs, _) = compare(at(settings), at(&mut defaults));
+                (source, differs, at(settings).value)
+            }
+        };
+        let given = match source {
+            Source::Default => continue,
+            Source::Environment => environment_name(flag.name),
+            Source::CommandLine => format!("--{}", flag.name),
+        };
+        match flag.support {
+            Support::Missing(missing) if asks => {
+                return Err(OptionError::NotBuilt { missing, given });
+            }
+            Support::Idle(feature) if differs => warnings.push(format!(
+                "{given} has no effect: it only matters with {feature}, which is not built"
+            )),
+            Support::Built | Support::Missing(_) | Support::Idle(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Who gave the value, whether it differs from the default, whether it asks for the feature.
+fn compare<T: PartialEq>(given: &Setting<T>, default: &Setting<T>) -> (Source, bool, bool) {
+    let differs = given.value != default.value;
+    (given.source, differs, differs)
+}
+
+fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
+    match u64::try_from(minutes) {
+        Ok(valid @ 1..) if minutes <= RENEW_MARGIN_MINUTES_MAX => {
+            Ok(Duration::from_secs(valid * 60))
+        }
+        _ => Err(OptionError::RenewMargin(minutes)),
+    }
+}
+
+fn interface(settings: &Settings) -> Result<InterfaceOptions, OptionError> {
+    if settings.iface.value.iter().any(String::is_empty) {
+        return Err(value("--iface", "an empty name matches no interface".to_owned()));
+    }
+    let regexes = settings.iface_regex.value.iter().map(|text| {
+        Regex::new(text).map_err(|error| {
+            value("--iface-regex", format!("{text:?} is no regular expression: {error}"))
+        })
+    });
+    let can_reach = optional(&settings.iface_can_reach.value).map(|text| {
+        text.parse().map_err(|_not_an_address| {
+            value("--iface-can-reach", format!("{text:?} is not an IP address"))
+        })
+    });
+    Ok(InterfaceOptions {
+        interfaces: settings.iface.value.clone(),
+        regexes: regexes.collect::<Result<_, _>>()?,
+        can_reach: can_reach.transpose()?,
+        public_ip: optional(&settings.public_ip.value).map(public_ip).transpose()?,
+    })
+}
+
+/// Go's `ParseIP` also takes `::ffff:192.0.2.1` for an IPv4 address.
+fn public_ip(text: &str) -> Result<Ipv4Addr, OptionError> {
+    match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
+        Ok(IpAddr::V4(address))
+            if !address.is_unspecified() && !address.is_multicast() && !address.is_broadcast() =>
+        {
+            Ok(address)
+        }
+        _ => Err(OptionError::PublicIp(text.to_owned())),
+    }
+}
+
+fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
+    // Go listens on every address when the host part is empty.
+    let address = optional(address).unwrap_or("0.0.0.0");
+    let address: IpAddr = address.parse().map_err(|_not_an_address| {
+        value("--healthz-ip", format!("{address:?} is not an IP address"))
+    })?;
+    let port = u16::try_from(port).map_err(|_out_of_range| {
+        value("--healthz-port", format!("{port} is no port: use 1 to 65535, or 0 for none"))
+    })?;
+    Ok((port != 0).then(|| SocketAddr::new(address, port)))
+}
+
+fn forward_rules(settings: &Settings) -> ForwardRules {
+    let setting = &settings.iptables_forward_rules;
+    match (setting.is_given(), setting.value) {
+        (false, _) => ForwardRules::Default,
+        (true, true) => ForwardRules::On,
+        (true, false) => ForwardRules::Off,
+    }
+}
+
+fn engine(text: &str) -> Result<EngineChoice, OptionError> {
+    match text {
+        "auto" => Ok(EngineChoice::Auto),
+        "mmsg" => Ok(EngineChoice::Mmsg),
+        "io_uring" | "io-uring" | "uring" => Err(OptionError::NotBuilt {
+            missing: "The io_uring engine",
+            given: format!("--engine={text}"),
+        }),
+        _ => Err(value("--engine", format!("{text:?} is no engine: use auto or mmsg"))),
+    }
+}
+
+fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
+    match text {
+        "auto" => return Ok(OffloadChoice::ALL),
+        "none" => return Ok(OffloadChoice::NONE),
+        _ => {}
+    }
+    let mut choice = OffloadChoice::NONE;
+    for name in text.split(',') {
+        match name {
+            "tso" => choice.tso = true,
+            "uso" => choice.uso = true,
+            "gso" => choice.gso = true,
+            "gro" => choice.gro = true,
+            _ => {
+                let problem = format!(
+                    "{name:?} is no offload: use auto, none, or a list of tso, uso, gso, gro"
+                );
+                return Err(value("--offload", problem));
+            }
+        }
+    }
+    Ok(choice)
+}
+
+fn check_peer_check(text: &str) -> Result<(), OptionError> {
+    match text {
+        "loose" => Ok(()),
+        "strict" => Err(OptionError::NotBuilt {
+            missing: "The strict peer check",
+            given: "--peer-check=strict".to_owned(),
+        }),
+        _ => Err(value("--peer-check", format!("{text:?} is no peer check: use loose"))),
+    }
+}
+
+fn log_format(text: &str) -> Result<LogFormat, OptionError> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(value("--log-format", format!("{text:?} is no form: use text or json"))),
+    }
+}
+
+fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
+    let path = PathBuf::from(text);
+    if path.file_name().is_none() || text.ends_with('/') || text.contains('\0') {
+        return Err(value("--subnet-file", format!("{text:?} names no file")));
+    }
+    Ok(path)
+}
+
+fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError> {
+    let path = match optional(text) {
+        Some(text) => PathBuf::from(text),
+        None if subnet_file.file_name().is_some_and(|name| name == SUBNET_FILE_NAME) => {
+            subnet_file.with_file_name("weft.sock")
+        }
+        None => {
+            let mut name = subnet_file.file_stem().unwrap_or_default().to_owned();
+            name.push(".weft.sock");
+            subnet_file.with_file_name(name)
+        }
+    };
+    let length_bytes = path.as_os_str().len();
+    if length_bytes > SOCKET_PATH_BYTES_MAX || path.file_name().is_none() || text.contains('\0') {
+        let problem = format!(
+            "{} cannot be a socket's path ({length_bytes} bytes, {SOCKET_PATH_BYTES_MAX} at most): \
+             give another path",
+            path.display()
+        );
+        return Err(value("--status-socket", problem));
+    }
+    Ok(path)
+}
+
+fn store(settings: Settings) -> Result<StoreOptions, OptionError> {
+    let directory = &settings.local_store;
+    if directory.is_given() && directory.value.is_empty() {
+        return Err(value("--local-store", "an empty path names no directory".to_owned()));
+    }
+    if !directory.is_given() {
+        return etcd(settings).map(StoreOptions::Etcd);
+    }
+    let etcd_flags = [
+        ("--etcd-endpoints", settings.etcd_endpoints.is_given()),
+        ("--etcd-prefix", settings.etcd_prefix.is_given()),
+        ("--etcd-cafile", settings.etcd_cafile.is_given()),
+        ("--etcd-certfile", settings.etcd_certfile.is_given()),
+        ("--etcd-keyfile", settings.etcd_keyfile.is_given()),
+        ("--etcd-username", settings.etcd_username.is_given()),
+        ("--etcd-password", settings.etcd_password.is_given()),
+    ];
+    match etcd_flags.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(OptionError::TwoStores { etcd: (*flag).to_owned() }),
+        None => Ok(StoreOptions::Local(PathBuf::from(settings.local_store.value))),
+    }
+}
+
+fn etcd(settings: Settings) -> Result<EtcdOptions, OptionError> {
+    let ca_file = optional(&settings.etcd_cafile.value).map(PathBuf::from);
+    let client_certificate = both(
+        ("--etcd-certfile", optional(&settings.etcd_certfile.value)),
+        ("--etcd-keyfile", optional(&settings.etcd_keyfile.value)),
+    )?;
+    let client_certificate = client_certificate.map(|(certificate_file, key_file)| {
+        ClientCertificate { certificate_file: certificate_file.into(), key_file: key_file.into() }
+    });
+    let tls_flag = match (&ca_file, &client_certificate) {
+        (Some(_), _) => Some("--etcd-cafile"),
+        (None, Some(_)) => Some("--etcd-certfile"),
+        (None, None) => None,
+    };
+    let endpoints = settings.etcd_endpoints.value.split(',');
+    let endpoints = endpoints.map(|text| endpoint(text, tls_flag)).collect::<Result<_, _>>()?;
+    let prefix = settings.etcd_prefix.value.trim_end_matches('/').to_owned();
+    let credentials = both(
+        ("--etcd-username", optional(&settings.etcd_username.value)),
+        ("--etcd-password", optional(&settings.etcd_password.value.0)),
+    )?;
+    let credentials = credentials.map(|(username, _)| Credentials {
+        username: username.to_owned(),
+        password: settings.etcd_password.value.clone(),
+    });
+    Ok(EtcdOptions { endpoints, prefix, ca_file, client_certificate, credentials })
+}
+
+/// Reads one URL of an etcd server. Complaints about a URL with a user part do not repeat it,
+/// because a password may be in there.
+fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
+    const FLAG: &str = "--etcd-endpoints";
+    if text.contains('@') {
+        let problem = "a URL must not hold a user: use --etcd-username and \
+                       FLANNELD_ETCD_PASSWORD instead";
+        return Err(value(FLAG, problem.to_owned()));
+    }
+    let wrong = |why: &str| {
+        Err(value(FLAG, format!("{text:?} {why}: write http://host:port or https://host:port")))
+    };
+    let Ok(url) = text.parse::<Uri>() else { return wrong("is not a URL") };
+    let scheme = url.scheme_str();
+    if scheme != Some("http") && scheme != Some("https") {
+        return wrong("is no http or https URL");
+    }
+    let Some(authority) = url.authority().filter(|authority| !authority.host().is_empty()) else {
+        return wrong("names no host");
+    };
+    // The part after the host is a port or nothing: hyper keeps a colon with a bad number.
+    let after_host = &authority.as_str()[authority.host().len()..];
+    if !after_host.is_empty() && authority.port_u16().is_none_or(|port| port == 0) {
+        return wrong("has a bad port");
+    }
+    if url.path() != "/" || url.query().is_some() {
+        return wrong("has a path");
+    }
+    match tls_flag {
+        Some(flag) if scheme == Some("http") => {
+            let problem = format!(
+                "{text:?} is plain http, but {flag} is given: certificates need https:// endpoints"
+            );
+            Err(value(FLAG, problem))
+        }
+        Some(_) | None => Ok(text.to_owned()),
+    }
+}
+
+fn both<T>(
+    first: (&'static str, Option<T>),
+    second: (&'static str, Option<T>),
+) -> Result<Option<(T, T)>, OptionError> {
+    match (first, second) {
+        ((_, Some(first)), (_, Some(second))) => Ok(Some((first, second))),
+        ((_, None), (_, None)) => Ok(None),
+        ((given, Some(_)), (absent, None)) | ((absent, None), (given, Some(_))) => {
+            Err(OptionError::Incomplete { given, absent })
+        }
+    }
+}
+
+/// In Go an empty text is the same as a flag left out.
+fn optional(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn value(flag: &'static str, problem: String) -> OptionError {
+    OptionError::Value { flag, problem }
+}

@@ -1,0 +1,98 @@
+//! The command line and the `FLANNELD_*` environment, parsed into [`Options`]. Pure: arguments
+//! and a lookup of variables go in, an [`Outcome`] comes out; printing and exiting are the
+//! program's.
+//!
+//! Differences from flanneld, on purpose: a bad flag exits 2 instead of 0, and complains in one
+//! line with a hint instead of the whole usage text; a flag whose feature is not built refuses,
+//! or warns when it only modifies such a feature; the password is never shown.
+
+use std::ffi::OsString;
+
+use crate::config::build;
+use crate::config::flag_table::Settings;
+use crate::config::go_flags::{self, SyntaxError};
+use crate::config::options::Options;
+
+/// What the command line asks for.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// Run with these options, after logging the warnings.
+    Run(Box<Options>, Vec<String>),
+    /// Print the version on stderr and exit 0.
+    Version,
+    /// Print this usage text on stderr and exit 0.
+    Help(String),
+    /// Print this line on stderr and exit non-zero.
+    Refuse {
+        /// One line: which flag, what is wrong, what to do.
+        message: String,
+        /// The command line itself is malformed: hint at `--help` and exit 2 rather than 1.
+        usage: bool,
+    },
+}
+
+/// Exit code for values that make no sense, as in flanneld.
+const EXIT_INVALID: u8 = 1;
+/// Exit code for a malformed command line, as of every Go and GNU program.
+const EXIT_USAGE: u8 = 2;
+
+impl Outcome {
+    /// What goes to stderr and the exit code, for everything but [`Outcome::Run`].
+    #[must_use]
+    pub fn ending(&self, program: &str, version: &str) -> Option<(String, u8)> {
+        match self {
+            Self::Run(..) => None,
+            Self::Version => Some((format!("{version}\n"), 0)),
+            Self::Help(text) => Some((text.clone(), 0)),
+            Self::Refuse { message, usage: true } => {
+                Some((format!("{message}\nTry '{program} --help'.\n"), EXIT_USAGE))
+            }
+            Self::Refuse { message, usage: false } => Some((format!("{message}\n"), EXIT_INVALID)),
+        }
+    }
+}
+
+/// Parses `arguments`, the program's own name first, and the variables that `variable` finds.
+///
+/// The command line wins over the environment, which wins over the defaults. `--help` and
+/// `--version` are answered before the environment is read and before values are checked.
+pub fn parse(
+    arguments: impl IntoIterator<Item = OsString>,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Outcome {
+    let mut arguments = arguments.into_iter();
+    let program = arguments.next().unwrap_or_else(|| OsString::from("weftd"));
+    let mut settings = Settings::default();
+    match go_flags::read_arguments(arguments, &mut settings) {
+        Ok(()) => {}
+        Err(SyntaxError::Help) => {
+            return Outcome::Help(go_flags::usage(&program.to_string_lossy()));
+        }
+        Err(error) => return Outcome::Refuse { message: one_line(&error), usage: true },
+    }
+    if settings.version.value {
+        return Outcome::Version;
+    }
+    let mut warnings = go_flags::read_environment(variable, &mut settings);
+    match build::options(settings, &mut warnings) {
+        Ok(options) => Outcome::Run(Box::new(options), warnings),
+        Err(error) => Outcome::Refuse { message: one_line(&error), usage: false },
+    }
+}
+
+/// A value may hold line breaks and escape sequences; the terminal and the log get one line.
+fn one_line(error: &dyn std::error::Error) -> String {
+    let mut line = String::new();
+    for character in error.to_string().chars() {
+        if character.is_control() {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+#[path = "flags_tests.rs"]
+mod tests;

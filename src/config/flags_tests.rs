@@ -1,0 +1,413 @@
+//! Tests of the whole path from arguments and variables to options.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::config::options::{
+    EngineChoice, EtcdOptions, ForwardRules, LogFormat, OffloadChoice, StoreOptions,
+};
+
+fn outcome(words: &[&str], variables: &[(&str, &str)]) -> Outcome {
+    let arguments = std::iter::once("flanneld").chain(words.iter().copied()).map(OsString::from);
+    parse(arguments, |name| {
+        variables.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+    })
+}
+
+fn run_with(words: &[&str], variables: &[(&str, &str)]) -> (Options, Vec<String>) {
+    let outcome = outcome(words, variables);
+    let Outcome::Run(options, warnings) = outcome else {
+        panic!("{words:?} {variables:?} gave {outcome:?}");
+    };
+    (*options, warnings)
+}
+
+fn run(words: &[&str]) -> Options {
+    let (options, warnings) = run_with(words, &[]);
+    assert!(warnings.is_empty(), "{words:?} warned: {warnings:?}");
+    options
+}
+
+fn refused(words: &[&str], variables: &[(&str, &str)]) -> (String, bool) {
+    let outcome = outcome(words, variables);
+    let Outcome::Refuse { message, usage } = outcome else {
+        panic!("{words:?} {variables:?} gave {outcome:?}");
+    };
+    (message, usage)
+}
+
+#[track_caller]
+fn assert_refused(words: &[&str], phrase: &str) {
+    let (message, usage) = refused(words, &[]);
+    assert!(message.contains(phrase), "{words:?}: {message:?} lacks {phrase:?}");
+    assert!(!usage, "{words:?} is well-formed, so it is no usage error");
+    assert!(!message.contains('\n'), "{words:?}: more than one line: {message:?}");
+}
+
+fn etcd_of(options: Options) -> EtcdOptions {
+    match options.store {
+        StoreOptions::Etcd(etcd) => etcd,
+        StoreOptions::Local(directory) => panic!("local store {}", directory.display()),
+    }
+}
+
+#[test]
+fn defaults_are_flanneld_s() {
+    let options = run(&[]);
+    assert_eq!(options.subnet_file, PathBuf::from("/run/flannel/subnet.env"));
+    assert_eq!(options.status_socket, PathBuf::from("/run/flannel/weft.sock"));
+    assert_eq!(options.renew_margin, Duration::from_secs(3600));
+    assert_eq!(options.health, None);
+    assert_eq!(options.forward_rules, ForwardRules::Default);
+    assert_eq!(options.engine, EngineChoice::Auto);
+    assert_eq!(options.offload, OffloadChoice::ALL);
+    assert_eq!(options.log_format, LogFormat::Text);
+    assert_eq!(options.verbosity, 0);
+    assert!(options.interface.interfaces.is_empty() && options.interface.regexes.is_empty());
+    assert_eq!((options.interface.can_reach, options.interface.public_ip), (None, None));
+    let etcd = etcd_of(options);
+    assert_eq!(etcd.endpoints, ["http://127.0.0.1:4001", "http://127.0.0.1:2379"]);
+    assert_eq!(etcd.prefix, "/coreos.com/network");
+    assert!(etcd.ca_file.is_none() && etcd.client_certificate.is_none());
+    assert!(etcd.credentials.is_none());
+}
+
+#[test]
+fn version_and_help_come_before_environment_and_checks() {
+    let bad = [("FLANNELD_HEALTHZ_PORT", "many"), ("FLANNELD_PUBLIC_IP", "x")];
+    assert!(matches!(
+        outcome(&["--subnet-lease-renew-margin=0", "--version"], &bad),
+        Outcome::Version
+    ));
+    for word in ["-h", "--help", "-help"] {
+        let Outcome::Help(text) = outcome(&["--kube-subnet-mgr", word], &bad) else {
+            panic!("{word} gave no help");
+        };
+        assert!(text.starts_with("Usage: flanneld [OPTION]...\n"), "{text}");
+    }
+    run_with(&["--version=false"], &[("FLANNELD_VERSION", "true")]);
+}
+
+#[test]
+fn endings_have_text_and_exit_code() {
+    let ending = |words: &[&str]| outcome(words, &[]).ending("flanneld", "weftd 0.1.0");
+    assert_eq!(ending(&[]), None);
+    assert_eq!(ending(&["--version"]), Some(("weftd 0.1.0\n".to_owned(), 0)));
+    assert_eq!(ending(&["-h"]).unwrap().1, 0);
+    let (text, code) = ending(&["--nope"]).unwrap();
+    assert_eq!(
+        (text.as_str(), code),
+        ("flag provided but not defined: -nope\nTry 'flanneld --help'.\n", 2)
+    );
+    let (text, code) = ending(&["--public-ip=x"]).unwrap();
+    assert_eq!((text.lines().count(), code), (1, 1));
+}
+
+#[test]
+fn a_malformed_command_line_is_a_usage_error_in_one_line() {
+    for words in [&["--nope\n\x1b[31m=1"][..], &["--v=x"], &["--v"], &["---"], &["--ip-masq=maybe"]]
+    {
+        let (message, usage) = refused(words, &[]);
+        assert!(usage, "{words:?}");
+        assert!(!message.chars().any(char::is_control), "{message:?}");
+    }
+}
+
+#[test]
+fn command_line_beats_environment_beats_default() {
+    let variables = [
+        ("FLANNELD_SUBNET_FILE", "/env/subnet.env"),
+        ("FLANNELD_V", "1"),
+        ("FLANNELD_IFACE", "eth0,eth1"),
+        ("FLANNELD_LOG_FORMAT", "json"),
+        ("FLANNELD_LOCAL_STORE", "/env/store"),
+    ];
+    let (options, warnings) = run_with(&["--subnet-file=/cli/subnet.env"], &variables);
+    assert_eq!(options.subnet_file, PathBuf::from("/cli/subnet.env"));
+    assert_eq!(options.verbosity, 1);
+    assert_eq!(options.interface.interfaces, ["eth0,eth1"]);
+    assert_eq!(options.log_format, LogFormat::Json);
+    assert!(matches!(options.store, StoreOptions::Local(path) if path.as_os_str() == "/env/store"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn an_unreadable_variable_warns_and_leaves_the_default() {
+    let (options, warnings) = run_with(&[], &[("FLANNELD_SUBNET_LEASE_RENEW_MARGIN", "soon")]);
+    assert_eq!(options.renew_margin, Duration::from_secs(3600));
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].contains("FLANNELD_SUBNET_LEASE_RENEW_MARGIN"), "{warnings:?}");
+    let (message, usage) = refused(&[], &[("FLANNELD_SUBNET_LEASE_RENEW_MARGIN", "1440")]);
+    assert!(message.contains("Invalid subnet-lease-renew-margin option") && !usage);
+}
+
+#[test]
+fn the_renew_margin_is_1_to_1439_minutes() {
+    for (minutes, accepted) in [("1", 1), ("1439", 1439), ("0x10", 16), ("1_0", 10)] {
+        let options = run(&[&format!("--subnet-lease-renew-margin={minutes}")]);
+        assert_eq!(options.renew_margin, Duration::from_secs(accepted * 60));
+    }
+    for minutes in ["0", "-1", "1440", "9223372036854775807", "-9223372036854775808"] {
+        let word = format!("--subnet-lease-renew-margin={minutes}");
+        assert_refused(&[&word], "Invalid subnet-lease-renew-margin option");
+    }
+}
+
+#[test]
+fn interface_options() {
+    let options = run(&[
+        "--iface=eth0",
+        "--iface=192.0.2.1",
+        "--iface-regex=^eth",
+        "--iface-can-reach=2001:db8::1",
+        "--public-ip=198.51.100.7",
+    ]);
+    assert_eq!(options.interface.interfaces, ["eth0", "192.0.2.1"]);
+    assert_eq!(options.interface.regexes[0].as_str(), "^eth");
+    assert_eq!(options.interface.can_reach.unwrap().to_string(), "2001:db8::1");
+    assert_eq!(options.interface.public_ip.unwrap().to_string(), "198.51.100.7");
+    let mapped = run(&["--public-ip=::ffff:198.51.100.7"]);
+    assert_eq!(mapped.interface.public_ip, options.interface.public_ip);
+    for address in ["x", "2001:db8::1", "1.2.3", "1.2.3.4/24", "0.0.0.0", "224.0.0.1", "01.2.3.4"] {
+        assert_refused(&[&format!("--public-ip={address}")], "invalid public IP address");
+    }
+    assert_refused(&["--iface-can-reach=example.org"], "--iface-can-reach");
+    assert_refused(&["--iface-regex=("], "--iface-regex");
+    assert_refused(&["--iface="], "--iface");
+}
+
+#[test]
+fn health_is_off_at_port_zero() {
+    let address = |words: &[&str]| run(words).health;
+    assert_eq!(address(&["--healthz-ip=::1"]), None);
+    let all: SocketAddr = "0.0.0.0:8080".parse().unwrap();
+    assert_eq!(address(&["--healthz-port=8080"]), Some(all));
+    assert_eq!(address(&["--healthz-port=8080", "--healthz-ip="]), Some(all));
+    let six = "[::1]:65535".parse().unwrap();
+    assert_eq!(address(&["--healthz-port=65535", "--healthz-ip=::1"]), Some(six));
+    assert_refused(&["--healthz-port=65536"], "--healthz-port");
+    assert_refused(&["--healthz-port=-1"], "--healthz-port");
+    assert_refused(&["--healthz-ip=localhost"], "--healthz-ip");
+}
+
+#[test]
+fn etcd_over_tls_with_a_user() {
+    let etcd = etcd_of(run(&[
+        "--etcd-endpoints=https://a:2379,https://[::1]:2379,https://c/",
+        "--etcd-cafile=/ca",
+        "--etcd-certfile=/cert",
+        "--etcd-keyfile=/key",
+        "--etcd-username=u",
+        "--etcd-password=p",
+        "--etcd-prefix=/own/",
+    ]));
+    assert_eq!(etcd.endpoints, ["https://a:2379", "https://[::1]:2379", "https://c/"]);
+    assert_eq!(etcd.prefix, "/own");
+    assert_eq!(etcd.ca_file, Some(PathBuf::from("/ca")));
+    let certificate = etcd.client_certificate.unwrap();
+    assert_eq!(certificate.certificate_file, PathBuf::from("/cert"));
+    assert_eq!(certificate.key_file, PathBuf::from("/key"));
+    let credentials = etcd.credentials.unwrap();
+    assert_eq!((credentials.username.as_str(), credentials.password.0.as_str()), ("u", "p"));
+
+    let ca_only = etcd_of(run(&["--etcd-endpoints=https://a:2379", "--etcd-cafile=/ca"]));
+    assert!(ca_only.ca_file.is_some() && ca_only.client_certificate.is_none());
+}
+
+#[test]
+fn etcd_options_that_need_each_other() {
+    let tls = "--etcd-endpoints=https://a:2379";
+    assert_refused(&[tls, "--etcd-certfile=/c"], "--etcd-certfile needs --etcd-keyfile");
+    assert_refused(&[tls, "--etcd-keyfile=/k"], "--etcd-keyfile needs --etcd-certfile");
+    assert_refused(&["--etcd-username=u"], "--etcd-username needs --etcd-password");
+    assert_refused(&["--etcd-password=p"], "--etcd-password needs --etcd-username");
+    assert_refused(&["--etcd-cafile=/ca"], "certificates need https:// endpoints");
+    assert_refused(
+        &["--etcd-endpoints=https://a:1,http://b:1", "--etcd-certfile=/c", "--etcd-keyfile=/k"],
+        "\"http://b:1\" is plain http, but --etcd-certfile is given",
+    );
+}
+
+#[test]
+fn endpoints_are_http_urls() {
+    for text in [
+        "",
+        "a",
+        "127.0.0.1:2379",
+        "unix:///run/etcd",
+        "ftp://a:1",
+        "http://",
+        "http://:2379",
+        "http://a:2379,",
+        " http://a:2379",
+        "http://a:99999",
+        "http://a:0",
+        "http://a:x",
+        "http://a:",
+        "http://a:1/path",
+        "http://a:1?q",
+        "https://[::1:2379",
+        "http://a b:1",
+    ] {
+        assert_refused(&["--etcd-endpoints", text], "--etcd-endpoints");
+    }
+    let (message, _) = refused(&["--etcd-endpoints=https://root:hunter2@a:2379"], &[]);
+    assert!(!message.contains("hunter2") && message.contains("--etcd-username"), "{message}");
+}
+
+#[test]
+fn the_password_is_never_shown() {
+    let words = ["--etcd-username=root", "--etcd-password=hunter2"];
+    let options = run(&words);
+    let line = options.log_line();
+    assert!(line.starts_with("CLI flags config: ") && !line.contains('\n'), "{line}");
+    assert!(line.contains("root") && line.contains("***"), "{line}");
+    for shown in [line, format!("{options:?}"), format!("{:?}", outcome(&words, &[]))] {
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+    let orphan = refused(&[], &[("FLANNELD_ETCD_PASSWORD", "hunter2")]).0;
+    assert!(!orphan.contains("hunter2"), "{orphan}");
+}
+
+#[test]
+fn the_local_store_excludes_etcd() {
+    let options = run(&["--local-store=/var/lib/weft"]);
+    assert!(
+        matches!(options.store, StoreOptions::Local(path) if path.as_os_str() == "/var/lib/weft")
+    );
+    assert_refused(&["--local-store="], "--local-store");
+    for (flag, value) in [
+        ("--etcd-endpoints", "http://a:1"),
+        ("--etcd-prefix", "/p"),
+        ("--etcd-cafile", "/ca"),
+        ("--etcd-password", "p"),
+    ] {
+        assert_refused(&["--local-store=/d", flag, value], flag);
+    }
+    let (message, _) = refused(&["--local-store=/d"], &[("FLANNELD_ETCD_ENDPOINTS", "http://a:1")]);
+    assert!(message.contains("exclude each other"), "{message}");
+}
+
+#[test]
+fn unbuilt_features_refuse_and_name_what_is_missing() {
+    for (word, missing) in [
+        ("--kube-subnet-mgr", "Kubernetes subnet manager"),
+        ("--ip-masq", "Masquerading"),
+        ("--ip-blackhole-route=t", "blackhole route"),
+        ("--iptables-forward-rules", "FORWARD chain"),
+        ("--iptables-forward-rules=true", "FORWARD chain"),
+        ("--public-ipv6=2001:db8::1", "IPv6"),
+        ("--vmodule=a=1", "log per source file"),
+        ("--log_backtrace_at=a.go:1", "stack trace"),
+        ("--engine=io_uring", "io_uring engine"),
+        ("--peer-check=strict", "strict peer check"),
+    ] {
+        assert_refused(&[word], missing);
+        assert_refused(&[word], "is not built");
+    }
+    let (message, _) = refused(&[], &[("FLANNELD_KUBE_SUBNET_MGR", "true")]);
+    assert!(message.contains("remove FLANNELD_KUBE_SUBNET_MGR"), "{message}");
+}
+
+#[test]
+fn unbuilt_features_switched_off_are_fine() {
+    let options = run(&[
+        "--kube-subnet-mgr=false",
+        "--ip-masq=false",
+        "--ip-blackhole-route=false",
+        "--iptables-forward-rules=false",
+        "--public-ipv6=",
+        "--vmodule=",
+        "--log_backtrace_at=",
+        "--peer-check=loose",
+        "--iptables-resync=5",
+        "--set-node-network-unavailable=true",
+    ]);
+    assert_eq!(options.forward_rules, ForwardRules::Off);
+}
+
+#[test]
+fn flags_that_only_modify_an_unbuilt_feature_warn_once() {
+    for (word, feature) in [
+        ("--kube-api-url=https://k", "--kube-subnet-mgr"),
+        ("--kubeconfig-file=/k", "--kube-subnet-mgr"),
+        ("--kube-annotation-prefix=example.org", "--kube-subnet-mgr"),
+        ("--net-config-path=/n", "--kube-subnet-mgr"),
+        ("--set-node-network-unavailable=false", "--kube-subnet-mgr"),
+        ("--ip-masq-fully-random-disable", "--ip-masq"),
+        ("--iptables-resync=9", "iptables rules"),
+    ] {
+        let (_, warnings) = run_with(&[word], &[]);
+        assert_eq!(warnings.len(), 1, "{word}: {warnings:?}");
+        let flag = word.split('=').next().unwrap();
+        assert!(warnings[0].starts_with(flag) && warnings[0].contains(feature), "{warnings:?}");
+    }
+}
+
+#[test]
+fn own_flags() {
+    assert_eq!(run(&["--engine=mmsg"]).engine, EngineChoice::Mmsg);
+    assert_eq!(run(&["--offload=none"]).offload, OffloadChoice::NONE);
+    let some = OffloadChoice { tso: true, uso: false, gso: false, gro: true };
+    assert_eq!(run(&["--offload=gro,tso"]).offload, some);
+    assert_eq!(run(&["--log-format", "json"]).log_format, LogFormat::Json);
+    assert_refused(&["--engine=fast"], "--engine");
+    assert_refused(&["--engine="], "--engine");
+    for list in ["", "tso,", "all", "auto,tso", "TSO", "none,gro"] {
+        assert_refused(&["--offload", list], "--offload");
+    }
+    assert_refused(&["--log-format=xml"], "--log-format");
+    assert_refused(&["--peer-check=none"], "--peer-check");
+}
+
+#[test]
+fn verbosity_is_clamped() {
+    for (text, verbosity) in [("-3", 0), ("0", 0), ("6", 6), ("1000", 255)] {
+        assert_eq!(run(&["-v", text]).verbosity, verbosity);
+    }
+}
+
+#[test]
+fn the_status_socket_lies_beside_the_subnet_file() {
+    for (subnet_file, socket) in [
+        ("/run/flannel/subnet.env", "/run/flannel/weft.sock"),
+        ("subnet.env", "weft.sock"),
+        ("/run/b.env", "/run/b.weft.sock"),
+        ("/run/second", "/run/second.weft.sock"),
+        ("/run/.env", "/run/.env.weft.sock"),
+    ] {
+        let options = run(&["--subnet-file", subnet_file]);
+        assert_eq!(options.status_socket, PathBuf::from(socket));
+    }
+    let explicit = run(&["--status-socket=/run/x.sock"]).status_socket;
+    assert_eq!(explicit, PathBuf::from("/run/x.sock"));
+    let fits = format!("/{}", "s".repeat(106));
+    assert_eq!(run(&["--status-socket", &fits]).status_socket, PathBuf::from(&fits));
+    assert_refused(&["--status-socket", &format!("{fits}s")], "--status-socket");
+    for path in ["", "/", "/run/", "..", "/run/a\0b"] {
+        assert_refused(&["--subnet-file", path], "--subnet-file");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_value_of_any_flag_runs_or_gives_one_line(
+        index in 0..crate::config::flag_table::FLAGS.len(),
+        value in "\\PC{0,12}|[0-9a-f:.x_-]{0,10}|https?://.{0,8}",
+        from_environment: bool,
+    ) {
+        let name = crate::config::flag_table::FLAGS[index].name;
+        let outcome = if from_environment {
+            outcome(&[], &[(&go_flags::environment_name(name), &value)])
+        } else {
+            outcome(&[&format!("--{name}={value}")], &[])
+        };
+        if let Outcome::Refuse { message, .. } = outcome {
+            prop_assert!(!message.is_empty() && !message.chars().any(char::is_control));
+        }
+    }
+}

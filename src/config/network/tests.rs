@@ -1,0 +1,292 @@
+//! flannel's test vectors, its checks and phrases, and properties of the range of subnets.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn parse(text: &str) -> NetworkConfig {
+    NetworkConfig::parse(text.as_bytes()).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+#[track_caller]
+fn assert_refused(text: &str, phrase: &str) {
+    let error = NetworkConfig::parse(text.as_bytes()).expect_err(text).to_string();
+    assert!(error.contains(phrase), "{text}: {error:?} lacks {phrase:?}");
+}
+
+fn summary(text: &str) -> String {
+    let config = parse(text);
+    format!(
+        "{} /{} {} {}",
+        config.network, config.subnet_length_bits, config.subnet_min, config.subnet_max
+    )
+}
+
+#[test]
+fn defaults() {
+    let config = parse(r#"{"network":"10.3.0.0/16"}"#);
+    assert_eq!(config.network, "10.3.0.0/16".parse().unwrap());
+    assert_eq!(config.backend, BackendConfig { kind: "udp".to_owned(), settings: json!({}) });
+    assert!(!config.enable_nftables);
+    for (text, expected) in [
+        (r#"{"Network":"10.3.0.0/16"}"#, "10.3.0.0/16 /24 10.3.1.0 10.3.255.0"),
+        (r#"{"Network":"10.3.7.9/16"}"#, "10.3.0.0/16 /24 10.3.1.0 10.3.255.0"),
+        (r#"{"Network":"10.0.0.0/8"}"#, "10.0.0.0/8 /24 10.0.1.0 10.255.255.0"),
+        (r#"{"Network":"10.3.0.0/22"}"#, "10.3.0.0/22 /24 10.3.1.0 10.3.3.0"),
+        (r#"{"Network":"10.3.0.0/23"}"#, "10.3.0.0/23 /25 10.3.0.128 10.3.1.128"),
+        (r#"{"Network":"10.3.0.0/28"}"#, "10.3.0.0/28 /30 10.3.0.4 10.3.0.12"),
+        (r#"{"Network":"10.3.0.0/16","SubnetLen":28}"#, "10.3.0.0/16 /28 10.3.0.16 10.3.255.240"),
+        (r#"{"Network":"10.3.0.0/16","SubnetLen":0}"#, "10.3.0.0/16 /24 10.3.1.0 10.3.255.0"),
+        (r#"{"Network":"255.255.0.0/16"}"#, "255.255.0.0/16 /24 255.255.1.0 255.255.255.0"),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.0","SubnetMax":"10.3.8.0"}"#,
+            "10.3.0.0/16 /24 10.3.5.0 10.3.8.0",
+        ),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMin":"10.3.0.0","SubnetMax":"0.0.0.0"}"#,
+            "10.3.0.0/16 /24 10.3.0.0 10.3.255.0",
+        ),
+    ] {
+        assert_eq!(summary(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn keys_in_any_case_last_wins_null_is_nothing() {
+    let expected = "10.4.0.0/16 /25 10.4.0.128 10.4.255.128";
+    for text in [
+        r#"{"NETWORK":"10.4.0.0/16","subnetlen":25}"#,
+        r#"{"Network":"10.3.0.0/16","SubnetLen":24,"network":"10.4.0.0/16","sUBNETlEN":25}"#,
+        r#"{"network":"10.3.0.0/16","SubnetLen":25,"Network":"10.4.0.0/16"}"#,
+        r#"{"Network":"10.4.0.0/16","SubnetLen":25,"Network":null,"SubnetMin":null}"#,
+        r#" {"Network":"10.4.0.0/16","SubnetLen":25,"Unknown":{"a":[1]},"IPv6Network":"fc00::/48"} "#,
+    ] {
+        assert_eq!(summary(text), expected, "{text}");
+    }
+}
+
+#[test]
+fn checks_speak_flannels_phrases() {
+    for (text, phrase) in [
+        (r#"{"Network":"10.3.0.0/16","SubnetLen":31}"#, "SubnetLen must be less than /31"),
+        (r#"{"Network":"10.3.0.0/16","SubnetLen":300}"#, "SubnetLen must be less than /31"),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetLen":17}"#,
+            "Network must be able to accommodate at least four subnets",
+        ),
+        (r#"{"Network":"10.3.0.0/29","SubnetLen":30}"#, "accommodate at least four subnets"),
+        (r#"{"Network":"10.3.0.0/32","SubnetLen":30}"#, "accommodate at least four subnets"),
+        (
+            r#"{"Network":"10.3.0.0/29"}"#,
+            "Network is too small. Minimum useful network prefix is /28",
+        ),
+        ("{}", "please define a correct Network parameter in the flannel config"),
+        ("null", "please define a correct Network parameter"),
+        (r#"{"Network":"0.0.0.0/0"}"#, "please define a correct Network parameter"),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMin":"10.4.0.0"}"#,
+            "SubnetMin is not in the range of the Network",
+        ),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMax":"10.2.0.0"}"#,
+            "SubnetMax is not in the range of the Network",
+        ),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMin":"10.3.5.1"}"#,
+            "SubnetMin is not on a SubnetLen boundary: 10.3.5.1",
+        ),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMax":"10.3.5.128"}"#,
+            "SubnetMax is not on a SubnetLen boundary: 10.3.5.128",
+        ),
+        (
+            r#"{"Network":"10.3.0.0/16","SubnetMin":"10.3.6.0","SubnetMax":"10.3.5.0"}"#,
+            "SubnetMin 10.3.6.0 is above SubnetMax 10.3.5.0",
+        ),
+    ] {
+        assert_refused(text, phrase);
+    }
+}
+
+#[test]
+fn wrong_types_and_values_name_the_key() {
+    for (members, phrase) in [
+        (r#""Network":5"#, "Network in the network configuration must be an IPv4 network"),
+        (r#""Network":"10.3.0.0""#, "Network in the network configuration"),
+        (r#""Network":"fc00::/48""#, "Network in the network configuration"),
+        (r#""SubnetLen":-1"#, "SubnetLen in the network configuration"),
+        (r#""SubnetLen":24.0"#, "SubnetLen in"),
+        (r#""SubnetLen":"24""#, "SubnetLen in"),
+        (r#""SubnetLen":99999999999999999999"#, "SubnetLen in"),
+        (r#""SubnetMin":"x""#, "SubnetMin in"),
+        (r#""SubnetMax":4"#, "SubnetMax in"),
+        (r#""EnableIPv4":"yes""#, "EnableIPv4 in"),
+        (r#""EnableIPv6":1"#, "EnableIPv6 in"),
+        (r#""EnableNFTables":[]"#, "EnableNFTables in"),
+        (r#""Backend":"udp""#, "Backend in"),
+        (r#""Backend":{"Type":7}"#, "Backend.Type in"),
+    ] {
+        assert_refused(&format!(r#"{{"Network":"10.3.0.0/16",{members}}}"#), phrase);
+    }
+    let long = format!(r#"{{"Network":"{}"}}"#, "9".repeat(1000));
+    let error = NetworkConfig::parse(long.as_bytes()).unwrap_err().to_string();
+    assert!(error.chars().count() < 200 && error.ends_with('…'), "{error}");
+}
+
+#[test]
+fn what_is_not_built_refuses() {
+    let with = |members: &str| format!(r#"{{"Network":"10.3.0.0/16",{members}}}"#);
+    assert_refused(&with(r#""EnableIPv6":true"#), "IPv6 (EnableIPv6) is not built");
+    assert_refused(
+        &with(r#""EnableIPv6":true,"IPv6Network":"fc00::/48""#),
+        "IPv6 (EnableIPv6) is not built",
+    );
+    assert_refused(&with(r#""EnableIPv4":false"#), "without IPv4");
+    assert_refused(r#"{"EnableIPv6":true,"IPv6Network":"fc00::/48"}"#, "IPv6 (EnableIPv6)");
+    parse(&with(r#""EnableIPv6":false,"IPv6Network":"fc00::/48","EnableIPv4":true"#));
+    assert!(parse(&with(r#""EnableNFTables":true"#)).enable_nftables);
+}
+
+#[test]
+fn backend_types() {
+    let with = |backend: &str| format!(r#"{{"Network":"10.3.0.0/16","Backend":{backend}}}"#);
+    for backend in ["{}", "null", r#"{"Type":""}"#, r#"{"Type":null}"#, r#"{"Port":8285}"#] {
+        assert_refused(&with(backend), "unknown backend type");
+    }
+    let config = parse(&with(r#"{"type":"VXLAN","VNI":7}"#));
+    assert_eq!(config.backend.kind, "vxlan");
+    assert_eq!(config.backend.settings, json!({"type": "VXLAN", "VNI": 7}));
+    let config = parse(&with(r#"{"Type":"udp","port":1,"PORT":2,"Port":3,"port":4}"#));
+    assert_eq!(config.backend.settings, json!({"Type": "udp", "port": 4}));
+    let config = parse(&with(r#"{"Type":"udp","port":1,"Port":3}"#));
+    assert_eq!(config.backend.settings, json!({"Type": "udp", "Port": 3}));
+    let last = r#"{"Network":"10.3.0.0/16","backend":{"Type":"vxlan"},"Backend":{"Type":"udp"}}"#;
+    assert_eq!(parse(last).backend.kind, "udp");
+}
+
+#[test]
+fn udp_settings() {
+    let udp = |settings: Value| UdpBackendConfig::parse(&settings);
+    let defaults = UdpBackendConfig { port: 8285, mtu_bytes: None };
+    for settings in [json!({}), Value::Null, json!({"Port": null, "MTU": null, "Other": 1})] {
+        assert_eq!(udp(settings).unwrap(), defaults);
+    }
+    let own = UdpBackendConfig { port: 65_535, mtu_bytes: Some(68) };
+    assert_eq!(udp(json!({"port": 65535, "mtu": 68})).unwrap(), own);
+    assert_eq!(udp(json!({"PORT": 1, "Mtu": 65535})).unwrap().mtu_bytes, Some(65_535));
+    for port in [json!(0), json!(65_536), json!(-1), json!("8285"), json!(1.5), json!(true)] {
+        let error = udp(json!({ "Port": port })).unwrap_err().to_string();
+        assert!(error.starts_with("Backend.Port in"), "{error}");
+    }
+    for mtu in [json!(0), json!(67), json!(65_536), json!(-5), json!("1400"), json!(5e9)] {
+        let error = udp(json!({ "MTU": mtu })).unwrap_err().to_string();
+        assert!(error.starts_with("Backend.MTU in"), "{error}");
+    }
+}
+
+#[test]
+fn malformed_and_oversized_input() {
+    for text in ["", "{", "[]", "5", "\"x\"", "{} {}", "{\"Network\":}", "\u{feff}{}"] {
+        assert_refused(text, "is not a JSON object");
+    }
+    let mut padded = br#"{"Network":"10.3.0.0/16"}"#.to_vec();
+    padded.resize(CONFIG_BYTES_MAX, b' ');
+    NetworkConfig::parse(&padded).unwrap();
+    padded.push(b' ');
+    assert!(matches!(
+        NetworkConfig::parse(&padded),
+        Err(NetworkConfigError::TooLong(length)) if length == CONFIG_BYTES_MAX + 1
+    ));
+}
+
+#[test]
+fn deep_nesting_neither_overflows_nor_passes() {
+    let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
+    assert_refused(&format!(r#"{{"Network":{deep}}}"#), "is not a JSON object");
+    assert_refused(&format!(r#"{{"Network":"10.3.0.0/16","Backend":{{"Type":{deep}}}}}"#), "JSON");
+    parse(&format!(r#"{{"Network":"10.3.0.0/16","Ignored":{deep}}}"#));
+}
+
+#[test]
+fn subnets_run_from_min_to_max() {
+    let config = parse(r#"{"Network":"255.255.0.0/16","SubnetMin":"255.255.253.0"}"#);
+    let subnets: Vec<String> = config.subnets().map(|subnet| subnet.to_string()).collect();
+    assert_eq!(subnets, ["255.255.253.0/24", "255.255.254.0/24", "255.255.255.0/24"]);
+    assert_eq!(config.subnet_count(), 3);
+    assert_eq!(config.subnet(3), None);
+    for (subnet, leasable) in [
+        ("255.255.253.0/24", true),
+        ("255.255.255.0/24", true),
+        ("255.255.252.0/24", false),
+        ("255.255.253.0/25", false),
+        ("255.255.252.0/23", false),
+        ("10.0.0.0/24", false),
+    ] {
+        assert_eq!(config.leasable(subnet.parse().unwrap()), leasable, "{subnet}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_give_a_configuration_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _outcome = NetworkConfig::parse(&bytes);
+    }
+
+    #[test]
+    fn any_values_give_a_consistent_configuration_or_an_error(
+        address: u32,
+        network_length in 0_u8..=33,
+        subnet_length in proptest::option::of(0_u64..40),
+        min in proptest::option::of(any::<u32>()),
+        max in proptest::option::of(any::<u32>()),
+    ) {
+        let dotted = |bits: u32| Ipv4Addr::from_bits(bits).to_string();
+        let mut value = json!({ "Network": format!("{}/{network_length}", dotted(address)) });
+        if let Some(length) = subnet_length {
+            value["SubnetLen"] = length.into();
+        }
+        // Bounds near the network, so that a good part of them is accepted.
+        let mask = u32::MAX.checked_shl(32 - u32::from(network_length.min(32))).unwrap_or(0);
+        let near = |bits: u32| dotted((address & mask) | (bits & !mask & 0xffff_ff00));
+        if let Some(min) = min {
+            value["SubnetMin"] = near(min).into();
+        }
+        if let Some(max) = max {
+            value["SubnetMax"] = near(max).into();
+        }
+        if let Ok(config) = NetworkConfig::parse(value.to_string().as_bytes()) {
+            prop_assert!(config.subnet_length_bits >= config.network.length_bits() + 2);
+            prop_assert!(config.subnet_length_bits <= 30);
+            prop_assert!(config.subnet_min <= config.subnet_max);
+            prop_assert!(config.subnet_count() >= 1);
+            prop_assert_eq!(config.subnet(0).unwrap().network(), config.subnet_min);
+            let last = config.subnet(config.subnet_count() - 1).unwrap();
+            prop_assert_eq!(last.network(), config.subnet_max);
+            prop_assert_eq!(config.subnet(config.subnet_count()), None);
+            prop_assert!(config.network.covers(last));
+        }
+    }
+
+    #[test]
+    fn subnets_are_exactly_the_leasable_ones(
+        network_length in 16_u8..=24,
+        extra in 2_u8..=6,
+        address: u32,
+    ) {
+        let network = Prefix::new(Ipv4Addr::from_bits(address), network_length).unwrap();
+        let length = (network_length + extra).min(30);
+        let text = format!(r#"{{"Network":"{network}","SubnetLen":{length}}}"#);
+        let config = parse(&text);
+        let listed: HashSet<Prefix> = config.subnets().collect();
+        prop_assert_eq!(listed.len() as u64, config.subnet_count());
+        prop_assert_eq!(listed.len(), (1 << (length - network_length)) - 1);
+        let mut each = Prefix::new(network.network(), length);
+        while let Some(subnet) = each.filter(|subnet| network.covers(*subnet)) {
+            prop_assert_eq!(listed.contains(&subnet), config.leasable(subnet));
+            each = subnet.next();
+        }
+    }
+}
