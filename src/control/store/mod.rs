@@ -1,1 +1,327 @@
-//! Where leases live: etcd, or a directory of files.
+//! Where leases live: etcd, or a directory of files. A closed set behind one small interface;
+//! every write is fenced, and what is not a lease is handed back as rejected, never an error.
+//!
+//! A store keeps no opinion about who should own what: `acquire` and `run` decide.
+
+pub mod etcd;
+mod etcd_connection;
+mod etcd_watch;
+pub mod local;
+mod local_files;
+#[cfg(test)]
+pub(crate) mod memory;
+
+use std::time::Duration;
+
+use crate::control::lease::{Lease, LeaseAttributes, ValueError};
+use crate::control::status::RejectReason;
+use crate::route::Prefix;
+
+/// Most leases accepted from a store: one for each /24 of a /8. What lies beyond is rejected, so
+/// that a flood costs bounded memory.
+pub const ENTRIES_MAX: usize = 65_536;
+/// Rejected entries kept of one listing; the rest is only counted as one.
+const REJECTED_MAX: usize = 4096;
+/// Largest network configuration read. The longest that flannel's documentation shows has 1 KiB.
+pub(crate) const CONFIG_BYTES_MAX: usize = 64 * 1024;
+
+/// A place where leases live.
+#[derive(Debug)]
+pub enum Store {
+    /// An etcd v3 cluster.
+    Etcd(Box<etcd::EtcdStore>),
+    /// A directory of files.
+    Local(local::LocalStore),
+    /// A map, for tests of the logic above.
+    #[cfg(test)]
+    Memory(memory::MemoryStore),
+}
+
+/// A stream of changes.
+pub enum Watch {
+    /// Of an etcd cluster.
+    Etcd(Box<etcd_watch::EtcdWatch>),
+    /// Of a directory.
+    Local(Box<local::LocalWatch>),
+    /// Of a map.
+    #[cfg(test)]
+    Memory(memory::MemoryWatch),
+}
+
+/// All leases at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The live leases, at most `ENTRIES_MAX`.
+    pub leases: Vec<Lease>,
+    /// What is no lease.
+    pub rejected: Vec<Rejected>,
+    /// The moment, in revisions of the store; a watch continues from here.
+    pub revision: i64,
+}
+
+/// An entry that is no usable lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// The key below `subnets/`, cut to a printable length.
+    pub key: String,
+    /// The class, for counters.
+    pub reason: RejectReason,
+    /// The explanation, for the log.
+    pub detail: String,
+    /// The entry's version.
+    pub revision: i64,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The watch is established; changes up to this revision happened before.
+    Live {
+        /// The store's revision when it began to watch.
+        revision: i64,
+    },
+    /// A lease was written.
+    Put(Lease),
+    /// A key was written with something that is no lease.
+    Rejected(Rejected),
+    /// A key is gone.
+    Deleted {
+        /// The key below `subnets/`.
+        key: String,
+        /// The store's revision of the deletion.
+        revision: i64,
+    },
+    /// The store cannot say what changed; this is how it looks now.
+    Everything(Snapshot),
+}
+
+/// A lease as just written by us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Granted {
+    /// The entry, with the revision that the next fenced write compares.
+    pub lease: Lease,
+    /// When it ends, by `clock::boot_time`, counted from before the request was sent; `None` for
+    /// a reservation.
+    pub expires: Option<Duration>,
+}
+
+/// Why a store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Nobody configured the network yet.
+    #[error(
+        "there is no network configuration at {place}; write one, such as {{\"Network\":\"10.5.0.0/16\"}}"
+    )]
+    NoConfig {
+        /// The key or file.
+        place: String,
+    },
+    /// The configuration is larger than any.
+    #[error("the network configuration at {place} has more than {CONFIG_BYTES_MAX} bytes")]
+    ConfigTooLarge {
+        /// The key or file.
+        place: String,
+    },
+    /// Another writer was there first.
+    #[error("another writer changed {key} first")]
+    Conflict {
+        /// The key below `subnets/`.
+        key: String,
+    },
+    /// Changes since the asked revision are not available: list again.
+    #[error("the store no longer has the history since revision {revision}")]
+    HistoryLost {
+        /// The revision asked for.
+        revision: i64,
+    },
+    /// The store did not answer, or said that it cannot serve now. Worth another try.
+    #[error("{operation}: the store is unavailable: {detail}")]
+    Unavailable {
+        /// What was being done.
+        operation: &'static str,
+        /// What the store or the transport said.
+        detail: String,
+    },
+    /// The store answered that we may not.
+    #[error(
+        "{operation}: the store refused: {detail}; check user, password, certificates and the role's permission on the prefix"
+    )]
+    Refused {
+        /// What was being done.
+        operation: &'static str,
+        /// What the store said.
+        detail: String,
+    },
+    /// The lease cannot be written as a value.
+    #[error("the lease cannot be written")]
+    Value(#[from] ValueError),
+    /// A file of the local store could not be used.
+    #[error("local store: cannot {action} {path}")]
+    File {
+        /// What was being done.
+        action: &'static str,
+        /// With which file.
+        path: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl StoreError {
+    /// Whether the store answered, only not as hoped.
+    #[must_use]
+    pub fn store_answered(&self) -> bool {
+        match self {
+            Self::NoConfig { .. }
+            | Self::ConfigTooLarge { .. }
+            | Self::Conflict { .. }
+            | Self::HistoryLost { .. }
+            | Self::Value(_) => true,
+            Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. } => false,
+        }
+    }
+}
+
+impl Snapshot {
+    pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
+        match entry {
+            Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
+            Ok(lease) => self.reject(Rejected {
+                key: "more leases".to_owned(),
+                reason: RejectReason::TooMany,
+                detail: format!("the store holds more than {ENTRIES_MAX} leases"),
+                revision: lease.revision,
+            }),
+            Err(rejected) => self.reject(rejected),
+        }
+    }
+
+    fn reject(&mut self, rejected: Rejected) {
+        if self.rejected.len() < REJECTED_MAX {
+            self.rejected.push(rejected);
+        }
+    }
+}
+
+impl Store {
+    /// The network configuration as written by the operator.
+    pub async fn config(&self) -> Result<Vec<u8>, StoreError> {
+        match self {
+            Self::Etcd(store) => store.config().await,
+            Self::Local(store) => store.config().await,
+            #[cfg(test)]
+            Self::Memory(store) => store.config().await,
+        }
+    }
+
+    /// All leases.
+    pub async fn list(&self) -> Result<Snapshot, StoreError> {
+        match self {
+            Self::Etcd(store) => store.list().await,
+            Self::Local(store) => store.list().await,
+            #[cfg(test)]
+            Self::Memory(store) => store.list().await,
+        }
+    }
+
+    /// Takes `subnet` for `ttl` if no entry has its key.
+    pub async fn create(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        match self {
+            Self::Etcd(store) => store.create(subnet, value, ttl).await,
+            Self::Local(store) => store.create(subnet, value, ttl).await,
+            #[cfg(test)]
+            Self::Memory(store) => store.create(subnet, value, ttl).await,
+        }
+    }
+
+    /// Writes `value` over `held` and extends it to `ttl` from now, if nobody wrote since. A
+    /// reservation stays one.
+    pub async fn update(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        match self {
+            Self::Etcd(store) => store.update(held, value, ttl).await,
+            Self::Local(store) => store.update(held, value, ttl).await,
+            #[cfg(test)]
+            Self::Memory(store) => store.update(held, value, ttl).await,
+        }
+    }
+
+    /// Extends `held` to `ttl` from now, if nobody wrote since.
+    pub async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        match self {
+            Self::Etcd(store) => store.renew(held, ttl).await,
+            Self::Local(store) => store.update(held, &held.attributes, ttl).await,
+            #[cfg(test)]
+            Self::Memory(store) => store.update(held, &held.attributes, ttl).await,
+        }
+    }
+
+    /// Removes `held`, if nobody wrote since.
+    pub async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+        match self {
+            Self::Etcd(store) => store.delete(held).await,
+            Self::Local(store) => store.delete(held).await,
+            #[cfg(test)]
+            Self::Memory(store) => store.delete(held).await,
+        }
+    }
+
+    /// All changes after `revision`, which a snapshot or an earlier event named.
+    pub async fn watch(&self, revision: i64) -> Result<Watch, StoreError> {
+        match self {
+            Self::Etcd(store) => Ok(Watch::Etcd(Box::new(store.watch(revision).await?))),
+            Self::Local(store) => Ok(Watch::Local(Box::new(store.watch().await?))),
+            #[cfg(test)]
+            Self::Memory(store) => Ok(Watch::Memory(store.watch(revision)?)),
+        }
+    }
+}
+
+impl Watch {
+    /// The next changes, at least one. Dropping the future loses none.
+    pub async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+        match self {
+            Self::Etcd(watch) => watch.next().await,
+            Self::Local(watch) => watch.next().await,
+            #[cfg(test)]
+            Self::Memory(watch) => watch.next().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::control::lease::{Lifetime, Version};
+
+    #[test]
+    fn a_flood_of_leases_is_cut_and_reported() {
+        let mut snapshot = Snapshot::default();
+        let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
+        let version = Version { revision: 1, created: 1 };
+        for i in 0..ENTRIES_MAX as u32 + 3 {
+            let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
+            let lifetime = Lifetime::Reservation;
+            snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, version, lifetime));
+        }
+        assert_eq!(snapshot.leases.len(), ENTRIES_MAX);
+        assert_eq!(snapshot.rejected.len(), 3);
+        assert!(snapshot.rejected.iter().all(|r| r.reason == RejectReason::TooMany));
+        for _ in 0..2 * REJECTED_MAX {
+            snapshot.add(Lease::decode(b"junk", &value, version, Lifetime::Reservation));
+        }
+        assert_eq!(snapshot.rejected.len(), REJECTED_MAX);
+    }
+}

@@ -1,0 +1,196 @@
+//! Getting a subnet: the one this node has, the one it had, or a free one. Losing a race is
+//! normal and tried again; nothing here ends the daemon.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use crate::config::network::NetworkConfig;
+use crate::control::backoff::Backoff;
+use crate::control::choose::{free_subnets, held_by, is_compatible};
+use crate::control::lease::{Lease, LeaseAttributes};
+use crate::control::manager::{OwnLease, SubnetManager};
+use crate::control::store::{Granted, Snapshot, StoreError};
+use crate::route::Prefix;
+
+/// Free subnets to pick from, as in flannel. Doubles with each lost race, so that a thousand
+/// nodes spread out instead of fighting for the same hundred.
+const CANDIDATES: usize = 100;
+/// Most candidates after lost races: every subnet of any legal network.
+const CANDIDATES_MAX: usize = crate::control::store::ENTRIES_MAX;
+/// Races lost before the caller is told. With the candidates doubling, a node of a thousand that
+/// start at once loses ten at the most; sixty-four mean that the store's answers contradict
+/// each other.
+const RACES_MAX: u32 = 64;
+/// First and longest pause after a lost race: about one and about fifty quorum writes.
+const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// Between two reports that acquiring still fails.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
+
+/// Why there is no subnet now. Every kind may go away by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum AcquireError {
+    /// Every subnet is taken.
+    #[error(
+        "out of subnets: all from {min} to {max} are taken; remove leases of nodes that are gone, or enlarge the network"
+    )]
+    Exhausted {
+        /// First subnet that may be leased.
+        min: Prefix,
+        /// Last subnet that may be leased.
+        max: Prefix,
+    },
+    /// Others were faster, again and again.
+    #[error("lost {RACES_MAX} races for a subnet against other nodes")]
+    Contended,
+    /// The store failed.
+    #[error("cannot acquire a lease")]
+    Store(#[from] StoreError),
+}
+
+/// What one attempt came to.
+enum Attempt {
+    Acquired(Granted),
+    /// Something changed under us: look again.
+    LookAgain,
+}
+
+impl SubnetManager {
+    /// Acquires a subnet for the node of `attributes`. Lost races are tried again; other errors
+    /// are returned and worth another call.
+    pub async fn acquire(
+        &self,
+        config: &NetworkConfig,
+        attributes: &LeaseAttributes,
+    ) -> Result<OwnLease, AcquireError> {
+        let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
+        let mut candidates = CANDIDATES;
+        for _ in 0..RACES_MAX {
+            let snapshot = self.store.list().await;
+            self.note(&snapshot);
+            let snapshot = snapshot?;
+            self.status.reject(&snapshot.rejected);
+            let attempt = self.attempt(config, attributes, &snapshot, candidates).await;
+            match attempt {
+                Ok(Attempt::Acquired(granted)) => {
+                    let own = OwnLease::new(granted, config.network);
+                    self.status.lease_expires(own.expires_unix());
+                    return Ok(own);
+                }
+                Ok(Attempt::LookAgain) => {}
+                Err(AcquireError::Store(StoreError::Conflict { .. })) => {
+                    candidates = (candidates * 2).min(CANDIDATES_MAX);
+                    sleep(pause.next_wait()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(AcquireError::Contended)
+    }
+
+    /// As `acquire`, for as long as it takes: a full network, a store that is down and a store
+    /// that refuses are reported once a minute and tried again within 5 s.
+    pub async fn acquire_until_leased(
+        &self,
+        config: &NetworkConfig,
+        attributes: &LeaseAttributes,
+    ) -> OwnLease {
+        let mut backoff = Backoff::default();
+        let mut report_at = None;
+        loop {
+            let error = match self.acquire(config, attributes).await {
+                Ok(own) => return own,
+                Err(error) => error,
+            };
+            let now = tokio::time::Instant::now();
+            if report_at.is_none_or(|at| at <= now) {
+                report_at = Some(now + REPORT_PERIOD);
+                match std::error::Error::source(&error) {
+                    Some(source) => warn!("No subnet yet, still trying: {error}: {source}"),
+                    None => warn!("No subnet yet, still trying: {error}"),
+                }
+            }
+            sleep(backoff.next_wait()).await;
+        }
+    }
+
+    async fn attempt(
+        &self,
+        config: &NetworkConfig,
+        attributes: &LeaseAttributes,
+        snapshot: &Snapshot,
+        candidates: usize,
+    ) -> Result<Attempt, AcquireError> {
+        let leases = &snapshot.leases;
+        let public_ip = attributes.public_ip;
+        if let Some(held) = held_by(leases, public_ip, config, self.previous) {
+            return self.take_over(config, attributes, held).await;
+        }
+        if let Some(previous) = self.previous.filter(|subnet| is_free(leases, *subnet)) {
+            if is_compatible(config, previous) {
+                info!("Found previously leased subnet ({previous}), reusing");
+                return self.create(previous, attributes).await;
+            }
+            info!(
+                "Found previously leased subnet ({previous}) not compatible with the Etcd network config, ignoring"
+            );
+        }
+        let free = free_subnets(config, leases, candidates);
+        let (Some(first), Some(last)) = (free.first(), free.last()) else {
+            return Err(exhausted(config));
+        };
+        info!("Picking subnet in range {} ... {}", first.network(), last.network());
+        let picked = free[fastrand::usize(..free.len())];
+        self.create(picked, attributes).await
+    }
+
+    async fn take_over(
+        &self,
+        config: &NetworkConfig,
+        attributes: &LeaseAttributes,
+        held: &Lease,
+    ) -> Result<Attempt, AcquireError> {
+        let (subnet, public_ip) = (held.subnet, attributes.public_ip);
+        if is_compatible(config, subnet) {
+            info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
+            let updated = self.store.update(held, attributes, self.timing.lease_ttl).await;
+            self.note(&updated);
+            return Ok(Attempt::Acquired(updated?));
+        }
+        info!(
+            "Found lease ({subnet}) for current IP ({public_ip}) but not compatible with current config, deleting"
+        );
+        let deleted = self.store.delete(held).await;
+        self.note(&deleted);
+        deleted?;
+        Ok(Attempt::LookAgain)
+    }
+
+    async fn create(
+        &self,
+        subnet: Prefix,
+        attributes: &LeaseAttributes,
+    ) -> Result<Attempt, AcquireError> {
+        let created = self.store.create(subnet, attributes, self.timing.lease_ttl).await;
+        self.note(&created);
+        let created = created?;
+        info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
+        Ok(Attempt::Acquired(created))
+    }
+}
+
+fn is_free(leases: &[Lease], subnet: Prefix) -> bool {
+    !leases.iter().any(|lease| lease.subnet.overlaps(subnet))
+}
+
+fn exhausted(config: &NetworkConfig) -> AcquireError {
+    let subnet = |address| Prefix::new(address, config.subnet_length_bits);
+    AcquireError::Exhausted {
+        min: subnet(config.subnet_min).unwrap_or(config.network),
+        max: subnet(config.subnet_max).unwrap_or(config.network),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! How long to wait before the next try: exponential, bounded, jittered. Pure arithmetic over a
+//! random number; it never sleeps.
+
+use std::time::Duration;
+
+/// First wait after a failure. Short enough that a blip costs nothing a user notices.
+pub const BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// Longest wait: a store that returns is found again within this time, and a thousand daemons
+/// asking every five seconds at the most are 200 requests a second, which one etcd serves easily.
+pub const BACKOFF_MAX: Duration = Duration::from_secs(5);
+
+/// Waits that double from `BACKOFF_MIN` to `BACKOFF_MAX`, each shortened by up to a half at
+/// random, so that daemons which failed together do not return together.
+#[derive(Debug, Clone)]
+pub struct Backoff {
+    next: Duration,
+    max: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self::between(BACKOFF_MIN, BACKOFF_MAX)
+    }
+}
+
+impl Backoff {
+    /// Waits that double from `min` to `max`.
+    #[must_use]
+    pub fn between(min: Duration, max: Duration) -> Self {
+        Self { next: min, max }
+    }
+
+    /// The next wait.
+    pub fn next_wait(&mut self) -> Duration {
+        let full = self.next;
+        self.next = (full * 2).min(self.max);
+        full.mul_f64(0.5 + fastrand::f64() * 0.5)
+    }
+}
+
+/// `period`, longer or shorter by up to `share` of itself (0.2 for plus or minus 20 %).
+#[must_use]
+pub fn jittered(period: Duration, share: f64) -> Duration {
+    period.mul_f64(1.0 + share * (fastrand::f64() * 2.0 - 1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_the_bound_and_stay_there() {
+        let mut backoff = Backoff::default();
+        let mut full = BACKOFF_MIN;
+        for _ in 0..20 {
+            let wait = backoff.next_wait();
+            assert!(wait >= full / 2 && wait <= full, "{wait:?} is not within half of {full:?}");
+            full = (full * 2).min(BACKOFF_MAX);
+        }
+        assert_eq!(full, BACKOFF_MAX);
+    }
+
+    #[test]
+    fn jitter_stays_within_its_share() {
+        for _ in 0..1000 {
+            let wait = jittered(Duration::from_secs(300), 0.2);
+            assert!(wait >= Duration::from_secs(240) && wait <= Duration::from_secs(360));
+        }
+    }
+}

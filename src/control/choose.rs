@@ -1,0 +1,163 @@
+//! Which subnet to take. Pure: leases and configuration in, candidates out; chance stays with
+//! the caller.
+
+use std::net::Ipv4Addr;
+
+use crate::config::network::NetworkConfig;
+use crate::control::lease::{Lease, Lifetime};
+use crate::route::Prefix;
+
+/// Whether the configuration would lease this subnet.
+#[must_use]
+pub fn is_compatible(config: &NetworkConfig, subnet: Prefix) -> bool {
+    subnet.length_bits() == config.subnet_length_bits
+        && (config.subnet_min..=config.subnet_max).contains(&subnet.network())
+}
+
+/// The lease that `public_ip` holds already. Of several, a compatible one comes first, then a
+/// reservation, then the one of the last run.
+#[must_use]
+pub fn held_by<'a>(
+    leases: &'a [Lease],
+    public_ip: Ipv4Addr,
+    config: &NetworkConfig,
+    previous: Option<Prefix>,
+) -> Option<&'a Lease> {
+    leases.iter().filter(|lease| lease.attributes.public_ip == public_ip).max_by_key(|lease| {
+        (
+            is_compatible(config, lease.subnet),
+            lease.lifetime == Lifetime::Reservation,
+            Some(lease.subnet) == previous,
+        )
+    })
+}
+
+/// Up to `count_max` subnets of the configuration, from the lowest, that overlap no lease.
+#[must_use]
+pub fn free_subnets(config: &NetworkConfig, leases: &[Lease], count_max: usize) -> Vec<Prefix> {
+    let mut taken: Vec<Prefix> = leases.iter().map(|lease| lease.subnet).collect();
+    taken.sort_unstable();
+    let mut taken = taken.into_iter().peekable();
+    let mut free = Vec::new();
+    // The highest address of all leases that begin at or before the candidate.
+    let mut taken_until: Option<Ipv4Addr> = None;
+    let mut candidate = Prefix::new(config.subnet_min, config.subnet_length_bits);
+    while let Some(subnet) = candidate.filter(|subnet| subnet.network() <= config.subnet_max) {
+        while let Some(lease) = taken.next_if(|lease| lease.network() <= subnet.last()) {
+            taken_until = taken_until.max(Some(lease.last()));
+        }
+        if taken_until.is_none_or(|until| until < subnet.network()) {
+            free.push(subnet);
+            if free.len() == count_max {
+                break;
+            }
+        }
+        candidate = subnet.next();
+    }
+    free
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::config::network::BackendConfig;
+    use crate::control::lease::LeaseAttributes;
+
+    pub(crate) fn config(network: &str, bits: u8, min: &str, max: &str) -> NetworkConfig {
+        NetworkConfig {
+            network: network.parse().unwrap(),
+            subnet_length_bits: bits,
+            subnet_min: min.parse().unwrap(),
+            subnet_max: max.parse().unwrap(),
+            enable_nftables: false,
+            backend: BackendConfig { kind: "udp".to_owned(), settings: serde_json::Value::Null },
+        }
+    }
+
+    pub(crate) fn lease(subnet: &str, host: u8) -> Lease {
+        let subnet: Prefix = subnet.parse().unwrap();
+        Lease {
+            subnet,
+            key: subnet.key(),
+            attributes: LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)),
+            revision: 1,
+            created_revision: 1,
+            lifetime: Lifetime::Leased { id: 1, expires_unix: None },
+        }
+    }
+
+    fn free(config: &NetworkConfig, leases: &[Lease], count_max: usize) -> Vec<String> {
+        free_subnets(config, leases, count_max).iter().map(Prefix::to_string).collect()
+    }
+
+    #[test]
+    fn compatibility_is_length_and_range() {
+        let config = config("10.5.0.0/16", 24, "10.5.10.0", "10.5.20.0");
+        let compatible = |text: &str| is_compatible(&config, text.parse().unwrap());
+        assert!(compatible("10.5.10.0/24") && compatible("10.5.20.0/24"));
+        assert!(!compatible("10.5.9.0/24") && !compatible("10.5.21.0/24"));
+        assert!(!compatible("10.5.10.0/25") && !compatible("10.6.10.0/24"));
+    }
+
+    #[test]
+    fn free_subnets_avoid_leases_of_every_length() {
+        let config = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.8.0");
+        assert_eq!(free(&config, &[], 3), ["10.5.1.0/24", "10.5.2.0/24", "10.5.3.0/24"]);
+        let leases = [
+            lease("10.5.8.0/30", 4),
+            lease("10.5.4.0/22", 1),
+            lease("10.5.2.128/25", 2),
+            lease("10.5.4.0/24", 3),
+            lease("192.168.0.0/16", 5),
+        ];
+        assert_eq!(free(&config, &leases, 100), ["10.5.1.0/24", "10.5.3.0/24"]);
+        assert!(free(&config, &[lease("10.0.0.0/8", 1)], 100).is_empty());
+    }
+
+    #[test]
+    fn free_subnets_agree_with_a_look_at_each_pair() {
+        let config = config("10.5.0.0/16", 26, "10.5.0.64", "10.5.255.192");
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..200 {
+            let leases: Vec<_> = (0..random.usize(..40))
+                .map(|_| {
+                    let address = Ipv4Addr::from_bits(0x0A05_0000 | random.u32(..0x1_0000));
+                    let subnet = Prefix::new(address, random.u8(20..=30)).unwrap();
+                    lease(&subnet.to_string(), 1)
+                })
+                .collect();
+            let mut slow = Vec::new();
+            let mut subnet = Prefix::new(config.subnet_min, 26).unwrap();
+            while subnet.network() <= config.subnet_max {
+                if !leases.iter().any(|lease| lease.subnet.overlaps(subnet)) {
+                    slow.push(subnet);
+                }
+                subnet = subnet.next().unwrap();
+            }
+            assert_eq!(free_subnets(&config, &leases, usize::MAX), slow, "with {leases:?}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_address_space_ends_the_walk() {
+        let config = config("255.255.255.0/24", 26, "255.255.255.64", "255.255.255.192");
+        assert_eq!(free(&config, &[], 100).len(), 3);
+    }
+
+    #[test]
+    fn of_several_own_leases_the_usable_one_counts() {
+        let config = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+        let own = Ipv4Addr::new(192, 0, 2, 7);
+        let leases = [lease("10.6.1.0/24", 7), lease("10.5.3.0/24", 7), lease("10.5.4.0/24", 7)];
+        let held = |leases: &[Lease], previous: Option<&str>| {
+            let previous = previous.map(|text| text.parse().unwrap());
+            held_by(leases, own, &config, previous).map(|lease| lease.subnet.to_string())
+        };
+        assert_eq!(held(&leases, Some("10.5.3.0/24")).as_deref(), Some("10.5.3.0/24"));
+        assert_eq!(held(&leases[..1], None).as_deref(), Some("10.6.1.0/24"));
+        assert_eq!(held(&[lease("10.5.3.0/24", 8)], Some("10.5.3.0/24")), None);
+        let mut reserved = leases.clone();
+        reserved[2].lifetime = Lifetime::Reservation;
+        assert_eq!(held(&reserved, Some("10.5.3.0/24")).as_deref(), Some("10.5.4.0/24"));
+    }
+}

@@ -1,0 +1,479 @@
+//! What one node tells the others: the lease, its key and its JSON value, byte-compatible with
+//! flannel's etcd schema. Pure: bytes in, types out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+
+use crate::control::clock;
+use crate::control::status::RejectReason;
+use crate::control::store::Rejected;
+use crate::route::Prefix;
+
+/// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
+/// 400 bytes.
+pub const VALUE_BYTES_MAX: usize = 4096;
+/// Longest key accepted: a dual-stack key has at most 62 characters.
+const KEY_CHARS_MAX: usize = 64;
+/// Longest subnet that flannel's key parser takes (five bits).
+const KEY_LENGTH_BITS_MAX: u8 = 31;
+/// Longest IPv6 prefix that flannel's key parser takes (seven bits).
+const KEY_V6_LENGTH_BITS_MAX: u8 = 127;
+
+/// All other nodes by their subnets.
+pub type Peers = BTreeMap<Prefix, Lease>;
+
+/// One subnet and the node that holds it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The subnet of the node's pods.
+    pub subnet: Prefix,
+    /// The key below `subnets/`, which may name an IPv6 subnet as well.
+    pub key: String,
+    /// What the node says of itself.
+    pub attributes: LeaseAttributes,
+    /// The store's version of this entry: equal only if nobody wrote in between.
+    pub revision: i64,
+    /// When the entry was made, in revisions; 0 in a store that does not know.
+    pub created_revision: i64,
+    /// How long the node may keep the subnet.
+    pub lifetime: Lifetime,
+}
+
+/// How long a node may keep its subnet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// For ever: an operator assigned the subnet.
+    Reservation,
+    /// Until the lease runs out.
+    Leased {
+        /// The etcd lease; 0 in the local store.
+        id: i64,
+        /// Seconds since 1970, where the store shows it: etcd does not for other nodes.
+        expires_unix: Option<u64>,
+    },
+}
+
+/// The value under a lease's key. Fields are written in flannel's order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeaseAttributes {
+    /// Where the node receives packets.
+    #[serde(rename = "PublicIP")]
+    pub public_ip: Ipv4Addr,
+    /// The same for IPv6.
+    #[serde(rename = "PublicIPv6")]
+    pub public_ipv6: Option<Ipv6Addr>,
+    /// The backend; empty for `udp`.
+    #[serde(rename = "BackendType", skip_serializing_if = "String::is_empty")]
+    pub backend_type: String,
+    /// What the backend needs to reach the node.
+    #[serde(rename = "BackendData", skip_serializing_if = "Option::is_none")]
+    pub backend_data: Option<RawJson>,
+    /// The same for IPv6.
+    #[serde(rename = "BackendV6Data", skip_serializing_if = "Option::is_none")]
+    pub backend_v6_data: Option<RawJson>,
+}
+
+/// A JSON text, kept as it was written.
+#[derive(Debug, Clone, Serialize)]
+#[serde(transparent)]
+pub struct RawJson(pub Box<RawValue>);
+
+impl PartialEq for RawJson {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.get() == other.0.get()
+    }
+}
+
+impl Eq for RawJson {}
+
+/// Why bytes are no lease value.
+#[derive(Debug, thiserror::Error)]
+pub enum ValueError {
+    /// More bytes than any lease has.
+    #[error("the value has {bytes} bytes; a lease has at most {VALUE_BYTES_MAX}")]
+    TooLarge {
+        /// Length as found.
+        bytes: usize,
+    },
+    /// Not the JSON of a lease.
+    #[error("the value is not a lease such as {{\"PublicIP\":\"192.0.2.1\"}}")]
+    Malformed(#[source] serde_json::Error),
+    /// The `Expires` of a local lease is no time.
+    #[error("Expires is {text}, not a time such as \"2026-11-21T08:30:00Z\"")]
+    BadExpiry {
+        /// The JSON text as found.
+        text: String,
+    },
+}
+
+impl LeaseAttributes {
+    /// What a udp node says of itself.
+    #[must_use]
+    pub fn udp(public_ip: Ipv4Addr) -> Self {
+        Self {
+            public_ip,
+            public_ipv6: None,
+            backend_type: String::new(),
+            backend_data: None,
+            backend_v6_data: None,
+        }
+    }
+
+    /// The value's bytes; an error if it would be larger than readers accept.
+    pub fn to_json(&self) -> Result<Vec<u8>, ValueError> {
+        let value = serde_json::to_vec(self).map_err(ValueError::Malformed)?;
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(ValueError::TooLarge { bytes: value.len() });
+        }
+        Ok(value)
+    }
+
+    /// Reads a value as flannel does: keys in any case, unknown ones ignored, the last of equals
+    /// wins, a missing `PublicIP` is 0.0.0.0.
+    pub fn from_json(value: &[u8]) -> Result<Self, ValueError> {
+        Ok(StoredValue::from_json(value)?.attributes)
+    }
+}
+
+/// A value with what the local store adds to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredValue {
+    pub(crate) attributes: LeaseAttributes,
+    /// Seconds since 1970; `None` is a reservation.
+    pub(crate) expires_unix: Option<u64>,
+}
+
+impl StoredValue {
+    pub(crate) fn from_json(value: &[u8]) -> Result<Self, ValueError> {
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(ValueError::TooLarge { bytes: value.len() });
+        }
+        let fields: Fields = serde_json::from_slice(value).map_err(ValueError::Malformed)?;
+        let expires_unix = fields.expires.as_deref().map(parse_expiry).transpose()?;
+        Ok(Self { attributes: fields.attributes, expires_unix: expires_unix.flatten() })
+    }
+
+    /// The lease's JSON, followed by `Expires` if it ends.
+    pub(crate) fn to_json(&self) -> Result<Vec<u8>, ValueError> {
+        let mut value = self.attributes.to_json()?;
+        if let Some(expires) = self.expires_unix {
+            // An object with PublicIP in it: the closing brace is last, and a comma may follow.
+            value.pop();
+            let expires = clock::format_rfc3339(expires);
+            value.extend_from_slice(format!(",\"Expires\":\"{expires}\"}}").as_bytes());
+        }
+        Ok(value)
+    }
+}
+
+/// A time as RFC 3339 or as seconds since 1970; `null` and 0 are none.
+fn parse_expiry(raw: &RawValue) -> Result<Option<u64>, ValueError> {
+    let bad = || ValueError::BadExpiry { text: raw.get().to_owned() };
+    match serde_json::from_str::<serde_json::Value>(raw.get()).map_err(ValueError::Malformed)? {
+        serde_json::Value::Null => Ok(None),
+        serde_json::Value::Number(number) => match number.as_u64() {
+            Some(0) => Ok(None),
+            Some(seconds) => Ok(Some(seconds)),
+            None => Err(bad()),
+        },
+        serde_json::Value::String(text) => clock::parse_rfc3339(&text).map(Some).ok_or_else(bad),
+        serde_json::Value::Bool(_) | serde_json::Value::Array(_) | serde_json::Value::Object(_) => {
+            Err(bad())
+        }
+    }
+}
+
+struct Fields {
+    attributes: LeaseAttributes,
+    expires: Option<Box<RawValue>>,
+}
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Fields;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with PublicIP")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+        let attributes = LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED);
+        let mut fields = Fields { attributes, expires: None };
+        while let Some(key) = map.next_key::<String>()? {
+            let attributes = &mut fields.attributes;
+            match key.to_ascii_lowercase().as_str() {
+                "publicip" => attributes.public_ip = map.next_value()?,
+                "publicipv6" => attributes.public_ipv6 = map.next_value()?,
+                "backendtype" => {
+                    attributes.backend_type = map.next_value::<Option<_>>()?.unwrap_or_default();
+                }
+                "backenddata" => attributes.backend_data = some_json(map.next_value()?),
+                "backendv6data" => attributes.backend_v6_data = some_json(map.next_value()?),
+                "expires" => fields.expires = Some(map.next_value()?),
+                _ => {
+                    map.next_value::<serde::de::IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(fields)
+    }
+}
+
+/// Go marshals an absent raw message as `null` and reads it back as none.
+fn some_json(raw: Box<RawValue>) -> Option<RawJson> {
+    (raw.get() != "null").then_some(RawJson(raw))
+}
+
+/// Reads a key below `subnets/`: `10.5.34.0-24`, or flannel's dual-stack form
+/// `10.5.34.0-24&fd00:5:34::-64`, of which the IPv4 part counts.
+#[must_use]
+pub fn parse_key(key: &str) -> Option<Prefix> {
+    let (v4, v6) = match key.split_once('&') {
+        Some((v4, v6)) => (v4, Some(v6)),
+        None => (key, None),
+    };
+    if let Some(v6) = v6 {
+        let (address, length) = v6.rsplit_once('-')?;
+        address.parse::<Ipv6Addr>().ok()?;
+        let digits = length.bytes().all(|b| b.is_ascii_digit());
+        let length: u8 = length.parse().ok().filter(|_| digits)?;
+        if length > KEY_V6_LENGTH_BITS_MAX {
+            return None;
+        }
+    }
+    Prefix::from_key(v4).ok().filter(|subnet| subnet.length_bits() <= KEY_LENGTH_BITS_MAX)
+}
+
+/// Where an entry stands in its store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// Changes with every write.
+    pub revision: i64,
+    /// Of the write that made the entry; 0 if unknown.
+    pub created: i64,
+}
+
+impl Lease {
+    /// Reads one entry of etcd. What is not a lease is returned as such, for counting.
+    pub fn decode(
+        key: &[u8],
+        value: &[u8],
+        version: Version,
+        lifetime: Lifetime,
+    ) -> Result<Self, Rejected> {
+        let (key, subnet) = Self::decode_key(key, version)?;
+        match LeaseAttributes::from_json(value) {
+            Ok(attributes) => Ok(Self::new(key, subnet, attributes, version, lifetime)),
+            Err(error) => Err(Rejected::value(&key, &error, version.revision)),
+        }
+    }
+
+    /// Reads one file of the local store, whose value says when the lease ends.
+    pub(crate) fn decode_file(
+        key: &[u8],
+        value: &[u8],
+        version: Version,
+    ) -> Result<Self, Rejected> {
+        let (key, subnet) = Self::decode_key(key, version)?;
+        let stored = StoredValue::from_json(value)
+            .map_err(|error| Rejected::value(&key, &error, version.revision))?;
+        let lifetime = match stored.expires_unix {
+            None => Lifetime::Reservation,
+            Some(expires) => Lifetime::Leased { id: 0, expires_unix: Some(expires) },
+        };
+        Ok(Self::new(key, subnet, stored.attributes, version, lifetime))
+    }
+
+    fn decode_key(key: &[u8], version: Version) -> Result<(String, Prefix), Rejected> {
+        let text = std::str::from_utf8(key).ok().filter(|text| text.len() <= KEY_CHARS_MAX);
+        let parsed = text.and_then(|text| Some((text.to_owned(), parse_key(text)?)));
+        parsed.ok_or_else(|| Rejected {
+            key: String::from_utf8_lossy(key).chars().take(KEY_CHARS_MAX).collect(),
+            reason: RejectReason::BadKey,
+            detail: "the key is no subnet such as 10.5.34.0-24".to_owned(),
+            revision: version.revision,
+        })
+    }
+
+    fn new(
+        key: String,
+        subnet: Prefix,
+        attributes: LeaseAttributes,
+        version: Version,
+        lifetime: Lifetime,
+    ) -> Self {
+        let Version { revision, created } = version;
+        Self { subnet, key, attributes, revision, created_revision: created, lifetime }
+    }
+}
+
+impl Rejected {
+    fn value(key: &str, error: &ValueError, revision: i64) -> Self {
+        let reason = match error {
+            ValueError::TooLarge { .. } => RejectReason::TooLarge,
+            ValueError::Malformed(_) | ValueError::BadExpiry { .. } => RejectReason::BadValue,
+        };
+        let detail = match std::error::Error::source(error) {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        Self { key: key.to_owned(), reason, detail, revision }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(text: &str) -> LeaseAttributes {
+        LeaseAttributes::from_json(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_udp_lease_is_written_as_flannel_head_writes_it() {
+        let udp = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
+        assert_eq!(udp.to_json().unwrap(), br#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#);
+    }
+
+    #[test]
+    fn values_of_every_flannel_backend_round_trip_to_the_byte() {
+        for text in [
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#,
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":"fd00::1","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"},"BackendV6Data":{"VNI":1,"VtepMAC":"aa:4b:b6:2f:54:4e"}}"#,
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"host-gw"}"#,
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension","BackendData":"text, with \"quotes\""}"#,
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"wireguard","BackendData":{"PublicKey":"abc=","Port":51820}}"#,
+        ] {
+            assert_eq!(String::from_utf8(value(text).to_json().unwrap()).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn values_are_read_as_go_reads_them() {
+        assert_eq!(value("{}").public_ip, Ipv4Addr::UNSPECIFIED);
+        assert_eq!(value(r#"{"PublicIP":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
+        assert_eq!(value(r#"{"publicip":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
+        let twice = value(r#"{"PublicIP":"1.2.3.4","PUBLICIP":"5.6.7.8"}"#);
+        assert_eq!(twice.public_ip, Ipv4Addr::new(5, 6, 7, 8));
+        let odd = value(r#" {"New":{"a":[1]},"PublicIP":"1.2.3.4","BackendData":null} "#);
+        assert_eq!(odd, LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4)));
+    }
+
+    #[test]
+    fn what_is_no_value_is_an_error() {
+        for text in [
+            "",
+            "null",
+            "[]",
+            "1",
+            "\"1.2.3.4\"",
+            "{",
+            "hello",
+            r#"{"PublicIP":""}"#,
+            r#"{"PublicIP":"1.2.3"}"#,
+            r#"{"PublicIP":"1.2.3.4.5"}"#,
+            r#"{"PublicIP":7}"#,
+            r#"{"PublicIP":null}"#,
+            r#"{"PublicIP":"fd00::1"}"#,
+            r#"{"PublicIPv6":"1.2.3.4"}"#,
+            r#"{"PublicIP":"1.2.3.4"} x"#,
+            r#"{"BackendType":5}"#,
+            "{\"PublicIP\":\"1.2.3.4\"\0}",
+        ] {
+            assert!(LeaseAttributes::from_json(text.as_bytes()).is_err(), "{text:?} was accepted");
+        }
+        let deep = format!("{{\"BackendData\":{}{}}}", "[".repeat(2000), "]".repeat(2000));
+        assert!(LeaseAttributes::from_json(deep.as_bytes()).is_err(), "deep nesting was accepted");
+    }
+
+    #[test]
+    fn the_size_bound_holds_both_ways() {
+        let mut long = value(r#"{"PublicIP":"1.2.3.4"}"#);
+        let padded = |n: usize| format!("{{\"PublicIP\":\"1.2.3.4\"{}}}", " ".repeat(n));
+        let base = padded(0).len();
+        assert!(LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base).as_bytes()).is_ok());
+        let error = LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base + 1).as_bytes());
+        assert!(matches!(error, Err(ValueError::TooLarge { bytes: 4097 })));
+        long.backend_type = "x".repeat(VALUE_BYTES_MAX);
+        assert!(matches!(long.to_json(), Err(ValueError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn a_local_value_carries_its_end_and_stays_readable() {
+        let attributes = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
+        let stored =
+            StoredValue { attributes: attributes.clone(), expires_unix: Some(951_868_799) };
+        let text = r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"Expires":"2000-02-29T23:59:59Z"}"#;
+        assert_eq!(stored.to_json().unwrap(), text.as_bytes());
+        assert_eq!(StoredValue::from_json(text.as_bytes()).unwrap(), stored);
+        assert_eq!(value(text), attributes, "flannel's reader must not mind the extra key");
+        let seconds = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","expires":951868799}"#);
+        assert_eq!(seconds.unwrap(), stored);
+        let none = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","Expires":null}"#).unwrap();
+        assert_eq!(none.expires_unix, None);
+        for bad in [r#""soon""#, "-1", "1.5", "true", "[]"] {
+            let text = format!("{{\"PublicIP\":\"1.2.3.4\",\"Expires\":{bad}}}");
+            assert!(StoredValue::from_json(text.as_bytes()).is_err(), "{text} was accepted");
+        }
+    }
+
+    #[test]
+    fn keys_are_read_in_both_forms() {
+        let subnet = "10.12.13.0/24".parse().unwrap();
+        assert_eq!(parse_key("10.12.13.0-24"), Some(subnet));
+        assert_eq!(parse_key("10.12.13.0-24&fd00:12:13::-56"), Some(subnet));
+    }
+
+    #[test]
+    fn what_flannel_refuses_as_key_is_refused() {
+        for key in [
+            "10.12.13-24",
+            "10.12.13.300-24",
+            "10.12.13.0-24hi",
+            "&2001::-56",
+            "10.12.13.0-24&2001::",
+            "10.12.13.0-24&",
+            "10.12.13.0-24&2001::-128",
+            "10.12.13.0-24&2001::-+5",
+            "10.12.13.0-24&2001::-",
+            "10.12.13.0-32",
+            "10.12.13.0-33",
+            "10.12.13.0/24",
+            "10.12.13.1-24",
+            "10.12.13.0-024",
+            " 10.12.13.0-24",
+            "",
+            "config",
+            "10.12.13.0-24/x",
+        ] {
+            assert_eq!(parse_key(key), None, "{key:?} was taken for a subnet key");
+        }
+    }
+
+    #[test]
+    fn entries_that_are_no_lease_say_why() {
+        let version = Version { revision: 7, created: 3 };
+        let decode = |key: &[u8], value: &[u8]| {
+            Lease::decode(key, value, version, Lifetime::Reservation).map_err(|r| r.reason)
+        };
+        let good = br#"{"PublicIP":"1.2.3.4"}"#;
+        let lease = decode(b"10.5.1.0-24", good).unwrap();
+        assert_eq!((lease.revision, lease.created_revision), (7, 3));
+        assert_eq!(decode(b"\xff\xfe", good), Err(RejectReason::BadKey));
+        assert_eq!(decode(&[b'a'; 5000], good), Err(RejectReason::BadKey));
+        assert_eq!(decode(b"10.5.1.0-24", b"{"), Err(RejectReason::BadValue));
+        assert_eq!(decode(b"10.5.1.0-24", &[b' '; 5000]), Err(RejectReason::TooLarge));
+    }
+}

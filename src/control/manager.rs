@@ -1,0 +1,181 @@
+//! The subnet manager: one store, this node's view of it, and the three things to do with it:
+//! read the network configuration, acquire a subnet (`acquire`), keep it and follow the others
+//! (`run`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::options::StoreOptions;
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::status::ControlStatus;
+use crate::control::store::etcd::{EtcdOptionsError, EtcdStore};
+use crate::control::store::local::LocalStore;
+use crate::control::store::{Granted, Store, StoreError};
+use crate::route::Prefix;
+
+/// flannel's fixed lease time.
+pub const LEASE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
+/// flannel's pause after a failed renewal.
+pub const RENEW_RETRY: Duration = Duration::from_secs(60);
+/// How often everything is listed although the watch seems to work: a change that it lost heals
+/// within 6 minutes, and a thousand nodes cost 3 listings a second.
+pub const RELIST_PERIOD: Duration = Duration::from_secs(300);
+/// How long changes are collected before they are published: a burst costs one route table, and
+/// nobody notices a fiftieth of a second.
+pub const PUBLISH_WINDOW: Duration = Duration::from_millis(20);
+
+/// The control plane's durations. Only tests and simulations use others than the default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    /// Life of a lease from its last renewal.
+    pub lease_ttl: Duration,
+    /// Pause after a failed renewal.
+    pub renew_retry: Duration,
+    /// Between two listings of everything.
+    pub relist_period: Duration,
+    /// For which changes are collected.
+    pub publish_window: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            lease_ttl: LEASE_TTL,
+            renew_retry: RENEW_RETRY,
+            relist_period: RELIST_PERIOD,
+            publish_window: PUBLISH_WINDOW,
+        }
+    }
+}
+
+/// Why the store's options cannot work. Trying again does not help.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// etcd's options.
+    #[error(transparent)]
+    Etcd(#[from] EtcdOptionsError),
+    /// The local store's directory.
+    #[error("--local-store cannot be used")]
+    Local(#[source] StoreError),
+}
+
+/// This node's access to the leases.
+#[derive(Debug)]
+pub struct SubnetManager {
+    pub(super) store: Store,
+    pub(super) previous: Option<Prefix>,
+    pub(super) status: Arc<ControlStatus>,
+    pub(super) timing: Timing,
+}
+
+/// The subnet that this node holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnLease {
+    /// The entry as last seen in the store.
+    pub lease: Lease,
+    /// The end by `clock::boot_time`; `None` for a reservation.
+    pub expires: Option<Duration>,
+    /// The cluster's network that it was taken from.
+    pub network: Prefix,
+}
+
+impl SubnetManager {
+    /// Checks the options and prepares the store. etcd need not be reachable yet.
+    /// `previous` is the subnet of the last run, from the subnet file.
+    pub fn connect(options: &StoreOptions, previous: Option<Prefix>) -> Result<Self, ConnectError> {
+        let store = match options {
+            StoreOptions::Etcd(options) => Store::Etcd(Box::new(EtcdStore::new(options)?)),
+            StoreOptions::Local(directory) => {
+                Store::Local(LocalStore::open(directory.clone()).map_err(ConnectError::Local)?)
+            }
+        };
+        Ok(Self::over(store, previous))
+    }
+
+    pub(super) fn over(store: Store, previous: Option<Prefix>) -> Self {
+        Self { store, previous, status: Arc::default(), timing: Timing::default() }
+    }
+
+    /// The same manager with other durations.
+    #[must_use]
+    pub fn with_timing(mut self, timing: Timing) -> Self {
+        self.timing = timing;
+        self
+    }
+
+    /// flannel's name for it, as in its log: `Etcd Local Manager with Previous Subnet: None`.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let previous = self.previous.map_or_else(|| "None".to_owned(), |p| p.to_string());
+        let kind = match self.store {
+            Store::Etcd(_) => "Etcd Local Manager",
+            Store::Local(_) => "Local Store Manager",
+            #[cfg(test)]
+            Store::Memory(_) => "Memory Manager",
+        };
+        format!("{kind} with Previous Subnet: {previous}")
+    }
+
+    /// What the control plane says about itself; stays valid for the manager's life.
+    #[must_use]
+    pub fn status(&self) -> Arc<ControlStatus> {
+        Arc::clone(&self.status)
+    }
+
+    /// The network configuration as its operator wrote it. An error is worth another try each
+    /// second, as flannel does.
+    pub async fn network_config(&self) -> Result<Vec<u8>, StoreError> {
+        let result = self.store.config().await;
+        self.note(&result);
+        result
+    }
+
+    /// Keeps the status up to date with what the store just did.
+    pub(super) fn note<T>(&self, result: &Result<T, StoreError>) {
+        match result {
+            Ok(_) => self.status.store_answered(),
+            Err(StoreError::Conflict { .. }) => {
+                self.status.store_answered();
+                self.status.conflicted();
+            }
+            Err(error) if error.store_answered() => self.status.store_answered(),
+            Err(_) => self.status.store_failed(),
+        }
+    }
+}
+
+impl OwnLease {
+    pub(super) fn new(granted: Granted, network: Prefix) -> Self {
+        Self { lease: granted.lease, expires: granted.expires, network }
+    }
+
+    /// Seconds since 1970 at which the lease ends; `None` for a reservation.
+    #[must_use]
+    pub fn expires_unix(&self) -> Option<u64> {
+        match self.lease.lifetime {
+            Lifetime::Reservation => None,
+            Lifetime::Leased { expires_unix, .. } => expires_unix,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manager_is_announced_in_flannels_words() {
+        let options = StoreOptions::Etcd(crate::config::options::EtcdOptions {
+            endpoints: vec!["http://127.0.0.1:4001".to_owned()],
+            prefix: "/coreos.com/network".to_owned(),
+            ca_file: None,
+            client_certificate: None,
+            credentials: None,
+        });
+        let manager = SubnetManager::connect(&options, None).unwrap();
+        assert_eq!(manager.describe(), "Etcd Local Manager with Previous Subnet: None");
+        let previous = "10.5.34.0/24".parse().ok();
+        let manager = SubnetManager::connect(&options, previous).unwrap();
+        assert_eq!(manager.describe(), "Etcd Local Manager with Previous Subnet: 10.5.34.0/24");
+    }
+}

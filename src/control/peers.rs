@@ -1,0 +1,206 @@
+//! From everything in the store to the peers that traffic may go to. Pure: the same entries
+//! always give the same peers, whatever the order in which they came.
+
+use std::net::Ipv4Addr;
+
+use crate::control::lease::{Lease, Peers};
+use crate::control::status::RejectReason;
+use crate::control::store::Rejected;
+use crate::route::Prefix;
+
+/// What of this node decides who can be its peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    /// The cluster's network.
+    pub network: Prefix,
+    /// This node's subnet.
+    pub subnet: Prefix,
+    /// This node's public address.
+    pub public_ip: Ipv4Addr,
+}
+
+/// The usable leases of other nodes, and what is wrong with the rest. `own_key` is skipped.
+///
+/// Of leases that overlap, the one made first stays: a later one cannot take traffic away.
+#[must_use]
+pub fn select<'a>(
+    leases: impl Iterator<Item = &'a Lease>,
+    own_key: &str,
+    node: Node,
+) -> (Peers, Vec<Rejected>) {
+    let mut rejected = Vec::new();
+    let mut usable = Vec::new();
+    for lease in leases.filter(|lease| lease.key != own_key) {
+        match node.objection(lease) {
+            None => usable.push(lease),
+            Some(reason) => rejected.push(rejection(lease, reason, node)),
+        }
+    }
+    usable.sort_by(|a, b| (a.created_revision, &a.key).cmp(&(b.created_revision, &b.key)));
+    let mut peers = Peers::new();
+    for lease in usable {
+        match overlapping(&peers, lease.subnet) {
+            None => {
+                peers.insert(lease.subnet, lease.clone());
+            }
+            Some(_) => rejected.push(rejection(lease, RejectReason::OverlapsOther, node)),
+        }
+    }
+    (peers, rejected)
+}
+
+/// Whether traffic goes the same ways with both sets.
+#[must_use]
+pub fn same_ways(a: &Peers, b: &Peers) -> bool {
+    a.len() == b.len()
+        && a.iter().zip(b).all(|((subnet, lease), (other_subnet, other))| {
+            subnet == other_subnet && lease.attributes == other.attributes
+        })
+}
+
+impl Node {
+    fn objection(self, lease: &Lease) -> Option<RejectReason> {
+        let address = lease.attributes.public_ip;
+        if !self.network.covers(lease.subnet) {
+            Some(RejectReason::OutsideNetwork)
+        } else if lease.subnet.overlaps(self.subnet) {
+            Some(RejectReason::OverlapsOwn)
+        } else if address == self.public_ip {
+            Some(RejectReason::OwnAddress)
+        } else if !is_host_address(address) {
+            Some(RejectReason::BadAddress)
+        } else {
+            None
+        }
+    }
+}
+
+/// Whether a datagram to `address` can reach one other host.
+fn is_host_address(address: Ipv4Addr) -> bool {
+    !(address.octets()[0] == 0
+        || address.is_loopback()
+        || address.is_multicast()
+        || address.is_broadcast())
+}
+
+/// The one of `peers`, which do not overlap each other, that overlaps `subnet`. Prefixes sort by
+/// network, so only the neighbours can.
+fn overlapping(peers: &Peers, subnet: Prefix) -> Option<Prefix> {
+    let below = peers.range(..=subnet).next_back();
+    let above = peers.range(subnet..).next();
+    let neighbours = below.into_iter().chain(above);
+    neighbours.map(|(prefix, _)| *prefix).find(|prefix| prefix.overlaps(subnet))
+}
+
+fn rejection(lease: &Lease, reason: RejectReason, node: Node) -> Rejected {
+    let (subnet, address) = (lease.subnet, lease.attributes.public_ip);
+    let detail = match reason {
+        RejectReason::OutsideNetwork => {
+            format!("{subnet} lies outside the network {}", node.network)
+        }
+        RejectReason::OverlapsOwn => format!("{subnet} overlaps this node's {}", node.subnet),
+        RejectReason::OverlapsOther => format!("{subnet} overlaps an older lease"),
+        RejectReason::OwnAddress => format!("its PublicIP {address} is this node's"),
+        RejectReason::BadAddress => format!("its PublicIP {address} is no host's"),
+        RejectReason::BadKey
+        | RejectReason::BadValue
+        | RejectReason::TooLarge
+        | RejectReason::TooMany => reason.name().to_owned(),
+    };
+    Rejected { key: lease.key.clone(), reason, detail, revision: lease.revision }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::lease::{LeaseAttributes, Lifetime};
+
+    const OWN: &str = "10.5.9.0-24";
+
+    fn node() -> Node {
+        Node {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet: "10.5.9.0/24".parse().unwrap(),
+            public_ip: Ipv4Addr::new(192, 0, 2, 9),
+        }
+    }
+
+    fn lease(subnet: &str, public_ip: &str, created_revision: i64) -> Lease {
+        let subnet: Prefix = subnet.parse().unwrap();
+        Lease {
+            subnet,
+            key: subnet.key(),
+            attributes: LeaseAttributes::udp(public_ip.parse().unwrap()),
+            revision: created_revision,
+            created_revision,
+            lifetime: Lifetime::Reservation,
+        }
+    }
+
+    fn selected(leases: &[Lease]) -> (Vec<String>, Vec<(String, RejectReason)>) {
+        let (peers, rejected) = select(leases.iter(), OWN, node());
+        let peers = peers.keys().map(Prefix::to_string).collect();
+        (peers, rejected.into_iter().map(|r| (r.key, r.reason)).collect())
+    }
+
+    #[test]
+    fn each_unusable_lease_is_rejected_for_its_reason_and_harms_no_other() {
+        let (peers, rejected) = selected(&[
+            lease("10.5.1.0/24", "192.0.2.1", 1),
+            lease("10.5.9.0/24", "192.0.2.9", 2),
+            lease("10.6.1.0/24", "192.0.2.2", 3),
+            lease("10.0.0.0/8", "192.0.2.3", 4),
+            lease("10.5.8.0/22", "192.0.2.4", 5),
+            lease("10.5.9.128/25", "192.0.2.4", 5),
+            lease("10.5.2.0/24", "0.0.0.0", 6),
+            lease("10.5.3.0/24", "127.0.0.1", 7),
+            lease("10.5.4.0/24", "224.0.0.1", 8),
+            lease("10.5.5.0/24", "255.255.255.255", 9),
+            lease("10.5.6.0/24", "192.0.2.9", 10),
+            lease("10.5.7.0/24", "192.0.2.7", 11),
+        ]);
+        assert_eq!(peers, ["10.5.1.0/24", "10.5.7.0/24"]);
+        let reasons: Vec<_> =
+            rejected.iter().map(|(key, reason)| (key.as_str(), *reason)).collect();
+        assert_eq!(
+            reasons,
+            [
+                ("10.6.1.0-24", RejectReason::OutsideNetwork),
+                ("10.0.0.0-8", RejectReason::OutsideNetwork),
+                ("10.5.8.0-22", RejectReason::OverlapsOwn),
+                ("10.5.9.128-25", RejectReason::OverlapsOwn),
+                ("10.5.2.0-24", RejectReason::BadAddress),
+                ("10.5.3.0-24", RejectReason::BadAddress),
+                ("10.5.4.0-24", RejectReason::BadAddress),
+                ("10.5.5.0-24", RejectReason::BadAddress),
+                ("10.5.6.0-24", RejectReason::OwnAddress),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_older_of_overlapping_leases_keeps_its_traffic() {
+        let old = lease("10.5.16.0/24", "192.0.2.1", 5);
+        let covering = lease("10.5.16.0/20", "192.0.2.2", 9);
+        let inside = lease("10.5.16.128/25", "192.0.2.3", 7);
+        let apart = lease("10.5.17.0/24", "192.0.2.4", 8);
+        let mut leases = [old, covering, inside, apart];
+        for _ in 0..leases.len() {
+            leases.rotate_left(1);
+            let (peers, rejected) = selected(&leases);
+            assert_eq!(peers, ["10.5.16.0/24", "10.5.17.0/24"]);
+            assert_eq!(rejected.len(), 2);
+            assert!(rejected.iter().all(|(_, reason)| *reason == RejectReason::OverlapsOther));
+        }
+    }
+
+    #[test]
+    fn a_moved_node_is_another_way_and_a_rewritten_value_is_not() {
+        let set = |lease: Lease| Peers::from([(lease.subnet, lease)]);
+        let before = set(lease("10.5.1.0/24", "192.0.2.1", 1));
+        assert!(same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.1", 2))));
+        assert!(!same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.2", 1))));
+        assert!(!same_ways(&before, &set(lease("10.5.2.0/24", "192.0.2.1", 1))));
+        assert!(!same_ways(&before, &Peers::new()));
+    }
+}

@@ -1,0 +1,159 @@
+//! The own lease while it runs: renewed by compare-and-set, checked against every look at the
+//! store, taken again if it lapsed, given up if somebody else holds the subnet.
+
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::{End, Run, Step};
+use crate::control::backoff::jittered;
+use crate::control::clock;
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::manager::OwnLease;
+use crate::control::store::{Granted, StoreError};
+
+/// Renewals are brought forward by up to this at random: nodes that started together do not
+/// renew together.
+const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
+/// Share by which the pause after a failed renewal is spread.
+const RETRY_JITTER: f64 = 0.2;
+
+impl Run<'_> {
+    /// Sets the renewal timer by the lease's end.
+    pub(super) fn plan_renewal(&mut self) {
+        self.manager.status.lease_expires(self.own.expires_unix());
+        let Some(expires) = self.own.expires else {
+            self.renew_at = None;
+            return;
+        };
+        let now = clock::boot_time();
+        let left = expires.saturating_sub(self.renew_margin).saturating_sub(now);
+        let spread = (left / 10).min(RENEW_SPREAD_MAX).mul_f64(fastrand::f64());
+        // A margin beyond the lease's life must not become a loop without pauses.
+        let pause = (self.manager.timing.lease_ttl / 8).min(self.manager.timing.renew_retry);
+        let wait = left.saturating_sub(spread).max(pause);
+        info!("Waiting for {} to renew lease", clock::format_go_duration(wait));
+        self.renew_at = Some(now + wait);
+    }
+
+    pub(super) async fn renew(&mut self) {
+        let ttl = self.manager.timing.lease_ttl;
+        let renewed = self.manager.store.renew(&self.own.lease, ttl).await;
+        self.manager.note(&renewed);
+        match renewed {
+            Ok(granted) => {
+                self.manager.status.renewed();
+                self.adopt(granted);
+                let expires = self.own.expires_unix().unwrap_or_default();
+                info!("Lease renewed, new expiration: {}", clock::format_go(expires));
+                self.plan_renewal();
+            }
+            Err(error) => {
+                self.retry_renewal_later();
+                if let StoreError::Conflict { .. } = error {
+                    // Somebody wrote to our key: see what is there before anything else.
+                    self.look_again();
+                } else {
+                    warn!("Error renewing lease (trying again in 1 min): {error}");
+                }
+            }
+        }
+    }
+
+    fn retry_renewal_later(&mut self) {
+        let pause = jittered(self.manager.timing.renew_retry, RETRY_JITTER);
+        self.renew_at = Some(clock::boot_time() + pause);
+    }
+
+    /// Lists everything soon, without dropping the watch for longer than that.
+    fn look_again(&mut self) {
+        self.watch = None;
+        self.revision = None;
+        self.resync_at = Some(tokio::time::Instant::now() + self.backoff.next_wait());
+    }
+
+    fn adopt(&mut self, granted: Granted) {
+        let network = self.own.network;
+        self.own = OwnLease::new(granted, network);
+        self.mirror.insert(self.own.lease.key.clone(), self.own.lease.clone());
+    }
+
+    /// Compares the own lease with the mirror. `watched` says that the store was reachable all
+    /// the time, so that a missing lease was removed on purpose.
+    pub(super) async fn check_own(&mut self, watched: bool) -> Step {
+        match self.mirror.get(&self.own.lease.key) {
+            Some(found) if found.attributes.public_ip == self.own.lease.attributes.public_ip => {
+                let found = found.clone();
+                self.follow(found);
+                Step::Continue(())
+            }
+            Some(found) => {
+                let new_owner = found.attributes.public_ip;
+                warn!("The lease of {} now belongs to {new_owner}", self.own.lease.subnet);
+                Step::Break(End::Revoked { new_owner: Some(new_owner) })
+            }
+            None => self.on_own_missing(watched).await,
+        }
+    }
+
+    /// The entry is ours, but its version or its lifetime may have changed.
+    fn follow(&mut self, found: Lease) {
+        if found.revision == self.own.lease.revision {
+            return;
+        }
+        let id = |lifetime| match lifetime {
+            Lifetime::Reservation => None,
+            Lifetime::Leased { id, .. } => Some(id),
+        };
+        let (was, is) = (id(self.own.lease.lifetime), id(found.lifetime));
+        let subnet = self.own.lease.subnet;
+        self.own.lease = found;
+        match is {
+            _ if was == is && !self.ends_in_the_store() => {}
+            None => {
+                info!("The lease of {subnet} became a reservation");
+                self.own.expires = None;
+                self.plan_renewal();
+            }
+            // Written with another lease, of unknown age: renewing tells.
+            Some(_) => self.renew_at = Some(clock::boot_time()),
+        }
+    }
+
+    /// Whether the store shows the end of a lease in the entry, so that it may have moved.
+    fn ends_in_the_store(&self) -> bool {
+        matches!(self.own.lease.lifetime, Lifetime::Leased { expires_unix: Some(_), .. })
+    }
+
+    async fn on_own_missing(&mut self, watched: bool) -> Step {
+        let expired = self.own.expires.is_some_and(|expires| expires <= clock::boot_time());
+        let subnet = self.own.lease.subnet;
+        if watched && !expired {
+            warn!("The lease of {subnet} was removed from the store");
+            return Step::Break(End::Revoked { new_owner: None });
+        }
+        let taken = self.mirror.values().find(|lease| lease.subnet.overlaps(subnet));
+        if let Some(taken) = taken {
+            let new_owner = taken.attributes.public_ip;
+            warn!("The lease of {subnet} lapsed and {} belongs to {new_owner}", taken.subnet);
+            return Step::Break(End::Revoked { new_owner: Some(new_owner) });
+        }
+        let (attributes, ttl) = (&self.own.lease.attributes, self.manager.timing.lease_ttl);
+        let created = self.manager.store.create(subnet, attributes, ttl).await;
+        self.manager.note(&created);
+        match created {
+            Ok(granted) => {
+                warn!("The lease of {subnet} was gone from the store; took it again");
+                self.adopt(granted);
+                self.plan_renewal();
+            }
+            // Taken at this moment, or not reachable: the next look decides.
+            Err(StoreError::Conflict { .. }) => self.look_again(),
+            Err(error) => {
+                self.on_failure(&error);
+                self.revision = None;
+            }
+        }
+        Step::Continue(())
+    }
+}

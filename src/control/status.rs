@@ -1,0 +1,249 @@
+//! What the control plane tells the rest of the daemon about itself: atomics that any thread may
+//! read at any time. It decides nothing.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tracing::warn;
+
+use crate::control::store::Rejected;
+
+/// Distinct rejected entries that are remembered, to count and log each once: as many as a store
+/// may hold leases, 8 bytes each.
+const REMEMBERED_MAX: usize = crate::control::store::ENTRIES_MAX;
+/// Rejected entries logged per look at the store; the rest of a flood becomes one line.
+const LOGGED_PER_LOOK_MAX: usize = 5;
+
+/// Why an entry of the store is not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RejectReason {
+    /// The key is no subnet such as `10.5.34.0-24`.
+    BadKey,
+    /// The value is not the JSON of a lease.
+    BadValue,
+    /// The value is larger than any lease.
+    TooLarge,
+    /// The subnet lies outside the cluster's network.
+    OutsideNetwork,
+    /// The subnet overlaps this node's.
+    OverlapsOwn,
+    /// The subnet overlaps one that was leased earlier.
+    OverlapsOther,
+    /// No node can be reached under the public address.
+    BadAddress,
+    /// The public address is this node's.
+    OwnAddress,
+    /// The store holds more entries than weft accepts.
+    TooMany,
+}
+
+impl RejectReason {
+    /// Every reason, in the order of the counters.
+    pub const ALL: [Self; 9] = [
+        Self::BadKey,
+        Self::BadValue,
+        Self::TooLarge,
+        Self::OutsideNetwork,
+        Self::OverlapsOwn,
+        Self::OverlapsOther,
+        Self::BadAddress,
+        Self::OwnAddress,
+        Self::TooMany,
+    ];
+
+    /// The name for metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BadKey => "bad_key",
+            Self::BadValue => "bad_value",
+            Self::TooLarge => "too_large",
+            Self::OutsideNetwork => "outside_network",
+            Self::OverlapsOwn => "overlaps_own",
+            Self::OverlapsOther => "overlaps_other",
+            Self::BadAddress => "bad_address",
+            Self::OwnAddress => "own_address",
+            Self::TooMany => "too_many",
+        }
+    }
+
+    fn index(self) -> usize {
+        match self {
+            Self::BadKey => 0,
+            Self::BadValue => 1,
+            Self::TooLarge => 2,
+            Self::OutsideNetwork => 3,
+            Self::OverlapsOwn => 4,
+            Self::OverlapsOther => 5,
+            Self::BadAddress => 6,
+            Self::OwnAddress => 7,
+            Self::TooMany => 8,
+        }
+    }
+}
+
+/// The state of the control plane, shared by `Arc`.
+#[derive(Debug, Default)]
+pub struct ControlStatus {
+    store_up: AtomicBool,
+    lease_expires_unix: AtomicU64,
+    peers: AtomicU64,
+    relists: AtomicU64,
+    renewals: AtomicU64,
+    store_failures: AtomicU64,
+    conflicts: AtomicU64,
+    rejected: [AtomicU64; RejectReason::ALL.len()],
+    remembered: Mutex<Remembered>,
+}
+
+#[derive(Debug, Default)]
+struct Remembered {
+    hasher: RandomState,
+    entries: HashSet<u64>,
+}
+
+impl ControlStatus {
+    /// Whether the last exchange with the store succeeded.
+    #[must_use]
+    pub fn store_is_up(&self) -> bool {
+        self.store_up.load(Ordering::Relaxed)
+    }
+
+    /// When the own lease ends, in seconds since 1970; `None` for a reservation or without lease.
+    #[must_use]
+    pub fn lease_expires_unix(&self) -> Option<u64> {
+        Some(self.lease_expires_unix.load(Ordering::Relaxed)).filter(|&seconds| seconds != 0)
+    }
+
+    /// Peers in the published set.
+    #[must_use]
+    pub fn peers(&self) -> u64 {
+        self.peers.load(Ordering::Relaxed)
+    }
+
+    /// Complete listings of the store.
+    #[must_use]
+    pub fn relists(&self) -> u64 {
+        self.relists.load(Ordering::Relaxed)
+    }
+
+    /// Successful renewals of the own lease.
+    #[must_use]
+    pub fn renewals(&self) -> u64 {
+        self.renewals.load(Ordering::Relaxed)
+    }
+
+    /// Failed exchanges with the store.
+    #[must_use]
+    pub fn store_failures(&self) -> u64 {
+        self.store_failures.load(Ordering::Relaxed)
+    }
+
+    /// Writes that lost against another writer.
+    #[must_use]
+    pub fn conflicts(&self) -> u64 {
+        self.conflicts.load(Ordering::Relaxed)
+    }
+
+    /// Distinct entries that were rejected for `reason`.
+    #[must_use]
+    pub fn rejected(&self, reason: RejectReason) -> u64 {
+        self.rejected[reason.index()].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn store_answered(&self) {
+        self.store_up.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn store_failed(&self) {
+        self.store_up.store(false, Ordering::Relaxed);
+        self.store_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lease_expires(&self, unix_seconds: Option<u64>) {
+        self.lease_expires_unix.store(unix_seconds.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    pub(crate) fn published(&self, peers: usize) {
+        self.peers.store(peers as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn listed(&self) {
+        self.relists.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn renewed(&self) {
+        self.renewals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn conflicted(&self) {
+        self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts each entry on first sight and logs the first few of them.
+    pub(crate) fn reject(&self, rejected: &[Rejected]) {
+        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fresh = 0;
+        for entry in rejected {
+            if !remembered.is_new(entry) {
+                continue;
+            }
+            self.rejected[entry.reason.index()].fetch_add(1, Ordering::Relaxed);
+            fresh += 1;
+            if fresh <= LOGGED_PER_LOOK_MAX {
+                let (key, why) = (&entry.key, &entry.detail);
+                warn!("Ignoring {key:?} in the store, which is not usable as a lease: {why}");
+            }
+        }
+        if fresh > LOGGED_PER_LOOK_MAX {
+            warn!("Ignoring {} more unusable entries in the store", fresh - LOGGED_PER_LOOK_MAX);
+        }
+    }
+}
+
+impl Remembered {
+    fn is_new(&mut self, entry: &Rejected) -> bool {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(entry.key.as_bytes());
+        hasher.write_usize(entry.reason.index());
+        let hash = hasher.finish();
+        self.entries.len() < REMEMBERED_MAX && self.entries.insert(hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rejected(key: &str, reason: RejectReason) -> Rejected {
+        Rejected { key: key.to_owned(), reason, detail: String::new(), revision: 1 }
+    }
+
+    #[test]
+    fn an_entry_counts_once_per_reason_however_often_it_is_seen() {
+        let status = ControlStatus::default();
+        for _ in 0..3 {
+            status.reject(&[
+                rejected("hello", RejectReason::BadKey),
+                rejected("10.5.1.0-24", RejectReason::BadValue),
+                rejected("10.5.1.0-24", RejectReason::TooLarge),
+            ]);
+        }
+        assert_eq!(status.rejected(RejectReason::BadKey), 1);
+        assert_eq!(status.rejected(RejectReason::BadValue), 1);
+        assert_eq!(status.rejected(RejectReason::TooLarge), 1);
+        assert_eq!(status.rejected(RejectReason::OwnAddress), 0);
+    }
+
+    #[test]
+    fn every_reason_has_its_own_counter_and_name() {
+        let names: HashSet<_> = RejectReason::ALL.iter().map(|reason| reason.name()).collect();
+        assert_eq!(names.len(), RejectReason::ALL.len());
+        for (position, reason) in RejectReason::ALL.iter().enumerate() {
+            assert_eq!(reason.index(), position);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The etcd v3 store, with flannel's keys and values. Every write is a transaction that compares
+//! what we last saw; no request asks for the time to live of another node's lease.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{
+    Compare, CompareOp, Error as EtcdError, GetOptions, KeyValue, PutOptions, SortOrder,
+    SortTarget, Txn, TxnOp,
+};
+
+use super::etcd_connection::{Connection, classify, config_key};
+use super::etcd_watch::{EtcdWatch, Origin};
+use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
+use crate::config::options::EtcdOptions;
+use crate::control::clock;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
+use crate::route::Prefix;
+
+pub use super::etcd_connection::EtcdOptionsError;
+
+/// Keys asked for at once. A thousand leases of 200 bytes are far below the client's limit of
+/// 4 MiB a message; a page with huge values is asked for again in smaller ones.
+const PAGE_KEYS_MAX: i64 = 1000;
+/// Keys looked at in one listing, of any kind: a flood of junk ends it.
+const SCANNED_KEYS_MAX: usize = 16 * ENTRIES_MAX;
+
+/// Leases below a prefix of an etcd cluster.
+#[derive(Debug)]
+pub struct EtcdStore {
+    connection: Connection,
+    prefix: String,
+    /// The cluster that the last listing came from; 0 before the first.
+    cluster: AtomicU64,
+}
+
+/// An etcd lease that we hold.
+#[derive(Debug, Clone, Copy)]
+struct EtcdLease {
+    id: i64,
+    /// By the boot clock, counted from before the request.
+    expires: Duration,
+    expires_unix: u64,
+    /// Whether it was granted just now, and has to go again if it is not needed.
+    fresh: bool,
+}
+
+impl EtcdStore {
+    /// A store that connects when it is first used.
+    pub fn new(options: &EtcdOptions) -> Result<Self, EtcdOptionsError> {
+        let prefix = options.prefix.clone();
+        let connection = Connection::new(options.clone())?;
+        Ok(Self { connection, prefix, cluster: AtomicU64::new(0) })
+    }
+
+    fn subnets(&self) -> String {
+        format!("{}/subnets/", self.prefix)
+    }
+
+    fn path(&self, key: &str) -> String {
+        format!("{}/subnets/{key}", self.prefix)
+    }
+
+    pub(super) async fn config(&self) -> Result<Vec<u8>, StoreError> {
+        let key = config_key(&self.prefix);
+        let path = key.as_str();
+        let read = |mut client: etcd_client::Client| async move { client.get(path, None).await };
+        let response = self.connection.read("reading the network configuration", read).await?;
+        match response.kvs().first() {
+            None => Err(StoreError::NoConfig { place: key }),
+            Some(found) if found.value().len() > CONFIG_BYTES_MAX => {
+                Err(StoreError::ConfigTooLarge { place: key })
+            }
+            Some(found) => Ok(found.value().to_vec()),
+        }
+    }
+
+    pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
+        let subnets = self.subnets();
+        let end = after_all_with_prefix(&subnets);
+        let mut snapshot = Snapshot::default();
+        let mut from = subnets.clone().into_bytes();
+        let mut page_keys = PAGE_KEYS_MAX;
+        let mut scanned = 0;
+        while scanned < SCANNED_KEYS_MAX {
+            let page = match self.page(&from, &end, page_keys, snapshot.revision).await {
+                Ok(page) => page,
+                // The page does not fit into a message: its values are huge.
+                Err(StoreError::Unavailable { detail, .. })
+                    if page_keys > 1 && detail.contains("message length too large") =>
+                {
+                    page_keys = (page_keys / 8).max(1);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if snapshot.revision == 0 {
+                snapshot.revision = page.header().map_or(0, |header| header.revision());
+                let cluster = page.header().map_or(0, |header| header.cluster_id());
+                self.cluster.store(cluster, Ordering::Relaxed);
+            }
+            for found in page.kvs() {
+                snapshot.add(decode(&subnets, found));
+            }
+            scanned += page.kvs().len();
+            match page.kvs().last() {
+                Some(last) if page.more() => from = next_key(last.key()),
+                Some(_) | None => break,
+            }
+        }
+        Ok(snapshot)
+    }
+
+    async fn page(
+        &self,
+        from: &[u8],
+        end: &[u8],
+        keys: i64,
+        revision: i64,
+    ) -> Result<etcd_client::GetResponse, StoreError> {
+        let read = |mut client: etcd_client::Client| {
+            let options = GetOptions::new()
+                .with_range(end)
+                .with_limit(keys)
+                .with_revision(revision)
+                .with_sort(SortTarget::Key, SortOrder::Ascend);
+            async move { client.get(from, Some(options)).await }
+        };
+        self.connection.read("listing leases", read).await
+    }
+
+    pub(super) async fn create(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let (key, bytes) = (subnet.key(), value.to_json()?);
+        let etcd_lease = self.grant(ttl).await?;
+        let path = self.path(&key);
+        let absent = Compare::version(path.as_str(), CompareOp::Equal, 0);
+        let put = TxnOp::put(path, bytes, Some(PutOptions::new().with_lease(etcd_lease.id)));
+        let revision =
+            self.fenced("creating the lease", &key, absent, put, Some(etcd_lease)).await?;
+        let version = Version { revision, created: revision };
+        Ok(granted(subnet, key, value.clone(), version, Some(etcd_lease)))
+    }
+
+    pub(super) async fn update(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let bytes = value.to_json()?;
+        let etcd_lease = self.extend(held.lifetime, ttl).await?;
+        let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
+        let put = TxnOp::put(self.path(&held.key), bytes, options);
+        let unchanged = self.unchanged(held);
+        let revision =
+            self.fenced("updating the lease", &held.key, unchanged, put, etcd_lease).await?;
+        let version = Version { revision, created: held.created_revision };
+        Ok(granted(held.subnet, held.key.clone(), value.clone(), version, etcd_lease))
+    }
+
+    /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
+    /// when it needs another etcd lease: a renewal is no news to the other nodes.
+    pub(super) async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        let etcd_lease = self.extend(held.lifetime, ttl).await?;
+        if etcd_lease.is_some_and(|lease| lease.fresh) {
+            let bytes = held.attributes.to_json()?;
+            let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
+            let put = TxnOp::put(self.path(&held.key), bytes, options);
+            let unchanged = self.unchanged(held);
+            let revision =
+                self.fenced("renewing the lease", &held.key, unchanged, put, etcd_lease).await?;
+            let version = Version { revision, created: held.created_revision };
+            return Ok(granted(
+                held.subnet,
+                held.key.clone(),
+                held.attributes.clone(),
+                version,
+                etcd_lease,
+            ));
+        }
+        let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
+        let unchanged = self.unchanged(held);
+        self.fenced("renewing the lease", &held.key, unchanged, look, None).await?;
+        let version = Version { revision: held.revision, created: held.created_revision };
+        Ok(granted(held.subnet, held.key.clone(), held.attributes.clone(), version, etcd_lease))
+    }
+
+    pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+        let delete = TxnOp::delete(self.path(&held.key), None);
+        let unchanged = self.unchanged(held);
+        self.fenced("deleting the lease", &held.key, unchanged, delete, None).await?;
+        Ok(())
+    }
+
+    pub(super) async fn watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
+        let from = Origin { revision, cluster: self.cluster.load(Ordering::Relaxed) };
+        let opened = self
+            .connection
+            .call("watching leases", |client| EtcdWatch::open(client, self.subnets(), from))
+            .await;
+        match opened {
+            Ok(Ok(watch)) => Ok(watch),
+            // A stream that was opened and refused: the endpoint may be the reason.
+            Ok(Err(error)) => {
+                self.connection.reset().await;
+                Err(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn unchanged(&self, held: &Lease) -> Compare {
+        Compare::mod_revision(self.path(&held.key), CompareOp::Equal, held.revision)
+    }
+
+    /// Runs `operation` if `condition` holds, and returns the revision it made. `fresh` goes
+    /// again if it fails.
+    async fn fenced(
+        &self,
+        name: &'static str,
+        key: &str,
+        condition: Compare,
+        operation: TxnOp,
+        etcd_lease: Option<EtcdLease>,
+    ) -> Result<i64, StoreError> {
+        let transaction = Txn::new().when([condition]).and_then([operation]);
+        let response = self
+            .connection
+            .call(name, |mut client| async move { client.txn(transaction).await })
+            .await;
+        let result = match response {
+            Ok(response) if response.succeeded() => {
+                Ok(response.header().map_or(0, |header| header.revision()))
+            }
+            Ok(_) => Err(StoreError::Conflict { key: key.to_owned() }),
+            Err(error) => Err(error),
+        };
+        if result.is_err()
+            && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
+        {
+            self.revoke(id).await;
+        }
+        result
+    }
+
+    /// The lease for a key of this lifetime, alive for at least `ttl`; `None` for a reservation.
+    async fn extend(
+        &self,
+        lifetime: Lifetime,
+        ttl: Duration,
+    ) -> Result<Option<EtcdLease>, StoreError> {
+        let Lifetime::Leased { id, .. } = lifetime else { return Ok(None) };
+        let asked = clock::boot_time();
+        let kept = self
+            .connection
+            .call("keeping the lease alive", |mut client| async move {
+                match client.lease_keep_alive(id).await {
+                    Ok((mut keeper, mut answers)) => {
+                        // The first answer has been read by the client, without its TTL.
+                        keeper.keep_alive().await?;
+                        let answer = answers.message().await?;
+                        Ok(answer.map_or(0, |answer| answer.ttl()))
+                    }
+                    // The lease is gone; anything else is an error of the request.
+                    Err(EtcdError::LeaseKeepAliveError(_)) => Ok(0),
+                    Err(error) => Err(error),
+                }
+            })
+            .await?;
+        let kept = Duration::from_secs(u64::try_from(kept).unwrap_or(0));
+        if kept.is_zero() || kept < ttl {
+            return self.grant(ttl).await.map(Some);
+        }
+        Ok(Some(EtcdLease {
+            id,
+            expires: asked + kept,
+            expires_unix: clock::unix_seconds().saturating_add(kept.as_secs()),
+            fresh: false,
+        }))
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
+        let asked = clock::boot_time();
+        let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
+        let response = self
+            .connection
+            .call("asking for a lease", |mut client| async move {
+                client.lease_grant(seconds, None).await
+            })
+            .await?;
+        let granted = Duration::from_secs(u64::try_from(response.ttl()).unwrap_or(0));
+        Ok(EtcdLease {
+            id: response.id(),
+            expires: asked + granted,
+            expires_unix: clock::unix_seconds().saturating_add(granted.as_secs()),
+            fresh: true,
+        })
+    }
+
+    /// Best effort: an etcd lease that stays holds no key and lapses by itself.
+    async fn revoke(&self, id: i64) {
+        let revoked = self
+            .connection
+            .call("revoking a lease", |mut client| async move { client.lease_revoke(id).await })
+            .await;
+        if let Err(error) = revoked {
+            tracing::debug!("Left an unused etcd lease to lapse: {error}");
+        }
+    }
+}
+
+fn granted(
+    subnet: Prefix,
+    key: String,
+    attributes: LeaseAttributes,
+    version: Version,
+    etcd_lease: Option<EtcdLease>,
+) -> Granted {
+    let lifetime = match etcd_lease {
+        None => Lifetime::Reservation,
+        Some(EtcdLease { id, expires_unix, .. }) => {
+            Lifetime::Leased { id, expires_unix: Some(expires_unix) }
+        }
+    };
+    let Version { revision, created: created_revision } = version;
+    let lease = Lease { subnet, key, attributes, revision, created_revision, lifetime };
+    Granted { lease, expires: etcd_lease.map(|lease| lease.expires) }
+}
+
+/// One entry below `subnets/`.
+pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, super::Rejected> {
+    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or(found.key());
+    let version = Version { revision: found.mod_revision(), created: found.create_revision() };
+    let lifetime = match found.lease() {
+        0 => Lifetime::Reservation,
+        id => Lifetime::Leased { id, expires_unix: None },
+    };
+    Lease::decode(key, found.value(), version, lifetime)
+}
+
+/// The first key after all that begin with `prefix`, which ends in a slash.
+fn after_all_with_prefix(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+/// The smallest key after `key`.
+fn next_key(key: &[u8]) -> Vec<u8> {
+    let mut next = key.to_vec();
+    next.push(0);
+    next
+}
+
+/// The client's errors on a stream, in this store's terms.
+pub(super) fn stream_error(error: &EtcdError) -> StoreError {
+    classify("watching leases", error)
+}

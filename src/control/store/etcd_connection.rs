@@ -1,0 +1,309 @@
+//! The way to an etcd cluster: which endpoint to talk to, TLS, and what its errors mean.
+//!
+//! The client's own balancer would send every other request to a dead endpoint. Instead, each
+//! connection has one endpoint: all are asked at once, the first that answers a quorum read is
+//! used until it fails, and then all are asked again. flannel's default list, whose first entry
+//! is closed on every host of this decade, costs one refused connection that way.
+
+use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
+
+use etcd_client::{
+    Certificate, Client, ConnectOptions, Error as EtcdError, GetOptions, Identity, TlsOptions,
+};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::StoreError;
+use crate::config::options::EtcdOptions;
+
+/// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
+/// few seconds; what takes longer is better tried elsewhere.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for a TCP connection; half the request's, so that the rest remains for it.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
+/// HTTP/2 pings while a stream is open: a dead peer is noticed within 13 s. etcd refuses clients
+/// that ping more often than every 5 s.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+
+/// The connection in use, made on demand.
+#[derive(Debug)]
+pub(super) struct Connection {
+    options: EtcdOptions,
+    session: Mutex<Option<Session>>,
+}
+
+#[derive(Clone)]
+struct Session {
+    client: Client,
+    /// Tells a session from its successor when a late failure comes in.
+    number: u64,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Session({})", self.number)
+    }
+}
+
+/// Why the etcd options cannot work, whatever the cluster does.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdOptionsError {
+    /// No endpoint was given.
+    #[error("--etcd-endpoints is empty; name at least one URL such as http://127.0.0.1:2379")]
+    NoEndpoints,
+    /// An endpoint is no URL.
+    #[error("--etcd-endpoints: {endpoint:?} is no usable URL: {detail}")]
+    BadEndpoint {
+        /// As given.
+        endpoint: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// An https endpoint without a way to check it.
+    #[error("--etcd-endpoints: {endpoint} needs --etcd-cafile to check the server's certificate")]
+    NoAuthority {
+        /// As given.
+        endpoint: String,
+    },
+    /// A certificate or key file cannot be read.
+    #[error("cannot read {path}, needed to reach etcd")]
+    File {
+        /// The file.
+        path: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl Connection {
+    /// Checks what can be checked without the cluster.
+    pub(super) fn new(options: EtcdOptions) -> Result<Self, EtcdOptionsError> {
+        if options.endpoints.iter().all(String::is_empty) {
+            return Err(EtcdOptionsError::NoEndpoints);
+        }
+        for endpoint in &options.endpoints {
+            connect_options(&options, endpoint)?;
+        }
+        Ok(Self { options, session: Mutex::new(None) })
+    }
+
+    /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
+    /// looks for a healthy endpoint.
+    pub(super) async fn call<T, F>(
+        &self,
+        operation: &'static str,
+        request: impl FnOnce(Client) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, EtcdError>>,
+    {
+        let session = self.session(operation).await?;
+        let result = match timeout(REQUEST_TIMEOUT, request(session.client)).await {
+            Ok(Ok(value)) => return Ok(value),
+            Ok(Err(error)) => classify(operation, &error),
+            Err(_) => timed_out(operation),
+        };
+        if !result.store_answered() {
+            self.drop_session(session.number).await;
+        }
+        Err(result)
+    }
+
+    /// As `call`, once more on another connection if the first was unavailable. For reads only:
+    /// a write that got no answer may have happened.
+    pub(super) async fn read<T, F>(
+        &self,
+        operation: &'static str,
+        request: impl Fn(Client) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, EtcdError>>,
+    {
+        let connected = self.session.lock().await.is_some();
+        match self.call(operation, &request).await {
+            Err(StoreError::Unavailable { .. }) if connected => {
+                self.call(operation, &request).await
+            }
+            result => result,
+        }
+    }
+
+    /// Forgets the connection: its endpoint misbehaves in a way that only a stream showed.
+    pub(super) async fn reset(&self) {
+        *self.session.lock().await = None;
+    }
+
+    async fn drop_session(&self, number: u64) {
+        let mut session = self.session.lock().await;
+        if session.as_ref().is_some_and(|session| session.number == number) {
+            *session = None;
+        }
+    }
+
+    async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
+        // Held while connecting: a second caller waits for the same connection.
+        let mut slot = self.session.lock().await;
+        if let Some(session) = slot.as_ref() {
+            return Ok(session.clone());
+        }
+        let client = self.first_that_answers(operation).await?;
+        let session = Session { client, number: fastrand::u64(..) };
+        *slot = Some(session.clone());
+        Ok(session)
+    }
+
+    async fn first_that_answers(&self, operation: &'static str) -> Result<Client, StoreError> {
+        let mut probes: FuturesUnordered<_> =
+            self.options.endpoints.iter().map(|endpoint| self.probe(operation, endpoint)).collect();
+        let mut failure = None;
+        let mut details = Vec::new();
+        while let Some(result) = probes.next().await {
+            match result {
+                Ok(client) => return Ok(client),
+                Err(StoreError::Unavailable { detail, .. }) => details.push(detail),
+                Err(error) => failure = Some(error),
+            }
+        }
+        // An endpoint that said why not tells more than one that said nothing.
+        Err(failure.unwrap_or(StoreError::Unavailable { operation, detail: details.join("; ") }))
+    }
+
+    async fn probe(&self, operation: &'static str, endpoint: &str) -> Result<Client, StoreError> {
+        let unavailable = |detail: String| StoreError::Unavailable {
+            operation,
+            detail: format!("{endpoint}: {detail}"),
+        };
+        // Read anew for each connection: certificates are rotated on disk.
+        let options = connect_options(&self.options, endpoint)
+            .map_err(|error| unavailable(error_chain(&error)))?;
+        let attempt = async {
+            let mut client = Client::connect([endpoint], Some(options)).await?;
+            // A read that needs the quorum: an endpoint cut off from its cluster must not win.
+            let count = GetOptions::new().with_count_only();
+            client.get(config_key(&self.options.prefix), Some(count)).await?;
+            Ok::<_, EtcdError>(client)
+        };
+        match timeout(REQUEST_TIMEOUT, attempt).await {
+            Ok(Ok(client)) => {
+                debug!("Using etcd endpoint {endpoint}");
+                Ok(client)
+            }
+            Ok(Err(error)) => Err(match classify(operation, &error) {
+                StoreError::Unavailable { detail, .. } => unavailable(detail),
+                other => other,
+            }),
+            Err(_) => Err(unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))),
+        }
+    }
+}
+
+/// The configuration's key.
+pub(super) fn config_key(prefix: &str) -> String {
+    format!("{prefix}/config")
+}
+
+pub(super) fn timed_out(operation: &'static str) -> StoreError {
+    let detail = format!("no answer within {REQUEST_TIMEOUT:?}");
+    StoreError::Unavailable { operation, detail }
+}
+
+/// Tells what may be tried again from what an operator has to change.
+pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError {
+    let EtcdError::GRpcStatus(status) = error else {
+        return StoreError::Unavailable { operation, detail: error_chain(error) };
+    };
+    let said = |marker: &str| status.message().contains(marker);
+    if said("required revision has been compacted") {
+        return StoreError::HistoryLost { revision: 0 };
+    }
+    let refused = [
+        "permission denied",
+        "authentication failed",
+        "user name is empty",
+        "invalid auth token",
+        "authentication is not enabled",
+        "database space exceeded",
+    ];
+    let detail = match std::error::Error::source(status) {
+        Some(_) => error_chain(status),
+        None => status.message().to_owned(),
+    };
+    if refused.iter().any(|marker| said(marker)) {
+        return StoreError::Refused { operation, detail };
+    }
+    StoreError::Unavailable { operation, detail }
+}
+
+/// An error with its causes, without repeating what a cause already contains.
+fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+fn connect_options(
+    options: &EtcdOptions,
+    endpoint: &str,
+) -> Result<ConnectOptions, EtcdOptionsError> {
+    // The watch is a stream that is always open, so pings never stop while they matter; etcd
+    // cuts clients that ping without a stream.
+    let mut connect = ConnectOptions::new()
+        .with_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1)
+        .with_keep_alive_while_idle(false)
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_require_leader(true);
+    if let Some(credentials) = &options.credentials {
+        connect = connect
+            .with_user(&credentials.username, &credentials.password.0)
+            .with_auto_token_refresh(true);
+    }
+    let has_scheme = endpoint.contains("://");
+    let has_tls = options.ca_file.is_some() || options.client_certificate.is_some();
+    if !endpoint.starts_with("https://") && (has_scheme || !has_tls) {
+        return check_plain(endpoint).map(|()| connect);
+    }
+    let Some(ca_file) = &options.ca_file else {
+        return Err(EtcdOptionsError::NoAuthority { endpoint: endpoint.to_owned() });
+    };
+    let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca_file)?));
+    if let Some(client) = &options.client_certificate {
+        let certificate = read(&client.certificate_file)?;
+        tls = tls.identity(Identity::from_pem(certificate, read(&client.key_file)?));
+    }
+    Ok(connect.with_tls(tls))
+}
+
+fn check_plain(endpoint: &str) -> Result<(), EtcdOptionsError> {
+    let bad = |detail: &str| {
+        let (endpoint, detail) = (endpoint.to_owned(), detail.to_owned());
+        Err(EtcdOptionsError::BadEndpoint { endpoint, detail })
+    };
+    let authority = match endpoint.split_once("://") {
+        Some(("http", authority)) => authority,
+        Some((_, _)) => return bad("only http and https are known"),
+        None => endpoint,
+    };
+    if authority.is_empty() || authority.contains(char::is_whitespace) {
+        return bad("it names no host");
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, EtcdOptionsError> {
+    std::fs::read(path)
+        .map_err(|source| EtcdOptionsError::File { path: path.display().to_string(), source })
+}

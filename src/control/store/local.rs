@@ -1,0 +1,242 @@
+//! The local store: `DIR/config` and one file per lease in `DIR/subnets`, with the keys and
+//! values of etcd. Several daemons, people and scripts may use one directory at once.
+//!
+//! A lease's file says when it ends in an extra key, `"Expires":"2026-11-21T08:30:00Z"`, which
+//! flannel's readers ignore; a file without it is a reservation. The end is wall-clock time,
+//! because other programs, and other boots, must be able to read it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use inotify::{EventStream, Inotify, WatchMask};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::local_files::{Files, Listing, Locked};
+use super::{Event, Granted, Snapshot, StoreError};
+use crate::control::clock;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
+use crate::route::Prefix;
+
+/// How long after a change the directory is read: a burst of writes becomes one reading, and
+/// nobody notices a twentieth of a second.
+const SETTLE: Duration = Duration::from_millis(50);
+/// Longest sleep towards the end of a lease: the wall clock may be set meanwhile.
+const EXPIRY_CHECK_MAX: Duration = Duration::from_secs(60);
+/// Room for one batch of inotify events: about 60 of our names.
+const EVENT_BUFFER_BYTES: usize = 4096;
+
+/// A directory of leases.
+#[derive(Debug)]
+pub struct LocalStore {
+    files: Files,
+}
+
+/// Changes of the directory, each as a whole snapshot.
+pub struct LocalWatch {
+    files: Files,
+    events: EventStream<[u8; EVENT_BUFFER_BYTES]>,
+    live: bool,
+    /// Set when the directory has to be read, to the time when it may be.
+    due: Option<Instant>,
+    next_expiry_unix: Option<u64>,
+    last: Option<Snapshot>,
+}
+
+impl LocalStore {
+    /// Opens `directory` and creates what is missing.
+    pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
+        let files = Files::new(directory);
+        files.prepare()?;
+        Ok(Self { files })
+    }
+
+    pub(super) async fn config(&self) -> Result<Vec<u8>, StoreError> {
+        let files = self.files.clone();
+        blocking(move || files.read_config()).await
+    }
+
+    pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
+        let files = self.files.clone();
+        Ok(blocking(move || files.list()).await?.snapshot)
+    }
+
+    pub(super) async fn create(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let (files, value) = (self.files.clone(), value.clone());
+        blocking(move || {
+            let locked = files.lock()?;
+            let key = subnet.key();
+            let snapshot = locked.list_and_tidy()?;
+            let taken = snapshot.leases.iter().any(|lease| lease.subnet.overlaps(subnet));
+            if taken || locked.revision(&key)?.is_some() {
+                return Err(StoreError::Conflict { key });
+            }
+            write(&locked, subnet, key, value, Some(ttl))
+        })
+        .await
+    }
+
+    pub(super) async fn update(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let (files, held, value) = (self.files.clone(), held.clone(), value.clone());
+        blocking(move || {
+            let locked = files.lock()?;
+            fence(&locked, &held)?;
+            let ttl = match held.lifetime {
+                Lifetime::Reservation => None,
+                Lifetime::Leased { .. } => Some(ttl),
+            };
+            write(&locked, held.subnet, held.key, value, ttl)
+        })
+        .await
+    }
+
+    pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+        let (files, held) = (self.files.clone(), held.clone());
+        blocking(move || {
+            let locked = files.lock()?;
+            fence(&locked, &held)?;
+            locked.remove(&held.key)
+        })
+        .await
+    }
+
+    pub(super) async fn watch(&self) -> Result<LocalWatch, StoreError> {
+        self.files.prepare()?;
+        let path = self.files.subnets_path();
+        let failed =
+            |source| StoreError::File { action: "watch", path: path.display().to_string(), source };
+        let inotify = Inotify::init().map_err(failed)?;
+        let mask = WatchMask::CLOSE_WRITE
+            | WatchMask::MOVE
+            | WatchMask::DELETE
+            | WatchMask::ATTRIB
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF;
+        inotify.watches().add(&path, mask).map_err(failed)?;
+        let events = inotify.into_event_stream([0; EVENT_BUFFER_BYTES]).map_err(failed)?;
+        Ok(LocalWatch {
+            files: self.files.clone(),
+            events,
+            live: false,
+            due: Some(Instant::now()),
+            next_expiry_unix: None,
+            last: None,
+        })
+    }
+}
+
+fn fence(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError> {
+    if locked.revision(&held.key)? == Some(held.revision) {
+        return Ok(());
+    }
+    Err(StoreError::Conflict { key: held.key.clone() })
+}
+
+fn write(
+    locked: &Locked<'_>,
+    subnet: Prefix,
+    key: String,
+    attributes: LeaseAttributes,
+    ttl: Option<Duration>,
+) -> Result<Granted, StoreError> {
+    let expires = ttl.map(|ttl| clock::boot_time() + ttl);
+    let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs()));
+    let stored = StoredValue { attributes, expires_unix };
+    let revision = locked.write(&key, &stored.to_json()?)?;
+    let lifetime = match expires_unix {
+        None => Lifetime::Reservation,
+        Some(_) => Lifetime::Leased { id: 0, expires_unix },
+    };
+    let attributes = stored.attributes;
+    let lease = Lease { subnet, key, attributes, revision, created_revision: 0, lifetime };
+    Ok(Granted { lease, expires })
+}
+
+impl LocalWatch {
+    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+        if !self.live {
+            self.live = true;
+            return Ok(vec![Event::Live { revision: 0 }]);
+        }
+        loop {
+            if let Some(due) = self.due {
+                sleep_until(due).await;
+                let files = self.files.clone();
+                let listing = blocking(move || files.list()).await?;
+                self.due = None;
+                if let Some(snapshot) = self.news(listing) {
+                    return Ok(vec![Event::Everything(snapshot)]);
+                }
+            }
+            self.wait_for_change().await?;
+        }
+    }
+
+    fn news(&mut self, listing: Listing) -> Option<Snapshot> {
+        self.next_expiry_unix = listing.next_expiry_unix;
+        let mut snapshot = listing.snapshot;
+        // The order of a directory means nothing; sorted, equal sets compare as equal.
+        snapshot.leases.sort_by(|a, b| a.key.cmp(&b.key));
+        snapshot.rejected.sort_by(|a, b| a.key.cmp(&b.key));
+        if self.last.as_ref() == Some(&snapshot) {
+            return None;
+        }
+        self.last = Some(snapshot.clone());
+        Some(snapshot)
+    }
+
+    async fn wait_for_change(&mut self) -> Result<(), StoreError> {
+        let lost = |detail: &str| StoreError::Unavailable {
+            operation: "watching the local store",
+            detail: detail.to_owned(),
+        };
+        tokio::select! {
+            event = self.events.next() => match event {
+                Some(Ok(event)) if event.mask.contains(inotify::EventMask::IGNORED) => {
+                    return Err(lost("its directory was removed or replaced"));
+                }
+                Some(Ok(event)) if event.mask.contains(inotify::EventMask::MOVE_SELF) => {
+                    return Err(lost("its directory was renamed"));
+                }
+                Some(Ok(_)) => self.due = Some(Instant::now() + SETTLE),
+                Some(Err(error)) => return Err(lost(&error.to_string())),
+                None => return Err(lost("inotify ended")),
+            },
+            () = until_expiry(self.next_expiry_unix) => self.due = Some(Instant::now()),
+        }
+        Ok(())
+    }
+}
+
+async fn until_expiry(expires_unix: Option<u64>) {
+    let Some(expires) = expires_unix else { return std::future::pending().await };
+    loop {
+        let left = expires.saturating_sub(clock::unix_seconds());
+        if left == 0 {
+            return;
+        }
+        sleep(Duration::from_secs(left).min(EXPIRY_CHECK_MAX)).await;
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(StoreError::Unavailable {
+            operation: "local store",
+            detail: format!("its worker ended: {error}"),
+        }),
+    }
+}

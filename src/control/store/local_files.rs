@@ -1,0 +1,236 @@
+//! The files of a local store: one lock, atomic writes, bounded reads. Every function here
+//! blocks; `local` calls them on threads that may.
+//!
+//! Writers hold `DIR/.lock` from the read that they base a write on until the write is durable.
+//! Readers take no lock: a rename shows them the old file or the new one, never a part.
+
+use std::fs::{self, File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::{CONFIG_BYTES_MAX, Rejected, Snapshot, StoreError};
+use crate::control::clock;
+use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
+use crate::control::status::RejectReason;
+
+/// How long a writer waits for the lock. Holding it takes one listing and two fsyncs, 50 ms on a
+/// slow disk; a hundred daemons that start at once queue for 5 s then.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Pause between two tries for the lock; short against a write, long against a system call.
+const LOCK_RETRY: Duration = Duration::from_millis(2);
+
+/// The directory's layout.
+#[derive(Debug, Clone)]
+pub(super) struct Files {
+    root: PathBuf,
+}
+
+/// The right to write, until dropped.
+pub(super) struct Locked<'a> {
+    files: &'a Files,
+    _lock: File,
+}
+
+/// The leases of a directory, and when the next of them ends.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub(super) snapshot: Snapshot,
+    pub(super) next_expiry_unix: Option<u64>,
+    expired: Vec<String>,
+}
+
+impl Files {
+    pub(super) fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    pub(super) fn config_path(&self) -> PathBuf {
+        self.root.join("config")
+    }
+
+    pub(super) fn subnets_path(&self) -> PathBuf {
+        self.root.join("subnets")
+    }
+
+    pub(super) fn prepare(&self) -> Result<(), StoreError> {
+        let path = self.subnets_path();
+        fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))
+    }
+
+    pub(super) fn read_config(&self) -> Result<Vec<u8>, StoreError> {
+        let path = self.config_path();
+        let place = || path.display().to_string();
+        let config = match read_bounded(&path, CONFIG_BYTES_MAX) {
+            Ok(config) => config,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::NoConfig { place: place() });
+            }
+            Err(source) => return Err(failed("read", &path, source)),
+        };
+        config.ok_or_else(|| StoreError::ConfigTooLarge { place: place() })
+    }
+
+    /// All files below `subnets/`. Expired leases count as gone.
+    pub(super) fn list(&self) -> Result<Listing, StoreError> {
+        let path = self.subnets_path();
+        let mut listing =
+            Listing { snapshot: Snapshot::default(), next_expiry_unix: None, expired: Vec::new() };
+        let entries = match fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listing),
+            Err(source) => return Err(failed("list", &path, source)),
+        };
+        let now = clock::unix_seconds();
+        for entry in entries {
+            let entry = entry.map_err(|source| failed("list", &path, source))?;
+            let name = entry.file_name();
+            if name.as_bytes().starts_with(b".") {
+                continue;
+            }
+            if let Some(lease) = self.read_lease(name.as_bytes())? {
+                listing.add(lease, now);
+            }
+        }
+        Ok(listing)
+    }
+
+    /// One file; `None` if it is gone by now.
+    fn read_lease(&self, name: &[u8]) -> Result<Option<Result<Lease, Rejected>>, StoreError> {
+        let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
+        match read_bounded(&path, VALUE_BYTES_MAX) {
+            Ok(Some(value)) => {
+                let version = Version { revision: fingerprint(&value), created: 0 };
+                Ok(Some(Lease::decode_file(name, &value, version)))
+            }
+            Ok(None) => Ok(Some(Err(Rejected {
+                key: String::from_utf8_lossy(name).into_owned(),
+                reason: RejectReason::TooLarge,
+                detail: format!("not a file of at most {VALUE_BYTES_MAX} bytes"),
+                revision: 0,
+            }))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            // One unreadable file says nothing about the others.
+            Err(error) => Ok(Some(Err(Rejected {
+                key: String::from_utf8_lossy(name).into_owned(),
+                reason: RejectReason::BadValue,
+                detail: format!("cannot read the file: {error}"),
+                revision: 0,
+            }))),
+        }
+    }
+
+    pub(super) fn lock(&self) -> Result<Locked<'_>, StoreError> {
+        self.prepare()?;
+        let path = self.root.join(".lock");
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = opened.map_err(|source| failed("open", &path, source))?;
+        let deadline = Instant::now() + LOCK_WAIT_MAX;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Locked { files: self, _lock: file }),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
+                    std::thread::sleep(LOCK_RETRY);
+                }
+                Err(error) => return Err(failed("lock", &path, error.into())),
+            }
+        }
+    }
+}
+
+impl Listing {
+    fn add(&mut self, lease: Result<Lease, Rejected>, now_unix: u64) {
+        if let Ok(lease) = &lease
+            && let Lifetime::Leased { expires_unix: Some(expires), .. } = lease.lifetime
+        {
+            if expires <= now_unix {
+                self.expired.push(lease.key.clone());
+                return;
+            }
+            let next = self.next_expiry_unix.map_or(expires, |next| next.min(expires));
+            self.next_expiry_unix = Some(next);
+        }
+        self.snapshot.add(lease);
+    }
+}
+
+impl Locked<'_> {
+    /// All leases; files of expired ones are removed on the way.
+    pub(super) fn list_and_tidy(&self) -> Result<Snapshot, StoreError> {
+        let listing = self.files.list()?;
+        for key in &listing.expired {
+            self.remove(key)?;
+        }
+        Ok(listing.snapshot)
+    }
+
+    /// The file's version; `None` if there is none.
+    pub(super) fn revision(&self, key: &str) -> Result<Option<i64>, StoreError> {
+        let path = self.files.subnets_path().join(key);
+        match read_bounded(&path, VALUE_BYTES_MAX) {
+            Ok(value) => Ok(value.map(|value| fingerprint(&value))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(failed("read", &path, source)),
+        }
+    }
+
+    /// Replaces the file, durably, and returns its version. `key` has passed `parse_key` or is
+    /// a subnet's own spelling, so it names no other directory.
+    pub(super) fn write(&self, key: &str, value: &[u8]) -> Result<i64, StoreError> {
+        let folder = self.files.subnets_path();
+        let path = folder.join(key);
+        let temporary = folder.join(format!(".{key}.new"));
+        let write = || -> io::Result<()> {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o644);
+            let mut file = options.open(&temporary)?;
+            file.write_all(value)?;
+            file.sync_all()?;
+            fs::rename(&temporary, &path)?;
+            File::open(&folder)?.sync_all()
+        };
+        write().map_err(|source| failed("write", &path, source))?;
+        Ok(fingerprint(value))
+    }
+
+    pub(super) fn remove(&self, key: &str) -> Result<(), StoreError> {
+        let path = self.files.subnets_path().join(key);
+        match fs::remove_file(&path) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(failed("remove", &path, source)),
+        }
+    }
+}
+
+/// A file's content as version: two writers that compare it cannot both win under the lock, and
+/// equal content is the same lease with the same end.
+fn fingerprint(value: &[u8]) -> i64 {
+    // A hasher without a random key, so that every daemon computes the same.
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish().cast_signed()
+}
+
+/// The content of a regular file; `None` if it is longer than `bytes_max` or no file. Opened
+/// without blocking, because a FIFO in the directory must not stop the daemon.
+fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut content = Vec::new();
+    file.take(bytes_max as u64 + 1).read_to_end(&mut content)?;
+    Ok((content.len() <= bytes_max).then_some(content))
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> StoreError {
+    StoreError::File { action, path: path.display().to_string(), source }
+}

@@ -1,0 +1,264 @@
+//! A store in memory with etcd's rules (revisions, history, compaction) and switches for its
+//! faults, so that the logic above can be tested without a cluster.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::{Event, Granted, Snapshot, StoreError};
+use crate::control::clock;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
+use crate::route::Prefix;
+
+#[derive(Debug, Clone)]
+pub(crate) struct MemoryStore {
+    inner: Arc<Mutex<Inner>>,
+    changed: watch::Sender<i64>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    config: Vec<u8>,
+    entries: BTreeMap<String, Entry>,
+    history: VecDeque<(i64, Event)>,
+    revision: i64,
+    compacted: i64,
+    down: bool,
+    calls: u64,
+    /// Watches opened before this number are cut.
+    cut: u64,
+    watches: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    value: Vec<u8>,
+    version: Version,
+    lifetime: Lifetime,
+}
+
+#[derive(Debug)]
+pub(crate) struct MemoryWatch {
+    store: MemoryStore,
+    after: i64,
+    live: bool,
+    number: u64,
+    changes: watch::Receiver<i64>,
+}
+
+impl MemoryStore {
+    pub(crate) fn new() -> Self {
+        Self { inner: Arc::default(), changed: watch::Sender::new(0) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap()
+    }
+
+    fn call(&self, operation: &'static str) -> Result<MutexGuard<'_, Inner>, StoreError> {
+        let mut inner = self.lock();
+        inner.calls += 1;
+        if inner.down {
+            return Err(StoreError::Unavailable { operation, detail: "switched off".to_owned() });
+        }
+        Ok(inner)
+    }
+
+    pub(crate) fn calls(&self) -> u64 {
+        self.lock().calls
+    }
+
+    /// Unreachable or back; watches break when it goes.
+    pub(crate) fn set_down(&self, down: bool) {
+        let mut inner = self.lock();
+        inner.down = down;
+        inner.cut = inner.watches;
+        drop(inner);
+        self.changed.send_modify(|_| ());
+    }
+
+    pub(crate) fn compact(&self) {
+        let mut inner = self.lock();
+        inner.compacted = inner.revision;
+        inner.history.clear();
+    }
+
+    /// An operator's put.
+    pub(crate) fn put(&self, key: &str, value: &[u8], lifetime: Lifetime) {
+        self.lock().write(key, value.to_vec(), lifetime);
+        self.changed.send_modify(|_| ());
+    }
+
+    /// An operator's removal, or the end of a lease.
+    pub(crate) fn remove(&self, key: &str) {
+        self.lock().remove(key);
+        self.changed.send_modify(|_| ());
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<(String, Lifetime)> {
+        let inner = self.lock();
+        let entry = inner.entries.get(key)?;
+        Some((String::from_utf8(entry.value.clone()).unwrap(), entry.lifetime))
+    }
+
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.lock().entries.keys().cloned().collect()
+    }
+
+    #[allow(clippy::unused_async, reason = "the interface of the stores that do wait")]
+    pub(crate) async fn config(&self) -> Result<Vec<u8>, StoreError> {
+        let config = self.call("config")?.config.clone();
+        if config.is_empty() {
+            return Err(StoreError::NoConfig { place: "memory".to_owned() });
+        }
+        Ok(config)
+    }
+
+    pub(crate) async fn list(&self) -> Result<Snapshot, StoreError> {
+        let snapshot = {
+            let inner = self.call("list")?;
+            let mut snapshot = Snapshot { revision: inner.revision, ..Snapshot::default() };
+            for (key, entry) in &inner.entries {
+                snapshot.add(entry.decode(key));
+            }
+            snapshot
+        };
+        // Others get their turn between a read and the write that follows it, as over a network.
+        tokio::task::yield_now().await;
+        Ok(snapshot)
+    }
+
+    pub(crate) async fn create(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let key = subnet.key();
+        let mut inner = self.call("create")?;
+        if inner.entries.contains_key(&key) {
+            return Err(StoreError::Conflict { key });
+        }
+        let id = inner.revision + 1;
+        inner.write(&key, value.to_json()?, Lifetime::Leased { id, expires_unix: None });
+        self.granted(inner, &key, ttl)
+    }
+
+    pub(crate) async fn update(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let mut inner = self.fenced("update", held)?;
+        inner.write(&held.key, value.to_json()?, held.lifetime);
+        self.granted(inner, &held.key, ttl)
+    }
+
+    pub(crate) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+        self.fenced("delete", held)?.remove(&held.key);
+        self.changed.send_modify(|_| ());
+        Ok(())
+    }
+
+    fn fenced(
+        &self,
+        operation: &'static str,
+        held: &Lease,
+    ) -> Result<MutexGuard<'_, Inner>, StoreError> {
+        let inner = self.call(operation)?;
+        match inner.entries.get(&held.key) {
+            Some(entry) if entry.version.revision == held.revision => Ok(inner),
+            Some(_) | None => Err(StoreError::Conflict { key: held.key.clone() }),
+        }
+    }
+
+    fn granted(
+        &self,
+        inner: MutexGuard<'_, Inner>,
+        key: &str,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let lease = inner.entries[key].decode(key).unwrap();
+        drop(inner);
+        self.changed.send_modify(|_| ());
+        let expires = match lease.lifetime {
+            Lifetime::Reservation => None,
+            Lifetime::Leased { .. } => Some(clock::boot_time() + ttl),
+        };
+        Ok(Granted { lease, expires })
+    }
+
+    pub(crate) fn watch(&self, revision: i64) -> Result<MemoryWatch, StoreError> {
+        let mut inner = self.call("watch")?;
+        if revision < inner.compacted || revision > inner.revision {
+            return Err(StoreError::HistoryLost { revision });
+        }
+        inner.watches += 1;
+        let (after, number) = (revision, inner.watches);
+        let changes = self.changed.subscribe();
+        Ok(MemoryWatch { store: self.clone(), after, live: false, number, changes })
+    }
+}
+
+impl Entry {
+    fn decode(&self, key: &str) -> Result<Lease, super::Rejected> {
+        Lease::decode(key.as_bytes(), &self.value, self.version, self.lifetime)
+    }
+}
+
+impl Inner {
+    fn write(&mut self, key: &str, value: Vec<u8>, lifetime: Lifetime) {
+        self.revision += 1;
+        let revision = self.revision;
+        let created = self.entries.get(key).map_or(revision, |entry| entry.version.created);
+        let entry = Entry { value, version: Version { revision, created }, lifetime };
+        let event = match entry.decode(key) {
+            Ok(lease) => Event::Put(lease),
+            Err(rejected) => Event::Rejected(rejected),
+        };
+        self.entries.insert(key.to_owned(), entry);
+        self.history.push_back((revision, event));
+    }
+
+    fn remove(&mut self, key: &str) {
+        if self.entries.remove(key).is_some() {
+            self.revision += 1;
+            let (key, revision) = (key.to_owned(), self.revision);
+            self.history.push_back((revision, Event::Deleted { key, revision }));
+        }
+    }
+}
+
+impl MemoryWatch {
+    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+        loop {
+            self.changes.borrow_and_update();
+            let mut events = Vec::new();
+            {
+                let inner = self.store.lock();
+                if self.number <= inner.cut {
+                    let detail = "the watch was cut".to_owned();
+                    return Err(StoreError::Unavailable { operation: "watch", detail });
+                }
+                if self.after < inner.compacted {
+                    return Err(StoreError::HistoryLost { revision: self.after });
+                }
+                if !self.live {
+                    self.live = true;
+                    events.push(Event::Live { revision: inner.revision });
+                }
+                let after = self.after;
+                let new = inner.history.iter().filter(|(revision, _)| *revision > after);
+                events.extend(new.map(|(_, event)| event.clone()));
+                self.after = inner.revision;
+            }
+            if !events.is_empty() {
+                return Ok(events);
+            }
+            self.changes.changed().await.unwrap();
+        }
+    }
+}
