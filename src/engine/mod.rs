@@ -67,12 +67,8 @@ impl Worker {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Tells the thread to end and waits until it has.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
+    /// Tells the thread to end and waits until it has. Does nothing the second time.
+    pub fn end(&mut self) {
         self.stop.request();
         if let Some(thread) = self.thread.take() {
             // A panic has already been reported by the hook; there is nobody else to tell.

@@ -107,6 +107,11 @@ impl Overlay {
         Ok(Self { netlink, desired, told: Told::default() })
     }
 
+    /// Goes on over another connection to the kernel, for when the old one broke.
+    pub fn use_netlink(&mut self, netlink: Netlink) {
+        self.netlink = netlink;
+    }
+
     /// What the device is held to.
     #[must_use]
     pub fn desired(&self) -> &OverlayDesired {

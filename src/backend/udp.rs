@@ -1,0 +1,334 @@
+//! The udp backend: a TUN device, the tunnel socket, a worker between them, and a route table
+//! made of the other nodes' leases. Keeps all four alive: what breaks is made again.
+
+mod peers;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddrV4;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+use tracing::{error, info, warn};
+
+use crate::config::network::UdpBackendConfig;
+use crate::config::options::OffloadChoice;
+use crate::control::lease::Peers;
+use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket};
+use crate::engine::{Worker, WorkerConfig, WorkerEnd};
+use crate::forward::Local;
+use crate::host::interface::ExternalInterface;
+use crate::host::mtu::{MtuError, overlay_mtu_bytes};
+use crate::host::netlink::{Events, Netlink, NetlinkError};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
+use crate::host::state::LinkId;
+use crate::route::{Prefix, Published, Table};
+use crate::stats::WorkerStats;
+
+use self::peers::PeerSet;
+
+/// flannel's name for the device; the kernel puts the first free number in.
+const DEVICE_TEMPLATE: &str = "flannel%d";
+
+/// Datagrams that any kernel with USO takes in one TUN write (UDP_MAX_SEGMENTS before 6.9).
+const UDP_SEGMENTS_MIN: u16 = 64;
+
+/// Pauses between tries to make the device again: the first well within the second in which it
+/// is promised, the last so that a host without TUN costs nothing.
+const REBUILD_PAUSE_FIRST: Duration = Duration::from_millis(50);
+const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The backend could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum UdpError {
+    /// The interface leaves no sensible overlay MTU.
+    #[error("no usable overlay MTU")]
+    Mtu(#[from] MtuError),
+    /// No TUN device.
+    #[error("no TUN device")]
+    Tun(#[from] TunError),
+    /// No socket.
+    #[error("no tunnel socket")]
+    Socket(#[from] SocketError),
+    /// Address or route refused.
+    #[error("cannot configure the TUN device")]
+    Overlay(#[from] OverlayError),
+    /// The host's network state can't be read.
+    #[error("cannot talk to the kernel about its network")]
+    Netlink(#[from] NetlinkError),
+    /// No thread.
+    #[error("cannot start the packet worker")]
+    Worker(#[source] io::Error),
+}
+
+/// What the backend is made for.
+#[derive(Debug, Clone)]
+pub struct UdpSetup {
+    /// The interface that carries the tunnel.
+    pub external: ExternalInterface,
+    /// The backend's own settings.
+    pub settings: UdpBackendConfig,
+    /// The whole overlay.
+    pub network: Prefix,
+    /// This host's lease.
+    pub subnet: Prefix,
+    /// Offloads that may be used.
+    pub offload: OffloadChoice,
+}
+
+/// A running udp backend.
+pub struct UdpNetwork {
+    setup: UdpSetup,
+    mtu_bytes: u16,
+    netlink: Netlink,
+    events: Events,
+    socket: Arc<TunnelSocket>,
+    routes: Published,
+    stats: Arc<WorkerStats>,
+    plane: Plane,
+    ends_sender: mpsc::UnboundedSender<WorkerEnd>,
+    ends: mpsc::UnboundedReceiver<WorkerEnd>,
+    peers: PeerSet,
+}
+
+/// What goes and comes with the TUN device.
+struct Plane {
+    overlay: Overlay,
+    worker: Worker,
+    offload: TunOffload,
+}
+
+impl UdpNetwork {
+    /// Makes device, address, route, socket and worker, in flannel's order.
+    pub async fn start(setup: UdpSetup) -> Result<Self, UdpError> {
+        let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
+        let netlink = Netlink::open()?;
+        let events = Netlink::events()?;
+        let tun = open_tun(DEVICE_TEMPLATE, &setup)?;
+        let overlay = establish(&netlink, &tun, &setup, mtu_bytes).await?;
+        let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
+        let offload = setup.offload;
+        let socket = Arc::new(TunnelSocket::bind(address, offload.gso, offload.gro)?);
+        let routes = Published::new(Table::empty());
+        let stats = Arc::new(WorkerStats::default());
+        let (ends_sender, ends) = mpsc::unbounded_channel();
+        let tun_offload = tun.offload();
+        let worker = spawn(&setup, mtu_bytes, tun, &socket, &routes, &stats, &ends_sender)?;
+        let plane = Plane { overlay, worker, offload: tun_offload };
+        let network = Self {
+            setup,
+            mtu_bytes,
+            netlink,
+            events,
+            socket,
+            routes,
+            stats,
+            plane,
+            ends_sender,
+            ends,
+            peers: PeerSet::default(),
+        };
+        info!("{}", network.describe());
+        Ok(network)
+    }
+
+    /// MTU of the overlay, in bytes.
+    #[must_use]
+    pub fn mtu_bytes(&self) -> u16 {
+        self.mtu_bytes
+    }
+
+    /// The worker's counters; they outlive a rebuilt device.
+    #[must_use]
+    pub fn stats(&self) -> Arc<WorkerStats> {
+        Arc::clone(&self.stats)
+    }
+
+    /// Where routes are published.
+    #[must_use]
+    pub fn routes(&self) -> Published {
+        self.routes.clone()
+    }
+
+    /// The TUN device's name.
+    #[must_use]
+    pub fn device_name(&self) -> &str {
+        &self.plane.overlay.desired().device.name
+    }
+
+    /// The dataplane in one line, for the log and the status.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let on = |on| if on { "on" } else { "off" };
+        format!(
+            "{} mtu {} over {} at {}: engine mmsg, tso {}, uso {}, gso {}, gro {}",
+            self.device_name(),
+            self.mtu_bytes,
+            self.setup.external.name,
+            self.socket.address(),
+            on(self.plane.offload.tso),
+            on(self.plane.offload.uso),
+            match self.socket.limits().segments_max {
+                0 | 1 => "off".to_owned(),
+                segments => format!("up to {segments}"),
+            },
+            on(self.socket.gro()),
+        )
+    }
+
+    /// Follows the leases, and makes again what breaks. Runs until it is dropped, which stops
+    /// the worker and removes the device.
+    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        loop {
+            tokio::select! {
+                changed = leases.changed() => {
+                    if changed.is_err() {
+                        // The control plane has ended; routes stay as they were.
+                        std::future::pending::<()>().await;
+                    }
+                    let peers = Arc::clone(&leases.borrow_and_update());
+                    self.peers.update(&peers, self.setup.settings.port);
+                    self.routes.publish(self.peers.table());
+                }
+                end = self.ends.recv() => self.rebuild(&worker_end_reason(end)).await,
+                error = self.plane.overlay.hold(&mut self.events) => match error {
+                    OverlayError::DeviceGone(device) => {
+                        self.rebuild(&format!("device {device} was deleted")).await;
+                    }
+                    OverlayError::ForeignRoute { .. } | OverlayError::Netlink(_) => {
+                        self.listen_again(&error).await;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Makes a new TUN device and worker of the old name, for as long as it takes.
+    async fn rebuild(&mut self, reason: &str) {
+        let name = self.device_name().to_owned();
+        warn!("{name} has to be made again: {reason}");
+        let mut pause = REBUILD_PAUSE_FIRST;
+        let mut told = String::new();
+        loop {
+            match self.try_rebuild(&name).await {
+                Ok(()) => break,
+                Err(error) => {
+                    let text = chain(&error);
+                    if text != told {
+                        error!("cannot make {name} again: {text}; trying on");
+                        told = text;
+                    }
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(REBUILD_PAUSE_MAX);
+        }
+        info!("made again: {}", self.describe());
+    }
+
+    async fn try_rebuild(&mut self, name: &str) -> Result<(), UdpError> {
+        let tun = open_tun(name, &self.setup)?;
+        let overlay = establish(&self.netlink, &tun, &self.setup, self.mtu_bytes).await?;
+        let offload = tun.offload();
+        // The old worker ends before its successor reads: two would reorder flows.
+        self.plane.worker.end();
+        while self.ends.try_recv().is_ok() {}
+        let worker = spawn(
+            &self.setup,
+            self.mtu_bytes,
+            tun,
+            &self.socket,
+            &self.routes,
+            &self.stats,
+            &self.ends_sender,
+        )?;
+        self.plane = Plane { overlay, worker, offload };
+        Ok(())
+    }
+
+    async fn listen_again(&mut self, error: &OverlayError) {
+        warn!("lost touch with the kernel's network state, opening it again: {}", chain(error));
+        let reopened = Netlink::open().and_then(|netlink| Ok((Netlink::events()?, netlink)));
+        match reopened {
+            Ok((events, netlink)) => {
+                self.plane.overlay.use_netlink(netlink.clone());
+                (self.events, self.netlink) = (events, netlink);
+            }
+            Err(_) => sleep(REBUILD_PAUSE_MAX).await,
+        }
+    }
+}
+
+fn open_tun(name: &str, setup: &UdpSetup) -> Result<Tun, TunError> {
+    Tun::open(name, TunOffload { tso: setup.offload.tso, uso: setup.offload.uso })
+}
+
+async fn establish(
+    netlink: &Netlink,
+    tun: &Tun,
+    setup: &UdpSetup,
+    mtu_bytes: u16,
+) -> Result<Overlay, UdpError> {
+    let Some(link) = netlink.link_named(tun.name()).await? else {
+        let device = LinkId { index: 0, name: tun.name().to_owned() };
+        return Err(OverlayError::DeviceGone(device).into());
+    };
+    let desired = OverlayDesired {
+        device: link.id,
+        address: setup.subnet.network(),
+        mtu_bytes,
+        network: setup.network,
+        transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
+    };
+    Ok(Overlay::establish(netlink.clone(), desired).await?)
+}
+
+fn spawn(
+    setup: &UdpSetup,
+    mtu_bytes: u16,
+    tun: Tun,
+    socket: &Arc<TunnelSocket>,
+    routes: &Published,
+    stats: &Arc<WorkerStats>,
+    ends: &mpsc::UnboundedSender<WorkerEnd>,
+) -> Result<Worker, UdpError> {
+    let config = WorkerConfig {
+        tun,
+        socket: Arc::clone(socket),
+        local: Local {
+            network: setup.network,
+            subnet: setup.subnet,
+            tun_address: setup.subnet.network(),
+            underlay: socket.address(),
+            mtu_bytes,
+        },
+        routes: routes.clone(),
+        stats: Arc::clone(stats),
+        udp_segments_max: socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
+    };
+    let ends = ends.clone();
+    // Nobody listens any more once the backend is dropped, and then nobody needs to.
+    Worker::spawn(config, move |end| ends.send(end).unwrap_or_default()).map_err(UdpError::Worker)
+}
+
+fn worker_end_reason(end: Option<WorkerEnd>) -> String {
+    match end {
+        Some(WorkerEnd::TunGone(error)) => format!("reading it failed: {error}"),
+        Some(WorkerEnd::WaitFailed(error)) => format!("waiting for packets failed: {error}"),
+        Some(WorkerEnd::Stopped) | None => "its worker ended".to_owned(),
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        cause = source.source();
+    }
+    text
+}
