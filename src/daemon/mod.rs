@@ -1,1 +1,4 @@
 //! Wiring of weftd: start order, signals, health, exit codes.
+
+pub mod log;
+pub mod notify;
