@@ -319,7 +319,7 @@ fn etcd(settings: Settings) -> Result<EtcdOptions, OptionError> {
     };
     let endpoints = settings.etcd_endpoints.value.split(',');
     let endpoints = endpoints.map(|text| endpoint(text, tls_flag)).collect::<Result<_, _>>()?;
-    let prefix = settings.etcd_prefix.value.trim_end_matches('/').to_owned();
+    let prefix = clean_prefix(&settings.etcd_prefix.value)?;
     let credentials = both(
         ("--etcd-username", optional(&settings.etcd_username.value)),
         ("--etcd-password", optional(&settings.etcd_password.value.0)),
@@ -368,6 +368,31 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
         }
         Some(_) | None => Ok(text.to_owned()),
     }
+}
+
+/// The prefix as flanneld's keys have it, which Go's `path.Join` makes: no empty parts, no dots,
+/// no slash at the end. The root is the empty prefix of keys such as `/config`.
+fn clean_prefix(text: &str) -> Result<String, OptionError> {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in text.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            _ => parts.push(part),
+        }
+    }
+    let rooted = text.starts_with('/');
+    if parts.is_empty() && !rooted {
+        let problem = format!("{text:?} is no prefix: use one such as /coreos.com/network");
+        return Err(value("--etcd-prefix", problem));
+    }
+    Ok(parts.iter().enumerate().fold(String::new(), |mut prefix, (index, part)| {
+        if rooted || index > 0 {
+            prefix.push('/');
+        }
+        prefix.push_str(part);
+        prefix
+    }))
 }
 
 fn both<T>(

@@ -219,6 +219,22 @@ fn etcd_over_tls_with_a_user() {
 }
 
 #[test]
+fn prefixes_are_cleaned_as_flanneld_s_keys() {
+    for (text, prefix) in [
+        ("/coreos.com/network", "/coreos.com/network"),
+        ("/a/", "/a"),
+        ("//a///b/./c/../d//", "/a/b/d"),
+        ("a/b/", "a/b"),
+        ("/", ""),
+        ("/../a", "/a"),
+    ] {
+        assert_eq!(etcd_of(run(&["--etcd-prefix", text])).prefix, prefix, "{text}");
+    }
+    assert_refused(&["--etcd-prefix="], "--etcd-prefix");
+    assert_refused(&["--etcd-prefix=."], "--etcd-prefix");
+}
+
+#[test]
 fn etcd_options_that_need_each_other() {
     let tls = "--etcd-endpoints=https://a:2379";
     assert_refused(&[tls, "--etcd-certfile=/c"], "--etcd-certfile needs --etcd-keyfile");

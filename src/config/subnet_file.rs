@@ -106,7 +106,10 @@ pub enum SubnetFileError {
         found: &'static str,
     },
     /// Too large to be a subnet file.
-    #[error("{path} has more than {FILE_BYTES_MAX} bytes: is it a subnet file?", path = path.display())]
+    #[error(
+        "{path} has more than {FILE_BYTES_MAX} bytes: is it a subnet file?",
+        path = path.display()
+    )]
     TooLong {
         /// The file.
         path: PathBuf,

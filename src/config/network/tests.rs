@@ -62,7 +62,7 @@ fn keys_in_any_case_last_wins_null_is_nothing() {
         r#"{"Network":"10.3.0.0/16","SubnetLen":24,"network":"10.4.0.0/16","sUBNETlEN":25}"#,
         r#"{"network":"10.3.0.0/16","SubnetLen":25,"Network":"10.4.0.0/16"}"#,
         r#"{"Network":"10.4.0.0/16","SubnetLen":25,"Network":null,"SubnetMin":null}"#,
-        r#" {"Network":"10.4.0.0/16","SubnetLen":25,"Unknown":{"a":[1]},"IPv6Network":"fc00::/48"} "#,
+        r#" {"Network":"10.4.0.0/16","SubnetLen":25,"Other":{"a":[1]},"IPv6Network":"fc00::/48"} "#,
     ] {
         assert_eq!(summary(text), expected, "{text}");
     }
@@ -231,8 +231,16 @@ fn subnets_run_from_min_to_max() {
 
 proptest! {
     #[test]
-    fn any_bytes_give_a_configuration_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let _outcome = NetworkConfig::parse(&bytes);
+    fn any_bytes_give_a_configuration_or_an_error(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        members in
+            "(\"(Network|SubnetLen|Backend)\":(\"10.3.0.0/16\"|[0-9]{1,3}|null|\\{\\}),?){0,4}",
+    ) {
+        for input in [bytes, format!("{{{members}}}").into_bytes()] {
+            if let Err(error) = NetworkConfig::parse(&input) {
+                prop_assert!(!error.to_string().is_empty());
+            }
+        }
     }
 
     #[test]
