@@ -30,6 +30,7 @@ def summarise($samples):
         | add)
     + {retransmits: ([$own[].retransmits // empty] | add),
        out_of_order: ([$own[].out_of_order // empty] | add),
+       reordered: ([$own[].reordered // empty] | add),
        slowest_interval_gbps: ([$own[].slowest_interval_gbps // empty] | min),
        failed: ([$own[] | select(.failed)] | length)};
 
@@ -68,10 +69,12 @@ def ratio_table($rows):
         | ($it | ratio($rows; $metric; "one-packet")), ($it | ratio($rows; $metric; "vxlan"))]
         | row);
 
-def tcp_table($rows):
-    (["plane", "retransmits", "queued out of order", "slowest second Gb/s", "failed runs"] | row),
-    rule(5),
+def disorder_table($rows):
+    (["plane", "TCP retransmits", "TCP queued out of order", "reordered, TCP and UDP",
+        "TCP slowest second Gb/s", "failed runs"] | row),
+    rule(6),
     ($rows[] | [.plane, (.retransmits | fixed(0)), (.out_of_order | fixed(0)),
+        (.reordered | fixed(0)),
         (.slowest_interval_gbps | fixed(2)), (.failed | tostring)] | row);
 
 def markdown:
@@ -83,4 +86,4 @@ def markdown:
         | [$summary[] | select(.link == $link)] as $rows
         | "", "### Link: \($link)", "", median_table($rows),
           "", "As multiples of one-packet (P) and of kernel VXLAN (V):", "", ratio_table($rows),
-          "", "TCP runs, summed over all rounds:", "", tcp_table($rows));
+          "", "Disorder and loss, summed over all rounds (a loss also fills the out-of-order queue):", "", disorder_table($rows));
