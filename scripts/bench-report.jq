@@ -9,6 +9,14 @@ def metrics: [
     {name: "rr_p99", workload: "rr", field: "p99_us", title: "rr p99 us", decimals: 1}
 ];
 
+# A number with its decimals, trailing zeros kept.
+def fixed($decimals):
+    if . == null then "-"
+    elif $decimals == 0 then round | tostring
+    else (. * pow(10; $decimals) | round) as $scaled | pow(10; $decimals) as $unit
+        | ($scaled % $unit + $unit | tostring | .[1:]) as $fraction
+        | "\($scaled / $unit | floor).\($fraction)" end;
+
 # Linear interpolation between the closest ranks.
 def quantile($q):
     sort as $sorted | ((($sorted | length) - 1) * $q) as $rank | ($rank | floor) as $low
@@ -34,15 +42,17 @@ def summarise($samples):
        slowest_interval_gbps: ([$own[].slowest_interval_gbps // empty] | min),
        failed: ([$own[] | select(.failed)] | length)};
 
-def results($machine; $samples): {$machine, summary: [summarise($samples)], $samples};
+def results($machine; $samples): {
+    $machine, summary: [summarise($samples)],
+    background_cpu_percent: ([$samples[].background_cpu_percent // empty] | spread), $samples};
 
-# A number with its decimals, trailing zeros kept.
-def fixed($decimals):
-    if . == null then "-"
-    elif $decimals == 0 then round | tostring
-    else (. * pow(10; $decimals) | round) as $scaled | pow(10; $decimals) as $unit
-        | ($scaled % $unit + $unit | tostring | .[1:]) as $fraction
-        | "\($scaled / $unit | floor).\($fraction)" end;
+# Figures from a machine that others were using are no basis for a claim.
+def background_note:
+    .background_cpu_percent | if .n == 0 then empty else
+        "CPU used by others just before each measurement: median \(.median | fixed(0)) %,"
+        + " upper quartile \(.q3 | fixed(0)) %"
+        + (if .q3 > 10 then " (**the machine was not quiet: do not quote these**)." else "." end)
+    end;
 
 def row: "| " + join(" | ") + " |";
 def rule($columns): "|" + ("---|" * $columns);
@@ -82,6 +92,7 @@ def markdown:
     | "\($machine.rounds) interleaved rounds of \($machine.seconds) s; median (quartiles)."
         + " \($machine.cpus) × \($machine.cpu), Linux \($machine.kernel),"
         + " commit \($machine.commit), \($machine.date).",
+      background_note,
       ([$summary[].link] | unique_in_order[] as $link
         | [$summary[] | select(.link == $link)] as $rows
         | "", "### Link: \($link)", "", median_table($rows),

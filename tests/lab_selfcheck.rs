@@ -109,6 +109,26 @@ fn a_process_tells_its_output_and_its_end() {
 }
 
 #[test]
+fn a_lease_is_awaited_as_long_as_its_daemon_lives() {
+    let namespace = Namespace::new("lease");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("subnet.env");
+    let lines = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.72.1/24\nFLANNEL_MTU=1472\n";
+    let script = format!("sleep 0.1; printf '{lines}' >{}; sleep 600", file.display());
+    let lease = SubnetEnv::wait(&file, &mut namespace.spawn(&["sh", "-c", &script]));
+    assert_eq!(lease, SubnetEnv { subnet: "10.5.72.1/24".to_owned(), mtu_bytes: 1472 });
+    assert_eq!(lease.network().to_string(), "10.5.72.0");
+    assert_eq!(lease.pod_address().to_string(), "10.5.72.2");
+
+    let none = dir.path().join("none.env");
+    let outcome = catch_unwind(|| {
+        SubnetEnv::wait(&none, &mut namespace.spawn(&["sh", "-c", "echo no config; exit 1"]))
+    });
+    let message = outcome.unwrap_err().downcast::<String>().unwrap();
+    assert_eq!(*message, "the daemon ended without a lease:\nno config\n");
+}
+
+#[test]
 fn pods_reach_each_other_by_plain_routing_and_only_with_routes() {
     let lab = plainly_routed();
     let [first, second] = leases(1500);

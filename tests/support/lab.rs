@@ -26,6 +26,9 @@ pub(crate) const UNDERLAY: [Ipv4Addr; 2] =
 /// Between two looks at a condition: short beside the tens of milliseconds that a daemon takes.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// From start to lease: well below a second on an idle machine, and tests run on busy ones.
+pub(crate) const LEASE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Makes the names of this process's namespaces differ.
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
@@ -276,6 +279,22 @@ impl SubnetEnv {
             subnet: value("FLANNEL_SUBNET")?.to_owned(),
             mtu_bytes: value("FLANNEL_MTU")?.parse().ok()?,
         })
+    }
+
+    /// Waits until `daemon` has written the file.
+    ///
+    /// # Panics
+    /// When the daemon ends first, or takes longer than [`LEASE_TIMEOUT`].
+    #[track_caller]
+    pub(crate) fn wait(path: &Path, daemon: &mut Process) -> Self {
+        let mut lease = None;
+        wait_until(LEASE_TIMEOUT, "the daemon writes its subnet.env", || {
+            // In this order: a daemon that wrote the file and ended has written it.
+            let ended = daemon.ended().is_some();
+            lease = Self::read(path);
+            lease.is_some() || ended
+        });
+        lease.unwrap_or_else(|| panic!("the daemon ended without a lease:\n{}", daemon.output()))
     }
 
     /// The address after the gateway: the one that [`Lab::connect_pods`] gives to the pod.
