@@ -1,0 +1,263 @@
+# shellcheck shell=bash
+# The lab: two hosts with a pod each, all of them network namespaces. Source it after common.sh.
+#
+#       $LAB-p1            $LAB-h1                        $LAB-h2            $LAB-p2
+#   +------------+   +-----------------+  underlay   +-----------------+   +------------+
+#   | eth0       |---| pod0     wire0  |-------------| wire0      pod0 |---| eth0       |
+#   | subnet1 .2 |   | .1    172.20.0.1|  MTU 1500   |172.20.0.2   .1  |   | subnet2 .2 |
+#   +------------+   | mgmt0           |             |           mgmt0 |   +------------+
+#                    +-----|-----------+             +------------|----+
+#                          |  172.21.0.1      172.21.0.2          |
+#                          +---------[ br0 172.21.0.254 ]---------+
+#                                        $LAB-store               (lab_store_up only)
+#
+# Every pair is a veth. Hosts forward; every other sysctl keeps its default. Several labs can be
+# up at once: LAB names the one that the functions below work on, and lab_down removes them all.
+# Pods come last, because a daemon chooses the subnet; see lab_pods.
+
+readonly UNDERLAY=(- 172.20.0.1 172.20.0.2)
+readonly LAB_NETWORK=10.5.0.0/16
+# Subnets for the planes that have no daemon to choose them, spelled as in subnet.env.
+readonly FIXED_SUBNET=(- 10.5.1.1/24 10.5.2.1/24)
+readonly TUNNEL_PORT=8285
+readonly STORE_ADDRESS=172.21.0.254
+# What a header of the plane takes from the underlay's MTU of 1500.
+readonly MTU_PLAIN=1500 MTU_VXLAN=1450 MTU_UDP=1472
+
+LAB=
+LABS=()
+LAB_PIDS=()
+WEFTD_PID=() # of the lab made last, by host
+
+# in_ns NAME COMMAND...: runs COMMAND in the namespace $LAB-NAME.
+in_ns() {
+    local name=$1
+    shift
+    ip netns exec "$LAB-$name" "$@"
+}
+
+# spawn_in NAME LOG COMMAND...: starts COMMAND in the background; SPAWNED is its process id.
+spawn_in() {
+    local name=$1 log=$2
+    shift 2
+    ip netns exec "$LAB-$name" "$@" >"$log" 2>&1 </dev/null &
+    SPAWNED=$!
+    LAB_PIDS+=("$SPAWNED")
+}
+
+# lab_up NAME: makes hosts, pods and the underlay, and selects the new lab.
+lab_up() {
+    local end
+    LAB="weft-$$-$1"
+    LABS+=("$LAB")
+    for end in h1 h2 p1 p2; do
+        ip netns add "$LAB-$end"
+        in_ns "$end" ip link set lo up
+    done
+    ip link add wire0 netns "$LAB-h1" mtu 1500 type veth peer name wire0 mtu 1500 netns "$LAB-h2"
+    for end in 1 2; do
+        in_ns "h$end" sysctl -qw net.ipv4.ip_forward=1
+        in_ns "h$end" ip address add "${UNDERLAY[end]}/24" dev wire0
+        in_ns "h$end" ip link set wire0 up
+        ip link add pod0 netns "$LAB-h$end" type veth peer name eth0 netns "$LAB-p$end"
+    done
+}
+
+# lab_link pass|wire: an ideal card, which super-packets cross whole, or one without offloads.
+lab_link() {
+    local end state
+    case $1 in
+        pass) state=on ;;
+        wire) state=off ;;
+        *) die "a link is pass or wire, not $1" ;;
+    esac
+    for end in h1 h2; do
+        in_ns "$end" ethtool -K wire0 tso "$state" gso "$state" \
+            tx-udp_tnl-segmentation "$state" tx-udp_tnl-csum-segmentation "$state" \
+            tx-udp-segmentation "$state" gro "$([[ $1 == wire ]] && echo on || echo off)"
+    done
+}
+
+# lab_pods SUBNET1 SUBNET2 MTU: addresses the pods. A subnet is spelled as FLANNEL_SUBNET in
+# subnet.env, gateway/length; the pod gets the address after the gateway.
+lab_pods() {
+    local end subnet gateway length pod mtu=$3
+    for end in 1 2; do
+        subnet=${!end} gateway=${subnet%/*} length=${subnet#*/}
+        pod=${gateway%.*}.$((${gateway##*.} + 1))
+        in_ns "h$end" ip address replace "$subnet" dev pod0
+        in_ns "h$end" ip link set pod0 mtu "$mtu" up
+        in_ns "p$end" ip address replace "$pod/$length" dev eth0
+        in_ns "p$end" ip link set eth0 mtu "$mtu" up
+        in_ns "p$end" ip route replace default via "$gateway"
+    done
+}
+
+# pod_address 1|2: the address that lab_pods gave to the pod.
+pod_address() {
+    in_ns "p$1" ip -json -4 address show dev eth0 | jq -r '.[0].addr_info[0].local'
+}
+
+# subnet_of SUBNET: the network of a /24 spelled as in subnet.env.
+subnet_of() { printf '%s.0/%s\n' "${1%.*}" "${1#*/}"; }
+
+# Plain routing: what flannel calls host-gw.
+lab_plane_plain() {
+    local end
+    for end in 1 2; do
+        in_ns "h$end" ip route add "$(subnet_of "${FIXED_SUBNET[3 - end]}")" \
+            via "${UNDERLAY[3 - end]}"
+    done
+    lab_pods "${FIXED_SUBNET[1]}" "${FIXED_SUBNET[2]}" "$MTU_PLAIN"
+}
+
+# The kernel's VXLAN, set up as flannel's vxlan backend does: no learning, permanent neighbours.
+lab_plane_vxlan() {
+    local end other network mac=(- 0e:00:00:00:00:01 0e:00:00:00:00:02)
+    for end in 1 2; do
+        other=$((3 - end))
+        network=$(subnet_of "${FIXED_SUBNET[other]}")
+        in_ns "h$end" ip link add flannel.1 address "${mac[end]}" mtu "$MTU_VXLAN" type vxlan \
+            id 1 dev wire0 local "${UNDERLAY[end]}" dstport 8472 nolearning
+        in_ns "h$end" ip address add "${FIXED_SUBNET[end]%.*}.0/32" dev flannel.1
+        in_ns "h$end" ip link set flannel.1 up
+        in_ns "h$end" ip neighbour add "${network%/*}" lladdr "${mac[other]}" dev flannel.1 \
+            nud permanent
+        in_ns "h$end" bridge fdb add "${mac[other]}" dev flannel.1 dst "${UNDERLAY[other]}"
+        in_ns "h$end" ip route add "$network" via "${network%/*}" dev flannel.1 onlink
+    done
+    lab_pods "${FIXED_SUBNET[1]}" "${FIXED_SUBNET[2]}" "$MTU_VXLAN"
+}
+
+# lab_plane_one_packet DIR: the one-packet proxy on both hosts; logs go to DIR.
+lab_plane_one_packet() {
+    local end
+    for end in 1 2; do lab_proxy "$end" "$1" one-packet; done
+    lab_pods "${FIXED_SUBNET[1]}" "${FIXED_SUBNET[2]}" "$MTU_UDP"
+}
+
+# lab_proxy END DIR PROGRAM [ARGUMENT...]: a program of benches/ on host END, with its device.
+lab_proxy() {
+    local end=$1 dir=$2 program=$3
+    shift 3
+    mkdir -p "$dir"
+    spawn_in "h$end" "$dir/$program$end.log" "$REPO/target/release/examples/$program" \
+        --tun flannel0 --bind "${UNDERLAY[end]}:$TUNNEL_PORT" \
+        --route "$(subnet_of "${FIXED_SUBNET[3 - end]}")=${UNDERLAY[3 - end]}:$TUNNEL_PORT" "$@"
+    wait_until 5 "flannel0 of $program on host $end; log: $dir/$program$end.log" \
+        in_ns "h$end" ip link show flannel0
+    in_ns "h$end" ip address add "${FIXED_SUBNET[end]%.*}.0/32" dev flannel0
+    in_ns "h$end" ip link set flannel0 mtu "$MTU_UDP" up
+    in_ns "h$end" ip route add "$LAB_NETWORK" dev flannel0
+}
+
+# lab_plane_weft DIR ARGUMENT...: weftd on both hosts and the pods that its leases ask for. The
+# arguments choose the store. Host N's files are in DIR/hN.
+lab_plane_weft() {
+    local dir=$1 end subnet=() mtu
+    shift
+    for end in 1 2; do
+        mkdir -p "$dir/h$end"
+        spawn_in "h$end" "$dir/h$end/weftd.log" "$REPO/target/release/weftd" "$@" \
+            --iface "${UNDERLAY[end]}" --subnet-file "$dir/h$end/subnet.env" \
+            --status-socket "$dir/h$end/weft.sock" --iptables-forward-rules=false
+        WEFTD_PID[end]=$SPAWNED
+    done
+    for end in 1 2; do
+        if ! wait_until 15 "the lease of host $end" weft_has_lease_or_died "$dir" "$end" ||
+            [[ ! -s $dir/h$end/subnet.env ]]; then
+            tail -n 15 "$dir/h$end/weftd.log" >&2
+            say "weftd on host $end has no lease"
+            return 1
+        fi
+        subnet[end]=$(env_value "$dir/h$end/subnet.env" FLANNEL_SUBNET)
+    done
+    mtu=$(env_value "$dir/h1/subnet.env" FLANNEL_MTU)
+    lab_pods "${subnet[1]}" "${subnet[2]}" "$mtu"
+}
+
+# Waiting further is pointless once the daemon is gone.
+weft_has_lease_or_died() {
+    [[ -s $1/h$2/subnet.env ]] || lab_process_ended "${WEFTD_PID[$2]}"
+}
+
+# local_store DIR: a store of files with the lab's network configuration.
+local_store() {
+    mkdir -p "$1"
+    network_config >"$1/config"
+}
+
+network_config() { printf '{"Network":"%s","Backend":{"Type":"udp"}}\n' "$LAB_NETWORK"; }
+
+env_value() { sed -n "s/^$2=//p" "$1"; }
+
+# lab_store_up DIR: a private etcd in a namespace of its own, reachable from both hosts at
+# http://$STORE_ADDRESS:2379, holding the lab's network configuration.
+lab_store_up() {
+    local dir=$1 end url="http://$STORE_ADDRESS:2379"
+    ip netns add "$LAB-store"
+    in_ns store ip link set lo up
+    in_ns store ip link add br0 type bridge
+    in_ns store ip address add "$STORE_ADDRESS/24" dev br0
+    in_ns store ip link set br0 up
+    for end in 1 2; do
+        ip link add mgmt0 netns "$LAB-h$end" type veth peer name "h$end" netns "$LAB-store"
+        in_ns store ip link set "h$end" master br0 up
+        in_ns "h$end" ip address add "172.21.0.$end/24" dev mgmt0
+        in_ns "h$end" ip link set mgmt0 up
+    done
+    spawn_in store "$dir/etcd.log" etcd --data-dir "$dir/etcd" --listen-client-urls "$url" \
+        --advertise-client-urls "$url" --listen-peer-urls http://127.0.0.1:2380 \
+        --initial-advertise-peer-urls http://127.0.0.1:2380 \
+        --initial-cluster default=http://127.0.0.1:2380
+    wait_until 15 "etcd; log: $dir/etcd.log" lab_etcdctl endpoint health
+    lab_etcdctl put /coreos.com/network/config "$(network_config)" >/dev/null
+}
+
+lab_etcdctl() {
+    ETCDCTL_API=3 in_ns store etcdctl --endpoints "http://$STORE_ADDRESS:2379" "$@"
+}
+
+# lab_reachable: a packet crosses from pod to pod, both ways.
+lab_reachable() {
+    wait_until 10 "the pods of $LAB to reach each other" pods_answer
+}
+
+pods_answer() {
+    in_ns p1 ping -qc1 -W1 "$(pod_address 2)" && in_ns p2 ping -qc1 -W1 "$(pod_address 1)"
+}
+
+# lab_down: ends what was started here and removes every lab. Safe to call twice, and on the way
+# out of a failure, so nothing in it may fail.
+lab_down() {
+    local namespace pid
+    for pid in ${LAB_PIDS[@]+"${LAB_PIDS[@]}"}; do kill "$pid" 2>/dev/null || true; done
+    for pid in ${LAB_PIDS[@]+"${LAB_PIDS[@]}"}; do
+        wait_until 3 "process $pid to end" lab_process_ended "$pid" || kill -9 "$pid" || true
+        wait "$pid" 2>/dev/null || true
+    done
+    LAB_PIDS=()
+    for LAB in ${LABS[@]+"${LABS[@]}"}; do
+        for namespace in h1 h2 p1 p2 store; do
+            [[ -e /run/netns/$LAB-$namespace ]] || continue
+            # A namespace lives on while a process is in it, whoever started that process.
+            ip netns pids "$LAB-$namespace" | xargs -r kill -9 2>/dev/null || true
+            ip netns delete "$LAB-$namespace" || true
+        done
+    done
+    LABS=()
+}
+
+# A child that was not waited for yet is a zombie: it has ended.
+lab_process_ended() {
+    ! kill -0 "$1" 2>/dev/null || [[ $(ps -o stat= -p "$1") == Z* ]]
+}
+
+# lab_trap CLEANUP: CLEANUP runs once however the script ends, Ctrl-C included.
+lab_trap() {
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
+    # shellcheck disable=SC2064 # the name of the function, now
+    trap "trap '' INT TERM HUP; $1" EXIT
+}

@@ -1,0 +1,5 @@
+//! What several integration tests share. Every test file compiles its own copy.
+
+#![allow(dead_code, reason = "each test file uses its own part of this")]
+
+pub(crate) mod lab;
