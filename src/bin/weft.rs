@@ -1,1 +1,8 @@
-fn main() {}
+//! weft, the operator's tool: asks a running weftd about itself.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    weft::daemon::tool::main(std::env::args().skip(1))
+}

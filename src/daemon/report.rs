@@ -1,0 +1,196 @@
+//! What weftd says about itself on the status socket: one JSON object for `weft status`, and the
+//! same counters as Prometheus text. Reads counters; never touches the dataplane.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, OnceLock};
+
+use serde_json::{Value, json};
+
+use crate::control::status::{ControlStatus, RejectReason};
+use crate::daemon::health::Readiness;
+use crate::host::interface::ExternalInterface;
+use crate::route::{Prefix, Published};
+use crate::stats::{DirectionStats, DropReason, WorkerStats};
+
+/// Peers that one status lists; the count is always exact.
+const PEERS_LISTED_MAX: usize = 1000;
+
+/// What is known once the dataplane runs.
+#[derive(Debug)]
+pub struct Running {
+    /// The interface that carries the tunnel.
+    pub external: ExternalInterface,
+    /// The whole overlay.
+    pub network: Prefix,
+    /// This host's lease.
+    pub subnet: Prefix,
+    /// MTU of the overlay.
+    pub mtu_bytes: u16,
+    /// The dataplane in one line.
+    pub dataplane: String,
+    /// The worker's counters.
+    pub stats: Arc<WorkerStats>,
+    /// The published routes.
+    pub routes: Published,
+}
+
+/// The daemon's state, for whoever asks.
+#[derive(Debug)]
+pub struct Report {
+    control: Arc<ControlStatus>,
+    readiness: Readiness,
+    running: OnceLock<Running>,
+}
+
+impl Report {
+    /// A daemon that has no lease yet.
+    #[must_use]
+    pub fn new(control: Arc<ControlStatus>, readiness: Readiness) -> Self {
+        Self { control, readiness, running: OnceLock::new() }
+    }
+
+    /// The dataplane runs. Called once.
+    pub fn running(&self, running: Running) {
+        self.running.set(running).ok();
+    }
+
+    /// The status as JSON; fields are only ever added.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let rejected: serde_json::Map<String, Value> = RejectReason::ALL
+            .iter()
+            .filter(|reason| self.control.rejected(**reason) > 0)
+            .map(|reason| (reason.name().to_owned(), self.control.rejected(*reason).into()))
+            .collect();
+        let mut status = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "ready": self.readiness.is_ready(),
+            "store": {
+                "up": self.control.store_is_up(),
+                "lease_expires_unix": self.control.lease_expires_unix(),
+                "renewals": self.control.renewals(),
+                "failures": self.control.store_failures(),
+                "rejected": rejected,
+            },
+            "peers": self.control.peers(),
+        });
+        if let Some(running) = self.running.get() {
+            status["lease"] = json!({
+                "network": running.network.to_string(),
+                "subnet": running.subnet.to_string(),
+                "public_ip": running.external.public_address.to_string(),
+                "mtu_bytes": running.mtu_bytes,
+            });
+            status["interface"] = running.external.name.clone().into();
+            status["dataplane"] = running.dataplane.clone().into();
+            status["routes"] = routes_json(&running.routes);
+            status["egress"] = direction_json(&running.stats.egress);
+            status["ingress"] = direction_json(&running.stats.ingress);
+            status["worker"] = worker_json(&running.stats);
+        }
+        status
+    }
+
+    /// The counters in Prometheus text format.
+    #[must_use]
+    pub fn to_metrics(&self) -> String {
+        let mut out = Metrics(String::new());
+        out.family("flannel_ready", "gauge", "Whether weftd is ready.");
+        out.sample("flannel_ready", "", u64::from(self.readiness.is_ready()));
+        out.family("flannel_store_up", "gauge", "Whether the last store exchange succeeded.");
+        out.sample("flannel_store_up", "", u64::from(self.control.store_is_up()));
+        out.family("flannel_peers", "gauge", "Nodes with a lease, this one aside.");
+        out.sample("flannel_peers", "", self.control.peers());
+        if let Some(seconds) = self.control.lease_expires_unix() {
+            out.family("flannel_lease_expiry_seconds", "gauge", "End of the own lease, unix time.");
+            out.sample("flannel_lease_expiry_seconds", "", seconds);
+        }
+        out.family("flannel_store_rejected_total", "counter", "Store entries that were ignored.");
+        for reason in RejectReason::ALL {
+            let label = format!("{{why=\"{}\"}}", reason.name());
+            out.sample("flannel_store_rejected_total", &label, self.control.rejected(reason));
+        }
+        if let Some(running) = self.running.get() {
+            out.dataplane(&running.stats);
+        }
+        out.0
+    }
+}
+
+fn routes_json(routes: &Published) -> Value {
+    let table = routes.load();
+    let listed = table.peers().iter().take(PEERS_LISTED_MAX);
+    listed
+        .map(|peer| json!({ "subnet": peer.subnet.to_string(), "via": peer.address.to_string() }))
+        .collect()
+}
+
+fn direction_json(stats: &DirectionStats) -> Value {
+    let drops: serde_json::Map<String, Value> = DropReason::ALL
+        .iter()
+        .filter(|reason| stats.drops(**reason) > 0)
+        .map(|reason| (reason.id().to_owned(), stats.drops(*reason).into()))
+        .collect();
+    json!({
+        "packets_received": stats.packets_received.get(),
+        "bytes_received": stats.bytes_received.get(),
+        "packets_forwarded": stats.packets_forwarded.get(),
+        "bytes_forwarded": stats.bytes_forwarded.get(),
+        "reads": stats.reads.get(),
+        "writes": stats.writes.get(),
+        "icmp_sent": stats.icmp_sent.get(),
+        "icmp_limited": stats.icmp_limited.get(),
+        "drops": drops,
+    })
+}
+
+fn worker_json(stats: &WorkerStats) -> Value {
+    json!({
+        "sleeps": stats.sleeps.get(),
+        "gso_fallbacks": stats.gso_fallbacks.get(),
+        "tun_fallbacks": stats.tun_fallbacks.get(),
+        "receive_overflows": stats.receive_overflows.get(),
+    })
+}
+
+struct Metrics(String);
+
+impl Metrics {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").ok();
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+        writeln!(self.0, "{name}{labels} {value}").ok();
+    }
+
+    fn dataplane(&mut self, stats: &WorkerStats) {
+        let directions = [("egress", &stats.egress), ("ingress", &stats.ingress)];
+        type Read = fn(&DirectionStats) -> u64;
+        let families: [(&str, &str, Read); 6] = [
+            ("flannel_packets_received_total", "Packets taken in.", |d| d.packets_received.get()),
+            ("flannel_packets_total", "Packets forwarded.", |d| d.packets_forwarded.get()),
+            ("flannel_bytes_total", "Bytes forwarded.", |d| d.bytes_forwarded.get()),
+            ("flannel_reads_total", "Reads, super-packets and trains as one.", |d| d.reads.get()),
+            ("flannel_writes_total", "Writes, super-packets and trains as one.", |d| {
+                d.writes.get()
+            }),
+            ("flannel_icmp_sent_total", "ICMP errors sent.", |d| d.icmp_sent.get()),
+        ];
+        for (name, help, read) in families {
+            self.family(name, "counter", help);
+            for (direction, stats) in directions {
+                self.sample(name, &format!("{{direction=\"{direction}\"}}"), read(stats));
+            }
+        }
+        self.family("flannel_drops_total", "counter", "Packets dropped, by reason.");
+        for (direction, stats) in directions {
+            for reason in DropReason::ALL {
+                let labels = format!("{{direction=\"{direction}\",reason=\"{}\"}}", reason.id());
+                self.sample("flannel_drops_total", &labels, stats.drops(*reason));
+            }
+        }
+        self.family("flannel_receive_overflows_total", "counter", "Datagrams lost in the socket.");
+        self.sample("flannel_receive_overflows_total", "", stats.receive_overflows.get());
+    }
+}

@@ -1,0 +1,208 @@
+//! `weft`, the operator's tool: reads a running daemon's status socket and prints it.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::daemon::status::fetch_unix;
+
+const SOCKET_DEFAULT: &str = "/run/flannel/weft.sock";
+
+const USAGE: &str = "Usage: weft status [--socket PATH] [-o json]
+       weft metrics [--socket PATH]
+       weft version
+
+status   lease, peers, dataplane, and every dropped packet by reason
+metrics  the same counters in Prometheus text format
+
+--socket PATH  the daemon's --status-socket (default /run/flannel/weft.sock)
+-o json        the whole status as one JSON object
+
+Exit code of status: 0 ready, 1 running but not ready, 2 not reachable or misused.
+";
+
+/// Exit code for a daemon that runs but isn't ready.
+const EXIT_DEGRADED: u8 = 1;
+/// Exit code for no answer, and for misuse.
+const EXIT_FAILED: u8 = 2;
+
+/// Runs the tool on its arguments, its own name excluded.
+#[must_use]
+pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+    match run(arguments) {
+        Ok((text, code)) => {
+            // A reader that went away, such as `head`, has what it wanted.
+            io::stdout().write_all(text.as_bytes()).ok();
+            code
+        }
+        Err(error) => {
+            writeln!(io::stderr(), "weft: {error:#}").ok();
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitCode)> {
+    let request = Request::parse(arguments)?;
+    let fetch = |target| {
+        let path = &request.socket;
+        fetch_unix(path, target).with_context(|| {
+            format!("no answer from weftd at {}; is it running there?", path.display())
+        })
+    };
+    match request.command {
+        Command::Help => Ok((USAGE.to_owned(), ExitCode::SUCCESS)),
+        Command::Version => Ok((format!("{}\n", env!("CARGO_PKG_VERSION")), ExitCode::SUCCESS)),
+        Command::Metrics => {
+            Ok((String::from_utf8_lossy(&fetch("/metrics")?).into_owned(), ExitCode::SUCCESS))
+        }
+        Command::Status { json } => {
+            let bytes = fetch("/status")?;
+            let status: Value = serde_json::from_slice(&bytes)
+                .context("weftd answered something else than JSON")?;
+            let text = if json { format!("{status:#}\n") } else { render(&status) };
+            let ready = status["ready"].as_bool().unwrap_or(false);
+            Ok((text, if ready { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DEGRADED) }))
+        }
+    }
+}
+
+enum Command {
+    Help,
+    Version,
+    Metrics,
+    Status { json: bool },
+}
+
+struct Request {
+    command: Command,
+    socket: PathBuf,
+}
+
+impl Request {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Self> {
+        let mut socket = PathBuf::from(SOCKET_DEFAULT);
+        let mut command = match arguments.next().as_deref() {
+            None | Some("-h" | "--help" | "help") => Command::Help,
+            Some("version" | "--version") => Command::Version,
+            Some("metrics") => Command::Metrics,
+            Some("status") => Command::Status { json: false },
+            Some(other) => bail!("unknown command {other:?}; `weft help` lists them"),
+        };
+        while let Some(argument) = arguments.next() {
+            let (name, inline) = match argument.split_once('=') {
+                Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+                None => (argument, None),
+            };
+            let mut value = || {
+                inline
+                    .clone()
+                    .or_else(|| arguments.next())
+                    .with_context(|| format!("{name} needs a value"))
+            };
+            match (name.as_str(), &mut command) {
+                ("--socket", _) => socket = PathBuf::from(value()?),
+                ("-o" | "--output", Command::Status { json }) => match value()?.as_str() {
+                    "json" => *json = true,
+                    other => bail!("unknown output {other:?}; there is json"),
+                },
+                _ => bail!("unknown argument {name:?}; `weft help` lists them"),
+            }
+        }
+        Ok(Self { command, socket })
+    }
+}
+
+/// The status for people: one screen, drops last and in full.
+fn render(status: &Value) -> String {
+    let mut out = String::new();
+    let text = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    };
+    let mut line = |name: &str, value: String| writeln!(out, "{name:<10} {value}").ok();
+    let ready = if status["ready"] == true { "ready" } else { "not ready" };
+    line("weftd", format!("{} {ready}", text(&status["version"])));
+    let store = if status["store"]["up"] == true { "up" } else { "down" };
+    line("store", format!("{store}, {} failures", text(&status["store"]["failures"])));
+    let lease = &status["lease"];
+    if lease.is_object() {
+        let (subnet, network) = (text(&lease["subnet"]), text(&lease["network"]));
+        line(
+            "lease",
+            format!("{subnet} of {network}, public address {}", text(&lease["public_ip"])),
+        );
+        line("dataplane", text(&status["dataplane"]));
+    }
+    line("peers", text(&status["peers"]));
+    for route in status["routes"].as_array().into_iter().flatten() {
+        line("", format!("{} via {}", text(&route["subnet"]), text(&route["via"])));
+    }
+    for direction in ["egress", "ingress"] {
+        let counters = &status[direction];
+        if counters.is_object() {
+            line(direction, render_direction(counters));
+        }
+    }
+    out
+}
+
+fn render_direction(counters: &Value) -> String {
+    let number = |name: &str| counters[name].as_u64().unwrap_or(0);
+    let mut text = format!(
+        "{} packets, {} bytes forwarded in {} writes",
+        number("packets_forwarded"),
+        number("bytes_forwarded"),
+        number("writes")
+    );
+    match counters["drops"].as_object().filter(|drops| !drops.is_empty()) {
+        None => text.push_str("; nothing dropped"),
+        Some(drops) => {
+            text.push_str("; dropped:");
+            for (reason, count) in drops {
+                write!(text, " {reason} {count}").ok();
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(words: &[&str]) -> anyhow::Result<Request> {
+        Request::parse(words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn both_spellings_of_a_value_work_and_unknown_words_are_named() {
+        assert_eq!(parse(&["status", "--socket", "/x"]).unwrap().socket, PathBuf::from("/x"));
+        assert_eq!(parse(&["metrics", "--socket=/x"]).unwrap().socket, PathBuf::from("/x"));
+        let json = parse(&["status", "-o", "json"]).unwrap();
+        assert!(matches!(json.command, Command::Status { json: true }));
+        for words in
+            [&["fly"][..], &["status", "--what"], &["status", "-o", "yaml"], &["status", "-o"]]
+        {
+            assert!(parse(words).is_err(), "{words:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn a_drop_is_on_the_screen_under_its_reason() {
+        let status = json!({
+            "version": "1", "ready": true, "peers": 1, "store": { "up": true, "failures": 0 },
+            "egress": { "packets_forwarded": 5, "bytes_forwarded": 9, "writes": 1,
+                        "drops": { "no-route": 3 } },
+        });
+        let screen = render(&status);
+        assert!(screen.contains("dropped: no-route 3"), "{screen}");
+        assert!(screen.contains("ready"), "{screen}");
+    }
+}
