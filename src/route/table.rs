@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 
 use crate::route::Prefix;
 
-/// Most slots of the dense array: a /8 network cut into /28 subnets, 4 MiB. The array is zeroed
-/// memory from the allocator, so only pages that hold a peer are ever resident.
+/// Most slots of the dense array: a /8 network cut into /28 subnets, 4 MiB. The array is asked
+/// for as zeroed memory, so pages without a peer are usually never touched.
 const DENSE_SLOTS_MAX: usize = 1 << 20;
 
 /// Bits that the root of the trie decides: 2^16 entries of 4 bytes, 256 KiB.
