@@ -119,7 +119,8 @@ proptest! {
     #[test]
     fn nearly_valid_packets_are_judged_as_by_the_second_opinion(
         seed in any::<u64>(), protocol in prop::sample::select(vec![1u8, 6, 17, 132]),
-        payload_bytes in 0..1500usize, at in 0..60usize, value in any::<u8>(), reseal in any::<bool>(),
+        payload_bytes in 0..1500usize, at in 0..60usize, value in any::<u8>(),
+        reseal in any::<bool>(),
     ) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut packet = packet(&mut rng, protocol, payload_bytes);

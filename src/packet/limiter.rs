@@ -74,9 +74,7 @@ impl IcmpLimiter {
 
     /// The bucket of `destination`, or the one that it may take over.
     fn bucket_of(&mut self, destination: Ipv4Addr) -> &mut Bucket {
-        // Fibonacci hashing: the upper bits of the product depend on every bit of the address.
-        let hash = destination.to_bits().wrapping_mul(0x9e37_79b9);
-        let set = &mut self.sets[hash as usize >> (32 - SETS.ilog2())];
+        let set = &mut self.sets[set_of(destination)];
         let mut chosen = 0;
         for way in 0..WAYS {
             if set[way].destination == destination {
@@ -95,6 +93,12 @@ impl Default for IcmpLimiter {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Fibonacci hashing: the upper bits of the product depend on every bit of the address.
+fn set_of(destination: Ipv4Addr) -> usize {
+    let hash = destination.to_bits().wrapping_mul(0x9e37_79b9);
+    hash as usize >> (32 - SETS.ilog2())
 }
 
 /// Takes one token: the new time at which the bucket is full again, or `None` if it is empty.
@@ -169,6 +173,38 @@ mod tests {
                 now_ns += 2_000_000;
                 assert!(limiter.allow(now_ns, address(index)), "destination {index}");
             }
+        }
+    }
+
+    /// The global limit alone would let each of them have sixty-six.
+    #[test]
+    fn hundreds_of_busy_destinations_are_remembered() {
+        let mut limiter = IcmpLimiter::new();
+        let mut passed = [0u32; 300];
+        for millisecond in 0..20_000u64 {
+            let index = millisecond % 300;
+            let allowed = limiter.allow(millisecond * 1_000_000, address(index));
+            passed[index as usize] += u32::from(allowed);
+        }
+        assert!(passed.iter().all(|count| (24..=26).contains(count)), "{passed:?}");
+    }
+
+    #[test]
+    fn a_full_set_forgets_the_destination_nearest_to_a_full_bucket() {
+        let set = set_of(address(0));
+        let mut same = (0..).map(address).filter(|at| set_of(*at) == set);
+        let mut next = || same.next().unwrap();
+        let [newcomer, nearest] = [next(), next()];
+        let busy = [next(), next(), next()];
+        let mut limiter = IcmpLimiter::new();
+        for destination in [busy[0], nearest, busy[1], busy[2]] {
+            let errors = if destination == nearest { 2 } else { 6 };
+            assert!((0..errors).all(|_| limiter.allow(0, destination)));
+        }
+        let passed = (0..10).filter(|_| limiter.allow(0, newcomer)).count();
+        assert_eq!(passed, 6, "the newcomer inherited a debt");
+        for destination in busy {
+            assert!(!limiter.allow(0, destination), "{destination} was forgotten");
         }
     }
 

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 
 use crate::route::Prefix;
 
-/// Most slots of the dense array: a /8 network cut into /28 subnets, 4 MiB. The array is zeroed
-/// memory from the allocator, so only pages that hold a peer are ever resident.
+/// Most slots of the dense array: a /8 network cut into /28 subnets, 4 MiB. The array is asked
+/// for as zeroed memory, so pages without a peer are usually never touched.
 const DENSE_SLOTS_MAX: usize = 1 << 20;
 
 /// Bits that the root of the trie decides: 2^16 entries of 4 bytes, 256 KiB.
@@ -189,14 +189,13 @@ struct Trie {
 }
 
 impl Trie {
+    /// `peers` is in ascending order of subnets, each once.
     fn build(peers: &[Arc<Peer>]) -> Self {
         let mut trie = Self { root: vec![0; 1 << ROOT_BITS].into_boxed_slice(), nodes: Vec::new() };
-        // Short prefixes first: a longer one then overwrites what it refines, and no prefix ever
-        // covers an entry that is a node already.
-        let mut order: Vec<_> = (1..).zip(peers).map(|(slot, peer)| (slot, peer.subnet)).collect();
-        order.sort_by_key(|(_, subnet)| subnet.length_bits());
-        for (slot, subnet) in order {
-            trie.insert(slot, subnet);
+        // In ascending order a prefix comes before all that refine it: they overwrite its part,
+        // and no prefix ever covers an entry that is a node already.
+        for (slot, peer) in (1..).zip(peers) {
+            trie.insert(slot, peer.subnet);
         }
         trie.nodes.shrink_to_fit();
         trie

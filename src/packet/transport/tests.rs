@@ -44,7 +44,7 @@ fn with_checksum(protocol: u8, mut payload: Vec<u8>, offset: usize) -> Vec<u8> {
 }
 
 fn tcp(data: &[u8]) -> Vec<u8> {
-    let mut segment = vec![0x12, 0x34, 0x00, 0x50, 1, 2, 3, 4, 5, 6, 7, 8, 0x61, 0x92];
+    let mut segment = vec![0x12, 0x34, 0x00, 0x50, 1, 2, 3, 4, 5, 6, 7, 8, 0x69, 0x92];
     segment.extend([0xab, 0xcd, 0, 0, 0x11, 0x22, 2, 4, 5, 0xb4]);
     segment.extend(data);
     with_checksum(protocol::TCP, segment, TCP_CHECKSUM_OFFSET)
@@ -72,7 +72,7 @@ fn a_tcp_header_is_read() {
         sequence: 0x0102_0304,
         acknowledgment: 0x0506_0708,
         data_offset_bytes: 24,
-        reserved: 1,
+        reserved: 9,
         flags: tcp_flags::CWR | tcp_flags::ACK | tcp_flags::SYN,
         window: 0xabcd,
         checksum: [segment[16], segment[17]],
@@ -155,6 +155,8 @@ fn contradicting_lengths_are_invalid_even_where_the_sum_is_right() {
     let good = packet(6, 0, &tcp(b"data"));
     let header = Ipv4Header::parse(&good).unwrap();
     assert_eq!(verify(&header, &good[..good.len() - 1]), Invalid, "cut off after parsing");
+    let padded = [&good[..], &[1, 2, 3]].concat();
+    assert_eq!(verify(&header, &padded), Valid, "padding is not covered");
 }
 
 /// As the kernel leaves it: the pseudo sum, folded but not complemented, in the field.
@@ -187,6 +189,20 @@ fn a_udp_checksum_of_zero_is_stored_as_ones() {
     complete(&mut datagram, 20, UDP_CHECKSUM_OFFSET).unwrap();
     assert_eq!(datagram[26..28], [0xff, 0xff]);
     assert_eq!(verdict(&datagram), Valid);
+}
+
+#[test]
+fn only_a_udp_checksum_of_zero_is_replaced() {
+    // (protocol, offset of the field): zero is as good as any value here, and stays.
+    for (protocol, offset) in [(6, TCP_CHECKSUM_OFFSET), (17, TCP_CHECKSUM_OFFSET), (6, 6)] {
+        // All that is covered sums to 0xffff, whose complement is zero.
+        let mut payload = vec![0; 20];
+        payload[..2].fill(0xff);
+        let mut edited = packet(protocol, 0, &payload);
+        edited[20 + offset..22 + offset].fill(0);
+        complete(&mut edited, 20, offset).unwrap();
+        assert_eq!(edited, packet(protocol, 0, &payload), "protocol {protocol}, offset {offset}");
+    }
 }
 
 #[test]
