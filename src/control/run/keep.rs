@@ -10,11 +10,15 @@ use crate::control::backoff::jittered;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::manager::OwnLease;
-use crate::control::store::{Granted, StoreError};
+use crate::control::store::{Granted, Rejected, StoreError};
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
 /// renew together.
 const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
+/// Shortest pause after a failed renewal, when the lease is about to end.
+const RENEW_RETRY_MIN: Duration = Duration::from_secs(1);
+/// Pause after another writer changed the own entry: time for the listing that tells what it is.
+const RENEW_AFTER_CONFLICT: Duration = Duration::from_secs(2);
 /// Share by which the pause after a failed renewal is spread.
 const RETRY_JITTER: f64 = 0.2;
 
@@ -49,11 +53,12 @@ impl Run<'_> {
                 self.plan_renewal();
             }
             Err(error) => {
-                self.retry_renewal_later();
                 if let StoreError::Conflict { .. } = error {
                     // Somebody wrote to our key: see what is there before anything else.
                     self.look_again();
+                    self.renew_at = Some(clock::boot_time() + RENEW_AFTER_CONFLICT);
                 } else {
+                    self.retry_renewal_later();
                     warn!("Error renewing lease (trying again in 1 min): {error}");
                 }
             }
@@ -61,8 +66,11 @@ impl Run<'_> {
     }
 
     fn retry_renewal_later(&mut self) {
-        let pause = jittered(self.manager.timing.renew_retry, RETRY_JITTER);
-        self.renew_at = Some(clock::boot_time() + pause);
+        let now = clock::boot_time();
+        let left = self.own.expires.map_or(Duration::MAX, |expires| expires.saturating_sub(now));
+        // Near the end, the lease gets more than one more chance.
+        let pause = self.manager.timing.renew_retry.min(left / 3).max(RENEW_RETRY_MIN);
+        self.renew_at = Some(now + jittered(pause, RETRY_JITTER));
     }
 
     /// Lists everything soon, without dropping the watch for longer than that.
@@ -123,6 +131,30 @@ impl Run<'_> {
     /// Whether the store shows the end of a lease in the entry, so that it may have moved.
     fn ends_in_the_store(&self) -> bool {
         matches!(self.own.lease.lifetime, Lifetime::Leased { expires_unix: Some(_), .. })
+    }
+
+    /// If it is our entry that became unreadable, writes it again. Nobody can own a subnet with
+    /// a value that no node understands.
+    pub(super) async fn repair_own(&mut self, rejected: &Rejected) {
+        if rejected.key != self.own.lease.key {
+            return;
+        }
+        let held = Lease { revision: rejected.revision, ..self.own.lease.clone() };
+        let ttl = self.manager.timing.lease_ttl;
+        let updated = self.manager.store.update(&held, &held.attributes, ttl).await;
+        self.manager.note(&updated);
+        match updated {
+            Ok(granted) => {
+                warn!("The lease of {} had become unreadable; wrote it again", held.subnet);
+                self.adopt(granted);
+                self.plan_renewal();
+            }
+            Err(StoreError::Conflict { .. }) => self.look_again(),
+            Err(error) => {
+                self.on_failure(&error);
+                self.revision = None;
+            }
+        }
     }
 
     async fn on_own_missing(&mut self, watched: bool) -> Step {
