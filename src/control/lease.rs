@@ -17,6 +17,9 @@ use crate::route::Prefix;
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
+/// Deepest nesting accepted. flannel's values have two levels; whoever reads `BackendData` later
+/// need not fear for its stack.
+const NESTING_MAX: usize = 16;
 /// Longest key accepted: a dual-stack key has at most 62 characters.
 const KEY_CHARS_MAX: usize = 64;
 /// Longest subnet that flannel's key parser takes (five bits).
@@ -103,6 +106,9 @@ pub enum ValueError {
     /// Not the JSON of a lease.
     #[error("the value is not a lease such as {{\"PublicIP\":\"192.0.2.1\"}}")]
     Malformed(#[source] serde_json::Error),
+    /// Nested deeper than any lease.
+    #[error("the value is nested deeper than {NESTING_MAX} levels")]
+    TooDeep,
     /// The `Expires` of a local lease is no time.
     #[error("Expires is {text}, not a time such as \"2026-11-21T08:30:00Z\"")]
     BadExpiry {
@@ -153,6 +159,9 @@ impl StoredValue {
         if value.len() > VALUE_BYTES_MAX {
             return Err(ValueError::TooLarge { bytes: value.len() });
         }
+        if nesting(value) > NESTING_MAX {
+            return Err(ValueError::TooDeep);
+        }
         let fields: Fields = serde_json::from_slice(value).map_err(ValueError::Malformed)?;
         let expires_unix = fields.expires.as_deref().map(parse_expiry).transpose()?;
         Ok(Self { attributes: fields.attributes, expires_unix: expires_unix.flatten() })
@@ -169,6 +178,24 @@ impl StoredValue {
         }
         Ok(value)
     }
+}
+
+/// Most brackets open at once, outside of strings. Of what is not JSON, any number.
+fn nesting(text: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let (mut in_string, mut escaped) = (false, false);
+    for &byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => depth += 1,
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// A time as RFC 3339 or as seconds since 1970; `null` and 0 are none.
@@ -323,7 +350,9 @@ impl Rejected {
     fn value(key: &str, error: &ValueError, revision: i64) -> Self {
         let reason = match error {
             ValueError::TooLarge { .. } => RejectReason::TooLarge,
-            ValueError::Malformed(_) | ValueError::BadExpiry { .. } => RejectReason::BadValue,
+            ValueError::Malformed(_) | ValueError::TooDeep | ValueError::BadExpiry { .. } => {
+                RejectReason::BadValue
+            }
         };
         let detail = match std::error::Error::source(error) {
             Some(source) => format!("{error}: {source}"),
@@ -394,8 +423,14 @@ mod tests {
         ] {
             assert!(LeaseAttributes::from_json(text.as_bytes()).is_err(), "{text:?} was accepted");
         }
-        let deep = format!("{{\"BackendData\":{}{}}}", "[".repeat(2000), "]".repeat(2000));
-        assert!(LeaseAttributes::from_json(deep.as_bytes()).is_err(), "deep nesting was accepted");
+        let nested = |levels: usize| {
+            let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+            let text = format!("{{\"BackendType\":\"\\\"[[[\",\"BackendData\":{open}{close}}}");
+            LeaseAttributes::from_json(text.as_bytes())
+        };
+        assert!(nested(NESTING_MAX - 1).is_ok());
+        assert!(matches!(nested(NESTING_MAX), Err(ValueError::TooDeep)));
+        assert!(matches!(nested(2000), Err(ValueError::TooDeep)));
     }
 
     #[test]

@@ -96,6 +96,9 @@ struct Run<'a> {
     revision: Option<i64>,
     watch: Option<Watch>,
     live_since: Option<Instant>,
+    /// Whether the own lease was missed after a time without watch: it lapsed, and is taken again
+    /// if a listing shows that it is free.
+    own_lapsed: bool,
     /// Changes up to this revision are in the last listing.
     listed_until: i64,
     /// Changes up to this revision happened while nobody watched.
@@ -133,6 +136,7 @@ impl<'a> Run<'a> {
             revision: None,
             watch: None,
             live_since: None,
+            own_lapsed: false,
             listed_until: 0,
             unwatched_until: 0,
             outage: None,
@@ -236,7 +240,7 @@ impl<'a> Run<'a> {
                 let (key, revision) = (lease.key.clone(), lease.revision);
                 if self.is_news(&key, revision) {
                     self.mirror.insert(key.clone(), lease);
-                    return self.on_changed(&key, revision).await;
+                    return self.on_changed(&key, revision);
                 }
             }
             Event::Rejected(rejected) => {
@@ -250,7 +254,7 @@ impl<'a> Run<'a> {
             Event::Deleted { key, revision } => {
                 if self.is_news(&key, revision) {
                     self.mirror.remove(&key);
-                    return self.on_changed(&key, revision).await;
+                    return self.on_changed(&key, revision);
                 }
             }
         }
@@ -264,11 +268,15 @@ impl<'a> Run<'a> {
         revision > self.listed_until && !superseded
     }
 
-    async fn on_changed(&mut self, key: &str, revision: i64) -> Step {
+    fn on_changed(&mut self, key: &str, revision: i64) -> Step {
         self.plan_publication();
         if key == self.own.lease.key {
             let watched = self.outage.is_none() && revision > self.unwatched_until;
-            return self.check_own(watched).await;
+            self.check_own(watched)?;
+            if self.own_lapsed {
+                // Who came after the end of our lease may not be in the mirror yet.
+                self.look_again();
+            }
         }
         Step::Continue(())
     }
@@ -285,7 +293,8 @@ impl<'a> Run<'a> {
             return Step::Continue(());
         }
         let watched = self.outage.is_none();
-        self.check_own(watched).await
+        self.check_own(watched)?;
+        if self.own_lapsed { self.retake().await } else { Step::Continue(()) }
     }
 
     /// The store or the watch failed: try again later, and keep everything meanwhile.

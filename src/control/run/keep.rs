@@ -74,21 +74,25 @@ impl Run<'_> {
     }
 
     /// Lists everything soon, without dropping the watch for longer than that.
-    fn look_again(&mut self) {
+    pub(super) fn look_again(&mut self) {
         self.watch = None;
         self.revision = None;
-        self.resync_at = Some(tokio::time::Instant::now() + self.backoff.next_wait());
+        // Never later than planned: renewals that keep failing must not put off the look that
+        // tells why.
+        let at = tokio::time::Instant::now() + self.backoff.next_wait();
+        self.resync_at = Some(self.resync_at.map_or(at, |planned| planned.min(at)));
     }
 
     fn adopt(&mut self, granted: Granted) {
         let network = self.own.network;
         self.own = OwnLease::new(granted, network);
+        self.own_lapsed = false;
         self.mirror.insert(self.own.lease.key.clone(), self.own.lease.clone());
     }
 
     /// Compares the own lease with the mirror. `watched` says that the store was reachable all
     /// the time, so that a missing lease was removed on purpose.
-    pub(super) async fn check_own(&mut self, watched: bool) -> Step {
+    pub(super) fn check_own(&mut self, watched: bool) -> Step {
         match self.mirror.get(&self.own.lease.key) {
             Some(found) if found.attributes.public_ip == self.own.lease.attributes.public_ip => {
                 let found = found.clone();
@@ -100,12 +104,13 @@ impl Run<'_> {
                 warn!("The lease of {} now belongs to {new_owner}", self.own.lease.subnet);
                 Step::Break(End::Revoked { new_owner: Some(new_owner) })
             }
-            None => self.on_own_missing(watched).await,
+            None => self.on_own_missing(watched),
         }
     }
 
     /// The entry is ours, but its version or its lifetime may have changed.
     fn follow(&mut self, found: Lease) {
+        self.own_lapsed = false;
         if found.revision == self.own.lease.revision {
             return;
         }
@@ -157,13 +162,20 @@ impl Run<'_> {
         }
     }
 
-    async fn on_own_missing(&mut self, watched: bool) -> Step {
+    fn on_own_missing(&mut self, watched: bool) -> Step {
         let expired = self.own.expires.is_some_and(|expires| expires <= clock::boot_time());
         let subnet = self.own.lease.subnet;
-        if watched && !expired {
+        if watched && !expired && !self.own_lapsed {
             warn!("The lease of {subnet} was removed from the store");
             return Step::Break(End::Revoked { new_owner: None });
         }
+        self.own_lapsed = true;
+        Step::Continue(())
+    }
+
+    /// Takes the lapsed subnet again, if the listing just made shows nobody else on it.
+    pub(super) async fn retake(&mut self) -> Step {
+        let subnet = self.own.lease.subnet;
         let taken = self.mirror.values().find(|lease| lease.subnet.overlaps(subnet));
         if let Some(taken) = taken {
             let new_owner = taken.attributes.public_ip;

@@ -243,3 +243,6 @@ async fn blocking<T: Send + 'static>(
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;

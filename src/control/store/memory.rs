@@ -13,7 +13,8 @@ use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::route::Prefix;
 
 #[derive(Debug, Clone)]
-pub(crate) struct MemoryStore {
+/// The store; clones share it.
+pub struct MemoryStore {
     inner: Arc<Mutex<Inner>>,
     changed: watch::Sender<i64>,
 }
@@ -40,7 +41,8 @@ struct Entry {
 }
 
 #[derive(Debug)]
-pub(crate) struct MemoryWatch {
+/// Changes of a `MemoryStore`.
+pub struct MemoryWatch {
     store: MemoryStore,
     after: i64,
     live: bool,

@@ -9,7 +9,7 @@ mod etcd_watch;
 pub mod local;
 mod local_files;
 #[cfg(test)]
-pub(crate) mod memory;
+pub mod memory;
 
 use std::time::Duration;
 
