@@ -1,4 +1,5 @@
 use std::net::Ipv4Addr;
+use std::sync::Mutex;
 
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -232,4 +233,76 @@ async fn an_own_entry_of_junk_is_repaired() {
     sleep(Duration::from_millis(200)).await;
     assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE);
     assert!(!daemon.task.is_finished());
+}
+
+/// Collects what is logged on this thread while it lives.
+struct Log {
+    text: Arc<Mutex<Vec<u8>>>,
+    _guard: tracing::subscriber::DefaultGuard,
+}
+
+impl Log {
+    fn start() -> Self {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let writer = Arc::clone(&text);
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(tracing::Level::INFO)
+            .with_writer(move || Shared(Arc::clone(&writer)))
+            .finish();
+        Self { text, _guard: tracing::subscriber::set_default(subscriber) }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let text = String::from_utf8(self.text.lock().unwrap().clone()).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Shared {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn outages_do_not_fill_the_log_and_operators_find_their_phrases() {
+    let log = Log::start();
+    let daemon = Daemon::start(lives(4000), Duration::from_millis(3800)).await;
+    sleep(Duration::from_millis(700)).await;
+    let started = log.lines().join("\n");
+    for phrase in [
+        "Found previously leased subnet (10.5.100.0/24), reusing",
+        "Allocated lease (10.5.100.0/24) to current node (192.0.2.1)",
+        "Watching for new subnet leases",
+        "Waiting for ",
+        "Lease renewed, new expiration: 20",
+    ] {
+        assert!(started.contains(phrase), "{phrase:?} is not in the log:\n{started}");
+    }
+    let before = log.lines().len();
+    for _ in 0..15 {
+        daemon.store.set_down(true);
+        sleep(Duration::from_millis(100)).await;
+        daemon.store.set_down(false);
+        sleep(Duration::from_millis(100)).await;
+    }
+    let lines = log.lines().split_off(before);
+    assert!(lines.len() <= 30, "{} lines in 3 s:\n{}", lines.len(), lines.join("\n"));
+    let failure = lines.iter().find(|line| line.contains("Subnet watch failed"));
+    let failure = failure.expect("the log does not tell of the outage");
+    assert!(failure.contains("keeping all"), "what weft does about it is not said: {failure}");
+
+    daemon.store.set_down(false);
+    daemon.put(OWN, "192.0.2.9");
+    timeout(Duration::from_secs(8), daemon.task).await.expect("still running").unwrap();
+    let end = log.lines().join("\n");
+    assert!(end.contains("Lease has been revoked. Shutting down daemon."), "{end}");
+    assert!(end.contains("192.0.2.9"), "the new owner is not named:\n{end}");
 }

@@ -337,7 +337,7 @@ fn granted(
 
 /// One entry below `subnets/`.
 pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, super::Rejected> {
-    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or(found.key());
+    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or_else(|| found.key());
     let version = Version { revision: found.mod_revision(), created: found.create_revision() };
     let lifetime = match found.lease() {
         0 => Lifetime::Reservation,

@@ -12,8 +12,8 @@ use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::route::Prefix;
 
-#[derive(Debug, Clone)]
 /// The store; clones share it.
+#[derive(Debug, Clone)]
 pub struct MemoryStore {
     inner: Arc<Mutex<Inner>>,
     changed: watch::Sender<i64>,
@@ -40,8 +40,8 @@ struct Entry {
     lifetime: Lifetime,
 }
 
-#[derive(Debug)]
 /// Changes of a `MemoryStore`.
+#[derive(Debug)]
 pub struct MemoryWatch {
     store: MemoryStore,
     after: i64,
