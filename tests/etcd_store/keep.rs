@@ -4,10 +4,14 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
+use weft::control::store::etcd::EtcdStore;
+use weft::control::store::{Store, StoreError};
 use weft::control::{End, RejectReason};
 
 use crate::support::etcd::Etcd;
-use crate::{MARGIN, Running, SOON, manager_at, network, node, path, short_leases, subnet_path};
+use crate::{
+    MARGIN, Running, SOON, manager_at, network, node, options, path, short_leases, subnet_path,
+};
 
 #[tokio::test]
 async fn a_lease_is_renewed_without_news_for_the_others() {
@@ -43,6 +47,37 @@ async fn another_writer_wins_and_is_named() {
     let running = Running::start(sleeper, own, Duration::from_secs(3600));
     assert_eq!(running.end(SOON, "a lost subnet is kept").await, End::Revoked { new_owner });
     assert_eq!(etcd.get(&key).unwrap(), theirs, "the new owner's lease was overwritten");
+}
+
+#[tokio::test]
+async fn every_write_is_fenced() {
+    let etcd = Etcd::start();
+    let store = Store::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
+    let ttl = Duration::from_secs(100);
+    let subnet = "10.5.1.0/24".parse().unwrap();
+    let held = store.create(subnet, &node(1), ttl).await.unwrap().lease;
+    let assert_conflict = |result: Result<(), StoreError>, write: &str| {
+        let conflict = matches!(result, Err(StoreError::Conflict { .. }));
+        assert!(conflict, "{write} took a subnet from its owner: {result:?}");
+    };
+    let created = store.create(subnet, &node(2), ttl).await;
+    assert_conflict(created.map(drop), "creating");
+    let renewed = store.renew(&held, ttl).await.unwrap().lease;
+    assert_eq!(renewed.revision, held.revision);
+
+    let key = path(subnet);
+    for value in [r#"{"PublicIP":"192.0.2.99"}"#, r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#] {
+        // The second looks just like ours: it is another one's all the same.
+        etcd.ctl(&["put", &key, value]);
+        assert_conflict(store.update(&held, &node(1), ttl).await.map(drop), "updating");
+        assert_conflict(store.renew(&held, ttl).await.map(drop), "renewing");
+        // A renewal that needs another etcd lease writes, and must be fenced as well.
+        assert_conflict(store.renew(&held, 2 * ttl).await.map(drop), "renewing for longer");
+        assert_conflict(store.delete(&held).await, "deleting");
+        assert_eq!(etcd.get(&key).as_deref(), Some(value), "the owner's lease was changed");
+    }
+    let leases = etcd.ctl(&["lease", "list"]);
+    assert!(leases.contains("found 1 leases"), "conflicts leave etcd leases behind: {leases}");
 }
 
 #[tokio::test]
