@@ -99,6 +99,8 @@ struct Run<'a> {
     /// Whether the own lease was missed after a time without watch: it lapsed, and is taken again
     /// if a listing shows that it is free.
     own_lapsed: bool,
+    /// Whether the last try to watch failed for lack of history.
+    history_lost: bool,
     /// Changes up to this revision are in the last listing.
     listed_until: i64,
     /// Changes up to this revision happened while nobody watched.
@@ -137,6 +139,7 @@ impl<'a> Run<'a> {
             watch: None,
             live_since: None,
             own_lapsed: false,
+            history_lost: false,
             listed_until: 0,
             unwatched_until: 0,
             outage: None,
@@ -233,6 +236,7 @@ impl<'a> Run<'a> {
             Event::Live { revision } => {
                 self.unwatched_until = revision;
                 self.live_since = Some(Instant::now());
+                self.history_lost = false;
                 self.on_recovery();
             }
             Event::Everything(snapshot) => return self.on_snapshot(snapshot).await,
@@ -304,8 +308,11 @@ impl<'a> Run<'a> {
         if self.live_since.take().is_some_and(|since| now - since > STABLE_AFTER) {
             self.backoff = Backoff::default();
         }
-        self.resync_at = Some(now + self.backoff.next_wait());
         if let StoreError::HistoryLost { .. } = error {
+            // The store answers, so it is asked at once, unless this is what it answered last time.
+            let again = std::mem::replace(&mut self.history_lost, true);
+            let pause = if again { self.backoff.next_wait() } else { Duration::ZERO };
+            self.resync_at = Some(now + pause);
             // Where the history begins says nothing about an outage: list and go on.
             self.revision = None;
             info!(
@@ -313,6 +320,7 @@ impl<'a> Run<'a> {
             );
             return;
         }
+        self.resync_at = Some(now + self.backoff.next_wait());
         let outage = self.outage.get_or_insert(Outage { since: now, reported: false });
         if self.quiet_until <= now {
             self.quiet_until = now + REPORT_PERIOD;
