@@ -316,7 +316,8 @@ impl<'a> Run<'a> {
             // Where the history begins says nothing about an outage: list and go on.
             self.revision = None;
             info!(
-                "Watch of subnet leases failed because etcd index outside history window; listing all leases"
+                "Watch of subnet leases failed because etcd index outside history window; \
+                 listing all leases"
             );
             return;
         }
@@ -329,7 +330,8 @@ impl<'a> Run<'a> {
             let source = std::error::Error::source(error).map(|source| format!(": {source}"));
             let source = source.unwrap_or_default();
             warn!(
-                "Subnet watch failed: {error}{source}; without the store for {seconds} s, keeping all {} peers and trying again",
+                "Subnet watch failed: {error}{source}; without the store for {seconds} s, \
+                 keeping all {} peers and trying again",
                 self.manager.status.peers()
             );
         }

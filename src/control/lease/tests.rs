@@ -14,10 +14,20 @@ fn a_udp_lease_is_written_as_flannel_head_writes_it() {
 fn values_of_every_flannel_backend_round_trip_to_the_byte() {
     for text in [
         r#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#,
-        r#"{"PublicIP":"1.2.3.4","PublicIPv6":"fd00::1","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"},"BackendV6Data":{"VNI":1,"VtepMAC":"aa:4b:b6:2f:54:4e"}}"#,
+        concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":"fd00::1","BackendType":"vxlan""#,
+            r#","BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}"#,
+            r#","BackendV6Data":{"VNI":1,"VtepMAC":"aa:4b:b6:2f:54:4e"}}"#,
+        ),
         r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"host-gw"}"#,
-        r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension","BackendData":"text, with \"quotes\""}"#,
-        r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"wireguard","BackendData":{"PublicKey":"abc=","Port":51820}}"#,
+        concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension""#,
+            r#","BackendData":"text, with \"quotes\""}"#,
+        ),
+        concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"wireguard""#,
+            r#","BackendData":{"PublicKey":"abc=","Port":51820}}"#,
+        ),
     ] {
         assert_eq!(String::from_utf8(value(text).to_json().unwrap()).unwrap(), text);
     }
