@@ -1,6 +1,7 @@
 //! Splitting and coalescing against slow, obvious twins, and against each other: splitting what
 //! was coalesced gives the received packets back. A failure here is a corrupted, reordered or
 //! laundered packet in somebody's pod.
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;

@@ -1,5 +1,7 @@
 //! What several integration tests share. Every test file compiles its own copy.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
-#![allow(dead_code, reason = "each test file uses its own part of this")]
-
-pub(crate) mod lab;
+pub mod etcd;
+pub mod lab;
+pub mod proxy;
