@@ -263,7 +263,10 @@ fn normalised(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn by_flow(packets: &[Vec<u8>]) -> HashMap<(Vec<u8>, Vec<u8>, u8), Vec<Vec<u8>>> {
+/// Addresses, ports, protocol.
+type Flow = (Vec<u8>, Vec<u8>, u8);
+
+fn by_flow(packets: &[Vec<u8>]) -> HashMap<Flow, Vec<Vec<u8>>> {
     let mut flows: HashMap<_, Vec<Vec<u8>>> = HashMap::new();
     for packet in packets {
         let ip = usize::from(packet[0] & 15) * 4;
