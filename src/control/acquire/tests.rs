@@ -1,3 +1,5 @@
+//! Acquiring on stores in memory and on disk: takeover, races, a full network.
+
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;

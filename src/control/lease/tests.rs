@@ -1,3 +1,5 @@
+//! Keys and values against what flannel reads and writes, byte for byte.
+
 use super::*;
 
 fn value(text: &str) -> LeaseAttributes {

@@ -1,3 +1,5 @@
+//! The whole loop over a store in memory: following, renewing, losing, outages.
+
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
 

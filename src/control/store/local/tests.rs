@@ -1,3 +1,5 @@
+//! The local store on real directories, changed from outside as people and scripts would.
+
 use std::fs;
 use std::net::Ipv4Addr;
 
