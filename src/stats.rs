@@ -80,7 +80,8 @@ drop_reasons! {
     TtlZero = "ttl-zero",
     /// No lease covers the destination.
     NoRoute = "no-route",
-    /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN address.
+    /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN
+    /// address.
     SourceMartian = "src-martian",
     /// The inner source lies in our own subnet, yet came from the network.
     SourceIsLocalSubnet = "src-is-local-subnet",

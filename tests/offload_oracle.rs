@@ -1,6 +1,7 @@
 //! Splitting and coalescing against slow, obvious twins, and against each other: splitting what
 //! was coalesced gives the received packets back. A failure here is a corrupted, reordered or
 //! laundered packet in somebody's pod.
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -262,7 +263,10 @@ fn normalised(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn by_flow(packets: &[Vec<u8>]) -> HashMap<(Vec<u8>, Vec<u8>, u8), Vec<Vec<u8>>> {
+/// Addresses, ports, protocol.
+type Flow = (Vec<u8>, Vec<u8>, u8);
+
+fn by_flow(packets: &[Vec<u8>]) -> HashMap<Flow, Vec<Vec<u8>>> {
     let mut flows: HashMap<_, Vec<Vec<u8>>> = HashMap::new();
     for packet in packets {
         let ip = usize::from(packet[0] & 15) * 4;

@@ -33,7 +33,8 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 pub enum AcquireError {
     /// Every subnet is taken.
     #[error(
-        "out of subnets: all from {min} to {max} are taken; remove leases of nodes that are gone, or enlarge the network"
+        "out of subnets: all from {min} to {max} are taken; remove leases of nodes that are \
+         gone, or enlarge the network"
     )]
     Exhausted {
         /// First subnet that may be leased.
@@ -133,7 +134,8 @@ impl SubnetManager {
                 return self.create(previous, attributes).await;
             }
             info!(
-                "Found previously leased subnet ({previous}) not compatible with the Etcd network config, ignoring"
+                "Found previously leased subnet ({previous}) not compatible with the Etcd \
+                 network config, ignoring"
             );
         }
         let free = free_subnets(config, leases, candidates);
@@ -159,7 +161,8 @@ impl SubnetManager {
             return Ok(Attempt::Acquired(updated?));
         }
         info!(
-            "Found lease ({subnet}) for current IP ({public_ip}) but not compatible with current config, deleting"
+            "Found lease ({subnet}) for current IP ({public_ip}) but not compatible with current \
+             config, deleting"
         );
         let deleted = self.store.delete(held).await;
         self.note(&deleted);

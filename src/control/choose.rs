@@ -122,7 +122,7 @@ pub(crate) mod tests {
             let leases: Vec<_> = (0..random.usize(..40))
                 .map(|_| {
                     let address = Ipv4Addr::from_bits(0x0A05_0000 | random.u32(..0x1_0000));
-                    let subnet = Prefix::new(address, random.u8(20..=30)).unwrap();
+                    let subnet = Prefix::new(address, random.u8(20..=32)).unwrap();
                     lease(&subnet.to_string(), 1)
                 })
                 .collect();

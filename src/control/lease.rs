@@ -17,6 +17,9 @@ use crate::route::Prefix;
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
+/// Deepest nesting accepted. flannel's values have two levels; whoever reads `BackendData` later
+/// need not fear for its stack.
+const NESTING_MAX: usize = 16;
 /// Longest key accepted: a dual-stack key has at most 62 characters.
 const KEY_CHARS_MAX: usize = 64;
 /// Longest subnet that flannel's key parser takes (five bits).
@@ -103,6 +106,9 @@ pub enum ValueError {
     /// Not the JSON of a lease.
     #[error("the value is not a lease such as {{\"PublicIP\":\"192.0.2.1\"}}")]
     Malformed(#[source] serde_json::Error),
+    /// Nested deeper than any lease.
+    #[error("the value is nested deeper than {NESTING_MAX} levels")]
+    TooDeep,
     /// The `Expires` of a local lease is no time.
     #[error("Expires is {text}, not a time such as \"2026-11-21T08:30:00Z\"")]
     BadExpiry {
@@ -153,6 +159,9 @@ impl StoredValue {
         if value.len() > VALUE_BYTES_MAX {
             return Err(ValueError::TooLarge { bytes: value.len() });
         }
+        if nesting(value) > NESTING_MAX {
+            return Err(ValueError::TooDeep);
+        }
         let fields: Fields = serde_json::from_slice(value).map_err(ValueError::Malformed)?;
         let expires_unix = fields.expires.as_deref().map(parse_expiry).transpose()?;
         Ok(Self { attributes: fields.attributes, expires_unix: expires_unix.flatten() })
@@ -169,6 +178,24 @@ impl StoredValue {
         }
         Ok(value)
     }
+}
+
+/// Most brackets open at once, outside of strings. Of what is not JSON, any number.
+fn nesting(text: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let (mut in_string, mut escaped) = (false, false);
+    for &byte in text {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => depth += 1,
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// A time as RFC 3339 or as seconds since 1970; `null` and 0 are none.
@@ -323,7 +350,9 @@ impl Rejected {
     fn value(key: &str, error: &ValueError, revision: i64) -> Self {
         let reason = match error {
             ValueError::TooLarge { .. } => RejectReason::TooLarge,
-            ValueError::Malformed(_) | ValueError::BadExpiry { .. } => RejectReason::BadValue,
+            ValueError::Malformed(_) | ValueError::TooDeep | ValueError::BadExpiry { .. } => {
+                RejectReason::BadValue
+            }
         };
         let detail = match std::error::Error::source(error) {
             Some(source) => format!("{error}: {source}"),
@@ -334,146 +363,4 @@ impl Rejected {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn value(text: &str) -> LeaseAttributes {
-        LeaseAttributes::from_json(text.as_bytes()).unwrap()
-    }
-
-    #[test]
-    fn a_udp_lease_is_written_as_flannel_head_writes_it() {
-        let udp = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
-        assert_eq!(udp.to_json().unwrap(), br#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#);
-    }
-
-    #[test]
-    fn values_of_every_flannel_backend_round_trip_to_the_byte() {
-        for text in [
-            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#,
-            r#"{"PublicIP":"1.2.3.4","PublicIPv6":"fd00::1","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"},"BackendV6Data":{"VNI":1,"VtepMAC":"aa:4b:b6:2f:54:4e"}}"#,
-            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"host-gw"}"#,
-            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension","BackendData":"text, with \"quotes\""}"#,
-            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"wireguard","BackendData":{"PublicKey":"abc=","Port":51820}}"#,
-        ] {
-            assert_eq!(String::from_utf8(value(text).to_json().unwrap()).unwrap(), text);
-        }
-    }
-
-    #[test]
-    fn values_are_read_as_go_reads_them() {
-        assert_eq!(value("{}").public_ip, Ipv4Addr::UNSPECIFIED);
-        assert_eq!(value(r#"{"PublicIP":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
-        assert_eq!(value(r#"{"publicip":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
-        let twice = value(r#"{"PublicIP":"1.2.3.4","PUBLICIP":"5.6.7.8"}"#);
-        assert_eq!(twice.public_ip, Ipv4Addr::new(5, 6, 7, 8));
-        let odd = value(r#" {"New":{"a":[1]},"PublicIP":"1.2.3.4","BackendData":null} "#);
-        assert_eq!(odd, LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4)));
-    }
-
-    #[test]
-    fn what_is_no_value_is_an_error() {
-        for text in [
-            "",
-            "null",
-            "[]",
-            "1",
-            "\"1.2.3.4\"",
-            "{",
-            "hello",
-            r#"{"PublicIP":""}"#,
-            r#"{"PublicIP":"1.2.3"}"#,
-            r#"{"PublicIP":"1.2.3.4.5"}"#,
-            r#"{"PublicIP":7}"#,
-            r#"{"PublicIP":null}"#,
-            r#"{"PublicIP":"fd00::1"}"#,
-            r#"{"PublicIPv6":"1.2.3.4"}"#,
-            r#"{"PublicIP":"1.2.3.4"} x"#,
-            r#"{"BackendType":5}"#,
-            "{\"PublicIP\":\"1.2.3.4\"\0}",
-        ] {
-            assert!(LeaseAttributes::from_json(text.as_bytes()).is_err(), "{text:?} was accepted");
-        }
-        let deep = format!("{{\"BackendData\":{}{}}}", "[".repeat(2000), "]".repeat(2000));
-        assert!(LeaseAttributes::from_json(deep.as_bytes()).is_err(), "deep nesting was accepted");
-    }
-
-    #[test]
-    fn the_size_bound_holds_both_ways() {
-        let mut long = value(r#"{"PublicIP":"1.2.3.4"}"#);
-        let padded = |n: usize| format!("{{\"PublicIP\":\"1.2.3.4\"{}}}", " ".repeat(n));
-        let base = padded(0).len();
-        assert!(LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base).as_bytes()).is_ok());
-        let error = LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base + 1).as_bytes());
-        assert!(matches!(error, Err(ValueError::TooLarge { bytes: 4097 })));
-        long.backend_type = "x".repeat(VALUE_BYTES_MAX);
-        assert!(matches!(long.to_json(), Err(ValueError::TooLarge { .. })));
-    }
-
-    #[test]
-    fn a_local_value_carries_its_end_and_stays_readable() {
-        let attributes = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
-        let stored =
-            StoredValue { attributes: attributes.clone(), expires_unix: Some(951_868_799) };
-        let text = r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"Expires":"2000-02-29T23:59:59Z"}"#;
-        assert_eq!(stored.to_json().unwrap(), text.as_bytes());
-        assert_eq!(StoredValue::from_json(text.as_bytes()).unwrap(), stored);
-        assert_eq!(value(text), attributes, "flannel's reader must not mind the extra key");
-        let seconds = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","expires":951868799}"#);
-        assert_eq!(seconds.unwrap(), stored);
-        let none = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","Expires":null}"#).unwrap();
-        assert_eq!(none.expires_unix, None);
-        for bad in [r#""soon""#, "-1", "1.5", "true", "[]"] {
-            let text = format!("{{\"PublicIP\":\"1.2.3.4\",\"Expires\":{bad}}}");
-            assert!(StoredValue::from_json(text.as_bytes()).is_err(), "{text} was accepted");
-        }
-    }
-
-    #[test]
-    fn keys_are_read_in_both_forms() {
-        let subnet = "10.12.13.0/24".parse().unwrap();
-        assert_eq!(parse_key("10.12.13.0-24"), Some(subnet));
-        assert_eq!(parse_key("10.12.13.0-24&fd00:12:13::-56"), Some(subnet));
-    }
-
-    #[test]
-    fn what_flannel_refuses_as_key_is_refused() {
-        for key in [
-            "10.12.13-24",
-            "10.12.13.300-24",
-            "10.12.13.0-24hi",
-            "&2001::-56",
-            "10.12.13.0-24&2001::",
-            "10.12.13.0-24&",
-            "10.12.13.0-24&2001::-128",
-            "10.12.13.0-24&2001::-+5",
-            "10.12.13.0-24&2001::-",
-            "10.12.13.0-32",
-            "10.12.13.0-33",
-            "10.12.13.0/24",
-            "10.12.13.1-24",
-            "10.12.13.0-024",
-            " 10.12.13.0-24",
-            "",
-            "config",
-            "10.12.13.0-24/x",
-        ] {
-            assert_eq!(parse_key(key), None, "{key:?} was taken for a subnet key");
-        }
-    }
-
-    #[test]
-    fn entries_that_are_no_lease_say_why() {
-        let version = Version { revision: 7, created: 3 };
-        let decode = |key: &[u8], value: &[u8]| {
-            Lease::decode(key, value, version, Lifetime::Reservation).map_err(|r| r.reason)
-        };
-        let good = br#"{"PublicIP":"1.2.3.4"}"#;
-        let lease = decode(b"10.5.1.0-24", good).unwrap();
-        assert_eq!((lease.revision, lease.created_revision), (7, 3));
-        assert_eq!(decode(b"\xff\xfe", good), Err(RejectReason::BadKey));
-        assert_eq!(decode(&[b'a'; 5000], good), Err(RejectReason::BadKey));
-        assert_eq!(decode(b"10.5.1.0-24", b"{"), Err(RejectReason::BadValue));
-        assert_eq!(decode(b"10.5.1.0-24", &[b' '; 5000]), Err(RejectReason::TooLarge));
-    }
-}
+mod tests;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::options::StoreOptions;
-use crate::control::lease::{Lease, Lifetime};
+use crate::control::clock;
+use crate::control::lease::Lease;
 use crate::control::status::ControlStatus;
 use crate::control::store::etcd::{EtcdOptionsError, EtcdStore};
 use crate::control::store::local::LocalStore;
@@ -152,10 +153,8 @@ impl OwnLease {
     /// Seconds since 1970 at which the lease ends; `None` for a reservation.
     #[must_use]
     pub fn expires_unix(&self) -> Option<u64> {
-        match self.lease.lifetime {
-            Lifetime::Reservation => None,
-            Lifetime::Leased { expires_unix, .. } => expires_unix,
-        }
+        let left = self.expires?.saturating_sub(clock::boot_time());
+        Some(clock::unix_seconds().saturating_add(left.as_secs()))
     }
 }
 

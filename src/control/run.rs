@@ -25,6 +25,12 @@ use crate::control::store::{Event, Rejected, Snapshot, StoreError, Watch};
 
 /// Between two reports of one outage, after the first.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
+/// Between the end of one outage and the report of the next: a store that comes and goes must
+/// not fill the log.
+const REPORT_PAUSE: Duration = Duration::from_secs(5);
+/// How long a watch must have lived for the next failure to be a new one, which is tried again
+/// at once, and not the last one that goes on.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// Share by which listings are spread.
 const RELIST_JITTER: f64 = 0.2;
 /// Longest sleep before the renewal timer looks at the boot clock again, which runs on while the
@@ -89,11 +95,20 @@ struct Run<'a> {
     /// when the mirror may have missed something.
     revision: Option<i64>,
     watch: Option<Watch>,
+    live_since: Option<Instant>,
+    /// Whether the own lease was missed after a time without watch: it lapsed, and is taken again
+    /// if a listing shows that it is free.
+    own_lapsed: bool,
+    /// Whether the last try to watch failed for lack of history.
+    history_lost: bool,
+    /// Changes up to this revision are in the last listing.
+    listed_until: i64,
     /// Changes up to this revision happened while nobody watched.
     unwatched_until: i64,
 
     outage: Option<Outage>,
     backoff: Backoff,
+    quiet_until: Instant,
     resync_at: Option<Instant>,
     relist_at: Instant,
     publish_at: Option<Instant>,
@@ -102,7 +117,7 @@ struct Run<'a> {
 
 struct Outage {
     since: Instant,
-    report_at: Instant,
+    reported: bool,
 }
 
 impl<'a> Run<'a> {
@@ -122,9 +137,14 @@ impl<'a> Run<'a> {
             mirror: BTreeMap::new(),
             revision: None,
             watch: None,
+            live_since: None,
+            own_lapsed: false,
+            history_lost: false,
+            listed_until: 0,
             unwatched_until: 0,
             outage: None,
             backoff: Backoff::default(),
+            quiet_until: now,
             resync_at: Some(now),
             relist_at: now + jittered(manager.timing.relist_period, RELIST_JITTER),
             publish_at: None,
@@ -197,13 +217,10 @@ impl<'a> Run<'a> {
     }
 
     async fn on_events(&mut self, events: Result<Vec<Event>, StoreError>) -> Step {
+        self.manager.note(&events);
         let events = match events {
             Ok(events) => events,
             Err(error) => {
-                self.manager.note::<()>(&Err(StoreError::Unavailable {
-                    operation: "watching leases",
-                    detail: String::new(),
-                }));
                 self.on_failure(&error);
                 return Step::Continue(());
             }
@@ -218,6 +235,8 @@ impl<'a> Run<'a> {
         match event {
             Event::Live { revision } => {
                 self.unwatched_until = revision;
+                self.live_since = Some(Instant::now());
+                self.history_lost = false;
                 self.on_recovery();
             }
             Event::Everything(snapshot) => return self.on_snapshot(snapshot).await,
@@ -225,44 +244,43 @@ impl<'a> Run<'a> {
                 let (key, revision) = (lease.key.clone(), lease.revision);
                 if self.is_news(&key, revision) {
                     self.mirror.insert(key.clone(), lease);
-                    return self.on_changed(&key, revision).await;
+                    return self.on_changed(&key, revision);
                 }
             }
             Event::Rejected(rejected) => {
                 self.manager.status.reject(std::slice::from_ref(&rejected));
-                let (key, revision) = (rejected.key, rejected.revision);
-                if self.is_news(&key, revision) {
-                    self.mirror.remove(&key);
-                    return self.on_changed(&key, revision).await;
+                if self.is_news(&rejected.key, rejected.revision) {
+                    self.mirror.remove(&rejected.key);
+                    self.plan_publication();
+                    self.repair_own(&rejected).await;
                 }
             }
             Event::Deleted { key, revision } => {
                 if self.is_news(&key, revision) {
                     self.mirror.remove(&key);
-                    return self.on_changed(&key, revision).await;
+                    return self.on_changed(&key, revision);
                 }
             }
         }
         Step::Continue(())
     }
 
-    /// Whether the event is newer than what a listing in between has shown.
+    /// Whether the event is newer than the last listing and than our own last write.
     fn is_news(&mut self, key: &str, revision: i64) -> bool {
-        let known = self.mirror.get(key).map_or(0, |lease| lease.revision);
         self.revision = self.revision.map(|seen| seen.max(revision));
-        revision > known && revision > self.own_write_revision(key)
+        let superseded = key == self.own.lease.key && revision < self.own.lease.revision;
+        revision > self.listed_until && !superseded
     }
 
-    /// Our own last write, which events from before it must not undo.
-    fn own_write_revision(&self, key: &str) -> i64 {
-        if key == self.own.lease.key { self.own.lease.revision - 1 } else { 0 }
-    }
-
-    async fn on_changed(&mut self, key: &str, revision: i64) -> Step {
+    fn on_changed(&mut self, key: &str, revision: i64) -> Step {
         self.plan_publication();
         if key == self.own.lease.key {
             let watched = self.outage.is_none() && revision > self.unwatched_until;
-            return self.check_own(watched).await;
+            self.check_own(watched)?;
+            if self.own_lapsed {
+                // Who came after the end of our lease may not be in the mirror yet.
+                self.look_again();
+            }
         }
         Step::Continue(())
     }
@@ -272,40 +290,56 @@ impl<'a> Run<'a> {
         self.manager.status.reject(&rejected);
         self.mirror = leases.into_iter().map(|lease| (lease.key.clone(), lease)).collect();
         self.revision = Some(revision);
+        self.listed_until = revision;
         self.plan_publication();
+        if let Some(own) = rejected.iter().find(|rejected| rejected.key == self.own.lease.key) {
+            self.repair_own(own).await;
+            return Step::Continue(());
+        }
         let watched = self.outage.is_none();
-        self.check_own(watched).await
+        self.check_own(watched)?;
+        if self.own_lapsed { self.retake().await } else { Step::Continue(()) }
     }
 
     /// The store or the watch failed: try again later, and keep everything meanwhile.
     fn on_failure(&mut self, error: &StoreError) {
         let now = Instant::now();
         self.watch = None;
-        self.resync_at = Some(now + self.backoff.next_wait());
+        if self.live_since.take().is_some_and(|since| now - since > STABLE_AFTER) {
+            self.backoff = Backoff::default();
+        }
         if let StoreError::HistoryLost { .. } = error {
+            // The store answers, so it is asked at once, unless this is what it answered last time.
+            let again = std::mem::replace(&mut self.history_lost, true);
+            let pause = if again { self.backoff.next_wait() } else { Duration::ZERO };
+            self.resync_at = Some(now + pause);
             // Where the history begins says nothing about an outage: list and go on.
             self.revision = None;
             info!(
-                "Watch of subnet leases failed because etcd index outside history window; listing all leases"
+                "Watch of subnet leases failed because etcd index outside history window; \
+                 listing all leases"
             );
             return;
         }
-        let outage = self.outage.get_or_insert(Outage { since: now, report_at: now });
-        if outage.report_at <= now {
-            outage.report_at = now + REPORT_PERIOD;
+        self.resync_at = Some(now + self.backoff.next_wait());
+        let outage = self.outage.get_or_insert(Outage { since: now, reported: false });
+        if self.quiet_until <= now {
+            self.quiet_until = now + REPORT_PERIOD;
+            outage.reported = true;
             let seconds = (now - outage.since).as_secs();
             let source = std::error::Error::source(error).map(|source| format!(": {source}"));
             let source = source.unwrap_or_default();
             warn!(
-                "Subnet watch failed: {error}{source}; without the store for {seconds} s, keeping all {} peers and trying again",
+                "Subnet watch failed: {error}{source}; without the store for {seconds} s, \
+                 keeping all {} peers and trying again",
                 self.manager.status.peers()
             );
         }
     }
 
     fn on_recovery(&mut self) {
-        self.backoff = Backoff::default();
-        if let Some(outage) = self.outage.take() {
+        if let Some(outage) = self.outage.take().filter(|outage| outage.reported) {
+            self.quiet_until = Instant::now() + REPORT_PAUSE;
             info!("The lease store answers again after {} s", outage.since.elapsed().as_secs());
         }
     }

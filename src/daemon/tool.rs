@@ -120,10 +120,9 @@ impl Request {
 /// The status for people: one screen, drops last and in full.
 fn render(status: &Value) -> String {
     let mut out = String::new();
-    let text = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        Value::Null => "-".to_owned(),
-        other => other.to_string(),
+    let text = |value: &Value| {
+        let plain = value.as_str().map(str::to_owned);
+        plain.unwrap_or_else(|| if value.is_null() { "-".to_owned() } else { value.to_string() })
     };
     let mut line = |name: &str, value: String| writeln!(out, "{name:<10} {value}").ok();
     let ready = if status["ready"] == true { "ready" } else { "not ready" };

@@ -55,7 +55,8 @@ fn set_int(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> i
 fn get_int(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut bytes = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `bytes` bytes, the size of `value`, which outlives the call.
+    // SAFETY: the kernel writes at most `bytes` bytes, the size of `value`, which outlives the
+    // call.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut bytes)
     };

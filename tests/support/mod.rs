@@ -1,10 +1,12 @@
 //! What several integration tests share. Every test file compiles its own copy.
-
-#![allow(dead_code, reason = "each test file uses its own part of this")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 pub(crate) mod cluster;
+pub mod etcd;
 pub(crate) mod lab;
 pub(crate) mod overlay;
 pub(crate) mod packet;
+pub mod proxy;
 pub(crate) mod status;
 pub(crate) mod traffic;

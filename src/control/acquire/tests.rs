@@ -1,1 +1,183 @@
+//! Acquiring on stores in memory and on disk: takeover, races, a full network.
 
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::control::choose::tests::config;
+use crate::control::lease::Lifetime;
+use crate::control::store::Store;
+use crate::control::store::local::LocalStore;
+use crate::control::store::memory::MemoryStore;
+
+fn manager(store: &MemoryStore, previous: Option<&str>) -> SubnetManager {
+    let previous = previous.map(|text| text.parse().unwrap());
+    SubnetManager::over(Store::Memory(store.clone()), previous)
+}
+
+fn network() -> NetworkConfig {
+    config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0")
+}
+
+fn node(number: usize) -> LeaseAttributes {
+    let number = u32::try_from(number).unwrap();
+    LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6400 + number))
+}
+
+const LEASED: Lifetime = Lifetime::Leased { id: 5, expires_unix: None };
+
+#[tokio::test]
+async fn the_own_lease_is_taken_over_with_its_lifetime() {
+    let store = MemoryStore::new();
+    let old = br#"{"PublicIP":"198.51.100.1","BackendType":"vxlan"}"#;
+    store.put("10.5.7.0-24", old, LEASED);
+    let own = manager(&store, Some("10.5.9.0/24")).acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(own.lease.subnet.key(), "10.5.7.0-24", "the lease in the store outranks the file");
+    let (value, lifetime) = store.get("10.5.7.0-24").unwrap();
+    assert_eq!(value, r#"{"PublicIP":"198.51.100.1","PublicIPv6":null}"#);
+    assert_eq!(lifetime, LEASED);
+    assert!(own.expires.is_some());
+
+    store.put("10.5.8.0-24", br#"{"PublicIP":"198.51.100.2"}"#, Lifetime::Reservation);
+    let own = manager(&store, None).acquire(&network(), &node(2)).await.unwrap();
+    assert_eq!((own.lease.subnet.key().as_str(), own.expires), ("10.5.8.0-24", None));
+    assert_eq!(store.get("10.5.8.0-24").unwrap().1, Lifetime::Reservation);
+}
+
+#[tokio::test]
+async fn a_dual_stack_entry_is_updated_under_its_own_key() {
+    let store = MemoryStore::new();
+    let key = "10.5.7.0-24&fd00:5:7::-64";
+    store.put(key, br#"{"PublicIP":"198.51.100.1","PublicIPv6":"fd00::1"}"#, LEASED);
+    let own = manager(&store, None).acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(own.lease.subnet.to_string(), "10.5.7.0/24");
+    assert_eq!(store.keys(), [key], "one node has two leases");
+}
+
+#[tokio::test]
+async fn an_incompatible_lease_makes_room_for_a_new_one() {
+    let store = MemoryStore::new();
+    store.put("10.5.16.0-20", br#"{"PublicIP":"198.51.100.1"}"#, LEASED);
+    let own = manager(&store, None).acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(own.lease.subnet.length_bits(), 24);
+    assert_eq!(store.keys(), [own.lease.key], "the old lease stays");
+}
+
+#[tokio::test]
+async fn the_previous_subnet_is_used_only_if_free_and_compatible() {
+    let acquired = async |previous: &str, taken: Option<&str>| {
+        let store = MemoryStore::new();
+        if let Some(taken) = taken {
+            store.put(taken, br#"{"PublicIP":"198.51.100.9"}"#, LEASED);
+        }
+        let own = manager(&store, Some(previous)).acquire(&network(), &node(1)).await.unwrap();
+        if let Some(taken) = taken {
+            let theirs = store.get(taken).unwrap().0;
+            assert_eq!(theirs, r#"{"PublicIP":"198.51.100.9"}"#, "a subnet was stolen");
+        }
+        own.lease.subnet.to_string()
+    };
+    assert_eq!(acquired("10.5.200.0/24", None).await, "10.5.200.0/24");
+    assert_ne!(acquired("10.5.200.0/24", Some("10.5.200.0-24")).await, "10.5.200.0/24");
+    assert_ne!(acquired("10.5.200.0/24", Some("10.5.192.0-20")).await, "10.5.200.0/24");
+    for incompatible in ["10.5.200.0/25", "10.6.200.0/24", "10.5.0.0/24"] {
+        assert_ne!(acquired(incompatible, None).await, incompatible);
+    }
+}
+
+#[tokio::test]
+async fn a_full_network_is_an_error_that_goes_away() {
+    let store = MemoryStore::new();
+    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.3.0");
+    for number in 1..=3 {
+        manager(&store, None).acquire(&network, &node(number)).await.unwrap();
+    }
+    let error = manager(&store, None).acquire(&network, &node(4)).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("10.5.1.0/24") && text.contains("10.5.3.0/24"), "{text}");
+    store.remove("10.5.2.0-24");
+    let own = manager(&store, None).acquire(&network, &node(4)).await.unwrap();
+    assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
+}
+
+/// All nodes list before any of them writes, so that the first round is one great collision.
+async fn storm(nodes: usize, network: NetworkConfig) {
+    let store = MemoryStore::new();
+    let managers: Vec<_> = (0..nodes).map(|_| manager(&store, None)).collect();
+    let network = &network;
+    let acquired = join_all(
+        managers
+            .iter()
+            .enumerate()
+            .map(|(number, manager)| async move { manager.acquire(network, &node(number)).await }),
+    )
+    .await;
+    let subnets: BTreeSet<_> =
+        acquired.into_iter().map(|own| own.expect("a node gave up").lease.subnet).collect();
+    assert_eq!(subnets.len(), nodes, "two nodes share a subnet");
+    assert_eq!(store.keys().len(), nodes);
+    let calls = store.calls() as usize / nodes;
+    assert!(calls <= 40, "{calls} requests for each node");
+}
+
+#[tokio::test]
+async fn storms_of_daemons_all_succeed() {
+    storm(12, network()).await;
+    storm(100, network()).await;
+    storm(1000, config("10.0.0.0/8", 24, "10.0.1.0", "10.255.255.0")).await;
+}
+
+#[tokio::test]
+async fn the_last_subnets_are_found_by_the_last_nodes() {
+    storm(100, config("10.5.0.0/16", 24, "10.5.1.0", "10.5.100.0")).await;
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_is_an_error_to_try_again() {
+    let store = MemoryStore::new();
+    store.set_down(true);
+    let waiting = manager(&store, None);
+    let error = waiting.acquire(&network(), &node(1)).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Store(StoreError::Unavailable { .. })), "{error}");
+    assert!(!waiting.status().store_is_up());
+    let acquiring =
+        tokio::spawn(async move { waiting.acquire_until_leased(&network(), &node(1)).await });
+    sleep(Duration::from_millis(300)).await;
+    assert!(!acquiring.is_finished());
+    store.set_down(false);
+    let own = tokio::time::timeout(Duration::from_secs(5), acquiring).await.unwrap().unwrap();
+    assert_eq!(store.keys(), [own.lease.key]);
+}
+
+#[tokio::test]
+async fn daemons_on_one_directory_never_share_a_subnet() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = Arc::new(directory.path().to_path_buf());
+    let nodes = 40;
+    // A thread for each, with a runtime and a store of its own, as processes would have.
+    let threads: Vec<_> = (0..nodes)
+        .map(|number| {
+            let root = Arc::clone(&root);
+            std::thread::spawn(move || {
+                let runtime =
+                    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(async {
+                    let store = Store::Local(LocalStore::open(root.to_path_buf()).unwrap());
+                    let manager = SubnetManager::over(store, None);
+                    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.45.0");
+                    manager.acquire(&network, &node(number)).await.map(|own| own.lease.subnet)
+                })
+            })
+        })
+        .collect();
+    let subnets: BTreeSet<_> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap().expect("a daemon gave up"))
+        .collect();
+    assert_eq!(subnets.len(), nodes, "two daemons share a subnet");
+    let files = std::fs::read_dir(root.join("subnets")).unwrap().count();
+    assert_eq!(files, nodes, "something was left behind");
+}

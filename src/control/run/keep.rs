@@ -10,11 +10,15 @@ use crate::control::backoff::jittered;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::manager::OwnLease;
-use crate::control::store::{Granted, StoreError};
+use crate::control::store::{Granted, Rejected, StoreError};
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
 /// renew together.
 const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
+/// Shortest pause after a failed renewal, when the lease is about to end.
+const RENEW_RETRY_MIN: Duration = Duration::from_secs(1);
+/// Pause after another writer changed the own entry: time for the listing that tells what it is.
+const RENEW_AFTER_CONFLICT: Duration = Duration::from_secs(2);
 /// Share by which the pause after a failed renewal is spread.
 const RETRY_JITTER: f64 = 0.2;
 
@@ -49,11 +53,12 @@ impl Run<'_> {
                 self.plan_renewal();
             }
             Err(error) => {
-                self.retry_renewal_later();
                 if let StoreError::Conflict { .. } = error {
                     // Somebody wrote to our key: see what is there before anything else.
                     self.look_again();
+                    self.renew_at = Some(clock::boot_time() + RENEW_AFTER_CONFLICT);
                 } else {
+                    self.retry_renewal_later();
                     warn!("Error renewing lease (trying again in 1 min): {error}");
                 }
             }
@@ -61,26 +66,33 @@ impl Run<'_> {
     }
 
     fn retry_renewal_later(&mut self) {
-        let pause = jittered(self.manager.timing.renew_retry, RETRY_JITTER);
-        self.renew_at = Some(clock::boot_time() + pause);
+        let now = clock::boot_time();
+        let left = self.own.expires.map_or(Duration::MAX, |expires| expires.saturating_sub(now));
+        // Near the end, the lease gets more than one more chance.
+        let pause = self.manager.timing.renew_retry.min(left / 3).max(RENEW_RETRY_MIN);
+        self.renew_at = Some(now + jittered(pause, RETRY_JITTER));
     }
 
     /// Lists everything soon, without dropping the watch for longer than that.
-    fn look_again(&mut self) {
+    pub(super) fn look_again(&mut self) {
         self.watch = None;
         self.revision = None;
-        self.resync_at = Some(tokio::time::Instant::now() + self.backoff.next_wait());
+        // Never later than planned: renewals that keep failing must not put off the look that
+        // tells why.
+        let at = tokio::time::Instant::now() + self.backoff.next_wait();
+        self.resync_at = Some(self.resync_at.map_or(at, |planned| planned.min(at)));
     }
 
     fn adopt(&mut self, granted: Granted) {
         let network = self.own.network;
         self.own = OwnLease::new(granted, network);
+        self.own_lapsed = false;
         self.mirror.insert(self.own.lease.key.clone(), self.own.lease.clone());
     }
 
     /// Compares the own lease with the mirror. `watched` says that the store was reachable all
     /// the time, so that a missing lease was removed on purpose.
-    pub(super) async fn check_own(&mut self, watched: bool) -> Step {
+    pub(super) fn check_own(&mut self, watched: bool) -> Step {
         match self.mirror.get(&self.own.lease.key) {
             Some(found) if found.attributes.public_ip == self.own.lease.attributes.public_ip => {
                 let found = found.clone();
@@ -92,12 +104,13 @@ impl Run<'_> {
                 warn!("The lease of {} now belongs to {new_owner}", self.own.lease.subnet);
                 Step::Break(End::Revoked { new_owner: Some(new_owner) })
             }
-            None => self.on_own_missing(watched).await,
+            None => self.on_own_missing(watched),
         }
     }
 
     /// The entry is ours, but its version or its lifetime may have changed.
     fn follow(&mut self, found: Lease) {
+        self.own_lapsed = false;
         if found.revision == self.own.lease.revision {
             return;
         }
@@ -125,13 +138,44 @@ impl Run<'_> {
         matches!(self.own.lease.lifetime, Lifetime::Leased { expires_unix: Some(_), .. })
     }
 
-    async fn on_own_missing(&mut self, watched: bool) -> Step {
+    /// If it is our entry that became unreadable, writes it again. Nobody can own a subnet with
+    /// a value that no node understands.
+    pub(super) async fn repair_own(&mut self, rejected: &Rejected) {
+        if rejected.key != self.own.lease.key {
+            return;
+        }
+        let held = Lease { revision: rejected.revision, ..self.own.lease.clone() };
+        let ttl = self.manager.timing.lease_ttl;
+        let updated = self.manager.store.update(&held, &held.attributes, ttl).await;
+        self.manager.note(&updated);
+        match updated {
+            Ok(granted) => {
+                warn!("The lease of {} had become unreadable; wrote it again", held.subnet);
+                self.adopt(granted);
+                self.plan_renewal();
+            }
+            Err(StoreError::Conflict { .. }) => self.look_again(),
+            Err(error) => {
+                self.on_failure(&error);
+                self.revision = None;
+            }
+        }
+    }
+
+    fn on_own_missing(&mut self, watched: bool) -> Step {
         let expired = self.own.expires.is_some_and(|expires| expires <= clock::boot_time());
         let subnet = self.own.lease.subnet;
-        if watched && !expired {
+        if watched && !expired && !self.own_lapsed {
             warn!("The lease of {subnet} was removed from the store");
             return Step::Break(End::Revoked { new_owner: None });
         }
+        self.own_lapsed = true;
+        Step::Continue(())
+    }
+
+    /// Takes the lapsed subnet again, if the listing just made shows nobody else on it.
+    pub(super) async fn retake(&mut self) -> Step {
+        let subnet = self.own.lease.subnet;
         let taken = self.mirror.values().find(|lease| lease.subnet.overlaps(subnet));
         if let Some(taken) = taken {
             let new_owner = taken.attributes.public_ip;

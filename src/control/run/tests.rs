@@ -1,1 +1,310 @@
+//! The whole loop over a store in memory: following, renewing, losing, outages.
 
+use std::net::Ipv4Addr;
+use std::sync::Mutex;
+
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use crate::control::choose::tests::config;
+use crate::control::lease::{LeaseAttributes, Lifetime};
+use crate::control::manager::Timing;
+use crate::control::status::RejectReason;
+use crate::control::store::Store;
+use crate::control::store::memory::MemoryStore;
+
+const LEASED: Lifetime = Lifetime::Leased { id: 5, expires_unix: None };
+const OWN_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const OWN: &str = "10.5.100.0-24";
+const OWN_VALUE: &str = r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#;
+const SOON: Duration = Duration::from_secs(2);
+const NEVER: Duration = Duration::from_millis(400);
+
+struct Daemon {
+    store: MemoryStore,
+    manager: Arc<SubnetManager>,
+    peers: tokio::sync::watch::Receiver<Arc<Peers>>,
+    task: JoinHandle<End>,
+}
+
+impl Daemon {
+    async fn start(timing: Timing, margin: Duration) -> Self {
+        let store = MemoryStore::new();
+        let previous = "10.5.100.0/24".parse().ok();
+        let manager = SubnetManager::over(Store::Memory(store.clone()), previous);
+        let manager = Arc::new(manager.with_timing(timing));
+        let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+        let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
+        assert_eq!(own.lease.key, OWN);
+        let (sender, peers) = tokio::sync::watch::channel(Arc::default());
+        let runner = Arc::clone(&manager);
+        let task = tokio::spawn(async move { runner.run(own, margin, &sender).await });
+        Self { store, manager, peers, task }
+    }
+
+    async fn usual() -> Self {
+        Self::start(Timing::default(), Duration::from_secs(3600)).await
+    }
+
+    fn put(&self, key: &str, public_ip: &str) {
+        let value = format!("{{\"PublicIP\":\"{public_ip}\"}}");
+        self.store.put(key, value.as_bytes(), LEASED);
+    }
+
+    async fn wait_for(&mut self, expected: &[&str]) {
+        let as_expected = self.peers.wait_for(|peers| addresses(peers) == expected);
+        let found = timeout(SOON, as_expected).await.is_ok();
+        assert!(found, "{:?}, not {expected:?}", addresses(&self.peers.borrow()));
+    }
+
+    async fn end(self) -> End {
+        timeout(SOON, self.task).await.expect("still running").unwrap()
+    }
+}
+
+fn addresses(peers: &Peers) -> Vec<String> {
+    peers.values().map(|lease| lease.attributes.public_ip.to_string()).collect()
+}
+
+fn lives(lease_ttl_millis: u64) -> Timing {
+    Timing {
+        lease_ttl: Duration::from_millis(lease_ttl_millis),
+        renew_retry: Duration::from_millis(50),
+        ..Timing::default()
+    }
+}
+
+#[tokio::test]
+async fn the_set_of_peers_follows_the_store() {
+    let mut daemon = Daemon::usual().await;
+    daemon.put("10.5.1.0-24", "192.0.2.2");
+    daemon.wait_for(&["192.0.2.2"]).await;
+    daemon.put("10.5.1.0-24", "192.0.2.3");
+    daemon.wait_for(&["192.0.2.3"]).await;
+    daemon.put("10.5.2.0-24", "192.0.2.4");
+    daemon.store.remove("10.5.1.0-24");
+    daemon.wait_for(&["192.0.2.4"]).await;
+    daemon.put("10.5.3.0-24", "192.0.2.1");
+    daemon.put("10.5.100.64-26", "192.0.2.5");
+    daemon.put("10.5.4.0-24", "192.0.2.6");
+    daemon.wait_for(&["192.0.2.4", "192.0.2.6"]).await;
+    let status = daemon.manager.status();
+    assert_eq!(status.rejected(RejectReason::OwnAddress), 1);
+    assert_eq!(status.rejected(RejectReason::OverlapsOwn), 1);
+    assert_eq!(status.peers(), 2);
+}
+
+#[tokio::test]
+async fn an_outage_changes_nothing_and_its_events_are_caught_up() {
+    let mut daemon = Daemon::usual().await;
+    daemon.put("10.5.1.0-24", "192.0.2.2");
+    daemon.wait_for(&["192.0.2.2"]).await;
+    let listed = daemon.manager.status().relists();
+    daemon.store.set_down(true);
+    daemon.store.remove("10.5.1.0-24");
+    daemon.put("10.5.2.0-24", "192.0.2.3");
+    sleep(NEVER).await;
+    assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2"]);
+    assert!(!daemon.manager.status().store_is_up());
+    daemon.store.set_down(false);
+    daemon.wait_for(&["192.0.2.3"]).await;
+    assert_eq!(daemon.manager.status().relists(), listed, "the history was there to resume");
+    assert!(daemon.manager.status().store_is_up());
+}
+
+#[tokio::test]
+async fn lost_history_is_replaced_by_one_listing() {
+    let mut daemon = Daemon::usual().await;
+    daemon.put("10.5.1.0-24", "192.0.2.2");
+    daemon.wait_for(&["192.0.2.2"]).await;
+    let listed = daemon.manager.status().relists();
+    daemon.store.set_down(true);
+    daemon.store.remove("10.5.1.0-24");
+    daemon.put("10.5.2.0-24", "192.0.2.3");
+    daemon.store.compact();
+    daemon.store.set_down(false);
+    daemon.wait_for(&["192.0.2.3"]).await;
+    assert_eq!(daemon.manager.status().relists(), listed + 1);
+}
+
+#[tokio::test]
+async fn everything_is_listed_again_now_and_then() {
+    let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
+    let daemon = Daemon::start(timing, Duration::from_secs(3600)).await;
+    sleep(Duration::from_millis(700)).await;
+    let listed = daemon.manager.status().relists();
+    assert!((4..=9).contains(&listed), "{listed} listings in 7 periods");
+}
+
+#[tokio::test]
+async fn a_removed_lease_ends_the_run_and_stays_removed() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    let store = daemon.store.clone();
+    store.remove(OWN);
+    assert_eq!(daemon.end().await, End::Revoked { new_owner: None });
+    assert!(store.keys().is_empty());
+}
+
+#[tokio::test]
+async fn a_new_owner_ends_the_run_and_is_named() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    let store = daemon.store.clone();
+    daemon.put(OWN, "192.0.2.9");
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    assert_eq!(daemon.end().await, End::Revoked { new_owner });
+    assert_eq!(store.get(OWN).unwrap().0, r#"{"PublicIP":"192.0.2.9"}"#);
+}
+
+#[tokio::test]
+async fn a_lease_that_went_in_an_outage_is_taken_again() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    daemon.store.set_down(true);
+    sleep(Duration::from_millis(100)).await;
+    daemon.store.remove(OWN);
+    daemon.store.set_down(false);
+    sleep(Duration::from_millis(800)).await;
+    assert_eq!(daemon.store.get(OWN).map(|(value, _)| value).as_deref(), Some(OWN_VALUE));
+    assert!(!daemon.task.is_finished());
+}
+
+#[tokio::test]
+async fn a_lease_that_somebody_covered_in_an_outage_is_given_up() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    daemon.store.set_down(true);
+    sleep(Duration::from_millis(100)).await;
+    daemon.store.remove(OWN);
+    daemon.put("10.5.96.0-20", "192.0.2.9");
+    daemon.store.set_down(false);
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    assert_eq!(daemon.end().await, End::Revoked { new_owner });
+}
+
+#[tokio::test]
+async fn renewal_is_on_time_and_fenced() {
+    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    sleep(Duration::from_millis(900)).await;
+    let renewals = daemon.manager.status().renewals();
+    assert!((2..=8).contains(&renewals), "{renewals} renewals in 900 ms at one each 200 ms");
+    assert_eq!(daemon.manager.status().conflicts(), 0);
+    assert!(daemon.manager.status().lease_expires_unix().is_some());
+}
+
+#[tokio::test]
+async fn a_failing_renewal_is_tried_again_without_a_storm() {
+    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    sleep(Duration::from_millis(100)).await;
+    let before = daemon.store.calls();
+    daemon.store.set_down(true);
+    sleep(Duration::from_millis(1500)).await;
+    let calls = daemon.store.calls() - before;
+    assert!(calls <= 15, "{calls} requests in 1.5 s of outage");
+    assert!(!daemon.task.is_finished());
+    daemon.store.set_down(false);
+    sleep(Duration::from_millis(2500)).await;
+    assert!(daemon.manager.status().store_is_up());
+    assert!(daemon.store.get(OWN).is_some());
+    assert!(!daemon.task.is_finished());
+}
+
+#[tokio::test]
+async fn a_rewritten_own_entry_is_followed_not_fought() {
+    let daemon = Daemon::start(lives(3000), Duration::from_millis(100)).await;
+    sleep(Duration::from_millis(100)).await;
+    // The operator makes a reservation of it.
+    daemon.store.put(OWN, OWN_VALUE.as_bytes(), Lifetime::Reservation);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(daemon.manager.status().lease_expires_unix(), None);
+    // And a lease again, with another etcd lease.
+    daemon.store.put(OWN, OWN_VALUE.as_bytes(), LEASED);
+    sleep(Duration::from_millis(300)).await;
+    assert!(daemon.manager.status().lease_expires_unix().is_some());
+    assert!(daemon.manager.status().renewals() >= 1, "the end of the new lease is unknown");
+    assert!(!daemon.task.is_finished());
+}
+
+#[tokio::test]
+async fn an_own_entry_of_junk_is_repaired() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    daemon.store.put(OWN, b"junk", LEASED);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE);
+    assert!(!daemon.task.is_finished());
+}
+
+/// Collects what is logged on this thread while it lives.
+struct Log {
+    text: Arc<Mutex<Vec<u8>>>,
+    _guard: tracing::subscriber::DefaultGuard,
+}
+
+impl Log {
+    fn start() -> Self {
+        let text = Arc::new(Mutex::new(Vec::new()));
+        let writer = Arc::clone(&text);
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(tracing::Level::INFO)
+            .with_writer(move || Shared(Arc::clone(&writer)))
+            .finish();
+        Self { text, _guard: tracing::subscriber::set_default(subscriber) }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let text = String::from_utf8(self.text.lock().unwrap().clone()).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Shared {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn outages_do_not_fill_the_log_and_operators_find_their_phrases() {
+    let log = Log::start();
+    let daemon = Daemon::start(lives(4000), Duration::from_millis(3800)).await;
+    sleep(Duration::from_millis(700)).await;
+    let started = log.lines().join("\n");
+    for phrase in [
+        "Found previously leased subnet (10.5.100.0/24), reusing",
+        "Allocated lease (10.5.100.0/24) to current node (192.0.2.1)",
+        "Watching for new subnet leases",
+        "Waiting for ",
+        "Lease renewed, new expiration: 20",
+    ] {
+        assert!(started.contains(phrase), "{phrase:?} is not in the log:\n{started}");
+    }
+    let before = log.lines().len();
+    for _ in 0..15 {
+        daemon.store.set_down(true);
+        sleep(Duration::from_millis(100)).await;
+        daemon.store.set_down(false);
+        sleep(Duration::from_millis(100)).await;
+    }
+    let lines = log.lines().split_off(before);
+    assert!(lines.len() <= 30, "{} lines in 3 s:\n{}", lines.len(), lines.join("\n"));
+    let failure = lines.iter().find(|line| line.contains("Subnet watch failed"));
+    let failure = failure.expect("the log does not tell of the outage");
+    assert!(failure.contains("keeping all"), "what weft does about it is not said: {failure}");
+
+    daemon.store.set_down(false);
+    daemon.put(OWN, "192.0.2.9");
+    timeout(Duration::from_secs(8), daemon.task).await.expect("still running").unwrap();
+    let end = log.lines().join("\n");
+    assert!(end.contains("Lease has been revoked. Shutting down daemon."), "{end}");
+    assert!(end.contains("192.0.2.9"), "the new owner is not named:\n{end}");
+}

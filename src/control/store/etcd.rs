@@ -1,6 +1,7 @@
 //! The etcd v3 store, with flannel's keys and values. Every write is a transaction that compares
 //! what we last saw; no request asks for the time to live of another node's lease.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ const SCANNED_KEYS_MAX: usize = 16 * ENTRIES_MAX;
 /// Leases below a prefix of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdStore {
-    connection: Connection,
+    connection: Arc<Connection>,
     prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
     cluster: AtomicU64,
@@ -49,7 +50,7 @@ impl EtcdStore {
     /// A store that connects when it is first used.
     pub fn new(options: &EtcdOptions) -> Result<Self, EtcdOptionsError> {
         let prefix = options.prefix.clone();
-        let connection = Connection::new(options.clone())?;
+        let connection = Arc::new(Connection::new(options.clone())?);
         Ok(Self { connection, prefix, cluster: AtomicU64::new(0) })
     }
 
@@ -201,7 +202,9 @@ impl EtcdStore {
         let from = Origin { revision, cluster: self.cluster.load(Ordering::Relaxed) };
         let opened = self
             .connection
-            .call("watching leases", |client| EtcdWatch::open(client, self.subnets(), from))
+            .call("watching leases", |client| {
+                EtcdWatch::open(client, Arc::clone(&self.connection), self.subnets(), from)
+            })
             .await;
         match opened {
             Ok(Ok(watch)) => Ok(watch),
@@ -334,7 +337,7 @@ fn granted(
 
 /// One entry below `subnets/`.
 pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, super::Rejected> {
-    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or(found.key());
+    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or_else(|| found.key());
     let version = Version { revision: found.mod_revision(), created: found.create_revision() };
     let lifetime = match found.lease() {
         0 => Lifetime::Reservation,

@@ -171,7 +171,8 @@ impl Connection {
             }
         }
         // An endpoint that said why not tells more than one that said nothing.
-        Err(failure.unwrap_or(StoreError::Unavailable { operation, detail: details.join("; ") }))
+        Err(failure
+            .unwrap_or_else(|| StoreError::Unavailable { operation, detail: details.join("; ") }))
     }
 
     async fn probe(&self, operation: &'static str, endpoint: &str) -> Result<Client, StoreError> {
@@ -194,10 +195,13 @@ impl Connection {
                 debug!("Using etcd endpoint {endpoint}");
                 Ok(client)
             }
-            Ok(Err(error)) => Err(match classify(operation, &error) {
-                StoreError::Unavailable { detail, .. } => unavailable(detail),
-                other => other,
-            }),
+            Ok(Err(error)) => {
+                let error = classify(operation, &error);
+                if let StoreError::Unavailable { detail, .. } = error {
+                    return Err(unavailable(detail));
+                }
+                Err(error)
+            }
             Err(_) => Err(unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))),
         }
     }

@@ -1,6 +1,7 @@
 //! A watch on etcd that knows when it is dead. etcd's stream alone stays silent for ever behind a
 //! cut connection, a wiped cluster or a member without a leader; this one ends with an error.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
@@ -9,7 +10,7 @@ use etcd_client::{
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::etcd::{decode, stream_error};
-use super::etcd_connection::{REQUEST_TIMEOUT, timed_out};
+use super::etcd_connection::{Connection, REQUEST_TIMEOUT, timed_out};
 use super::{Event, StoreError};
 
 /// How often the server is asked to say that the watch still works.
@@ -22,6 +23,7 @@ const UNANSWERED_MAX: u32 = 2;
 /// A live watch on all keys below `subnets/`.
 pub struct EtcdWatch {
     stream: WatchStream,
+    connection: Arc<Connection>,
     subnets: String,
     /// Where the stream began, or the last event seen.
     revision: i64,
@@ -45,6 +47,7 @@ impl EtcdWatch {
     /// outer error is of the transport, the inner one the server's.
     pub(super) async fn open(
         client: Client,
+        connection: Arc<Connection>,
         subnets: String,
         from: Origin,
     ) -> Result<Result<Self, StoreError>, EtcdError> {
@@ -72,13 +75,30 @@ impl EtcdWatch {
             return Ok(Err(StoreError::HistoryLost { revision }));
         }
         let ask_at = Instant::now() + PROGRESS_PERIOD;
-        Ok(Ok(Self { stream, subnets, revision, live: Some(now), ask_at, unanswered: 0 }))
+        Ok(Ok(Self {
+            stream,
+            connection,
+            subnets,
+            revision,
+            live: Some(now),
+            ask_at,
+            unanswered: 0,
+        }))
     }
 
     pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
         if let Some(revision) = self.live.take() {
             return Ok(vec![Event::Live { revision }]);
         }
+        let result = self.receive().await;
+        if result.as_ref().is_err_and(|error| !error.store_answered()) {
+            // The next request is to look for an endpoint that works, not to wait for this one.
+            self.connection.reset().await;
+        }
+        result
+    }
+
+    async fn receive(&mut self) -> Result<Vec<Event>, StoreError> {
         loop {
             tokio::select! {
                 message = self.stream.message() => {

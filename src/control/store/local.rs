@@ -150,7 +150,10 @@ fn write(
     ttl: Option<Duration>,
 ) -> Result<Granted, StoreError> {
     let expires = ttl.map(|ttl| clock::boot_time() + ttl);
-    let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs()));
+    let expires_unix = {
+        // Whole seconds, rounded up: the file must not end before the lease does for its owner.
+        ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1))
+    };
     let stored = StoredValue { attributes, expires_unix };
     let revision = locked.write(&key, &stored.to_json()?)?;
     let lifetime = match expires_unix {
@@ -240,3 +243,6 @@ async fn blocking<T: Send + 'static>(
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,8 +12,9 @@ use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::route::Prefix;
 
+/// The store; clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct MemoryStore {
+pub struct MemoryStore {
     inner: Arc<Mutex<Inner>>,
     changed: watch::Sender<i64>,
 }
@@ -39,8 +40,9 @@ struct Entry {
     lifetime: Lifetime,
 }
 
+/// Changes of a `MemoryStore`.
 #[derive(Debug)]
-pub(crate) struct MemoryWatch {
+pub struct MemoryWatch {
     store: MemoryStore,
     after: i64,
     live: bool,

@@ -9,7 +9,7 @@ mod etcd_watch;
 pub mod local;
 mod local_files;
 #[cfg(test)]
-pub(crate) mod memory;
+pub mod memory;
 
 use std::time::Duration;
 
@@ -110,7 +110,8 @@ pub struct Granted {
 pub enum StoreError {
     /// Nobody configured the network yet.
     #[error(
-        "there is no network configuration at {place}; write one, such as {{\"Network\":\"10.5.0.0/16\"}}"
+        "there is no network configuration at {place}; write one, such as \
+         {{\"Network\":\"10.5.0.0/16\"}}"
     )]
     NoConfig {
         /// The key or file.
@@ -144,7 +145,8 @@ pub enum StoreError {
     },
     /// The store answered that we may not.
     #[error(
-        "{operation}: the store refused: {detail}; check user, password, certificates and the role's permission on the prefix"
+        "{operation}: the store refused: {detail}; check user, password, certificates and the \
+         role's permission on the prefix"
     )]
     Refused {
         /// What was being done.

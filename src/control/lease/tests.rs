@@ -1,0 +1,158 @@
+//! Keys and values against what flannel reads and writes, byte for byte.
+
+use super::*;
+
+fn value(text: &str) -> LeaseAttributes {
+    LeaseAttributes::from_json(text.as_bytes()).unwrap()
+}
+
+#[test]
+fn a_udp_lease_is_written_as_flannel_head_writes_it() {
+    let udp = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
+    assert_eq!(udp.to_json().unwrap(), br#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#);
+}
+
+#[test]
+fn values_of_every_flannel_backend_round_trip_to_the_byte() {
+    for text in [
+        r#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#,
+        concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":"fd00::1","BackendType":"vxlan""#,
+            r#","BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}"#,
+            r#","BackendV6Data":{"VNI":1,"VtepMAC":"aa:4b:b6:2f:54:4e"}}"#,
+        ),
+        r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"host-gw"}"#,
+        concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension""#,
+            r#","BackendData":"text, with \"quotes\""}"#,
+        ),
+        concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"wireguard""#,
+            r#","BackendData":{"PublicKey":"abc=","Port":51820}}"#,
+        ),
+    ] {
+        assert_eq!(String::from_utf8(value(text).to_json().unwrap()).unwrap(), text);
+    }
+}
+
+#[test]
+fn values_are_read_as_go_reads_them() {
+    assert_eq!(value("{}").public_ip, Ipv4Addr::UNSPECIFIED);
+    assert_eq!(value(r#"{"PublicIP":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
+    assert_eq!(value(r#"{"publicip":"1.2.3.4"}"#).public_ip, Ipv4Addr::new(1, 2, 3, 4));
+    let twice = value(r#"{"PublicIP":"1.2.3.4","PUBLICIP":"5.6.7.8"}"#);
+    assert_eq!(twice.public_ip, Ipv4Addr::new(5, 6, 7, 8));
+    let odd = value(r#" {"New":{"a":[1]},"PublicIP":"1.2.3.4","BackendData":null} "#);
+    assert_eq!(odd, LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4)));
+}
+
+#[test]
+fn what_is_no_value_is_an_error() {
+    for text in [
+        "",
+        "null",
+        "[]",
+        "1",
+        "\"1.2.3.4\"",
+        "{",
+        "hello",
+        r#"{"PublicIP":""}"#,
+        r#"{"PublicIP":"1.2.3"}"#,
+        r#"{"PublicIP":"1.2.3.4.5"}"#,
+        r#"{"PublicIP":7}"#,
+        r#"{"PublicIP":null}"#,
+        r#"{"PublicIP":"fd00::1"}"#,
+        r#"{"PublicIPv6":"1.2.3.4"}"#,
+        r#"{"PublicIP":"1.2.3.4"} x"#,
+        r#"{"BackendType":5}"#,
+        "{\"PublicIP\":\"1.2.3.4\"\0}",
+    ] {
+        assert!(LeaseAttributes::from_json(text.as_bytes()).is_err(), "{text:?} was accepted");
+    }
+    let nested = |levels: usize| {
+        let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+        let text = format!("{{\"BackendType\":\"\\\"[[[\",\"BackendData\":{open}{close}}}");
+        LeaseAttributes::from_json(text.as_bytes())
+    };
+    assert!(nested(NESTING_MAX - 1).is_ok());
+    assert!(matches!(nested(NESTING_MAX), Err(ValueError::TooDeep)));
+    assert!(matches!(nested(2000), Err(ValueError::TooDeep)));
+}
+
+#[test]
+fn the_size_bound_holds_both_ways() {
+    let mut long = value(r#"{"PublicIP":"1.2.3.4"}"#);
+    let padded = |n: usize| format!("{{\"PublicIP\":\"1.2.3.4\"{}}}", " ".repeat(n));
+    let base = padded(0).len();
+    assert!(LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base).as_bytes()).is_ok());
+    let error = LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base + 1).as_bytes());
+    assert!(matches!(error, Err(ValueError::TooLarge { bytes: 4097 })));
+    long.backend_type = "x".repeat(VALUE_BYTES_MAX);
+    assert!(matches!(long.to_json(), Err(ValueError::TooLarge { .. })));
+}
+
+#[test]
+fn a_local_value_carries_its_end_and_stays_readable() {
+    let attributes = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
+    let stored = StoredValue { attributes: attributes.clone(), expires_unix: Some(951_868_799) };
+    let text = r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"Expires":"2000-02-29T23:59:59Z"}"#;
+    assert_eq!(stored.to_json().unwrap(), text.as_bytes());
+    assert_eq!(StoredValue::from_json(text.as_bytes()).unwrap(), stored);
+    assert_eq!(value(text), attributes, "flannel's reader must not mind the extra key");
+    let seconds = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","expires":951868799}"#);
+    assert_eq!(seconds.unwrap(), stored);
+    let none = StoredValue::from_json(br#"{"PublicIP":"1.2.3.4","Expires":null}"#).unwrap();
+    assert_eq!(none.expires_unix, None);
+    for bad in [r#""soon""#, "-1", "1.5", "true", "[]"] {
+        let text = format!("{{\"PublicIP\":\"1.2.3.4\",\"Expires\":{bad}}}");
+        assert!(StoredValue::from_json(text.as_bytes()).is_err(), "{text} was accepted");
+    }
+}
+
+#[test]
+fn keys_are_read_in_both_forms() {
+    let subnet = "10.12.13.0/24".parse().unwrap();
+    assert_eq!(parse_key("10.12.13.0-24"), Some(subnet));
+    assert_eq!(parse_key("10.12.13.0-24&fd00:12:13::-56"), Some(subnet));
+}
+
+#[test]
+fn what_flannel_refuses_as_key_is_refused() {
+    for key in [
+        "10.12.13-24",
+        "10.12.13.300-24",
+        "10.12.13.0-24hi",
+        "&2001::-56",
+        "10.12.13.0-24&2001::",
+        "10.12.13.0-24&",
+        "10.12.13.0-24&2001::-128",
+        "10.12.13.0-24&2001::-+5",
+        "10.12.13.0-24&2001::-",
+        "10.12.13.0-32",
+        "10.12.13.0-33",
+        "10.12.13.0/24",
+        "10.12.13.1-24",
+        "10.12.13.0-024",
+        " 10.12.13.0-24",
+        "",
+        "config",
+        "10.12.13.0-24/x",
+    ] {
+        assert_eq!(parse_key(key), None, "{key:?} was taken for a subnet key");
+    }
+}
+
+#[test]
+fn entries_that_are_no_lease_say_why() {
+    let version = Version { revision: 7, created: 3 };
+    let decode = |key: &[u8], value: &[u8]| {
+        Lease::decode(key, value, version, Lifetime::Reservation).map_err(|r| r.reason)
+    };
+    let good = br#"{"PublicIP":"1.2.3.4"}"#;
+    let lease = decode(b"10.5.1.0-24", good).unwrap();
+    assert_eq!((lease.revision, lease.created_revision), (7, 3));
+    assert_eq!(decode(b"\xff\xfe", good), Err(RejectReason::BadKey));
+    assert_eq!(decode(&[b'a'; 5000], good), Err(RejectReason::BadKey));
+    assert_eq!(decode(b"10.5.1.0-24", b"{"), Err(RejectReason::BadValue));
+    assert_eq!(decode(b"10.5.1.0-24", &[b' '; 5000]), Err(RejectReason::TooLarge));
+}

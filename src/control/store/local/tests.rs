@@ -1,0 +1,202 @@
+//! The local store on real directories, changed from outside as people and scripts would.
+
+use std::fs;
+use std::net::Ipv4Addr;
+
+use tokio::time::timeout;
+
+use super::*;
+use crate::control::status::RejectReason;
+
+const TTL: Duration = Duration::from_secs(3600);
+
+struct Lab {
+    directory: tempfile::TempDir,
+    store: LocalStore,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = LocalStore::open(directory.path().join("deep/store")).unwrap();
+        Self { directory, store }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join("deep/store").join(name)
+    }
+
+    fn write(&self, key: &str, value: &str) {
+        fs::write(self.path("subnets").join(key), value).unwrap();
+    }
+
+    fn read(&self, key: &str) -> String {
+        fs::read_to_string(self.path("subnets").join(key)).unwrap()
+    }
+}
+
+fn node(number: u8) -> LeaseAttributes {
+    LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, number))
+}
+
+fn subnet(text: &str) -> Prefix {
+    text.parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_configuration_is_a_file() {
+    let lab = Lab::new();
+    let error = lab.store.config().await.unwrap_err().to_string();
+    assert!(error.contains("deep/store/config"), "{error}");
+    fs::write(lab.path("config"), "{\"Network\":\"10.5.0.0/16\"}").unwrap();
+    assert_eq!(lab.store.config().await.unwrap(), b"{\"Network\":\"10.5.0.0/16\"}");
+    fs::write(lab.path("config"), vec![b' '; 70_000]).unwrap();
+    assert!(matches!(lab.store.config().await, Err(StoreError::ConfigTooLarge { .. })));
+}
+
+#[tokio::test]
+async fn a_lease_is_a_readable_file_with_an_end() {
+    let lab = Lab::new();
+    let granted = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap();
+    let text = lab.read("10.5.34.0-24");
+    let head = r#"{"PublicIP":"192.0.2.1","PublicIPv6":null,"Expires":""#;
+    assert!(text.starts_with(head) && text.ends_with("Z\"}"), "{text}");
+    let listed = lab.store.list().await.unwrap();
+    assert_eq!(listed.leases, [granted.lease]);
+    let names: Vec<_> = fs::read_dir(lab.path("subnets")).unwrap().collect();
+    assert_eq!(names.len(), 1, "a temporary file stays: {names:?}");
+}
+
+#[tokio::test]
+async fn a_file_without_end_is_a_reservation_and_stays_one() {
+    let lab = Lab::new();
+    lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
+    let held = lab.store.list().await.unwrap().leases.remove(0);
+    assert_eq!(held.lifetime, Lifetime::Reservation);
+    let granted = lab.store.update(&held, &node(1), TTL).await.unwrap();
+    assert_eq!(granted.expires, None);
+    assert_eq!(lab.read("10.5.34.0-24"), r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#);
+}
+
+#[tokio::test]
+async fn every_write_is_fenced() {
+    let lab = Lab::new();
+    let first = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap().lease;
+    let conflict = |result: Result<(), StoreError>| {
+        assert!(matches!(result, Err(StoreError::Conflict { .. })), "{result:?}");
+    };
+    let again = lab.store.create(subnet("10.5.34.0/24"), &node(2), TTL).await;
+    conflict(again.map(|_| ()));
+    let overlapping = lab.store.create(subnet("10.5.32.0/20"), &node(2), TTL).await;
+    conflict(overlapping.map(|_| ()));
+    let longer = TTL + Duration::from_secs(100);
+    let second = lab.store.update(&first, &node(1), longer).await.unwrap().lease;
+    conflict(lab.store.update(&first, &node(1), TTL).await.map(|_| ()));
+    conflict(lab.store.delete(&first).await);
+    lab.store.delete(&second).await.unwrap();
+    conflict(lab.store.delete(&second).await);
+    conflict(lab.store.update(&second, &node(1), TTL).await.map(|_| ()));
+}
+
+#[tokio::test]
+async fn an_expired_lease_is_gone_and_its_subnet_free() {
+    let lab = Lab::new();
+    lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1","Expires":"2020-01-01T00:00:00Z"}"#);
+    lab.write("10.5.35.0-24", r#"{"PublicIP":"192.0.2.3","Expires":1577836800}"#);
+    assert!(lab.store.list().await.unwrap().leases.is_empty());
+    lab.store.create(subnet("10.5.34.0/24"), &node(2), TTL).await.unwrap();
+    assert!(lab.read("10.5.34.0-24").contains("192.0.2.2"));
+    assert!(!lab.path("subnets/10.5.35.0-24").exists(), "expired files pile up");
+}
+
+#[tokio::test]
+async fn junk_in_the_directory_is_reported_and_harms_no_lease() {
+    let lab = Lab::new();
+    lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
+    lab.write("10.5.1.0-24~", "backup");
+    lab.write("README", "hello");
+    lab.write("10.5.2.0-24", "{");
+    lab.write("10.5.3.0-24", &" ".repeat(1 << 20));
+    lab.write("10.5.4.0-24", r#"{"PublicIP":"192.0.2.4","Expires":"soon"}"#);
+    lab.write(".hidden", "editors do this");
+    fs::create_dir(lab.path("subnets/10.5.5.0-24")).unwrap();
+    let fifo = lab.path("subnets/10.5.6.0-24");
+    assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
+    let snapshot = timeout(TTL, lab.store.list()).await.unwrap().unwrap();
+    assert_eq!(snapshot.leases.len(), 1);
+    let mut rejected: Vec<_> =
+        snapshot.rejected.iter().map(|r| (r.key.as_str(), r.reason)).collect();
+    rejected.sort_unstable_by_key(|(key, _)| *key);
+    assert_eq!(
+        rejected,
+        [
+            ("10.5.1.0-24~", RejectReason::BadKey),
+            ("10.5.2.0-24", RejectReason::BadValue),
+            ("10.5.3.0-24", RejectReason::TooLarge),
+            ("10.5.4.0-24", RejectReason::BadValue),
+            ("10.5.5.0-24", RejectReason::TooLarge),
+            ("10.5.6.0-24", RejectReason::TooLarge),
+            ("README", RejectReason::BadKey),
+        ]
+    );
+}
+
+async fn next_leases(watch: &mut LocalWatch) -> Vec<String> {
+    let events = timeout(Duration::from_secs(4), watch.next()).await.expect("no news").unwrap();
+    match events.as_slice() {
+        [Event::Everything(snapshot)] => {
+            snapshot.leases.iter().map(|lease| lease.key.clone()).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_watch_shows_writes_removals_and_ends() {
+    let lab = Lab::new();
+    let mut watch = lab.store.watch().await.unwrap();
+    assert_eq!(watch.next().await.unwrap(), [Event::Live { revision: 0 }]);
+    assert!(next_leases(&mut watch).await.is_empty());
+    lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
+    assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24"]);
+    let short = Duration::from_secs(1);
+    lab.store.create(subnet("10.5.2.0/24"), &node(2), short).await.unwrap();
+    assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24", "10.5.2.0-24"]);
+    fs::remove_file(lab.path("subnets/10.5.1.0-24")).unwrap();
+    assert_eq!(next_leases(&mut watch).await, ["10.5.2.0-24"]);
+    assert!(next_leases(&mut watch).await.is_empty(), "the end of a lease is no news");
+    // A write that changes nothing is none either.
+    lab.write(".10.5.9.0-24.new", "half");
+    assert!(timeout(Duration::from_millis(300), watch.next()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_removed_directory_ends_the_watch_and_can_be_watched_again() {
+    let lab = Lab::new();
+    let mut watch = lab.store.watch().await.unwrap();
+    watch.next().await.unwrap();
+    next_leases(&mut watch).await;
+    fs::remove_dir_all(lab.path("")).unwrap();
+    let ended = timeout(Duration::from_secs(4), watch.next()).await.expect("no end");
+    assert!(matches!(ended, Err(StoreError::Unavailable { .. })), "{ended:?}");
+    let mut watch = lab.store.watch().await.unwrap();
+    watch.next().await.unwrap();
+    assert!(next_leases(&mut watch).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_dropped_wait_loses_nothing() {
+    let lab = Lab::new();
+    let mut watch = lab.store.watch().await.unwrap();
+    watch.next().await.unwrap();
+    next_leases(&mut watch).await;
+    lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
+    for _ in 0..200 {
+        // Dropped in every state: before the event, while it settles, while the files are read.
+        match timeout(Duration::from_micros(500), watch.next()).await {
+            Ok(events) => return assert!(matches!(events.unwrap()[0], Event::Everything(_))),
+            Err(_) => continue,
+        }
+    }
+    assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24"], "the change was lost");
+}
