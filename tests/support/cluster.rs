@@ -2,8 +2,12 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use super::lab::{Namespace, Process, WEFTD};
+use tempfile::TempDir;
+
+use super::lab::{Namespace, Process, SubnetEnv, WEFTD, wait_until};
 
 /// Hosts at 172.20.0.1, 172.20.0.2, ... on a bridge that has the address 172.20.0.254.
 #[derive(Debug)]
@@ -42,6 +46,16 @@ impl Cluster {
         Self { hosts: hosts.collect(), switch }
     }
 
+    /// Gives a host a pod with the address, the MTU and the default route that `lease` asks for.
+    pub(crate) fn pod(&self, host: usize, lease: &SubnetEnv) -> Namespace {
+        let (host, pod) = (&self.hosts[host], Namespace::new("pod"));
+        host.link("pod0", &pod, "eth0", lease.mtu_bytes);
+        host.address("pod0", &lease.subnet);
+        pod.address("eth0", &format!("{}/24", lease.pod_address()));
+        pod.exec(&["ip", "route", "add", "default", "via", &lease.gateway().to_string()]);
+        pod
+    }
+
     /// Starts weftd on a host, its files in `dir`, without pods and without forward rules.
     #[track_caller]
     pub(crate) fn weftd(&self, host: usize, dir: &Path, arguments: &[&str]) -> Process {
@@ -62,4 +76,78 @@ pub(crate) fn weftd_in(
     let mut argv = vec![WEFTD, &iface, &subnet_file, "--iptables-forward-rules=false"];
     argv.extend(arguments);
     namespace.spawn(&argv)
+}
+
+/// A real etcd in a namespace, over data that outlives its process.
+#[derive(Debug)]
+pub(crate) struct NamespaceEtcd {
+    /// The server; stop it, kill it, replace it by [`Self::spawn`].
+    pub(crate) process: Process,
+    url: String,
+    data: TempDir,
+}
+
+impl NamespaceEtcd {
+    /// Starts a server that clients reach at `address`, port 2379, and waits until it answers.
+    #[track_caller]
+    pub(crate) fn start(namespace: &Namespace, address: Ipv4Addr) -> Self {
+        let data = tempfile::tempdir().expect("a directory for etcd");
+        let url = format!("http://{address}:2379");
+        let process = Self::process(namespace, &url, data.path());
+        let mut etcd = Self { process, url, data };
+        etcd.wait(namespace);
+        etcd
+    }
+
+    /// Starts the server again over the data that it has.
+    #[track_caller]
+    pub(crate) fn spawn(&mut self, namespace: &Namespace) {
+        self.process = Self::process(namespace, &self.url, self.data.path());
+        self.wait(namespace);
+    }
+
+    fn process(namespace: &Namespace, url: &str, data: &Path) -> Process {
+        let data = data.to_str().expect("temporary directories have readable names");
+        let peer = "http://127.0.0.1:2380";
+        namespace.spawn(&[
+            "etcd",
+            "--data-dir",
+            data,
+            "--logger",
+            "zap",
+            "--listen-client-urls",
+            url,
+            "--advertise-client-urls",
+            url,
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            &format!("default={peer}"),
+        ])
+    }
+
+    fn wait(&mut self, namespace: &Namespace) {
+        wait_until(Duration::from_secs(20), "etcd answers", || {
+            assert!(self.process.ended().is_none(), "etcd ended: {}", self.process.output());
+            self.command(namespace, &["get", "health"]).output().is_ok_and(|o| o.status.success())
+        });
+    }
+
+    fn command(&self, namespace: &Namespace, arguments: &[&str]) -> Command {
+        let mut argv = vec!["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &self.url];
+        argv.extend(["--command-timeout", "2s", "--dial-timeout", "1s"]);
+        argv.extend(arguments);
+        namespace.command(&argv)
+    }
+
+    /// Runs etcdctl in `namespace` and gives what it printed.
+    #[track_caller]
+    pub(crate) fn ctl(&self, namespace: &Namespace, arguments: &[&str]) -> String {
+        let output = self.command(namespace, arguments).output().expect("etcdctl is installed");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "etcdctl {arguments:?}: {complaint}");
+        String::from_utf8(output.stdout).expect("our keys and values are text")
+    }
 }
