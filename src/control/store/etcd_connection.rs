@@ -234,20 +234,22 @@ pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError
         "authentication is not enabled",
         "database space exceeded",
     ];
-    let detail = match std::error::Error::source(status) {
-        Some(_) => error_chain(status),
-        None => status.message().to_owned(),
-    };
+    // Not its Display, which shows the cause in Rust's debug notation.
+    let detail = with_causes(status.message().to_owned(), std::error::Error::source(status));
     if refused.iter().any(|marker| said(marker)) {
         return StoreError::Refused { operation, detail };
     }
     StoreError::Unavailable { operation, detail }
 }
 
-/// An error with its causes, without repeating what a cause already contains.
+/// An error with its causes.
 fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
+    with_causes(error.to_string(), error.source())
+}
+
+/// `text` and the causes that it does not contain already.
+fn with_causes(mut text: String, cause: Option<&(dyn std::error::Error + 'static)>) -> String {
+    let mut next = cause;
     while let Some(cause) = next {
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
