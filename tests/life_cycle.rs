@@ -248,6 +248,27 @@ fn the_log_has_the_phrases_that_operators_search_for_in_their_order() {
 }
 
 #[test]
+fn a_lost_lease_ends_the_daemon_with_a_failure() {
+    let host = Host::new();
+    let mut daemon = host.weftd(CONFIG, &[]);
+    let lease = SubnetEnv::wait(&host.subnet_env(), &mut daemon);
+    let key = |lease: &SubnetEnv| {
+        host.dir.path().join("store/subnets").join(format!("{}-24", lease.network()))
+    };
+    std::fs::remove_file(key(&lease)).unwrap();
+    let status = daemon.wait(Duration::from_secs(5));
+    assert_eq!(status.code(), Some(1), "systemd restarts only what failed: {}", daemon.output());
+    assert_in_order(&daemon.output(), &["Lease has been revoked. Shutting down daemon."]);
+    // A clone of this node that took the lease is another reason, and is named.
+    let mut daemon = host.weftd(CONFIG, &[]);
+    wait_until(LEASE_TIMEOUT, "weftd has the subnet again", || key(&lease).exists());
+    wait_until(LEASE_TIMEOUT, "weftd is ready", || daemon.output().contains("flannel is ready"));
+    replace(&key(&lease), r#"{"PublicIP":"172.20.0.66","PublicIPv6":null}"#);
+    assert_eq!(daemon.wait(Duration::from_secs(5)).code(), Some(1), "{}", daemon.output());
+    assert!(daemon.output().contains("172.20.0.66"), "{}", daemon.output());
+}
+
+#[test]
 fn json_logs_are_one_object_a_line() {
     let host = Host::new();
     let mut daemon = host.weftd(CONFIG, &["-log-format=json"]);

@@ -400,3 +400,89 @@ fn a_second_daemon_with_another_device_is_its_own_overlay() {
     assert_eq!(third.wait(Duration::from_secs(10)).code(), Some(1), "{}", third.output());
     assert!(third.output().contains("172.20.0.1:8286"), "{}", third.output());
 }
+
+/// The network beneath goes away and comes back: the overlay comes back with it.
+#[test]
+fn faults_of_the_underlay_end_with_the_fault() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let host = &overlay.lab.hosts[0];
+    let faults: [(&str, &[&str], &[&str]); 3] = [
+        (
+            "the link was down",
+            &["ip", "link", "set", "wire0", "down"],
+            &["ip", "link", "set", "wire0", "up"],
+        ),
+        (
+            "the public address was away",
+            &["ip", "address", "delete", "172.20.0.1/24", "dev", "wire0"],
+            &["ip", "address", "add", "172.20.0.1/24", "dev", "wire0"],
+        ),
+        (
+            "the route to the peer was a black hole",
+            &["ip", "route", "add", "blackhole", "172.20.0.2/32"],
+            &["ip", "route", "delete", "blackhole", "172.20.0.2/32"],
+        ),
+    ];
+    let far = overlay.pod(1).to_string();
+    for (what, begin, end) in faults {
+        host.exec(begin);
+        let ping = ["ping", "-q", "-c3", "-i0.02", "-W0.2", &far];
+        assert!(!overlay.lab.pods[0].succeeds(&ping), "{what}, and the pods still talk");
+        host.exec(end);
+        // A neighbour entry that failed is asked for again after a second.
+        let took = overlay.traffic_resumes(Duration::from_secs(4), what);
+        println!("{what}: traffic resumed after {took:?}");
+    }
+    for host in 0..2 {
+        wait_until(Duration::from_secs(2), "the counters settle", || conserved(&overlay, host));
+    }
+}
+
+/// Pods whose set-up knew nothing of the overlay's MTU.
+#[test]
+fn pods_with_a_larger_mtu_still_talk() {
+    let overlay = Overlay::start();
+    for (host, pod) in overlay.lab.hosts.iter().zip(&overlay.lab.pods) {
+        host.exec(&["ip", "link", "set", "pod0", "mtu", "1500"]);
+        pod.exec(&["ip", "link", "set", "eth0", "mtu", "1500"]);
+    }
+    let [near, far] = &overlay.lab.pods;
+    let target = overlay.pod(1).to_string();
+    let output = near.command(&["ping", "-c1", "-W1", "-Mdo", "-s1472", &target]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("mtu = 1472") || text.contains("mtu=1472"), "no MTU is told: {text}");
+    tcp_transfer(near, far, overlay.pod(1), 8 << 20, true);
+    udp_sizes(near, far, overlay.pod(1), [1444, 1445, 1472, 1473, 9000]);
+}
+
+#[test]
+fn a_flood_without_a_route_is_answered_at_a_bounded_rate_and_harms_nobody() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let pod = &overlay.lab.pods[0];
+    let socket = udp_socket(pod, overlay.pod(0));
+    let taken = overlay.leases.each_ref().map(|lease| lease.network().octets()[2]);
+    let third = (1..255).find(|third| !taken.contains(third)).unwrap();
+    let target = SocketAddr::from((Ipv4Addr::new(10, 5, third, 1), 9));
+    let before = overlay.status(0);
+    let flood = Numbered::default();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| flood.send(&socket, target, 20_000));
+        assert!(overlay.lab.ping(0, overlay.pod(1), 56), "a flood to nowhere stops other traffic");
+        thread::sleep(Duration::from_secs(1));
+        flood.stop.store(true, Ordering::Relaxed);
+    });
+    let sent = flood.sent.load(Ordering::Relaxed);
+    wait_until(Duration::from_secs(5), "each packet without a route is counted", || {
+        overlay.status(0).drops("egress", "no-route") - before.drops("egress", "no-route") == sent
+    });
+    let after = overlay.status(0);
+    let delta = |name| after.count("egress", name) - before.count("egress", name);
+    // RFC 1812, section 4.3.2.8, in Linux's classic figures: 1 a second and a burst of 6 to one
+    // host.
+    let allowed = 7 + started.elapsed().as_secs();
+    assert!((1..=allowed).contains(&delta("icmp_sent")), "{} ICMP errors", delta("icmp_sent"));
+    assert_eq!(delta("icmp_sent") + delta("icmp_limited"), sent);
+}
