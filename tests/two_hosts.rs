@@ -59,17 +59,8 @@ fn pods_talk_over_icmp_udp_and_tcp() {
     }
     println!("out of order {before:?} to {after:?}, retransmits {retransmitted:?}");
     for host in 0..2 {
-        wait_until(Duration::from_secs(2), "the counters settle", || conserved(&overlay, host));
-        overlay.status(host).assert_conserved();
+        Status::settled(&overlay.dir(host));
     }
-}
-
-fn conserved(overlay: &Overlay, host: usize) -> bool {
-    let status = overlay.status(host);
-    ["egress", "ingress"].iter().all(|direction| {
-        status.count(direction, "packets_received")
-            == status.count(direction, "packets_forwarded") + status.drops_total(direction)
-    })
 }
 
 fn ofo_queued(overlay: &Overlay, pod: usize) -> u64 {
@@ -118,14 +109,17 @@ fn every_choice_of_offloads_carries_traffic() {
         let described = overlay.status(0).0["dataplane"].as_str().unwrap().to_owned();
         for name in ["tso", "uso", "gso", "gro"] {
             let off = described.contains(&format!("{name} off"));
-            assert_eq!(off, !choice.contains(name), "--offload={choice} gives: {described}");
+            let chosen = choice.contains(name);
+            assert!(off || chosen, "--offload={choice} gives: {described}");
+            // Kernels before 6.2 have no USO, and it is left out where it is broken.
+            assert!(!off || !chosen || name == "uso", "--offload={choice} gives: {described}");
         }
         let [near, far] = &overlay.lab.pods;
         assert!(overlay.lab.ping(0, overlay.pod(1), 1444), "ping with --offload={choice}");
         udp_sizes(near, far, overlay.pod(1), [1, 512, 1443, 1444, 3000]);
         tcp_transfer(near, far, overlay.pod(1), 8 << 20, true);
         for host in 0..2 {
-            wait_until(Duration::from_secs(2), "the counters settle", || conserved(&overlay, host));
+            Status::settled(&overlay.dir(host));
         }
     }
 }
@@ -304,7 +298,7 @@ fn status_counts_every_ping_exactly() {
     let overlay = Overlay::start();
     // Router solicitations of the kernel come right after the start.
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
-    let read = || [0, 1].map(|host| overlay.status(host));
+    let read = || [0, 1].map(|host| Status::settled(&overlay.dir(host)));
     let before = read();
     let far = overlay.pod(1).to_string();
     let count = PINGS.to_string();
@@ -312,7 +306,6 @@ fn status_counts_every_ping_exactly() {
     pod.exec(&["ping", "-q", "-c", &count, "-i0.002", "-s100", "-W2", &far]);
     let after = read();
     for host in 0..2 {
-        after[host].assert_conserved();
         for direction in ["egress", "ingress"] {
             let delta =
                 |name| after[host].count(direction, name) - before[host].count(direction, name);
@@ -435,7 +428,7 @@ fn faults_of_the_underlay_end_with_the_fault() {
         println!("{what}: traffic resumed after {took:?}");
     }
     for host in 0..2 {
-        wait_until(Duration::from_secs(2), "the counters settle", || conserved(&overlay, host));
+        Status::settled(&overlay.dir(host));
     }
 }
 

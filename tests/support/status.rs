@@ -1,10 +1,13 @@
 //! What a running weftd says of itself, read from its status socket as the `weft` tool does.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use weft::daemon::status::fetch_unix;
+
+use super::lab::wait_until;
 
 /// One reading of a daemon's counters.
 #[derive(Debug, Clone)]
@@ -50,19 +53,24 @@ impl Status {
         self.0["routes"].as_array().map_or(0, Vec::len)
     }
 
-    /// Fails unless in both directions packets received = forwarded + dropped.
+    /// Waits until in both directions packets received = forwarded + dropped, and gives the status
+    /// of then. A packet is counted when it is taken in, and again when it has been handed on; in
+    /// between it is neither, but not for long.
+    ///
+    /// # Panics
+    /// When the sums stay different: packets are lost without a reason, or counted twice.
     #[track_caller]
-    pub(crate) fn assert_conserved(&self) {
-        for direction in ["egress", "ingress"] {
-            let received = self.count(direction, "packets_received");
-            let forwarded = self.count(direction, "packets_forwarded");
-            let dropped = self.drops_total(direction);
-            assert_eq!(
-                received,
-                forwarded + dropped,
-                "{direction} packets are lost without a reason, or counted twice: {}",
-                self.0[direction]
-            );
-        }
+    pub(crate) fn settled(dir: &Path) -> Self {
+        let mut status = Self::of(dir);
+        wait_until(Duration::from_secs(5), "packets received = forwarded + dropped", || {
+            status = Self::of(dir);
+            ["egress", "ingress"].into_iter().all(|direction| status.is_conserved(direction))
+        });
+        status
+    }
+
+    fn is_conserved(&self, direction: &str) -> bool {
+        let forwarded = self.count(direction, "packets_forwarded");
+        self.count(direction, "packets_received") == forwarded + self.drops_total(direction)
     }
 }
