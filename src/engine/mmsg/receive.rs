@@ -63,7 +63,7 @@ impl Receive {
         config: &WorkerConfig,
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
-        let mut turn = Turn::More;
+        let mut drained = false;
         let (mut slots_used, mut bytes, mut largest_bytes) = (0, 0, DATAGRAM_BYTES_MIN);
         while slots_used < SLOTS && bytes < BATCH_BYTES {
             let wanted = (BATCH_BYTES - bytes).div_ceil(self.expected_bytes);
@@ -81,7 +81,7 @@ impl Receive {
             }
             slots_used += received;
             if received < wanted {
-                turn = Turn::Drained;
+                drained = true;
                 break;
             }
         }
@@ -90,7 +90,7 @@ impl Receive {
         }
         self.write_plan(config, pass.stats)?;
         self.send_replies(config);
-        Ok(turn)
+        Ok(Turn { reads: slots_used, drained })
     }
 
     /// Has the datagram or train in `slot` judged; `index` is its place in the last receive.

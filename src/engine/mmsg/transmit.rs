@@ -60,7 +60,7 @@ impl Transmit {
         config: &WorkerConfig,
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
-        let mut turn = Turn::More;
+        let mut drained = false;
         let mut used_bytes = 0;
         let mut packets = 0;
         while used_bytes < BATCH_BYTES && packets < BATCH_PACKETS {
@@ -70,7 +70,7 @@ impl Transmit {
                 Ok(bytes) => bytes,
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::AGAIN) => {
-                        turn = Turn::Drained;
+                        drained = true;
                         break;
                     }
                     Some(Errno::INTR) => continue,
@@ -88,7 +88,7 @@ impl Transmit {
         }
         self.send_plan(config, pass.stats);
         self.write_replies(config);
-        Ok(turn)
+        Ok(Turn { reads: packets, drained })
     }
 
     fn send_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
