@@ -60,7 +60,7 @@ impl Transmit {
         config: &WorkerConfig,
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
-        let mut turn = Turn::More;
+        let mut turn = Ok(Turn::More);
         let mut used_bytes = 0;
         let mut packets = 0;
         while used_bytes < BATCH_BYTES && packets < BATCH_PACKETS {
@@ -70,11 +70,15 @@ impl Transmit {
                 Ok(bytes) => bytes,
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::AGAIN) => {
-                        turn = Turn::Drained;
+                        turn = Ok(Turn::Drained);
                         break;
                     }
                     Some(Errno::INTR) => continue,
-                    _ => return Err(WorkerEnd::TunGone(error)),
+                    // What was read before goes out all the same.
+                    _ => {
+                        turn = Err(WorkerEnd::TunGone(error));
+                        break;
+                    }
                 },
             };
             let packet = Piece::new(used_bytes, bytes);
@@ -88,7 +92,7 @@ impl Transmit {
         }
         self.send_plan(config, pass.stats);
         self.write_replies(config);
-        Ok(turn)
+        turn
     }
 
     fn send_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
