@@ -61,6 +61,7 @@ impl Transmit {
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
         let mut drained = false;
+        let mut gone = None;
         let mut used_bytes = 0;
         let mut packets = 0;
         while used_bytes < BATCH_BYTES && packets < BATCH_PACKETS {
@@ -74,7 +75,11 @@ impl Transmit {
                         break;
                     }
                     Some(Errno::INTR) => continue,
-                    _ => return Err(WorkerEnd::TunGone(error)),
+                    // What was read before goes out all the same.
+                    _ => {
+                        gone = Some(error);
+                        break;
+                    }
                 },
             };
             let packet = Piece::new(used_bytes, bytes);
@@ -88,7 +93,10 @@ impl Transmit {
         }
         self.send_plan(config, pass.stats);
         self.write_replies(config);
-        Ok(Turn { reads: packets, drained })
+        match gone {
+            Some(error) => Err(WorkerEnd::TunGone(error)),
+            None => Ok(Turn { reads: packets, drained }),
+        }
     }
 
     fn send_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
