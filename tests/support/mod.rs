@@ -2,6 +2,11 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
+pub(crate) mod cluster;
 pub mod etcd;
-pub mod lab;
+pub(crate) mod lab;
+pub(crate) mod overlay;
+pub(crate) mod packet;
 pub mod proxy;
+pub(crate) mod status;
+pub(crate) mod traffic;

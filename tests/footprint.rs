@@ -1,0 +1,158 @@
+//! What a weftd with a hundred peers costs its host when nothing happens, and that nothing that
+//! happens makes it cost more for good.
+
+mod support;
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use support::cluster::Cluster;
+use support::lab::{Process, SubnetEnv, wait_until};
+use support::overlay::{CONFIG, Overlay, local_store, reserve};
+use support::status::Status;
+use support::traffic::{tcp_transfer, udp_sizes};
+
+const PEERS: u8 = 100;
+
+/// Promised for a hundred peers. The program under test may be a debug build, which is larger.
+const RSS_BYTES_MAX: u64 = 24 << 20;
+
+/// A thousandth of one processor.
+const IDLE_CPU_SHARE_MAX: f64 = 0.001;
+
+const IDLE_TIME: Duration = Duration::from_secs(20);
+
+/// The daemons choose among the subnets that no reservation of these tests names.
+const CONFIG_APART: &str = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.200.0",
+    "SubnetMax":"10.5.240.0","Backend":{"Type":"udp"}}"#;
+
+/// A value of `/proc/PID/status` in bytes, such as `VmRSS`.
+fn status_bytes(process: &Process, name: &str) -> u64 {
+    let path = format!("/proc/{}/status", process.pid().as_raw_nonzero());
+    let text = fs::read_to_string(path).expect("the daemon runs");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let value = line.unwrap_or_else(|| panic!("no {name} in {text}"));
+    let number = value.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB");
+    number * 1024
+}
+
+/// Processor time so far, of threads that have ended, too.
+fn processor_time(process: &Process) -> Duration {
+    /// Linux reports in this unit to programs, whatever its own (USER_HZ, proc(5)).
+    const TICK: Duration = Duration::from_millis(10);
+    let path = format!("/proc/{}/stat", process.pid().as_raw_nonzero());
+    let text = fs::read_to_string(path).expect("the daemon runs");
+    // The fields after the name, which may contain anything: utime and stime are 14 and 15.
+    let (_, fields) = text.rsplit_once(") ").expect("the name is in parentheses");
+    let ticks = fields.split(' ').skip(11).take(2);
+    let ticks = ticks.map(|field| field.parse::<u32>().expect("a number of ticks"));
+    TICK * ticks.sum::<u32>()
+}
+
+/// Open descriptors and threads.
+fn handles(process: &Process) -> (usize, usize) {
+    let count = |what: &str| {
+        let path = format!("/proc/{}/{what}", process.pid().as_raw_nonzero());
+        fs::read_dir(path).expect("the daemon runs").count()
+    };
+    (count("fd"), count("task"))
+}
+
+fn reserve_peers(dir: &Path, peers: u8) {
+    for peer in 1..=peers {
+        reserve(dir, &format!("10.5.{peer}.0-24"), Ipv4Addr::new(172, 20, 1, peer));
+    }
+}
+
+#[test]
+fn a_hundred_peers_cost_little_memory_and_no_time() {
+    let files = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new(1);
+    let store = local_store(files.path(), CONFIG);
+    reserve_peers(files.path(), PEERS);
+    let mut daemon = cluster.weftd(0, files.path(), &[&store]);
+    SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
+    wait_until(Duration::from_secs(10), "weftd knows a hundred peers", || {
+        Status::try_of(files.path()).is_some_and(|status| status.routes() == usize::from(PEERS))
+    });
+    // The kernel's own IPv6 chatter on the new device ends after a few seconds.
+    thread::sleep(Duration::from_secs(2));
+    let (before, started) = (processor_time(&daemon), Instant::now());
+    thread::sleep(IDLE_TIME);
+    let share = (processor_time(&daemon) - before).as_secs_f64() / started.elapsed().as_secs_f64();
+    let [resident, peak] = ["VmRSS", "VmHWM"].map(|name| status_bytes(&daemon, name));
+    let kib = |bytes: u64| bytes / 1024;
+    println!("{PEERS} peers: RSS {} KiB, peak {} KiB", kib(resident), kib(peak));
+    println!("idle CPU {:.4} % over {IDLE_TIME:?}; {:?}", share * 100.0, handles(&daemon));
+    assert!(peak <= RSS_BYTES_MAX, "resident memory reached {} KiB", kib(peak));
+    assert!(
+        share <= IDLE_CPU_SHARE_MAX,
+        "an idle weftd uses {:.3} % of a processor",
+        share * 100.0
+    );
+}
+
+#[test]
+fn memory_stays_bounded_under_load() {
+    let overlay = Overlay::start_with(CONFIG_APART, [&[], &[]]);
+    reserve_peers(overlay.files(), 99);
+    wait_until(Duration::from_secs(10), "each daemon knows about a hundred peers", || {
+        (0..2).all(|host| overlay.status(host).routes() == 100)
+    });
+    let [near, far] = &overlay.lab.pods;
+    tcp_transfer(near, far, overlay.pod(1), 96 << 20, true);
+    udp_sizes(near, far, overlay.pod(1), [1, 1444, 20_000]);
+    for daemon in &overlay.daemons {
+        let peak = status_bytes(daemon, "VmHWM");
+        println!("after 200 MB of TCP: peak {} KiB", peak / 1024);
+        assert!(peak <= RSS_BYTES_MAX, "resident memory reached {} KiB under load", peak / 1024);
+    }
+}
+
+#[test]
+fn nothing_leaks_when_devices_leases_and_clients_come_and_go() {
+    const ROUNDS: u8 = 30;
+    let mut overlay = Overlay::start_with(CONFIG_APART, [&[], &[]]);
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let round = |number: u8| {
+        overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
+        overlay.traffic_resumes(Duration::from_secs(2), "the device was deleted");
+        let name = format!("10.5.{}.0-24", 255 - number % 2);
+        reserve(overlay.files(), &name, Ipv4Addr::new(172, 20, 1, 1 + number));
+        for _ in 0..5 {
+            overlay.status(0);
+        }
+    };
+    // The first rounds fill what is allocated once.
+    (0..3).for_each(round);
+    settle(&overlay, 2);
+    let (handles_before, memory_before) =
+        (handles(&overlay.daemons[0]), status_bytes(&overlay.daemons[0], "VmRSS"));
+    (3..ROUNDS).for_each(round);
+    settle(&overlay, 3);
+    let memory = status_bytes(&overlay.daemons[0], "VmRSS");
+    println!("handles {handles_before:?}; RSS {memory_before} to {memory} bytes");
+    let (descriptors, threads) = handles(&overlay.daemons[0]);
+    println!("handles {descriptors} {threads}");
+    wait_until(Duration::from_secs(5), "descriptors and threads are given back", || {
+        let (descriptors, threads) = handles(&overlay.daemons[0]);
+        descriptors <= handles_before.0 && threads <= handles_before.1
+    });
+    assert!(memory < memory_before + (2 << 20), "RSS grew from {memory_before} to {memory}");
+    let status = overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(1));
+    assert_eq!(status.code(), Some(0));
+    let devices = overlay.lab.hosts[0].exec(&["ip", "-o", "link"]);
+    assert!(!devices.contains("flannel"), "a stopped daemon leaves a device: {devices}");
+}
+
+/// Waits until both reserved leases are routes, and connections of before are closed.
+fn settle(overlay: &Overlay, at_least: usize) {
+    wait_until(Duration::from_secs(5), "the reserved leases become routes", || {
+        overlay.status(0).routes() >= at_least
+    });
+}

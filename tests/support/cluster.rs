@@ -1,0 +1,153 @@
+//! Any number of hosts on one switch, each a namespace, for tests that need more than two.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::lab::{Namespace, Process, SubnetEnv, WEFTD, wait_until};
+
+/// Hosts at 172.20.0.1, 172.20.0.2, ... on a bridge that has the address 172.20.0.254.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// The hosts, in the order of their addresses; device `wire0`.
+    pub(crate) hosts: Vec<Namespace>,
+    /// The bridge's own namespace.
+    pub(crate) switch: Namespace,
+}
+
+/// The switch's own address, where a store may listen.
+pub(crate) const SWITCH_ADDRESS: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 254);
+
+/// The underlay address of a host.
+pub(crate) fn host_address(index: usize) -> Ipv4Addr {
+    let last = u8::try_from(index + 1).expect("a cluster has few hosts");
+    Ipv4Addr::new(172, 20, 0, last)
+}
+
+impl Cluster {
+    /// Builds the switch and `count` hosts that forward.
+    pub(crate) fn new(count: usize) -> Self {
+        let switch = Namespace::new("switch");
+        switch.exec(&["ip", "link", "add", "br0", "type", "bridge"]);
+        switch.address("br0", &format!("{SWITCH_ADDRESS}/24"));
+        switch.exec(&["ip", "link", "set", "br0", "up"]);
+        let hosts = (0..count).map(|index| {
+            let host = Namespace::new(&format!("n{}", index + 1));
+            let port = format!("port{index}");
+            host.link("wire0", &switch, &port, 1500);
+            switch.exec(&["ip", "link", "set", &port, "master", "br0"]);
+            host.address("wire0", &format!("{}/24", host_address(index)));
+            host.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+            host
+        });
+        Self { hosts: hosts.collect(), switch }
+    }
+
+    /// Gives a host a pod with the address, the MTU and the default route that `lease` asks for.
+    pub(crate) fn pod(&self, host: usize, lease: &SubnetEnv) -> Namespace {
+        let (host, pod) = (&self.hosts[host], Namespace::new("pod"));
+        host.link("pod0", &pod, "eth0", lease.mtu_bytes);
+        host.address("pod0", &lease.subnet);
+        pod.address("eth0", &format!("{}/24", lease.pod_address()));
+        pod.exec(&["ip", "route", "add", "default", "via", &lease.gateway().to_string()]);
+        pod
+    }
+
+    /// Starts weftd on a host, its files in `dir`, without pods and without forward rules.
+    #[track_caller]
+    pub(crate) fn weftd(&self, host: usize, dir: &Path, arguments: &[&str]) -> Process {
+        weftd_in(&self.hosts[host], host_address(host), dir, arguments)
+    }
+}
+
+/// Starts weftd in any namespace that has the address `own`, its files in `dir`.
+#[track_caller]
+pub(crate) fn weftd_in(
+    namespace: &Namespace,
+    own: Ipv4Addr,
+    dir: &Path,
+    arguments: &[&str],
+) -> Process {
+    let subnet_file = format!("--subnet-file={}", dir.join("subnet.env").display());
+    let iface = format!("--iface={own}");
+    let mut argv = vec![WEFTD, &iface, &subnet_file, "--iptables-forward-rules=false"];
+    argv.extend(arguments);
+    namespace.spawn(&argv)
+}
+
+/// A real etcd in a namespace, over data that outlives its process.
+#[derive(Debug)]
+pub(crate) struct NamespaceEtcd {
+    /// The server; stop it, kill it, replace it by [`Self::spawn`].
+    pub(crate) process: Process,
+    url: String,
+    data: TempDir,
+}
+
+impl NamespaceEtcd {
+    /// Starts a server that clients reach at `address`, port 2379, and waits until it answers.
+    #[track_caller]
+    pub(crate) fn start(namespace: &Namespace, address: Ipv4Addr) -> Self {
+        let data = tempfile::tempdir().expect("a directory for etcd");
+        let url = format!("http://{address}:2379");
+        let process = Self::process(namespace, &url, data.path());
+        let mut etcd = Self { process, url, data };
+        etcd.wait(namespace);
+        etcd
+    }
+
+    /// Starts the server again over the data that it has.
+    #[track_caller]
+    pub(crate) fn spawn(&mut self, namespace: &Namespace) {
+        self.process = Self::process(namespace, &self.url, self.data.path());
+        self.wait(namespace);
+    }
+
+    fn process(namespace: &Namespace, url: &str, data: &Path) -> Process {
+        let data = data.to_str().expect("temporary directories have readable names");
+        let peer = "http://127.0.0.1:2380";
+        namespace.spawn(&[
+            "etcd",
+            "--data-dir",
+            data,
+            "--logger",
+            "zap",
+            "--listen-client-urls",
+            url,
+            "--advertise-client-urls",
+            url,
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            &format!("default={peer}"),
+        ])
+    }
+
+    fn wait(&mut self, namespace: &Namespace) {
+        wait_until(Duration::from_secs(20), "etcd answers", || {
+            assert!(self.process.ended().is_none(), "etcd ended: {}", self.process.output());
+            self.command(namespace, &["get", "health"]).output().is_ok_and(|o| o.status.success())
+        });
+    }
+
+    fn command(&self, namespace: &Namespace, arguments: &[&str]) -> Command {
+        let mut argv = vec!["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &self.url];
+        argv.extend(["--command-timeout", "2s", "--dial-timeout", "1s"]);
+        argv.extend(arguments);
+        namespace.command(&argv)
+    }
+
+    /// Runs etcdctl in `namespace` and gives what it printed.
+    #[track_caller]
+    pub(crate) fn ctl(&self, namespace: &Namespace, arguments: &[&str]) -> String {
+        let output = self.command(namespace, arguments).output().expect("etcdctl is installed");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "etcdctl {arguments:?}: {complaint}");
+        String::from_utf8(output.stdout).expect("our keys and values are text")
+    }
+}
