@@ -1,4 +1,4 @@
-# Short names for the scripts; each explains itself with --help.
+# Short names for what scripts/test runs in one go; the scripts explain themselves with --help.
 
 default:
     @just --list
@@ -22,3 +22,31 @@ bench *arguments:
 # Format everything
 fmt:
     cargo fmt
+
+# Lints as the build machine sees them
+lint:
+    cargo clippy --locked --all-targets -- -D warnings
+
+# Module map, sizes, leftovers, and documents against the code
+tidy:
+    cargo test --locked --test tidy --test docs
+
+# Documentation of the code
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+
+# Licences, bans and advisories of the dependencies; needs cargo-deny
+deny:
+    cargo deny check
+
+# Committed fuzz inputs through the fuzz bodies, on the stable toolchain
+fuzz-replay:
+    cargo test --locked --test fuzz_replay
+
+# One fuzz target; needs a nightly toolchain and cargo-fuzz
+fuzz target *arguments:
+    cargo +nightly fuzz run {{target}} {{arguments}}
+
+# Tests in network namespaces; needs root
+netns:
+    cargo test --locked --test host_netns

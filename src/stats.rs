@@ -107,7 +107,7 @@ drop_reasons! {
     SendForbidden = "tx-eperm",
     /// The kernel has no route to the peer's public address.
     SendUnreachable = "tx-unreach",
-    /// The send failed otherwise; the log names the error once.
+    /// The send failed with an error that has no reason of its own.
     SendFailed = "tx-error",
     /// The TUN device's queue was full.
     TunFull = "tun-full",

@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::control::lease::Peers;
-use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket};
+use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
 use crate::engine::{Worker, WorkerConfig, WorkerEnd};
 use crate::forward::Local;
 use crate::host::interface::ExternalInterface;
@@ -102,7 +102,8 @@ struct Plane {
 
 impl UdpNetwork {
     /// Makes device, address, route, socket and worker, in flannel's order.
-    pub async fn start(setup: UdpSetup) -> Result<Self, UdpError> {
+    pub async fn start(mut setup: UdpSetup) -> Result<Self, UdpError> {
+        setup.offload.gso &= !leave_trains_out(setup.offload, &kernel::release());
         let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
@@ -259,6 +260,18 @@ impl UdpNetwork {
             Err(_) => sleep(REBUILD_PAUSE_MAX).await,
         }
     }
+}
+
+/// Whether trains are left out because nobody asked for them on a kernel that mangles them.
+fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
+    let leave_out = offload.automatic && offload.gso && kernel::mangles_trains(release);
+    if leave_out {
+        warn!(
+            "UDP segmentation is off: kernel {release} mangles segmented datagrams (7.0 to 7.1.4); \
+             a newer kernel sends several times as fast, --offload=tso,uso,gso,gro insists"
+        );
+    }
+    leave_out
 }
 
 fn open_tun(name: &str, setup: &UdpSetup) -> Result<Tun, TunError> {

@@ -115,7 +115,7 @@ fn refuse_unbuilt(settings: &mut Settings, warnings: &mut Vec<String>) -> Result
                 return Err(OptionError::NotBuilt { missing, given });
             }
             Support::Idle(feature) if differs => warnings.push(format!(
-                "{given} has no effect: it only matters with {feature}, which is not built"
+                "{given} has no effect: it only matters with {feature}, not built into this weftd"
             )),
             Support::Built | Support::Missing(_) | Support::Idle(_) => {}
         }

@@ -368,7 +368,7 @@ fn flags_that_only_modify_an_unbuilt_feature_warn_once() {
 fn own_flags() {
     assert_eq!(run(&["--engine=mmsg"]).engine, EngineChoice::Mmsg);
     assert_eq!(run(&["--offload=none"]).offload, OffloadChoice::NONE);
-    let some = OffloadChoice { tso: true, uso: false, gso: false, gro: true };
+    let some = OffloadChoice { tso: true, gro: true, ..OffloadChoice::NONE };
     assert_eq!(run(&["--offload=gro,tso"]).offload, some);
     assert_eq!(run(&["--log-format", "json"]).log_format, LogFormat::Json);
     assert_refused(&["--engine=fast"], "--engine");

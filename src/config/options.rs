@@ -137,13 +137,16 @@ pub struct OffloadChoice {
     pub gso: bool,
     /// Trains of datagrams in one receive (UDP_GRO).
     pub gro: bool,
+    /// Nobody named them: leave out what is known to be broken on the running kernel.
+    pub automatic: bool,
 }
 
 impl OffloadChoice {
     /// Everything that the kernel has.
-    pub const ALL: Self = Self { tso: true, uso: true, gso: true, gro: true };
+    pub const ALL: Self = Self { tso: true, uso: true, gso: true, gro: true, automatic: true };
     /// One packet at a time.
-    pub const NONE: Self = Self { tso: false, uso: false, gso: false, gro: false };
+    pub const NONE: Self =
+        Self { tso: false, uso: false, gso: false, gro: false, automatic: false };
 }
 
 /// Form of the log lines.

@@ -3,6 +3,7 @@
 //! A capability is found once, when the device is opened, and lowered for good when the kernel
 //! refuses it at run time; the engines ask, they don't guess.
 
+pub mod kernel;
 mod socket;
 mod tun;
 

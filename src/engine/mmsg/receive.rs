@@ -38,6 +38,8 @@ pub(super) struct Receive {
     /// The largest receive of the last batch: the guess for the next, which bounds its bytes.
     expected_bytes: usize,
     overflows_seen: u32,
+    /// Why the TUN device is gone, once a write has found it so.
+    gone: Option<io::Error>,
 }
 
 impl Receive {
@@ -54,6 +56,7 @@ impl Receive {
             reply: SendBatch::new(1, 1),
             expected_bytes: DATAGRAM_BYTES_MIN,
             overflows_seen: 0,
+            gone: None,
         }
     }
 
@@ -63,7 +66,7 @@ impl Receive {
         config: &WorkerConfig,
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
-        let mut turn = Turn::More;
+        let mut drained = false;
         let (mut slots_used, mut bytes, mut largest_bytes) = (0, 0, DATAGRAM_BYTES_MIN);
         while slots_used < SLOTS && bytes < BATCH_BYTES {
             let wanted = (BATCH_BYTES - bytes).div_ceil(self.expected_bytes);
@@ -75,32 +78,29 @@ impl Receive {
             // nothing is to be had now, and the wait tells when there is.
             let received = received.unwrap_or(0);
             for index in 0..received {
-                let train_bytes = self.take(config, pass, slots_used + index, index)?;
+                let train_bytes = self.take(config, pass, slots_used + index, index);
                 bytes += train_bytes;
                 largest_bytes = largest_bytes.max(train_bytes);
             }
             slots_used += received;
             if received < wanted {
-                turn = Turn::Drained;
+                drained = true;
                 break;
             }
         }
         if slots_used > 0 {
             self.expected_bytes = largest_bytes;
         }
-        self.write_plan(config, pass.stats)?;
+        self.write_plan(config, pass.stats);
         self.send_replies(config);
-        Ok(turn)
+        match self.gone.take() {
+            Some(error) => Err(WorkerEnd::TunGone(error)),
+            None => Ok(Turn { reads: slots_used, drained }),
+        }
     }
 
     /// Has the datagram or train in `slot` judged; `index` is its place in the last receive.
-    fn take(
-        &mut self,
-        config: &WorkerConfig,
-        pass: &Pass<'_>,
-        slot: usize,
-        index: usize,
-    ) -> Result<usize, WorkerEnd> {
+    fn take(&mut self, config: &WorkerConfig, pass: &Pass<'_>, slot: usize, index: usize) -> usize {
         let received = self.batch.received(index);
         if let Some(overflows) = received.overflows {
             let new = overflows.wrapping_sub(self.overflows_seen);
@@ -114,17 +114,15 @@ impl Receive {
         };
         let mut taken = self.ingress.process(pass, &mut self.arena, train);
         while taken.is_err() {
-            self.write_plan(config, pass.stats)?;
+            self.write_plan(config, pass.stats);
             taken = self.ingress.resume(pass, &mut self.arena);
         }
-        Ok(received.bytes)
+        received.bytes
     }
 
-    fn write_plan(
-        &mut self,
-        config: &WorkerConfig,
-        stats: &DirectionStats,
-    ) -> Result<(), WorkerEnd> {
+    /// Carries out the writes planned so far. Those that a device gone meanwhile can't take are
+    /// dropped like any other, so that every packet received has its outcome.
+    fn write_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
         let plan = self.ingress.coalescer_mut();
         plan.finish(&mut self.arena);
         for index in 0..plan.items().len() {
@@ -136,7 +134,10 @@ impl Receive {
                 continue;
             };
             match read_write(&error, item.merged().is_some()) {
-                WriteRefusal::Gone => return Err(WorkerEnd::TunGone(error)),
+                WriteRefusal::Gone => {
+                    stats.drop(DropReason::TunWriteFailed, u64::from(item.packets));
+                    self.gone = Some(error);
+                }
                 WriteRefusal::Drop(reason) => stats.drop(reason, u64::from(item.packets)),
                 WriteRefusal::Super => {
                     config.stats.tun_fallbacks.add(1);
@@ -146,7 +147,6 @@ impl Receive {
             }
         }
         plan.clear();
-        Ok(())
     }
 
     fn send_replies(&mut self, config: &WorkerConfig) {

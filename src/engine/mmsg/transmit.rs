@@ -60,7 +60,8 @@ impl Transmit {
         config: &WorkerConfig,
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
-        let mut turn = Turn::More;
+        let mut drained = false;
+        let mut gone = None;
         let mut used_bytes = 0;
         let mut packets = 0;
         while used_bytes < BATCH_BYTES && packets < BATCH_PACKETS {
@@ -70,11 +71,15 @@ impl Transmit {
                 Ok(bytes) => bytes,
                 Err(error) => match Errno::from_io_error(&error) {
                     Some(Errno::AGAIN) => {
-                        turn = Turn::Drained;
+                        drained = true;
                         break;
                     }
                     Some(Errno::INTR) => continue,
-                    _ => return Err(WorkerEnd::TunGone(error)),
+                    // What was read before goes out all the same.
+                    _ => {
+                        gone = Some(error);
+                        break;
+                    }
                 },
             };
             let packet = Piece::new(used_bytes, bytes);
@@ -88,7 +93,10 @@ impl Transmit {
         }
         self.send_plan(config, pass.stats);
         self.write_replies(config);
-        Ok(turn)
+        match gone {
+            Some(error) => Err(WorkerEnd::TunGone(error)),
+            None => Ok(Turn { reads: packets, drained }),
+        }
     }
 
     fn send_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
