@@ -1,13 +1,21 @@
 //! Replays the committed fuzz corpora through the fuzz bodies, on the stable toolchain.
 
+#![allow(dead_code, reason = "each body uses its own part of what they share")]
+
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 
+#[path = "../fuzz/bodies/coalesce_roundtrip.rs"]
+mod coalesce_roundtrip;
+#[path = "../fuzz/bodies/forward_walk.rs"]
+mod forward_walk;
 #[path = "../fuzz/bodies/ip_parse.rs"]
 mod ip_parse;
 #[path = "../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
+#[path = "../fuzz/bodies/vnet_split.rs"]
+mod vnet_split;
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
 const INPUTS_MIN: usize = 8;
@@ -33,4 +41,19 @@ fn ip_parse_corpus() {
 #[test]
 fn lpm_model_corpus() {
     replay("lpm_model", lpm_model::run);
+}
+
+#[test]
+fn vnet_split_corpus() {
+    replay("vnet_split", vnet_split::run);
+}
+
+#[test]
+fn coalesce_roundtrip_corpus() {
+    replay("coalesce_roundtrip", coalesce_roundtrip::run);
+}
+
+#[test]
+fn forward_walk_corpus() {
+    replay("forward_walk", forward_walk::run);
 }
