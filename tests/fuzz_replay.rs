@@ -1,7 +1,5 @@
 //! Replays the committed fuzz corpora through the fuzz bodies, on the stable toolchain.
 
-#![allow(dead_code, reason = "each body uses its own part of what they share")]
-
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
@@ -14,6 +12,8 @@ mod forward_walk;
 mod ip_parse;
 #[path = "../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
+#[path = "../fuzz/bodies/slow_twin.rs"]
+mod slow_twin;
 #[path = "../fuzz/bodies/vnet_split.rs"]
 mod vnet_split;
 

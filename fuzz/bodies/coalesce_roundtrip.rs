@@ -7,8 +7,7 @@
 use weft::offload::{CoalesceLimits, Coalescer, Piece};
 use weft::packet::ipv4::Ipv4Header;
 
-#[path = "slow_twin.rs"]
-mod slow_twin;
+use crate::slow_twin;
 
 const RECORD_BYTES: usize = 6;
 

@@ -124,9 +124,12 @@ pub(crate) fn normalised(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
+/// Packets by addresses, ports and protocol.
+type Flows = HashMap<(Vec<u8>, Vec<u8>, u8), Vec<Vec<u8>>>;
+
 /// Packets by flow, in order.
-pub(crate) fn by_flow(packets: &[Vec<u8>]) -> HashMap<(Vec<u8>, Vec<u8>, u8), Vec<Vec<u8>>> {
-    let mut flows: HashMap<_, Vec<Vec<u8>>> = HashMap::new();
+pub(crate) fn by_flow(packets: &[Vec<u8>]) -> Flows {
+    let mut flows = Flows::new();
     for packet in packets {
         let ip = usize::from(packet[0] & 15) * 4;
         let key = (

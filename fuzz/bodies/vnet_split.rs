@@ -9,8 +9,7 @@ use weft::offload::{HEADER_BYTES_MAX, Piece, SegmentationKind, Splitter, VnetHea
 use weft::packet::checksum;
 use weft::packet::ipv4::Ipv4Header;
 
-#[path = "slow_twin.rs"]
-mod slow_twin;
+use crate::slow_twin;
 
 /// Segments compared of one input: thousands of one byte each prove no more than hundreds.
 const SEGMENTS_MAX: usize = 300;

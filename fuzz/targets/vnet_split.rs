@@ -6,5 +6,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../bodies/vnet_split.rs"]
 mod body;
+#[path = "../bodies/slow_twin.rs"]
+mod slow_twin;
 
 fuzz_target!(|data: &[u8]| body::run(data));
