@@ -371,7 +371,7 @@ proptest! {
         prop_assert_eq!(walk.world.stats.reads.get(), reads.len() as u64);
         for (_, datagram) in &walk.sent {
             let header = crate::packet::ipv4::Ipv4Header::parse(datagram);
-            let whole = header.is_ok_and(|header| usize::from(header.total_bytes) == datagram.len());
+            let whole = header.is_ok_and(|h| usize::from(h.total_bytes) == datagram.len());
             prop_assert!(whole, "a malformed datagram left: {datagram:?}");
         }
     }
