@@ -4,10 +4,18 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 
+#[path = "../fuzz/bodies/coalesce_roundtrip.rs"]
+mod coalesce_roundtrip;
+#[path = "../fuzz/bodies/forward_walk.rs"]
+mod forward_walk;
 #[path = "../fuzz/bodies/ip_parse.rs"]
 mod ip_parse;
 #[path = "../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
+#[path = "../fuzz/bodies/slow_twin.rs"]
+mod slow_twin;
+#[path = "../fuzz/bodies/vnet_split.rs"]
+mod vnet_split;
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
 const INPUTS_MIN: usize = 8;
@@ -33,4 +41,19 @@ fn ip_parse_corpus() {
 #[test]
 fn lpm_model_corpus() {
     replay("lpm_model", lpm_model::run);
+}
+
+#[test]
+fn vnet_split_corpus() {
+    replay("vnet_split", vnet_split::run);
+}
+
+#[test]
+fn coalesce_roundtrip_corpus() {
+    replay("coalesce_roundtrip", coalesce_roundtrip::run);
+}
+
+#[test]
+fn forward_walk_corpus() {
+    replay("forward_walk", forward_walk::run);
 }

@@ -3,16 +3,19 @@
 //! laundered packet in somebody's pod.
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
-use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 use weft::offload::{
     CoalesceLimits, Coalescer, HEADER_BYTES_MAX, Piece, Segmentation, SegmentationKind, Splitter,
-    VNET_HEADER_BYTES, VnetHeader,
 };
 use weft::packet::ipv4::Ipv4Header;
+
+#[path = "../fuzz/bodies/slow_twin.rs"]
+mod slow_twin;
+
+use slow_twin::{as_the_kernel_cuts, by_flow, set_checksums, slow_split};
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -21,39 +24,6 @@ const ACK: u8 = 0x10;
 const CWR: u8 = 0x80;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-
-/// RFC 1071, one word at a time.
-fn word_sum(bytes: &[u8]) -> u32 {
-    let mut sum = 0u32;
-    for pair in bytes.chunks(2) {
-        sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum
-}
-
-fn fold(mut sum: u32) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
-}
-
-fn set_checksums(packet: &mut [u8]) {
-    let header_bytes = usize::from(packet[0] & 15) * 4;
-    packet[10..12].fill(0);
-    let ip = !fold(word_sum(&packet[..header_bytes]));
-    packet[10..12].copy_from_slice(&ip.to_be_bytes());
-    let at = header_bytes + if packet[9] == TCP { 16 } else { 6 };
-    packet[at..at + 2].fill(0);
-    let mut sum = word_sum(&packet[12..20]) + u32::from(packet[9]);
-    sum += (packet.len() - header_bytes) as u32;
-    let mut checksum = !fold(sum + word_sum(&packet[header_bytes..]));
-    if packet[9] == UDP && checksum == 0 {
-        checksum = 0xffff;
-    }
-    packet[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
-}
 
 /// One packet as a sender means it.
 #[derive(Debug, Clone)]
@@ -124,46 +94,6 @@ impl Spec {
     }
 }
 
-/// What the kernel's segmentation would make of a super-packet, by plain copying.
-fn slow_split(packet: &[u8], kind: SegmentationKind, payload_bytes: usize) -> Vec<Vec<u8>> {
-    let ip = usize::from(packet[0] & 15) * 4;
-    let header = ip
-        + match kind {
-            SegmentationKind::Tcp => usize::from(packet[ip + 12] >> 4) * 4,
-            SegmentationKind::Udp => 8,
-        };
-    let chunks: Vec<&[u8]> = packet[header..].chunks(payload_bytes).collect();
-    let mut segments = Vec::new();
-    for (index, chunk) in chunks.iter().enumerate() {
-        let mut segment = [&packet[..header], chunk].concat();
-        let total = segment.len() as u16;
-        segment[2..4].copy_from_slice(&total.to_be_bytes());
-        let id = u16::from_be_bytes([packet[4], packet[5]]).wrapping_add(index as u16);
-        segment[4..6].copy_from_slice(&id.to_be_bytes());
-        match kind {
-            SegmentationKind::Tcp => {
-                let first: [u8; 4] = packet[ip + 4..ip + 8].try_into().unwrap();
-                let sequence =
-                    u32::from_be_bytes(first).wrapping_add((index * payload_bytes) as u32);
-                segment[ip + 4..ip + 8].copy_from_slice(&sequence.to_be_bytes());
-                if index + 1 < chunks.len() {
-                    segment[ip + 13] &= !(FIN | PSH);
-                }
-                if index > 0 {
-                    segment[ip + 13] &= !CWR;
-                }
-            }
-            SegmentationKind::Udp => {
-                let length = (segment.len() - ip) as u16;
-                segment[ip + 4..ip + 6].copy_from_slice(&length.to_be_bytes());
-            }
-        }
-        set_checksums(&mut segment);
-        segments.push(segment);
-    }
-    segments
-}
-
 fn fast_split(packet: &[u8], kind: SegmentationKind, payload_bytes: u16) -> Vec<Vec<u8>> {
     let header = Ipv4Header::parse(packet).unwrap();
     let segmentation =
@@ -228,52 +158,6 @@ fn through_coalescer(packets: &[Vec<u8>], limits: CoalesceLimits) -> (Vec<Vec<u8
     }
     flush(&mut coalescer, &mut arena, &mut out);
     (out, writes)
-}
-
-fn as_the_kernel_cuts(
-    vnet: &[u8; VNET_HEADER_BYTES],
-    written: Vec<u8>,
-    packets: usize,
-) -> Vec<Vec<u8>> {
-    let header = VnetHeader::parse(vnet).expect("the kernel would refuse this offload header");
-    let Some(segmentation) = header.segmentation else {
-        assert_eq!(packets, 1);
-        return vec![written];
-    };
-    let checksum = header.checksum.expect("a super-packet needs its checksum completed");
-    let (start, offset) = (usize::from(checksum.start), usize::from(checksum.offset));
-    let mut pseudo = word_sum(&written[12..20]) + u32::from(written[9]);
-    pseudo += (written.len() - start) as u32;
-    let stored = [written[start + offset], written[start + offset + 1]];
-    assert_eq!(u16::from_be_bytes(stored), fold(pseudo), "wrong pseudo-header sum");
-    assert!(Ipv4Header::parse(&written).is_ok(), "the kernel would drop the super-packet");
-    let payload_bytes = usize::from(segmentation.payload_bytes.get());
-    let segments = slow_split(&written, segmentation.kind, payload_bytes);
-    assert_eq!(segments.len(), packets);
-    segments
-}
-
-/// The identification of a packet that must not be fragmented means nothing (RFC 6864).
-fn normalised(packet: &[u8]) -> Vec<u8> {
-    let mut packet = packet.to_vec();
-    if packet[6] & 0x40 != 0 {
-        packet[4..6].fill(0);
-        packet[10..12].fill(0);
-    }
-    packet
-}
-
-/// Addresses, ports, protocol.
-type Flow = (Vec<u8>, Vec<u8>, u8);
-
-fn by_flow(packets: &[Vec<u8>]) -> HashMap<Flow, Vec<Vec<u8>>> {
-    let mut flows: HashMap<_, Vec<Vec<u8>>> = HashMap::new();
-    for packet in packets {
-        let ip = usize::from(packet[0] & 15) * 4;
-        let key = (packet[12..20].to_vec(), packet[ip..ip + 4].to_vec(), packet[9]);
-        flows.entry(key).or_default().push(normalised(packet));
-    }
-    flows
 }
 
 const ALL: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
@@ -436,6 +320,17 @@ fn each_rule_of_the_kernels_receive_offload_keeps_packets_apart() {
     }
     let (_, writes) = through_coalescer(&built(&plain_stream(2)), ALL);
     assert_eq!(writes, 1, "the control merges");
+}
+
+/// The kernel's receive offload looks away here; a cut would give every packet the first's.
+#[test]
+fn an_urgent_pointer_of_its_own_keeps_a_packet_apart() {
+    let mut packets = built(&plain_stream(3));
+    packets[1][39] = 7;
+    set_checksums(&mut packets[1]);
+    let (out, writes) = through_coalescer(&packets, ALL);
+    assert!(by_flow(&out) == by_flow(&packets), "a packet left with another's urgent pointer");
+    assert_eq!(writes, 3);
 }
 
 #[test]

@@ -116,3 +116,27 @@ fn probe_segments_max() -> u16 {
     }
     fallback
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ANY_PORT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+
+    #[test]
+    fn what_is_switched_off_stays_off_and_what_is_probed_is_plausible() {
+        let off = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
+        assert_eq!((off.limits(), off.gro()), (SendLimits::SINGLE, false));
+        let on = TunnelSocket::bind(ANY_PORT, true, true).unwrap();
+        assert!(SEGMENT_CANDIDATES.contains(&on.limits().segments_max), "{:?}", on.limits());
+        assert!(on.gro());
+    }
+
+    #[test]
+    fn a_taken_port_is_an_error_that_names_it() {
+        let first = UdpSocket::bind(ANY_PORT).unwrap();
+        let std::net::SocketAddr::V4(taken) = first.local_addr().unwrap() else { unreachable!() };
+        let error = TunnelSocket::bind(taken, true, true).unwrap_err();
+        assert!(error.to_string().contains(&taken.to_string()), "{error}");
+    }
+}

@@ -117,7 +117,9 @@ impl Egress {
             None => {
                 if let Some(partial) = vnet_header.checksum {
                     let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
-                    if transport::complete(bytes, start, offset).is_err() {
+                    // Inside the IPv4 header it would edit what was just judged.
+                    let behind_header = start >= usize::from(header.header_bytes);
+                    if !behind_header || transport::complete(bytes, start, offset).is_err() {
                         pass.stats.drop(DropReason::BadOffloadHeader, 1);
                         return Ok(());
                     }

@@ -15,7 +15,7 @@ use super::{Pass, Replies};
 pub struct Train {
     /// Where in the arena.
     pub bytes: Piece,
-    /// Size of each datagram but the last.
+    /// Size of each datagram but the last; 0 for a single datagram, whatever its size.
     pub segment_bytes: u16,
     /// Who sent it.
     pub sender: SocketAddrV4,
@@ -51,9 +51,12 @@ impl Ingress {
     pub fn process(&mut self, pass: &Pass<'_>, arena: &mut [u8], train: Train) -> Result<(), Full> {
         debug_assert!(self.pending.is_none(), "resume first");
         pass.stats.reads.add(1);
-        let packets = u64::from(train.bytes.bytes).div_ceil(u64::from(train.segment_bytes.max(1)));
+        let packets = match u32::from(train.segment_bytes) {
+            0 => 1,
+            segment_bytes => train.bytes.bytes.div_ceil(segment_bytes),
+        };
         // An empty datagram is a packet too: a runt.
-        pass.stats.packets_received.add(packets.max(1));
+        pass.stats.packets_received.add(u64::from(packets.max(1)));
         pass.stats.bytes_received.add(u64::from(train.bytes.bytes));
         if train.bytes.bytes == 0 {
             pass.stats.drop(DropReason::Runt, 1);
@@ -73,7 +76,10 @@ impl Ingress {
                 self.pending = Some(train);
                 return Err(Full);
             }
-            let bytes = train.bytes.bytes.min(u32::from(train.segment_bytes));
+            let bytes = match u32::from(train.segment_bytes) {
+                0 => train.bytes.bytes,
+                segment_bytes => train.bytes.bytes.min(segment_bytes),
+            };
             let datagram = Piece { offset: train.bytes.offset, bytes };
             train.bytes.offset += bytes;
             train.bytes.bytes -= bytes;

@@ -44,3 +44,6 @@ impl From<HeaderFault> for DropReason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -246,7 +246,8 @@ impl Coalescer {
                 SegmentationKind::Tcp => {
                     bytes[28..32] == first[28..32] // acknowledgement
                         && bytes[34..36] == first[34..36] // window
-                        && bytes[40..header_bytes] == first[40..header_bytes] // options
+                        // Urgent pointer and options.
+                        && bytes[38..header_bytes] == first[38..header_bytes]
                         && candidate.sequence == item.next_sequence
                 }
                 SegmentationKind::Udp => true,

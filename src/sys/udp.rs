@@ -340,3 +340,6 @@ fn for_each_control(mut bytes: &[u8], mut each: impl FnMut(c_int, c_int, &[u8]))
         bytes = bytes.get(next..).unwrap_or_default();
     }
 }
+
+#[cfg(test)]
+mod tests;

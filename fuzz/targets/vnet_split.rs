@@ -1,0 +1,12 @@
+//! Fuzz target; the body says what one input means.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../bodies/vnet_split.rs"]
+mod body;
+#[path = "../bodies/slow_twin.rs"]
+mod slow_twin;
+
+fuzz_target!(|data: &[u8]| body::run(data));

@@ -1,0 +1,138 @@
+//! The walks: whole batches of bytes through parse, verdict, TTL and offload, both ways.
+
+mod decide;
+mod egress;
+mod ingress;
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::forward::{Local, Pass};
+use crate::packet::checksum;
+use crate::packet::ipv4::protocol;
+use crate::route::{Peer, Table};
+use crate::stats::{DirectionStats, DropReason};
+
+/// Outer addresses: ours, the peer of 10.5.2.0/24, the peer of 10.5.3.0/24, and nobody's.
+const US: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285);
+const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 8285);
+const OTHER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 3), 8285);
+const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 99), 8285);
+
+/// A pod of ours, the TUN address, a pod of the peer, one of the other peer, and nobody's.
+const POD: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 2);
+const TUN: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 5, 2, 2);
+const FARTHER: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 2);
+const UNLEASED: Ipv4Addr = Ipv4Addr::new(10, 5, 99, 2);
+
+const MTU_BYTES: u16 = 1472;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn local() -> Local {
+    Local {
+        network: "10.5.0.0/16".parse().unwrap(),
+        subnet: "10.5.1.0/24".parse().unwrap(),
+        tun_address: TUN,
+        underlay: US,
+        mtu_bytes: MTU_BYTES,
+    }
+}
+
+fn table() -> Table {
+    let peer = |subnet: &str, address| {
+        let source_proven = AtomicBool::new(false);
+        Arc::new(Peer { subnet: subnet.parse().unwrap(), address, source_proven })
+    };
+    Table::build(vec![peer("10.5.2.0/24", PEER), peer("10.5.3.0/24", OTHER)])
+}
+
+/// Everything a walk is judged by.
+struct World {
+    local: Local,
+    table: Table,
+    stats: DirectionStats,
+    now_ns: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let stats = DirectionStats::default();
+        Self { local: local(), table: table(), stats, now_ns: 1_000 * SECOND_NS }
+    }
+
+    fn pass(&self) -> Pass<'_> {
+        let Self { local, table, stats, now_ns } = self;
+        Pass { local, table, stats, now_ns: *now_ns }
+    }
+
+    fn drops(&self) -> Vec<(DropReason, u64)> {
+        let counts = DropReason::ALL.iter().map(|&reason| (reason, self.stats.drops(reason)));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+/// The packet with its header checksum made right.
+fn seal(mut packet: Vec<u8>) -> Vec<u8> {
+    let header_bytes = (usize::from(packet[0] & 15) * 4).min(packet.len());
+    packet[10..12].fill(0);
+    let field = checksum::finish(checksum::sum(&packet[..header_bytes]));
+    packet[10..12].copy_from_slice(&field);
+    packet
+}
+
+/// The packet with `bytes` at `at`, its header checksum made right.
+fn with(mut packet: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
+    packet[at..at + bytes.len()].copy_from_slice(bytes);
+    seal(packet)
+}
+
+/// The packet after one hop.
+fn hop(packet: &[u8]) -> Vec<u8> {
+    with(packet.to_vec(), 8, &[packet[8] - 1])
+}
+
+fn ipv4(protocol: u8, source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, protocol, 0, 0];
+    packet.extend(source.octets());
+    packet.extend(destination.octets());
+    packet.extend(payload);
+    let total_bytes = packet.len() as u16;
+    with(packet, 2, &total_bytes.to_be_bytes())
+}
+
+/// The packet with its transport checksum, at `at`, made right.
+fn transport_sealed(mut packet: Vec<u8>, at: usize) -> Vec<u8> {
+    packet[at..at + 2].fill(0);
+    let word =
+        |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
+    let length_bytes = (packet.len() - 20) as u16;
+    let pseudo = checksum::pseudo_header(word(12), word(16), packet[9], length_bytes);
+    let field = checksum::finish(checksum::add(pseudo, checksum::sum(&packet[20..])));
+    packet[at..at + 2].copy_from_slice(&field);
+    packet
+}
+
+/// A UDP packet with these ports and its checksum right.
+fn udp_with(ports: (u16, u16), addresses: (Ipv4Addr, Ipv4Addr), payload: &[u8]) -> Vec<u8> {
+    let mut datagram = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
+    datagram.extend(((8 + payload.len()) as u16).to_be_bytes());
+    datagram.extend([0, 0]);
+    datagram.extend(payload);
+    transport_sealed(ipv4(protocol::UDP, addresses.0, addresses.1, &datagram), 26)
+}
+
+fn udp(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+    udp_with((4000, 5000), (source, destination), payload)
+}
+
+/// A TCP segment of plain data.
+fn tcp(source: Ipv4Addr, destination: Ipv4Addr, sequence: u32, payload: &[u8]) -> Vec<u8> {
+    let mut segment = vec![0x0f, 0xa0, 0x13, 0x88];
+    segment.extend(sequence.to_be_bytes());
+    segment.extend([0, 0, 0, 9, 0x50, 0x10, 2, 0, 0, 0, 0, 0]);
+    segment.extend(payload);
+    transport_sealed(ipv4(protocol::TCP, source, destination, &segment), 36)
+}

@@ -1,0 +1,186 @@
+//! Every branch of the two verdicts and of the choice of an error's source, on literal values.
+
+use super::*;
+use crate::forward::decide::{self, EgressVerdict, IngressVerdict};
+use crate::packet::icmp::ErrorKind;
+use crate::packet::ipv4::Ipv4Header;
+
+/// To which endpoint, or why not and what the source is told.
+type Egressed = Result<SocketAddrV4, (DropReason, Option<ErrorKind>)>;
+
+fn egress_of(packet: &[u8], largest_bytes: usize) -> Egressed {
+    let header = Ipv4Header::parse(packet).unwrap();
+    match decide::egress(&local(), &table(), &header, packet, largest_bytes) {
+        EgressVerdict::Send(peer) => Ok(peer.address),
+        EgressVerdict::Answer(kind, reason) => Err((reason, Some(kind))),
+        EgressVerdict::Drop(reason) => Err((reason, None)),
+    }
+}
+
+#[test]
+fn egress_verdicts() {
+    use DropReason as R;
+    let packet = || udp(POD, FAR, &[7; 32]);
+    let ttl = |ttl: u8| with(packet(), 8, &[ttl]);
+    let source = |octets: [u8; 4]| with(packet(), 12, &octets);
+    let destination = |octets: [u8; 4]| with(packet(), 16, &octets);
+    let own_tunnel = udp_with((8285, 9), (*US.ip(), FAR), &[0; 8]);
+    let silent = |reason| Err((reason, None));
+    let expired = Err((R::TtlExpired, Some(ErrorKind::TimeExceeded)));
+    let unreachable = Err((R::NoRoute, Some(ErrorKind::NetUnreachable)));
+    let cases: Vec<(&str, Vec<u8>, Egressed)> = vec![
+        ("plain", packet(), Ok(PEER)),
+        ("first of the lease", destination([10, 5, 2, 0]), Ok(PEER)),
+        ("last of the lease", destination([10, 5, 2, 255]), Ok(PEER)),
+        ("other lease", destination([10, 5, 3, 1]), Ok(OTHER)),
+        ("beyond the leases", destination([10, 5, 4, 0]), unreachable),
+        ("outside the overlay", destination([8, 8, 8, 8]), unreachable),
+        ("our own subnet", destination([10, 5, 1, 9]), unreachable),
+        ("time to live 255", ttl(255), Ok(PEER)),
+        ("time to live 2", ttl(2), Ok(PEER)),
+        ("time to live 1", ttl(1), expired),
+        ("time to live 0", ttl(0), silent(R::TtlZero)),
+        ("multicast", destination([224, 0, 0, 251]), silent(R::DestinationMulticast)),
+        ("broadcast", destination([255; 4]), silent(R::DestinationMulticast)),
+        ("destination in 0/8", destination([0, 1, 1, 1]), silent(R::DestinationMartian)),
+        ("destination in 127/8", destination([127, 0, 0, 1]), silent(R::DestinationMartian)),
+        ("destination in class E", destination([240, 0, 0, 1]), silent(R::DestinationMartian)),
+        ("source in 0/8", source([0; 4]), silent(R::SourceMartian)),
+        ("source in 127/8", source([127, 0, 0, 1]), silent(R::SourceMartian)),
+        ("link-local source", source([169, 254, 0, 1]), silent(R::SourceMartian)),
+        ("multicast source", source([239, 1, 1, 1]), silent(R::SourceMartian)),
+        ("class E source", source([250, 1, 1, 1]), silent(R::SourceMartian)),
+        ("our own tunnel packet", own_tunnel.clone(), silent(R::OwnLoop)),
+        ("our address, another port", with(own_tunnel.clone(), 20, &[1, 1]), Ok(PEER)),
+        ("our port, another address", with(own_tunnel.clone(), 12, &POD.octets()), Ok(PEER)),
+        ("our port in TCP", with(own_tunnel.clone(), 9, &[6]), Ok(PEER)),
+        ("a later fragment has no ports", with(own_tunnel, 6, &[0, 1]), Ok(PEER)),
+        ("no room for ports", ipv4(17, *US.ip(), FAR, &[0x20, 0x5d]), Ok(PEER)),
+    ];
+    for (name, packet, expected) in cases {
+        assert_eq!(egress_of(&packet, packet.len()), expected, "{name}");
+    }
+}
+
+#[test]
+fn egress_verdicts_by_size() {
+    let fragmentable = with(udp(POD, FAR, &[7; 32]), 6, &[0, 0]);
+    let whole = with(fragmentable.clone(), 6, &[0x40, 0]);
+    let kind = ErrorKind::FragmentationNeeded { next_hop_mtu_bytes: 1472 };
+    assert_eq!(egress_of(&whole, 1472), Ok(PEER));
+    assert_eq!(egress_of(&whole, 1473), Err((DropReason::DontFragmentMtu, Some(kind))));
+    assert_eq!(egress_of(&fragmentable, 1472), Ok(PEER));
+    assert_eq!(egress_of(&fragmentable, 1473), Err((DropReason::Oversize, None)));
+}
+
+/// Delivered, or why not and to which endpoint an error goes.
+type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
+
+fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
+    let header = Ipv4Header::parse(packet).unwrap();
+    match decide::ingress(&local(), table, sender, &header, packet) {
+        IngressVerdict::Deliver => Ok(()),
+        IngressVerdict::Answer(ErrorKind::TimeExceeded, reason, endpoint) => {
+            Err((reason, Some(endpoint)))
+        }
+        IngressVerdict::Answer(kind, ..) => panic!("{kind:?} is no answer to the network"),
+        IngressVerdict::Drop(reason) => Err((reason, None)),
+    }
+}
+
+#[test]
+fn ingress_verdicts() {
+    use DropReason as R;
+    let packet = || udp(FAR, POD, &[7; 32]);
+    let ttl = |ttl: u8| with(packet(), 8, &[ttl]);
+    let source = |octets: [u8; 4]| with(packet(), 12, &octets);
+    let destination = |octets: [u8; 4]| with(packet(), 16, &octets);
+    let nested = |destination| udp_with((9, 8285), (FAR, destination), &[0; 8]);
+    let silent = |reason| Err((reason, None));
+    let cases: Vec<(&str, Vec<u8>, Ingressed)> = vec![
+        ("plain", packet(), Ok(())),
+        ("unleased source", source(UNLEASED.octets()), Ok(())),
+        ("source outside the overlay", source([8, 8, 8, 8]), Ok(())),
+        ("to the TUN address", destination(TUN.octets()), Ok(())),
+        ("to the subnet's last address", destination([10, 5, 1, 255]), Ok(())),
+        ("multicast", destination([224, 0, 0, 1]), silent(R::DestinationMulticast)),
+        ("broadcast", destination([255; 4]), silent(R::DestinationMulticast)),
+        ("destination in 0/8", destination([0; 4]), silent(R::DestinationMartian)),
+        ("destination in 127/8", destination([127, 1, 1, 1]), silent(R::DestinationMartian)),
+        ("destination in class E", destination([240, 1, 1, 1]), silent(R::DestinationMartian)),
+        ("source in 0/8", source([0, 0, 0, 1]), silent(R::SourceMartian)),
+        ("source in 127/8", source([127, 0, 0, 1]), silent(R::SourceMartian)),
+        ("link-local source", source([169, 254, 9, 9]), silent(R::SourceMartian)),
+        ("multicast source", source([224, 0, 0, 9]), silent(R::SourceMartian)),
+        ("class E source", source([255, 255, 255, 254]), silent(R::SourceMartian)),
+        ("from our TUN address", source(TUN.octets()), silent(R::SourceMartian)),
+        ("from our own address", source(US.ip().octets()), silent(R::SourceMartian)),
+        ("from our own subnet", source([10, 5, 1, 9]), silent(R::SourceIsLocalSubnet)),
+        ("from another peer's lease", source([10, 5, 3, 9]), silent(R::SourceNotPeerLease)),
+        ("nested, to the TUN address", nested(TUN), silent(R::NestedTunnel)),
+        ("nested, to our own address", nested(*US.ip()), silent(R::NestedTunnel)),
+        ("the tunnel's port at a pod", nested(POD), Ok(())),
+        ("a later fragment", with(nested(TUN), 6, &[0, 1]), Ok(())),
+        ("to our own address", destination(US.ip().octets()), silent(R::DestinationNotLocal)),
+        ("beside our subnet", destination([10, 5, 0, 255]), silent(R::DestinationNotLocal)),
+        ("after our subnet", destination([10, 5, 2, 0]), silent(R::DestinationNotLocal)),
+        ("outside the overlay", destination([8, 8, 8, 8]), silent(R::DestinationNotLocal)),
+        ("metadata service", destination([169, 254, 169, 254]), silent(R::DestinationNotLocal)),
+        ("time to live 2", ttl(2), Ok(())),
+        ("time to live 1", ttl(1), Err((R::TtlExpired, Some(PEER)))),
+        ("time to live 0", ttl(0), silent(R::TtlZero)),
+        (
+            "time to live 1, unleased source",
+            with(ttl(1), 12, &UNLEASED.octets()),
+            silent(R::TtlExpired),
+        ),
+    ];
+    for (name, packet, expected) in cases {
+        assert_eq!(ingress_of(&table(), PEER, &packet), expected, "{name}");
+        if name != "plain" && packet[12..16] == FAR.octets() && expected.is_ok() {
+            assert_eq!(ingress_of(&table(), STRANGER, &packet), Ok(()), "{name}, unproven");
+        }
+    }
+    assert_eq!(ingress_of(&table(), US, &packet()), silent(R::OwnLoop));
+}
+
+/// A leased source from an address that is no peer's may be its owner behind a translator, until
+/// the owner has been seen where its lease says.
+#[test]
+fn a_lease_is_its_owners_once_the_owner_was_seen() {
+    let packet = udp(FAR, POD, &[7; 32]);
+    let expired = with(packet.clone(), 8, &[1]);
+    let spoof = Err((DropReason::SourceNotPeerLease, None));
+    let table = table();
+    assert_eq!(ingress_of(&table, STRANGER, &packet), Ok(()));
+    assert_eq!(ingress_of(&table, STRANGER, &expired), Err((DropReason::TtlExpired, None)));
+    assert_eq!(ingress_of(&table, OTHER, &packet), spoof, "another peer is never the owner");
+    let from_another_port = SocketAddrV4::new(*PEER.ip(), 40_000);
+    assert_eq!(ingress_of(&table, from_another_port, &packet), Ok(()));
+    assert_eq!(ingress_of(&table, STRANGER, &packet), spoof);
+    assert_eq!(ingress_of(&table, PEER, &packet), Ok(()));
+    let others = udp(FARTHER, POD, &[7; 32]);
+    assert_eq!(ingress_of(&table, STRANGER, &others), Ok(()), "the proof is of one lease only");
+}
+
+#[test]
+fn an_errors_source_is_a_foreign_address_of_the_overlay() {
+    let source = |local: &Local, destination: &str| {
+        let chosen = local.error_source(destination.parse().unwrap());
+        assert!(!local.is_own_address(chosen), "{destination}: {chosen} is ours");
+        chosen.to_string()
+    };
+    let usual = local();
+    assert_eq!(source(&usual, "10.5.2.77"), "10.5.2.0");
+    assert_eq!(source(&usual, "10.5.99.1"), "10.5.99.0");
+    assert_eq!(source(&usual, "10.5.1.9"), "10.5.0.0", "our own subnet: the overlay's first");
+    assert_eq!(source(&usual, "8.8.8.8"), "10.5.0.0", "outside: the overlay's first");
+    let first = Local {
+        subnet: "10.5.0.0/24".parse().unwrap(),
+        tun_address: Ipv4Addr::new(10, 5, 0, 0),
+        ..usual
+    };
+    assert_eq!(source(&first, "8.8.8.8"), "10.5.1.0", "ours is the first: the one after it");
+    assert_eq!(source(&first, "10.5.0.9"), "10.5.1.0");
+    assert_eq!(source(&first, "10.5.2.9"), "10.5.2.0");
+}

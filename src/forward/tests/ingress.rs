@@ -1,0 +1,313 @@
+//! From the network: what would be written to the TUN device, and where the rest is counted.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::forward::{Ingress, Train};
+use crate::offload::{CoalesceLimits, Piece};
+
+const ALL: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
+
+/// An ingress half with its arena, and the packets that it wrote.
+struct Walk {
+    world: World,
+    ingress: Ingress,
+    written: Vec<Vec<u8>>,
+    writes: usize,
+}
+
+impl Walk {
+    fn new(limits: CoalesceLimits) -> Self {
+        let ingress = Ingress::new(limits);
+        Self { world: World::new(), ingress, written: Vec::new(), writes: 0 }
+    }
+
+    /// Takes in `bytes` as datagrams of `segment_bytes`.
+    fn receive(&mut self, sender: SocketAddrV4, segment_bytes: usize, bytes: &[u8]) {
+        let mut arena = bytes.to_vec();
+        let train = Train {
+            bytes: Piece::new(0, bytes.len()),
+            segment_bytes: segment_bytes as u16,
+            sender,
+        };
+        let mut taken = self.ingress.process(&self.world.pass(), &mut arena, train);
+        while taken.is_err() {
+            self.write(&mut arena);
+            taken = self.ingress.resume(&self.world.pass(), &mut arena);
+        }
+        self.write(&mut arena);
+    }
+
+    /// A train of equal datagrams, the last possibly shorter.
+    fn train(&mut self, sender: SocketAddrV4, datagrams: &[Vec<u8>]) {
+        let segment_bytes = datagrams[0].len();
+        let last = datagrams.len() - 1;
+        for (index, datagram) in datagrams.iter().enumerate() {
+            let fits = datagram.len() == segment_bytes
+                || index == last && (1..segment_bytes).contains(&datagram.len());
+            assert!(fits, "datagram {index} makes it no train");
+        }
+        self.receive(sender, segment_bytes, &datagrams.concat());
+    }
+
+    fn write(&mut self, arena: &mut [u8]) {
+        let plan = self.ingress.coalescer_mut();
+        plan.finish(arena);
+        for index in 0..plan.items().len() {
+            plan.unmerge(arena, index, |packet| self.written.push(packet.to_vec()));
+        }
+        self.writes += plan.items().len();
+        plan.clear();
+    }
+
+    fn errors(&mut self) -> Vec<(Option<SocketAddrV4>, Vec<u8>)> {
+        let replies = self.ingress.replies_mut();
+        let errors = replies.iter().map(|(reply, bytes)| (reply.endpoint, bytes.to_vec()));
+        let errors = errors.collect();
+        replies.clear();
+        errors
+    }
+
+    fn conserved(&self) -> bool {
+        let out = self.written.len() as u64 + self.world.stats.drops_total();
+        self.world.stats.packets_received.get() == out
+    }
+}
+
+/// A packet of one flow, `mark` in its payload, of 128 bytes in all.
+fn marked(mark: u8) -> Vec<u8> {
+    udp(FAR, POD, &[mark; 100])
+}
+
+fn hops(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    packets.iter().map(|packet| hop(packet)).collect()
+}
+
+#[test]
+fn a_train_is_written_as_one_and_its_packets_are_counted() {
+    let mut walk = Walk::new(ALL);
+    let packets: Vec<_> = (0..10).map(marked).collect();
+    walk.train(PEER, &packets);
+    assert_eq!(walk.written, hops(&packets));
+    let stats = &walk.world.stats;
+    assert_eq!((walk.writes, stats.reads.get(), stats.packets_received.get()), (1, 1, 10));
+    assert_eq!(stats.bytes_received.get(), 1280);
+}
+
+/// Every malformed or forbidden kind of 128 bytes, with the reason for which it is dropped.
+fn malformed() -> Vec<(Vec<u8>, DropReason)> {
+    use DropReason as R;
+    let mut broken = marked(0);
+    broken[11] ^= 4;
+    let nested = udp_with((9, 8285), (FAR, TUN), &[0; 100]);
+    vec![
+        (vec![0; 128], R::BadVersion),
+        (with(marked(0), 0, &[0x65]), R::Ipv6),
+        (with(marked(0), 0, &[0x40]), R::BadHeaderLength),
+        (with(marked(0), 0, &[0x44]), R::BadHeaderLength),
+        (with(marked(0), 2, &[0, 129]), R::BadTotalLength),
+        (with(marked(0), 2, &[1, 0]), R::BadTotalLength),
+        (with(marked(0), 2, &[0, 19]), R::BadTotalLength),
+        (broken, R::BadChecksum),
+        (with(marked(0), 8, &[0]), R::TtlZero),
+        (with(marked(0), 8, &[1]), R::TtlExpired),
+        (with(marked(0), 12, &[127, 0, 0, 1]), R::SourceMartian),
+        (with(marked(0), 12, &TUN.octets()), R::SourceMartian),
+        (with(marked(0), 12, &POD.octets()), R::SourceIsLocalSubnet),
+        (with(marked(0), 12, &FARTHER.octets()), R::SourceNotPeerLease),
+        (with(marked(0), 16, &[0, 0, 0, 1]), R::DestinationMartian),
+        (with(marked(0), 16, &[224, 0, 0, 1]), R::DestinationMulticast),
+        (with(marked(0), 16, &FARTHER.octets()), R::DestinationNotLocal),
+        (nested, R::NestedTunnel),
+    ]
+}
+
+/// What was found of a train's first packet is not taken for granted of its next.
+#[test]
+fn bad_members_of_a_train_are_dropped_by_reason_between_good_ones_untouched() {
+    for limits in [ALL, CoalesceLimits::NONE] {
+        let mut walk = Walk::new(limits);
+        let (mut train, mut good) = (Vec::new(), Vec::new());
+        let mut expected = std::collections::BTreeMap::<DropReason, u64>::new();
+        for (mark, (bytes, reason)) in malformed().into_iter().enumerate() {
+            for half in 0..2 {
+                let packet = marked((2 * mark + half) as u8);
+                train.push(packet.clone());
+                good.push(packet);
+                if half == 0 {
+                    train.push(bytes.clone());
+                    *expected.entry(reason).or_default() += 1;
+                }
+            }
+        }
+        // The end of a train may be anything that is shorter.
+        train.push(vec![0x45; 7]);
+        *expected.entry(DropReason::Runt).or_default() += 1;
+        walk.train(PEER, &train);
+        assert_eq!(walk.written, hops(&good));
+        assert_eq!(walk.world.drops(), expected.into_iter().collect::<Vec<_>>());
+        assert!(walk.conserved());
+        assert_eq!(walk.errors().len(), 1, "one expired, from an owner at its address");
+    }
+}
+
+/// The two addresses that the tunnel owns are judged by port, so packet by packet.
+#[test]
+fn a_nested_packet_behind_an_innocent_one_is_found() {
+    let mut walk = Walk::new(ALL);
+    let innocent = udp_with((9, 53), (FAR, TUN), &[0; 100]);
+    let nested = udp_with((9, 8285), (FAR, TUN), &[0; 100]);
+    walk.train(PEER, &[innocent.clone(), nested, innocent.clone()]);
+    assert_eq!(walk.written, hops(&[innocent.clone(), innocent]));
+    assert_eq!(walk.world.drops(), [(DropReason::NestedTunnel, 1)]);
+}
+
+#[test]
+fn damage_below_the_ip_header_is_delivered_as_it_came_and_never_merged() {
+    let damages: [(&str, usize, &[u8]); 5] = [
+        ("UDP length too long", 24, &[0, 200]),
+        ("UDP length too short", 24, &[0, 7]),
+        ("UDP length of zero", 24, &[0, 0]),
+        ("payload", 60, &[0xff]),
+        ("UDP checksum absent", 26, &[0, 0]),
+    ];
+    for (name, at, bytes) in damages {
+        for bad in 0..3 {
+            let mut packets: Vec<_> = (0..3).map(marked).collect();
+            packets[bad] = with(packets[bad].clone(), at, bytes);
+            let mut walk = Walk::new(ALL);
+            walk.train(PEER, &packets);
+            assert_eq!(walk.written, hops(&packets), "{name} in packet {bad}");
+            assert!(walk.writes >= 2, "{name} in packet {bad} was merged");
+        }
+    }
+    let segments: Vec<_> = (0..3).map(|at| tcp(FAR, POD, 1 + at * 88, &[1; 88])).collect();
+    for (name, byte) in [("data offset beyond the packet", 0xf0), ("data offset below 5", 0x40)] {
+        for bad in 0..3 {
+            let mut packets = segments.clone();
+            // Cut to 20 bytes of payload, so that 60 bytes of header are too many.
+            packets[bad] = with(packets[bad].clone(), 2, &[0, 60]);
+            packets[bad][32] = byte;
+            let expected: Vec<_> =
+                packets.iter().map(|packet| hop(&packet[..usize::from(packet[3])])).collect();
+            let mut walk = Walk::new(ALL);
+            walk.train(PEER, &packets);
+            assert_eq!(walk.written, expected, "{name} in packet {bad}");
+            assert!(walk.writes >= 2, "{name} in packet {bad} was merged");
+        }
+    }
+}
+
+#[test]
+fn padding_is_cut_off() {
+    let mut walk = Walk::new(ALL);
+    let packet = udp(FAR, POD, b"hello");
+    walk.receive(PEER, 200, &[&packet[..], &[0xdd; 100]].concat());
+    assert_eq!(walk.written, [hop(&packet)]);
+}
+
+#[test]
+fn an_empty_datagram_is_a_runt_and_a_train_without_a_size_is_one_datagram() {
+    let mut walk = Walk::new(ALL);
+    walk.receive(PEER, 0, &[]);
+    assert_eq!(walk.world.drops(), [(DropReason::Runt, 1)]);
+    walk.receive(PEER, 0, &marked(1));
+    assert_eq!(walk.written, [hop(&marked(1))]);
+    assert!(walk.conserved());
+}
+
+#[test]
+fn a_batch_that_merges_nothing_is_written_in_rounds() {
+    let mut walk = Walk::new(CoalesceLimits::NONE);
+    let packets: Vec<_> = (0..=255).map(marked).collect();
+    walk.train(PEER, &packets);
+    assert_eq!(walk.written, hops(&packets));
+    assert_eq!(walk.writes, 256);
+}
+
+#[test]
+fn errors_go_to_a_proven_owner_only() {
+    let expired = with(marked(1), 8, &[1]);
+    let unleased = with(expired.clone(), 12, &UNLEASED.octets());
+    let mut walk = Walk::new(ALL);
+    for (sender, packet) in [(STRANGER, &expired), (STRANGER, &unleased), (PEER, &unleased)] {
+        walk.receive(sender, packet.len(), packet);
+        assert!(walk.errors().is_empty(), "{sender} got an answer");
+    }
+    let other_port = SocketAddrV4::new(*PEER.ip(), 40_000);
+    walk.receive(other_port, expired.len(), &expired);
+    let errors = walk.errors();
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0].0, Some(PEER), "to the lease's endpoint, not to the sender's port");
+    assert_eq!(errors[0].1[12..20], [TUN.octets(), FAR.octets()].concat());
+    for _ in 0..9 {
+        walk.receive(PEER, expired.len(), &expired);
+    }
+    assert_eq!(walk.errors().len(), 5, "the burst to one source is six");
+    let stats = &walk.world.stats;
+    assert_eq!((stats.icmp_sent.get(), stats.icmp_limited.get()), (6, 4));
+    assert_eq!(stats.drops(DropReason::TtlExpired), 13);
+}
+
+#[test]
+fn never_about_an_icmp_error_or_a_later_fragment() {
+    let fragment = with(with(marked(1), 6, &[0, 5]), 8, &[1]);
+    let error = with(ipv4(1, FAR, POD, &[11; 40]), 8, &[1]);
+    let mut walk = Walk::new(ALL);
+    for packet in [fragment, error] {
+        walk.receive(PEER, packet.len(), &packet);
+    }
+    assert!(walk.errors().is_empty());
+    assert_eq!(walk.world.stats.drops(DropReason::TtlExpired), 2);
+}
+
+fn any_datagram() -> impl Strategy<Value = Vec<u8>> {
+    let addresses = [[10, 5, 2, 2], [10, 5, 1, 2], [10, 5, 3, 3], [10, 5, 1, 0], [127, 0, 0, 1]];
+    let edit = (0usize..60, any::<u8>());
+    (any::<u8>(), proptest::option::of(edit), any::<bool>(), 0usize..5, 0usize..5).prop_map(
+        move |(mark, edit, repair, source, destination)| {
+            let mut packet = marked(mark);
+            // Mostly one flow, so that there is something to merge.
+            if mark.is_multiple_of(4) {
+                packet[12..16].copy_from_slice(&addresses[source]);
+                packet[16..20].copy_from_slice(&addresses[destination]);
+                packet = seal(packet);
+            }
+            if let Some((at, byte)) = edit {
+                packet[at] = byte;
+            }
+            if repair { seal(packet) } else { packet }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_datagram_has_exactly_one_outcome(
+        trains in proptest::collection::vec(
+            (proptest::collection::vec(any_datagram(), 1..60), 0usize..4, 1usize..129),
+            1..8,
+        ),
+        noise in proptest::collection::vec(any::<u8>(), 0..3000),
+        noise_segment_bytes in any::<u16>(),
+        merge in any::<bool>(),
+    ) {
+        let senders = [PEER, OTHER, STRANGER, US];
+        let mut walk = Walk::new(if merge { ALL } else { CoalesceLimits::NONE });
+        let mut received = 0;
+        for (mut train, sender, last_bytes) in trains {
+            received += train.len() as u64;
+            train.last_mut().unwrap().truncate(last_bytes);
+            walk.receive(senders[sender], 128, &train.concat());
+            prop_assert!(walk.conserved());
+            prop_assert_eq!(walk.world.stats.packets_received.get(), received);
+        }
+        walk.receive(PEER, usize::from(noise_segment_bytes), &noise);
+        prop_assert!(walk.conserved());
+        for packet in &walk.written {
+            let header = crate::packet::ipv4::Ipv4Header::parse(packet);
+            let whole = header.is_ok_and(|header| usize::from(header.total_bytes) == packet.len());
+            prop_assert!(whole, "something malformed was written: {packet:?}");
+        }
+    }
+}

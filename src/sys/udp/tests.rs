@@ -1,0 +1,208 @@
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const SLOT_BYTES: usize = 64 << 10;
+
+fn loopback() -> (UdpSocket, SocketAddrV4) {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let std::net::SocketAddr::V4(address) = socket.local_addr().unwrap() else { unreachable!() };
+    (socket, address)
+}
+
+/// What came into the first slots, waiting for at least one datagram.
+fn receive(
+    batch: &mut ReceiveBatch,
+    socket: &UdpSocket,
+    arena: &mut [u8],
+    slots: usize,
+) -> Vec<Received> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match batch.receive(socket.as_fd(), arena, SLOT_BYTES, SLOT_BYTES, slots) {
+            Ok(count) => return (0..count).map(|index| batch.received(index)).collect(),
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                assert!(Instant::now() < deadline, "nothing came");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Sends `bytes` from `source`, cut into datagrams of `segment_bytes`.
+fn send(source: &UdpSocket, to: SocketAddrV4, segment_bytes: Option<u16>, bytes: &[u8]) {
+    let mut batch = SendBatch::new(1, 2);
+    // Two ranges: a datagram may be gathered from anywhere.
+    let middle = bytes.len() / 2;
+    let ranges =
+        [Range { offset: 0, bytes: middle }, Range { offset: middle, bytes: bytes.len() - middle }];
+    batch.push(bytes, to, segment_bytes, ranges.into_iter());
+    assert_eq!(batch.send(source.as_fd(), bytes, 0).unwrap(), 1);
+}
+
+fn noise(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 7 % 251) as u8).collect()
+}
+
+#[test]
+fn a_train_leaves_as_its_datagrams() {
+    let (sender, sender_address) = loopback();
+    let (receiver, to) = loopback();
+    let bytes = noise(1000);
+    send(&sender, to, Some(300), &bytes);
+    let mut batch = ReceiveBatch::new(8);
+    let mut arena = vec![0; 8 * SLOT_BYTES];
+    let received = receive(&mut batch, &receiver, &mut arena, 8);
+    let sizes: Vec<_> = received.iter().map(|received| received.bytes).collect();
+    assert_eq!(sizes, [300, 300, 300, 100]);
+    for (index, received) in received.iter().enumerate() {
+        assert_eq!(received.source, sender_address);
+        assert_eq!((received.segment_bytes, received.truncated), (None, false));
+        let slot = &arena[index * SLOT_BYTES..][..received.bytes];
+        assert_eq!(slot, &bytes[index * 300..][..received.bytes]);
+    }
+}
+
+#[test]
+fn a_train_arrives_whole_with_its_segment_size() {
+    let (sender, sender_address) = loopback();
+    let (receiver, to) = loopback();
+    enable_gro(receiver.as_fd()).unwrap();
+    for (segment_bytes, total) in [(300u16, 1000), (1400, 14_000), (1, 64), (1472, 65_507 - 35)] {
+        let bytes = noise(total);
+        send(&sender, to, Some(segment_bytes), &bytes);
+        let mut batch = ReceiveBatch::new(2);
+        let mut arena = vec![0; 2 * SLOT_BYTES];
+        let received = receive(&mut batch, &receiver, &mut arena, 2);
+        assert_eq!(received.len(), 1, "{segment_bytes}");
+        assert_eq!(received[0].segment_bytes, Some(segment_bytes));
+        assert_eq!(received[0].source, sender_address);
+        assert!(!received[0].truncated);
+        assert_eq!(arena[..received[0].bytes], bytes, "{segment_bytes}");
+    }
+    send(&sender, to, None, &noise(100));
+    let mut arena = vec![0; SLOT_BYTES];
+    let received = receive(&mut ReceiveBatch::new(1), &receiver, &mut arena, 1);
+    assert_eq!((received[0].bytes, received[0].segment_bytes), (100, None));
+}
+
+#[test]
+fn the_largest_and_the_smallest_datagram_arrive_uncut() {
+    let (sender, _) = loopback();
+    let (receiver, to) = loopback();
+    let mut batch = ReceiveBatch::new(1);
+    let mut arena = vec![0; SLOT_BYTES];
+    for bytes in [65_507, 0, 1] {
+        let datagram = noise(bytes);
+        send(&sender, to, None, &datagram);
+        let received = receive(&mut batch, &receiver, &mut arena, 1);
+        assert_eq!((received[0].bytes, received[0].truncated), (bytes, false));
+        assert_eq!(arena[..bytes], datagram);
+    }
+    let too_long = noise(65_508);
+    let mut batch = SendBatch::new(1, 1);
+    let whole = Range { offset: 0, bytes: too_long.len() };
+    batch.push(&too_long, to, None, std::iter::once(whole));
+    let error = batch.send(sender.as_fd(), &too_long, 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
+}
+
+#[test]
+fn a_slot_too_small_says_so() {
+    let (sender, _) = loopback();
+    let (receiver, to) = loopback();
+    send(&sender, to, None, &noise(100));
+    std::thread::sleep(Duration::from_millis(20));
+    let mut batch = ReceiveBatch::new(1);
+    let mut arena = [0; 64];
+    assert_eq!(batch.receive(receiver.as_fd(), &mut arena, 64, 64, 1).unwrap(), 1);
+    assert!(batch.received(0).truncated);
+}
+
+#[test]
+fn datagrams_dropped_for_lack_of_buffer_are_reported() {
+    let (sender, _) = loopback();
+    let (receiver, to) = loopback();
+    enable_overflow_count(receiver.as_fd()).unwrap();
+    set_int(receiver.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, 1).unwrap();
+    for _ in 0..50 {
+        send(&sender, to, None, &noise(1000));
+    }
+    let mut batch = ReceiveBatch::new(64);
+    let mut arena = vec![0; 64 * SLOT_BYTES];
+    let held = receive(&mut batch, &receiver, &mut arena, 64).len();
+    assert!(held < 50);
+    send(&sender, to, None, &noise(1000));
+    let received = receive(&mut batch, &receiver, &mut arena, 64);
+    assert_eq!(received[0].overflows, Some(50 - held as u32));
+}
+
+#[test]
+fn a_batch_goes_on_after_the_message_that_failed() {
+    let (sender, _) = loopback();
+    let (receiver, to) = loopback();
+    let arena = noise(66_000);
+    let mut batch = SendBatch::new(3, 3);
+    for bytes in [10, 66_000, 20] {
+        batch.push(&arena, to, None, std::iter::once(Range { offset: 0, bytes }));
+    }
+    assert_eq!((batch.len(), batch.is_empty()), (3, false));
+    assert_eq!(batch.send(sender.as_fd(), &arena, 0).unwrap(), 1);
+    assert!(batch.send(sender.as_fd(), &arena, 1).is_err());
+    assert_eq!(batch.send(sender.as_fd(), &arena, 2).unwrap(), 1);
+    let mut slots = vec![0; 4 * SLOT_BYTES];
+    let received = receive(&mut ReceiveBatch::new(4), &receiver, &mut slots, 4);
+    assert_eq!(received.iter().map(|r| r.bytes).collect::<Vec<_>>(), [10, 20]);
+    batch.clear();
+    assert!(batch.is_empty());
+}
+
+fn walked(bytes: &[u8]) -> Vec<(c_int, c_int, Vec<u8>)> {
+    let mut seen = Vec::new();
+    for_each_control(bytes, |level, kind, data| seen.push((level, kind, data.to_vec())));
+    seen
+}
+
+fn control(length: usize, level: c_int, kind: c_int, data: &[u8]) -> Vec<u8> {
+    let mut bytes = length.to_ne_bytes().to_vec();
+    bytes.extend(level.to_ne_bytes());
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(data);
+    bytes.resize(bytes.len().next_multiple_of(size_of::<usize>()), 0);
+    bytes
+}
+
+#[test]
+fn control_messages_are_walked_within_their_bounds() {
+    let header_bytes = size_of::<libc::cmsghdr>();
+    let first = control(header_bytes + 4, 17, 104, &[1, 2, 3, 4]);
+    let second = control(header_bytes + 4, 1, 40, &[5, 6, 7, 8]);
+    let both = [first.clone(), second].concat();
+    let expected = [(17, 104, vec![1, 2, 3, 4]), (1, 40, vec![5, 6, 7, 8])];
+    assert_eq!(walked(&both), expected);
+    assert_eq!(walked(&[]), []);
+    assert_eq!(walked(&first[..header_bytes + 4]), expected[..1], "the last needs no padding");
+    for cut in 0..header_bytes + 4 {
+        assert_eq!(walked(&first[..cut]), [], "cut to {cut} bytes");
+    }
+    for length in [0, 1, header_bytes - 1, first.len() + 1, usize::MAX, usize::MAX - 7] {
+        assert_eq!(walked(&control(length, 17, 104, &[0; 4])), [], "a length of {length}");
+        let behind_a_good_one = [first.clone(), control(length, 17, 104, &[0; 4])].concat();
+        assert_eq!(walked(&behind_a_good_one), expected[..1], "a length of {length}");
+    }
+    assert_eq!(walked(&control(header_bytes, 9, 9, &[])), [(9, 9, vec![])], "no data at all");
+}
+
+proptest::proptest! {
+    #[test]
+    fn control_messages_of_any_bytes_end_the_walk(
+        bytes in proptest::collection::vec(0u8..40, 0..200),
+    ) {
+        let seen: usize = walked(&bytes).iter().map(|(_, _, data)| data.len()).sum();
+        proptest::prop_assert!(seen <= bytes.len());
+    }
+}
