@@ -107,7 +107,10 @@ fn violation(line: usize, rule: &'static str, advice: impl Into<String>) -> Viol
 
 fn is_test_file(source: &Source) -> bool {
     let path = source.path.as_str();
-    !path.starts_with("src/") || path.ends_with("/tests.rs") || path.ends_with("_tests.rs")
+    !path.starts_with("src/")
+        || path.ends_with("/tests.rs")
+        || path.contains("/tests/")
+        || path.ends_with("_tests.rs")
 }
 
 fn imports(source: &Source) -> Vec<Violation> {

@@ -69,6 +69,8 @@ pub struct SendPlan {
     /// INVARIANT: indices into `messages`, at most one per destination.
     open: Vec<u16>,
     single_destinations: Vec<SocketAddrV4>,
+    /// More destinations refused than are remembered, so none gets trains.
+    all_single: bool,
 }
 
 impl SendPlan {
@@ -81,6 +83,7 @@ impl SendPlan {
             pieces: vec![Piece::default(); MESSAGES_MAX * PIECES_PER_MESSAGE].into_boxed_slice(),
             open: Vec::with_capacity(OPEN_TRAINS_MAX),
             single_destinations: Vec::with_capacity(SINGLE_DESTINATIONS_MAX),
+            all_single: false,
         }
     }
 
@@ -91,7 +94,7 @@ impl SendPlan {
             return;
         }
         if self.single_destinations.len() == SINGLE_DESTINATIONS_MAX {
-            self.limits = SendLimits::SINGLE;
+            self.all_single = true;
             return;
         }
         self.single_destinations.push(destination);
@@ -100,10 +103,14 @@ impl SendPlan {
     /// Forgets which destinations refused trains, so that they are tried again.
     pub fn allow_trains(&mut self) {
         self.single_destinations.clear();
+        self.all_single = false;
     }
 
     fn segments_max(&self, destination: SocketAddrV4) -> u16 {
-        if self.single_destinations.contains(&destination) { 1 } else { self.limits.segments_max }
+        if self.all_single || self.single_destinations.contains(&destination) {
+            return 1;
+        }
+        self.limits.segments_max
     }
 
     /// Whether a datagram in a new train would still fit.
@@ -333,6 +340,22 @@ mod tests {
         push(&mut plan, A, 0, 80);
         push(&mut plan, A, 1000, 80);
         assert_eq!(shape(&plan), [(A, 80, 2)]);
+    }
+
+    #[test]
+    fn when_too_many_destinations_refuse_all_get_single_datagrams_until_the_next_try() {
+        let mut plan = plan(64);
+        for host in 0..=SINGLE_DESTINATIONS_MAX as u32 {
+            plan.refuse_trains(SocketAddrV4::new(Ipv4Addr::from_bits(host), 8285));
+        }
+        push(&mut plan, B, 0, 80);
+        push(&mut plan, B, 1000, 80);
+        assert_eq!(shape(&plan), [(B, 80, 1), (B, 80, 1)]);
+        plan.clear();
+        plan.allow_trains();
+        push(&mut plan, B, 0, 80);
+        push(&mut plan, B, 1000, 80);
+        assert_eq!(shape(&plan), [(B, 80, 2)], "trains never came back");
     }
 
     #[test]

@@ -1,3 +1,5 @@
+//! The wrappers over the kernel's loopback: trains out and in, control messages, buffers.
+
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
