@@ -76,7 +76,7 @@ fn send_train(peer: &UdpSocket, bulk: &Super) {
     let mut batch = SendBatch::new(1, 1);
     let whole = Range { offset: 0, bytes: arena.len() };
     let segment_bytes = Some(bulk.segments[0].len() as u16);
-    batch.push(&arena, HOST, segment_bytes, std::iter::once(whole));
+    batch.push(HOST, segment_bytes, std::iter::once(whole));
     assert_eq!(batch.send(peer.as_fd(), &arena, 0).ok(), Some(1));
 }
 

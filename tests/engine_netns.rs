@@ -25,7 +25,7 @@ fn send_train(socket: &UdpSocket, datagrams: &[Vec<u8>]) {
     let arena = datagrams.concat();
     let mut batch = SendBatch::new(1, 1);
     let whole = Range { offset: 0, bytes: arena.len() };
-    batch.push(&arena, HOST, Some(segment_bytes), std::iter::once(whole));
+    batch.push(HOST, Some(segment_bytes), std::iter::once(whole));
     assert_eq!(batch.send(socket.as_fd(), &arena, 0).ok(), Some(1));
 }
 

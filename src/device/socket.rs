@@ -109,7 +109,7 @@ fn probe_segments_max() -> u16 {
     for candidate in SEGMENT_CANDIDATES {
         batch.clear();
         let range = Range { offset: 0, bytes: usize::from(candidate) };
-        batch.push(&arena, address, Some(1), std::iter::once(range));
+        batch.push(address, Some(1), std::iter::once(range));
         if batch.send(target.as_fd(), &arena, 0).is_ok_and(|sent| sent == 1) {
             return candidate;
         }

@@ -72,124 +72,124 @@ fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {
     }
 }
 
-/// Scratch for sendmmsg: headers, addresses, control messages and iovecs of one batch.
+/// Scratch for sendmmsg: the messages of one batch as ranges of an arena, and room for what the
+/// kernel is shown of them. Holds no pointer between calls that anybody follows.
 pub struct SendBatch {
+    messages: Vec<Message>,
+    ranges: Vec<Range>,
     headers: Vec<libc::mmsghdr>,
-    addresses: Vec<libc::sockaddr_in>,
     controls: Vec<Control>,
     iovecs: Vec<libc::iovec>,
-    /// Where each message's iovecs start in `iovecs`.
-    starts: Vec<usize>,
 }
 
-// SAFETY: the raw pointers inside are rewritten before each call from slices that the call itself
-// borrows; between calls nobody follows them.
-unsafe impl Send for SendBatch {}
+struct Message {
+    address: libc::sockaddr_in,
+    segment_bytes: Option<u16>,
+    first_range: usize,
+}
 
 impl SendBatch {
-    /// Scratch for at most `messages` messages of `iovecs` ranges in all.
+    /// Scratch for at most `messages` messages of `ranges` ranges in all.
     #[must_use]
-    pub fn new(messages: usize, iovecs: usize) -> Self {
+    pub fn new(messages: usize, ranges: usize) -> Self {
         Self {
+            messages: Vec::with_capacity(messages),
+            ranges: Vec::with_capacity(ranges),
             headers: Vec::with_capacity(messages),
-            addresses: Vec::with_capacity(messages),
             controls: Vec::with_capacity(messages),
-            iovecs: Vec::with_capacity(iovecs),
-            starts: Vec::with_capacity(messages + 1),
+            iovecs: Vec::with_capacity(ranges),
         }
     }
 
     /// Forgets the batch.
     pub fn clear(&mut self) {
-        self.headers.clear();
-        self.addresses.clear();
-        self.controls.clear();
-        self.iovecs.clear();
-        self.starts.clear();
+        self.messages.clear();
+        self.ranges.clear();
     }
 
-    /// Adds a message: the ranges of `arena`, cut into datagrams of `segment_bytes` if given.
-    /// Out-of-bounds ranges panic, as an index would.
+    /// Adds a message: the `ranges` of the arena that [`Self::send`] will get, cut into datagrams
+    /// of `segment_bytes` if given.
     pub fn push(
         &mut self,
-        arena: &[u8],
         destination: SocketAddrV4,
         segment_bytes: Option<u16>,
         ranges: impl Iterator<Item = Range>,
     ) {
-        self.starts.push(self.iovecs.len());
-        for range in ranges {
-            let bytes = &arena[range.offset..range.offset + range.bytes];
-            self.iovecs.push(libc::iovec {
-                iov_base: bytes.as_ptr().cast_mut().cast(),
-                iov_len: bytes.len(),
-            });
-        }
-        self.addresses.push(socket_address(destination));
-        let mut control = Control([0; CONTROL_BYTES]);
-        if let Some(segment_bytes) = segment_bytes {
-            write_segment_control(&mut control, segment_bytes);
-        }
-        self.controls.push(control);
-        // SAFETY: `mmsghdr` is plain old data for which all zeroes is a valid value.
-        let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
-        header.msg_hdr.msg_controllen = match segment_bytes {
-            Some(_) => control_space::<u16>(),
-            None => 0,
-        };
-        self.headers.push(header);
+        let address = socket_address(destination);
+        let first_range = self.ranges.len();
+        self.messages.push(Message { address, segment_bytes, first_range });
+        self.ranges.extend(ranges);
     }
 
     /// Messages in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.headers.len()
+        self.messages.len()
     }
 
     /// Whether the batch holds no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.headers.is_empty()
+        self.messages.is_empty()
     }
 
     /// Sends the messages from `first` on, without waiting; returns how many went. The error is
-    /// that of the first one. `arena` is the one that the batch was built from.
+    /// that of the first one. Ranges outside `arena` panic, as an index would.
     pub fn send(
         &mut self,
         socket: BorrowedFd<'_>,
         arena: &[u8],
         first: usize,
     ) -> io::Result<usize> {
-        debug_assert!(self.iovecs.iter().all(|iovec| {
-            let start = iovec.iov_base as usize;
-            let arena = arena.as_ptr_range();
-            start >= arena.start as usize && start + iovec.iov_len <= arena.end as usize
-        }));
-        for index in first..self.headers.len() {
-            let start = self.starts[index];
-            let end = self.starts.get(index + 1).copied().unwrap_or(self.iovecs.len());
-            let header = &mut self.headers[index].msg_hdr;
-            header.msg_name = (&raw mut self.addresses[index]).cast();
-            header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            header.msg_iov = self.iovecs[start..end].as_mut_ptr();
-            header.msg_iovlen = end - start;
-            header.msg_control = match header.msg_controllen {
-                0 => std::ptr::null_mut(),
-                _ => (&raw mut self.controls[index]).cast(),
-            };
-        }
-        let headers = &mut self.headers[first..];
-        // SAFETY: the headers point into vectors of `self`, borrowed for the call, and their
-        // iovecs at parts of `arena`, borrowed for the call too: `push` took them from its slice.
+        self.show(arena, first);
+        // SAFETY: `show` has just pointed the headers at addresses, control messages and iovecs
+        // in vectors of `self`, and the iovecs at parts of `arena`; all are borrowed for the call,
+        // and sendmmsg only reads through them.
         let sent = unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
-                headers.as_mut_ptr(),
-                headers.len() as c_uint,
+                self.headers.as_mut_ptr(),
+                self.headers.len() as c_uint,
                 libc::MSG_DONTWAIT,
             )
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+    }
+
+    /// Fills `headers` for the messages from `first` on. Iovecs and control messages are complete
+    /// before the first pointer to them is taken, so that no growth moves them.
+    fn show(&mut self, arena: &[u8], first: usize) {
+        let messages = self.messages.get(first..).unwrap_or_default();
+        let ranges_from = messages.first().map_or(self.ranges.len(), |m| m.first_range);
+        self.iovecs.clear();
+        self.iovecs.extend(self.ranges[ranges_from..].iter().map(|range| {
+            let bytes = &arena[range.offset..range.offset + range.bytes];
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+        }));
+        self.controls.clear();
+        self.controls.extend(messages.iter().map(|message| segment_control(message.segment_bytes)));
+        self.headers.clear();
+        // One pointer each, taken once: every further borrow of the vectors would end its validity.
+        let (iovecs, controls) = (self.iovecs.as_mut_ptr(), self.controls.as_mut_ptr());
+        let iovecs_len = self.iovecs.len();
+        for (index, message) in messages.iter().enumerate() {
+            let start = message.first_range - ranges_from;
+            let next = messages.get(index + 1);
+            let end = next.map_or(iovecs_len, |m| m.first_range - ranges_from);
+            // SAFETY: `mmsghdr` is plain old data for which all zeroes is a valid value.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_name = (&raw const message.address).cast_mut().cast();
+            header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            // SAFETY: `start` is at most the number of iovecs, as ranges only grow.
+            header.msg_hdr.msg_iov = unsafe { iovecs.add(start) };
+            header.msg_hdr.msg_iovlen = end - start;
+            if message.segment_bytes.is_some() {
+                // SAFETY: there are as many control messages as messages.
+                header.msg_hdr.msg_control = unsafe { controls.add(index) }.cast();
+                header.msg_hdr.msg_controllen = control_space::<u16>();
+            }
+            self.headers.push(header);
+        }
     }
 }
 
@@ -198,8 +198,11 @@ fn control_space<T>() -> usize {
     unsafe { libc::CMSG_SPACE(size_of::<T>() as c_uint) as usize }
 }
 
-fn write_segment_control(control: &mut Control, segment_bytes: u16) {
+/// A UDP_SEGMENT message, or nothing.
+fn segment_control(segment_bytes: Option<u16>) -> Control {
     const { assert!(CONTROL_BYTES >= size_of::<libc::cmsghdr>() + 8) };
+    let mut control = Control([0; CONTROL_BYTES]);
+    let Some(segment_bytes) = segment_bytes else { return control };
     let header = libc::cmsghdr {
         // SAFETY: CMSG_LEN only computes.
         cmsg_len: unsafe { libc::CMSG_LEN(size_of::<u16>() as c_uint) as usize },
@@ -210,6 +213,7 @@ fn write_segment_control(control: &mut Control, segment_bytes: u16) {
     unsafe { control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(header) };
     let data_at = size_of::<libc::cmsghdr>();
     control.0[data_at..data_at + 2].copy_from_slice(&segment_bytes.to_ne_bytes());
+    control
 }
 
 /// What one receive brought.
@@ -234,9 +238,6 @@ pub struct ReceiveBatch {
     controls: Vec<Control>,
     iovecs: Vec<libc::iovec>,
 }
-
-// SAFETY: as for `SendBatch`: pointers are rewritten before each call and followed by none between.
-unsafe impl Send for ReceiveBatch {}
 
 impl ReceiveBatch {
     /// Scratch for at most `messages` messages a call.
@@ -264,21 +265,27 @@ impl ReceiveBatch {
         messages_max: usize,
     ) -> io::Result<usize> {
         let count = messages_max.min(self.headers.len());
-        for index in 0..count {
-            let slot = &mut arena[index * stride..][..slot_bytes];
-            self.iovecs[index] =
-                libc::iovec { iov_base: slot.as_mut_ptr().cast(), iov_len: slot.len() };
-            let header = &mut self.headers[index].msg_hdr;
-            header.msg_name = (&raw mut self.addresses[index]).cast();
+        let last_end = count.saturating_sub(1) * stride + slot_bytes;
+        assert!(slot_bytes <= stride && last_end <= arena.len(), "slots lie apart in the arena");
+        let start = arena.as_mut_ptr();
+        for (index, iovec) in self.iovecs[..count].iter_mut().enumerate() {
+            // SAFETY: `index * stride + slot_bytes` is within the arena, as asserted.
+            let slot = unsafe { start.add(index * stride) };
+            *iovec = libc::iovec { iov_base: slot.cast(), iov_len: slot_bytes };
+        }
+        let scratch = self.addresses.iter_mut().zip(&mut self.controls).zip(&mut self.iovecs);
+        for (header, ((address, control), iovec)) in self.headers[..count].iter_mut().zip(scratch) {
+            let header = &mut header.msg_hdr;
+            header.msg_name = (&raw mut *address).cast();
             header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            header.msg_iov = &raw mut self.iovecs[index];
+            header.msg_iov = &raw mut *iovec;
             header.msg_iovlen = 1;
-            header.msg_control = (&raw mut self.controls[index]).cast();
+            header.msg_control = (&raw mut *control).cast();
             header.msg_controllen = CONTROL_BYTES;
             header.msg_flags = 0;
         }
-        // SAFETY: the first `count` headers point into vectors of `self` and at disjoint-or-not
-        // slots of `arena`, all borrowed mutably for the call, each with its true length.
+        // SAFETY: the first `count` headers point into vectors of `self` and at slots of `arena`
+        // that don't overlap, all borrowed mutably for the call, each with its true length.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),

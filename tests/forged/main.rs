@@ -258,7 +258,7 @@ fn forged_packets_inside_a_train_of_honest_ones_are_picked_out() {
         let mut batch = SendBatch::new(1, 1);
         let range = Range { offset: 0, bytes: train.len() };
         let size = u16::try_from(segment).unwrap();
-        batch.push(&train, Scene::tunnel(), Some(size), std::iter::once(range));
+        batch.push(Scene::tunnel(), Some(size), std::iter::once(range));
         assert_eq!(batch.send(scene.peer.as_fd(), &train, 0).unwrap(), 1);
         *expected.entry(reason).or_default() += 5;
         trains += 1;

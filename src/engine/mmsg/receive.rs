@@ -163,7 +163,7 @@ impl Receive {
 fn send_reply(config: &WorkerConfig, batch: &mut SendBatch, endpoint: SocketAddrV4, bytes: &[u8]) {
     batch.clear();
     let whole = Range { offset: 0, bytes: bytes.len() };
-    batch.push(bytes, endpoint, None, std::iter::once(whole));
+    batch.push(endpoint, None, std::iter::once(whole));
     // The sender repeats what mattered, and so will the error.
     batch.send(config.socket.as_fd(), bytes, 0).ok();
 }

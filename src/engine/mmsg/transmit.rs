@@ -105,7 +105,7 @@ impl Transmit {
         for (index, message) in plan.messages().iter().enumerate() {
             let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
             let ranges = plan.pieces(index).iter().map(as_range);
-            self.batch.push(&self.arena, message.destination, segment_bytes, ranges);
+            self.batch.push(message.destination, segment_bytes, ranges);
         }
         let mut first = 0;
         let mut retries = 0;
@@ -148,7 +148,7 @@ impl Transmit {
         let mut lengths = [0u32; SEGMENTS_MAX];
         plan.for_each_datagram(index, |pieces| {
             lengths[singles.len()] = pieces.iter().map(|piece| piece.bytes).sum();
-            singles.push(arena, destination, None, pieces.iter().map(as_range));
+            singles.push(destination, None, pieces.iter().map(as_range));
         });
         let mut first = 0;
         let mut retries = 0;

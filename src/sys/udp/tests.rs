@@ -42,7 +42,7 @@ fn send(source: &UdpSocket, to: SocketAddrV4, segment_bytes: Option<u16>, bytes:
     let middle = bytes.len() / 2;
     let ranges =
         [Range { offset: 0, bytes: middle }, Range { offset: middle, bytes: bytes.len() - middle }];
-    batch.push(bytes, to, segment_bytes, ranges.into_iter());
+    batch.push(to, segment_bytes, ranges.into_iter());
     assert_eq!(batch.send(source.as_fd(), bytes, 0).unwrap(), 1);
 }
 
@@ -108,7 +108,7 @@ fn the_largest_and_the_smallest_datagram_arrive_uncut() {
     let too_long = noise(65_508);
     let mut batch = SendBatch::new(1, 1);
     let whole = Range { offset: 0, bytes: too_long.len() };
-    batch.push(&too_long, to, None, std::iter::once(whole));
+    batch.push(to, None, std::iter::once(whole));
     let error = batch.send(sender.as_fd(), &too_long, 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
 }
@@ -150,7 +150,7 @@ fn a_batch_goes_on_after_the_message_that_failed() {
     let arena = noise(66_000);
     let mut batch = SendBatch::new(3, 3);
     for bytes in [10, 66_000, 20] {
-        batch.push(&arena, to, None, std::iter::once(Range { offset: 0, bytes }));
+        batch.push(to, None, std::iter::once(Range { offset: 0, bytes }));
     }
     assert_eq!((batch.len(), batch.is_empty()), (3, false));
     assert_eq!(batch.send(sender.as_fd(), &arena, 0).unwrap(), 1);
