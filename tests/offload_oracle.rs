@@ -273,6 +273,18 @@ fn a_bulk_stream_is_written_45_packets_at_a_time() {
 }
 
 #[test]
+fn acknowledgements_of_one_flow_do_not_split_the_super_packets_of_another() {
+    let mut specs = Vec::new();
+    for data in plain_stream(20) {
+        let mut acknowledgement = Spec::tcp(1, 9, data.id, Vec::new());
+        acknowledgement.acknowledgement = data.sequence;
+        specs.extend([data, acknowledgement]);
+    }
+    let (_, writes) = through_coalescer(&built(&specs), ALL);
+    assert_eq!(writes, 21, "one super-packet and 20 acknowledgements were expected");
+}
+
+#[test]
 fn udp_of_one_size_merges_up_to_the_limit() {
     let mut specs = plain_stream(130);
     for spec in &mut specs {

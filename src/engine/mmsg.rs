@@ -1,6 +1,6 @@
 //! The portable engine: epoll, readv and writev on the TUN device, recvmmsg and sendmmsg on the
 //! socket. One thread serves both directions, so a busy one can't starve the other: each turn
-//! moves at most one bounded batch each way.
+//! moves at most one batch each way, bounded by bytes and by packets.
 
 mod receive;
 mod transmit;
@@ -35,6 +35,10 @@ const TRAINS_RETRY_NS: u64 = 600 * 1_000_000_000;
 /// processor. Work that arrives meanwhile needs no wake-up, which is the dearest part of a small
 /// packet's way; on a processor with nothing else to do it makes about 10 microseconds of waiting.
 const IDLE_TURNS_MAX: usize = 16;
+
+/// A yield that took longer than this gave the processor to somebody who uses it. Yielding on
+/// would cost a scheduler slice a time; a sleeper is woken at once.
+const YIELD_NS_MAX: u64 = 50_000;
 
 /// What a turn in one direction found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +94,11 @@ fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
             (tun_ready, socket_ready) = wait(&waiter).map_err(WorkerEnd::WaitFailed)?;
             idle_turns = 0;
         } else if sent.drained && received.drained {
+            let before_ns = monotonic_ns();
             sched_yield();
+            if monotonic_ns() - before_ns > YIELD_NS_MAX {
+                idle_turns = IDLE_TURNS_MAX;
+            }
         }
     }
     Ok(())

@@ -5,6 +5,7 @@
 //! they wait and do I/O; what happens to a packet is in `forward`, the same for all.
 
 mod mmsg;
+mod outcome;
 mod refusal;
 mod wake;
 
@@ -42,7 +43,7 @@ pub enum WorkerEnd {
     Stopped,
     /// The TUN device is gone; a new one and a new worker are needed.
     TunGone(io::Error),
-    /// Waiting for work failed, which leaves nothing to go on with.
+    /// Waiting for work or receiving failed, which leaves nothing to go on with.
     WaitFailed(io::Error),
 }
 
@@ -53,8 +54,9 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts the worker's thread. `on_end` is called on that thread when it ends, whatever the
-    /// reason, after its devices are closed.
+    /// Starts the worker's thread. `on_end` is called on that thread when it ends, after its
+    /// devices are closed. A panic skips it; the device then vanishes with the thread, which the
+    /// owner notices as it notices any other loss of the device.
     pub fn spawn(
         config: WorkerConfig,
         on_end: impl FnOnce(WorkerEnd) + Send + 'static,

@@ -68,6 +68,37 @@ pub(super) fn read_write(error: &io::Error, merged: bool) -> WriteRefusal {
     }
 }
 
+/// What to do after a failed TUN read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReadRefusal {
+    /// Nothing is left for now.
+    Drained,
+    /// Try again.
+    Again,
+    /// One packet could not be handed over, and is lost; the queue goes on.
+    Packet,
+    /// The device is gone.
+    Gone,
+}
+
+/// Reads the errno of a TUN read.
+///
+/// Only EBADFD says that the device is gone. EINVAL is one packet whose offload the kernel can't
+/// express (`tun_put_user`, drivers/net/tun.c), already taken off the queue.
+pub(super) fn read_read(error: &io::Error) -> ReadRefusal {
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => ReadRefusal::Drained,
+        Some(Errno::INTR) => ReadRefusal::Again,
+        Some(Errno::BADFD | Errno::BADF) => ReadRefusal::Gone,
+        _ => ReadRefusal::Packet,
+    }
+}
+
+/// Whether a failed receive means no more than that nothing is to be had now.
+pub(super) fn receive_is_drained(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::INTR | Errno::CONNREFUSED))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +120,18 @@ mod tests {
         );
         assert_eq!(read_send(&error(Errno::CONNREFUSED), true), SendRefusal::Stale);
         assert_eq!(read_send(&error(Errno::NOBUFS), false), SendRefusal::Busy);
+    }
+
+    #[test]
+    fn one_unreadable_packet_is_not_taken_for_a_lost_device() {
+        assert_eq!(read_read(&error(Errno::INVAL)), ReadRefusal::Packet);
+        assert_eq!(read_read(&error(Errno::BADFD)), ReadRefusal::Gone);
+        assert_eq!(read_read(&error(Errno::AGAIN)), ReadRefusal::Drained);
+        assert!(receive_is_drained(&error(Errno::AGAIN)));
+        assert!(
+            !receive_is_drained(&error(Errno::PERM)),
+            "a forbidden receive would spin for ever"
+        );
     }
 
     #[test]

@@ -130,6 +130,13 @@ impl Egress {
         self.resume(arena)
     }
 
+    /// Counts a packet that the device could not hand over.
+    pub fn unreadable(&self, pass: &Pass<'_>) {
+        pass.stats.reads.add(1);
+        pass.stats.packets_received.add(1);
+        pass.stats.drop(DropReason::BadOffloadHeader, 1);
+    }
+
     /// Goes on with the packet that met a full plan.
     pub fn resume(&mut self, arena: &mut [u8]) -> Result<(), Full> {
         match self.pending.take() {

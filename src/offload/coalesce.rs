@@ -91,6 +91,19 @@ struct FlowKey {
     protocol: u8,
 }
 
+impl FlowKey {
+    /// The flow of an unfragmented packet; `None` if it is cut before its ports.
+    fn of(header: &Ipv4Header, bytes: &[u8]) -> Option<Self> {
+        let ports = bytes.get(usize::from(header.header_bytes)..)?.first_chunk()?;
+        Some(Self {
+            source: header.source,
+            destination: header.destination,
+            ports: *ports,
+            protocol: header.protocol,
+        })
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct OpenFlow {
     key: FlowKey,
@@ -143,10 +156,7 @@ impl Coalescer {
         let bytes = &arena[packet.range()];
         let Some(candidate) = self.candidate(header, bytes) else {
             self.begin(packet, None)?;
-            // Ports may be unknown (fragments), so every flow between the two hosts ends here.
-            self.open.retain(|flow| {
-                flow.key.source != header.source || flow.key.destination != header.destination
-            });
+            self.close_flows_of(header, bytes);
             return Ok(());
         };
         let open_at = self.open.iter().rposition(|flow| flow.key == candidate.key);
@@ -167,6 +177,18 @@ impl Coalescer {
         let index = self.begin(packet, Some((header, &candidate)))?;
         self.open_flow(open_at, OpenFlow { key: candidate.key, item: index as u16 });
         Ok(())
+    }
+
+    /// What comes later of a packet's flow must not be merged into what came before it. A
+    /// fragment may belong to any flow between its two hosts; other protocols have no open flow.
+    fn close_flows_of(&mut self, header: &Ipv4Header, bytes: &[u8]) {
+        if header.is_fragment() {
+            self.open.retain(|flow| {
+                flow.key.source != header.source || flow.key.destination != header.destination
+            });
+        } else if let Some(key) = FlowKey::of(header, bytes) {
+            self.open.retain(|flow| flow.key != key);
+        }
     }
 
     fn open_flow(&mut self, open_at: Option<usize>, flow: OpenFlow) {
@@ -208,12 +230,7 @@ impl Coalescer {
         };
         let payload_bytes = transport.len().checked_sub(transport_header_bytes)?;
         (payload_bytes > 0).then_some(Candidate {
-            key: FlowKey {
-                source: header.source,
-                destination: header.destination,
-                ports: [transport[0], transport[1], transport[2], transport[3]],
-                protocol: header.protocol,
-            },
+            key: FlowKey::of(header, bytes)?,
             kind,
             header_bytes: IP_HEADER_BYTES + transport_header_bytes,
             payload_bytes,

@@ -121,6 +121,15 @@ impl SendBatch {
         self.ranges.extend(ranges);
     }
 
+    /// Bytes of message `index`; 0 if there is none.
+    #[must_use]
+    pub fn bytes(&self, index: usize) -> u64 {
+        let Some(message) = self.messages.get(index) else { return 0 };
+        let next = self.messages.get(index + 1);
+        let end = next.map_or(self.ranges.len(), |next| next.first_range);
+        self.ranges[message.first_range..end].iter().map(|range| range.bytes as u64).sum()
+    }
+
     /// Messages in the batch.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 
-use crate::engine::refusal::{WriteRefusal, read_write};
+use crate::engine::refusal::{WriteRefusal, read_write, receive_is_drained};
 use crate::engine::{WorkerConfig, WorkerEnd};
 use crate::forward::{Ingress, Pass, Train};
 use crate::offload::{
@@ -35,7 +35,8 @@ pub(super) struct Receive {
     batch: ReceiveBatch,
     ingress: Ingress,
     reply: SendBatch,
-    /// The largest receive of the last batch: the guess for the next, which bounds its bytes.
+    /// The mean receive of the last batch: the guess for the next, which bounds its bytes. Where
+    /// the guess is wrong once, a batch may fill all its slots, 4 MiB, and the next guess is right.
     expected_bytes: usize,
     overflows_seen: u32,
     /// Why the TUN device is gone, once a write has found it so.
@@ -55,7 +56,8 @@ impl Receive {
             ingress: Ingress::new(limits),
             reply: SendBatch::new(1, 1),
             expected_bytes: DATAGRAM_BYTES_MIN,
-            overflows_seen: 0,
+            // The kernel counts for the socket's life, and socket and counters outlive a worker.
+            overflows_seen: config.stats.receive_overflows.get() as u32,
             gone: None,
         }
     }
@@ -67,20 +69,24 @@ impl Receive {
         pass: &Pass<'_>,
     ) -> Result<Turn, WorkerEnd> {
         let mut drained = false;
-        let (mut slots_used, mut bytes, mut largest_bytes) = (0, 0, DATAGRAM_BYTES_MIN);
+        let mut failed = None;
+        let (mut slots_used, mut bytes) = (0, 0);
         while slots_used < SLOTS && bytes < BATCH_BYTES {
             let wanted = (BATCH_BYTES - bytes).div_ceil(self.expected_bytes);
             let wanted = wanted.min(SLOTS - slots_used);
             let arena = &mut self.arena[slots_used * SLOT_STRIDE..];
             let socket = config.socket.as_fd();
             let received = self.batch.receive(socket, arena, SLOT_BYTES, SLOT_STRIDE, wanted);
-            // An error here is a queued ICMP error of an earlier send, or no data: both mean that
-            // nothing is to be had now, and the wait tells when there is.
-            let received = received.unwrap_or(0);
+            let received = match received {
+                Ok(received) => received,
+                Err(error) if receive_is_drained(&error) => 0,
+                Err(error) => {
+                    failed = Some(error);
+                    0
+                }
+            };
             for index in 0..received {
-                let train_bytes = self.take(config, pass, slots_used + index, index);
-                bytes += train_bytes;
-                largest_bytes = largest_bytes.max(train_bytes);
+                bytes += self.take(config, pass, slots_used + index, index);
             }
             slots_used += received;
             if received < wanted {
@@ -88,14 +94,15 @@ impl Receive {
                 break;
             }
         }
-        if slots_used > 0 {
-            self.expected_bytes = largest_bytes;
+        if let Some(mean_bytes) = bytes.checked_div(slots_used) {
+            self.expected_bytes = mean_bytes.max(DATAGRAM_BYTES_MIN);
         }
         self.write_plan(config, pass.stats);
         self.send_replies(config);
-        match self.gone.take() {
-            Some(error) => Err(WorkerEnd::TunGone(error)),
-            None => Ok(Turn { reads: slots_used, drained }),
+        match (self.gone.take(), failed) {
+            (Some(error), _) => Err(WorkerEnd::TunGone(error)),
+            (None, Some(error)) => Err(WorkerEnd::WaitFailed(error)),
+            (None, None) => Ok(Turn { reads: slots_used, drained }),
         }
     }
 

@@ -1,15 +1,18 @@
 //! From the TUN device to the network: read a batch, have it judged and planned, send the plan.
 
-use std::io::{self, IoSlice};
+use std::cell::Cell;
+use std::io::IoSlice;
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 
-use crate::engine::refusal::{SendRefusal, read_send};
+use crate::engine::outcome::{Outcome, carry_out};
+use crate::engine::refusal::{ReadRefusal, read_read};
 use crate::engine::{WorkerConfig, WorkerEnd};
 use crate::forward::{Egress, Pass};
-use crate::offload::{MESSAGES_MAX, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, VNET_HEADER_BYTES};
+use crate::offload::{
+    MESSAGES_MAX, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan, VNET_HEADER_BYTES,
+};
 use crate::stats::{DirectionStats, DropReason};
 use crate::sys::{Range, udp::SendBatch};
 
@@ -25,18 +28,18 @@ const HEADERS_BYTES: usize = 64 << 10;
 /// Where headers lie in the arena: behind the last byte that a read can fill.
 const HEADERS_AT: usize = BATCH_BYTES + READ_BYTES_MAX;
 
-/// How long a full send buffer may hold up the worker before packets are dropped. A 10 Gb/s link
-/// empties it in 3 ms; a slower one is congested, and dropping is the signal.
+/// How long a full send buffer may hold up one turn, and with it the other direction, before
+/// packets are dropped. The kernel reports room once half the buffer is free, 3 ms at 10 Gb/s; a
+/// slower link is congested, and dropping is the signal.
 const BUSY_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-
-/// Tries for one send whose error may be an earlier datagram's.
-const STALE_RETRIES_MAX: usize = 8;
 
 pub(super) struct Transmit {
     arena: Box<[u8]>,
     egress: Egress,
     batch: SendBatch,
     singles: SendBatch,
+    /// Whether this turn has waited for the send buffer already.
+    waited: Cell<bool>,
 }
 
 impl Transmit {
@@ -46,6 +49,7 @@ impl Transmit {
             egress: Egress::new(config.socket.limits(), HEADERS_AT),
             batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * PIECES_PER_MESSAGE),
             singles: SendBatch::new(SEGMENTS_MAX, PIECES_PER_MESSAGE + SEGMENTS_MAX),
+            waited: Cell::new(false),
         }
     }
 
@@ -62,21 +66,28 @@ impl Transmit {
     ) -> Result<Turn, WorkerEnd> {
         let mut drained = false;
         let mut gone = None;
-        let mut used_bytes = 0;
-        let mut packets = 0;
+        let (mut used_bytes, mut packets, mut unreadable) = (0, 0, 0);
+        self.waited.set(false);
         while used_bytes < BATCH_BYTES && packets < BATCH_PACKETS {
             let mut vnet_header = [0; VNET_HEADER_BYTES];
             let room = &mut self.arena[used_bytes..used_bytes + READ_BYTES_MAX];
             let bytes = match config.tun.read(&mut vnet_header, room) {
                 Ok(bytes) => bytes,
-                Err(error) => match Errno::from_io_error(&error) {
-                    Some(Errno::AGAIN) => {
+                Err(error) => match read_read(&error) {
+                    ReadRefusal::Drained => {
                         drained = true;
                         break;
                     }
-                    Some(Errno::INTR) => continue,
-                    // What was read before goes out all the same.
-                    _ => {
+                    ReadRefusal::Again => continue,
+                    ReadRefusal::Packet if unreadable < BATCH_PACKETS - 1 => {
+                        self.egress.unreadable(pass);
+                        unreadable += 1;
+                        packets += 1;
+                        continue;
+                    }
+                    // A batch of nothing but errors is no queue any more. What was read before
+                    // goes out all the same.
+                    ReadRefusal::Packet | ReadRefusal::Gone => {
                         gone = Some(error);
                         break;
                     }
@@ -100,77 +111,44 @@ impl Transmit {
     }
 
     fn send_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
-        let plan = self.egress.plan();
-        self.batch.clear();
+        let Self { arena, egress, batch, singles, waited } = self;
+        let plan = egress.plan();
+        batch.clear();
         for (index, message) in plan.messages().iter().enumerate() {
             let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
-            let ranges = plan.pieces(index).iter().map(as_range);
-            self.batch.push(message.destination, segment_bytes, ranges);
+            batch.push(message.destination, segment_bytes, plan.pieces(index).iter().map(as_range));
         }
-        let mut first = 0;
-        let mut retries = 0;
-        while first < self.batch.len() {
-            let message = self.egress.plan().messages()[first];
-            match self.batch.send(config.socket.as_fd(), &self.arena, first) {
-                Ok(sent) => {
-                    for message in &self.egress.plan().messages()[first..first + sent] {
-                        count_sent(stats, u64::from(message.segments), u64::from(message.bytes));
+        let messages = plan.messages();
+        let mut refusing = None;
+        carry_out(
+            batch.len(),
+            |index| messages[index].segments > 1,
+            |first| batch.send(config.socket.as_fd(), arena, first),
+            || wait_once(config, waited),
+            |range, outcome| match outcome {
+                Outcome::Sent => {
+                    for message in &messages[range] {
+                        let packets = u64::from(message.segments);
+                        count_sent(stats, 1, packets, u64::from(message.bytes));
                     }
-                    first += sent;
-                    retries = 0;
-                    continue;
                 }
-                Err(error) => match retry(config, &error, message.segments > 1, retries) {
-                    Next::Again => {
-                        retries += 1;
-                        continue;
+                Outcome::Refused => {
+                    config.stats.gso_fallbacks.add(1);
+                    // What refuses single datagrams as well has nothing against trains.
+                    gather_datagrams(plan, range.start, singles);
+                    if send_one_by_one(config, stats, arena, singles, waited) > 0 {
+                        refusing = Some(messages[range.start].destination);
                     }
-                    Next::OneByOne => {
-                        config.stats.gso_fallbacks.add(1);
-                        self.send_one_by_one(config, stats, first);
-                        self.egress.plan_mut().refuse_trains(message.destination);
-                    }
-                    Next::Drop(reason) => stats.drop(reason, u64::from(message.segments)),
-                },
-            }
-            first += 1;
-            retries = 0;
+                }
+                Outcome::Dropped(reason) => {
+                    stats.drop(reason, u64::from(messages[range.start].segments));
+                }
+            },
+        );
+        if let Some(destination) = refusing {
+            self.egress.plan_mut().refuse_trains(destination);
         }
         self.egress.sent();
-    }
-
-    /// Sends the datagrams of a refused train, the same bytes, each on its own.
-    fn send_one_by_one(&mut self, config: &WorkerConfig, stats: &DirectionStats, index: usize) {
-        let plan = self.egress.plan();
-        let destination = plan.messages()[index].destination;
-        let (arena, singles) = (&self.arena, &mut self.singles);
-        singles.clear();
-        let mut lengths = [0u32; SEGMENTS_MAX];
-        plan.for_each_datagram(index, |pieces| {
-            lengths[singles.len()] = pieces.iter().map(|piece| piece.bytes).sum();
-            singles.push(destination, None, pieces.iter().map(as_range));
-        });
-        let mut first = 0;
-        let mut retries = 0;
-        while first < singles.len() {
-            match singles.send(config.socket.as_fd(), arena, first) {
-                Ok(sent) => {
-                    let bytes = lengths[first..first + sent].iter().map(|&b| u64::from(b)).sum();
-                    count_sent(stats, sent as u64, bytes);
-                    first += sent;
-                    retries = 0;
-                }
-                Err(error) => match retry(config, &error, false, retries) {
-                    Next::Again => retries += 1,
-                    Next::OneByOne => first += 1,
-                    Next::Drop(reason) => {
-                        stats.drop(reason, 1);
-                        first += 1;
-                        retries = 0;
-                    }
-                },
-            }
-        }
     }
 
     fn write_replies(&mut self, config: &WorkerConfig) {
@@ -184,35 +162,61 @@ impl Transmit {
     }
 }
 
-/// What follows a refused send.
-enum Next {
-    Again,
-    OneByOne,
-    Drop(DropReason),
+/// Makes `singles` the datagrams of train `index`.
+fn gather_datagrams(plan: &SendPlan, index: usize, singles: &mut SendBatch) {
+    let destination = plan.messages()[index].destination;
+    singles.clear();
+    plan.for_each_datagram(index, |pieces| {
+        singles.push(destination, None, pieces.iter().map(as_range));
+    });
 }
 
-fn retry(config: &WorkerConfig, error: &io::Error, train: bool, retries: usize) -> Next {
-    match read_send(error, train) {
-        SendRefusal::Train => Next::OneByOne,
-        SendRefusal::Busy if retries == 0 => {
-            let mut room = [PollFd::new(&config.socket, PollFlags::OUT)];
-            // Whether it timed out or not, the next try tells.
-            poll(&mut room, Some(&BUSY_WAIT)).ok();
-            Next::Again
-        }
-        SendRefusal::Busy => Next::Drop(DropReason::SendBufferFull),
-        SendRefusal::Stale if retries < STALE_RETRIES_MAX => Next::Again,
-        SendRefusal::Stale => Next::Drop(DropReason::SendFailed),
-        SendRefusal::Drop(reason) => Next::Drop(reason),
+/// Sends the datagrams of a refused train, the same bytes, each on its own; returns how many went.
+fn send_one_by_one(
+    config: &WorkerConfig,
+    stats: &DirectionStats,
+    arena: &[u8],
+    singles: &mut SendBatch,
+    waited: &Cell<bool>,
+) -> usize {
+    let mut sent = 0;
+    let mut sent_bytes = 0;
+    let lengths: [u64; SEGMENTS_MAX] = std::array::from_fn(|index| singles.bytes(index));
+    carry_out(
+        singles.len(),
+        |_| false,
+        |first| singles.send(config.socket.as_fd(), arena, first),
+        || wait_once(config, waited),
+        |range, outcome| match outcome {
+            Outcome::Sent => {
+                sent += range.len();
+                sent_bytes += lengths[range].iter().sum::<u64>();
+            }
+            Outcome::Refused => stats.drop(DropReason::SendFailed, 1),
+            Outcome::Dropped(reason) => stats.drop(reason, 1),
+        },
+    );
+    count_sent(stats, sent as u64, sent as u64, sent_bytes);
+    sent
+}
+
+/// Waits for room in the send buffer, unless this turn has waited already.
+fn wait_once(config: &WorkerConfig, waited: &Cell<bool>) -> bool {
+    if waited.replace(true) {
+        return false;
     }
+    let mut room = [PollFd::new(&config.socket, PollFlags::OUT)];
+    // Whether it timed out or not, the next try tells.
+    poll(&mut room, Some(&BUSY_WAIT)).ok();
+    true
 }
 
 fn as_range(piece: &Piece) -> Range {
     Range { offset: piece.offset as usize, bytes: piece.bytes as usize }
 }
 
-fn count_sent(stats: &DirectionStats, packets: u64, bytes: u64) {
+fn count_sent(stats: &DirectionStats, writes: u64, packets: u64, bytes: u64) {
     stats.packets_forwarded.add(packets);
     stats.bytes_forwarded.add(bytes);
-    stats.writes.add(1);
+    stats.writes.add(writes);
 }
