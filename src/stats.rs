@@ -133,7 +133,8 @@ pub struct DirectionStats {
     pub reads: Counter,
     /// Writes: datagrams or trains to the socket, packets or super-packets to the TUN.
     pub writes: Counter,
-    /// ICMP errors written because of packets of this direction.
+    /// ICMP errors made because of packets of this direction; one about a device or peer that is
+    /// gone may still be lost on its way.
     pub icmp_sent: Counter,
     /// ICMP errors that the rate limit held back.
     pub icmp_limited: Counter,

@@ -112,7 +112,7 @@ impl UdpNetwork {
         let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
         let offload = setup.offload;
         let socket = Arc::new(TunnelSocket::bind(address, offload.gso, offload.gro)?);
-        let routes = Published::new(Table::empty());
+        let routes = Published::new(Table::provisional());
         let stats = Arc::new(WorkerStats::default());
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let tun_offload = tun.offload();

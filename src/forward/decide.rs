@@ -107,6 +107,9 @@ pub fn egress<'t>(
         return Drop(DropReason::TtlZero);
     }
     let Some((_, peer)) = table.lookup(header.destination) else {
+        if table.is_provisional() {
+            return Drop(DropReason::NoRoute);
+        }
         return Answer(ErrorKind::NetUnreachable, DropReason::NoRoute);
     };
     if header.ttl == 1 {

@@ -4,13 +4,12 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
 use crate::packet::ipv4::Ipv4Header;
-use crate::packet::limiter::IcmpLimiter;
+use crate::packet::limiter::{GLOBAL_BURST, IcmpLimiter};
 
 use super::Pass;
 
-/// Errors held until the batch ends: the limiter's burst for one batch, rounded down; what
-/// doesn't fit counts as limited.
-const REPLIES_MAX: usize = 32;
+/// Errors held until the batch ends: the limiter's burst, and a batch is far too short for more.
+const REPLIES_MAX: usize = GLOBAL_BURST as usize;
 
 /// One ICMP error to deliver.
 #[derive(Debug, Clone, Copy)]

@@ -30,7 +30,7 @@ const SETS: usize = DESTINATIONS_MAX / WAYS;
 
 const _: () = assert!(SETS.is_power_of_two() && SETS * WAYS == DESTINATIONS_MAX);
 
-/// The limiter. One worker owns one.
+/// The limiter. One direction of one worker owns one.
 #[derive(Debug)]
 pub struct IcmpLimiter {
     global_full_at_ns: u64,

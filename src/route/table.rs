@@ -60,6 +60,7 @@ pub struct Table {
     peers: Box<[Arc<Peer>]>,
     /// Public addresses of the peers in ascending order, each once.
     outer_addresses: Box<[Ipv4Addr]>,
+    provisional: bool,
 }
 
 /// Slots hold a peer's index plus one; zero is "no route".
@@ -74,6 +75,19 @@ impl Table {
     #[must_use]
     pub fn empty() -> Self {
         Self::build(Vec::new())
+    }
+
+    /// The table before any lease is known: it has no route, and that says nothing about who
+    /// exists, so nobody must be told that a network is unreachable.
+    #[must_use]
+    pub fn provisional() -> Self {
+        Self { provisional: true, ..Self::empty() }
+    }
+
+    /// Whether this is the table before any lease is known.
+    #[must_use]
+    pub fn is_provisional(&self) -> bool {
+        self.provisional
     }
 
     /// Builds a table; of several peers with the same subnet, the last one wins.
@@ -95,6 +109,7 @@ impl Table {
             lookup: Lookup::build(&peers),
             peers: peers.into_boxed_slice(),
             outer_addresses: outer_addresses.into_boxed_slice(),
+            provisional: false,
         }
     }
 
