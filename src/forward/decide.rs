@@ -132,18 +132,48 @@ pub fn egress<'t>(
 pub fn ingress(
     local: &Local,
     table: &Table,
-    sender: SocketAddrV4,
+    sender: Ipv4Addr,
     header: &Ipv4Header,
     packet: &[u8],
 ) -> IngressVerdict {
     use IngressVerdict::{Deliver, Drop};
-    if let Err(reason) = addresses(local, table, *sender.ip(), header, packet) {
+    if let Err(reason) = addresses(local, table, sender, header, packet) {
         return Drop(reason);
     }
     match header.ttl {
         0 => Drop(DropReason::TtlZero),
-        1 => time_exceeded(table, *sender.ip(), header.source),
+        1 => time_exceeded(table, sender, header.source),
         _ => Deliver,
+    }
+}
+
+/// Remembers, for one sender and one table, whose packets [`ingress`] lets in: datagrams of a
+/// train mostly share their addresses, and what was found of one holds for all.
+#[derive(Debug, Default)]
+pub struct Judged(Option<(Ipv4Addr, Ipv4Addr)>);
+
+impl Judged {
+    /// As [`ingress`], sparing what is known already.
+    #[inline]
+    #[must_use]
+    pub fn ingress(
+        &mut self,
+        local: &Local,
+        table: &Table,
+        sender: Ipv4Addr,
+        header: &Ipv4Header,
+        packet: &[u8],
+    ) -> IngressVerdict {
+        let addresses = Some((header.source, header.destination));
+        if self.0 == addresses && header.ttl > 1 {
+            return IngressVerdict::Deliver;
+        }
+        let verdict = ingress(local, table, sender, header, packet);
+        // Toward our own addresses ports matter as well, so nothing is remembered of them.
+        if matches!(verdict, IngressVerdict::Deliver) && !local.is_own_address(header.destination) {
+            self.0 = addresses;
+        }
+        verdict
     }
 }
 

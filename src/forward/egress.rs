@@ -80,7 +80,7 @@ impl Egress {
         let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
             return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
         };
-        let mut splitter = match vnet_header.segmentation {
+        let splitter = match vnet_header.segmentation {
             None => None,
             Some(segmentation) => match Splitter::new(packet, bytes, &header, segmentation) {
                 Ok(splitter) => Some(splitter),
@@ -109,10 +109,10 @@ impl Egress {
             }
         };
         ipv4::decrement_ttl(bytes);
-        self.pending = Some(match splitter.as_mut() {
-            Some(splitter) => {
+        self.pending = Some(match splitter {
+            Some(mut splitter) => {
                 splitter.ip_header_changed(bytes);
-                Pending::Super(peer.address, splitter.clone())
+                Pending::Super(peer.address, splitter)
             }
             None => {
                 if let Some(partial) = vnet_header.checksum {

@@ -1,13 +1,13 @@
 //! Packets from the network: cut received trains into packets, validate, decide, decrement TTL,
 //! and merge them into super-packets for the TUN device.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
 use crate::offload::{CoalesceLimits, Coalescer, Full, Piece};
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::stats::DropReason;
 
-use super::decide::{self, IngressVerdict};
+use super::decide::{IngressVerdict, Judged};
 use super::{Pass, Replies};
 
 /// What one receive brought: a datagram, or a train of equal ones, the last possibly shorter.
@@ -69,8 +69,7 @@ impl Ingress {
     /// Goes on with the train that met a full plan.
     pub fn resume(&mut self, pass: &Pass<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut train) = self.pending.take() else { return Ok(()) };
-        // Datagrams of a train mostly share their addresses; what was found of one holds for all.
-        let mut judged = None;
+        let mut judged = Judged::default();
         while train.bytes.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(train);
@@ -94,7 +93,7 @@ impl Ingress {
         arena: &mut [u8],
         sender: SocketAddrV4,
         datagram: Piece,
-        judged: &mut Option<(Ipv4Addr, Ipv4Addr)>,
+        judged: &mut Judged,
     ) {
         let header = match Ipv4Header::parse(&arena[datagram.range()]) {
             Ok(header) => header,
@@ -102,21 +101,16 @@ impl Ingress {
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Piece { bytes: u32::from(header.total_bytes), ..datagram };
-        let addresses = (header.source, header.destination);
-        if *judged != Some(addresses) || header.ttl < 2 {
-            let bytes = &arena[packet.range()];
-            match decide::ingress(pass.local, pass.table, sender, &header, bytes) {
-                // The verdict looks at ports for two destinations only, so it holds for the rest.
-                IngressVerdict::Deliver if pass.local.is_own_address(header.destination) => {}
-                IngressVerdict::Deliver => *judged = Some(addresses),
-                IngressVerdict::Answer(kind, reason, endpoint) => {
-                    pass.stats.drop(reason, 1);
-                    let source = pass.local.tun_address;
-                    self.replies.answer(pass, kind, source, Some(endpoint), &header, bytes);
-                    return;
-                }
-                IngressVerdict::Drop(reason) => return pass.stats.drop(reason, 1),
+        let bytes = &arena[packet.range()];
+        match judged.ingress(pass.local, pass.table, *sender.ip(), &header, bytes) {
+            IngressVerdict::Deliver => {}
+            IngressVerdict::Answer(kind, reason, endpoint) => {
+                pass.stats.drop(reason, 1);
+                let source = pass.local.tun_address;
+                self.replies.answer(pass, kind, source, Some(endpoint), &header, bytes);
+                return;
             }
+            IngressVerdict::Drop(reason) => return pass.stats.drop(reason, 1),
         }
         ipv4::decrement_ttl(&mut arena[packet.range()]);
         let header = Ipv4Header { ttl: header.ttl - 1, ..header };

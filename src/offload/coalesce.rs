@@ -11,8 +11,11 @@ use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 
 use crate::packet::checksum;
-use crate::packet::ipv4::{self, Ipv4Header, protocol};
-use crate::packet::transport::{self, TransportChecksum};
+use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
+use crate::packet::transport::{
+    self, TCP_CHECKSUM_OFFSET, TCP_HEADER_BYTES_MIN, TransportChecksum, UDP_CHECKSUM_OFFSET,
+    UDP_HEADER_BYTES, tcp_flags,
+};
 
 use super::{
     Full, PartialChecksum, Piece, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
@@ -28,12 +31,7 @@ const ITEMS_MAX: usize = 128;
 /// Flows that may still grow. The oldest is closed when one more comes.
 const OPEN_FLOWS_MAX: usize = 8;
 
-const IP_HEADER_BYTES: usize = 20;
-const UDP_HEADER_BYTES: usize = 8;
-const TCP_HEADER_BYTES_MIN: usize = 20;
 const IP_PACKET_BYTES_MAX: u32 = 65_535;
-const TCP_ACK: u8 = 0x10;
-const TCP_PSH: u8 = 0x08;
 
 /// What the TUN device takes, as probed and lowered when it refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,16 +201,16 @@ impl Coalescer {
     }
 
     fn candidate(&self, header: &Ipv4Header, bytes: &[u8]) -> Option<Candidate> {
-        if usize::from(header.header_bytes) != IP_HEADER_BYTES || header.is_fragment() {
+        if usize::from(header.header_bytes) != HEADER_BYTES_MIN || header.is_fragment() {
             return None;
         }
-        let transport = &bytes[IP_HEADER_BYTES..];
+        let transport = &bytes[HEADER_BYTES_MIN..];
         let (kind, transport_header_bytes, sequence, flags) = match header.protocol {
             protocol::TCP if self.limits.tcp => {
                 let tcp: &[u8; TCP_HEADER_BYTES_MIN] = transport.first_chunk()?;
                 let tcp_header_bytes = usize::from(tcp[12] >> 4) * 4;
                 // Only plain data travels merged: ACK, or ACK and PSH, no reserved bit.
-                let plain = tcp[12] & 0x0f == 0 && tcp[13] & !TCP_PSH == TCP_ACK;
+                let plain = tcp[12] & 0x0f == 0 && tcp[13] & !tcp_flags::PSH == tcp_flags::ACK;
                 if !plain || tcp_header_bytes < TCP_HEADER_BYTES_MIN {
                     return None;
                 }
@@ -232,7 +230,7 @@ impl Coalescer {
         (payload_bytes > 0).then_some(Candidate {
             key: FlowKey::of(header, bytes)?,
             kind,
-            header_bytes: IP_HEADER_BYTES + transport_header_bytes,
+            header_bytes: HEADER_BYTES_MIN + transport_header_bytes,
             payload_bytes,
             sequence,
             flags,
@@ -303,7 +301,7 @@ impl Coalescer {
         item.last_id = header.id;
         item.last_flags = candidate.flags;
         item.sealed = candidate.payload_bytes < usize::from(item.segment_payload_bytes)
-            || candidate.flags & TCP_PSH != 0;
+            || candidate.flags & tcp_flags::PSH != 0;
     }
 
     fn begin(
@@ -339,7 +337,7 @@ impl Coalescer {
             item.kind = Some(candidate.kind);
             item.first_flags = candidate.flags;
             item.last_flags = candidate.flags;
-            item.sealed = candidate.flags & TCP_PSH != 0;
+            item.sealed = candidate.flags & tcp_flags::PSH != 0;
         }
         self.items.push(item);
         Ok(index)
@@ -353,11 +351,11 @@ impl Coalescer {
             let Some(kind) = item.kind.filter(|_| item.packets > 1) else { continue };
             let first = self.pieces[index * PACKETS_PER_ITEM];
             let packet = &mut arena[first.range()];
-            let flags = item.first_flags | item.last_flags & TCP_PSH;
+            let flags = item.first_flags | item.last_flags & tcp_flags::PSH;
             let checksum_offset = stamp(packet, kind, item.bytes as u16, flags);
             let header = VnetHeader {
                 checksum: Some(PartialChecksum {
-                    start: IP_HEADER_BYTES as u16,
+                    start: HEADER_BYTES_MIN as u16,
                     offset: checksum_offset,
                 }),
                 segmentation: NonZeroU16::new(item.segment_payload_bytes)
@@ -376,7 +374,7 @@ impl Coalescer {
         if let Some(kind) = item.kind.filter(|_| item.packets > 1) {
             let packet = &mut arena[first.range()];
             let checksum_offset = stamp(packet, kind, first.bytes as u16, item.first_flags);
-            transport::complete(packet, IP_HEADER_BYTES, usize::from(checksum_offset))
+            transport::complete(packet, HEADER_BYTES_MIN, usize::from(checksum_offset))
                 .expect("the first packet holds its own transport header");
         }
         each(&arena[first.range()]);
@@ -415,25 +413,23 @@ impl WriteItem {
 
 /// Gives the packet the lengths and flags of `total_bytes`, and its pseudo-header's sum where the
 /// transport checksum will be completed. Returns that place, from the transport header on.
-fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, tcp_flags: u8) -> u16 {
+fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, flags: u8) -> u16 {
     ipv4::set_total_length(packet, total_bytes);
-    let transport_bytes = total_bytes - IP_HEADER_BYTES as u16;
+    let transport_bytes = total_bytes - HEADER_BYTES_MIN as u16;
     let address =
         |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
     let sum = checksum::pseudo_header(address(12), address(16), packet[9], transport_bytes);
-    let transport = &mut packet[IP_HEADER_BYTES..];
+    let transport = &mut packet[HEADER_BYTES_MIN..];
     let checksum_offset = match kind {
         SegmentationKind::Tcp => {
-            transport[13] = tcp_flags;
-            16
+            transport[13] = flags;
+            TCP_CHECKSUM_OFFSET
         }
         SegmentationKind::Udp => {
             transport[4..6].copy_from_slice(&transport_bytes.to_be_bytes());
-            6
+            UDP_CHECKSUM_OFFSET
         }
     };
-    // `finish` complements; a partial checksum is stored plain.
-    let [high, low] = checksum::finish(sum);
-    transport[usize::from(checksum_offset)..][..2].copy_from_slice(&[!high, !low]);
-    checksum_offset
+    transport[checksum_offset..][..2].copy_from_slice(&checksum::partial(sum));
+    checksum_offset as u16
 }

@@ -8,17 +8,12 @@
 
 use crate::packet::checksum;
 use crate::packet::ipv4::{Ipv4Header, protocol};
+use crate::packet::transport::{TCP_HEADER_BYTES_MIN, UDP_HEADER_BYTES, tcp_flags};
 
 use super::{Piece, Segmentation, SegmentationKind};
 
 /// The longest header of one segment: 60 bytes of IPv4 and 60 of TCP.
 pub const HEADER_BYTES_MAX: usize = 120;
-
-const TCP_FIN: u8 = 0x01;
-const TCP_PSH: u8 = 0x08;
-const TCP_CWR: u8 = 0x80;
-const UDP_HEADER_BYTES: usize = 8;
-const TCP_HEADER_BYTES_MIN: usize = 20;
 
 /// The offload header contradicts the packet behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +21,7 @@ pub struct BadOffload;
 
 /// A super-packet being cut. Holds positions and sums, never bytes, so it can be put aside while
 /// a full plan is sent.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Splitter {
     packet: Piece,
     kind: SegmentationKind,
@@ -156,10 +151,10 @@ impl Splitter {
     fn stamp_tcp(&self, tcp: &mut [u8], payload_bytes: usize, payload_sum: u32) {
         let mut flags = self.tcp_flags;
         if self.cut_bytes + payload_bytes < self.payload_bytes {
-            flags &= !(TCP_FIN | TCP_PSH);
+            flags &= !(tcp_flags::FIN | tcp_flags::PSH);
         }
         if self.cut_bytes > 0 {
-            flags &= !TCP_CWR;
+            flags &= !tcp_flags::CWR;
         }
         tcp[4..8].copy_from_slice(&self.sequence.to_be_bytes());
         tcp[13] = flags;

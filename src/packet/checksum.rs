@@ -85,6 +85,13 @@ pub fn finish(sum: u32) -> [u8; 2] {
     (!low_half(sum)).to_ne_bytes()
 }
 
+/// A folded sum as the bytes of a checksum that somebody else completes: not complemented.
+#[inline]
+#[must_use]
+pub fn partial(sum: u32) -> [u8; 2] {
+    low_half(sum).to_ne_bytes()
+}
+
 /// A checksum field after one 16-bit word under it changed from `old` to `new`
 /// (RFC 1624, equation 3: `HC' = ~(~HC + ~m + m')`).
 ///

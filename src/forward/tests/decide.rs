@@ -88,7 +88,7 @@ type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
 
 fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    match decide::ingress(&local(), table, sender, &header, packet) {
+    match decide::ingress(&local(), table, *sender.ip(), &header, packet) {
         IngressVerdict::Deliver => Ok(()),
         IngressVerdict::Answer(ErrorKind::TimeExceeded, reason, endpoint) => {
             Err((reason, Some(endpoint)))
