@@ -110,6 +110,23 @@ fn a_stop_while_waiting_for_the_configuration_is_quick_and_clean() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_a_store_that_somebody_else_holds() {
+    let host = Host::new();
+    let store = local_store(host.dir.path(), CONFIG);
+    let lock = std::fs::File::create(host.dir.path().join("store/.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut daemon = host.weftd_on(&store, &[]);
+    wait_until(LEASE_TIMEOUT, "weftd asks for a subnet", || {
+        daemon.output().contains("Defaulting external address")
+    });
+    // It asks for the lock within microseconds, and gives up after seconds.
+    std::thread::sleep(Duration::from_millis(200));
+    let status = daemon.stop(Signal::TERM, STOP);
+    assert_eq!(status.code(), Some(0), "{}", daemon.output());
+    assert!(!host.subnet_env().exists(), "the held lock did not hold weftd up");
+}
+
+#[test]
 fn health_and_readiness_follow_the_start() {
     let host = Host::new();
     let store = format!("-local-store={}", host.dir.path().join("store").display());

@@ -50,7 +50,11 @@ pub fn run(options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    runtime.block_on(until_stopped(options))
+    let code = runtime.block_on(until_stopped(options));
+    // Work on the blocking threads, such as a wait for the local store's lock or for a name
+    // server, cannot be cancelled, and nobody needs its result any more.
+    runtime.shutdown_background();
+    code
 }
 
 async fn until_stopped(options: Options) -> ExitCode {
