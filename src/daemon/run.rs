@@ -156,6 +156,7 @@ async fn work(
         network: config.network,
         subnet: own.lease.subnet,
         offload: options.offload,
+        engine: options.engine,
     };
     let network = UdpNetwork::start(setup).await.context("Error registering network")?;
     warn_of_missing_rules(options.forward_rules);
@@ -171,7 +172,7 @@ async fn work(
         network: config.network,
         subnet: own.lease.subnet,
         mtu_bytes: network.mtu_bytes(),
-        dataplane: network.describe(),
+        dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
     });
