@@ -106,7 +106,12 @@ fn a_full_network_that_is_enlarged_has_room() {
     wait_until(LEASE_TIMEOUT, "the full network is told", || {
         daemon.output().contains("out of subnets")
     });
-    replace(&host.dir.path().join("store/config"), &full.replace("5.7.0\"}", "5.8.0\"}"));
+    let config = host.dir.path().join("store/config");
+    replace(&config, "not JSON");
+    wait_until(Duration::from_secs(10), "the slip of the pen is told", || {
+        daemon.output().contains("Couldn't fetch network config")
+    });
+    replace(&config, &full.replace("5.7.0\"}", "5.8.0\"}"));
     let lease = SubnetEnv::wait(&host.subnet_env(), &mut daemon);
     assert_eq!(lease.network(), std::net::Ipv4Addr::new(10, 5, 8, 0));
     assert_eq!(daemon.output().matches("out of subnets").count(), 1, "{}", daemon.output());

@@ -417,3 +417,24 @@ fn worker_end_reason(end: Option<WorkerEnd>) -> String {
         Some(WorkerEnd::Stopped) | None => "its worker ended".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_died_is_one_to_replace() {
+        let runtime =
+            || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // The connection's task dies with the runtime that it was opened on.
+        let first = runtime();
+        let netlink = first.block_on(async { Netlink::open().unwrap() });
+        drop(first);
+        let error = runtime().block_on(netlink.link_named("lo")).unwrap_err();
+        assert!(UdpError::from(error).is_connection_lost());
+        let error = runtime().block_on(netlink.links()).unwrap_err();
+        assert!(UdpError::from(OverlayError::from(error)).is_connection_lost());
+        let gone = LinkId { index: 7, name: "flannel0".to_owned() };
+        assert!(!UdpError::from(OverlayError::DeviceGone(gone)).is_connection_lost());
+    }
+}

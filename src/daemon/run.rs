@@ -344,7 +344,7 @@ async fn acquire_until_leased(
     attributes: &LeaseAttributes,
 ) -> anyhow::Result<(Plan, OwnLease)> {
     let mut backoff = Backoff::default();
-    let mut told = Told::default();
+    let (mut told, mut told_config) = (Told::default(), Told::default());
     loop {
         let error = match manager.acquire(&plan.network, attributes).await {
             Ok(own) => return Ok((plan, own)),
@@ -354,13 +354,20 @@ async fn acquire_until_leased(
         let error = anyhow::Error::from(error);
         told.once(format!("No subnet yet, still trying: {error:#}"), |text| warn!("{text}"));
         sleep(backoff.next_wait()).await;
-        // One that can't be read now can be read before the next try.
-        if is_exhausted
-            && let Ok(network) = read_config(manager).await?
-            && network != plan.network
-        {
-            info!("the network configuration has changed; trying with the new one");
-            plan = Plan::new(network)?;
+        if !is_exhausted {
+            continue;
+        }
+        match read_config(manager).await? {
+            Ok(network) if network == plan.network => {}
+            Ok(network) => {
+                info!("the network configuration has changed; trying with the new one");
+                plan = Plan::new(network)?;
+            }
+            // The remedy may hold a slip of the pen.
+            Err(error) => {
+                let text = format!("Couldn't fetch network config: {error:#}");
+                told_config.once(text, |text| error!("{text}; going on with the last one"));
+            }
         }
     }
 }
