@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use support::cluster::weftd_in;
 use support::lab::{LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, wait_until};
-use support::overlay::{CONFIG, local_store};
+use support::overlay::{CONFIG, local_store, reserve};
 
 /// A stop is promised within this time.
 const STOP: Duration = Duration::from_secs(1);
@@ -85,6 +85,97 @@ fn a_backend_that_is_not_built_refuses_by_name() {
 }
 
 #[test]
+fn a_backend_without_a_type_refuses() {
+    let host = Host::new();
+    let config = r#"{"Network":"10.5.0.0/16","Backend":{"Port":8285}}"#;
+    let mut daemon = host.weftd(config, &[]);
+    let status = daemon.wait(Duration::from_secs(5));
+    let log = daemon.output();
+    assert_eq!(status.code(), Some(1), "{log}");
+    let reason = log.lines().find(|line| line.contains("Error fetching backend"));
+    assert!(reason.is_some_and(|line| line.contains("unknown backend type")), "{log}");
+}
+
+#[test]
+fn a_full_network_that_is_enlarged_has_room() {
+    let host = Host::new();
+    let full = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.7.0","SubnetMax":"10.5.7.0"}"#;
+    let store = local_store(host.dir.path(), full);
+    reserve(host.dir.path(), "10.5.7.0-24", std::net::Ipv4Addr::new(172, 20, 0, 2));
+    let mut daemon = host.weftd_on(&store, &[]);
+    wait_until(LEASE_TIMEOUT, "the full network is told", || {
+        daemon.output().contains("out of subnets")
+    });
+    let config = host.dir.path().join("store/config");
+    replace(&config, "not JSON");
+    wait_until(Duration::from_secs(10), "the slip of the pen is told", || {
+        daemon.output().contains("Couldn't fetch network config")
+    });
+    replace(&config, &full.replace("5.7.0\"}", "5.8.0\"}"));
+    let lease = SubnetEnv::wait(&host.subnet_env(), &mut daemon);
+    assert_eq!(lease.network(), std::net::Ipv4Addr::new(10, 5, 8, 0));
+    assert_eq!(daemon.output().matches("out of subnets").count(), 1, "{}", daemon.output());
+}
+
+#[test]
+fn nftables_that_are_asked_for_are_missed_aloud() {
+    let host = Host::new();
+    let config = r#"{"Network":"10.5.0.0/16","EnableNFTables":true}"#;
+    let mut daemon = host.weftd(config, &[]);
+    SubnetEnv::wait(&host.subnet_env(), &mut daemon);
+    assert_eq!(daemon.output().matches("EnableNFTables").count(), 1, "{}", daemon.output());
+}
+
+#[test]
+fn a_directory_that_cannot_hold_the_lock_is_no_reason_to_carry_nothing() {
+    let host = Host::new();
+    let store = local_store(host.dir.path(), CONFIG);
+    let socket = format!("-status-socket={}", host.dir.path().join("weft.sock").display());
+    let iface = "-iface=wire0";
+    // Nobody can make a directory there, not even root.
+    let subnet_file = "-subnet-file=/proc/weft/subnet.env";
+    let mut daemon = host.namespace.spawn(&[WEFTD, &store, subnet_file, &socket, iface]);
+    wait_until(LEASE_TIMEOUT, "weftd runs without its files", || {
+        daemon.output().contains("Watching for new subnet leases") || daemon.ended().is_some()
+    });
+    let log = daemon.output();
+    assert!(log.contains("without a lock"), "{log}");
+    assert!(log.contains("Failed to write subnet file"), "{log}");
+    assert!(!log.contains("flannel is ready"), "not ready without its subnet file: {log}");
+    assert!(host.namespace.succeeds(&["ip", "link", "show", "flannel0"]), "{log}");
+    assert_eq!(daemon.stop(Signal::TERM, STOP).code(), Some(0));
+}
+
+#[test]
+fn while_the_device_is_made_again_weftd_is_not_ready_and_follows_leases() {
+    let host = Host::new();
+    let mut daemon = host.weftd(CONFIG, &["-healthz-port=8471"]);
+    SubnetEnv::wait(&host.subnet_env(), &mut daemon);
+    wait_until(Duration::from_secs(2), "weftd becomes ready", || host.http("GET /readyz").0 == 200);
+    // Another device takes the name as soon as it is free; weftd may be faster a few times.
+    host.namespace.exec(&["ip", "link", "add", "usurper", "type", "bridge"]);
+    wait_until(Duration::from_secs(10), "another device has the name", || {
+        host.namespace.succeeds(&["ip", "link", "delete", "flannel0"]);
+        host.namespace.succeeds(&["ip", "link", "set", "usurper", "name", "flannel0"])
+    });
+    wait_until(Duration::from_secs(2), "weftd is not ready", || host.http("GET /readyz").0 == 503);
+    wait_until(Duration::from_secs(6), "weftd says why", || {
+        daemon.output().contains("cannot make flannel0 again")
+    });
+    // Beyond the hundred subnets among which weftd picked its own.
+    reserve(host.dir.path(), "10.5.202.0-24", std::net::Ipv4Addr::new(172, 20, 0, 2));
+    let routes = || support::status::Status::try_of(host.dir.path()).map(|status| status.routes());
+    wait_until(Duration::from_secs(5), "the new lease is a route", || routes() == Some(1));
+    assert_eq!(host.http("GET /readyz").0, 503, "it was the rebuilt device that followed");
+    host.namespace.exec(&["ip", "link", "delete", "flannel0"]);
+    // The longest pause of the rebuild, and the time for it.
+    wait_until(Duration::from_secs(7), "weftd is ready again", || {
+        host.http("GET /readyz").0 == 200
+    });
+    assert_eq!(daemon.output().matches("flannel is ready").count(), 1);
+}
+
+#[test]
 fn a_stop_while_waiting_for_the_configuration_is_quick_and_clean() {
     let host = Host::new();
     let stores = [
@@ -107,6 +198,23 @@ fn a_stop_while_waiting_for_the_configuration_is_quick_and_clean() {
         }
     }
     assert!(!host.subnet_env().exists(), "a subnet file without a lease");
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_store_that_somebody_else_holds() {
+    let host = Host::new();
+    let store = local_store(host.dir.path(), CONFIG);
+    let lock = std::fs::File::create(host.dir.path().join("store/.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut daemon = host.weftd_on(&store, &[]);
+    wait_until(LEASE_TIMEOUT, "weftd asks for a subnet", || {
+        daemon.output().contains("Defaulting external address")
+    });
+    // It asks for the lock within microseconds, and gives up after seconds.
+    std::thread::sleep(Duration::from_millis(200));
+    let status = daemon.stop(Signal::TERM, STOP);
+    assert_eq!(status.code(), Some(0), "{}", daemon.output());
+    assert!(!host.subnet_env().exists(), "the held lock did not hold weftd up");
 }
 
 #[test]
@@ -229,6 +337,7 @@ fn the_log_has_the_phrases_that_operators_search_for_in_their_order() {
             "Watching for new subnet leases",
             "Waiting for 22h59m",
             "shutdownHandler sent cancel signal...",
+            "Stopped monitoring lease",
             "Waiting for all goroutines to exit",
             "Exiting cleanly...",
         ],
@@ -258,7 +367,14 @@ fn a_lost_lease_ends_the_daemon_with_a_failure() {
     std::fs::remove_file(key(&lease)).unwrap();
     let status = daemon.wait(Duration::from_secs(5));
     assert_eq!(status.code(), Some(1), "systemd restarts only what failed: {}", daemon.output());
-    assert_in_order(&daemon.output(), &["Lease has been revoked. Shutting down daemon."]);
+    assert_in_order(
+        &daemon.output(),
+        &[
+            "Lease has been revoked. Shutting down daemon.",
+            "Stopped monitoring lease",
+            "Waiting for all goroutines to exit",
+        ],
+    );
     // A clone of this node that took the lease is another reason, and is named.
     let mut daemon = host.weftd(CONFIG, &[]);
     wait_until(LEASE_TIMEOUT, "weftd has the subnet again", || key(&lease).exists());
@@ -344,23 +460,24 @@ fn bad_entries_in_the_store_are_ignored_by_name_and_change_nothing() {
     let store = local_store(host.dir.path(), CONFIG);
     let subnets = host.dir.path().join("store/subnets");
     let put = |name: &str, value: &str| std::fs::write(subnets.join(name), value).unwrap();
-    put("10.5.2.0-24", r#"{"PublicIP":"172.20.0.2","PublicIPv6":null}"#);
+    // All beyond the hundred subnets among which weftd picks its own.
+    put("10.5.202.0-24", r#"{"PublicIP":"172.20.0.2","PublicIPv6":null}"#);
     let mut daemon = host.weftd_on(&store, &[]);
     SubnetEnv::wait(&host.subnet_env(), &mut daemon);
     let routes = || support::status::Status::try_of(host.dir.path()).map(|status| status.routes());
     wait_until(Duration::from_secs(5), "the honest lease is a route", || routes() == Some(1));
     let bad = [
         ("garbage", "x"),
-        ("10.5.3.300-24", r#"{"PublicIP":"172.20.0.3"}"#),
-        ("10.5.4.0-24", "not JSON"),
-        ("10.5.5.0-24", r#"{"PublicIP":"not an address"}"#),
-        ("10.5.6.0-24", r#"{"PublicIP":"127.0.0.1"}"#),
-        ("10.5.7.0-24", r#"{"PublicIP":"224.0.0.1"}"#),
+        ("10.5.203.300-24", r#"{"PublicIP":"172.20.0.3"}"#),
+        ("10.5.204.0-24", "not JSON"),
+        ("10.5.205.0-24", r#"{"PublicIP":"not an address"}"#),
+        ("10.5.206.0-24", r#"{"PublicIP":"127.0.0.1"}"#),
+        ("10.5.207.0-24", r#"{"PublicIP":"224.0.0.1"}"#),
         ("10.6.8.0-24", r#"{"PublicIP":"172.20.0.4"}"#),
-        ("10.5.9.0-33", r#"{"PublicIP":"172.20.0.4"}"#),
+        ("10.5.209.0-33", r#"{"PublicIP":"172.20.0.4"}"#),
     ];
     let huge = format!(r#"{{"PublicIP":"172.20.0.5","x":"{}"}}"#, "y".repeat(1 << 20));
-    for (name, value) in bad.into_iter().chain([("10.5.10.0-24", huge.as_str())]) {
+    for (name, value) in bad.into_iter().chain([("10.5.210.0-24", huge.as_str())]) {
         put(name, value);
         wait_until(Duration::from_secs(5), &format!("the log names the bad entry {name}"), || {
             daemon.output().contains(&format!("Ignoring {name:?}"))
@@ -369,7 +486,7 @@ fn bad_entries_in_the_store_are_ignored_by_name_and_change_nothing() {
     assert!(daemon.ended().is_none(), "{}", daemon.output());
     assert_eq!(routes(), Some(1), "a bad entry changed the routes");
     // And the next good one is taken.
-    put("10.5.11.0-24", r#"{"PublicIP":"172.20.0.6","PublicIPv6":null}"#);
+    put("10.5.211.0-24", r#"{"PublicIP":"172.20.0.6","PublicIPv6":null}"#);
     wait_until(Duration::from_secs(5), "the next honest lease is a route", || routes() == Some(2));
     assert!(!daemon.output().contains("panicked"), "{}", daemon.output());
 }

@@ -1,24 +1,26 @@
 //! The udp backend: a TUN device, the tunnel socket, a worker between them, and a route table
 //! made of the other nodes' leases. Keeps all four alive: what breaks is made again.
 
+mod pacing;
 mod peers;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::OffloadChoice;
+use crate::config::options::{EngineChoice, OffloadChoice};
 use crate::control::lease::Peers;
 use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
 use crate::engine::{Worker, WorkerConfig, WorkerEnd};
 use crate::forward::Local;
+use crate::host::chain::chain;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, overlay_mtu_bytes};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
@@ -27,6 +29,7 @@ use crate::host::state::LinkId;
 use crate::route::{Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
+use self::pacing::Pacing;
 use self::peers::PeerSet;
 
 /// flannel's name for the device; the kernel puts the first free number in.
@@ -34,11 +37,6 @@ const DEVICE_TEMPLATE: &str = "flannel%d";
 
 /// Datagrams that any kernel with USO takes in one TUN write (UDP_MAX_SEGMENTS before 6.9).
 const UDP_SEGMENTS_MIN: u16 = 64;
-
-/// Pauses between tries to make the device again: the first well within the second in which it
-/// is promised, the last so that a host without TUN costs nothing.
-const REBUILD_PAUSE_FIRST: Duration = Duration::from_millis(50);
-const REBUILD_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +61,22 @@ pub enum UdpError {
     Worker(#[source] io::Error),
 }
 
+impl UdpError {
+    /// Whether another connection to the kernel may help.
+    fn is_connection_lost(&self) -> bool {
+        match self {
+            Self::Netlink(error) | Self::Overlay(OverlayError::Netlink(error)) => {
+                error.is_connection_lost()
+            }
+            Self::Overlay(OverlayError::DeviceGone(_) | OverlayError::ForeignRoute { .. })
+            | Self::Mtu(_)
+            | Self::Tun(_)
+            | Self::Socket(_)
+            | Self::Worker(_) => false,
+        }
+    }
+}
+
 /// What the backend is made for.
 #[derive(Debug, Clone)]
 pub struct UdpSetup {
@@ -76,10 +90,34 @@ pub struct UdpSetup {
     pub subnet: Prefix,
     /// Offloads that may be used.
     pub offload: OffloadChoice,
+    /// The engine that moves the packets.
+    pub engine: EngineChoice,
+}
+
+/// What is known about the plane from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaneState {
+    /// Whether packets can flow; false while the plane is being made again.
+    pub is_up: bool,
+    /// The dataplane in one line, for the log and the status.
+    pub description: String,
 }
 
 /// A running udp backend.
 pub struct UdpNetwork {
+    keeper: Keeper,
+    follower: Follower,
+}
+
+/// The routes, which follow the leases.
+struct Follower {
+    port: u16,
+    routes: Published,
+    peers: PeerSet,
+}
+
+/// Everything that packets go through, made again when it breaks.
+struct Keeper {
     setup: UdpSetup,
     mtu_bytes: u16,
     netlink: Netlink,
@@ -90,7 +128,8 @@ pub struct UdpNetwork {
     plane: Plane,
     ends_sender: mpsc::UnboundedSender<WorkerEnd>,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
-    peers: PeerSet,
+    pacing: Pacing,
+    state: watch::Sender<PlaneState>,
 }
 
 /// What goes and comes with the TUN device.
@@ -108,7 +147,8 @@ impl UdpNetwork {
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
         let tun = open_tun(DEVICE_TEMPLATE, &setup)?;
-        let overlay = establish(&netlink, &tun, &setup, mtu_bytes).await?;
+        let desired = desired(&netlink, &tun, &setup, mtu_bytes).await?;
+        let overlay = Overlay::establish(netlink.clone(), desired).await?;
         let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
         let offload = setup.offload;
         let socket = Arc::new(TunnelSocket::bind(address, offload.gso, offload.gro)?);
@@ -118,7 +158,12 @@ impl UdpNetwork {
         let tun_offload = tun.offload();
         let worker = spawn(&setup, mtu_bytes, tun, &socket, &routes, &stats, &ends_sender)?;
         let plane = Plane { overlay, worker, offload: tun_offload };
-        let network = Self {
+        let follower = Follower {
+            port: setup.settings.port,
+            routes: routes.clone(),
+            peers: PeerSet::default(),
+        };
+        let keeper = Keeper {
             setup,
             mtu_bytes,
             netlink,
@@ -129,70 +174,66 @@ impl UdpNetwork {
             plane,
             ends_sender,
             ends,
-            peers: PeerSet::default(),
+            pacing: Pacing::new(Instant::now()),
+            state: watch::Sender::new(PlaneState { is_up: false, description: String::new() }),
         };
-        info!("{}", network.describe());
-        Ok(network)
+        let description = keeper.describe();
+        info!("{description}");
+        keeper.state.send_replace(PlaneState { is_up: true, description });
+        Ok(Self { keeper, follower })
     }
 
     /// MTU of the overlay, in bytes.
     #[must_use]
     pub fn mtu_bytes(&self) -> u16 {
-        self.mtu_bytes
+        self.keeper.mtu_bytes
     }
 
     /// The worker's counters; they outlive a rebuilt device.
     #[must_use]
     pub fn stats(&self) -> Arc<WorkerStats> {
-        Arc::clone(&self.stats)
+        Arc::clone(&self.keeper.stats)
     }
 
     /// Where routes are published.
     #[must_use]
     pub fn routes(&self) -> Published {
-        self.routes.clone()
+        self.follower.routes.clone()
     }
 
-    /// The TUN device's name.
+    /// The plane as it is, and each change of it.
     #[must_use]
-    pub fn device_name(&self) -> &str {
-        &self.plane.overlay.desired().device.name
+    pub fn state(&self) -> watch::Receiver<PlaneState> {
+        self.keeper.state.subscribe()
     }
 
-    /// The dataplane in one line, for the log and the status.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        let on = |on| if on { "on" } else { "off" };
-        format!(
-            "{} mtu {} over {} at {}: engine mmsg, tso {}, uso {}, gso {}, gro {}",
-            self.device_name(),
-            self.mtu_bytes,
-            self.setup.external.name,
-            self.socket.address(),
-            on(self.plane.offload.tso),
-            on(self.plane.offload.uso),
-            match self.socket.limits().segments_max {
-                0 | 1 => "off".to_owned(),
-                segments => format!("up to {segments}"),
-            },
-            on(self.socket.gro()),
-        )
+    /// Follows the leases, and makes again what breaks; neither waits for the other. Runs until it
+    /// is dropped, which stops the worker and removes the device.
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        let Self { keeper, follower } = self;
+        tokio::select! {
+            never = follower.follow(leases) => never,
+            never = keeper.keep() => never,
+        }
     }
+}
 
-    /// Follows the leases, and makes again what breaks. Runs until it is dropped, which stops
-    /// the worker and removes the device.
-    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+impl Follower {
+    async fn follow(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        while leases.changed().await.is_ok() {
+            let peers = Arc::clone(&leases.borrow_and_update());
+            self.peers.update(&peers, self.port);
+            self.routes.publish(self.peers.table());
+        }
+        // The control plane has ended; routes stay as they were.
+        std::future::pending().await
+    }
+}
+
+impl Keeper {
+    async fn keep(&mut self) -> Infallible {
         loop {
             tokio::select! {
-                changed = leases.changed() => {
-                    if changed.is_err() {
-                        // The control plane has ended; routes stay as they were.
-                        std::future::pending::<()>().await;
-                    }
-                    let peers = Arc::clone(&leases.borrow_and_update());
-                    self.peers.update(&peers, self.setup.settings.port);
-                    self.routes.publish(self.peers.table());
-                }
                 end = self.ends.recv() => self.rebuild(&worker_end_reason(end)).await,
                 error = self.plane.overlay.hold(&mut self.events) => match error {
                     OverlayError::DeviceGone(device) => {
@@ -206,32 +247,57 @@ impl UdpNetwork {
         }
     }
 
+    fn describe(&self) -> String {
+        let on = |on| if on { "on" } else { "off" };
+        format!(
+            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}",
+            self.device_name(),
+            self.mtu_bytes,
+            self.setup.external.name,
+            self.socket.address(),
+            engine_name(self.setup.engine),
+            on(self.plane.offload.tso),
+            on(self.plane.offload.uso),
+            match self.socket.limits().segments_max {
+                0 | 1 => "off".to_owned(),
+                segments => format!("up to {segments}"),
+            },
+            on(self.socket.gro()),
+        )
+    }
+
+    fn device_name(&self) -> &str {
+        &self.plane.overlay.desired().device.name
+    }
+
     /// Makes a new TUN device and worker of the old name, for as long as it takes.
     async fn rebuild(&mut self, reason: &str) {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
-        let mut pause = REBUILD_PAUSE_FIRST;
+        self.state.send_modify(|state| state.is_up = false);
         let mut told = String::new();
         loop {
-            match self.try_rebuild(&name).await {
-                Ok(()) => break,
-                Err(error) => {
-                    let text = chain(&error);
-                    if text != told {
-                        error!("cannot make {name} again: {text}; trying on");
-                        told = text;
-                    }
-                }
+            sleep(self.pacing.pause(Instant::now())).await;
+            let Err(error) = self.try_rebuild(&name).await else { break };
+            let text = chain(&error);
+            if text != told {
+                error!("cannot make {name} again: {text}; trying on");
+                told = text;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(REBUILD_PAUSE_MAX);
+            if error.is_connection_lost() {
+                self.reopen_netlink();
+            }
         }
-        info!("made again: {}", self.describe());
+        self.pacing.whole(Instant::now());
+        let description = self.describe();
+        info!("made again: {description}");
+        self.state.send_replace(PlaneState { is_up: true, description });
     }
 
     async fn try_rebuild(&mut self, name: &str) -> Result<(), UdpError> {
         let tun = open_tun(name, &self.setup)?;
-        let overlay = establish(&self.netlink, &tun, &self.setup, self.mtu_bytes).await?;
+        let desired = desired(&self.netlink, &tun, &self.setup, self.mtu_bytes).await?;
+        let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
         let offload = tun.offload();
         // The old worker ends before its successor reads: two would reorder flows.
         self.plane.worker.end();
@@ -251,14 +317,32 @@ impl UdpNetwork {
 
     async fn listen_again(&mut self, error: &OverlayError) {
         warn!("lost touch with the kernel's network state, opening it again: {}", chain(error));
+        sleep(self.pacing.pause(Instant::now())).await;
+        if self.reopen_netlink() {
+            self.pacing.whole(Instant::now());
+        }
+    }
+
+    /// Goes on over another connection to the kernel, if one can be had.
+    fn reopen_netlink(&mut self) -> bool {
         let reopened = Netlink::open().and_then(|netlink| Ok((Netlink::events()?, netlink)));
         match reopened {
             Ok((events, netlink)) => {
                 self.plane.overlay.use_netlink(netlink.clone());
                 (self.events, self.netlink) = (events, netlink);
+                true
             }
-            Err(_) => sleep(REBUILD_PAUSE_MAX).await,
+            Err(error) => {
+                warn!("cannot open the kernel's network state again: {}", chain(&error));
+                false
+            }
         }
+    }
+}
+
+fn engine_name(choice: EngineChoice) -> &'static str {
+    match choice {
+        EngineChoice::Auto | EngineChoice::Mmsg => "mmsg",
     }
 }
 
@@ -278,24 +362,24 @@ fn open_tun(name: &str, setup: &UdpSetup) -> Result<Tun, TunError> {
     Tun::open(name, TunOffload { tso: setup.offload.tso, uso: setup.offload.uso })
 }
 
-async fn establish(
+/// What the kernel shall make of a new device.
+async fn desired(
     netlink: &Netlink,
     tun: &Tun,
     setup: &UdpSetup,
     mtu_bytes: u16,
-) -> Result<Overlay, UdpError> {
+) -> Result<OverlayDesired, UdpError> {
     let Some(link) = netlink.link_named(tun.name()).await? else {
         let device = LinkId { index: 0, name: tun.name().to_owned() };
         return Err(OverlayError::DeviceGone(device).into());
     };
-    let desired = OverlayDesired {
+    Ok(OverlayDesired {
         device: link.id,
         address: setup.subnet.network(),
         mtu_bytes,
         network: setup.network,
         transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
-    };
-    Ok(Overlay::establish(netlink.clone(), desired).await?)
+    })
 }
 
 fn spawn(
@@ -334,14 +418,23 @@ fn worker_end_reason(end: Option<WorkerEnd>) -> String {
     }
 }
 
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        cause = source.source();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_died_is_one_to_replace() {
+        let runtime =
+            || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // The connection's task dies with the runtime that it was opened on.
+        let first = runtime();
+        let netlink = first.block_on(async { Netlink::open().unwrap() });
+        drop(first);
+        let error = runtime().block_on(netlink.link_named("lo")).unwrap_err();
+        assert!(UdpError::from(error).is_connection_lost());
+        let error = runtime().block_on(netlink.links()).unwrap_err();
+        assert!(UdpError::from(OverlayError::from(error)).is_connection_lost());
+        let gone = LinkId { index: 7, name: "flannel0".to_owned() };
+        assert!(!UdpError::from(OverlayError::DeviceGone(gone)).is_connection_lost());
     }
-    text
 }

@@ -139,9 +139,6 @@ fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
 }
 
 fn interface(settings: &Settings) -> Result<InterfaceOptions, OptionError> {
-    if settings.iface.value.iter().any(String::is_empty) {
-        return Err(value("--iface", "an empty name matches no interface".to_owned()));
-    }
     let regexes = settings.iface_regex.value.iter().map(|text| {
         Regex::new(text).map_err(|error| {
             value("--iface-regex", format!("{text:?} is no regular expression: {error}"))
@@ -331,7 +328,8 @@ fn etcd(settings: Settings) -> Result<EtcdOptions, OptionError> {
     Ok(EtcdOptions { endpoints, prefix, ca_file, client_certificate, credentials })
 }
 
-/// Reads one URL of an etcd server. Complaints about a URL with a user part do not repeat it,
+/// Reads one URL of an etcd server. Without a scheme it is plain http, as for etcd's own clients
+/// without certificates. Complaints about a URL with a user part do not repeat it,
 /// because a password may be in there.
 fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
     const FLAG: &str = "--etcd-endpoints";
@@ -343,7 +341,8 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
     let wrong = |why: &str| {
         Err(value(FLAG, format!("{text:?} {why}: write http://host:port or https://host:port")))
     };
-    let Ok(url) = text.parse::<Uri>() else { return wrong("is not a URL") };
+    let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let Ok(url) = whole.parse::<Uri>() else { return wrong("is not a URL") };
     let scheme = url.scheme_str();
     if scheme != Some("http") && scheme != Some("https") {
         return wrong("is no http or https URL");
@@ -366,7 +365,7 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
             );
             Err(value(FLAG, problem))
         }
-        Some(_) | None => Ok(text.to_owned()),
+        Some(_) | None => Ok(whole),
     }
 }
 

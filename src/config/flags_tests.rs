@@ -177,7 +177,8 @@ fn interface_options() {
     }
     assert_refused(&["--iface-can-reach=example.org"], "--iface-can-reach");
     assert_refused(&["--iface-regex=("], "--iface-regex");
-    assert_refused(&["--iface="], "--iface");
+    // The default interface, as in flannel's manifests whose variable is empty.
+    assert_eq!(run(&["--iface="]).interface.interfaces, [""]);
 }
 
 #[test]
@@ -219,6 +220,18 @@ fn etcd_over_tls_with_a_user() {
 }
 
 #[test]
+fn an_endpoint_without_a_scheme_is_plain_http() {
+    let etcd = etcd_of(run(&["--etcd-endpoints=127.0.0.1:2379,a,[::1]:2379"]));
+    assert_eq!(etcd.endpoints, ["http://127.0.0.1:2379", "http://a", "http://[::1]:2379"]);
+    assert_refused(
+        &["--etcd-endpoints=a:2379", "--etcd-cafile=/ca"],
+        "\"a:2379\" is plain http, but --etcd-cafile is given",
+    );
+    let (message, _) = refused(&["--etcd-endpoints=root:hunter2@a:2379"], &[]);
+    assert!(!message.contains("hunter2"), "{message}");
+}
+
+#[test]
 fn prefixes_are_cleaned_as_flanneld_s_keys() {
     for (text, prefix) in [
         ("/coreos.com/network", "/coreos.com/network"),
@@ -252,8 +265,8 @@ fn etcd_options_that_need_each_other() {
 fn endpoints_are_http_urls() {
     for text in [
         "",
-        "a",
-        "127.0.0.1:2379",
+        "127.0.0.1:x",
+        "127.0.0.1:2379/path",
         "unix:///run/etcd",
         "ftp://a:1",
         "http://",

@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
+use crate::backend::udp::PlaneState;
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
 use crate::host::interface::ExternalInterface;
@@ -26,8 +28,8 @@ pub struct Running {
     pub subnet: Prefix,
     /// MTU of the overlay.
     pub mtu_bytes: u16,
-    /// The dataplane in one line.
-    pub dataplane: String,
+    /// The dataplane, which follows rebuilds.
+    pub dataplane: watch::Receiver<PlaneState>,
     /// The worker's counters.
     pub stats: Arc<WorkerStats>,
     /// The published routes.
@@ -82,7 +84,7 @@ impl Report {
                 "mtu_bytes": running.mtu_bytes,
             });
             status["interface"] = running.external.name.clone().into();
-            status["dataplane"] = running.dataplane.clone().into();
+            status["dataplane"] = running.dataplane.borrow().description.clone().into();
             status["routes"] = routes_json(&running.routes);
             status["egress"] = direction_json(&running.stats.egress);
             status["ingress"] = direction_json(&running.stats.ingress);

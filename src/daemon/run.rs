@@ -1,6 +1,7 @@
 //! weftd from start to stop: flanneld's start order and log phrases, one owner for every task,
 //! and an exit code that says how it ended.
 
+use std::convert::Infallible;
 use std::fmt::Display;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,10 +14,12 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
 use crate::backend::BackendKind;
-use crate::backend::udp::{UdpNetwork, UdpSetup};
-use crate::config::network::{NetworkConfig, UdpBackendConfig};
+use crate::backend::udp::{PlaneState, UdpNetwork, UdpSetup};
+use crate::config::network::{NetworkConfig, NetworkConfigError, UdpBackendConfig};
 use crate::config::options::{ForwardRules, Options};
 use crate::config::subnet_file::{Previous, SubnetFile};
+use crate::control::acquire::AcquireError;
+use crate::control::backoff::Backoff;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::{OwnLease, SubnetManager};
 use crate::control::run::End;
@@ -25,17 +28,20 @@ use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
 use crate::host::interface::{ExternalInterface, discover};
-use crate::host::lock::DaemonLock;
+use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::Netlink;
 
 /// flanneld's pause between two tries to read the network configuration.
 const CONFIG_RETRY: Duration = Duration::from_secs(1);
 
-/// Between two log lines that say the same about a missing network configuration.
-const CONFIG_REPORT: Duration = Duration::from_secs(60);
+/// Between two log lines that say the same about what keeps the start waiting.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
 const SUBNET_FILE_RETRY: Duration = Duration::from_secs(5);
+
+/// flanneld's phrase, which operators grep for.
+const BACKEND_PHRASE: &str = "Error fetching backend";
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
@@ -50,7 +56,11 @@ pub fn run(options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    runtime.block_on(until_stopped(options))
+    let code = runtime.block_on(until_stopped(options));
+    // Work on the blocking threads, such as a wait for the local store's lock or for a name
+    // server, cannot be cancelled, and nobody needs its result any more.
+    runtime.shutdown_background();
+    code
 }
 
 async fn until_stopped(options: Options) -> ExitCode {
@@ -79,17 +89,22 @@ async fn until_stopped(options: Options) -> ExitCode {
             None => std::future::pending().await,
         }
     };
+    let stopped = async {
+        let signal = stop.received().await;
+        info!("shutdownHandler sent cancel signal... ({signal})");
+    };
+    // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     tokio::select! {
         end = serve(&options, &readiness) => match end {
             Ok(never) => match never {},
             Err(error) => {
+                info!("Waiting for all goroutines to exit");
                 error!("{error:#}");
                 ExitCode::FAILURE
             }
         },
         never = health => match never {},
-        signal = stop.received() => {
-            info!("shutdownHandler sent cancel signal... ({signal})");
+        () = stopped => {
             info!("Waiting for all goroutines to exit");
             info!("Exiting cleanly...");
             ExitCode::SUCCESS
@@ -99,11 +114,8 @@ async fn until_stopped(options: Options) -> ExitCode {
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device, and leaves lease and subnet file as they are.
-async fn serve(
-    options: &Options,
-    readiness: &Readiness,
-) -> anyhow::Result<std::convert::Infallible> {
-    let _lock = DaemonLock::acquire(&options.subnet_file)?;
+async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infallible> {
+    let _lock = lock(options)?;
     let previous = read_previous(options);
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .context("Failed to create SubnetManager")?;
@@ -135,56 +147,78 @@ async fn work(
     manager: &SubnetManager,
     readiness: &Readiness,
     report: &Report,
-) -> anyhow::Result<std::convert::Infallible> {
-    let config = wait_for_config(manager).await;
-    info!("Found network config - Backend type: {}", config.backend.kind);
-    let settings =
-        match BackendKind::parse(&config.backend.kind).context("Error fetching backend")? {
-            BackendKind::Udp => UdpBackendConfig::parse(&config.backend.settings)
-                .context("Error fetching backend")?,
-        };
+) -> anyhow::Result<Infallible> {
+    let plan = wait_for_plan(manager).await?;
+    info!("Found network config - Backend type: {}", plan.network.backend.kind);
     let external = external_interface(options).await?;
     let attributes = LeaseAttributes::udp(external.public_address);
-    let own = manager.acquire_until_leased(&config, &attributes).await;
+    let (plan, own) = acquire_until_leased(manager, plan, &attributes).await?;
     let setup = UdpSetup {
         external: external.clone(),
-        settings,
-        network: config.network,
+        settings: plan.settings,
+        network: plan.network.network,
         subnet: own.lease.subnet,
         offload: options.offload,
+        engine: options.engine,
     };
     let network = UdpNetwork::start(setup).await.context("Error registering network")?;
-    warn_of_missing_rules(options.forward_rules);
+    warn_of_missing_rules(options.forward_rules, plan.network.enable_nftables);
     let subnet_file = SubnetFile {
-        network: config.network,
+        network: plan.network.network,
         subnet: own.lease.subnet,
         mtu_bytes: u32::from(network.mtu_bytes()),
         masquerade: false,
     };
-    let written = write_subnet_file(options, &subnet_file);
+    let is_written = write_subnet_file(options, &subnet_file);
     report.running(Running {
         external,
-        network: config.network,
+        network: plan.network.network,
         subnet: own.lease.subnet,
         mtu_bytes: network.mtu_bytes(),
-        dataplane: network.describe(),
+        dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
     });
     info!("Running backend.");
-    readiness.set(written);
     notify::ready();
-    info!("flannel is ready");
-    let retry = async {
-        if !written {
-            keep_writing(options, &subnet_file).await;
-            readiness.set(true);
+    let file = async {
+        if !is_written {
+            keep_writing(options, subnet_file).await;
         }
-        std::future::pending::<()>().await;
     };
+    let ready = tell_readiness(readiness, file, network.state());
     tokio::select! {
+        // In this order, so that a start which is ready says so first.
+        biased;
+        never = ready => match never {},
         end = carry(manager, own, options.renew_margin, network) => bail!("{}", describe_end(end)),
-        () = retry => unreachable!("a pending future never ends"),
+    }
+}
+
+/// `/readyz` is green while the subnet file is written and the plane is up.
+async fn tell_readiness(
+    readiness: &Readiness,
+    file_written: impl Future<Output = ()>,
+    mut plane: watch::Receiver<PlaneState>,
+) -> Infallible {
+    let mut is_written = false;
+    let mut is_told = false;
+    tokio::pin!(file_written);
+    loop {
+        let is_ready = is_written && plane.borrow_and_update().is_up;
+        readiness.set(is_ready);
+        if is_ready && !is_told {
+            info!("flannel is ready");
+            is_told = true;
+        }
+        tokio::select! {
+            biased;
+            () = &mut file_written, if !is_written => is_written = true,
+            changed = plane.changed() => if changed.is_err() {
+                // The backend was dropped, and so will be this.
+                std::future::pending::<()>().await;
+            },
+        }
     }
 }
 
@@ -195,10 +229,20 @@ async fn carry(
     renew_margin: Duration,
     mut network: UdpNetwork,
 ) -> End {
+    let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
     tokio::select! {
         end = manager.run(own, renew_margin, &sender) => end,
         never = network.run(leases) => match never {},
+    }
+}
+
+/// Says flanneld's last words about the lease, however its monitoring ends.
+struct Farewell;
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        info!("Stopped monitoring lease");
     }
 }
 
@@ -211,6 +255,21 @@ fn describe_end(end: End) -> String {
         End::Revoked { new_owner: None } => {
             "the lease was deleted from the store; start again to acquire a new one".to_owned()
         }
+    }
+}
+
+/// Another daemon with this subnet file is a mistake. A lock that can't be had for another reason,
+/// such as a read-only directory, is as little a reason not to carry packets as a subnet file that
+/// can't be written.
+fn lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
+    match DaemonLock::acquire(&options.subnet_file) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error @ LockError::Unusable { .. }) => {
+            let error = anyhow::Error::from(error);
+            warn!("a second daemon would not be noticed, going on without a lock: {error:#}");
+            Ok(None)
+        }
+        Err(error @ (LockError::Held { .. } | LockError::NoFileName(_))) => Err(error.into()),
     }
 }
 
@@ -228,19 +287,88 @@ fn read_previous(options: &Options) -> Previous {
     previous
 }
 
+/// The network configuration, its backend's part understood.
+struct Plan {
+    network: NetworkConfig,
+    settings: UdpBackendConfig,
+}
+
+impl Plan {
+    fn new(network: NetworkConfig) -> anyhow::Result<Self> {
+        let kind = BackendKind::parse(&network.backend.kind).context(BACKEND_PHRASE)?;
+        let settings = match kind {
+            BackendKind::Udp => {
+                UdpBackendConfig::parse(&network.backend.settings).context(BACKEND_PHRASE)?
+            }
+        };
+        Ok(Self { network, settings })
+    }
+}
+
 /// flanneld waits for the configuration for ever, so that it may be written after the nodes start.
-async fn wait_for_config(manager: &SubnetManager) -> NetworkConfig {
+/// A backend that can't be run is an error, as in flanneld.
+async fn wait_for_plan(manager: &SubnetManager) -> anyhow::Result<Plan> {
     let mut told = Told::default();
     loop {
-        let parsed = match manager.network_config().await {
-            Ok(bytes) => NetworkConfig::parse(&bytes).map_err(anyhow::Error::from),
-            Err(error) => Err(error.into()),
-        };
-        match parsed {
-            Ok(config) => return config,
-            Err(error) => told.once(format!("Couldn't fetch network config: {error:#}")),
+        match read_config(manager).await? {
+            Ok(network) => return Plan::new(network),
+            Err(error) => {
+                told.once(format!("Couldn't fetch network config: {error:#}"), |text| {
+                    error!("{text}");
+                });
+            }
         }
         sleep(CONFIG_RETRY).await;
+    }
+}
+
+/// The inner error may go away when somebody writes the configuration; the outer one is final.
+async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
+    let bytes = match manager.network_config().await {
+        Ok(bytes) => bytes,
+        Err(error) => return Ok(Err(error.into())),
+    };
+    match NetworkConfig::parse(&bytes) {
+        Err(error @ NetworkConfigError::NoBackendType) => {
+            Err(anyhow::Error::from(error).context(BACKEND_PHRASE))
+        }
+        parsed => Ok(parsed.map_err(anyhow::Error::from)),
+    }
+}
+
+/// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it, so
+/// its configuration is read again before each further try.
+async fn acquire_until_leased(
+    manager: &SubnetManager,
+    mut plan: Plan,
+    attributes: &LeaseAttributes,
+) -> anyhow::Result<(Plan, OwnLease)> {
+    let mut backoff = Backoff::default();
+    let (mut told, mut told_config) = (Told::default(), Told::default());
+    loop {
+        let error = match manager.acquire(&plan.network, attributes).await {
+            Ok(own) => return Ok((plan, own)),
+            Err(error) => error,
+        };
+        let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
+        let error = anyhow::Error::from(error);
+        told.once(format!("No subnet yet, still trying: {error:#}"), |text| warn!("{text}"));
+        sleep(backoff.next_wait()).await;
+        if !is_exhausted {
+            continue;
+        }
+        match read_config(manager).await? {
+            Ok(network) if network == plan.network => {}
+            Ok(network) => {
+                info!("the network configuration has changed; trying with the new one");
+                plan = Plan::new(network)?;
+            }
+            // The remedy may hold a slip of the pen.
+            Err(error) => {
+                let text = format!("Couldn't fetch network config: {error:#}");
+                told_config.once(text, |text| error!("{text}; going on with the last one"));
+            }
+        }
     }
 }
 
@@ -249,12 +377,12 @@ async fn wait_for_config(manager: &SubnetManager) -> NetworkConfig {
 struct Told(Option<(String, Instant)>);
 
 impl Told {
-    fn once(&mut self, text: String) {
+    fn once(&mut self, text: String, say: impl FnOnce(&str)) {
         let now = Instant::now();
         match &self.0 {
-            Some((last, at)) if *last == text && now.duration_since(*at) < CONFIG_REPORT => {}
+            Some((last, at)) if *last == text && now.duration_since(*at) < REPORT_PERIOD => {}
             Some(_) | None => {
-                error!("{text}");
+                say(&text);
                 self.0 = Some((text, now));
             }
         }
@@ -267,7 +395,13 @@ async fn external_interface(options: &Options) -> anyhow::Result<ExternalInterfa
     Ok(external)
 }
 
-fn warn_of_missing_rules(rules: ForwardRules) {
+fn warn_of_missing_rules(rules: ForwardRules, enable_nftables: bool) {
+    if enable_nftables {
+        warn!(
+            "EnableNFTables in the network configuration has no effect: this weftd sets no rules, \
+             neither with nftables nor with iptables"
+        );
+    }
     match rules {
         ForwardRules::Default => warn!(
             "no forward rules are set, because this weftd has none yet: if the FORWARD policy is \
@@ -294,11 +428,14 @@ fn write_subnet_file(options: &Options, file: &SubnetFile) -> bool {
     }
 }
 
-async fn keep_writing(options: &Options, file: &SubnetFile) {
+async fn keep_writing(options: &Options, file: SubnetFile) {
     loop {
         sleep(SUBNET_FILE_RETRY).await;
+        let path = options.subnet_file.clone();
+        // A disk that is out of order can keep a write for seconds; the lease must not wait.
+        let written = tokio::task::spawn_blocking(move || file.write(&path)).await;
         // The first failure was told; only the success is news.
-        if file.write(&options.subnet_file).is_ok() {
+        if matches!(written, Ok(Ok(()))) {
             info!("Wrote subnet file to {}", options.subnet_file.display());
             return;
         }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use regex::Regex;
 
 use crate::config::options::InterfaceOptions;
+use crate::host::chain::chain;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Address, Link, PathToHost, Route};
 
@@ -149,10 +150,10 @@ pub async fn discover(
 
 async fn path_to(netlink: &Netlink, destination: IpAddr) -> Result<PathToHost, String> {
     match destination.to_canonical() {
-        IpAddr::V4(destination) => netlink.path_to(destination).await.map_err(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            format!("{error}: {}", cause.unwrap_or_default())
-        }),
+        IpAddr::V4(destination) => {
+            let path = netlink.path_to(destination).await;
+            path.map_err(|error| chain(&error))
+        }
         IpAddr::V6(destination) => {
             Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"))
         }

@@ -96,6 +96,15 @@ impl NetlinkError {
         self.errno().is_some_and(|errno| gone.contains(&errno))
     }
 
+    /// Whether another connection may do what this one cannot.
+    #[must_use]
+    pub fn is_connection_lost(&self) -> bool {
+        match self {
+            Self::Open { .. } | Self::Disconnected(_) | Self::TimedOut(_) => true,
+            Self::Refused { .. } | Self::Unsettled(_) | Self::Incomplete { .. } => false,
+        }
+    }
+
     fn errno(&self) -> Option<rustix::io::Errno> {
         match self {
             Self::Refused { source, .. } => rustix::io::Errno::from_io_error(source),

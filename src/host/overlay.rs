@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::host::chain::chain;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{LinkId, Route};
 
@@ -92,7 +93,7 @@ struct ToldRepair {
 }
 
 impl Overlay {
-    /// Configures a new device completely, MTU and queue length included.
+    /// Configures a host's first overlay device completely, MTU and queue length included.
     /// Refuses if the main table has a route to the network through another device.
     pub async fn establish(
         netlink: Netlink,
@@ -103,6 +104,25 @@ impl Overlay {
         if let Some(route) = plan.foreign_routes.first() {
             return Err(OverlayError::ForeignRoute { route: name_route(&netlink, route).await });
         }
+        Self::impose(netlink, desired, &plan).await
+    }
+
+    /// Configures a device that takes the place of one that was established and is gone. A foreign
+    /// route that has come since is no reason to leave the host without an overlay: `hold` warns.
+    pub async fn establish_again(
+        netlink: Netlink,
+        desired: OverlayDesired,
+    ) -> Result<Self, OverlayError> {
+        let actual = read(&netlink, &desired).await?;
+        let plan = diff(&desired, &actual, DeviceSettings::Impose);
+        Self::impose(netlink, desired, &plan).await
+    }
+
+    async fn impose(
+        netlink: Netlink,
+        desired: OverlayDesired,
+        plan: &Plan,
+    ) -> Result<Self, OverlayError> {
         for action in &plan.actions {
             apply(&netlink, &desired, action).await?;
         }
@@ -213,12 +233,7 @@ impl Overlay {
     }
 
     fn tell_failure(&mut self, error: &OverlayError) {
-        let cause = std::error::Error::source(error);
-        let reason = cause.map_or_else(String::new, |cause| {
-            let reason = cause.source().map_or_else(String::new, |reason| format!(": {reason}"));
-            format!(": {cause}{reason}")
-        });
-        let text = format!("{error}{reason}");
+        let text = chain(error);
         if self.told.failure.as_ref() != Some(&text) {
             tracing::warn!("{text}; trying again every {} ms", RETRY_INTERVAL.as_millis());
             self.told.failure = Some(text);
