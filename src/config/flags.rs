@@ -63,17 +63,18 @@ pub fn parse(
     let mut arguments = arguments.into_iter();
     let program = arguments.next().unwrap_or_else(|| OsString::from("weftd"));
     let mut settings = Settings::default();
-    match go_flags::read_arguments(arguments, &mut settings) {
-        Ok(()) => {}
+    let ignored = match go_flags::read_arguments(arguments, &mut settings) {
+        Ok(ignored) => ignored,
         Err(SyntaxError::Help) => {
             return Outcome::Help(go_flags::usage(&program.to_string_lossy()));
         }
         Err(error) => return Outcome::Refuse { message: one_line(&error), usage: true },
-    }
+    };
     if settings.version.value {
         return Outcome::Version;
     }
-    let mut warnings = go_flags::read_environment(variable, &mut settings);
+    let mut warnings: Vec<_> = ignored.iter().map(ToString::to_string).collect();
+    warnings.extend(go_flags::read_environment(variable, &mut settings));
     match build::options(settings, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
         Err(error) => Outcome::Refuse { message: one_line(&error), usage: false },

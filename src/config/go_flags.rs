@@ -2,6 +2,7 @@
 //! integers, the environment rule, and the usage text. Knows types and places, never meanings.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fmt::Write as _;
 
 use crate::config::flag_table::{FLAGS, Flag, Setting, Settings, Slot, Source};
@@ -54,9 +55,10 @@ pub(super) enum ValueProblem {
 pub(super) fn read_arguments(
     arguments: impl IntoIterator<Item = OsString>,
     settings: &mut Settings,
-) -> Result<(), SyntaxError> {
-    let mut arguments = arguments.into_iter();
-    while let Some(argument) = arguments.next() {
+) -> Result<Option<Ignored>, SyntaxError> {
+    let mut arguments = arguments.into_iter().enumerate();
+    while let Some((index, argument)) = arguments.next() {
+        let stop = |rest: usize| Ok(Some(Ignored { position: index + 1, arguments: rest + 1 }));
         let argument = match argument.into_string() {
             Ok(argument) => argument,
             Err(raw) if raw.as_encoded_bytes().starts_with(b"-") => {
@@ -64,9 +66,9 @@ pub(super) fn read_arguments(
                 let name = text.split('=').next().unwrap_or_default();
                 return Err(SyntaxError::NotUtf8(name.to_owned()));
             }
-            Err(_) => return Ok(()),
+            Err(_) => return stop(arguments.count()),
         };
-        let Some(body) = flag_body(&argument) else { return Ok(()) };
+        let Some(body) = flag_body(&argument) else { return stop(arguments.count()) };
         if body.is_empty() || body.starts_with(['-', '=']) {
             return Err(SyntaxError::Malformed(argument));
         }
@@ -86,12 +88,35 @@ pub(super) fn read_arguments(
             (None, Slot::Text(_) | Slot::Secret(_) | Slot::List(_) | Slot::Int(_)) => arguments
                 .next()
                 .ok_or(SyntaxError::NoValue(flag.name))?
+                .1
                 .into_string()
                 .map_err(|_value| SyntaxError::NotUtf8(format!("-{}", flag.name)))?,
         };
         assign(flag, settings, value, Source::CommandLine)?;
     }
-    Ok(())
+    Ok(None)
+}
+
+/// Arguments that Go's flag package leaves unread, and so do we. They are counted and not kept:
+/// one of them may be a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ignored {
+    /// Which argument ended the flags, counted from 1.
+    position: usize,
+    /// How many are ignored, that one included.
+    arguments: usize,
+}
+
+impl fmt::Display for Ignored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { position, arguments } = self;
+        write!(
+            f,
+            "argument {position} is no flag, so the last {arguments} of the command line are \
+             ignored, as flanneld does; a boolean flag takes its value only with =, as in \
+             --ip-masq=false"
+        )
+    }
 }
 
 /// Reads `FLANNELD_*` for every flag that the command line left alone. A value that does not

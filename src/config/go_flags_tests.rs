@@ -8,7 +8,7 @@ use super::*;
 
 fn read(words: &[&str]) -> Result<Settings, SyntaxError> {
     let mut settings = Settings::default();
-    read_arguments(words.iter().map(OsString::from), &mut settings).map(|()| settings)
+    read_arguments(words.iter().map(OsString::from), &mut settings).map(|_ignored| settings)
 }
 
 #[test]
@@ -40,6 +40,17 @@ fn parsing_stops_at_the_first_word_and_after_two_dashes() {
         let settings = read(&["--v=1", stop, "--v=2", "--no-such-flag"]).unwrap();
         assert_eq!(settings.v.value, 1, "{stop:?}");
     }
+}
+
+#[test]
+fn what_stands_behind_the_flags_is_told_without_repeating_it() {
+    let words = ["--etcd-password", "two", "words", "--local-store=/x"].map(OsString::from);
+    let ignored = read_arguments(words, &mut Settings::default()).unwrap();
+    let told = ignored.expect("two arguments are ignored").to_string();
+    assert!(told.starts_with("argument 3 is no flag, so the last 2"), "{told}");
+    assert!(!told.contains("words"), "part of a password: {told}");
+    let all_read = read_arguments([OsString::from("--v=1")], &mut Settings::default());
+    assert_eq!(all_read, Ok(None));
 }
 
 #[test]
@@ -78,7 +89,8 @@ fn bytes_that_are_no_text_are_refused_unless_ignored_anyway() {
     let raw = || OsString::from_vec(vec![b'-', b'v', b'=', 0xff]);
     let mut settings = Settings::default();
     assert!(matches!(read_arguments([raw()], &mut settings), Err(SyntaxError::NotUtf8(_))));
-    assert_eq!(read_arguments([OsString::from("--"), raw()], &mut settings), Ok(()));
+    let ignored = read_arguments([OsString::from("--"), raw()], &mut settings);
+    assert_eq!(ignored, Ok(Some(Ignored { position: 1, arguments: 2 })));
     let secret = || OsString::from_vec(b"hunter\xff".to_vec());
     let mut inline = OsString::from("--etcd-password=");
     inline.push(secret());

@@ -105,6 +105,7 @@ impl Request {
                     .with_context(|| format!("{name} needs a value"))
             };
             match (name.as_str(), &mut command) {
+                ("-h" | "--help", _) => command = Command::Help,
                 ("--socket", _) => socket = PathBuf::from(value()?),
                 ("-o" | "--output", Command::Status { json }) => match value()?.as_str() {
                     "json" => *json = true,
