@@ -13,7 +13,7 @@ pub mod memory;
 
 use std::time::Duration;
 
-use crate::control::lease::{Lease, LeaseAttributes, ValueError};
+use crate::control::lease::{Lease, LeaseAttributes, ValueError, parse_key};
 use crate::control::status::RejectReason;
 use crate::route::Prefix;
 
@@ -186,6 +186,13 @@ impl StoreError {
 }
 
 impl Snapshot {
+    /// All subnets whose keys are in use, in no order: of leases, and of entries with an
+    /// unreadable value, over which nobody can write.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = Prefix> + '_ {
+        let unreadable = self.rejected.iter().filter_map(|rejected| parse_key(&rejected.key));
+        self.leases.iter().map(|lease| lease.subnet).chain(unreadable)
+    }
+
     pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
         match entry {
             Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
