@@ -178,6 +178,15 @@ async fn a_store_that_is_down_is_an_error_to_try_again() {
 }
 
 #[tokio::test]
+async fn a_write_without_answer_is_found_again() {
+    let store = MemoryStore::new();
+    store.lose_answers(1);
+    let own = manager(&store, None).acquire_until_leased(&network(), &node(1)).await;
+    assert_eq!(store.keys(), [own.lease.key], "the node left a lease behind");
+    assert_eq!(own.lease.attributes, node(1));
+}
+
+#[tokio::test]
 async fn daemons_on_one_directory_never_share_a_subnet() {
     let directory = tempfile::tempdir().unwrap();
     let root = Arc::new(directory.path().to_path_buf());

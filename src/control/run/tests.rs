@@ -212,6 +212,16 @@ async fn a_failing_renewal_is_tried_again_without_a_storm() {
 }
 
 #[tokio::test]
+async fn a_renewal_without_answer_is_followed() {
+    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    daemon.store.lose_answers(1);
+    sleep(Duration::from_millis(2500)).await;
+    assert!(!daemon.task.is_finished(), "a lost answer ended the daemon");
+    assert!(daemon.manager.status().renewals() >= 1, "renewing never works again");
+    assert_eq!(daemon.store.keys(), [OWN]);
+}
+
+#[tokio::test]
 async fn a_rewritten_own_entry_is_followed_not_fought() {
     let daemon = Daemon::start(lives(3000), Duration::from_millis(100)).await;
     sleep(Duration::from_millis(100)).await;

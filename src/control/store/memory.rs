@@ -27,6 +27,8 @@ struct Inner {
     revision: i64,
     compacted: i64,
     down: bool,
+    /// Writes whose answer is lost: they happen, and the caller hears of a failure.
+    unanswered: u32,
     calls: u64,
     /// Watches opened before this number are cut.
     cut: u64,
@@ -79,6 +81,11 @@ impl MemoryStore {
         inner.cut = inner.watches;
         drop(inner);
         self.changed.send_modify(|_| ());
+    }
+
+    /// The next `writes` happen, but look like failures to their callers.
+    pub(crate) fn lose_answers(&self, writes: u32) {
+        self.lock().unanswered = writes;
     }
 
     pub(crate) fn compact(&self) {
@@ -179,13 +186,19 @@ impl MemoryStore {
 
     fn granted(
         &self,
-        inner: MutexGuard<'_, Inner>,
+        mut inner: MutexGuard<'_, Inner>,
         key: &str,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
         let lease = inner.entries[key].decode(key).unwrap();
+        let answered = inner.unanswered == 0;
+        inner.unanswered = inner.unanswered.saturating_sub(1);
         drop(inner);
         self.changed.send_modify(|_| ());
+        if !answered {
+            let detail = "the answer was lost".to_owned();
+            return Err(StoreError::Unavailable { operation: "write", detail });
+        }
         let expires = match lease.lifetime {
             Lifetime::Reservation => None,
             Lifetime::Leased { .. } => Some(clock::boot_time() + ttl),

@@ -183,6 +183,20 @@ impl StoreError {
             Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. } => false,
         }
     }
+
+    /// Whether a write that failed with this certainly changed nothing. A write without an answer
+    /// may have happened, or may still happen.
+    #[must_use]
+    pub fn nothing_was_written(&self) -> bool {
+        match self {
+            Self::Conflict { .. } | Self::Refused { .. } | Self::Value(_) => true,
+            Self::NoConfig { .. }
+            | Self::ConfigTooLarge { .. }
+            | Self::HistoryLost { .. }
+            | Self::Unavailable { .. }
+            | Self::File { .. } => false,
+        }
+    }
 }
 
 impl Snapshot {
@@ -314,6 +328,15 @@ mod tests {
 
     use super::*;
     use crate::control::lease::{Lifetime, Version};
+
+    #[test]
+    fn only_a_definite_no_means_that_nothing_was_written() {
+        let (operation, detail) = ("creating the lease", String::new());
+        let lost = StoreError::Unavailable { operation, detail: detail.clone() };
+        assert!(!lost.nothing_was_written(), "a write of unknown outcome may have happened");
+        assert!(StoreError::Refused { operation, detail }.nothing_was_written());
+        assert!(StoreError::Conflict { key: "10.5.1.0-24".to_owned() }.nothing_was_written());
+    }
 
     #[test]
     fn a_flood_of_leases_is_cut_and_reported() {
