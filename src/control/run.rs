@@ -227,6 +227,10 @@ impl<'a> Run<'a> {
         };
         for event in events {
             self.on_event(event).await?;
+            if self.watch.is_none() {
+                // The event led to a failure or to doubts: all that follows is read again.
+                break;
+            }
         }
         Step::Continue(())
     }

@@ -162,10 +162,20 @@ impl Run<'_> {
         }
     }
 
+    /// By the boot clock, or by the wall clock where that decides: all readers of the local store
+    /// see the entry end when the wall clock is set past its end.
+    fn own_expired(&self) -> bool {
+        let ends_unix = match self.own.lease.lifetime {
+            Lifetime::Leased { id: 0, expires_unix } => expires_unix,
+            Lifetime::Leased { .. } | Lifetime::Reservation => None,
+        };
+        self.own.expires.is_some_and(|expires| expires <= clock::boot_time())
+            || ends_unix.is_some_and(|ends| ends <= clock::unix_seconds())
+    }
+
     fn on_own_missing(&mut self, watched: bool) -> Step {
-        let expired = self.own.expires.is_some_and(|expires| expires <= clock::boot_time());
         let subnet = self.own.lease.subnet;
-        if watched && !expired && !self.own_lapsed {
+        if watched && !self.own_expired() && !self.own_lapsed {
             warn!("The lease of {subnet} was removed from the store");
             return Step::Break(End::Revoked { new_owner: None });
         }
