@@ -8,6 +8,7 @@ use tracing::{info, warn};
 
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
+use crate::control::causes::with_causes;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::{OwnLease, SubnetManager};
@@ -116,10 +117,7 @@ impl SubnetManager {
             let now = tokio::time::Instant::now();
             if report_at.is_none_or(|at| at <= now) {
                 report_at = Some(now + REPORT_PERIOD);
-                match std::error::Error::source(&error) {
-                    Some(source) => warn!("No subnet yet, still trying: {error}: {source}"),
-                    None => warn!("No subnet yet, still trying: {error}"),
-                }
+                warn!("No subnet yet, still trying: {}", with_causes(&error));
             }
             sleep(backoff.next_wait()).await;
         }
