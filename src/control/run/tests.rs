@@ -264,6 +264,57 @@ async fn an_own_entry_of_junk_is_repaired() {
     assert!(!daemon.task.is_finished());
 }
 
+#[tokio::test]
+async fn what_the_node_says_of_itself_is_restored_without_a_fight() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    let before = daemon.store.calls();
+    let foreign = br#"{"PublicIP":"192.0.2.1","BackendType":"vxlan","BackendData":{"VNI":1}}"#;
+    for rewritten in 1..=40 {
+        daemon.store.put(OWN, foreign, LEASED);
+        sleep(Duration::from_millis(50)).await;
+        assert!(!daemon.task.is_finished(), "rewriting {rewritten} ended the daemon");
+    }
+    let writes = daemon.store.calls() - before;
+    assert!((1..=8).contains(&writes), "{writes} requests to restore the entry in 2 s");
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE, "others are told of another node");
+}
+
+#[tokio::test]
+async fn an_incomplete_listing_removes_nothing() {
+    let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
+    let mut daemon = Daemon::start(timing, Duration::from_secs(3600)).await;
+    daemon.put("10.5.1.0-24", "192.0.2.2");
+    daemon.wait_for(&["192.0.2.2"]).await;
+    // The own lease is the last entry.
+    daemon.store.cut_listings_short();
+    sleep(Duration::from_millis(500)).await;
+    assert!(!daemon.task.is_finished(), "a lease beyond the end of a listing counts as revoked");
+    daemon.put("10.5.200.0-24", "192.0.2.3");
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2", "192.0.2.3"]);
+    daemon.store.remove("10.5.1.0-24");
+    daemon.wait_for(&["192.0.2.3"]).await;
+}
+
+#[tokio::test]
+async fn a_watched_flood_of_leases_costs_bounded_memory() {
+    let daemon = Daemon::usual().await;
+    let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
+    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+    let own = daemon.manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
+    let (subnet, own_lease) = (own.lease.subnet, own.lease.clone());
+    let mut run = Run::new(&daemon.manager, own, Duration::from_secs(3600), &sender);
+    for number in 0..ENTRIES_MAX + 10 {
+        run.insert(Lease { key: number.to_string(), subnet, ..own_lease.clone() });
+    }
+    assert_eq!(run.mirror.len(), ENTRIES_MAX);
+    assert_eq!(daemon.manager.status().rejected(RejectReason::TooMany), 1);
+    run.insert(own_lease);
+    assert!(run.mirror.contains_key(OWN), "a flood hides the own lease");
+}
+
 /// A daemon on a directory, with one peer.
 struct LocalDaemon {
     directory: tempfile::TempDir,

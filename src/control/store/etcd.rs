@@ -14,6 +14,7 @@ use super::etcd_connection::{Connection, classify, config_key};
 use super::etcd_watch::{EtcdWatch, Origin};
 use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
 use crate::config::options::EtcdOptions;
+use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::route::Prefix;
@@ -106,9 +107,10 @@ impl EtcdStore {
             scanned += page.kvs().len();
             match page.kvs().last() {
                 Some(last) if page.more() => from = next_key(last.key()),
-                Some(_) | None => break,
+                Some(_) | None => return Ok(snapshot),
             }
         }
+        snapshot.complete = false;
         Ok(snapshot)
     }
 
@@ -310,7 +312,7 @@ impl EtcdStore {
             .call("revoking a lease", |mut client| async move { client.lease_revoke(id).await })
             .await;
         if let Err(error) = revoked {
-            tracing::debug!("Left an unused etcd lease to lapse: {error}");
+            tracing::debug!("Left an unused etcd lease to lapse: {}", with_causes(&error));
         }
     }
 }

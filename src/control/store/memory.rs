@@ -27,6 +27,8 @@ struct Inner {
     revision: i64,
     compacted: i64,
     down: bool,
+    /// Whether listings end before the last entry.
+    cut_short: bool,
     /// Writes whose answer is lost: they happen, and the caller hears of a failure.
     unanswered: u32,
     calls: u64,
@@ -88,6 +90,11 @@ impl MemoryStore {
         self.lock().unanswered = writes;
     }
 
+    /// Listings lack their last entry from now on, and say so.
+    pub(crate) fn cut_listings_short(&self) {
+        self.lock().cut_short = true;
+    }
+
     pub(crate) fn compact(&self) {
         let mut inner = self.lock();
         inner.compacted = inner.revision;
@@ -131,6 +138,10 @@ impl MemoryStore {
             let mut snapshot = Snapshot { revision: inner.revision, ..Snapshot::default() };
             for (key, entry) in &inner.entries {
                 snapshot.add(entry.decode(key));
+            }
+            if inner.cut_short {
+                snapshot.leases.pop();
+                snapshot.complete = false;
             }
             snapshot
         };

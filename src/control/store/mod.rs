@@ -49,7 +49,7 @@ pub enum Watch {
 }
 
 /// All leases at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The live leases, at most `ENTRIES_MAX`.
     pub leases: Vec<Lease>,
@@ -57,6 +57,8 @@ pub struct Snapshot {
     pub rejected: Vec<Rejected>,
     /// The moment, in revisions of the store; a watch continues from here.
     pub revision: i64,
+    /// Whether this is all there was. Of what an incomplete one lacks, nothing is known.
+    pub complete: bool,
 }
 
 /// An entry that is no usable lease.
@@ -210,12 +212,10 @@ impl Snapshot {
     pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
         match entry {
             Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
-            Ok(lease) => self.reject(Rejected {
-                key: "more leases".to_owned(),
-                reason: RejectReason::TooMany,
-                detail: format!("the store holds more than {ENTRIES_MAX} leases"),
-                revision: lease.revision,
-            }),
+            Ok(lease) => {
+                self.complete = false;
+                self.reject(Rejected::too_many(lease.revision));
+            }
             Err(rejected) => self.reject(rejected),
         }
     }
@@ -223,6 +223,28 @@ impl Snapshot {
     fn reject(&mut self, rejected: Rejected) {
         if self.rejected.len() < REJECTED_MAX {
             self.rejected.push(rejected);
+        } else if parse_key(&rejected.key).is_some() {
+            // It takes a subnet, perhaps the own; any other junk concerns nobody.
+            self.complete = false;
+        }
+    }
+}
+
+impl Default for Snapshot {
+    /// Of an empty store.
+    fn default() -> Self {
+        Self { leases: Vec::new(), rejected: Vec::new(), revision: 0, complete: true }
+    }
+}
+
+impl Rejected {
+    /// A lease beyond `ENTRIES_MAX`.
+    pub(crate) fn too_many(revision: i64) -> Self {
+        Self {
+            key: "more leases".to_owned(),
+            reason: RejectReason::TooMany,
+            detail: format!("the store holds more than {ENTRIES_MAX} leases"),
+            revision,
         }
     }
 }
@@ -349,11 +371,26 @@ mod tests {
             snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, version, lifetime));
         }
         assert_eq!(snapshot.leases.len(), ENTRIES_MAX);
+        assert!(!snapshot.complete, "a cut listing counts as all there is");
         assert_eq!(snapshot.rejected.len(), 3);
         assert!(snapshot.rejected.iter().all(|r| r.reason == RejectReason::TooMany));
         for _ in 0..2 * REJECTED_MAX {
             snapshot.add(Lease::decode(b"junk", &value, version, Lifetime::Reservation));
         }
         assert_eq!(snapshot.rejected.len(), REJECTED_MAX);
+    }
+
+    #[test]
+    fn what_a_flood_of_junk_hides_is_not_counted_as_absent() {
+        let mut snapshot = Snapshot::default();
+        let version = Version { revision: 1, created: 1 };
+        let mut add = |key: &[u8]| {
+            snapshot.add(Lease::decode(key, b"junk", version, Lifetime::Reservation));
+            snapshot.complete
+        };
+        for _ in 0..2 * REJECTED_MAX {
+            assert!(add(b"junk"), "junk without a subnet concerns nobody");
+        }
+        assert!(!add(b"10.5.1.0-24"), "an entry that takes a subnet was dropped");
     }
 }
