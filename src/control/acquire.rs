@@ -8,7 +8,8 @@ use tracing::{info, warn};
 
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
-use crate::control::choose::{free_subnets, held_by, is_compatible};
+use crate::control::causes::with_causes;
+use crate::control::choose::{free_subnets, held_by};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::{OwnLease, SubnetManager};
 use crate::control::store::{Granted, Snapshot, StoreError};
@@ -17,7 +18,7 @@ use crate::route::Prefix;
 /// Free subnets to pick from, as in flannel. Doubles with each lost race, so that a thousand
 /// nodes spread out instead of fighting for the same hundred.
 const CANDIDATES: usize = 100;
-/// Most candidates after lost races: every subnet of any legal network.
+/// Most candidates after lost races: as many as a store may hold leases.
 const CANDIDATES_MAX: usize = crate::control::store::ENTRIES_MAX;
 /// Races lost before the caller is told. With the candidates doubling, a node of a thousand that
 /// start at once loses ten at the most; sixty-four mean that the store's answers contradict
@@ -50,6 +51,13 @@ pub enum AcquireError {
     Store(#[from] StoreError),
 }
 
+/// Which subnet an attempt would like.
+#[derive(Clone, Copy)]
+struct Wish {
+    previous: Option<Prefix>,
+    candidates: usize,
+}
+
 /// What one attempt came to.
 enum Attempt {
     Acquired(Granted),
@@ -66,13 +74,13 @@ impl SubnetManager {
         attributes: &LeaseAttributes,
     ) -> Result<OwnLease, AcquireError> {
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
-        let mut candidates = CANDIDATES;
+        let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
         for _ in 0..RACES_MAX {
             let snapshot = self.store.list().await;
             self.note(&snapshot);
             let snapshot = snapshot?;
             self.status.reject(&snapshot.rejected);
-            let attempt = self.attempt(config, attributes, &snapshot, candidates).await;
+            let attempt = self.attempt(config, attributes, &snapshot, wish).await;
             match attempt {
                 Ok(Attempt::Acquired(granted)) => {
                     let own = OwnLease::new(granted, config.network);
@@ -81,7 +89,9 @@ impl SubnetManager {
                 }
                 Ok(Attempt::LookAgain) => {}
                 Err(AcquireError::Store(StoreError::Conflict { .. })) => {
-                    candidates = (candidates * 2).min(CANDIDATES_MAX);
+                    wish.candidates = (wish.candidates * 2).min(CANDIDATES_MAX);
+                    // Whatever took it, a listing that does not show it would name it again.
+                    wish.previous = None;
                     sleep(pause.next_wait()).await;
                 }
                 Err(error) => return Err(error),
@@ -107,10 +117,7 @@ impl SubnetManager {
             let now = tokio::time::Instant::now();
             if report_at.is_none_or(|at| at <= now) {
                 report_at = Some(now + REPORT_PERIOD);
-                match std::error::Error::source(&error) {
-                    Some(source) => warn!("No subnet yet, still trying: {error}: {source}"),
-                    None => warn!("No subnet yet, still trying: {error}"),
-                }
+                warn!("No subnet yet, still trying: {}", with_causes(&error));
             }
             sleep(backoff.next_wait()).await;
         }
@@ -121,15 +128,16 @@ impl SubnetManager {
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
         snapshot: &Snapshot,
-        candidates: usize,
+        Wish { previous, candidates }: Wish,
     ) -> Result<Attempt, AcquireError> {
-        let leases = &snapshot.leases;
         let public_ip = attributes.public_ip;
-        if let Some(held) = held_by(leases, public_ip, config, self.previous) {
+        if let Some(held) = held_by(&snapshot.leases, public_ip, config, previous) {
             return self.take_over(config, attributes, held).await;
         }
-        if let Some(previous) = self.previous.filter(|subnet| is_free(leases, *subnet)) {
-            if is_compatible(config, previous) {
+        let taken: Vec<Prefix> = snapshot.taken().collect();
+        let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
+        if let Some(previous) = previous.filter(is_free) {
+            if config.leasable(previous) {
                 info!("Found previously leased subnet ({previous}), reusing");
                 return self.create(previous, attributes).await;
             }
@@ -138,7 +146,7 @@ impl SubnetManager {
                  network config, ignoring"
             );
         }
-        let free = free_subnets(config, leases, candidates);
+        let free = free_subnets(config, taken, candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
             return Err(exhausted(config));
         };
@@ -154,7 +162,7 @@ impl SubnetManager {
         held: &Lease,
     ) -> Result<Attempt, AcquireError> {
         let (subnet, public_ip) = (held.subnet, attributes.public_ip);
-        if is_compatible(config, subnet) {
+        if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
             let updated = self.store.update(held, attributes, self.timing.lease_ttl).await;
             self.note(&updated);
@@ -181,10 +189,6 @@ impl SubnetManager {
         info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
         Ok(Attempt::Acquired(created))
     }
-}
-
-fn is_free(leases: &[Lease], subnet: Prefix) -> bool {
-    !leases.iter().any(|lease| lease.subnet.overlaps(subnet))
 }
 
 fn exhausted(config: &NetworkConfig) -> AcquireError {

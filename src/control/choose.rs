@@ -7,13 +7,6 @@ use crate::config::network::NetworkConfig;
 use crate::control::lease::{Lease, Lifetime};
 use crate::route::Prefix;
 
-/// Whether the configuration would lease this subnet.
-#[must_use]
-pub fn is_compatible(config: &NetworkConfig, subnet: Prefix) -> bool {
-    subnet.length_bits() == config.subnet_length_bits
-        && (config.subnet_min..=config.subnet_max).contains(&subnet.network())
-}
-
 /// The lease that `public_ip` holds already. Of several, a compatible one comes first, then a
 /// reservation, then the one of the last run.
 #[must_use]
@@ -25,26 +18,29 @@ pub fn held_by<'a>(
 ) -> Option<&'a Lease> {
     leases.iter().filter(|lease| lease.attributes.public_ip == public_ip).max_by_key(|lease| {
         (
-            is_compatible(config, lease.subnet),
+            config.leasable(lease.subnet),
             lease.lifetime == Lifetime::Reservation,
             Some(lease.subnet) == previous,
         )
     })
 }
 
-/// Up to `count_max` subnets of the configuration, from the lowest, that overlap no lease.
+/// Up to `count_max` subnets of the configuration, from the lowest, that overlap none of `taken`.
 #[must_use]
-pub fn free_subnets(config: &NetworkConfig, leases: &[Lease], count_max: usize) -> Vec<Prefix> {
-    let mut taken: Vec<Prefix> = leases.iter().map(|lease| lease.subnet).collect();
+pub fn free_subnets(
+    config: &NetworkConfig,
+    mut taken: Vec<Prefix>,
+    count_max: usize,
+) -> Vec<Prefix> {
     taken.sort_unstable();
     let mut taken = taken.into_iter().peekable();
     let mut free = Vec::new();
-    // The highest address of all leases that begin at or before the candidate.
+    // The highest address of all taken subnets that begin at or before the candidate.
     let mut taken_until: Option<Ipv4Addr> = None;
     let mut candidate = Prefix::new(config.subnet_min, config.subnet_length_bits);
     while let Some(subnet) = candidate.filter(|subnet| subnet.network() <= config.subnet_max) {
-        while let Some(lease) = taken.next_if(|lease| lease.network() <= subnet.last()) {
-            taken_until = taken_until.max(Some(lease.last()));
+        while let Some(other) = taken.next_if(|other| other.network() <= subnet.last()) {
+            taken_until = taken_until.max(Some(other.last()));
         }
         if taken_until.is_none_or(|until| until < subnet.network()) {
             free.push(subnet);
@@ -87,16 +83,11 @@ pub(crate) mod tests {
     }
 
     fn free(config: &NetworkConfig, leases: &[Lease], count_max: usize) -> Vec<String> {
-        free_subnets(config, leases, count_max).iter().map(Prefix::to_string).collect()
+        free_subnets(config, subnets(leases), count_max).iter().map(Prefix::to_string).collect()
     }
 
-    #[test]
-    fn compatibility_is_length_and_range() {
-        let config = config("10.5.0.0/16", 24, "10.5.10.0", "10.5.20.0");
-        let compatible = |text: &str| is_compatible(&config, text.parse().unwrap());
-        assert!(compatible("10.5.10.0/24") && compatible("10.5.20.0/24"));
-        assert!(!compatible("10.5.9.0/24") && !compatible("10.5.21.0/24"));
-        assert!(!compatible("10.5.10.0/25") && !compatible("10.6.10.0/24"));
+    fn subnets(leases: &[Lease]) -> Vec<Prefix> {
+        leases.iter().map(|lease| lease.subnet).collect()
     }
 
     #[test]
@@ -134,7 +125,11 @@ pub(crate) mod tests {
                 }
                 subnet = subnet.next().unwrap();
             }
-            assert_eq!(free_subnets(&config, &leases, usize::MAX), slow, "with {leases:?}");
+            assert_eq!(
+                free_subnets(&config, subnets(&leases), usize::MAX),
+                slow,
+                "with {leases:?}"
+            );
         }
     }
 

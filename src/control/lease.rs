@@ -9,6 +9,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
+use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::status::RejectReason;
 use crate::control::store::Rejected;
@@ -354,11 +355,7 @@ impl Rejected {
                 RejectReason::BadValue
             }
         };
-        let detail = match std::error::Error::source(error) {
-            Some(source) => format!("{error}: {source}"),
-            None => error.to_string(),
-        };
-        Self { key: key.to_owned(), reason, detail, revision }
+        Self { key: key.to_owned(), reason, detail: with_causes(error), revision }
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod acquire;
 pub mod backoff;
+mod causes;
 pub mod choose;
 pub mod clock;
 pub mod lease;

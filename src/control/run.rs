@@ -17,11 +17,12 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use crate::control::backoff::{Backoff, jittered};
+use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, Peers};
 use crate::control::manager::{OwnLease, SubnetManager};
 use crate::control::peers::{self, Node};
-use crate::control::store::{Event, Rejected, Snapshot, StoreError, Watch};
+use crate::control::store::{ENTRIES_MAX, Event, Rejected, Snapshot, StoreError, Watch};
 
 /// Between two reports of one outage, after the first.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
@@ -87,6 +88,9 @@ struct Run<'a> {
     own: OwnLease,
     renew_margin: Duration,
     renew_at: Option<Duration>,
+    /// When to restore the own entry, which somebody rewrote.
+    rewrite_at: Option<Instant>,
+    rewrite_backoff: Backoff,
     peers: &'a Sender<Arc<Peers>>,
 
     /// Everything in the store that is a lease, by key.
@@ -133,6 +137,8 @@ impl<'a> Run<'a> {
             own,
             renew_margin,
             renew_at: None,
+            rewrite_at: None,
+            rewrite_backoff: Backoff::between(keep::REWRITE_PAUSE.0, keep::REWRITE_PAUSE.1),
             peers,
             mirror: BTreeMap::new(),
             revision: None,
@@ -159,7 +165,7 @@ impl<'a> Run<'a> {
         let renewal = self
             .renew_at
             .map(|at| now + at.saturating_sub(clock::boot_time()).min(CLOCK_CHECK_MAX));
-        let timers = [self.resync_at, self.publish_at, renewal];
+        let timers = [self.resync_at, self.publish_at, self.rewrite_at, renewal];
         timers.into_iter().flatten().fold(self.relist_at, Instant::min)
     }
 
@@ -167,6 +173,9 @@ impl<'a> Run<'a> {
         let now = Instant::now();
         if self.renew_at.is_some_and(|at| at <= clock::boot_time()) {
             self.renew().await;
+        }
+        if self.rewrite_at.is_some_and(|at| at <= now) {
+            self.rewrite().await;
         }
         if self.resync_at.is_some_and(|at| at <= now) {
             self.resync_at = None;
@@ -227,6 +236,10 @@ impl<'a> Run<'a> {
         };
         for event in events {
             self.on_event(event).await?;
+            if self.watch.is_none() {
+                // The event led to a failure or to doubts: all that follows is read again.
+                break;
+            }
         }
         Step::Continue(())
     }
@@ -242,13 +255,15 @@ impl<'a> Run<'a> {
             Event::Everything(snapshot) => return self.on_snapshot(snapshot).await,
             Event::Put(lease) => {
                 let (key, revision) = (lease.key.clone(), lease.revision);
+                self.advance(revision);
                 if self.is_news(&key, revision) {
-                    self.mirror.insert(key.clone(), lease);
+                    self.insert(lease);
                     return self.on_changed(&key, revision);
                 }
             }
             Event::Rejected(rejected) => {
                 self.manager.status.reject(std::slice::from_ref(&rejected));
+                self.advance(rejected.revision);
                 if self.is_news(&rejected.key, rejected.revision) {
                     self.mirror.remove(&rejected.key);
                     self.plan_publication();
@@ -256,6 +271,7 @@ impl<'a> Run<'a> {
                 }
             }
             Event::Deleted { key, revision } => {
+                self.advance(revision);
                 if self.is_news(&key, revision) {
                     self.mirror.remove(&key);
                     return self.on_changed(&key, revision);
@@ -265,9 +281,23 @@ impl<'a> Run<'a> {
         Step::Continue(())
     }
 
-    /// Whether the event is newer than the last listing and than our own last write.
-    fn is_news(&mut self, key: &str, revision: i64) -> bool {
+    /// Mirrors a lease, if there is room: as many as one listing may have, and always the own.
+    fn insert(&mut self, lease: Lease) {
+        let known = lease.key == self.own.lease.key || self.mirror.contains_key(&lease.key);
+        if known || self.mirror.len() < ENTRIES_MAX {
+            self.mirror.insert(lease.key.clone(), lease);
+        } else {
+            self.manager.status.reject(&[Rejected::too_many(lease.revision)]);
+        }
+    }
+
+    /// Remembers that the mirror contains this revision.
+    fn advance(&mut self, revision: i64) {
         self.revision = self.revision.map(|seen| seen.max(revision));
+    }
+
+    /// Whether the event is newer than the last listing and than our own last write.
+    fn is_news(&self, key: &str, revision: i64) -> bool {
         let superseded = key == self.own.lease.key && revision < self.own.lease.revision;
         revision > self.listed_until && !superseded
     }
@@ -286,9 +316,17 @@ impl<'a> Run<'a> {
     }
 
     async fn on_snapshot(&mut self, snapshot: Snapshot) -> Step {
-        let Snapshot { leases, rejected, revision } = snapshot;
+        let Snapshot { leases, rejected, revision, complete } = snapshot;
         self.manager.status.reject(&rejected);
-        self.mirror = leases.into_iter().map(|lease| (lease.key.clone(), lease)).collect();
+        // What an incomplete listing lacks may be in the store all the same, so nothing is
+        // concluded from it.
+        let shows_own = complete || leases.iter().any(|lease| lease.key == self.own.lease.key);
+        if complete {
+            self.mirror.clear();
+        }
+        for lease in leases {
+            self.insert(lease);
+        }
         self.revision = Some(revision);
         self.listed_until = revision;
         self.plan_publication();
@@ -296,9 +334,12 @@ impl<'a> Run<'a> {
             self.repair_own(own).await;
             return Step::Continue(());
         }
+        if !shows_own {
+            return Step::Continue(());
+        }
         let watched = self.outage.is_none();
         self.check_own(watched)?;
-        if self.own_lapsed { self.retake().await } else { Step::Continue(()) }
+        if self.own_lapsed && complete { self.retake().await } else { Step::Continue(()) }
     }
 
     /// The store or the watch failed: try again later, and keep everything meanwhile.
@@ -327,10 +368,9 @@ impl<'a> Run<'a> {
             self.quiet_until = now + REPORT_PERIOD;
             outage.reported = true;
             let seconds = (now - outage.since).as_secs();
-            let source = std::error::Error::source(error).map(|source| format!(": {source}"));
-            let source = source.unwrap_or_default();
+            let error = with_causes(error);
             warn!(
-                "Subnet watch failed: {error}{source}; without the store for {seconds} s, \
+                "Subnet watch failed: {error}; without the store for {seconds} s, \
                  keeping all {} peers and trying again",
                 self.manager.status.peers()
             );

@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use weft::control::End;
+use weft::control::store::StoreError;
+use weft::control::{AcquireError, End};
 
 use crate::support::etcd::{Etcd, closed_port};
 use crate::support::proxy::{Mode, Proxy};
@@ -197,4 +198,21 @@ async fn a_lease_that_lapsed_in_an_outage_is_taken_again_or_given_up() {
     let end = running.end(bound, "two nodes keep one subnet").await;
     assert_eq!(end, End::Revoked { new_owner: Some(Ipv4Addr::new(192, 0, 2, 99)) });
     assert_eq!(etcd.get(&key).unwrap(), theirs, "the new owner's lease was overwritten");
+}
+
+#[tokio::test]
+async fn a_write_whose_answer_is_lost_is_found_again() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.address());
+    proxy.set(Mode::LosesAnswers);
+    let manager = manager_at(&proxy.url());
+    let error = manager.acquire(&network(), &node(1)).await.unwrap_err();
+    let lost = matches!(error, AcquireError::Store(StoreError::Unavailable { .. }));
+    assert!(lost, "the answer was not lost: {error}");
+    let written = etcd.ctl(&["get", "--prefix", "--keys-only", &subnet_path("")]);
+    assert_ne!(written.trim(), "", "the node deleted the key that it had just written");
+    proxy.set(Mode::Open);
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(written.trim(), path(own.lease.subnet), "the node left a lease behind");
+    assert_ne!(etcd.lease_of(written.trim()), 0, "a lease became a reservation");
 }

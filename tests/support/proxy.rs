@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 
@@ -15,7 +15,12 @@ pub enum Mode {
     Cut,
     /// Says nothing on any connection, without closing it: a half-open path.
     Silent,
+    /// Relays, but once a client has written a lease on a connection, it hears nothing there.
+    LosesAnswers,
 }
+
+/// What only the write of a lease sends to etcd.
+const WRITE_MARK: &[u8] = b"\"PublicIP\"";
 
 /// A relay to one address, until dropped. It has a thread of its own, so that it goes on while
 /// the test waits for a program.
@@ -77,7 +82,39 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
             _ = mode.changed() => {}
         }
     }
+    if first == Mode::LosesAnswers {
+        tokio::select! {
+            _ = relay_until_write(&mut client, &mut server) => {}
+            _ = mode.changed() => return,
+        }
+        // What was written arrives, and the connection stays.
+        mode.changed().await.ok();
+        return;
+    }
     // Both ends stay open and hear nothing, until the path is cut; a path that was silent does
     // not come back to life, as with a firewall that forgot it.
     mode.wait_for(|mode| *mode == Mode::Cut).await.ok();
+}
+
+async fn relay_until_write(client: &mut TcpStream, server: &mut TcpStream) -> std::io::Result<()> {
+    let (mut from_client, mut from_server) = ([0; 16 * 1024], [0; 16 * 1024]);
+    loop {
+        tokio::select! {
+            count = client.read(&mut from_client) => {
+                let sent = &from_client[..count?];
+                server.write_all(sent).await?;
+                let is_write = sent.windows(WRITE_MARK.len()).any(|part| part == WRITE_MARK);
+                if sent.is_empty() || is_write {
+                    return Ok(());
+                }
+            }
+            count = server.read(&mut from_server) => {
+                let sent = &from_server[..count?];
+                client.write_all(sent).await?;
+                if sent.is_empty() {
+                    return Ok(());
+                }
+            }
+        }
+    }
 }

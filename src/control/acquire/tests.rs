@@ -89,6 +89,31 @@ async fn the_previous_subnet_is_used_only_if_free_and_compatible() {
 }
 
 #[tokio::test]
+async fn an_unreadable_own_entry_does_not_keep_a_node_from_starting() {
+    for key in ["10.5.200.0-24", "10.5.200.0-24&fd00:5:200::-64"] {
+        let store = MemoryStore::new();
+        store.put(key, b"junk", LEASED);
+        let acquiring = manager(&store, Some("10.5.200.0/24"));
+        let own = acquiring.acquire(&network(), &node(1)).await.expect("it races against junk");
+        assert_ne!(own.lease.subnet.to_string(), "10.5.200.0/24");
+        assert_eq!(acquiring.status().conflicts(), 0, "junk was taken for a free subnet");
+        assert_eq!(store.get(key).unwrap().0, "junk");
+    }
+}
+
+#[tokio::test]
+async fn unreadable_entries_are_taken_subnets() {
+    let store = MemoryStore::new();
+    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.3.0");
+    store.put("10.5.1.0-24", b"junk", LEASED);
+    store.put("10.5.3.0-24", b"{", LEASED);
+    let own = manager(&store, None).acquire(&network, &node(1)).await.unwrap();
+    assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
+    let error = manager(&store, None).acquire(&network, &node(2)).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Exhausted { .. }), "{error}");
+}
+
+#[tokio::test]
 async fn a_full_network_is_an_error_that_goes_away() {
     let store = MemoryStore::new();
     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.3.0");
@@ -150,6 +175,15 @@ async fn a_store_that_is_down_is_an_error_to_try_again() {
     store.set_down(false);
     let own = tokio::time::timeout(Duration::from_secs(5), acquiring).await.unwrap().unwrap();
     assert_eq!(store.keys(), [own.lease.key]);
+}
+
+#[tokio::test]
+async fn a_write_without_answer_is_found_again() {
+    let store = MemoryStore::new();
+    store.lose_answers(1);
+    let own = manager(&store, None).acquire_until_leased(&network(), &node(1)).await;
+    assert_eq!(store.keys(), [own.lease.key], "the node left a lease behind");
+    assert_eq!(own.lease.attributes, node(1));
 }
 
 #[tokio::test]

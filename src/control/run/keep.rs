@@ -7,6 +7,7 @@ use tracing::{info, warn};
 
 use super::{End, Run, Step};
 use crate::control::backoff::jittered;
+use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::manager::OwnLease;
@@ -19,6 +20,10 @@ const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
 const RENEW_RETRY_MIN: Duration = Duration::from_secs(1);
 /// Pause after another writer changed the own entry: time for the listing that tells what it is.
 const RENEW_AFTER_CONFLICT: Duration = Duration::from_secs(2);
+/// First and longest pause before the own entry is restored. It grows for the whole run: two
+/// daemons that claim one address must not fight at the speed of the store.
+pub(super) const REWRITE_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(300));
 /// Share by which the pause after a failed renewal is spread.
 const RETRY_JITTER: f64 = 0.2;
 
@@ -59,6 +64,7 @@ impl Run<'_> {
                     self.renew_at = Some(clock::boot_time() + RENEW_AFTER_CONFLICT);
                 } else {
                     self.retry_renewal_later();
+                    let error = with_causes(&error);
                     warn!("Error renewing lease (trying again in 1 min): {error}");
                 }
             }
@@ -108,9 +114,17 @@ impl Run<'_> {
         }
     }
 
-    /// The entry is ours, but its version or its lifetime may have changed.
+    /// The entry is ours, but its version, its lifetime or what it says of this node may have
+    /// changed. The last is for this node alone to say.
     fn follow(&mut self, found: Lease) {
         self.own_lapsed = false;
+        let attributes = self.own.lease.attributes.clone();
+        if found.attributes == attributes {
+            self.rewrite_at = None;
+        } else if self.rewrite_at.is_none() {
+            let wait = self.rewrite_backoff.next_wait();
+            self.rewrite_at = Some(tokio::time::Instant::now() + wait);
+        }
         if found.revision == self.own.lease.revision {
             return;
         }
@@ -120,7 +134,7 @@ impl Run<'_> {
         };
         let (was, is) = (id(self.own.lease.lifetime), id(found.lifetime));
         let subnet = self.own.lease.subnet;
-        self.own.lease = found;
+        self.own.lease = Lease { attributes, ..found };
         match is {
             _ if was == is && !self.ends_in_the_store() => {}
             None => {
@@ -128,8 +142,30 @@ impl Run<'_> {
                 self.own.expires = None;
                 self.plan_renewal();
             }
+            // Restoring it will extend it, and not sooner than is good.
+            Some(_) if self.rewrite_at.is_some() && self.ends_in_the_store() => {}
             // Written with another lease, of unknown age: renewing tells.
             Some(_) => self.renew_at = Some(clock::boot_time()),
+        }
+    }
+
+    /// Writes what this node says of itself over what somebody else wrote for it.
+    pub(super) async fn rewrite(&mut self) {
+        self.rewrite_at = None;
+        let (held, ttl) = (self.own.lease.clone(), self.manager.timing.lease_ttl);
+        let updated = self.manager.store.update(&held, &held.attributes, ttl).await;
+        self.manager.note(&updated);
+        match updated {
+            Ok(granted) => {
+                warn!("Somebody rewrote the lease of {}; restored it", held.subnet);
+                self.adopt(granted);
+                self.plan_renewal();
+            }
+            Err(StoreError::Conflict { .. }) => self.look_again(),
+            Err(error) => {
+                self.on_failure(&error);
+                self.revision = None;
+            }
         }
     }
 
@@ -162,10 +198,20 @@ impl Run<'_> {
         }
     }
 
+    /// By the boot clock, or by the wall clock where that decides: all readers of the local store
+    /// see the entry end when the wall clock is set past its end.
+    fn own_expired(&self) -> bool {
+        let ends_unix = match self.own.lease.lifetime {
+            Lifetime::Leased { id: 0, expires_unix } => expires_unix,
+            Lifetime::Leased { .. } | Lifetime::Reservation => None,
+        };
+        self.own.expires.is_some_and(|expires| expires <= clock::boot_time())
+            || ends_unix.is_some_and(|ends| ends <= clock::unix_seconds())
+    }
+
     fn on_own_missing(&mut self, watched: bool) -> Step {
-        let expired = self.own.expires.is_some_and(|expires| expires <= clock::boot_time());
         let subnet = self.own.lease.subnet;
-        if watched && !expired && !self.own_lapsed {
+        if watched && !self.own_expired() && !self.own_lapsed {
             warn!("The lease of {subnet} was removed from the store");
             return Step::Break(End::Revoked { new_owner: None });
         }

@@ -12,6 +12,7 @@ use crate::control::lease::{LeaseAttributes, Lifetime};
 use crate::control::manager::Timing;
 use crate::control::status::RejectReason;
 use crate::control::store::Store;
+use crate::control::store::local::LocalStore;
 use crate::control::store::memory::MemoryStore;
 
 const LEASED: Lifetime = Lifetime::Leased { id: 5, expires_unix: None };
@@ -195,6 +196,22 @@ async fn renewal_is_on_time_and_fenced() {
 }
 
 #[tokio::test]
+async fn an_own_entry_that_the_wall_clock_ended_is_taken_again() {
+    let store = MemoryStore::new();
+    let manager = SubnetManager::over(Store::Memory(store.clone()), "10.5.100.0/24".parse().ok());
+    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+    let mut own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
+    // A local entry for which the wall clock was set past its end.
+    own.lease.lifetime = Lifetime::Leased { id: 0, expires_unix: Some(1) };
+    store.remove(OWN);
+    let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
+    let run = manager.run(own, Duration::from_secs(3600), &sender);
+    let end = timeout(NEVER, run).await;
+    assert!(end.is_err(), "a step of the clock ended the daemon: {end:?}");
+    assert_eq!(store.get(OWN).unwrap().0, OWN_VALUE);
+}
+
+#[tokio::test]
 async fn a_failing_renewal_is_tried_again_without_a_storm() {
     let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
     sleep(Duration::from_millis(100)).await;
@@ -209,6 +226,16 @@ async fn a_failing_renewal_is_tried_again_without_a_storm() {
     assert!(daemon.manager.status().store_is_up());
     assert!(daemon.store.get(OWN).is_some());
     assert!(!daemon.task.is_finished());
+}
+
+#[tokio::test]
+async fn a_renewal_without_answer_is_followed() {
+    let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
+    daemon.store.lose_answers(1);
+    sleep(Duration::from_millis(2500)).await;
+    assert!(!daemon.task.is_finished(), "a lost answer ended the daemon");
+    assert!(daemon.manager.status().renewals() >= 1, "renewing never works again");
+    assert_eq!(daemon.store.keys(), [OWN]);
 }
 
 #[tokio::test]
@@ -235,6 +262,121 @@ async fn an_own_entry_of_junk_is_repaired() {
     sleep(Duration::from_millis(200)).await;
     assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE);
     assert!(!daemon.task.is_finished());
+}
+
+#[tokio::test]
+async fn what_the_node_says_of_itself_is_restored_without_a_fight() {
+    let daemon = Daemon::usual().await;
+    sleep(Duration::from_millis(100)).await;
+    let before = daemon.store.calls();
+    let foreign = br#"{"PublicIP":"192.0.2.1","BackendType":"vxlan","BackendData":{"VNI":1}}"#;
+    for rewritten in 1..=40 {
+        daemon.store.put(OWN, foreign, LEASED);
+        sleep(Duration::from_millis(50)).await;
+        assert!(!daemon.task.is_finished(), "rewriting {rewritten} ended the daemon");
+    }
+    let writes = daemon.store.calls() - before;
+    assert!((1..=8).contains(&writes), "{writes} requests to restore the entry in 2 s");
+    sleep(Duration::from_secs(4)).await;
+    assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE, "others are told of another node");
+}
+
+#[tokio::test]
+async fn an_incomplete_listing_removes_nothing() {
+    let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
+    let mut daemon = Daemon::start(timing, Duration::from_secs(3600)).await;
+    daemon.put("10.5.1.0-24", "192.0.2.2");
+    daemon.wait_for(&["192.0.2.2"]).await;
+    // The own lease is the last entry.
+    daemon.store.cut_listings_short();
+    sleep(Duration::from_millis(500)).await;
+    assert!(!daemon.task.is_finished(), "a lease beyond the end of a listing counts as revoked");
+    daemon.put("10.5.200.0-24", "192.0.2.3");
+    sleep(Duration::from_millis(500)).await;
+    assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2", "192.0.2.3"]);
+    daemon.store.remove("10.5.1.0-24");
+    daemon.wait_for(&["192.0.2.3"]).await;
+}
+
+#[tokio::test]
+async fn a_watched_flood_of_leases_costs_bounded_memory() {
+    let daemon = Daemon::usual().await;
+    let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
+    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+    let own = daemon.manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
+    let (subnet, own_lease) = (own.lease.subnet, own.lease.clone());
+    let mut run = Run::new(&daemon.manager, own, Duration::from_secs(3600), &sender);
+    for number in 0..ENTRIES_MAX + 10 {
+        run.insert(Lease { key: number.to_string(), subnet, ..own_lease.clone() });
+    }
+    assert_eq!(run.mirror.len(), ENTRIES_MAX);
+    assert_eq!(daemon.manager.status().rejected(RejectReason::TooMany), 1);
+    run.insert(own_lease);
+    assert!(run.mirror.contains_key(OWN), "a flood hides the own lease");
+}
+
+/// A daemon on a directory, with one peer.
+struct LocalDaemon {
+    directory: tempfile::TempDir,
+    own_file: std::path::PathBuf,
+    peers: tokio::sync::watch::Receiver<Arc<Peers>>,
+    task: JoinHandle<End>,
+}
+
+impl LocalDaemon {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("store");
+        let store = Store::Local(LocalStore::open(root.clone()).unwrap());
+        let manager = SubnetManager::over(store, "10.5.100.0/24".parse().ok());
+        let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+        let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
+        let peer = root.join("subnets/10.5.1.0-24");
+        std::fs::write(peer, r#"{"PublicIP":"192.0.2.2"}"#).unwrap();
+        let (sender, peers) = tokio::sync::watch::channel(Arc::default());
+        let margin = Duration::from_secs(3600);
+        let task = tokio::spawn(async move { manager.run(own, margin, &sender).await });
+        sleep(NEVER).await;
+        assert_eq!(addresses(&peers.borrow()), ["192.0.2.2"]);
+        Self { directory, own_file: root.join("subnets").join(OWN), peers, task }
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_is_moved_away_is_an_outage() {
+    let daemon = LocalDaemon::start().await;
+    let elsewhere = daemon.directory.path().join("elsewhere");
+    for moved in ["store", "store/subnets"] {
+        let moved = daemon.directory.path().join(moved);
+        std::fs::rename(&moved, &elsewhere).unwrap();
+        if elsewhere.join("subnets").is_dir() {
+            // Nobody is told of a move above the watched directory; any look must notice.
+            std::fs::write(elsewhere.join("subnets/10.5.2.0-24"), "{}").unwrap();
+        }
+        sleep(Duration::from_millis(800)).await;
+        assert!(!daemon.task.is_finished(), "{moved:?} was moved: the lease counts as revoked");
+        assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2"], "a peer was withdrawn");
+        assert!(!moved.exists(), "an empty directory hides that {moved:?} is missing");
+        std::fs::rename(&elsewhere, &moved).unwrap();
+        sleep(Duration::from_millis(1200)).await;
+        assert!(!daemon.task.is_finished(), "{moved:?} came back: the lease counts as revoked");
+        assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2"], "a peer was withdrawn");
+    }
+    assert!(daemon.own_file.exists());
+}
+
+#[tokio::test]
+async fn a_replaced_directory_gets_the_own_lease_again() {
+    for (replaced, watched) in [("store", "old/subnets"), ("store/subnets", "old")] {
+        let daemon = LocalDaemon::start().await;
+        let root = daemon.directory.path();
+        std::fs::rename(root.join(replaced), root.join("old")).unwrap();
+        std::fs::create_dir_all(root.join("store/subnets")).unwrap();
+        std::fs::write(root.join(watched).join("10.5.2.0-24"), "{}").unwrap();
+        sleep(Duration::from_millis(1500)).await;
+        assert!(!daemon.task.is_finished(), "{replaced} was replaced: a lease counts as revoked");
+        assert!(daemon.own_file.exists(), "a replaced {replaced} never gets the own lease");
+    }
 }
 
 /// Collects what is logged on this thread while it lives.

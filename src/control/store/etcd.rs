@@ -14,6 +14,7 @@ use super::etcd_connection::{Connection, classify, config_key};
 use super::etcd_watch::{EtcdWatch, Origin};
 use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
 use crate::config::options::EtcdOptions;
+use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::route::Prefix;
@@ -106,9 +107,10 @@ impl EtcdStore {
             scanned += page.kvs().len();
             match page.kvs().last() {
                 Some(last) if page.more() => from = next_key(last.key()),
-                Some(_) | None => break,
+                Some(_) | None => return Ok(snapshot),
             }
         }
+        snapshot.complete = false;
         Ok(snapshot)
     }
 
@@ -153,42 +155,38 @@ impl EtcdStore {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
-        let bytes = value.to_json()?;
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
-        let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
-        let put = TxnOp::put(self.path(&held.key), bytes, options);
-        let unchanged = self.unchanged(held);
-        let revision =
-            self.fenced("updating the lease", &held.key, unchanged, put, etcd_lease).await?;
-        let version = Version { revision, created: held.created_revision };
-        Ok(granted(held.subnet, held.key.clone(), value.clone(), version, etcd_lease))
+        self.write("updating the lease", held, value, etcd_lease).await
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
     /// when it needs another etcd lease: a renewal is no news to the other nodes.
     pub(super) async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        let operation = "renewing the lease";
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         if etcd_lease.is_some_and(|lease| lease.fresh) {
-            let bytes = held.attributes.to_json()?;
-            let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
-            let put = TxnOp::put(self.path(&held.key), bytes, options);
-            let unchanged = self.unchanged(held);
-            let revision =
-                self.fenced("renewing the lease", &held.key, unchanged, put, etcd_lease).await?;
-            let version = Version { revision, created: held.created_revision };
-            return Ok(granted(
-                held.subnet,
-                held.key.clone(),
-                held.attributes.clone(),
-                version,
-                etcd_lease,
-            ));
+            return self.write(operation, held, &held.attributes, etcd_lease).await;
         }
         let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
-        let unchanged = self.unchanged(held);
-        self.fenced("renewing the lease", &held.key, unchanged, look, None).await?;
+        self.fenced(operation, &held.key, self.unchanged(held), look, None).await?;
         let version = Version { revision: held.revision, created: held.created_revision };
         Ok(granted(held.subnet, held.key.clone(), held.attributes.clone(), version, etcd_lease))
+    }
+
+    /// Writes `value` over `held`, bound to `etcd_lease`.
+    async fn write(
+        &self,
+        operation: &'static str,
+        held: &Lease,
+        value: &LeaseAttributes,
+        etcd_lease: Option<EtcdLease>,
+    ) -> Result<Granted, StoreError> {
+        let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
+        let put = TxnOp::put(self.path(&held.key), value.to_json()?, options);
+        let unchanged = self.unchanged(held);
+        let revision = self.fenced(operation, &held.key, unchanged, put, etcd_lease).await?;
+        let version = Version { revision, created: held.created_revision };
+        Ok(granted(held.subnet, held.key.clone(), value.clone(), version, etcd_lease))
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
@@ -221,8 +219,10 @@ impl EtcdStore {
         Compare::mod_revision(self.path(&held.key), CompareOp::Equal, held.revision)
     }
 
-    /// Runs `operation` if `condition` holds, and returns the revision it made. `fresh` goes
-    /// again if it fails.
+    /// Runs `operation` if `condition` holds, and returns the store's revision after it. A fresh
+    /// `etcd_lease` is revoked if the store said that it did nothing. After a write of unknown
+    /// outcome it stays, because to revoke it would delete the key that it may hold by now: the
+    /// next listing shows what happened.
     async fn fenced(
         &self,
         name: &'static str,
@@ -243,7 +243,7 @@ impl EtcdStore {
             Ok(_) => Err(StoreError::Conflict { key: key.to_owned() }),
             Err(error) => Err(error),
         };
-        if result.is_err()
+        if result.as_ref().is_err_and(StoreError::nothing_was_written)
             && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
         {
             self.revoke(id).await;
@@ -312,7 +312,7 @@ impl EtcdStore {
             .call("revoking a lease", |mut client| async move { client.lease_revoke(id).await })
             .await;
         if let Err(error) = revoked {
-            tracing::debug!("Left an unused etcd lease to lapse: {error}");
+            tracing::debug!("Left an unused etcd lease to lapse: {}", with_causes(&error));
         }
     }
 }

@@ -20,6 +20,7 @@ use tracing::debug;
 
 use super::StoreError;
 use crate::config::options::EtcdOptions;
+use crate::control::causes::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
 /// few seconds; what takes longer is better tried elsewhere.
@@ -159,20 +160,19 @@ impl Connection {
     }
 
     async fn first_that_answers(&self, operation: &'static str) -> Result<Client, StoreError> {
+        let probe = async |(place, endpoint): (usize, &String)| {
+            self.probe(operation, endpoint).await.map_err(|error| (place, error))
+        };
         let mut probes: FuturesUnordered<_> =
-            self.options.endpoints.iter().map(|endpoint| self.probe(operation, endpoint)).collect();
-        let mut failure = None;
-        let mut details = Vec::new();
+            self.options.endpoints.iter().enumerate().map(probe).collect();
+        let mut failures = Vec::new();
         while let Some(result) = probes.next().await {
             match result {
                 Ok(client) => return Ok(client),
-                Err(StoreError::Unavailable { detail, .. }) => details.push(detail),
-                Err(error) => failure = Some(error),
+                Err(failure) => failures.push(failure),
             }
         }
-        // An endpoint that said why not tells more than one that said nothing.
-        Err(failure
-            .unwrap_or_else(|| StoreError::Unavailable { operation, detail: details.join("; ") }))
+        Err(sum_up(operation, failures))
     }
 
     async fn probe(&self, operation: &'static str, endpoint: &str) -> Result<Client, StoreError> {
@@ -182,7 +182,7 @@ impl Connection {
         };
         // Read anew for each connection: certificates are rotated on disk.
         let options = connect_options(&self.options, endpoint)
-            .map_err(|error| unavailable(error_chain(&error)))?;
+            .map_err(|error| unavailable(with_causes(&error)))?;
         let attempt = async {
             let mut client = Client::connect([endpoint], Some(options)).await?;
             // A read that needs the quorum: an endpoint cut off from its cluster must not win.
@@ -207,6 +207,27 @@ impl Connection {
     }
 }
 
+/// One error for all endpoints, whose places come with what they failed of. In the order of the
+/// endpoints, not of their answers: one that is repeated must look the same, to be suppressed.
+fn sum_up(operation: &'static str, mut failures: Vec<(usize, StoreError)>) -> StoreError {
+    failures.sort_by_key(|(place, _)| *place);
+    let mut details = Vec::new();
+    for (_, failure) in failures {
+        match failure {
+            StoreError::Unavailable { detail, .. } => details.push(detail),
+            // An endpoint that said why not tells more than one that said nothing.
+            StoreError::NoConfig { .. }
+            | StoreError::ConfigTooLarge { .. }
+            | StoreError::Conflict { .. }
+            | StoreError::HistoryLost { .. }
+            | StoreError::Refused { .. }
+            | StoreError::Value(_)
+            | StoreError::File { .. } => return failure,
+        }
+    }
+    StoreError::Unavailable { operation, detail: details.join("; ") }
+}
+
 /// The configuration's key.
 pub(super) fn config_key(prefix: &str) -> String {
     format!("{prefix}/config")
@@ -220,7 +241,7 @@ pub(super) fn timed_out(operation: &'static str) -> StoreError {
 /// Tells what may be tried again from what an operator has to change.
 pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError {
     let EtcdError::GRpcStatus(status) = error else {
-        return StoreError::Unavailable { operation, detail: error_chain(error) };
+        return StoreError::Unavailable { operation, detail: with_causes(error) };
     };
     let said = |marker: &str| status.message().contains(marker);
     if said("required revision has been compacted") {
@@ -235,30 +256,11 @@ pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError
         "database space exceeded",
     ];
     // Not its Display, which shows the cause in Rust's debug notation.
-    let detail = with_causes(status.message().to_owned(), std::error::Error::source(status));
+    let detail = described(status.message().to_owned(), std::error::Error::source(status));
     if refused.iter().any(|marker| said(marker)) {
         return StoreError::Refused { operation, detail };
     }
     StoreError::Unavailable { operation, detail }
-}
-
-/// An error with its causes.
-fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    with_causes(error.to_string(), error.source())
-}
-
-/// `text` and the causes that it does not contain already.
-fn with_causes(mut text: String, cause: Option<&(dyn std::error::Error + 'static)>) -> String {
-    let mut next = cause;
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        next = cause.source();
-    }
-    text
 }
 
 fn connect_options(
@@ -312,4 +314,27 @@ fn check_plain(endpoint: &str) -> Result<(), EtcdOptionsError> {
 fn read(path: &Path) -> Result<Vec<u8>, EtcdOptionsError> {
     std::fs::read(path)
         .map_err(|source| EtcdOptionsError::File { path: path.display().to_string(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_in_the_order_of_the_endpoints() {
+        let operation = "listing leases";
+        let down = |place: usize| {
+            let detail = format!("endpoint {place}: no answer");
+            (place, StoreError::Unavailable { operation, detail })
+        };
+        let text = sum_up(operation, vec![down(2), down(0), down(1)]).to_string();
+        assert_eq!(text, sum_up(operation, vec![down(1), down(2), down(0)]).to_string());
+        assert!(
+            text.ends_with("endpoint 0: no answer; endpoint 1: no answer; endpoint 2: no answer")
+        );
+        let refused =
+            (1, StoreError::Refused { operation, detail: "permission denied".to_owned() });
+        let error = sum_up(operation, vec![down(2), refused, down(0)]);
+        assert!(matches!(error, StoreError::Refused { .. }), "{error}");
+    }
 }

@@ -8,8 +8,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use inotify::{EventStream, Inotify, WatchMask};
+use futures_util::{FutureExt, StreamExt};
+use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::local_files::{Files, Listing, Locked};
@@ -26,6 +26,10 @@ const EXPIRY_CHECK_MAX: Duration = Duration::from_secs(60);
 /// Room for one batch of inotify events: about 60 of our names.
 const EVENT_BUFFER_BYTES: usize = 4096;
 
+/// Most events taken before one reading: as many as the kernel queues (`max_queued_events`), so
+/// that a busy writer cannot put the reading off for ever.
+const QUEUED_EVENTS_MAX: usize = 16_384;
+
 /// A directory of leases.
 #[derive(Debug)]
 pub struct LocalStore {
@@ -41,6 +45,8 @@ pub struct LocalWatch {
     due: Option<Instant>,
     next_expiry_unix: Option<u64>,
     last: Option<Snapshot>,
+    #[cfg(test)]
+    readings: u32,
 }
 
 impl LocalStore {
@@ -71,7 +77,7 @@ impl LocalStore {
         blocking(move || {
             let locked = files.lock()?;
             let key = subnet.key();
-            let snapshot = locked.list_and_tidy()?;
+            let snapshot = locked.list_and_tidy(&key)?;
             let taken = snapshot.leases.iter().any(|lease| lease.subnet.overlaps(subnet));
             if taken || locked.revision(&key)?.is_some() {
                 return Err(StoreError::Conflict { key });
@@ -111,7 +117,6 @@ impl LocalStore {
     }
 
     pub(super) async fn watch(&self) -> Result<LocalWatch, StoreError> {
-        self.files.prepare()?;
         let path = self.files.subnets_path();
         let failed =
             |source| StoreError::File { action: "watch", path: path.display().to_string(), source };
@@ -131,6 +136,8 @@ impl LocalStore {
             due: Some(Instant::now()),
             next_expiry_unix: None,
             last: None,
+            #[cfg(test)]
+            readings: 0,
         })
     }
 }
@@ -167,18 +174,20 @@ fn write(
 
 impl LocalWatch {
     pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
-        if !self.live {
-            self.live = true;
-            return Ok(vec![Event::Live { revision: 0 }]);
-        }
         loop {
             if let Some(due) = self.due {
                 sleep_until(due).await;
+                self.drain()?;
                 let files = self.files.clone();
                 let listing = blocking(move || files.list()).await?;
                 self.due = None;
-                if let Some(snapshot) = self.news(listing) {
-                    return Ok(vec![Event::Everything(snapshot)]);
+                let news = self.news(listing).map(Event::Everything);
+                // Live comes last: what vanished before the first reading was not watched.
+                let live = !std::mem::replace(&mut self.live, true);
+                let live = live.then_some(Event::Live { revision: 0 });
+                let events: Vec<_> = news.into_iter().chain(live).collect();
+                if !events.is_empty() {
+                    return Ok(events);
                 }
             }
             self.wait_for_change().await?;
@@ -186,6 +195,10 @@ impl LocalWatch {
     }
 
     fn news(&mut self, listing: Listing) -> Option<Snapshot> {
+        #[cfg(test)]
+        {
+            self.readings += 1;
+        }
         self.next_expiry_unix = listing.next_expiry_unix;
         let mut snapshot = listing.snapshot;
         // The order of a directory means nothing; sorted, equal sets compare as equal.
@@ -199,25 +212,46 @@ impl LocalWatch {
     }
 
     async fn wait_for_change(&mut self) -> Result<(), StoreError> {
-        let lost = |detail: &str| StoreError::Unavailable {
-            operation: "watching the local store",
-            detail: detail.to_owned(),
-        };
         tokio::select! {
-            event = self.events.next() => match event {
-                Some(Ok(event)) if event.mask.contains(inotify::EventMask::IGNORED) => {
-                    return Err(lost("its directory was removed or replaced"));
+            event = self.events.next() => {
+                if is_change(event)? {
+                    self.due = Some(Instant::now() + SETTLE);
                 }
-                Some(Ok(event)) if event.mask.contains(inotify::EventMask::MOVE_SELF) => {
-                    return Err(lost("its directory was renamed"));
-                }
-                Some(Ok(_)) => self.due = Some(Instant::now() + SETTLE),
-                Some(Err(error)) => return Err(lost(&error.to_string())),
-                None => return Err(lost("inotify ended")),
-            },
+            }
             () = until_expiry(self.next_expiry_unix) => self.due = Some(Instant::now()),
         }
         Ok(())
+    }
+
+    /// Takes what is queued: the reading that follows shows it all.
+    fn drain(&mut self) -> Result<(), StoreError> {
+        for _ in 0..QUEUED_EVENTS_MAX {
+            let Some(event) = self.events.next().now_or_never() else { break };
+            is_change(event)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the event may have changed a lease; an error if it ends the watch.
+fn is_change(event: Option<std::io::Result<inotify::EventOwned>>) -> Result<bool, StoreError> {
+    let lost = |detail: &str| StoreError::Unavailable {
+        operation: "watching the local store",
+        detail: detail.to_owned(),
+    };
+    match event {
+        Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {
+            Err(lost("its directory was removed, unmounted or replaced"))
+        }
+        Some(Ok(event)) if event.mask.contains(EventMask::MOVE_SELF) => {
+            Err(lost("its directory was renamed"))
+        }
+        // Temporary files, of this program and of editors, are no leases.
+        Some(Ok(event)) => {
+            Ok(!event.name.is_some_and(|name| name.as_encoded_bytes().starts_with(b".")))
+        }
+        Some(Err(error)) => Err(lost(&error.to_string())),
+        None => Err(lost("inotify ended")),
     }
 }
 

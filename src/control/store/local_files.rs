@@ -8,8 +8,9 @@ use std::fs::{self, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -26,10 +27,15 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause between two tries for the lock; short against a write, long against a system call.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
 
+/// Version of a file that has no readable content, such as one that is too long.
+const UNREADABLE: i64 = 0;
+
 /// The directory's layout.
 #[derive(Debug, Clone)]
 pub(super) struct Files {
     root: PathBuf,
+    /// Which directory was last listed, by device and inode.
+    listed: Arc<Mutex<Option<(u64, u64)>>>,
 }
 
 /// The right to write, until dropped.
@@ -48,7 +54,7 @@ pub(super) struct Listing {
 
 impl Files {
     pub(super) fn new(root: PathBuf) -> Self {
-        Self { root }
+        Self { root, listed: Arc::default() }
     }
 
     pub(super) fn config_path(&self) -> PathBuf {
@@ -59,6 +65,8 @@ impl Files {
         self.root.join("subnets")
     }
 
+    /// Creates what is missing. For the start only: later, a directory that is missing was
+    /// unmounted or moved, and an empty one in its place would look like a store without leases.
     pub(super) fn prepare(&self) -> Result<(), StoreError> {
         let path = self.subnets_path();
         fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))
@@ -77,16 +85,14 @@ impl Files {
         config.ok_or_else(|| StoreError::ConfigTooLarge { place: place() })
     }
 
-    /// All files below `subnets/`. Expired leases count as gone.
+    /// All files below `subnets/`. Expired leases count as gone. That the directory is another
+    /// one than before is an error once: what it lacks was not removed.
     pub(super) fn list(&self) -> Result<Listing, StoreError> {
         let path = self.subnets_path();
         let mut listing =
             Listing { snapshot: Snapshot::default(), next_expiry_unix: None, expired: Vec::new() };
-        let entries = match fs::read_dir(&path) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(listing),
-            Err(source) => return Err(failed("list", &path, source)),
-        };
+        self.check_identity(&path)?;
+        let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
         let now = clock::unix_seconds();
         for entry in entries {
             let entry = entry.map_err(|source| failed("list", &path, source))?;
@@ -101,6 +107,19 @@ impl Files {
         Ok(listing)
     }
 
+    fn check_identity(&self, path: &Path) -> Result<(), StoreError> {
+        let found = fs::metadata(path).map_err(|source| failed("list", path, source))?;
+        let found = (found.dev(), found.ino());
+        let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
+        if listed.replace(found).is_none_or(|known| known == found) {
+            return Ok(());
+        }
+        Err(StoreError::Unavailable {
+            operation: "listing the local store",
+            detail: format!("{} was replaced by another directory", path.display()),
+        })
+    }
+
     /// One file; `None` if it is gone by now.
     fn read_lease(&self, name: &[u8]) -> Result<Option<Result<Lease, Rejected>>, StoreError> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
@@ -113,7 +132,7 @@ impl Files {
                 key: String::from_utf8_lossy(name).into_owned(),
                 reason: RejectReason::TooLarge,
                 detail: format!("not a file of at most {VALUE_BYTES_MAX} bytes"),
-                revision: 0,
+                revision: UNREADABLE,
             }))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // One unreadable file says nothing about the others.
@@ -121,13 +140,12 @@ impl Files {
                 key: String::from_utf8_lossy(name).into_owned(),
                 reason: RejectReason::BadValue,
                 detail: format!("cannot read the file: {error}"),
-                revision: 0,
+                revision: UNREADABLE,
             }))),
         }
     }
 
     pub(super) fn lock(&self) -> Result<Locked<'_>, StoreError> {
-        self.prepare()?;
         let path = self.root.join(".lock");
         let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = opened.map_err(|source| failed("open", &path, source))?;
@@ -161,22 +179,23 @@ impl Listing {
 }
 
 impl Locked<'_> {
-    /// All leases; files of expired ones are removed on the way.
-    pub(super) fn list_and_tidy(&self) -> Result<Snapshot, StoreError> {
+    /// All leases, after removing the file `key` if its lease has expired. Other expired files
+    /// stay: their owners may only have another idea of the time.
+    pub(super) fn list_and_tidy(&self, key: &str) -> Result<Snapshot, StoreError> {
         let listing = self.files.list()?;
-        for key in &listing.expired {
+        if listing.expired.iter().any(|expired| expired == key) {
             self.remove(key)?;
         }
         Ok(listing.snapshot)
     }
 
-    /// The file's version; `None` if there is none.
+    /// The file's version as a listing shows it; `None` if there is none.
     pub(super) fn revision(&self, key: &str) -> Result<Option<i64>, StoreError> {
         let path = self.files.subnets_path().join(key);
         match read_bounded(&path, VALUE_BYTES_MAX) {
-            Ok(value) => Ok(value.map(|value| fingerprint(&value))),
+            Ok(Some(value)) => Ok(Some(fingerprint(&value))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => Err(failed("read", &path, source)),
+            Ok(None) | Err(_) => Ok(Some(UNREADABLE)),
         }
     }
 
@@ -210,9 +229,10 @@ impl Locked<'_> {
 }
 
 /// A file's content as version: two writers that compare it cannot both win under the lock, and
-/// equal content is the same lease with the same end.
+/// equal content is the same lease with the same end. Only compared within one process, so it may
+/// differ between builds.
 fn fingerprint(value: &[u8]) -> i64 {
-    // A hasher without a random key, so that every daemon computes the same.
+    // A hasher without a random key, so that a second look computes the same.
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish().cast_signed()

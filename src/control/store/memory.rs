@@ -27,6 +27,10 @@ struct Inner {
     revision: i64,
     compacted: i64,
     down: bool,
+    /// Whether listings end before the last entry.
+    cut_short: bool,
+    /// Writes whose answer is lost: they happen, and the caller hears of a failure.
+    unanswered: u32,
     calls: u64,
     /// Watches opened before this number are cut.
     cut: u64,
@@ -81,6 +85,16 @@ impl MemoryStore {
         self.changed.send_modify(|_| ());
     }
 
+    /// The next `writes` happen, but look like failures to their callers.
+    pub(crate) fn lose_answers(&self, writes: u32) {
+        self.lock().unanswered = writes;
+    }
+
+    /// Listings lack their last entry from now on, and say so.
+    pub(crate) fn cut_listings_short(&self) {
+        self.lock().cut_short = true;
+    }
+
     pub(crate) fn compact(&self) {
         let mut inner = self.lock();
         inner.compacted = inner.revision;
@@ -124,6 +138,10 @@ impl MemoryStore {
             let mut snapshot = Snapshot { revision: inner.revision, ..Snapshot::default() };
             for (key, entry) in &inner.entries {
                 snapshot.add(entry.decode(key));
+            }
+            if inner.cut_short {
+                snapshot.leases.pop();
+                snapshot.complete = false;
             }
             snapshot
         };
@@ -179,13 +197,19 @@ impl MemoryStore {
 
     fn granted(
         &self,
-        inner: MutexGuard<'_, Inner>,
+        mut inner: MutexGuard<'_, Inner>,
         key: &str,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
         let lease = inner.entries[key].decode(key).unwrap();
+        let answered = inner.unanswered == 0;
+        inner.unanswered = inner.unanswered.saturating_sub(1);
         drop(inner);
         self.changed.send_modify(|_| ());
+        if !answered {
+            let detail = "the answer was lost".to_owned();
+            return Err(StoreError::Unavailable { operation: "write", detail });
+        }
         let expires = match lease.lifetime {
             Lifetime::Reservation => None,
             Lifetime::Leased { .. } => Some(clock::boot_time() + ttl),

@@ -13,7 +13,7 @@ pub mod memory;
 
 use std::time::Duration;
 
-use crate::control::lease::{Lease, LeaseAttributes, ValueError};
+use crate::control::lease::{Lease, LeaseAttributes, ValueError, parse_key};
 use crate::control::status::RejectReason;
 use crate::route::Prefix;
 
@@ -49,7 +49,7 @@ pub enum Watch {
 }
 
 /// All leases at one moment.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
     /// The live leases, at most `ENTRIES_MAX`.
     pub leases: Vec<Lease>,
@@ -57,6 +57,8 @@ pub struct Snapshot {
     pub rejected: Vec<Rejected>,
     /// The moment, in revisions of the store; a watch continues from here.
     pub revision: i64,
+    /// Whether this is all there was. Of what an incomplete one lacks, nothing is known.
+    pub complete: bool,
 }
 
 /// An entry that is no usable lease.
@@ -183,18 +185,37 @@ impl StoreError {
             Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. } => false,
         }
     }
+
+    /// Whether a write that failed with this certainly changed nothing. A write without an answer
+    /// may have happened, or may still happen.
+    #[must_use]
+    pub fn nothing_was_written(&self) -> bool {
+        match self {
+            Self::Conflict { .. } | Self::Refused { .. } | Self::Value(_) => true,
+            Self::NoConfig { .. }
+            | Self::ConfigTooLarge { .. }
+            | Self::HistoryLost { .. }
+            | Self::Unavailable { .. }
+            | Self::File { .. } => false,
+        }
+    }
 }
 
 impl Snapshot {
+    /// All subnets whose keys are in use, in no order: of leases, and of entries with an
+    /// unreadable value, over which nobody can write.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = Prefix> + '_ {
+        let unreadable = self.rejected.iter().filter_map(|rejected| parse_key(&rejected.key));
+        self.leases.iter().map(|lease| lease.subnet).chain(unreadable)
+    }
+
     pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
         match entry {
             Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
-            Ok(lease) => self.reject(Rejected {
-                key: "more leases".to_owned(),
-                reason: RejectReason::TooMany,
-                detail: format!("the store holds more than {ENTRIES_MAX} leases"),
-                revision: lease.revision,
-            }),
+            Ok(lease) => {
+                self.complete = false;
+                self.reject(Rejected::too_many(lease.revision));
+            }
             Err(rejected) => self.reject(rejected),
         }
     }
@@ -202,6 +223,28 @@ impl Snapshot {
     fn reject(&mut self, rejected: Rejected) {
         if self.rejected.len() < REJECTED_MAX {
             self.rejected.push(rejected);
+        } else if parse_key(&rejected.key).is_some() {
+            // It takes a subnet, perhaps the own; any other junk concerns nobody.
+            self.complete = false;
+        }
+    }
+}
+
+impl Default for Snapshot {
+    /// Of an empty store.
+    fn default() -> Self {
+        Self { leases: Vec::new(), rejected: Vec::new(), revision: 0, complete: true }
+    }
+}
+
+impl Rejected {
+    /// A lease beyond `ENTRIES_MAX`.
+    pub(crate) fn too_many(revision: i64) -> Self {
+        Self {
+            key: "more leases".to_owned(),
+            reason: RejectReason::TooMany,
+            detail: format!("the store holds more than {ENTRIES_MAX} leases"),
+            revision,
         }
     }
 }
@@ -309,6 +352,15 @@ mod tests {
     use crate::control::lease::{Lifetime, Version};
 
     #[test]
+    fn only_a_definite_no_means_that_nothing_was_written() {
+        let (operation, detail) = ("creating the lease", String::new());
+        let lost = StoreError::Unavailable { operation, detail: detail.clone() };
+        assert!(!lost.nothing_was_written(), "a write of unknown outcome may have happened");
+        assert!(StoreError::Refused { operation, detail }.nothing_was_written());
+        assert!(StoreError::Conflict { key: "10.5.1.0-24".to_owned() }.nothing_was_written());
+    }
+
+    #[test]
     fn a_flood_of_leases_is_cut_and_reported() {
         let mut snapshot = Snapshot::default();
         let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
@@ -319,11 +371,26 @@ mod tests {
             snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, version, lifetime));
         }
         assert_eq!(snapshot.leases.len(), ENTRIES_MAX);
+        assert!(!snapshot.complete, "a cut listing counts as all there is");
         assert_eq!(snapshot.rejected.len(), 3);
         assert!(snapshot.rejected.iter().all(|r| r.reason == RejectReason::TooMany));
         for _ in 0..2 * REJECTED_MAX {
             snapshot.add(Lease::decode(b"junk", &value, version, Lifetime::Reservation));
         }
         assert_eq!(snapshot.rejected.len(), REJECTED_MAX);
+    }
+
+    #[test]
+    fn what_a_flood_of_junk_hides_is_not_counted_as_absent() {
+        let mut snapshot = Snapshot::default();
+        let version = Version { revision: 1, created: 1 };
+        let mut add = |key: &[u8]| {
+            snapshot.add(Lease::decode(key, b"junk", version, Lifetime::Reservation));
+            snapshot.complete
+        };
+        for _ in 0..2 * REJECTED_MAX {
+            assert!(add(b"junk"), "junk without a subnet concerns nobody");
+        }
+        assert!(!add(b"10.5.1.0-24"), "an entry that takes a subnet was dropped");
     }
 }

@@ -106,7 +106,8 @@ async fn an_expired_lease_is_gone_and_its_subnet_free() {
     assert!(lab.store.list().await.unwrap().leases.is_empty());
     lab.store.create(subnet("10.5.34.0/24"), &node(2), TTL).await.unwrap();
     assert!(lab.read("10.5.34.0-24").contains("192.0.2.2"));
-    assert!(!lab.path("subnets/10.5.35.0-24").exists(), "expired files pile up");
+    let theirs = lab.read("10.5.35.0-24");
+    assert!(theirs.contains("192.0.2.3"), "a writer with another clock removed a lease");
 }
 
 #[tokio::test]
@@ -155,8 +156,11 @@ async fn next_leases(watch: &mut LocalWatch) -> Vec<String> {
 async fn the_watch_shows_writes_removals_and_ends() {
     let lab = Lab::new();
     let mut watch = lab.store.watch().await.unwrap();
-    assert_eq!(watch.next().await.unwrap(), [Event::Live { revision: 0 }]);
-    assert!(next_leases(&mut watch).await.is_empty());
+    let first = watch.next().await.unwrap();
+    assert!(
+        matches!(first.as_slice(), [Event::Everything(_), Event::Live { revision: 0 }]),
+        "the watch counts as live before it knows the directory: {first:?}"
+    );
     lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24"]);
     let short = Duration::from_secs(1);
@@ -171,17 +175,71 @@ async fn the_watch_shows_writes_removals_and_ends() {
 }
 
 #[tokio::test]
-async fn a_removed_directory_ends_the_watch_and_can_be_watched_again() {
+async fn a_missing_directory_is_an_outage_and_stays_missing() {
+    let lab = Lab::new();
+    let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
+    let mut watch = lab.store.watch().await.unwrap();
+    watch.next().await.unwrap();
+    fs::remove_dir_all(lab.path("")).unwrap();
+    let ended = timeout(Duration::from_secs(4), watch.next()).await.expect("no end");
+    assert!(ended.is_err(), "{ended:?}");
+    assert!(matches!(lab.store.list().await, Err(StoreError::File { .. })));
+    assert!(lab.store.watch().await.is_err());
+    let created = lab.store.create(subnet("10.5.2.0/24"), &node(1), TTL).await;
+    assert!(matches!(created, Err(StoreError::File { .. })), "{created:?}");
+    let updated = lab.store.update(&held, &node(1), TTL).await;
+    assert!(matches!(updated, Err(StoreError::File { .. })), "{updated:?}");
+    assert!(!lab.path("").exists(), "a new directory hides that the old one is missing");
+    fs::create_dir_all(lab.path("subnets")).unwrap();
+    let mut watch = lab.store.watch().await.unwrap();
+    // The file system may give the new directory the old one's number; else it says so once.
+    if watch.next().await.is_err() {
+        watch = lab.store.watch().await.unwrap();
+        watch.next().await.unwrap();
+    }
+    lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
+    assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24"]);
+}
+
+#[tokio::test]
+async fn a_replaced_directory_is_an_error_once() {
+    let lab = Lab::new();
+    lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap();
+    fs::rename(lab.path("subnets"), lab.path("old")).unwrap();
+    fs::create_dir(lab.path("subnets")).unwrap();
+    let error = lab.store.list().await.unwrap_err().to_string();
+    assert!(error.contains("replaced"), "{error}");
+    assert!(lab.store.list().await.unwrap().leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_too_long_to_read_is_replaced_by_its_owner_only() {
+    let lab = Lab::new();
+    let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
+    lab.write("10.5.1.0-24", &" ".repeat(1 << 20));
+    let rejected = lab.store.list().await.unwrap().rejected.remove(0);
+    let created = lab.store.create(subnet("10.5.1.0/24"), &node(2), TTL).await;
+    assert!(matches!(created, Err(StoreError::Conflict { .. })), "{created:?}");
+    let held = Lease { revision: rejected.revision, ..held };
+    lab.store.update(&held, &node(1), TTL).await.unwrap();
+    assert!(lab.read("10.5.1.0-24").contains("192.0.2.1"));
+}
+
+#[tokio::test]
+async fn a_burst_of_writes_is_one_reading() {
     let lab = Lab::new();
     let mut watch = lab.store.watch().await.unwrap();
     watch.next().await.unwrap();
-    next_leases(&mut watch).await;
-    fs::remove_dir_all(lab.path("")).unwrap();
-    let ended = timeout(Duration::from_secs(4), watch.next()).await.expect("no end");
-    assert!(matches!(ended, Err(StoreError::Unavailable { .. })), "{ended:?}");
-    let mut watch = lab.store.watch().await.unwrap();
-    watch.next().await.unwrap();
-    assert!(next_leases(&mut watch).await.is_empty());
+    for number in 1..=100 {
+        lab.write(&format!("10.5.{number}.0-24"), r#"{"PublicIP":"192.0.2.1"}"#);
+    }
+    assert_eq!(next_leases(&mut watch).await.len(), 100);
+    let readings = watch.readings;
+    assert!(timeout(Duration::from_millis(400), watch.next()).await.is_err());
+    assert_eq!(watch.readings, readings, "one reading for each event");
+    lab.write(".10.5.1.0-24.new", "half");
+    assert!(timeout(Duration::from_millis(200), watch.next()).await.is_err());
+    assert_eq!(watch.readings, readings, "a temporary file is read as a lease");
 }
 
 #[tokio::test]
@@ -189,7 +247,6 @@ async fn a_dropped_wait_loses_nothing() {
     let lab = Lab::new();
     let mut watch = lab.store.watch().await.unwrap();
     watch.next().await.unwrap();
-    next_leases(&mut watch).await;
     lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     for _ in 0..200 {
         // Dropped in every state: before the event, while it settles, while the files are read.
