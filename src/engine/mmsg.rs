@@ -34,7 +34,14 @@ const TRAINS_RETRY_NS: u64 = 600 * 1_000_000_000;
 /// Turns without work before the worker sleeps, each after giving way to whoever else wants the
 /// processor. Work that arrives meanwhile needs no wake-up, which is the dearest part of a small
 /// packet's way; on a processor with nothing else to do it makes about 10 microseconds of waiting.
-const IDLE_TURNS_MAX: usize = 16;
+const IDLE_TURNS_LIGHT: usize = 16;
+
+/// The same after bulk, where the next batch is worth a wake-up and a processor that looks busy
+/// keeps the scheduler from placing those who produce it.
+const IDLE_TURNS_BULK: usize = 2;
+
+/// Bytes in one turn up to which traffic is light: a few small packets.
+const LIGHT_BYTES_MAX: usize = 4096;
 
 /// A yield that took longer than this gave the processor to somebody who uses it. Yielding on
 /// would cost a scheduler slice a time; a sleeper is woken at once.
@@ -43,14 +50,14 @@ const YIELD_NS_MAX: u64 = 50_000;
 /// What a turn in one direction found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Turn {
-    /// Reads that brought something.
-    reads: usize,
+    /// Bytes that were read.
+    bytes: usize,
     /// Whether nothing is left to read for now; else the batch filled up first.
     drained: bool,
 }
 
 impl Turn {
-    const NONE: Self = Self { reads: 0, drained: true };
+    const NONE: Self = Self { bytes: 0, drained: true };
 }
 
 /// The source of a wake-up, as epoll's user data.
@@ -72,7 +79,8 @@ fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
     let mut transmit = Transmit::new(config);
     let mut receive = Receive::new(config);
     let (mut tun_ready, mut socket_ready) = (true, true);
-    let mut idle_turns = 0;
+    // Since the last sleep.
+    let (mut idle_turns, mut busiest_bytes) = (0, 0);
     let mut trains_allowed_ns = 0;
     while !stop.requested() {
         let now_ns = monotonic_ns();
@@ -87,17 +95,25 @@ fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
             if tun_ready { transmit.turn(config, &pass(&stats.egress))? } else { Turn::NONE };
         let received =
             if socket_ready { receive.turn(config, &pass(&stats.ingress))? } else { Turn::NONE };
-        idle_turns = if sent.reads + received.reads > 0 { 0 } else { idle_turns + 1 };
+        let bytes = sent.bytes + received.bytes;
+        if bytes > 0 {
+            idle_turns = 0;
+            busiest_bytes = busiest_bytes.max(bytes);
+        } else {
+            idle_turns += 1;
+        }
+        let idle_turns_max =
+            if busiest_bytes > LIGHT_BYTES_MAX { IDLE_TURNS_BULK } else { IDLE_TURNS_LIGHT };
         (tun_ready, socket_ready) = (true, true);
-        if idle_turns > IDLE_TURNS_MAX {
+        if idle_turns > idle_turns_max {
             stats.sleeps.add(1);
             (tun_ready, socket_ready) = wait(&waiter).map_err(WorkerEnd::WaitFailed)?;
-            idle_turns = 0;
+            (idle_turns, busiest_bytes) = (0, 0);
         } else if sent.drained && received.drained {
             let before_ns = monotonic_ns();
             sched_yield();
             if monotonic_ns() - before_ns > YIELD_NS_MAX {
-                idle_turns = IDLE_TURNS_MAX;
+                idle_turns = idle_turns_max;
             }
         }
     }

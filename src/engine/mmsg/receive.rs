@@ -102,7 +102,7 @@ impl Receive {
         match (self.gone.take(), failed) {
             (Some(error), _) => Err(WorkerEnd::TunGone(error)),
             (None, Some(error)) => Err(WorkerEnd::WaitFailed(error)),
-            (None, None) => Ok(Turn { reads: slots_used, drained }),
+            (None, None) => Ok(Turn { bytes, drained }),
         }
     }
 

@@ -106,7 +106,7 @@ impl Transmit {
         self.write_replies(config);
         match gone {
             Some(error) => Err(WorkerEnd::TunGone(error)),
-            None => Ok(Turn { reads: packets, drained }),
+            None => Ok(Turn { bytes: used_bytes, drained }),
         }
     }
 
