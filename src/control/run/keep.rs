@@ -152,14 +152,23 @@ impl Run<'_> {
     /// Writes what this node says of itself over what somebody else wrote for it.
     pub(super) async fn rewrite(&mut self) {
         self.rewrite_at = None;
-        let (held, ttl) = (self.own.lease.clone(), self.manager.timing.lease_ttl);
-        let updated = self.manager.store.update(&held, &held.attributes, ttl).await;
+        let held = self.own.lease.clone();
+        if self.write_own(&held).await {
+            warn!("Somebody rewrote the lease of {}; restored it", held.subnet);
+        }
+    }
+
+    /// Writes our attributes over the entry as `held` knows it. Returns whether they were written;
+    /// if not, what follows from the refusal is already under way.
+    async fn write_own(&mut self, held: &Lease) -> bool {
+        let ttl = self.manager.timing.lease_ttl;
+        let updated = self.manager.store.update(held, &held.attributes, ttl).await;
         self.manager.note(&updated);
         match updated {
             Ok(granted) => {
-                warn!("Somebody rewrote the lease of {}; restored it", held.subnet);
                 self.adopt(granted);
                 self.plan_renewal();
+                return true;
             }
             Err(StoreError::Conflict { .. }) => self.look_again(),
             Err(error) => {
@@ -167,6 +176,7 @@ impl Run<'_> {
                 self.revision = None;
             }
         }
+        false
     }
 
     /// Whether the store shows the end of a lease in the entry, so that it may have moved.
@@ -181,20 +191,8 @@ impl Run<'_> {
             return;
         }
         let held = Lease { revision: rejected.revision, ..self.own.lease.clone() };
-        let ttl = self.manager.timing.lease_ttl;
-        let updated = self.manager.store.update(&held, &held.attributes, ttl).await;
-        self.manager.note(&updated);
-        match updated {
-            Ok(granted) => {
-                warn!("The lease of {} had become unreadable; wrote it again", held.subnet);
-                self.adopt(granted);
-                self.plan_renewal();
-            }
-            Err(StoreError::Conflict { .. }) => self.look_again(),
-            Err(error) => {
-                self.on_failure(&error);
-                self.revision = None;
-            }
+        if self.write_own(&held).await {
+            warn!("The lease of {} had become unreadable; wrote it again", held.subnet);
         }
     }
 
