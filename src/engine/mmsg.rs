@@ -1,4 +1,4 @@
-//! The portable engine: epoll, readv and writev on the TUN device, recvmmsg and sendmmsg on the
+//! The portable engine: poll, readv and writev on the TUN device, recvmmsg and sendmmsg on the
 //! socket. One thread serves both directions, so a busy one can't starve the other: each turn
 //! moves at most one batch each way, bounded by bytes and by packets.
 
@@ -6,9 +6,8 @@ mod receive;
 mod transmit;
 
 use std::io;
-use std::os::fd::AsFd;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::thread::sched_yield;
 use rustix::time::{ClockId, clock_gettime};
@@ -60,11 +59,6 @@ impl Turn {
     const NONE: Self = Self { bytes: 0, drained: true };
 }
 
-/// The source of a wake-up, as epoll's user data.
-const TUN: u64 = 0;
-const SOCKET: u64 = 1;
-const STOP: u64 = 2;
-
 /// Runs a worker until it is stopped or loses its device.
 pub(super) fn run(config: WorkerConfig, stop: &Stop) -> WorkerEnd {
     match work(&config, stop) {
@@ -74,7 +68,6 @@ pub(super) fn run(config: WorkerConfig, stop: &Stop) -> WorkerEnd {
 }
 
 fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
-    let waiter = waiter(config, stop).map_err(WorkerEnd::WaitFailed)?;
     let mut routes = config.routes.reader();
     let mut transmit = Transmit::new(config);
     let mut receive = Receive::new(config);
@@ -107,7 +100,7 @@ fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
         (tun_ready, socket_ready) = (true, true);
         if idle_turns > idle_turns_max {
             stats.sleeps.add(1);
-            (tun_ready, socket_ready) = wait(&waiter).map_err(WorkerEnd::WaitFailed)?;
+            (tun_ready, socket_ready) = wait(config, stop).map_err(WorkerEnd::WaitFailed)?;
             (idle_turns, busiest_bytes) = (0, 0);
         } else if sent.drained && received.drained {
             let before_ns = monotonic_ns();
@@ -120,28 +113,23 @@ fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
     Ok(())
 }
 
-fn waiter(config: &WorkerConfig, stop: &Stop) -> io::Result<std::os::fd::OwnedFd> {
-    let waiter = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    let add = |source: std::os::fd::BorrowedFd<'_>, data| {
-        epoll::add(&waiter, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
-    };
-    add(config.tun.as_fd(), TUN)?;
-    add(config.socket.as_fd(), SOCKET)?;
-    add(stop.as_fd(), STOP)?;
-    Ok(waiter)
-}
-
 /// Sleeps until something can be read; says what: the TUN device, the socket.
-fn wait(waiter: &std::os::fd::OwnedFd) -> io::Result<(bool, bool)> {
-    let mut events =
-        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 3];
-    let count = match epoll::wait(waiter, &mut events, None) {
-        Ok(count) => count,
-        Err(Errno::INTR) => 0,
+///
+/// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the kernel
+/// calls it for every packet queued and every packet sent, under a lock, while nobody sleeps.
+fn wait(config: &WorkerConfig, stop: &Stop) -> io::Result<(bool, bool)> {
+    let readable = PollFlags::IN;
+    let mut sources = [
+        PollFd::new(&config.tun, readable),
+        PollFd::new(&config.socket, readable),
+        PollFd::new(stop, readable),
+    ];
+    match poll(&mut sources, None) {
+        Ok(_) | Err(Errno::INTR) => {}
         Err(errno) => return Err(errno.into()),
-    };
-    let woke = |source| events[..count].iter().any(|event| event.data.u64() == source);
-    Ok((woke(TUN), woke(SOCKET)))
+    }
+    // An error or a hang-up is for the read to find out about.
+    Ok((!sources[0].revents().is_empty(), !sources[1].revents().is_empty()))
 }
 
 fn monotonic_ns() -> u64 {
