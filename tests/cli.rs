@@ -296,7 +296,7 @@ fn values_without_sense_exit_1_and_are_named() {
 
 #[test]
 fn what_is_not_built_refuses_by_name() {
-    let cases: [(&str, &str, &str); 9] = [
+    let cases: [(&str, &str, &str); 8] = [
         ("kube-subnet-mgr", "true", "Kubernetes"),
         ("ip-masq", "true", "Masquerading"),
         ("iptables-forward-rules", "true", "FORWARD"),
@@ -304,13 +304,12 @@ fn what_is_not_built_refuses_by_name() {
         ("public-ipv6", "2001:db8::1", "IPv6"),
         ("vmodule", "a=1", "log"),
         ("log_backtrace_at", "a.go:1", "log"),
-        ("engine", "io_uring", "io_uring"),
         ("peer-check", "strict", "strict"),
     ];
     for (flag, value, missing) in cases {
         let word = format!("--{flag}={value}");
         assert_refused(&weftd(&[&word], &[]), 1, &[flag, missing, "not built"]);
-        if !["engine", "peer-check"].contains(&flag) {
+        if flag != "peer-check" {
             let name = format!("FLANNELD_{}", flag.to_uppercase().replace('-', "_"));
             assert_refused(&weftd(&[], &[(&name, value)]), 1, &[&name, missing, "not built"]);
         }

@@ -60,6 +60,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("arc_swap", &["src/route/publish.rs"]),
     ("etcd_client", &["src/control/store/etcd"]),
     ("inotify", &["src/control/store/local"]),
+    ("io_uring", &["src/sys/"]),
     ("libc", &["src/sys/"]),
     ("netlink_packet_route", &["src/host/netlink"]),
     ("rtnetlink", &["src/host/netlink"]),

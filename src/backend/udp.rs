@@ -5,7 +5,6 @@ mod pacing;
 mod peers;
 
 use std::convert::Infallible;
-use std::io;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +17,7 @@ use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, OffloadChoice};
 use crate::control::lease::Peers;
 use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
-use crate::engine::{Worker, WorkerConfig, WorkerEnd};
+use crate::engine::{Engine, EngineWanted, SpawnError, Worker, WorkerConfig, WorkerEnd};
 use crate::forward::Local;
 use crate::host::chain::chain;
 use crate::host::interface::ExternalInterface;
@@ -58,7 +57,7 @@ pub enum UdpError {
     Netlink(#[from] NetlinkError),
     /// No thread.
     #[error("cannot start the packet worker")]
-    Worker(#[source] io::Error),
+    Worker(#[from] SpawnError),
 }
 
 impl UdpError {
@@ -255,7 +254,7 @@ impl Keeper {
             self.mtu_bytes,
             self.setup.external.name,
             self.socket.address(),
-            engine_name(self.setup.engine),
+            self.plane.worker.running().engine,
             on(self.plane.offload.tso),
             on(self.plane.offload.uso),
             match self.socket.limits().segments_max {
@@ -340,9 +339,11 @@ impl Keeper {
     }
 }
 
-fn engine_name(choice: EngineChoice) -> &'static str {
+fn engine_wanted(choice: EngineChoice) -> EngineWanted {
     match choice {
-        EngineChoice::Auto | EngineChoice::Mmsg => "mmsg",
+        EngineChoice::Auto => EngineWanted::Best,
+        EngineChoice::Mmsg => EngineWanted::Only(Engine::Mmsg),
+        EngineChoice::IoUring => EngineWanted::Only(Engine::IoUring),
     }
 }
 
@@ -404,10 +405,11 @@ fn spawn(
         routes: routes.clone(),
         stats: Arc::clone(stats),
         udp_segments_max: socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
+        engine: engine_wanted(setup.engine),
     };
     let ends = ends.clone();
     // Nobody listens any more once the backend is dropped, and then nobody needs to.
-    Worker::spawn(config, move |end| ends.send(end).unwrap_or_default()).map_err(UdpError::Worker)
+    Ok(Worker::spawn(config, move |end| ends.send(end).unwrap_or_default())?)
 }
 
 fn worker_end_reason(end: Option<WorkerEnd>) -> String {

@@ -194,11 +194,8 @@ fn engine(text: &str) -> Result<EngineChoice, OptionError> {
     match text {
         "auto" => Ok(EngineChoice::Auto),
         "mmsg" => Ok(EngineChoice::Mmsg),
-        "io_uring" | "io-uring" | "uring" => Err(OptionError::NotBuilt {
-            missing: "The io_uring engine",
-            given: format!("--engine={text}"),
-        }),
-        _ => Err(value("--engine", format!("{text:?} is no engine: use auto or mmsg"))),
+        "io_uring" => Ok(EngineChoice::IoUring),
+        _ => Err(value("--engine", format!("{text:?} is no engine: use auto, io_uring or mmsg"))),
     }
 }
 

@@ -332,7 +332,6 @@ fn unbuilt_features_refuse_and_name_what_is_missing() {
         ("--public-ipv6=2001:db8::1", "IPv6"),
         ("--vmodule=a=1", "log per source file"),
         ("--log_backtrace_at=a.go:1", "stack trace"),
-        ("--engine=io_uring", "io_uring engine"),
         ("--peer-check=strict", "strict peer check"),
     ] {
         assert_refused(&[word], missing);
@@ -380,6 +379,7 @@ fn flags_that_only_modify_an_unbuilt_feature_warn_once() {
 #[test]
 fn own_flags() {
     assert_eq!(run(&["--engine=mmsg"]).engine, EngineChoice::Mmsg);
+    assert_eq!(run(&["--engine=io_uring"]).engine, EngineChoice::IoUring);
     assert_eq!(run(&["--offload=none"]).offload, OffloadChoice::NONE);
     let some = OffloadChoice { tso: true, gro: true, ..OffloadChoice::NONE };
     assert_eq!(run(&["--offload=gro,tso"]).offload, some);

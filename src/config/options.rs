@@ -120,10 +120,12 @@ pub enum ForwardRules {
 /// Which packet engine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineChoice {
-    /// The best engine that is built and that the kernel allows.
+    /// The best engine that the kernel allows.
     Auto,
-    /// epoll, readv/writev, recvmmsg/sendmmsg.
+    /// poll, readv/writev, recvmmsg/sendmmsg.
     Mmsg,
+    /// io_uring, or no start.
+    IoUring,
 }
 
 /// Which offloads the dataplane may use. What is allowed is still probed.

@@ -1,138 +1,146 @@
 //! The portable engine: poll, readv and writev on the TUN device, recvmmsg and sendmmsg on the
-//! socket. One thread serves both directions, so a busy one can't starve the other: each turn
-//! moves at most one batch each way, bounded by bytes and by packets.
-
-mod receive;
-mod transmit;
+//! socket.
 
 use std::io;
+use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::thread::sched_yield;
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::forward::Pass;
+use crate::offload::{Piece, VNET_HEADER_BYTES};
+use crate::sys::tun_io::WriteBatch;
+use crate::sys::udp::SendBatch;
 
-use self::receive::Receive;
-use self::transmit::Transmit;
-use super::{Stop, WorkerConfig, WorkerEnd};
+use super::io::{
+    BATCH_BYTES, BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready,
+    Receives,
+};
+use super::refusal::{ReadRefusal, read_read, receive_is_drained};
+use super::{Stop, WorkerConfig};
 
-/// Bytes after which a batch ends. Two super-packets and a third that crosses the line: what
-/// stays in a core's cache between the read that fills it and the send that empties it.
-const BATCH_BYTES: usize = 128 << 10;
+/// Bytes of the arena that reads fill. Packets lie one right behind the other, so that a train of
+/// small ones is a single range: the last begins before the batch is full.
+pub(super) const READ_BYTES: usize = BATCH_BYTES + PACKET_BYTES_MAX;
 
-/// Packets after which a batch ends, so that a flood of small ones one way leaves the other way
-/// waiting for tens of microseconds, not more.
-const BATCH_PACKETS: usize = 64;
-
-/// How often destinations that refused trains are tried again: the kernel forgets a learned path
-/// MTU after the same time (net.ipv4.route.mtu_expires).
-const TRAINS_RETRY_NS: u64 = 600 * 1_000_000_000;
-
-/// Turns without work before the worker sleeps, each after giving way to whoever else wants the
-/// processor. Work that arrives meanwhile needs no wake-up, which is the dearest part of a small
-/// packet's way; on a processor with nothing else to do it makes about 10 microseconds of waiting.
-const IDLE_TURNS_LIGHT: usize = 16;
-
-/// The same after bulk, where the next batch is worth a wake-up and a processor that looks busy
-/// keeps the scheduler from placing those who produce it.
-const IDLE_TURNS_BULK: usize = 2;
-
-/// Bytes in one turn up to which traffic is light: a few small packets.
-const LIGHT_BYTES_MAX: usize = 4096;
-
-/// A yield that took longer than this gave the processor to somebody who uses it. Yielding on
-/// would cost a scheduler slice a time; a sleeper is woken at once.
-const YIELD_NS_MAX: u64 = 50_000;
-
-/// What a turn in one direction found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Turn {
-    /// Bytes that were read.
-    bytes: usize,
-    /// Whether nothing is left to read for now; else the batch filled up first.
-    drained: bool,
+/// The engine's state: system calls keep none but a guess.
+pub(super) struct Mmsg<'a> {
+    config: &'a WorkerConfig,
+    stop: &'a Stop,
+    mean_bytes: MeanBytes,
 }
 
-impl Turn {
-    const NONE: Self = Self { bytes: 0, drained: true };
-}
-
-/// Runs a worker until it is stopped or loses its device.
-pub(super) fn run(config: WorkerConfig, stop: &Stop) -> WorkerEnd {
-    match work(&config, stop) {
-        Ok(()) => WorkerEnd::Stopped,
-        Err(end) => end,
+impl<'a> Mmsg<'a> {
+    pub(super) fn new(config: &'a WorkerConfig, stop: &'a Stop) -> Self {
+        Self { config, stop, mean_bytes: MeanBytes::new() }
     }
-}
 
-fn work(config: &WorkerConfig, stop: &Stop) -> Result<(), WorkerEnd> {
-    let mut routes = config.routes.reader();
-    let mut transmit = Transmit::new(config);
-    let mut receive = Receive::new(config);
-    let (mut tun_ready, mut socket_ready) = (true, true);
-    // Since the last sleep.
-    let (mut idle_turns, mut busiest_bytes) = (0, 0);
-    let mut trains_allowed_ns = 0;
-    while !stop.requested() {
-        let now_ns = monotonic_ns();
-        if now_ns - trains_allowed_ns > TRAINS_RETRY_NS {
-            trains_allowed_ns = now_ns;
-            transmit.allow_trains();
-        }
-        let table = routes.load();
-        let stats = &config.stats;
-        let pass = |stats| Pass { local: &config.local, table, stats, now_ns };
-        let sent =
-            if tun_ready { transmit.turn(config, &pass(&stats.egress))? } else { Turn::NONE };
-        let received =
-            if socket_ready { receive.turn(config, &pass(&stats.ingress))? } else { Turn::NONE };
-        let bytes = sent.bytes + received.bytes;
-        if bytes > 0 {
-            idle_turns = 0;
-            busiest_bytes = busiest_bytes.max(bytes);
-        } else {
-            idle_turns += 1;
-        }
-        let idle_turns_max =
-            if busiest_bytes > LIGHT_BYTES_MAX { IDLE_TURNS_BULK } else { IDLE_TURNS_LIGHT };
-        (tun_ready, socket_ready) = (true, true);
-        if idle_turns > idle_turns_max {
-            stats.sleeps.add(1);
-            (tun_ready, socket_ready) = wait(config, stop).map_err(WorkerEnd::WaitFailed)?;
-            (idle_turns, busiest_bytes) = (0, 0);
-        } else if sent.drained && received.drained {
-            let before_ns = monotonic_ns();
-            sched_yield();
-            if monotonic_ns() - before_ns > YIELD_NS_MAX {
-                idle_turns = idle_turns_max;
+    fn read(&self, reads: &mut Reads) {
+        reads.drained = false;
+        while reads.bytes < BATCH_BYTES && reads.packets.len() + reads.unreadable < BATCH_PACKETS {
+            let mut vnet_header = [0; VNET_HEADER_BYTES];
+            let offset = reads.bytes;
+            let room = &mut reads.arena[offset..offset + PACKET_BYTES_MAX];
+            match self.config.tun.read(&mut vnet_header, room) {
+                Ok(bytes) => reads.push(vnet_header, Piece::new(offset, bytes)),
+                Err(error) => match read_read(&error) {
+                    ReadRefusal::Drained => {
+                        reads.drained = true;
+                        return;
+                    }
+                    ReadRefusal::Again => {}
+                    ReadRefusal::Packet => reads.refused(error),
+                    ReadRefusal::Gone => reads.gone = Some(error),
+                },
+            }
+            if reads.gone.is_some() {
+                return;
             }
         }
     }
-    Ok(())
-}
 
-/// Sleeps until something can be read; says what: the TUN device, the socket.
-///
-/// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the kernel
-/// calls it for every packet queued and every packet sent, under a lock, while nobody sleeps.
-fn wait(config: &WorkerConfig, stop: &Stop) -> io::Result<(bool, bool)> {
-    let readable = PollFlags::IN;
-    let mut sources = [
-        PollFd::new(&config.tun, readable),
-        PollFd::new(&config.socket, readable),
-        PollFd::new(stop, readable),
-    ];
-    match poll(&mut sources, None) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(errno) => return Err(errno.into()),
+    fn receive(&mut self, receives: &mut Receives) {
+        receives.drained = false;
+        loop {
+            let first = receives.filled.len();
+            let wanted = self.mean_bytes.room(first, receives.bytes);
+            if wanted == 0 {
+                break;
+            }
+            let Receives { arena, batch, .. } = receives;
+            let socket = self.config.socket.as_fd();
+            let received = batch.receive(socket, arena, RECEIVE_SLOTS, first..first + wanted);
+            let received = match received {
+                Ok(received) => received,
+                Err(error) if receive_is_drained(&error) => 0,
+                Err(error) => {
+                    receives.failed = Some(error);
+                    0
+                }
+            };
+            for slot in first..first + received {
+                receives.push(slot);
+            }
+            if received < wanted {
+                receives.drained = true;
+                break;
+            }
+        }
+        self.mean_bytes.learn(receives.filled.len(), receives.bytes);
     }
-    // An error or a hang-up is for the read to find out about.
-    Ok((!sources[0].revents().is_empty(), !sources[1].revents().is_empty()))
 }
 
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+impl Io for Mmsg<'_> {
+    fn gather(
+        &mut self,
+        ready: Ready,
+        reads: &mut Reads,
+        receives: &mut Receives,
+    ) -> io::Result<()> {
+        reads.clear();
+        receives.clear();
+        if ready.tun {
+            self.read(reads);
+        }
+        if ready.socket {
+            self.receive(receives);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
+        batch.send(self.config.socket.as_fd(), arena, first)
+    }
+
+    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()> {
+        batch.write_each(self.config.tun.as_fd(), arena);
+        Ok(())
+    }
+
+    /// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the
+    /// kernel calls it for every packet queued and every packet sent, under a lock, while nobody
+    /// sleeps.
+    fn sleep(&mut self) -> io::Result<Ready> {
+        let readable = PollFlags::IN;
+        let mut sources = [
+            PollFd::new(&self.config.tun, readable),
+            PollFd::new(&self.config.socket, readable),
+            PollFd::new(self.stop, readable),
+        ];
+        wait(&mut sources, None)?;
+        // An error or a hang-up is for the read to find out about.
+        let woke = |source: &PollFd<'_>| !source.revents().is_empty();
+        Ok(Ready { tun: woke(&sources[0]), socket: woke(&sources[1]) })
+    }
+
+    fn pause(&mut self, pause_ns: u64) -> io::Result<()> {
+        let limit = Timespec { tv_sec: 0, tv_nsec: pause_ns as i64 };
+        wait(&mut [PollFd::new(self.stop, PollFlags::IN)], Some(&limit))
+    }
+}
+
+fn wait(sources: &mut [PollFd<'_>], limit: Option<&Timespec>) -> io::Result<()> {
+    match poll(sources, limit) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }

@@ -26,7 +26,7 @@ use super::{
 pub const PACKETS_PER_ITEM: usize = 128;
 
 /// TUN writes in one plan. A batch that merges nothing is written in several rounds.
-const ITEMS_MAX: usize = 128;
+pub const ITEMS_MAX: usize = 128;
 
 /// Flows that may still grow. The oldest is closed when one more comes.
 const OPEN_FLOWS_MAX: usize = 8;

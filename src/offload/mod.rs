@@ -10,7 +10,7 @@ mod send_plan;
 mod split;
 mod vnet_hdr;
 
-pub use coalesce::{CoalesceLimits, Coalescer, PACKETS_PER_ITEM, WriteItem};
+pub use coalesce::{CoalesceLimits, Coalescer, ITEMS_MAX, PACKETS_PER_ITEM, WriteItem};
 pub use send_plan::{
     MESSAGES_MAX, Message, PIECES_PER_MESSAGE, SEGMENTS_MAX, SendLimits, SendPlan,
 };

@@ -7,7 +7,11 @@
     reason = "system calls that no safe crate wraps; each block says why it holds"
 )]
 
+use std::io;
+
+pub mod ring;
 pub mod tun;
+pub mod tun_io;
 pub mod udp;
 
 /// A range of a buffer, by first byte and length.
@@ -17,4 +21,37 @@ pub struct Range {
     pub offset: usize,
     /// Length in bytes.
     pub bytes: usize,
+}
+
+/// How equal slots lie in an arena: slot `i` is the `slot_bytes` from `i * stride` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+    /// Distance between the first bytes of two slots.
+    pub stride: usize,
+}
+
+impl Slots {
+    /// Whether the first `count` slots lie apart from each other and within `arena`.
+    fn hold(self, arena: &[u8], count: usize) -> bool {
+        let last_end = count.saturating_sub(1) * self.stride + self.slot_bytes;
+        self.slot_bytes <= self.stride && last_end <= arena.len()
+    }
+}
+
+/// What the kernel said of one operation: a count, or a negated errno, as io_uring reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Answer(i32);
+
+impl Answer {
+    /// The calling thread's errno.
+    fn last() -> Self {
+        Self(-io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    /// The count, or the error.
+    fn result(self) -> io::Result<usize> {
+        usize::try_from(self.0).map_err(|_negative| io::Error::from_raw_os_error(-self.0))
+    }
 }

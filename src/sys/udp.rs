@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::Range;
+use super::{Answer, Range, Slots};
 
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
@@ -80,6 +80,8 @@ pub struct SendBatch {
     headers: Vec<libc::mmsghdr>,
     controls: Vec<Control>,
     iovecs: Vec<libc::iovec>,
+    /// What a ring said of each message that was offered to it; empty before the first time.
+    pub(super) answers: Vec<Option<Answer>>,
 }
 
 struct Message {
@@ -98,6 +100,7 @@ impl SendBatch {
             headers: Vec::with_capacity(messages),
             controls: Vec::with_capacity(messages),
             iovecs: Vec::with_capacity(ranges),
+            answers: Vec::with_capacity(messages),
         }
     }
 
@@ -105,6 +108,7 @@ impl SendBatch {
     pub fn clear(&mut self) {
         self.messages.clear();
         self.ranges.clear();
+        self.answers.clear();
     }
 
     /// Adds a message: the `ranges` of the arena that [`Self::send`] will get, cut into datagrams
@@ -165,9 +169,14 @@ impl SendBatch {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
     }
 
+    /// The header of message `index`, as the last [`Self::show`] filled it.
+    pub(super) fn header(&self, index: usize) -> *const libc::msghdr {
+        &raw const self.headers[index].msg_hdr
+    }
+
     /// Fills `headers` for the messages from `first` on. Iovecs and control messages are complete
     /// before the first pointer to them is taken, so that no growth moves them.
-    fn show(&mut self, arena: &[u8], first: usize) {
+    pub(super) fn show(&mut self, arena: &[u8], first: usize) {
         let messages = self.messages.get(first..).unwrap_or_default();
         let ranges_from = messages.first().map_or(self.ranges.len(), |m| m.first_range);
         self.iovecs.clear();
@@ -263,43 +272,24 @@ impl ReceiveBatch {
         }
     }
 
-    /// Receives, without waiting, up to one message per slot: message `i` into
-    /// `arena[i * stride..][..slot_bytes]`. Returns how many came.
+    /// Receives, without waiting, up to one message per slot of `slots`: that of slot `i` into
+    /// `arena[i * stride..][..slot_bytes]`. Returns how many came, into the first of them.
     pub fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
         arena: &mut [u8],
-        slot_bytes: usize,
-        stride: usize,
-        messages_max: usize,
+        layout: Slots,
+        slots: std::ops::Range<usize>,
     ) -> io::Result<usize> {
-        let count = messages_max.min(self.headers.len());
-        let last_end = count.saturating_sub(1) * stride + slot_bytes;
-        assert!(slot_bytes <= stride && last_end <= arena.len(), "slots lie apart in the arena");
-        let start = arena.as_mut_ptr();
-        for (index, iovec) in self.iovecs[..count].iter_mut().enumerate() {
-            // SAFETY: `index * stride + slot_bytes` is within the arena, as asserted.
-            let slot = unsafe { start.add(index * stride) };
-            *iovec = libc::iovec { iov_base: slot.cast(), iov_len: slot_bytes };
-        }
-        let scratch = self.addresses.iter_mut().zip(&mut self.controls).zip(&mut self.iovecs);
-        for (header, ((address, control), iovec)) in self.headers[..count].iter_mut().zip(scratch) {
-            let header = &mut header.msg_hdr;
-            header.msg_name = (&raw mut *address).cast();
-            header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            header.msg_iov = &raw mut *iovec;
-            header.msg_iovlen = 1;
-            header.msg_control = (&raw mut *control).cast();
-            header.msg_controllen = CONTROL_BYTES;
-            header.msg_flags = 0;
-        }
-        // SAFETY: the first `count` headers point into vectors of `self` and at slots of `arena`
-        // that don't overlap, all borrowed mutably for the call, each with its true length.
+        self.show(arena, layout, slots.clone());
+        let headers = &mut self.headers[slots];
+        // SAFETY: `show` has just pointed these headers at vectors of `self` and at slots of
+        // `arena` that don't overlap, all borrowed mutably for the call, each with its length.
         let received = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
-                self.headers.as_mut_ptr(),
-                count as c_uint,
+                headers.as_mut_ptr(),
+                headers.len() as c_uint,
                 libc::MSG_DONTWAIT,
                 std::ptr::null_mut(),
             )
@@ -307,11 +297,45 @@ impl ReceiveBatch {
         if received < 0 { Err(io::Error::last_os_error()) } else { Ok(received as usize) }
     }
 
-    /// What the last call brought into slot `index`, which must be below what it returned.
+    /// The header of `slot`, as the last [`Self::show`] filled it.
+    pub(super) fn header(&mut self, slot: usize) -> &mut libc::mmsghdr {
+        &mut self.headers[slot]
+    }
+
+    /// Fills the headers of `slots`.
+    pub(super) fn show(&mut self, arena: &mut [u8], layout: Slots, slots: std::ops::Range<usize>) {
+        assert!(slots.end <= self.headers.len() && layout.hold(arena, slots.end));
+        // One pointer each, taken once: every further borrow of the vectors would end its validity.
+        let start = arena.as_mut_ptr();
+        let (iovecs, addresses) = (self.iovecs.as_mut_ptr(), self.addresses.as_mut_ptr());
+        let controls = self.controls.as_mut_ptr();
+        for slot in slots {
+            // SAFETY: the slot lies within the arena, and its number below the length of the
+            // headers, which all the vectors share.
+            let (bytes, iovec, address, control) = unsafe {
+                let bytes = start.add(slot * layout.stride);
+                (bytes, iovecs.add(slot), addresses.add(slot), controls.add(slot))
+            };
+            // SAFETY: a valid element of our own vector, as above.
+            unsafe {
+                *iovec = libc::iovec { iov_base: bytes.cast(), iov_len: layout.slot_bytes };
+            }
+            let header = &mut self.headers[slot].msg_hdr;
+            header.msg_name = address.cast();
+            header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            header.msg_iov = iovec;
+            header.msg_iovlen = 1;
+            header.msg_control = control.cast();
+            header.msg_controllen = CONTROL_BYTES;
+            header.msg_flags = 0;
+        }
+    }
+
+    /// What the last receive brought into `slot`, which must be one that it filled.
     #[must_use]
-    pub fn received(&self, index: usize) -> Received {
-        let header = &self.headers[index];
-        let address = &self.addresses[index];
+    pub fn received(&self, slot: usize) -> Received {
+        let header = &self.headers[slot];
+        let address = &self.addresses[slot];
         let mut received = Received {
             bytes: header.msg_len as usize,
             segment_bytes: None,
@@ -322,7 +346,7 @@ impl ReceiveBatch {
             overflows: None,
             truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
         };
-        let controls = &self.controls[index].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)];
+        let controls = &self.controls[slot].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)];
         for_each_control(controls, |level, kind, data| match (level, kind) {
             (libc::SOL_UDP, UDP_GRO) => {
                 received.segment_bytes = data

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use weft::device::{Tun, TunOffload, TunnelSocket};
-use weft::engine::{Worker, WorkerConfig, WorkerEnd};
+use weft::engine::{Engine, EngineWanted, Worker, WorkerConfig, WorkerEnd};
 use weft::forward::Local;
 use weft::offload::{
     PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
@@ -57,6 +57,7 @@ pub struct Options {
     pub gro: bool,
     pub mtu_bytes: u16,
     pub udp_segments_max: u16,
+    pub engine: EngineWanted,
 }
 
 impl Options {
@@ -66,6 +67,7 @@ impl Options {
         gro: true,
         mtu_bytes: MTU_BYTES,
         udp_segments_max: 64,
+        engine: EngineWanted::Only(Engine::Mmsg),
     };
 }
 
@@ -129,6 +131,7 @@ impl Host {
                 routes: routes.clone(),
                 stats: Arc::clone(&stats),
                 udp_segments_max: options.udp_segments_max,
+                engine: options.engine,
             };
             before_spawn();
             Worker::spawn(config, move |end| {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 const SLOT_BYTES: usize = 64 << 10;
+const LAYOUT: Slots = Slots { slot_bytes: SLOT_BYTES, stride: SLOT_BYTES };
 
 fn loopback() -> (UdpSocket, SocketAddrV4) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -24,7 +25,7 @@ fn receive(
 ) -> Vec<Received> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        match batch.receive(socket.as_fd(), arena, SLOT_BYTES, SLOT_BYTES, slots) {
+        match batch.receive(socket.as_fd(), arena, LAYOUT, 0..slots) {
             Ok(count) => return (0..count).map(|index| batch.received(index)).collect(),
             Err(error) => {
                 assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
@@ -121,7 +122,12 @@ fn a_slot_too_small_says_so() {
     std::thread::sleep(Duration::from_millis(20));
     let mut batch = ReceiveBatch::new(1);
     let mut arena = [0; 64];
-    assert_eq!(batch.receive(receiver.as_fd(), &mut arena, 64, 64, 1).unwrap(), 1);
+    assert_eq!(
+        batch
+            .receive(receiver.as_fd(), &mut arena, Slots { slot_bytes: 64, stride: 64 }, 0..1)
+            .unwrap(),
+        1
+    );
     assert!(batch.received(0).truncated);
 }
 

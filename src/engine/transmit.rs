@@ -1,4 +1,4 @@
-//! From the TUN device to the network: read a batch, have it judged and planned, send the plan.
+//! From the TUN device to the network: have a batch of reads judged and planned, send the plan.
 
 use std::cell::Cell;
 use std::io::IoSlice;
@@ -6,9 +6,6 @@ use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::engine::outcome::{Outcome, carry_out};
-use crate::engine::refusal::{ReadRefusal, read_read};
-use crate::engine::{WorkerConfig, WorkerEnd};
 use crate::forward::{Egress, Pass};
 use crate::offload::{
     MESSAGES_MAX, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan, VNET_HEADER_BYTES,
@@ -16,17 +13,13 @@ use crate::offload::{
 use crate::stats::{DirectionStats, DropReason};
 use crate::sys::{Range, udp::SendBatch};
 
-use super::{BATCH_BYTES, BATCH_PACKETS, Turn};
-
-/// The longest packet that a TUN read can bring: IPv4's maximum, rounded up.
-const READ_BYTES_MAX: usize = 64 << 10;
+use super::WorkerConfig;
+use super::io::{Io, Reads};
+use super::outcome::{Outcome, carry_out};
 
 /// Room for the headers that cutting makes: 1,260 of TCP's usual 52 bytes. A batch of full
 /// segments makes 135; one of tiny segments is sent in several rounds.
 const HEADERS_BYTES: usize = 64 << 10;
-
-/// Where headers lie in the arena: behind the last byte that a read can fill.
-const HEADERS_AT: usize = BATCH_BYTES + READ_BYTES_MAX;
 
 /// How long a full send buffer may hold up one turn, and with it the other direction, before
 /// packets are dropped. The kernel reports room once half the buffer is free, 3 ms at 10 Gb/s; a
@@ -34,7 +27,7 @@ const HEADERS_AT: usize = BATCH_BYTES + READ_BYTES_MAX;
 const BUSY_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 pub(super) struct Transmit {
-    arena: Box<[u8]>,
+    pub(super) reads: Reads,
     egress: Egress,
     batch: SendBatch,
     singles: SendBatch,
@@ -43,10 +36,11 @@ pub(super) struct Transmit {
 }
 
 impl Transmit {
-    pub(super) fn new(config: &WorkerConfig) -> Self {
+    /// For reads that fill the first `read_bytes` of an arena.
+    pub(super) fn new(config: &WorkerConfig, read_bytes: usize) -> Self {
         Self {
-            arena: vec![0; HEADERS_AT + HEADERS_BYTES].into_boxed_slice(),
-            egress: Egress::new(config.socket.limits(), HEADERS_AT),
+            reads: Reads::new(read_bytes + HEADERS_BYTES),
+            egress: Egress::new(config.socket.limits(), read_bytes),
             batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * PIECES_PER_MESSAGE),
             singles: SendBatch::new(SEGMENTS_MAX, PIECES_PER_MESSAGE + SEGMENTS_MAX),
             waited: Cell::new(false),
@@ -58,72 +52,39 @@ impl Transmit {
         self.egress.plan_mut().allow_trains();
     }
 
-    /// Moves one batch.
-    pub(super) fn turn(
-        &mut self,
-        config: &WorkerConfig,
-        pass: &Pass<'_>,
-    ) -> Result<Turn, WorkerEnd> {
-        let mut drained = false;
-        let mut gone = None;
-        let (mut used_bytes, mut packets, mut unreadable) = (0, 0, 0);
+    /// Moves the batch that was read, to the last packet, whatever became of the device.
+    pub(super) fn turn(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
         self.waited.set(false);
-        while used_bytes < BATCH_BYTES && packets < BATCH_PACKETS {
-            let mut vnet_header = [0; VNET_HEADER_BYTES];
-            let room = &mut self.arena[used_bytes..used_bytes + READ_BYTES_MAX];
-            let bytes = match config.tun.read(&mut vnet_header, room) {
-                Ok(bytes) => bytes,
-                Err(error) => match read_read(&error) {
-                    ReadRefusal::Drained => {
-                        drained = true;
-                        break;
-                    }
-                    ReadRefusal::Again => continue,
-                    ReadRefusal::Packet if unreadable < BATCH_PACKETS - 1 => {
-                        self.egress.unreadable(pass);
-                        unreadable += 1;
-                        packets += 1;
-                        continue;
-                    }
-                    // A batch of nothing but errors is no queue any more. What was read before
-                    // goes out all the same.
-                    ReadRefusal::Packet | ReadRefusal::Gone => {
-                        gone = Some(error);
-                        break;
-                    }
-                },
-            };
-            let packet = Piece::new(used_bytes, bytes);
-            let mut taken = self.egress.process(pass, &mut self.arena, &vnet_header, packet);
+        for _ in 0..self.reads.unreadable {
+            self.egress.unreadable(pass);
+        }
+        for index in 0..self.reads.packets.len() {
+            let read = self.reads.packets[index];
+            let arena = &mut self.reads.arena;
+            let mut taken = self.egress.process(pass, arena, &read.vnet_header, read.packet);
             while taken.is_err() {
-                self.send_plan(config, pass.stats);
-                taken = self.egress.resume(&mut self.arena);
+                self.send_plan(io, config, pass.stats);
+                taken = self.egress.resume(&mut self.reads.arena);
             }
-            used_bytes += bytes;
-            packets += 1;
         }
-        self.send_plan(config, pass.stats);
+        self.send_plan(io, config, pass.stats);
         self.write_replies(config);
-        match gone {
-            Some(error) => Err(WorkerEnd::TunGone(error)),
-            None => Ok(Turn { bytes: used_bytes, drained }),
-        }
     }
 
-    fn send_plan(&mut self, config: &WorkerConfig, stats: &DirectionStats) {
-        let Self { arena, egress, batch, singles, waited } = self;
-        let plan = egress.plan();
+    fn send_plan(&mut self, io: &mut impl Io, config: &WorkerConfig, stats: &DirectionStats) {
+        let Self { reads, egress, batch, singles, waited } = self;
+        let (arena, plan) = (&reads.arena, egress.plan());
+        let messages = plan.messages();
         batch.clear();
-        for (index, message) in plan.messages().iter().enumerate() {
+        for (index, message) in messages.iter().enumerate() {
             let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
             batch.push(message.destination, segment_bytes, plan.pieces(index).iter().map(as_range));
         }
-        let messages = plan.messages();
         let mut refusing = None;
         carry_out(
             batch.len(),
             |index| messages[index].segments > 1,
-            |first| batch.send(config.socket.as_fd(), arena, first),
+            |first| io.send(batch, arena, first),
             || wait_once(config, waited),
             |range, outcome| match outcome {
                 Outcome::Sent => {
@@ -211,7 +172,7 @@ fn wait_once(config: &WorkerConfig, waited: &Cell<bool>) -> bool {
     true
 }
 
-fn as_range(piece: &Piece) -> Range {
+pub(super) fn as_range(piece: &Piece) -> Range {
     Range { offset: piece.offset as usize, bytes: piece.bytes as usize }
 }
 

@@ -1,0 +1,96 @@
+//! A worker's life: gather, move both ways, wait. The same for every engine.
+//!
+//! One thread serves both directions, so a busy one can't starve the other: each turn moves at
+//! most one batch each way, bounded by bytes and by packets.
+
+use rustix::thread::sched_yield;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::forward::Pass;
+
+use super::idle::{Idle, Moved, Next};
+use super::io::{Io, Ready};
+use super::receive::Receive;
+use super::transmit::Transmit;
+use super::{Stop, WorkerConfig, WorkerEnd};
+
+/// How often destinations that refused trains are tried again: the kernel forgets a learned path
+/// MTU after the same time (net.ipv4.route.mtu_expires).
+const TRAINS_RETRY_NS: u64 = 600 * 1_000_000_000;
+
+/// Runs a worker over `io`, whose reads fill the first `read_bytes` of their arena, until it is
+/// stopped or loses its device.
+pub(super) fn run(
+    mut io: impl Io,
+    read_bytes: usize,
+    config: &WorkerConfig,
+    stop: &Stop,
+) -> WorkerEnd {
+    let mut routes = config.routes.reader();
+    let mut transmit = Transmit::new(config, read_bytes);
+    let mut receive = Receive::new(config);
+    let mut idle = Idle::new();
+    let mut ready = Ready::BOTH;
+    let mut trains_allowed_ns = 0;
+    while !stop.requested() {
+        let now_ns = monotonic_ns();
+        if now_ns - trains_allowed_ns > TRAINS_RETRY_NS {
+            trains_allowed_ns = now_ns;
+            transmit.allow_trains();
+        }
+        if let Err(error) = io.gather(ready, &mut transmit.reads, &mut receive.receives) {
+            return WorkerEnd::WaitFailed(error);
+        }
+        let table = routes.load();
+        let stats = &config.stats;
+        let pass = |stats| Pass { local: &config.local, table, stats, now_ns };
+        transmit.turn(&mut io, config, &pass(&stats.egress));
+        receive.turn(&mut io, config, &pass(&stats.ingress));
+        if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {
+            return WorkerEnd::TunGone(error);
+        }
+        if let Some(error) = receive.receives.failed.take() {
+            return WorkerEnd::WaitFailed(error);
+        }
+        ready = Ready::BOTH;
+        let next = idle.after_turn(moved(&transmit, &receive), now_ns);
+        let waited = match next {
+            Next::Turn => Ok(()),
+            Next::Yield => {
+                let before_ns = monotonic_ns();
+                sched_yield();
+                idle.yielded(monotonic_ns() - before_ns);
+                Ok(())
+            }
+            Next::Pause(pause_ns) => {
+                stats.pauses.add(1);
+                io.pause(pause_ns)
+            }
+            Next::Sleep => {
+                stats.sleeps.add(1);
+                io.sleep().map(|woken| {
+                    ready = woken;
+                    idle.woke(monotonic_ns());
+                })
+            }
+        };
+        if let Err(error) = waited {
+            return WorkerEnd::WaitFailed(error);
+        }
+    }
+    WorkerEnd::Stopped
+}
+
+fn moved(transmit: &Transmit, receive: &Receive) -> Moved {
+    let (reads, receives) = (&transmit.reads, &receive.receives);
+    Moved {
+        bytes: reads.bytes + receives.bytes,
+        reads: reads.packets.len() + receives.filled.len(),
+        drained: reads.drained && receives.drained,
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

@@ -1,0 +1,175 @@
+//! From the network to the TUN device: have a batch of receives judged and merged, write it.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddrV4;
+use std::os::fd::AsFd;
+
+use crate::forward::{Ingress, Pass, Train};
+use crate::offload::{
+    CoalesceLimits, Coalescer, ITEMS_MAX, PACKETS_PER_ITEM, Piece, SegmentationKind,
+    VNET_HEADER_BYTES,
+};
+use crate::stats::{DirectionStats, DropReason};
+use crate::sys::Range;
+use crate::sys::tun_io::WriteBatch;
+use crate::sys::udp::SendBatch;
+
+use super::WorkerConfig;
+use super::io::{Io, RECEIVE_SLOTS, Receives};
+use super::refusal::{WriteRefusal, read_write};
+use super::transmit::as_range;
+
+pub(super) struct Receive {
+    pub(super) receives: Receives,
+    ingress: Ingress,
+    writes: WriteBatch,
+    reply: SendBatch,
+    overflows_seen: u32,
+    /// Why the TUN device is gone, once a write has found it so.
+    pub(super) gone: Option<io::Error>,
+}
+
+impl Receive {
+    pub(super) fn new(config: &WorkerConfig) -> Self {
+        let offload = config.tun.offload();
+        let limits = CoalesceLimits {
+            tcp: offload.tso,
+            udp_segments_max: if offload.uso { config.udp_segments_max } else { 1 },
+        };
+        Self {
+            receives: Receives::new(),
+            ingress: Ingress::new(limits),
+            writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
+            reply: SendBatch::new(1, 1),
+            // The kernel counts for the socket's life, and socket and counters outlive a worker.
+            overflows_seen: config.stats.receive_overflows.get() as u32,
+            gone: None,
+        }
+    }
+
+    /// Moves the batch that was received, to the last packet, whatever became of the device.
+    pub(super) fn turn(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+        for index in 0..self.receives.filled.len() {
+            let slot = usize::from(self.receives.filled[index]);
+            self.take(io, config, pass, slot);
+        }
+        self.write_plan(io, config, pass.stats);
+        self.send_replies(config);
+    }
+
+    /// Has the datagram or train in `slot` judged.
+    fn take(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>, slot: usize) {
+        let received = self.receives.batch.received(slot);
+        if let Some(overflows) = received.overflows {
+            let new = overflows.wrapping_sub(self.overflows_seen);
+            config.stats.receive_overflows.add(u64::from(new));
+            self.overflows_seen = overflows;
+        }
+        let train = Train {
+            bytes: Piece::new(slot * RECEIVE_SLOTS.stride, received.bytes),
+            segment_bytes: received.segment_bytes.unwrap_or(received.bytes as u16),
+            sender: received.source,
+        };
+        let mut taken = self.ingress.process(pass, &mut self.receives.arena, train);
+        while taken.is_err() {
+            self.write_plan(io, config, pass.stats);
+            taken = self.ingress.resume(pass, &mut self.receives.arena);
+        }
+    }
+
+    /// Carries out the writes planned so far. Those that a device gone meanwhile can't take are
+    /// dropped like any other, so that every packet received has its outcome.
+    fn write_plan(&mut self, io: &mut impl Io, config: &WorkerConfig, stats: &DirectionStats) {
+        let Self { receives, ingress, writes, .. } = self;
+        let (arena, plan) = (&mut receives.arena, ingress.coalescer_mut());
+        plan.finish(arena);
+        writes.clear();
+        for (index, item) in plan.items().iter().enumerate() {
+            writes.push(&item.vnet_header, plan.pieces(index).iter().map(as_range));
+        }
+        if writes.is_empty() {
+            return;
+        }
+        let offered = io.write(writes, arena);
+        for index in 0..writes.len() {
+            let item = plan.items()[index];
+            let written = match &offered {
+                Ok(()) => writes.result(index),
+                Err(error) => Err(io::Error::from(error.kind())),
+            };
+            let Err(error) = written else {
+                stats.packets_forwarded.add(u64::from(item.packets));
+                stats.bytes_forwarded.add(u64::from(item.packet_bytes));
+                stats.writes.add(1);
+                continue;
+            };
+            match read_write(&error, item.merged().is_some()) {
+                WriteRefusal::Gone => {
+                    stats.drop(DropReason::TunWriteFailed, u64::from(item.packets));
+                    self.gone = Some(error);
+                }
+                WriteRefusal::Drop(reason) => stats.drop(reason, u64::from(item.packets)),
+                WriteRefusal::Super => {
+                    config.stats.tun_fallbacks.add(1);
+                    write_one_by_one(config, stats, arena, plan, index);
+                    lower(plan, item.merged());
+                }
+            }
+        }
+        plan.clear();
+    }
+
+    fn send_replies(&mut self, config: &WorkerConfig) {
+        let replies = self.ingress.replies_mut();
+        for (reply, bytes) in replies.iter() {
+            if let Some(endpoint) = reply.endpoint {
+                send_reply(config, &mut self.reply, endpoint, bytes);
+            }
+        }
+        replies.clear();
+    }
+}
+
+fn send_reply(config: &WorkerConfig, batch: &mut SendBatch, endpoint: SocketAddrV4, bytes: &[u8]) {
+    batch.clear();
+    let whole = Range { offset: 0, bytes: bytes.len() };
+    batch.push(endpoint, None, std::iter::once(whole));
+    // The sender repeats what mattered, and so will the error.
+    batch.send(config.socket.as_fd(), bytes, 0).ok();
+}
+
+/// Writes the packets of a refused super-packet, as they were received, each on its own.
+fn write_one_by_one(
+    config: &WorkerConfig,
+    stats: &DirectionStats,
+    arena: &mut [u8],
+    plan: &Coalescer,
+    index: usize,
+) {
+    let header = [0; VNET_HEADER_BYTES];
+    plan.unmerge(arena, index, |packet| {
+        match config.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
+            Ok(()) => {
+                stats.packets_forwarded.add(1);
+                stats.bytes_forwarded.add(packet.len() as u64);
+                stats.writes.add(1);
+            }
+            Err(error) => match read_write(&error, false) {
+                WriteRefusal::Drop(reason) => stats.drop(reason, 1),
+                WriteRefusal::Gone | WriteRefusal::Super => {
+                    stats.drop(DropReason::TunWriteFailed, 1);
+                }
+            },
+        }
+    });
+}
+
+/// Stops merging the kind that the device refused.
+fn lower(plan: &mut Coalescer, merged: Option<SegmentationKind>) {
+    let limits = plan.limits();
+    plan.set_limits(match merged {
+        Some(SegmentationKind::Tcp) => CoalesceLimits { tcp: false, ..limits },
+        Some(SegmentationKind::Udp) => CoalesceLimits { udp_segments_max: 1, ..limits },
+        None => limits,
+    });
+}

@@ -1,0 +1,491 @@
+//! One io_uring (io_uring(7)) between a TUN queue, the tunnel socket and a stop signal.
+//!
+//! Batches of operations are lent the caller's memory only for the call: it returns when the
+//! kernel has answered every one of them. All are non-blocking, so the kernel answers while it
+//! takes them; what is left armed between calls are polls, which refer to no memory.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use io_uring::types::{Fixed, SubmitArgs, Timespec};
+use io_uring::{IoUring, Probe, opcode, squeue};
+
+use super::tun_io::WriteBatch;
+use super::udp::{ReceiveBatch, SendBatch};
+use super::{Answer, Slots};
+
+/// The files of a ring, as its table of registered files holds them.
+const TUN: Fixed = Fixed(0);
+const SOCKET: Fixed = Fixed(1);
+const STOP: Fixed = Fixed(2);
+
+/// User data of what is no operation of a batch; those count from 0.
+const POLLS: u64 = 1 << 32;
+const REMOVAL: u64 = POLLS + FILES as u64;
+
+/// Files of a ring, and polls.
+const FILES: usize = 3;
+
+/// Completions that the ring holds, by entry: a batch's, and those of polls and removals, which
+/// are far fewer than a second batch.
+const COMPLETIONS_PER_ENTRY: u32 = 2;
+
+/// Submissions in a row that the kernel may refuse for now before the ring counts as broken.
+const REFUSALS_MAX: usize = 1000;
+
+/// How long the first read of the TUN device may take; it is answered at once or not at all.
+const PROBE_LIMIT: Duration = Duration::from_millis(20);
+
+/// How long the end of a poll may take; the kernel needs microseconds.
+const REMOVAL_LIMIT: Duration = Duration::from_millis(100);
+
+/// The longest read of a TUN device: a packet, rounded up, with its offload header.
+const READ_BYTES_MAX: usize = (64 << 10) + 10;
+
+/// io_uring can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The kernel refuses to make a ring.
+    #[error("io_uring_setup failed")]
+    Setup(#[source] io::Error),
+    /// The ring can't be given files or asked for its operations.
+    #[error("io_uring_register failed")]
+    Register(#[source] io::Error),
+    /// The ring can't be entered.
+    #[error("io_uring_enter failed")]
+    Enter(#[source] io::Error),
+    /// The ring lacks an operation.
+    #[error("this kernel's io_uring has no {0}")]
+    Operation(&'static str),
+    /// The ring can't wait with a limit (kernel 5.11).
+    #[error("this kernel's io_uring can't wait with a time limit")]
+    NoTimeLimit,
+    /// A read of the TUN device that must not wait did something else (kernels before 6.4).
+    #[error("this kernel's io_uring can't read a TUN device without waiting")]
+    TunRead(#[source] io::Error),
+    /// A read of the TUN device that must not wait was not answered.
+    #[error("this kernel's io_uring does not answer reads of a TUN device")]
+    TunSilent,
+}
+
+/// Slots of an arena that a batch fills.
+pub struct Lent<'a> {
+    /// The arena.
+    pub arena: &'a mut [u8],
+    /// How the slots lie in it.
+    pub layout: Slots,
+    /// How many of the first slots to fill.
+    pub count: usize,
+}
+
+/// What can be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The TUN device has a packet.
+    Tun = 0,
+    /// The socket has a datagram.
+    Socket = 1,
+    /// The stop signal was given.
+    Stop = 2,
+}
+
+/// Whether a poll is armed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Poll {
+    Off,
+    Armed,
+    /// Its removal is on the way; its own completion tells that it is off.
+    Removing,
+}
+
+/// A ring, to be used by the thread that made it only.
+pub struct Ring {
+    ring: IoUring,
+    polls: [Poll; FILES],
+    ready: [bool; FILES],
+    /// Operations of the running batch that wait for their answer, submitted or not.
+    unanswered: usize,
+    /// Operations of the running batch, from its last enter on. Nothing is queued behind them.
+    queued: usize,
+    /// What the kernel said of each operation of the last batch.
+    answers: Vec<Answer>,
+    /// The packet that the first read brought, until it is asked for.
+    first_packet: Option<Box<[u8]>>,
+    /// Once set, nothing is submitted any more.
+    broken: Option<i32>,
+}
+
+impl Ring {
+    /// Makes a ring of `entries` submissions (a power of two) for batches of at most
+    /// `operations`, and reads `tun` once as the worker will do it.
+    pub fn open(
+        entries: u32,
+        operations: usize,
+        tun: BorrowedFd<'_>,
+        socket: BorrowedFd<'_>,
+        stop: BorrowedFd<'_>,
+    ) -> Result<Self, RingError> {
+        let ring = set_up(entries).map_err(RingError::Setup)?;
+        if !ring.params().is_feature_ext_arg() {
+            return Err(RingError::NoTimeLimit);
+        }
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(RingError::Register)?;
+        if let Some(missing) = missing_operation(|code| probe.is_supported(code)) {
+            return Err(RingError::Operation(missing));
+        }
+        let files = [tun.as_raw_fd(), socket.as_raw_fd(), stop.as_raw_fd()];
+        ring.submitter().register_files(&files).map_err(RingError::Register)?;
+        let mut ring = Self {
+            ring,
+            polls: [Poll::Off; FILES],
+            ready: [false; FILES],
+            unanswered: 0,
+            queued: 0,
+            answers: vec![UNANSWERED; operations],
+            first_packet: None,
+            broken: None,
+        };
+        ring.read_first()?;
+        Ok(ring)
+    }
+
+    /// Reads packets of the TUN device, each with its offload header in front, into the slots of
+    /// `tun`, and receives into those of `receives`, without waiting. [`Self::answer`] tells of
+    /// the reads first, then of the receives.
+    pub fn gather(
+        &mut self,
+        tun: &mut Lent<'_>,
+        receives: &mut Lent<'_>,
+        batch: &mut ReceiveBatch,
+    ) -> io::Result<()> {
+        assert!(tun.layout.hold(tun.arena, tun.count), "slots lie apart in the arena");
+        self.begin(tun.count + receives.count)?;
+        batch.show(receives.arena, receives.layout, 0..receives.count);
+        let held = if tun.count > 0 { self.first_packet.take() } else { None };
+        if let Some(packet) = &held {
+            tun.arena[..packet.len()].copy_from_slice(packet);
+            self.answers[0] = Answer(packet.len() as i32);
+        }
+        let start = tun.arena.as_mut_ptr();
+        for index in usize::from(held.is_some())..tun.count {
+            // SAFETY: the slot lies within the arena, as asserted.
+            let slot = unsafe { start.add(index * tun.layout.stride) };
+            let read = opcode::Read::new(TUN, slot, tun.layout.slot_bytes as u32);
+            let read = read.rw_flags(libc::RWF_NOWAIT).build();
+            // SAFETY: the slot is borrowed mutably until `finish` has returned.
+            unsafe { self.push(read.user_data(index as u64)) }?;
+        }
+        for slot in 0..receives.count {
+            let header = &raw mut batch.header(slot).msg_hdr;
+            let receive = opcode::RecvMsg::new(SOCKET, header).flags(libc::MSG_DONTWAIT as u32);
+            let index = (tun.count + slot) as u64;
+            // SAFETY: `show` has pointed the header at vectors of `batch` and a slot of the arena,
+            // all borrowed mutably until `finish` has returned.
+            unsafe { self.push(receive.build().user_data(index)) }?;
+        }
+        self.finish()?;
+        for slot in 0..receives.count {
+            if let Ok(bytes) = self.answer(tun.count + slot) {
+                batch.header(slot).msg_len = bytes as u32;
+            }
+        }
+        Ok(())
+    }
+
+    /// What operation `index` of the last [`Self::gather`] brought, in bytes.
+    pub fn answer(&self, index: usize) -> io::Result<usize> {
+        self.answers[index].result()
+    }
+
+    /// Sends the messages from `first` on, without waiting; returns how many went, or the error
+    /// of the first one, as [`SendBatch::send`] does. But the kernel is offered all of them at
+    /// once: those behind a refused one may have gone when that one is tried again.
+    pub fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
+        let count = batch.len();
+        batch.answers.resize(count, None);
+        if batch.answers[first].is_none() {
+            let untried = batch.answers[first..].iter().take_while(|answer| answer.is_none());
+            let untried = untried.count();
+            batch.show(arena, first);
+            self.begin(untried)?;
+            for index in 0..untried {
+                let send = opcode::SendMsg::new(SOCKET, batch.header(index));
+                let send = send.flags(libc::MSG_DONTWAIT as u32).build();
+                // SAFETY: `show` has pointed the header at vectors of `batch` and parts of `arena`,
+                // both borrowed until `finish` has returned, and sendmsg only reads.
+                unsafe { self.push(send.user_data(index as u64)) }?;
+            }
+            self.finish()?;
+            for (index, answer) in batch.answers[first..first + untried].iter_mut().enumerate() {
+                *answer = Some(self.answers[index]);
+            }
+        }
+        let sent = batch.answers[first..].iter();
+        let sent = sent.take_while(|answer| answer.is_some_and(|answer| answer.0 >= 0)).count();
+        if sent > 0 {
+            return Ok(sent);
+        }
+        // Told once; if it is offered again, it is tried again.
+        batch.answers[first].take().unwrap_or(UNANSWERED).result()
+    }
+
+    /// Writes all of `batch` to the TUN device, in order; [`WriteBatch::result`] tells of each.
+    pub fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()> {
+        batch.show(arena);
+        batch.results.resize(batch.len(), UNANSWERED);
+        self.begin(batch.len())?;
+        let iovecs = batch.iovecs.as_ptr();
+        for index in 0..batch.len() {
+            let (first, count) = batch.parts(index);
+            // SAFETY: `parts` lie within the iovecs that `show` has made.
+            let parts = unsafe { iovecs.add(first) };
+            let write = opcode::Writev::new(TUN, parts, count as u32);
+            let write = write.rw_flags(libc::RWF_NOWAIT).build();
+            // SAFETY: the iovecs point at headers of `batch` and parts of `arena`, all borrowed
+            // until `finish` has returned, and writev only reads.
+            unsafe { self.push(write.user_data(index as u64)) }?;
+        }
+        self.finish()?;
+        let count = batch.len();
+        batch.results.copy_from_slice(&self.answers[..count]);
+        Ok(())
+    }
+
+    /// Sleeps until one of `sources` is ready or `limit` has passed; [`Self::take_ready`] tells.
+    pub fn wait(&mut self, sources: &[Source], limit: Option<Duration>) -> io::Result<()> {
+        self.settle(Poll::Removing, REMOVAL_LIMIT)?;
+        for &source in sources {
+            self.arm(source)?;
+        }
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        while !sources.iter().any(|&source| self.ready[source as usize]) {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(());
+            }
+            self.enter(1, left)?;
+        }
+        Ok(())
+    }
+
+    /// Whether `source` was found ready since this was asked last.
+    pub fn take_ready(&mut self, source: Source) -> bool {
+        std::mem::take(&mut self.ready[source as usize])
+    }
+
+    /// Takes back what waits for `source`, with the next batch. While a poll is armed, the kernel
+    /// runs it for every packet.
+    pub fn disarm(&mut self, source: Source) -> io::Result<()> {
+        if self.polls[source as usize] == Poll::Armed {
+            let removal = opcode::PollRemove::new(POLLS + source as u64).build();
+            // SAFETY: a removal refers to no memory.
+            unsafe { self.submit_entry(removal.user_data(REMOVAL)) }?;
+            self.polls[source as usize] = Poll::Removing;
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self, source: Source) -> io::Result<()> {
+        let file = [TUN, SOCKET, STOP][source as usize];
+        if self.polls[source as usize] == Poll::Off {
+            let poll = opcode::PollAdd::new(file, libc::POLLIN as u32).build();
+            // SAFETY: a poll refers to no memory.
+            unsafe { self.submit_entry(poll.user_data(POLLS + source as u64)) }?;
+            self.polls[source as usize] = Poll::Armed;
+        }
+        Ok(())
+    }
+
+    /// Waits until no poll is in `state`.
+    fn settle(&mut self, state: Poll, limit: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + limit;
+        while self.polls.contains(&state) {
+            if Instant::now() > deadline {
+                return Err(self.breaks(libc::ETIME));
+            }
+            self.enter(1, Some(limit))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the device once, with a limit, and keeps what came.
+    fn read_first(&mut self) -> Result<(), RingError> {
+        let mut packet = vec![0; READ_BYTES_MAX].into_boxed_slice();
+        self.begin(1).map_err(RingError::Enter)?;
+        let read = opcode::Read::new(TUN, packet.as_mut_ptr(), packet.len() as u32);
+        let read = read.rw_flags(libc::RWF_NOWAIT).build().user_data(0);
+        // SAFETY: the buffer is ours until the answer has come; without one it is never freed.
+        unsafe { self.push(read) }.map_err(RingError::Enter)?;
+        let deadline = Instant::now() + PROBE_LIMIT;
+        while self.unanswered > 0 && Instant::now() < deadline {
+            self.enter(1, Some(PROBE_LIMIT)).map_err(RingError::Enter)?;
+        }
+        if self.unanswered > 0 {
+            std::mem::forget(packet);
+            self.unanswered = 0;
+            self.broken = Some(libc::EIO);
+            return Err(RingError::TunSilent);
+        }
+        match self.answers[0].result() {
+            Ok(bytes) => {
+                self.first_packet = Some(packet[..bytes].into());
+                Ok(())
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
+            Err(error) => Err(RingError::TunRead(error)),
+        }
+    }
+
+    /// Makes ready for a batch of `operations`.
+    fn begin(&mut self, operations: usize) -> io::Result<()> {
+        assert!(operations <= self.answers.len(), "a batch is as large as the ring was made for");
+        self.answers[..operations].fill(UNANSWERED);
+        match self.broken {
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds an operation to the batch.
+    ///
+    /// # Safety
+    /// What `entry` points to must stay valid, and unaliased if it is written to, until
+    /// [`Self::finish`] has returned. An error means that the ring is broken: then nothing that
+    /// was pushed is in the kernel's hands.
+    unsafe fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.submit_entry(entry) }?;
+        self.unanswered += 1;
+        self.queued += 1;
+        Ok(())
+    }
+
+    /// Queues an entry, after submitting those before it if the queue is full.
+    ///
+    /// # Safety
+    /// As for [`Self::push`].
+    unsafe fn submit_entry(&mut self, entry: squeue::Entry) -> io::Result<()> {
+        // SAFETY: as the caller promises.
+        while unsafe { self.ring.submission().push(&entry) }.is_err() {
+            self.enter(0, None)?;
+        }
+        Ok(())
+    }
+
+    /// Submits the batch and waits for all its answers.
+    fn finish(&mut self) -> io::Result<()> {
+        while self.unanswered > 0 {
+            self.enter(self.unanswered.min(self.ring.params().cq_entries() as usize), None)?;
+        }
+        Ok(())
+    }
+
+    /// Submits what is queued, waits for `want` completions if nothing is refused, takes them.
+    fn enter(&mut self, want: usize, limit: Option<Duration>) -> io::Result<()> {
+        for _ in 0..REFUSALS_MAX {
+            let entered = match limit {
+                None => self.ring.submitter().submit_and_wait(want),
+                Some(limit) => {
+                    let limit = Timespec::from(limit);
+                    let arguments = SubmitArgs::new().timespec(&limit);
+                    self.ring.submitter().submit_with_args(want, &arguments)
+                }
+            };
+            self.take_completions();
+            self.queued = self.queued.min(self.ring.submission().len());
+            let Err(error) = entered else { return Ok(()) };
+            match error.raw_os_error().unwrap_or(libc::EIO) {
+                // A limit that has passed, or a signal: the caller looks at what came.
+                libc::ETIME | libc::EINTR => return Ok(()),
+                // The completions had to be taken first, or memory is short for the moment.
+                libc::EBUSY | libc::EAGAIN | libc::ENOMEM => {}
+                errno => return Err(self.breaks(errno)),
+            }
+        }
+        Err(self.breaks(libc::EBUSY))
+    }
+
+    /// Gives the ring up. What it was lent must not be in the kernel's hands any more; if it were,
+    /// going on would let the kernel write into memory that others use by then.
+    fn breaks(&mut self, errno: i32) -> io::Error {
+        if self.unanswered > self.queued {
+            std::process::abort();
+        }
+        self.unanswered = 0;
+        self.broken = Some(errno);
+        io::Error::from_raw_os_error(errno)
+    }
+
+    fn take_completions(&mut self) {
+        for completion in self.ring.completion() {
+            let (data, result) = (completion.user_data(), completion.result());
+            if data < POLLS {
+                self.answers[data as usize] = Answer(result);
+                self.unanswered -= 1;
+            } else if data < REMOVAL {
+                let source = (data - POLLS) as usize;
+                self.polls[source] = Poll::Off;
+                // An error, other than that it was removed, is for the read to find out about.
+                self.ready[source] |= result != -libc::ECANCELED;
+            }
+        }
+    }
+}
+
+impl Drop for Ring {
+    /// Ends the polls and gives the files back, so that closing the TUN queue removes the device
+    /// now: the kernel takes a dropped ring apart some time later.
+    fn drop(&mut self) {
+        if self.broken.is_none() {
+            let removed = [Source::Tun, Source::Socket, Source::Stop]
+                .into_iter()
+                .try_for_each(|source| self.disarm(source))
+                .and_then(|()| self.settle(Poll::Removing, REMOVAL_LIMIT));
+            // A ring that broke just now is taken apart later, no more.
+            removed.ok();
+        }
+        self.ring.submitter().unregister_files().ok();
+    }
+}
+
+/// What stands for an answer until the kernel gives it.
+const UNANSWERED: Answer = Answer(-libc::EIO);
+
+/// The deepest ring that the kernel has: answers held back until we ask (6.1), no second index
+/// array (6.6), else without one or the other, else plain.
+fn set_up(entries: u32) -> io::Result<IoUring> {
+    let build = |deferred: bool, plain_queue: bool| {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(entries * COMPLETIONS_PER_ENTRY).dontfork();
+        if deferred {
+            builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
+        }
+        if plain_queue {
+            builder.setup_no_sqarray();
+        }
+        builder.build(entries)
+    };
+    let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    match build(true, true) {
+        Err(error) if unknown(&error) => match build(true, false) {
+            Err(error) if unknown(&error) => build(false, false),
+            built => built,
+        },
+        built => built,
+    }
+}
+
+/// The first operation that `is_supported` denies.
+fn missing_operation(is_supported: impl Fn(u8) -> bool) -> Option<&'static str> {
+    let needed = [
+        (opcode::Read::CODE, "READ"),
+        (opcode::Writev::CODE, "WRITEV"),
+        (opcode::SendMsg::CODE, "SENDMSG"),
+        (opcode::RecvMsg::CODE, "RECVMSG"),
+        (opcode::PollAdd::CODE, "POLL_ADD"),
+        (opcode::PollRemove::CODE, "POLL_REMOVE"),
+    ];
+    needed.into_iter().find(|(code, _)| !is_supported(*code)).map(|(_, name)| name)
+}
