@@ -170,9 +170,6 @@ pub struct WorkerStats {
     pub ingress: DirectionStats,
     /// Times the worker slept for lack of work.
     pub sleeps: Counter,
-    /// Times it slept for a fixed short time instead, so that a flood doesn't wake it for each
-    /// packet.
-    pub pauses: Counter,
     /// Sends that the kernel refused as a train and took one by one.
     pub gso_fallbacks: Counter,
     /// TUN writes that the kernel refused as a super-packet and took one by one.

@@ -29,7 +29,7 @@ pub(super) fn run(
     let mut routes = config.routes.reader();
     let mut transmit = Transmit::new(config, read_bytes);
     let mut receive = Receive::new(config);
-    let mut idle = Idle::new();
+    let mut idle = Idle::default();
     let mut ready = Ready::BOTH;
     let mut trains_allowed_ns = 0;
     while !stop.requested() {
@@ -53,7 +53,7 @@ pub(super) fn run(
             return WorkerEnd::WaitFailed(error);
         }
         ready = Ready::BOTH;
-        let next = idle.after_turn(moved(&transmit, &receive), now_ns);
+        let next = idle.after_turn(moved(&transmit, &receive));
         let waited = match next {
             Next::Turn => Ok(()),
             Next::Yield => {
@@ -62,16 +62,9 @@ pub(super) fn run(
                 idle.yielded(monotonic_ns() - before_ns);
                 Ok(())
             }
-            Next::Pause(pause_ns) => {
-                stats.pauses.add(1);
-                io.pause(pause_ns)
-            }
             Next::Sleep => {
                 stats.sleeps.add(1);
-                io.sleep().map(|woken| {
-                    ready = woken;
-                    idle.woke(monotonic_ns());
-                })
+                io.sleep().map(|woken| ready = woken)
             }
         };
         if let Err(error) = waited {
@@ -83,11 +76,7 @@ pub(super) fn run(
 
 fn moved(transmit: &Transmit, receive: &Receive) -> Moved {
     let (reads, receives) = (&transmit.reads, &receive.receives);
-    Moved {
-        bytes: reads.bytes + receives.bytes,
-        reads: reads.packets.len() + receives.filled.len(),
-        drained: reads.drained && receives.drained,
-    }
+    Moved { bytes: reads.bytes + receives.bytes, drained: reads.drained && receives.drained }
 }
 
 fn monotonic_ns() -> u64 {

@@ -38,7 +38,7 @@ impl Ready {
     pub(super) const BOTH: Self = Self { tun: true, socket: true };
 }
 
-/// One worker's way into the kernel. Nothing here waits but [`Self::sleep`] and [`Self::pause`].
+/// One worker's way into the kernel. Nothing here waits but [`Self::sleep`].
 pub(super) trait Io {
     /// Reads a batch from each source that may have something.
     fn gather(
@@ -56,9 +56,6 @@ pub(super) trait Io {
 
     /// Sleeps until something can be read or the worker is to stop.
     fn sleep(&mut self) -> io::Result<Ready>;
-
-    /// Sleeps for so long, or until the worker is to stop.
-    fn pause(&mut self, pause_ns: u64) -> io::Result<()>;
 }
 
 /// One packet read from the TUN device.

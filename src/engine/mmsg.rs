@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::offload::{Piece, VNET_HEADER_BYTES};
@@ -126,21 +126,12 @@ impl Io for Mmsg<'_> {
             PollFd::new(&self.config.socket, readable),
             PollFd::new(self.stop, readable),
         ];
-        wait(&mut sources, None)?;
+        match poll(&mut sources, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
         // An error or a hang-up is for the read to find out about.
         let woke = |source: &PollFd<'_>| !source.revents().is_empty();
         Ok(Ready { tun: woke(&sources[0]), socket: woke(&sources[1]) })
-    }
-
-    fn pause(&mut self, pause_ns: u64) -> io::Result<()> {
-        let limit = Timespec { tv_sec: 0, tv_nsec: pause_ns as i64 };
-        wait(&mut [PollFd::new(self.stop, PollFlags::IN)], Some(&limit))
-    }
-}
-
-fn wait(sources: &mut [PollFd<'_>], limit: Option<&Timespec>) -> io::Result<()> {
-    match poll(sources, limit) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
     }
 }

@@ -16,7 +16,6 @@ mod transmit;
 mod wake;
 
 use std::fmt;
-use std::num::NonZeroU64;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
@@ -165,8 +164,6 @@ fn run(
     stop: &Stop,
     report: &mpsc::SyncSender<Result<Running, RingError>>,
 ) -> Option<WorkerEnd> {
-    // Short sleeps shall be short: by default the kernel stretches them by 50 microseconds.
-    rustix::thread::set_current_timer_slack(NonZeroU64::new(1)).ok();
     let ring = match config.engine {
         EngineWanted::Only(Engine::Mmsg) => None,
         EngineWanted::Only(Engine::IoUring) | EngineWanted::Best => {

@@ -253,19 +253,14 @@ impl Ring {
         Ok(())
     }
 
-    /// Sleeps until one of `sources` is ready or `limit` has passed; [`Self::take_ready`] tells.
-    pub fn wait(&mut self, sources: &[Source], limit: Option<Duration>) -> io::Result<()> {
+    /// Sleeps until one of `sources` is ready; [`Self::take_ready`] tells which.
+    pub fn wait(&mut self, sources: &[Source]) -> io::Result<()> {
         self.settle(Poll::Removing, REMOVAL_LIMIT)?;
         for &source in sources {
             self.arm(source)?;
         }
-        let deadline = limit.map(|limit| Instant::now() + limit);
         while !sources.iter().any(|&source| self.ready[source as usize]) {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(());
-            }
-            self.enter(1, left)?;
+            self.enter(1, None)?;
         }
         Ok(())
     }
