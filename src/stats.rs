@@ -159,10 +159,26 @@ impl DirectionStats {
     pub fn drops_total(&self) -> u64 {
         self.drops.iter().map(Counter::get).sum()
     }
+
+    fn add(&self, other: &Self) {
+        self.packets_received.add(other.packets_received.get());
+        self.bytes_received.add(other.bytes_received.get());
+        self.packets_forwarded.add(other.packets_forwarded.get());
+        self.bytes_forwarded.add(other.bytes_forwarded.get());
+        self.reads.add(other.reads.get());
+        self.writes.add(other.writes.get());
+        self.icmp_sent.add(other.icmp_sent.get());
+        self.icmp_limited.add(other.icmp_limited.get());
+        for (sum, count) in self.drops.iter().zip(&other.drops) {
+            sum.add(count.get());
+        }
+    }
 }
 
-/// Everything one worker counts.
+/// Everything one worker counts. Two cache lines, which processors fetch as a pair, are never
+/// shared with another worker's.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct WorkerStats {
     /// From the TUN device to the network.
     pub egress: DirectionStats,
@@ -178,9 +194,65 @@ pub struct WorkerStats {
     pub receive_overflows: Counter,
 }
 
+impl WorkerStats {
+    /// The sums over `workers`, as they are now.
+    #[must_use]
+    pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {
+        let total = Self::default();
+        for worker in workers {
+            total.egress.add(&worker.egress);
+            total.ingress.add(&worker.ingress);
+            total.sleeps.add(worker.sleeps.get());
+            total.gso_fallbacks.add(worker.gso_fallbacks.get());
+            total.tun_fallbacks.add(worker.tun_fallbacks.get());
+            total.receive_overflows.add(worker.receive_overflows.get());
+        }
+        total
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_total_leaves_nothing_out() {
+        // Every counter is one word, and all of them differ.
+        const WORDS: usize = 2 * (8 + DROP_REASONS) + 5;
+        let direction = |stats: &DirectionStats, first: u64| {
+            let named = [
+                &stats.packets_received,
+                &stats.bytes_received,
+                &stats.packets_forwarded,
+                &stats.bytes_forwarded,
+                &stats.reads,
+                &stats.writes,
+                &stats.icmp_sent,
+                &stats.icmp_limited,
+            ];
+            (first..).zip(named.into_iter().chain(&stats.drops)).for_each(|(n, c)| c.add(n));
+        };
+        let worker = WorkerStats::default();
+        direction(&worker.egress, 100);
+        direction(&worker.ingress, 1000);
+        let rest = [
+            &worker.sleeps,
+            &worker.gso_fallbacks,
+            &worker.tun_fallbacks,
+            &worker.receive_overflows,
+        ];
+        (1..).zip(rest).for_each(|(number, counter)| counter.add(number));
+        let total = WorkerStats::total([&worker, &worker]);
+        let numbers = |stats: &WorkerStats| -> Vec<u64> {
+            let text = format!("{stats:?}");
+            let digits = text.split(|c: char| !c.is_ascii_digit());
+            digits.filter(|digits| !digits.is_empty()).map(|n| n.parse().unwrap()).collect()
+        };
+        let twice: Vec<u64> = numbers(&worker).iter().map(|number| 2 * number).collect();
+        assert_eq!(twice.len(), WORDS, "a counter was added: extend this test");
+        assert!(!twice.contains(&0), "this test leaves a counter out");
+        assert_eq!(numbers(&total), twice);
+    }
 
     #[test]
     fn every_drop_reason_has_its_own_slot_and_id() {

@@ -113,6 +113,7 @@ const CASES: &[Case] = &[
     },
     case("subnet-lease-renew-margin", "0x10", "renew_margin: 960s"),
     case("v", "2", "verbosity: 2"),
+    case("workers", "3", "workers: Exactly(3)"),
 ];
 
 /// Starts weftd far enough to see how it took its flags, and what it said until then. A process
@@ -256,7 +257,7 @@ fn a_malformed_command_line_exits_2_in_one_line_with_a_hint() {
 
 #[test]
 fn values_without_sense_exit_1_and_are_named() {
-    let cases: [(&[&str], &[&str]); 27] = [
+    let cases: [(&[&str], &[&str]); 29] = [
         (&["-subnet-lease-renew-margin=0"], &["Invalid subnet-lease-renew-margin option 0"]),
         (&["-subnet-lease-renew-margin=1440"], &["Invalid subnet-lease-renew-margin option 1440"]),
         (&["-subnet-lease-renew-margin=-5"], &["Invalid subnet-lease-renew-margin option -5"]),
@@ -268,6 +269,8 @@ fn values_without_sense_exit_1_and_are_named() {
         (&["-healthz-port=65536"], &["--healthz-port", "65536"]),
         (&["-healthz-port=-1"], &["--healthz-port", "-1"]),
         (&["-engine=warp"], &["--engine", "warp"]),
+        (&["-workers=0"], &["--workers", "\"0\"", "1 to 256"]),
+        (&["-workers=257"], &["--workers", "257", "1 to 256"]),
         (&["-offload=lro"], &["--offload", "lro"]),
         (&["-offload="], &["--offload"]),
         (&["-offload=tso,"], &["--offload"]),

@@ -1,11 +1,13 @@
-//! The udp backend: a TUN device, the tunnel socket, a worker between them, and a route table
-//! made of the other nodes' leases. Keeps all four alive: what breaks is made again.
+//! The udp backend: a TUN device, tunnel sockets, workers between them, and a route table made of
+//! the other nodes' leases. Keeps all four alive: what breaks is made again.
 
 mod pacing;
 mod peers;
+mod team;
 
 use std::convert::Infallible;
 use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,11 +16,10 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{EngineChoice, OffloadChoice};
+use crate::config::options::{EngineChoice, OffloadChoice, WorkersChoice};
 use crate::control::lease::Peers;
 use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
-use crate::engine::{Engine, EngineWanted, SpawnError, Worker, WorkerConfig, WorkerEnd};
-use crate::forward::Local;
+use crate::engine::{SpawnError, WorkerEnd};
 use crate::host::chain::chain;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, overlay_mtu_bytes};
@@ -30,12 +31,12 @@ use crate::stats::WorkerStats;
 
 use self::pacing::Pacing;
 use self::peers::PeerSet;
+use self::team::{Orders, Seat, Team};
+
+pub use self::team::WorkerState;
 
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
-
-/// Datagrams that any kernel with USO takes in one TUN write (UDP_MAX_SEGMENTS before 6.9).
-const UDP_SEGMENTS_MIN: u16 = 64;
 
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +92,8 @@ pub struct UdpSetup {
     pub offload: OffloadChoice,
     /// The engine that moves the packets.
     pub engine: EngineChoice,
+    /// How many workers share the work.
+    pub workers: WorkersChoice,
 }
 
 /// What is known about the plane from outside.
@@ -100,6 +103,8 @@ pub struct PlaneState {
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
+    /// The workers, in the order of their counters.
+    pub workers: Vec<WorkerState>,
 }
 
 /// A running udp backend.
@@ -121,9 +126,10 @@ struct Keeper {
     mtu_bytes: u16,
     netlink: Netlink,
     events: Events,
-    socket: Arc<TunnelSocket>,
+    worker_count: NonZeroU16,
+    /// One for each worker.
+    seats: Vec<Seat>,
     routes: Published,
-    stats: Arc<WorkerStats>,
     plane: Plane,
     ends_sender: mpsc::UnboundedSender<WorkerEnd>,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
@@ -134,29 +140,31 @@ struct Keeper {
 /// What goes and comes with the TUN device.
 struct Plane {
     overlay: Overlay,
-    worker: Worker,
+    team: Team,
     offload: TunOffload,
 }
 
 impl UdpNetwork {
-    /// Makes device, address, route, socket and worker, in flannel's order.
+    /// Makes device, address, route, sockets and workers, in flannel's order.
     pub async fn start(mut setup: UdpSetup) -> Result<Self, UdpError> {
         setup.offload.gso &= !leave_trains_out(setup.offload, &kernel::release());
         let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
-        let tun = open_tun(DEVICE_TEMPLATE, &setup)?;
-        let desired = desired(&netlink, &tun, &setup, mtu_bytes).await?;
+        let worker_count = team::count(setup.workers);
+        let queues = open_queues(DEVICE_TEMPLATE, &setup, worker_count)?;
+        let desired = desired(&netlink, &queues[0], &setup, mtu_bytes).await?;
         let overlay = Overlay::establish(netlink.clone(), desired).await?;
         let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
         let offload = setup.offload;
-        let socket = Arc::new(TunnelSocket::bind(address, offload.gso, offload.gro)?);
+        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
+        let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
+        let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let routes = Published::new(Table::provisional());
-        let stats = Arc::new(WorkerStats::default());
         let (ends_sender, ends) = mpsc::unbounded_channel();
-        let tun_offload = tun.offload();
-        let worker = spawn(&setup, mtu_bytes, tun, &socket, &routes, &stats, &ends_sender)?;
-        let plane = Plane { overlay, worker, offload: tun_offload };
+        let tun_offload = queues[0].offload();
+        let team = Team::start(queues, &seats, &orders(&setup, mtu_bytes, &routes, &ends_sender))?;
+        let plane = Plane { overlay, team, offload: tun_offload };
         let follower = Follower {
             port: setup.settings.port,
             routes: routes.clone(),
@@ -167,18 +175,20 @@ impl UdpNetwork {
             mtu_bytes,
             netlink,
             events,
-            socket,
+            worker_count,
+            seats,
             routes,
-            stats,
             plane,
             ends_sender,
             ends,
             pacing: Pacing::new(Instant::now()),
-            state: watch::Sender::new(PlaneState { is_up: false, description: String::new() }),
+            state: watch::Sender::new(PlaneState {
+                is_up: false,
+                description: String::new(),
+                workers: Vec::new(),
+            }),
         };
-        let description = keeper.describe();
-        info!("{description}");
-        keeper.state.send_replace(PlaneState { is_up: true, description });
+        info!("{}", keeper.tell_is_up());
         Ok(Self { keeper, follower })
     }
 
@@ -188,10 +198,10 @@ impl UdpNetwork {
         self.keeper.mtu_bytes
     }
 
-    /// The worker's counters; they outlive a rebuilt device.
+    /// The counters of each worker; they outlive a rebuilt device.
     #[must_use]
-    pub fn stats(&self) -> Arc<WorkerStats> {
-        Arc::clone(&self.keeper.stats)
+    pub fn stats(&self) -> Vec<Arc<WorkerStats>> {
+        self.keeper.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect()
     }
 
     /// Where routes are published.
@@ -207,7 +217,7 @@ impl UdpNetwork {
     }
 
     /// Follows the leases, and makes again what breaks; neither waits for the other. Runs until it
-    /// is dropped, which stops the worker and removes the device.
+    /// is dropped, which stops the workers and removes the device.
     pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
         let Self { keeper, follower } = self;
         tokio::select! {
@@ -246,22 +256,36 @@ impl Keeper {
         }
     }
 
-    fn describe(&self) -> String {
+    /// Tells that packets can flow, and how, in the words for the log.
+    fn tell_is_up(&self) -> String {
+        let workers = self.plane.team.state();
+        let description = self.describe(&workers);
+        let told = description.clone();
+        self.state.send_replace(PlaneState { is_up: true, description, workers });
+        told
+    }
+
+    fn describe(&self, workers: &[WorkerState]) -> String {
         let on = |on| if on { "on" } else { "off" };
+        let socket = &self.seats[0].socket;
+        // A host that is short of something may give it to some workers only.
+        let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.to_string()).collect();
+        engines.dedup();
         format!(
-            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}",
+            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {}",
             self.device_name(),
             self.mtu_bytes,
             self.setup.external.name,
-            self.socket.address(),
-            self.plane.worker.running().engine,
+            socket.address(),
+            engines.join(" and "),
             on(self.plane.offload.tso),
             on(self.plane.offload.uso),
-            match self.socket.limits().segments_max {
+            match socket.limits().segments_max {
                 0 | 1 => "off".to_owned(),
                 segments => format!("up to {segments}"),
             },
-            on(self.socket.gro()),
+            on(socket.gro()),
+            workers.len(),
         )
     }
 
@@ -269,7 +293,7 @@ impl Keeper {
         &self.plane.overlay.desired().device.name
     }
 
-    /// Makes a new TUN device and worker of the old name, for as long as it takes.
+    /// Makes a new TUN device of the old name and new workers, for as long as it takes.
     async fn rebuild(&mut self, reason: &str) {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
@@ -288,29 +312,21 @@ impl Keeper {
             }
         }
         self.pacing.whole(Instant::now());
-        let description = self.describe();
-        info!("made again: {description}");
-        self.state.send_replace(PlaneState { is_up: true, description });
+        info!("made again: {}", self.tell_is_up());
     }
 
     async fn try_rebuild(&mut self, name: &str) -> Result<(), UdpError> {
-        let tun = open_tun(name, &self.setup)?;
-        let desired = desired(&self.netlink, &tun, &self.setup, self.mtu_bytes).await?;
-        let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
-        let offload = tun.offload();
-        // The old worker ends before its successor reads: two would reorder flows.
-        self.plane.worker.end();
+        // A device stays while any worker has a queue of it, and two workers on one socket would
+        // reorder flows.
+        self.plane.team.end();
         while self.ends.try_recv().is_ok() {}
-        let worker = spawn(
-            &self.setup,
-            self.mtu_bytes,
-            tun,
-            &self.socket,
-            &self.routes,
-            &self.stats,
-            &self.ends_sender,
-        )?;
-        self.plane = Plane { overlay, worker, offload };
+        let queues = open_queues(name, &self.setup, self.worker_count)?;
+        let desired = desired(&self.netlink, &queues[0], &self.setup, self.mtu_bytes).await?;
+        let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
+        let offload = queues[0].offload();
+        let orders = orders(&self.setup, self.mtu_bytes, &self.routes, &self.ends_sender);
+        let team = Team::start(queues, &self.seats, &orders)?;
+        self.plane = Plane { overlay, team, offload };
         Ok(())
     }
 
@@ -339,14 +355,6 @@ impl Keeper {
     }
 }
 
-fn engine_wanted(choice: EngineChoice) -> EngineWanted {
-    match choice {
-        EngineChoice::Auto => EngineWanted::Best,
-        EngineChoice::Mmsg => EngineWanted::Only(Engine::Mmsg),
-        EngineChoice::IoUring => EngineWanted::Only(Engine::IoUring),
-    }
-}
-
 /// Whether trains are left out because nobody asked for them on a kernel that mangles them.
 fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
     let leave_out = offload.automatic && offload.gso && kernel::mangles_trains(release);
@@ -359,8 +367,20 @@ fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
     leave_out
 }
 
-fn open_tun(name: &str, setup: &UdpSetup) -> Result<Tun, TunError> {
-    Tun::open(name, TunOffload { tso: setup.offload.tso, uso: setup.offload.uso })
+/// Opens one queue for each worker; never none.
+fn open_queues(name: &str, setup: &UdpSetup, count: NonZeroU16) -> Result<Vec<Tun>, TunError> {
+    let wanted = TunOffload { tso: setup.offload.tso, uso: setup.offload.uso };
+    Tun::open_queues(name, wanted, count)
+}
+
+fn orders<'a>(
+    setup: &UdpSetup,
+    mtu_bytes: u16,
+    routes: &'a Published,
+    ends: &'a mpsc::UnboundedSender<WorkerEnd>,
+) -> Orders<'a> {
+    let (network, subnet, engine) = (setup.network, setup.subnet, setup.engine);
+    Orders { network, subnet, mtu_bytes, engine, routes, ends }
 }
 
 /// What the kernel shall make of a new device.
@@ -383,40 +403,12 @@ async fn desired(
     })
 }
 
-fn spawn(
-    setup: &UdpSetup,
-    mtu_bytes: u16,
-    tun: Tun,
-    socket: &Arc<TunnelSocket>,
-    routes: &Published,
-    stats: &Arc<WorkerStats>,
-    ends: &mpsc::UnboundedSender<WorkerEnd>,
-) -> Result<Worker, UdpError> {
-    let config = WorkerConfig {
-        tun,
-        socket: Arc::clone(socket),
-        local: Local {
-            network: setup.network,
-            subnet: setup.subnet,
-            tun_address: setup.subnet.network(),
-            underlay: socket.address(),
-            mtu_bytes,
-        },
-        routes: routes.clone(),
-        stats: Arc::clone(stats),
-        udp_segments_max: socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
-        engine: engine_wanted(setup.engine),
-    };
-    let ends = ends.clone();
-    // Nobody listens any more once the backend is dropped, and then nobody needs to.
-    Ok(Worker::spawn(config, move |end| ends.send(end).unwrap_or_default())?)
-}
-
 fn worker_end_reason(end: Option<WorkerEnd>) -> String {
     match end {
         Some(WorkerEnd::TunGone(error)) => format!("reading it failed: {error}"),
         Some(WorkerEnd::WaitFailed(error)) => format!("waiting for packets failed: {error}"),
-        Some(WorkerEnd::Stopped) | None => "its worker ended".to_owned(),
+        Some(WorkerEnd::Panicked) => "a worker panicked".to_owned(),
+        Some(WorkerEnd::Stopped) | None => "a worker ended".to_owned(),
     }
 }
 

@@ -2,6 +2,7 @@
 //! error that names the flag; nothing downstream checks an option again.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::config::flag_table::{FLAGS, Setting, Settings, Slot, Source, Support}
 use crate::config::go_flags::environment_name;
 use crate::config::options::{
     ClientCertificate, Credentials, EngineChoice, EtcdOptions, ForwardRules, InterfaceOptions,
-    LogFormat, OffloadChoice, Options, StoreOptions,
+    LogFormat, OffloadChoice, Options, StoreOptions, WorkersChoice,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -81,6 +82,7 @@ pub(super) fn options(
         health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,
         forward_rules: forward_rules(&settings),
         engine: engine(&settings.engine.value)?,
+        workers: workers(&settings.workers.value)?,
         offload: offload(&settings.offload.value)?,
         log_format: log_format(&settings.log_format.value)?,
         verbosity: u8::try_from(settings.v.value.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
@@ -196,6 +198,20 @@ fn engine(text: &str) -> Result<EngineChoice, OptionError> {
         "mmsg" => Ok(EngineChoice::Mmsg),
         "io_uring" => Ok(EngineChoice::IoUring),
         _ => Err(value("--engine", format!("{text:?} is no engine: use auto, io_uring or mmsg"))),
+    }
+}
+
+fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
+    if text == "auto" {
+        return Ok(WorkersChoice::Auto);
+    }
+    match text.parse::<NonZeroU16>() {
+        Ok(count) if count.get() <= WorkersChoice::MAX => Ok(WorkersChoice::Exactly(count)),
+        _ => {
+            let most = WorkersChoice::MAX;
+            let problem = format!("{text:?} is no number of workers: use auto or 1 to {most}");
+            Err(value("--workers", problem))
+        }
     }
 }
 

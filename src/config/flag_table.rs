@@ -125,6 +125,7 @@ pub(super) struct Settings {
     pub(super) v: Setting<i64>,
     pub(super) version: Setting<bool>,
     pub(super) vmodule: Setting<String>,
+    pub(super) workers: Setting<String>,
 }
 
 impl Default for Settings {
@@ -167,6 +168,7 @@ impl Default for Settings {
             v: Setting::new(0),
             version: Setting::new(false),
             vmodule: Setting::new(""),
+            workers: Setting::new("auto"),
         }
     }
 }
@@ -402,6 +404,13 @@ pub(super) const FLAGS: &[Flag] = &[
         slot: Slot::Text(|s| &mut s.vmodule),
         support: Support::Missing("Detail of the log per source file"),
         help: "comma-separated pattern=N settings of detail per file (not built)",
+    },
+    Flag {
+        name: "workers",
+        slot: Slot::Text(|s| &mut s.workers),
+        support: Support::Built,
+        help: "`number` of packet workers, each on a processor of its own if there are several: \
+               auto or 1 to 256",
     },
 ];
 

@@ -1,6 +1,7 @@
 //! Tests of the whole path from arguments and variables to options.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::options::{
-    EngineChoice, EtcdOptions, ForwardRules, LogFormat, OffloadChoice, StoreOptions,
+    EngineChoice, EtcdOptions, ForwardRules, LogFormat, OffloadChoice, StoreOptions, WorkersChoice,
 };
 
 fn outcome(words: &[&str], variables: &[(&str, &str)]) -> Outcome {
@@ -64,6 +65,7 @@ fn defaults_are_flanneld_s() {
     assert_eq!(options.health, None);
     assert_eq!(options.forward_rules, ForwardRules::Default);
     assert_eq!(options.engine, EngineChoice::Auto);
+    assert_eq!(options.workers, WorkersChoice::Auto);
     assert_eq!(options.offload, OffloadChoice::ALL);
     assert_eq!(options.log_format, LogFormat::Text);
     assert_eq!(options.verbosity, 0);
@@ -388,6 +390,14 @@ fn own_flags() {
     assert_refused(&["--engine="], "--engine");
     for list in ["", "tso,", "all", "auto,tso", "TSO", "none,gro"] {
         assert_refused(&["--offload", list], "--offload");
+    }
+    assert_eq!(run(&["--workers=auto"]).workers, WorkersChoice::Auto);
+    for count in [1, 2, 256] {
+        let exactly = WorkersChoice::Exactly(NonZeroU16::new(count).unwrap());
+        assert_eq!(run(&["--workers", &count.to_string()]).workers, exactly);
+    }
+    for count in ["0", "257", "70000", "-1", "two", "", "1,2", "0x2"] {
+        assert_refused(&["--workers", count], "--workers");
     }
     assert_refused(&["--log-format=xml"], "--log-format");
     assert_refused(&["--peer-check=none"], "--peer-check");

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub struct Options {
     pub forward_rules: ForwardRules,
     /// Which packet engine to run.
     pub engine: EngineChoice,
+    /// How many packet workers to run.
+    pub workers: WorkersChoice,
     /// Which offloads the dataplane may use.
     pub offload: OffloadChoice,
     /// Form of the log lines.
@@ -126,6 +129,21 @@ pub enum EngineChoice {
     Mmsg,
     /// io_uring, or no start.
     IoUring,
+}
+
+/// How many packet workers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkersChoice {
+    /// As many as suit the processors.
+    Auto,
+    /// So many, whatever the processors.
+    Exactly(NonZeroU16),
+}
+
+impl WorkersChoice {
+    /// Each worker has a queue of the TUN device, of which the kernel takes 256 (MAX_TAP_QUEUES
+    /// in drivers/net/tun.c).
+    pub const MAX: u16 = 256;
 }
 
 /// Which offloads the dataplane may use. What is allowed is still probed.

@@ -30,10 +30,17 @@ pub struct Running {
     pub mtu_bytes: u16,
     /// The dataplane, which follows rebuilds.
     pub dataplane: watch::Receiver<PlaneState>,
-    /// The worker's counters.
-    pub stats: Arc<WorkerStats>,
+    /// The counters of each worker.
+    pub stats: Vec<Arc<WorkerStats>>,
     /// The published routes.
     pub routes: Published,
+}
+
+impl Running {
+    /// The counters of all workers together.
+    fn total(&self) -> WorkerStats {
+        WorkerStats::total(self.stats.iter().map(Arc::as_ref))
+    }
 }
 
 /// The daemon's state, for whoever asks.
@@ -84,11 +91,25 @@ impl Report {
                 "mtu_bytes": running.mtu_bytes,
             });
             status["interface"] = running.external.name.clone().into();
-            status["dataplane"] = running.dataplane.borrow().description.clone().into();
+            let plane = running.dataplane.borrow().clone();
+            let total = running.total();
+            status["dataplane"] = plane.description.into();
             status["routes"] = routes_json(&running.routes);
-            status["egress"] = direction_json(&running.stats.egress);
-            status["ingress"] = direction_json(&running.stats.ingress);
-            status["worker"] = worker_json(&running.stats);
+            status["egress"] = direction_json(&total.egress);
+            status["ingress"] = direction_json(&total.ingress);
+            status["worker"] = worker_json(&total);
+            let workers = plane.workers.iter().zip(&running.stats).enumerate();
+            status["workers"] = workers
+                .map(|(index, (state, stats))| {
+                    let mut worker = worker_json(stats);
+                    worker["index"] = index.into();
+                    worker["engine"] = state.engine.to_string().into();
+                    worker["processor"] = state.processor.into();
+                    worker["egress"] = direction_json(&stats.egress);
+                    worker["ingress"] = direction_json(&stats.ingress);
+                    worker
+                })
+                .collect();
         }
         status
     }
@@ -113,7 +134,7 @@ impl Report {
             out.sample("flannel_store_rejected_total", &label, self.control.rejected(reason));
         }
         if let Some(running) = self.running.get() {
-            out.dataplane(&running.stats);
+            out.dataplane(&running.total());
         }
         out.0
     }

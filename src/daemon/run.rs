@@ -160,6 +160,7 @@ async fn work(
         subnet: own.lease.subnet,
         offload: options.offload,
         engine: options.engine,
+        workers: options.workers,
     };
     let network = UdpNetwork::start(setup).await.context("Error registering network")?;
     warn_of_missing_rules(options.forward_rules, plan.network.enable_nftables);

@@ -149,7 +149,29 @@ fn render(status: &Value) -> String {
             line(direction, render_direction(counters));
         }
     }
+    let workers = status["workers"].as_array().map_or(&[][..], Vec::as_slice);
+    // A single one has done everything that is told above.
+    for worker in workers.iter().filter(|_| workers.len() > 1) {
+        line(&format!("worker {}", text(&worker["index"])), render_worker(worker));
+    }
     out
+}
+
+fn render_worker(worker: &Value) -> String {
+    let number = |direction: &str, name: &str| worker[direction][name].as_u64().unwrap_or(0);
+    let drops = |direction: &str| {
+        let drops = worker[direction]["drops"].as_object();
+        drops.map_or(0, |drops| drops.values().filter_map(Value::as_u64).sum::<u64>())
+    };
+    let place = worker["processor"].as_u64().map(|processor| format!(" on processor {processor}"));
+    format!(
+        "{}{}: {} packets out, {} in, {} dropped",
+        worker["engine"].as_str().unwrap_or("-"),
+        place.unwrap_or_default(),
+        number("egress", "packets_forwarded"),
+        number("ingress", "packets_forwarded"),
+        drops("egress") + drops("ingress"),
+    )
 }
 
 fn render_direction(counters: &Value) -> String {
@@ -204,5 +226,21 @@ mod tests {
         let screen = render(&status);
         assert!(screen.contains("dropped: no-route 3"), "{screen}");
         assert!(screen.contains("ready"), "{screen}");
+    }
+
+    #[test]
+    fn several_workers_are_told_of_one_by_one_and_a_single_one_is_not() {
+        let worker = |index: u64| {
+            json!({
+                "index": index, "engine": "mmsg", "processor": index + 4,
+                "egress": { "packets_forwarded": 5 },
+                "ingress": { "packets_forwarded": 7, "drops": { "runt": 2 } },
+            })
+        };
+        let screen = |workers: &[Value]| render(&json!({ "ready": true, "workers": workers }));
+        let both = screen(&[worker(0), worker(1)]);
+        let line = "worker 1   mmsg on processor 5: 5 packets out, 7 in, 2 dropped";
+        assert!(both.contains(line), "{both}");
+        assert!(!screen(&[worker(0)]).contains("worker"));
     }
 }

@@ -3,9 +3,10 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::offload::SendLimits;
 use crate::sys::{Range, udp as sys};
@@ -34,6 +35,14 @@ pub enum SocketError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A further socket on the same address is not to be had.
+    #[error("cannot share {address} among several tunnel sockets: --workers=1 needs one only")]
+    Share {
+        /// Interface address and port.
+        address: SocketAddrV4,
+        /// What the kernel said.
+        source: io::Error,
+    },
 }
 
 /// The tunnel's socket, non-blocking.
@@ -50,9 +59,39 @@ impl TunnelSocket {
     /// (trains in).
     pub fn bind(address: SocketAddrV4, gso: bool, gro: bool) -> Result<Self, SocketError> {
         let socket = open(address).map_err(|source| SocketError::Bind { address, source })?;
+        Ok(Self::prepare(socket, address, gso, gro))
+    }
+
+    /// As [`Self::bind`], `count` sockets on one address, among which the kernel shares out what
+    /// arrives by the outer addresses and ports (SO_REUSEPORT).
+    ///
+    /// The first is bound before it agrees to share, so that an address which another daemon has
+    /// is refused as it is to a single socket, even if that daemon shares too.
+    pub fn bind_group(
+        address: SocketAddrV4,
+        gso: bool,
+        gro: bool,
+        count: NonZeroU16,
+    ) -> Result<Vec<Self>, SocketError> {
+        let mut group = vec![Self::bind(address, gso, gro)?];
+        if count.get() == 1 {
+            return Ok(group);
+        }
+        let failed = |source| SocketError::Share { address, source };
+        SockRef::from(&group[0].socket).set_reuse_port(true).map_err(failed)?;
+        for _ in 1..count.get() {
+            let socket = unbound().map_err(failed)?;
+            socket.set_reuse_port(true).map_err(failed)?;
+            socket.bind(&address.into()).map_err(failed)?;
+            group.push(Self::prepare(socket.into(), address, gso, gro));
+        }
+        Ok(group)
+    }
+
+    fn prepare(socket: UdpSocket, address: SocketAddrV4, gso: bool, gro: bool) -> Self {
         // Without CAP_NET_ADMIN the sysctl limits apply, which costs bursts, not correctness.
         if sys::force_buffers(socket.as_fd(), RECEIVE_BUFFER_BYTES, SEND_BUFFER_BYTES).is_err() {
-            let plain = socket2::SockRef::from(&socket);
+            let plain = SockRef::from(&socket);
             plain.set_recv_buffer_size(RECEIVE_BUFFER_BYTES as usize).ok();
             plain.set_send_buffer_size(SEND_BUFFER_BYTES as usize).ok();
         }
@@ -63,7 +102,7 @@ impl TunnelSocket {
             false => SendLimits::SINGLE,
         };
         let gro = gro && sys::enable_gro(socket.as_fd()).is_ok();
-        Ok(Self { socket, address, limits, gro })
+        Self { socket, address, limits, gro }
     }
 
     /// Interface address and port.
@@ -92,10 +131,15 @@ impl AsFd for TunnelSocket {
 }
 
 fn open(address: SocketAddrV4) -> io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-    socket.set_nonblocking(true)?;
+    let socket = unbound()?;
     socket.bind(&address.into())?;
     Ok(socket.into())
+}
+
+fn unbound() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 /// Sends ever shorter trains to ourselves until the kernel takes one. Where loopback is down the
@@ -138,5 +182,50 @@ mod tests {
         let std::net::SocketAddr::V4(taken) = first.local_addr().unwrap() else { unreachable!() };
         let error = TunnelSocket::bind(taken, true, true).unwrap_err();
         assert!(error.to_string().contains(&taken.to_string()), "{error}");
+    }
+
+    #[test]
+    fn a_port_is_refused_to_a_second_daemon_whichever_of_them_shares_it() {
+        let two = NonZeroU16::new(2).unwrap();
+        let port = UdpSocket::bind(ANY_PORT).unwrap().local_addr().unwrap().port();
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let group = TunnelSocket::bind_group(address, true, true, two).unwrap();
+        assert_eq!(group.len(), 2);
+        let second = TunnelSocket::bind_group(address, true, true, two).unwrap_err();
+        assert!(matches!(second, SocketError::Bind { .. }), "{second}");
+        let single = TunnelSocket::bind(address, true, true).unwrap_err();
+        assert!(matches!(single, SocketError::Bind { .. }), "{single}");
+        drop(group);
+        let _single = TunnelSocket::bind(address, true, true).unwrap();
+        let group = TunnelSocket::bind_group(address, true, true, two).unwrap_err();
+        assert!(matches!(group, SocketError::Bind { .. }), "{group}");
+    }
+
+    #[test]
+    fn a_group_takes_in_everything_and_a_sender_stays_with_one_socket() {
+        const SENDERS: usize = 32;
+        let four = NonZeroU16::new(4).unwrap();
+        let port = UdpSocket::bind(ANY_PORT).unwrap().local_addr().unwrap().port();
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let group = TunnelSocket::bind_group(address, false, false, four).unwrap();
+        let senders: Vec<_> = (0..SENDERS).map(|_| UdpSocket::bind(ANY_PORT).unwrap()).collect();
+        for number in 0..3_u8 {
+            for sender in &senders {
+                sender.send_to(&[number], address).unwrap();
+            }
+        }
+        let mut buffer = [0; 16];
+        let mut homes = std::collections::HashMap::new();
+        let mut datagrams = 0;
+        for (index, member) in group.iter().enumerate() {
+            while let Ok((_, from)) = member.socket.recv_from(&mut buffer) {
+                datagrams += 1;
+                let home = *homes.entry(from).or_insert(index);
+                assert_eq!(home, index, "{from} is received by two workers, out of order");
+            }
+        }
+        assert_eq!(datagrams, 3 * SENDERS, "the first socket takes no part in the sharing");
+        let used: std::collections::BTreeSet<_> = homes.into_values().collect();
+        assert!(used.len() > 1, "one socket received all of {SENDERS} senders");
     }
 }

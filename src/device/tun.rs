@@ -2,12 +2,16 @@
 //! header. Addresses and routes are the host's business, not this file's.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::{readv, writev};
 
 use crate::offload::VNET_HEADER_BYTES;
 use crate::sys::tun as sys;
+
+/// How a device of one queue is opened.
+const SINGLE_QUEUE: i16 = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
 /// The TUN device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -51,10 +55,36 @@ pub struct Tun {
 }
 
 impl Tun {
-    /// Creates a device named after `template` (`flannel%d` takes the first free number), with
-    /// as much of `wanted` as the kernel has.
+    /// Creates a device of one queue, named after `template` (`flannel%d` takes the first free
+    /// number), with as much of `wanted` as the kernel has.
     pub fn open(template: &str, wanted: TunOffload) -> Result<Self, TunError> {
-        let flags = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
+        Self::open_first(template, wanted, SINGLE_QUEUE)
+    }
+
+    /// As [`Self::open`], a device of `count` queues. A device of one queue is made without
+    /// support for several: the kernel then tracks no flows on it.
+    pub fn open_queues(
+        template: &str,
+        wanted: TunOffload,
+        count: NonZeroU16,
+    ) -> Result<Vec<Self>, TunError> {
+        let flags = match count.get() {
+            1 => SINGLE_QUEUE,
+            _ => SINGLE_QUEUE | sys::IFF_MULTI_QUEUE,
+        };
+        let first = Self::open_first(template, wanted, flags)?;
+        let (name, offload) = (first.name.clone(), first.offload);
+        let mut queues = vec![first];
+        for _ in 1..count.get() {
+            // Header and offloads belong to the device, which has them by now.
+            let (queue, _) = sys::open(&name, flags)
+                .map_err(|source| TunError::Open { name: name.clone(), source })?;
+            queues.push(Self { queue, name: name.clone(), offload });
+        }
+        Ok(queues)
+    }
+
+    fn open_first(template: &str, wanted: TunOffload, flags: i16) -> Result<Self, TunError> {
         let (queue, name) = sys::open(template, flags)
             .map_err(|source| TunError::Open { name: template.to_owned(), source })?;
         sys::set_vnet_header(queue.as_fd(), VNET_HEADER_BYTES as i32)

@@ -19,6 +19,8 @@ use std::fmt;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 use crate::device::{Tun, TunnelSocket};
 use crate::forward::Local;
 use crate::route::Published;
@@ -32,6 +34,10 @@ pub use wake::Stop;
 
 /// Everything a worker needs, ready to run.
 pub struct WorkerConfig {
+    /// Its number among the workers of one device; its thread is named after it.
+    pub index: usize,
+    /// The processor to run on; `None` leaves that to the scheduler.
+    pub processor: Option<usize>,
     /// The TUN queue that it alone reads.
     pub tun: Tun,
     /// The tunnel socket.
@@ -82,6 +88,8 @@ pub struct Running {
     pub engine: Engine,
     /// Why it isn't io_uring, if that was wanted as the best.
     pub fallback: Option<RingError>,
+    /// The processor that it is pinned to.
+    pub processor: Option<usize>,
 }
 
 /// A worker could not start.
@@ -104,6 +112,8 @@ pub enum WorkerEnd {
     TunGone(std::io::Error),
     /// Waiting for work or receiving failed, which leaves nothing to go on with.
     WaitFailed(std::io::Error),
+    /// It panicked, which has been reported on stderr.
+    Panicked,
 }
 
 /// A running worker. Dropping it stops the thread and waits for it.
@@ -115,9 +125,7 @@ pub struct Worker {
 
 impl Worker {
     /// Starts the worker's thread and waits until it has its engine. `on_end` is called on that
-    /// thread when it ends, after its devices are closed. A panic skips it; the device then
-    /// vanishes with the thread, which the owner notices as it notices any other loss of the
-    /// device.
+    /// thread when it ends, after its devices are closed, even if it panics.
     pub fn spawn(
         config: WorkerConfig,
         on_end: impl FnOnce(WorkerEnd) + Send + 'static,
@@ -125,12 +133,12 @@ impl Worker {
         let stop = Stop::new()?;
         let seen = stop.clone();
         let (report, reported) = mpsc::sync_channel(1);
-        let thread =
-            std::thread::Builder::new().name("weft-worker-0".to_owned()).spawn(move || {
-                if let Some(end) = run(config, &seen, &report) {
-                    on_end(end);
-                }
-            })?;
+        let name = format!("weft-worker-{}", config.index);
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            let last_words = LastWords(Some(on_end));
+            let end = run(config, &seen, &report);
+            last_words.say(end);
+        })?;
         // A thread that ends without a word has panicked.
         let running = reported.recv().map_err(std::io::Error::other)??;
         Ok(Self { stop, thread: Some(thread), running })
@@ -142,9 +150,14 @@ impl Worker {
         &self.running
     }
 
+    /// Tells the thread to end, which it does within a turn.
+    pub fn tell_to_end(&self) {
+        self.stop.request();
+    }
+
     /// Tells the thread to end and waits until it has. Does nothing the second time.
     pub fn end(&mut self) {
-        self.stop.request();
+        self.tell_to_end();
         if let Some(thread) = self.thread.take() {
             // A panic has already been reported by the hook; there is nobody else to tell.
             thread.join().ok();
@@ -158,12 +171,45 @@ impl Drop for Worker {
     }
 }
 
+/// Tells the owner how a worker ended, whichever way that is.
+struct LastWords<F: FnOnce(WorkerEnd)>(Option<F>);
+
+impl<F: FnOnce(WorkerEnd)> LastWords<F> {
+    /// Nothing is told of a worker that never began.
+    fn say(mut self, end: Option<WorkerEnd>) {
+        if let (Some(tell), Some(end)) = (self.0.take(), end) {
+            tell(end);
+        }
+    }
+}
+
+impl<F: FnOnce(WorkerEnd)> Drop for LastWords<F> {
+    fn drop(&mut self) {
+        if let Some(tell) = self.0.take() {
+            tell(WorkerEnd::Panicked);
+        }
+    }
+}
+
+/// Pins the calling thread; whether the kernel agrees.
+fn pin(processor: usize) -> bool {
+    let mut one = CpuSet::new();
+    // A set has no place for more, and panics.
+    if processor >= CpuSet::MAX_CPU {
+        return false;
+    }
+    one.set(processor);
+    sched_setaffinity(None, &one).is_ok()
+}
+
 /// The life of a worker's thread; `None` if it could not begin, which `report` has been told.
 fn run(
     config: WorkerConfig,
     stop: &Stop,
     report: &mpsc::SyncSender<Result<Running, RingError>>,
 ) -> Option<WorkerEnd> {
+    // Before the arenas are made, so that their memory is this processor's.
+    let processor = config.processor.filter(|&processor| pin(processor));
     let ring = match config.engine {
         EngineWanted::Only(Engine::Mmsg) => None,
         EngineWanted::Only(Engine::IoUring) | EngineWanted::Best => {
@@ -174,7 +220,7 @@ fn run(
     let tell = |running| report.send(running).unwrap_or_default();
     let fallback = match ring {
         Some(Ok(ring)) => {
-            tell(Ok(Running { engine: Engine::IoUring, fallback: None }));
+            tell(Ok(Running { engine: Engine::IoUring, fallback: None, processor }));
             return Some(cycle::run(ring, ring::READ_BYTES, &config, stop));
         }
         Some(Err(error)) if config.engine != EngineWanted::Best => {
@@ -184,6 +230,44 @@ fn run(
         Some(Err(error)) => Some(error),
         None => None,
     };
-    tell(Ok(Running { engine: Engine::Mmsg, fallback }));
+    tell(Ok(Running { engine: Engine::Mmsg, fallback, processor }));
     Some(cycle::run(Mmsg::new(&config, stop), mmsg::READ_BYTES, &config, stop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_panics_is_told_of() {
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let last_words = LastWords(Some(move |end| tell.send(end).unwrap()));
+            let end = [None, Some(WorkerEnd::Stopped)].into_iter().nth(2).expect("on purpose");
+            last_words.say(end);
+        });
+        assert!(thread.join().is_err());
+        let end = told.recv().unwrap();
+        assert!(matches!(end, WorkerEnd::Panicked), "{end:?}");
+    }
+
+    #[test]
+    fn a_worker_that_never_began_has_nothing_to_say() {
+        let (tell, told) = mpsc::channel();
+        LastWords(Some(move |end| tell.send(end).unwrap())).say(None);
+        assert!(told.recv().is_err());
+    }
+
+    #[test]
+    fn a_thread_is_pinned_where_it_may_run_and_nowhere_else() {
+        let home = rustix::thread::sched_getcpu();
+        std::thread::spawn(move || {
+            assert!(pin(home));
+            let mask = rustix::thread::sched_getaffinity(None).unwrap();
+            assert_eq!((mask.count(), mask.is_set(home)), (1, true));
+            assert!(!pin(CpuSet::MAX_CPU - 1) && !pin(CpuSet::MAX_CPU));
+        })
+        .join()
+        .unwrap();
+    }
 }

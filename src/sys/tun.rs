@@ -15,6 +15,8 @@ const TUNSETVNETLE: c_ulong = 0x4004_54dc;
 pub const IFF_TUN: i16 = 0x0001;
 /// No packet-information header.
 pub const IFF_NO_PI: i16 = 0x1000;
+/// Several queues. Every queue of a device is opened with it, or none.
+pub const IFF_MULTI_QUEUE: i16 = 0x0100;
 /// A virtio-net header before each packet.
 pub const IFF_VNET_HDR: i16 = 0x4000;
 
@@ -32,7 +34,8 @@ pub const TUN_F_USO4: c_uint = 0x20;
 pub const TUN_F_USO6: c_uint = 0x40;
 
 /// Opens a TUN queue on the device `name`, which may hold `%d`, and returns it with the name that
-/// the kernel chose. Non-blocking and closed on exec; the device lives as long as the descriptor.
+/// the kernel chose. Non-blocking and closed on exec; the device lives as long as one of its
+/// queues.
 pub fn open(name: &str, flags: i16) -> io::Result<(OwnedFd, String)> {
     let file = OpenOptions::new()
         .read(true)

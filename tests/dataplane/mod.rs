@@ -125,6 +125,8 @@ impl Host {
             assert_eq!(socket.gro(), options.gro);
             assert_eq!(socket.limits().segments_max > 1, options.gso);
             let config = WorkerConfig {
+                index: 0,
+                processor: None,
                 tun,
                 socket: Arc::new(socket),
                 local: local(options.mtu_bytes),

@@ -1,0 +1,233 @@
+//! The packet workers of one plane: how many, on which processors, and all of them as one, which
+//! starts and ends together.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::config::options::{EngineChoice, WorkersChoice};
+use crate::device::{Tun, TunnelSocket};
+use crate::engine::{Engine, EngineWanted, SpawnError, Worker, WorkerConfig, WorkerEnd};
+use crate::forward::Local;
+use crate::route::{Prefix, Published};
+use crate::stats::WorkerStats;
+
+/// Datagrams that any kernel with USO takes in one TUN write (UDP_MAX_SEGMENTS before 6.9).
+const UDP_SEGMENTS_MIN: u16 = 64;
+
+/// Processors per worker that is started unasked. A packet costs the pods and the kernel's own
+/// work on their behalf about as much again as it costs a worker; workers on every processor would
+/// take from those who feed them.
+const AUTO_PROCESSORS_PER_WORKER: usize = 2;
+
+/// Most workers that are started unasked: together they fill any card of 2026's ordinary hosts,
+/// and each has its own arenas and buffers.
+const AUTO_WORKERS_MAX: usize = 8;
+
+/// What a worker keeps when the device is made again.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) socket: Arc<TunnelSocket>,
+    pub(super) stats: Arc<WorkerStats>,
+}
+
+/// What all workers of a team have in common.
+pub(super) struct Orders<'a> {
+    pub(super) network: Prefix,
+    pub(super) subnet: Prefix,
+    pub(super) mtu_bytes: u16,
+    pub(super) engine: EngineChoice,
+    pub(super) routes: &'a Published,
+    pub(super) ends: &'a mpsc::UnboundedSender<WorkerEnd>,
+}
+
+/// One worker, as it is told to the operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerState {
+    /// How it does its I/O.
+    pub engine: Engine,
+    /// The processor it is pinned to.
+    pub processor: Option<usize>,
+}
+
+/// The workers of one device. Dropping it ends them all.
+pub(super) struct Team {
+    workers: Vec<Worker>,
+}
+
+impl Team {
+    /// Starts one worker for each queue and seat.
+    pub(super) fn start(
+        queues: Vec<Tun>,
+        seats: &[Seat],
+        orders: &Orders<'_>,
+    ) -> Result<Self, SpawnError> {
+        let places = places(&processors(), seats.len());
+        let mut team = Self { workers: Vec::with_capacity(seats.len()) };
+        for (index, ((tun, seat), processor)) in
+            queues.into_iter().zip(seats).zip(places).enumerate()
+        {
+            let config = WorkerConfig {
+                index,
+                processor,
+                tun,
+                socket: Arc::clone(&seat.socket),
+                local: Local {
+                    network: orders.network,
+                    subnet: orders.subnet,
+                    tun_address: orders.subnet.network(),
+                    underlay: seat.socket.address(),
+                    mtu_bytes: orders.mtu_bytes,
+                },
+                routes: orders.routes.clone(),
+                stats: Arc::clone(&seat.stats),
+                udp_segments_max: seat.socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
+                engine: engine_wanted(orders.engine),
+            };
+            let ends = orders.ends.clone();
+            // Nobody listens any more once the backend is dropped, and then nobody needs to.
+            let worker = Worker::spawn(config, move |end| ends.send(end).unwrap_or_default())?;
+            if worker.running().processor != processor {
+                warn!(
+                    "worker {index} cannot be pinned to processor {}, the scheduler places it: \
+                     has the cpuset of weftd changed?",
+                    processor.unwrap_or_default()
+                );
+            }
+            team.workers.push(worker);
+        }
+        Ok(team)
+    }
+
+    /// What the workers are, in their order.
+    pub(super) fn state(&self) -> Vec<WorkerState> {
+        let state = |worker: &Worker| {
+            let running = worker.running();
+            WorkerState { engine: running.engine, processor: running.processor }
+        };
+        self.workers.iter().map(state).collect()
+    }
+
+    /// Ends all workers and waits for them, which closes their queues. Does nothing the second
+    /// time.
+    pub(super) fn end(&mut self) {
+        // Told at once, they end in the time that the slowest takes.
+        self.workers.iter().for_each(Worker::tell_to_end);
+        self.workers.iter_mut().for_each(Worker::end);
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn engine_wanted(choice: EngineChoice) -> EngineWanted {
+    match choice {
+        EngineChoice::Auto => EngineWanted::Best,
+        EngineChoice::Mmsg => EngineWanted::Only(Engine::Mmsg),
+        EngineChoice::IoUring => EngineWanted::Only(Engine::IoUring),
+    }
+}
+
+/// How many workers to run.
+pub(super) fn count(choice: WorkersChoice) -> NonZeroU16 {
+    match choice {
+        WorkersChoice::Exactly(count) => count,
+        WorkersChoice::Auto => {
+            // The second knows of a cgroup's share of processor time too, which no mask shows.
+            let share = available_parallelism().map_or(1, |count| count.get());
+            automatic_count(processors().len().min(share))
+        }
+    }
+}
+
+/// How many workers suit so many processors.
+fn automatic_count(processors: usize) -> NonZeroU16 {
+    let count = (processors / AUTO_PROCESSORS_PER_WORKER).min(AUTO_WORKERS_MAX);
+    u16::try_from(count).ok().and_then(NonZeroU16::new).unwrap_or(NonZeroU16::MIN)
+}
+
+/// Where each of `count` workers is pinned. A single one is not: left to the scheduler, it evades
+/// whoever keeps a processor busy, and that is worth more than a warm cache. Several must be, or
+/// they meet on one processor.
+fn places(processors: &[usize], count: usize) -> Vec<Option<usize>> {
+    if count == 1 {
+        return vec![None];
+    }
+    let mut round = processors.iter().copied().cycle();
+    (0..count).map(|_| round.next()).collect()
+}
+
+/// The processors that this process may use, one of each core before the cores' other threads.
+/// None if the kernel doesn't say.
+fn processors() -> Vec<usize> {
+    // Hosts of more processors than a set holds answer EINVAL.
+    let Ok(mask) = sched_getaffinity(None) else { return Vec::new() };
+    let allowed = (0..CpuSet::MAX_CPU).filter(|&processor| mask.is_set(processor));
+    cores_first(allowed, first_thread_of_core)
+}
+
+fn cores_first(
+    processors: impl Iterator<Item = usize>,
+    core_of: impl Fn(usize) -> usize,
+) -> Vec<usize> {
+    let mut cores = BTreeSet::new();
+    let (mut order, siblings): (Vec<_>, Vec<_>) =
+        processors.partition(|&processor| cores.insert(core_of(processor)));
+    order.extend(siblings);
+    order
+}
+
+/// The lowest processor on the same core; itself where the kernel doesn't say.
+fn first_thread_of_core(processor: usize) -> usize {
+    let path = format!("/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list");
+    let list = std::fs::read_to_string(path).unwrap_or_default();
+    let first = list.split(|c: char| !c.is_ascii_digit()).next();
+    first.and_then(|digits| digits.parse().ok()).unwrap_or(processor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_processors_get_one_worker_and_no_number_gets_more_than_the_most() {
+        let counts: Vec<_> =
+            [0, 1, 2, 3, 4, 6, 8, 16, 17, 64, 1024].map(|n| automatic_count(n).get()).to_vec();
+        assert_eq!(counts, [1, 1, 1, 1, 2, 3, 4, 8, 8, 8, 8]);
+    }
+
+    #[test]
+    fn a_single_worker_is_not_pinned_and_several_take_turns() {
+        assert_eq!(places(&[4, 5], 1), [None]);
+        assert_eq!(places(&[4, 5, 9], 2), [Some(4), Some(5)]);
+        assert_eq!(places(&[4, 5], 3), [Some(4), Some(5), Some(4)]);
+        assert_eq!(places(&[], 2), [None, None], "no mask is no reason not to run");
+    }
+
+    #[test]
+    fn threads_of_one_core_are_used_last() {
+        let neighbours = cores_first(0..6, |processor| processor / 2 * 2);
+        assert_eq!(neighbours, [0, 2, 4, 1, 3, 5]);
+        let halves = cores_first(0..6, |processor| processor % 3);
+        assert_eq!(halves, [0, 1, 2, 3, 4, 5]);
+        // A mask without the first thread of each core.
+        let odd = cores_first([1, 3, 5].into_iter(), |processor| processor / 2 * 2);
+        assert_eq!(odd, [1, 3, 5]);
+    }
+
+    #[test]
+    fn the_mask_of_this_process_is_read() {
+        let allowed = processors();
+        assert!(!allowed.is_empty());
+        let unique: BTreeSet<_> = allowed.iter().collect();
+        assert_eq!(unique.len(), allowed.len());
+    }
+}
