@@ -91,6 +91,17 @@ fn read_each<'a>(name: &str, tun: &'a Tun, slots: usize) -> Way<'a> {
     })
 }
 
+/// The same into the first slot, the offload header with the packet: what READ does as well.
+fn read_whole<'a>(tun: &'a Tun) -> Way<'a> {
+    let mut slot = vec![1_u8; SLOT_BYTES];
+    Way::new("read into one slot, header and packet in one piece", move |count| {
+        for _ in 0..count {
+            let bytes = rustix::io::read(tun, &mut slot).expect("the queue is full");
+            look(&slot[..bytes]);
+        }
+    })
+}
+
 /// Offers `batch` operations in one enter, until `count` are done.
 fn by_batches<'a>(
     name: String,
@@ -163,6 +174,7 @@ pub(crate) fn tun_reads(table: &mut Table, lab: &Lab, feeder: &Feeder) -> Result
     let fixed = Setup { fixed_buffers: true, ..Setup::BEST };
     let read = |batch| (Operation::Read, TUN, batch);
     let mut ways = vec![read_each("readv, one by one", &lab.tun, 1)];
+    ways.push(read_whole(&lab.tun));
     ways.push(read_each("readv, 64 slots in turn", &lab.tun, 64));
     for batch in [1, 8, 32, 64] {
         ways.push(by_batches(format!("ring, READ x {batch}"), Setup::BEST, lab, read(batch))?);
@@ -180,7 +192,7 @@ pub(crate) fn tun_reads(table: &mut Table, lab: &Lab, feeder: &Feeder) -> Result
 
     let what = "TUN read, 62 KiB super-packets, summed";
     let mut prepare = || feeder.fill(Fill::TunSuper, 32);
-    let mut ways = vec![read_each("readv into one slot", &lab.tun, 1)];
+    let mut ways = vec![read_each("readv into one slot", &lab.tun, 1), read_whole(&lab.tun)];
     for slots in [3, 16, 32] {
         ways.push(read_each(&format!("readv, {slots} slots in turn"), &lab.tun, slots));
     }
@@ -414,6 +426,12 @@ pub(crate) fn refusals(table: &mut Table, lab: &Lab) -> Result<()> {
             for _ in 0..count {
                 let mut header = [0; VNET_BYTES];
                 assert!(lab.tun.read(&mut header, &mut slot).is_err(), "the device is empty");
+            }
+        }),
+        Way::new("read", |count| {
+            let mut whole = [0; 2048];
+            for _ in 0..count {
+                assert!(rustix::io::read(&lab.tun, &mut whole).is_err(), "the device is empty");
             }
         }),
         Way::new("recvmmsg x 64", |count| {
