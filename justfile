@@ -19,6 +19,14 @@ test *arguments:
 bench *arguments:
     scripts/bench {{arguments}}
 
+# Ten minutes at 70 % of what the plane carries; nothing may be lost
+soak seconds="600" *arguments:
+    scripts/bench --soak {{seconds}} {{arguments}}
+
+# Measure, keep the run in benches/record/ and show it in README.md
+bench-record *arguments:
+    scripts/bench --record {{arguments}}
+
 # Format everything
 fmt:
     cargo fmt

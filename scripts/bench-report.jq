@@ -1,21 +1,70 @@
-# From samples to medians and quartiles, and from those to Markdown.
+# From samples to medians and quartiles, to promises kept or broken, and to where weft is behind.
+# bench-markdown.jq prints what this computes.
 
-# One row per metric: its workload, its field in a sample, its heading, decimals to print.
-def metrics: [
-    {name: "tcp1", workload: "tcp1", field: "gbps", title: "tcp1 Gb/s", decimals: 2},
-    {name: "tcp4", workload: "tcp4", field: "gbps", title: "tcp4 Gb/s", decimals: 2},
-    {name: "udp64", workload: "udp64", field: "kpps", title: "udp64 kpps", decimals: 0},
-    {name: "rr_p50", workload: "rr", field: "p50_us", title: "rr p50 us", decimals: 1},
-    {name: "rr_p99", workload: "rr", field: "p99_us", title: "rr p99 us", decimals: 1}
+# Metrics of one family share a unit, a table and a chart; `better` says which way.
+def families: [
+    {id: "tcp", better: "more", title: "TCP, Gb/s received"},
+    {id: "udp", better: "more", title: "UDP sent as fast as it goes, thousands received a second"},
+    {id: "latency", better: "less",
+        title: "64 B ping-pong, idle, half the round trip in microseconds"},
+    {id: "latency-bulk", better: "less",
+        title: "64 B ping-pong beside a TCP flow, half the round trip in microseconds"},
+    {id: "loss-free", better: "more",
+        title: "Highest rate without loss (NDR) and with 0.5 % (PDR), thousands a second"},
+    {id: "cpu-tcp", better: "less",
+        title: "CPU seconds per gigabyte of the whole machine, and of the plane's processes"},
+    {id: "cpu-udp", better: "less",
+        title: "CPU seconds per million packets of the whole machine, and of the plane's processes"}
 ];
 
-# A number with its decimals, trailing zeros kept.
-def fixed($decimals):
-    if . == null then "-"
-    elif $decimals == 0 then round | tostring
-    else (. * pow(10; $decimals) | round) as $scaled | pow(10; $decimals) as $unit
-        | ($scaled % $unit + $unit | tostring | .[1:]) as $fraction
-        | "\($scaled / $unit | floor).\($fraction)" end;
+# One row per metric: its family, its workload, its field in a sample, its heading, decimals.
+def metrics:
+    def metric($name; $family; $workload; $field; $title; $decimals):
+        {$name, $family, $workload, $field, $title, $decimals};
+    def latency($name; $family; $workload; $title):
+        metric("\($name)_p50"; $family; $workload; "p50_us"; "\($title) p50 us"; 1),
+        metric("\($name)_p99"; $family; $workload; "p99_us"; "\($title) p99 us"; 1);
+    def cpu($workload; $unit; $field; $per):
+        metric("cpu_\($workload)"; "cpu-\($unit)"; $workload; "cpu_s_per_\($field)";
+            "\($workload) CPU s/\($per)"; 2),
+        metric("dataplane_\($workload)"; "cpu-\($unit)"; $workload; "dataplane_s_per_\($field)";
+            "\($workload) plane's CPU s/\($per)"; 2);
+    [
+        (("tcp1", "tcp4", "tcp16") as $name
+            | metric($name; "tcp"; $name; "gbps"; "\($name) Gb/s"; 2)),
+        metric("tcp_bidir"; "tcp"; "tcp-bidir"; "gbps"; "both ways Gb/s"; 2),
+        metric("tcp_bidir_there"; "tcp"; "tcp-bidir"; "there_gbps"; "both ways, there Gb/s"; 2),
+        metric("tcp_bidir_back"; "tcp"; "tcp-bidir"; "back_gbps"; "both ways, back Gb/s"; 2),
+        metric("tcp_beside_ping"; "tcp"; "ping-bulk"; "bulk_gbps"; "tcp1 beside pings Gb/s"; 2),
+        (("udp64", "udp512", "udpmtu", "udp64x16", "udp512x16", "udpmtux16") as $name
+            | metric($name; "udp"; $name; "kpps"; "\($name) kpps"; 0)),
+        latency("rr"; "latency"; "rr"; "rr"),
+        latency("ping"; "latency"; "ping"; "ping"),
+        metric("ping_p999"; "latency"; "ping"; "p999_us"; "ping p99.9 us"; 1),
+        latency("bulk"; "latency-bulk"; "ping-bulk"; "ping under bulk"),
+        metric("bulk_p999"; "latency-bulk"; "ping-bulk"; "p999_us"; "ping under bulk p99.9 us"; 1),
+        (("64", "imix") as $mix | ("ndr", "pdr") as $rate | metric("\($rate)\($mix)"; "loss-free";
+            "ndr\($mix)"; "\($rate)_kpps"; "\($rate | ascii_upcase) \($mix) kpps"; 0)),
+        (("tcp1", "tcp4") as $name | cpu($name; "tcp"; "gb"; "GB")),
+        (("udp64", "udpmtu") as $name | cpu($name; "udp"; "mpkt"; "Mpkt"))
+    ];
+
+# What weft promises: its median as a multiple of the same median of `base` on that link.
+def promises:
+    def promise($metric; $link; $base; $relation; $target):
+        {$metric, $link, $base, $relation, $target};
+    ("pass", "wire") as $link | (
+        promise("tcp1"; $link; "one-packet"; ">="; 7),
+        promise("tcp1"; $link; "vxlan"; ">="; if $link == "pass" then 0.38 else 0.9 end),
+        promise("tcp4"; $link; "one-packet"; ">="; 7),
+        (if $link == "wire" then promise("tcp4"; $link; "vxlan"; ">="; 0.9) else empty end),
+        promise("udp64"; $link; "one-packet"; ">="; if $link == "pass" then 3 else 3.5 end),
+        promise("udp64"; $link; "vxlan"; ">="; if $link == "pass" then 1.4 else 1.9 end),
+        promise("ping_p50"; $link; "one-packet"; "<="; 0.9),
+        promise("bulk_p99"; $link; "one-packet"; "<="; 0.5));
+
+# Differences below this share are none.
+def same_share: 0.02;
 
 # Linear interpolation between the closest ranks.
 def quantile($q):
@@ -29,72 +78,72 @@ def spread:
 
 def unique_in_order: reduce .[] as $item ([]; if index([$item]) then . else . + [$item] end);
 
+# Metrics of which a run has at least one figure.
+def measured_metrics($samples):
+    [metrics[] | . as $metric | select(any($samples[];
+        .workload == $metric.workload and (.failed or .[$metric.field] != null)))];
+
 def summarise($samples):
-    ([$samples[].link] | unique_in_order[]) as $link
+    measured_metrics($samples) as $metrics
+    | ([$samples[].link] | unique_in_order[]) as $link
     | ([$samples[].plane] | unique_in_order[]) as $plane
     | [$samples[] | select(.link == $link and .plane == $plane)] as $own
-    | {$link, $plane} + (metrics | map(. as $metric | {(.name):
-        [$own[] | select(.workload == $metric.workload) | .[$metric.field] // empty] | spread})
-        | add)
+    | {$link, $plane} + ($metrics | map(. as $metric
+        | [$own[] | select(.workload == $metric.workload)] as $runs
+        | {(.name): ([$runs[] | .[$metric.field] // empty] | spread
+            | if .n == 0 and any($runs[]; .failed) then .failed = true else . end)}) | add)
     + {retransmits: ([$own[].retransmits // empty] | add),
        out_of_order: ([$own[].out_of_order // empty] | add),
        reordered: ([$own[].reordered // empty] | add),
+       lost_pings: ([$own[].lost_pings // empty] | add),
        slowest_interval_gbps: ([$own[].slowest_interval_gbps // empty] | min),
+       searches: ([$own[] | select(.workload | startswith("ndr"))] | length),
+       sender_limited: ([$own[] | select(.sender_limited)] | length),
        failed: ([$own[] | select(.failed)] | length)};
 
-def results($machine; $samples): {
-    $machine, summary: [summarise($samples)],
-    background_cpu_percent: ([$samples[].background_cpu_percent // empty] | spread), $samples};
+# The spread of a metric of one plane on one link, or null.
+def of($summary; $link; $plane; $metric):
+    [$summary[] | select(.link == $link and .plane == $plane)] | first // {}
+    | .[$metric] // {n: 0} | select(.n > 0) // null;
 
-# Figures from a machine that others were using are no basis for a claim.
-def background_note:
-    .background_cpu_percent | if .n == 0 then empty else
-        "CPU used by others just before each measurement: median \(.median | fixed(0)) %,"
-        + " upper quartile \(.q3 | fixed(0)) %"
-        + (if .q3 > 10 then " (**the machine was not quiet: do not quote these**)." else "." end)
-    end;
+# Ratio of two spreads' medians, or null.
+def over($base): if . == null or $base == null or $base.median == 0 then null
+    else .median / $base.median end;
 
-def row: "| " + join(" | ") + " |";
-def rule($columns): "|" + ("---|" * $columns);
+# Planes that answer for weft: those without a handicap.
+def subjects($summary):
+    [$summary[].plane | select(startswith("weft") and . != "weft-no-offload")] | unique_in_order;
 
-def median_table($rows):
-    (["plane"] + [metrics[].title] | row),
-    rule(1 + (metrics | length)),
-    ($rows[] | . as $it | [.plane] + [metrics[] | . as $metric | $it[.name]
-        | if .n == 0 then "failed"
-          else "\(.median | fixed($metric.decimals)) (\(.q1 | fixed($metric.decimals))–\(.q3 | fixed($metric.decimals)))"
-          end] | row);
+def judged($summary):
+    [promises | . as $promise | select(any($summary[]; .link == $promise.link))
+        | .planes = [subjects($summary)[] as $plane
+        | (of($summary; $promise.link; $plane; $promise.metric)
+            | over(of($summary; $promise.link; $promise.base; $promise.metric))) as $ratio
+        | {$plane, $ratio, verdict: (
+            if $ratio == null then "not measured"
+            elif (if $promise.relation == ">=" then $ratio >= $promise.target
+                  else $ratio <= $promise.target end) then "pass"
+            else "FAIL" end)}]];
 
-# Each median as a multiple of the same median of one-packet and of vxlan.
-def ratio($rows; $metric; $base):
-    .[$metric.name].median as $own
-    | ([$rows[] | select(.plane == $base)] | first // {} | .[$metric.name].median?) as $yardstick
-    | if $own == null or $yardstick == null then "-"
-      else $own / $yardstick | fixed(2) end;
+# Where a plane of weft is worse than a yardstick, whatever was promised. When the plane that
+# chooses by itself was measured, it speaks for the others: it is what users get.
+def behind($summary; $metrics):
+    subjects($summary) as $subjects
+    | (if $subjects | index("weft") then ["weft"] else $subjects end) as $planes
+    | [($summary | [.[].link] | unique_in_order[]) as $link | ("vxlan", "one-packet") as $base
+        | $planes[] as $plane | $metrics[] as $metric
+        | (families[] | select(.id == $metric.family) | .better) as $better
+        | of($summary; $link; $plane; $metric.name) as $own
+        | of($summary; $link; $base; $metric.name) as $yardstick
+        | ($own | over($yardstick)) as $ratio
+        | select($ratio != null and (if $better == "more" then $ratio < 1 - same_share
+            else $ratio > 1 + same_share end))
+        | {$link, $plane, $base, metric: $metric.name, title: $metric.title,
+            decimals: $metric.decimals, own: $own.median, other: $yardstick.median, $ratio,
+            overlap: ($own.q1 <= $yardstick.q3 and $yardstick.q1 <= $own.q3)}];
 
-def ratio_table($rows):
-    (["plane"] + [metrics[].title | split(" ") | .[:-1] | join(" ") | "\(.) ×P", "\(.) ×V"] | row),
-    rule(1 + 2 * (metrics | length)),
-    ($rows[] | . as $it | [.plane] + [metrics[] | . as $metric
-        | ($it | ratio($rows; $metric; "one-packet")), ($it | ratio($rows; $metric; "vxlan"))]
-        | row);
-
-def disorder_table($rows):
-    (["plane", "TCP retransmits", "TCP queued out of order", "reordered, TCP and UDP",
-        "TCP slowest second Gb/s", "failed runs"] | row),
-    rule(6),
-    ($rows[] | [.plane, (.retransmits | fixed(0)), (.out_of_order | fixed(0)),
-        (.reordered | fixed(0)),
-        (.slowest_interval_gbps | fixed(2)), (.failed | tostring)] | row);
-
-def markdown:
-    .machine as $machine | .summary as $summary
-    | "\($machine.rounds) interleaved rounds of \($machine.seconds) s; median (quartiles)."
-        + " \($machine.cpus) × \($machine.cpu), Linux \($machine.kernel),"
-        + " commit \($machine.commit), \($machine.date).",
-      background_note,
-      ([$summary[].link] | unique_in_order[] as $link
-        | [$summary[] | select(.link == $link)] as $rows
-        | "", "### Link: \($link)", "", median_table($rows),
-          "", "As multiples of one-packet (P) and of kernel VXLAN (V):", "", ratio_table($rows),
-          "", "Disorder and loss, summed over all rounds (a loss also fills the out-of-order queue):", "", disorder_table($rows));
+def results($machine; $samples):
+    [summarise($samples)] as $summary | measured_metrics($samples) as $metrics
+    | {$machine, families: [families[] | select(.id as $id | any($metrics[]; .family == $id))],
+       $metrics, $summary, promises: judged($summary), behind: behind($summary; $metrics),
+       background_cpu_percent: ([$samples[].background_cpu_percent // empty] | spread), $samples};

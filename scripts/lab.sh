@@ -28,6 +28,7 @@ LAB=
 LABS=()
 LAB_PIDS=()
 WEFTD_PID=() # of the lab made last, by host
+PLANE_PIDS=() # of the lab made last: the processes that move its packets
 
 # in_ns NAME COMMAND...: runs COMMAND in the namespace $LAB-NAME.
 in_ns() {
@@ -50,6 +51,7 @@ lab_up() {
     local end
     LAB="weft-$$-$1"
     LABS+=("$LAB")
+    PLANE_PIDS=()
     for end in h1 h2 p1 p2; do
         ip netns add "$LAB-$end"
         in_ns "$end" ip link set lo up
@@ -129,23 +131,31 @@ lab_plane_vxlan() {
     lab_pods "${FIXED_SUBNET[1]}" "${FIXED_SUBNET[2]}" "$MTU_VXLAN"
 }
 
-# lab_plane_one_packet DIR: the one-packet proxy on both hosts; logs go to DIR.
-lab_plane_one_packet() {
+# lab_plane_proxy DIR PROGRAM: a proxy of benches/ on both hosts; logs go to DIR.
+lab_plane_proxy() {
     local end
-    for end in 1 2; do lab_proxy "$end" "$1" one-packet; done
+    for end in 1 2; do lab_proxy "$end" "$1" "$2" || return 1; done
     lab_pods "${FIXED_SUBNET[1]}" "${FIXED_SUBNET[2]}" "$MTU_UDP"
 }
 
 # lab_proxy END DIR PROGRAM [ARGUMENT...]: a program of benches/ on host END, with its device.
 lab_proxy() {
-    local end=$1 dir=$2 program=$3
+    local end=$1 dir=$2 program=$3 path
     shift 3
+    path=$REPO/target/release/examples/$program
+    if [[ ! -x $path ]]; then
+        say "there is no example $program in this tree"
+        return 1
+    fi
     mkdir -p "$dir"
-    spawn_in "h$end" "$dir/$program$end.log" "$REPO/target/release/examples/$program" \
+    spawn_in "h$end" "$dir/$program$end.log" "$path" \
         --tun flannel0 --bind "${UNDERLAY[end]}:$TUNNEL_PORT" \
         --route "$(subnet_of "${FIXED_SUBNET[3 - end]}")=${UNDERLAY[3 - end]}:$TUNNEL_PORT" "$@"
-    wait_until 5 "flannel0 of $program on host $end; log: $dir/$program$end.log" \
-        in_ns "h$end" ip link show flannel0
+    PLANE_PIDS+=("$SPAWNED")
+    if ! wait_until 5 "flannel0 of $program on host $end" in_ns "h$end" ip link show flannel0; then
+        tail -n 5 "$dir/$program$end.log" >&2
+        return 1
+    fi
     in_ns "h$end" ip address add "${FIXED_SUBNET[end]%.*}.0/32" dev flannel0
     in_ns "h$end" ip link set flannel0 mtu "$MTU_UDP" up
     in_ns "h$end" ip route add "$LAB_NETWORK" dev flannel0
@@ -162,6 +172,7 @@ lab_plane_weft() {
             --iface "${UNDERLAY[end]}" --subnet-file "$dir/h$end/subnet.env" \
             --status-socket "$dir/h$end/weft.sock" --iptables-forward-rules=false
         WEFTD_PID[end]=$SPAWNED
+        PLANE_PIDS+=("$SPAWNED")
     done
     for end in 1 2; do
         if ! wait_until 15 "the lease of host $end" weft_has_lease_or_died "$dir" "$end" ||

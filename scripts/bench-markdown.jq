@@ -1,0 +1,134 @@
+# results.json as Markdown: report.md in full, and the shorter block of the README.
+include "bench-report";
+
+# A number with its decimals, trailing zeros kept.
+def fixed($decimals):
+    if . == null then "-"
+    elif $decimals == 0 then round | tostring
+    else (. * pow(10; $decimals) | round) as $scaled | pow(10; $decimals) as $unit
+        | ($scaled % $unit + $unit | tostring | .[1:]) as $fraction
+        | "\($scaled / $unit | floor).\($fraction)" end;
+
+def row: "| " + join(" | ") + " |";
+def rule($columns): "|" + ("---|" * $columns);
+
+def head:
+    .machine as $machine
+    | "\($machine.rounds) interleaved rounds of \($machine.seconds) s; median (quartiles)."
+        + " \($machine.cpus) × \($machine.cpu), Linux \($machine.kernel),"
+        + " commit \($machine.commit), \($machine.date).",
+      ($machine.engines // {} | to_entries | select(. != [])
+        | "Engines: " + (map("\(.key) ran \(.value)") | join(", ")) + "."),
+      ($machine.left_out // [] | .[] | "Not measured: \(.plane), \(.why).");
+
+# Figures from a machine that others were using are no basis for a claim.
+def background_note:
+    .background_cpu_percent | if .n == 0 then empty else
+        "CPU used by others just before each measurement: median \(.median | fixed(0)) %,"
+        + " upper quartile \(.q3 | fixed(0)) %"
+        + (if .q3 > 10 then " (**the machine was not quiet: do not quote these**)." else "." end)
+    end;
+
+def cell($decimals):
+    if .failed then "failed" elif .n == 0 then "-"
+    else "\(.median | fixed($decimals)) (\(.q1 | fixed($decimals))–\(.q3 | fixed($decimals)))" end;
+
+def median_table($rows; $metrics):
+    (["plane"] + [$metrics[].title] | row),
+    rule(1 + ($metrics | length)),
+    ($rows[] | . as $it
+        | [.plane] + [$metrics[] | . as $metric | $it[.name] | cell($metric.decimals)] | row);
+
+# The yardsticks, with the letters that stand for them.
+def yardsticks($rows):
+    [{plane: "one-packet", letter: "P"}, {plane: "vxlan", letter: "V"},
+        {plane: "straightforward", letter: "S"}]
+    | map(select(.plane as $plane | any($rows[]; .plane == $plane)));
+
+def ratio($rows; $metric; $base):
+    . as $it | of($rows; $it.link; $it.plane; $metric.name)
+    | over(of($rows; $it.link; $base; $metric.name)) | fixed(2);
+
+def ratio_table($rows; $metrics):
+    yardsticks($rows) as $yardsticks
+    | if $yardsticks == [] then empty else
+        ([$yardsticks[] | "\(.plane) (\(.letter))"] | join(", ")) as $names
+        | "", "As multiples of \($names):", "",
+        (["plane"] + [$metrics[] | (.title | sub(" (Gb/s|kpps|us|s/GB|s/Mpkt)$"; "")) as $name
+            | $yardsticks[] | "\($name) ×\(.letter)"] | row),
+        rule(1 + ($yardsticks | length) * ($metrics | length)),
+        ($rows[] | . as $it | [.plane]
+            + [$metrics[] as $metric | $yardsticks[] | .plane as $base
+                | $it | ratio($rows; $metric; $base)] | row) end;
+
+# What one sender can offer on this machine is no property of the plane.
+def sender_note($rows):
+    [$rows[] | select(.sender_limited > 0)
+        | "\(.plane) \(.sender_limited) of \(.searches)"] | if . == [] then empty else
+        "", "Searches in which the plane lost nothing of all that one sender could offer, so that"
+            + " it may carry more: " + join(", ") + "." end;
+
+def disorder_table($rows):
+    (["plane", "TCP retransmits", "TCP queued out of order", "reordered, TCP and UDP",
+        "TCP slowest second Gb/s", "lost pings", "failed runs"] | row),
+    rule(7),
+    ($rows[] | [.plane, (.retransmits | fixed(0)), (.out_of_order | fixed(0)),
+        (.reordered | fixed(0)), (.slowest_interval_gbps | fixed(2)), (.lost_pings | fixed(0)),
+        (.failed | tostring)] | row);
+
+def promise_table:
+    (.promises[0].planes // [] | map(.plane)) as $planes
+    | if $planes == [] then "No plane of weft was measured." else
+        (["promise", "link", "target"] + $planes | row), rule(3 + ($planes | length)),
+        (.promises[] | . as $promise
+            | [(metrics[] | select(.name == $promise.metric) | .title), .link,
+                "\(if .relation == ">=" then "≥" else "≤" end) \(.target) × \(.base)"]
+            + [.planes[] | if .ratio == null then .verdict
+                elif .verdict == "FAIL" then "\(.ratio | fixed(2)) **FAIL**"
+                else "\(.ratio | fixed(2)) \(.verdict)" end]
+            | row) end;
+
+def behind_lines:
+    if .behind == [] then "Nowhere in this run." else .behind[] | .decimals as $decimals
+        | "- \(.link), \(.title): \(.plane) \(.own | fixed($decimals)), \(.base)"
+        + " \(.other | fixed($decimals)) (\(.ratio | fixed(2)) ×"
+        + (if .overlap then "; the quartiles overlap)" else ")" end) end;
+
+def family_tables($rows; $ratios; $level):
+    .families as $families | .metrics as $metrics | $families[] as $family
+    | [$metrics[] | select(.family == $family.id)] as $own
+    | "", "\($level) \($family.title) (\($family.better) is better)", "",
+      median_table($rows; $own),
+      (if $family.id == "loss-free" then sender_note($rows) else empty end),
+      (if $ratios then ratio_table($rows; $own) else empty end);
+
+def verdicts($level):
+    "", "\($level) What was promised", "",
+    "Medians as multiples of the yardstick's, same run, same link.", "", promise_table,
+    "", "\($level) Where weft is behind", "",
+    "Every metric in which weft is more than 2 % worse than kernel VXLAN or than one packet per"
+        + " call, promised or not.", "", behind_lines;
+
+def markdown:
+    . as $results | .summary as $summary
+    | head, background_note, verdicts("###"),
+      ([$summary[].link] | unique_in_order[] as $link
+        | [$summary[] | select(.link == $link)] as $rows
+        | "", "### Link: \($link)", ($results | family_tables($rows; true; "####")),
+          "", "#### Disorder and loss", "",
+          "Summed over all rounds; a loss also fills the out-of-order queue.", "",
+          disorder_table($rows));
+
+# The README's block for the record in `directory`, whose charts are named `charts`.
+def readme($directory; $charts):
+    . as $results | .summary as $summary
+    | "From `\($directory)/`, recorded with",
+      "`\(.machine.command)`.",
+      "`pass`: the underlay carries super-packets whole, like an ideal card; `wire`: a card without",
+      "offloads. Pods, hosts and all processes share \(.machine.cpus) processors.", "",
+      head, background_note, verdicts("###"),
+      ([$summary[].link] | unique_in_order[] as $link
+        | [$summary[] | select(.link == $link)] as $rows
+        | "", "### Link: \($link)", ($results | family_tables($rows; false; "####"))),
+      (if $charts == [] then empty else "", "### Charts", "",
+        ($charts[] | "![\(. | rtrimstr(".svg"))](\($directory)/\(.))") end);
