@@ -19,6 +19,6 @@ fn main() -> Result<()> {
         return Ok(std::io::stdout().write_all(USAGE.as_bytes())?);
     };
     ensure!(options.ports.is_none(), "--ports belongs to plain-peer; see --help");
-    let socket = plain::bind_nonblocking(options.bind())?;
+    let socket = plain::bind_nonblocking(options.bind)?;
     plain::run(&options, &socket, |packet, peer| socket.send_to(packet, peer))
 }

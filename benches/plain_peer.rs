@@ -20,8 +20,8 @@ fn main() -> Result<()> {
     let Some(options) = plain::Options::from_args()? else {
         return Ok(io::stdout().write_all(USAGE.as_bytes())?);
     };
-    let socket = plain::bind_nonblocking(options.bind())?;
-    let any_port = SocketAddrV4::new(*options.bind().ip(), 0);
+    let socket = plain::bind_nonblocking(options.bind)?;
+    let any_port = SocketAddrV4::new(*options.bind.ip(), 0);
     let senders = (0..options.ports.unwrap_or(0))
         .map(|_| UdpSocket::bind(any_port))
         .collect::<io::Result<Vec<_>>>()

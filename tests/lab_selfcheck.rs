@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::process::{Signal, test_kill_process};
 
 use support::lab::{Lab, Namespace, SubnetEnv, UNDERLAY, wait_until};
+use support::traffic::tcp_transfer;
 
 fn namespace_exists(name: &str) -> bool {
     Path::new("/run/netns").join(name).exists()
@@ -152,6 +153,29 @@ fn plain_peers_understand_each_other_whatever_ports_they_send_from() {
     for payload_bytes in [0, 64, 1444] {
         assert!(lab.ping(0, second.pod_address(), payload_bytes), "{payload_bytes} bytes");
         assert!(lab.ping(1, first.pod_address(), payload_bytes), "{payload_bytes} bytes");
+    }
+}
+
+/// A plane that carries nothing would flatter weft in every comparison.
+#[test]
+fn the_userspace_baselines_of_the_benchmark_carry_pings_and_tcp_both_ways() {
+    for program in ["one-packet", "straightforward"] {
+        let lab = Lab::two_hosts();
+        let leases = leases(1472);
+        let [first, second] = &leases;
+        let mut proxies =
+            [lab.proxy(0, program, first, second, &[]), lab.proxy(1, program, second, first, &[])];
+        lab.connect_pods([first, second]);
+        for payload_bytes in [0, 64, 1444] {
+            assert!(lab.ping(0, second.pod_address(), payload_bytes), "{program} {payload_bytes}");
+            assert!(lab.ping(1, first.pod_address(), payload_bytes), "{program} {payload_bytes}");
+        }
+        let [near, far] = &lab.pods;
+        tcp_transfer(near, far, second.pod_address(), 8 << 20, false);
+        tcp_transfer(far, near, first.pod_address(), 8 << 20, false);
+        for proxy in &mut proxies {
+            assert!(proxy.ended().is_none(), "{program} died: {}", proxy.output());
+        }
     }
 }
 

@@ -89,14 +89,9 @@ pub fn egress<'t>(
     largest_bytes: usize,
 ) -> EgressVerdict<'t> {
     use EgressVerdict::{Answer, Drop, Send};
-    if address::is_multicast_or_broadcast(header.destination) {
-        return Drop(DropReason::DestinationMulticast);
-    }
-    if address::is_martian_destination(header.destination) {
-        return Drop(DropReason::DestinationMartian);
-    }
-    if address::is_martian_source(header.source) {
-        return Drop(DropReason::SourceMartian);
+    let ordinary = address::is_ordinary(header.source) && address::is_ordinary(header.destination);
+    if !ordinary && let Err(reason) = classes(header.source, header.destination) {
+        return Drop(reason);
     }
     if header.source == *local.underlay.ip()
         && udp_ports(header, packet).is_some_and(|(source, _)| source == local.underlay.port())
@@ -123,6 +118,20 @@ pub fn egress<'t>(
         return Drop(DropReason::Oversize);
     }
     Send(peer)
+}
+
+/// Whether the classes of its addresses let a packet travel.
+fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
+    if address::is_multicast_or_broadcast(destination) {
+        return Err(DropReason::DestinationMulticast);
+    }
+    if address::is_martian_destination(destination) {
+        return Err(DropReason::DestinationMartian);
+    }
+    if address::is_martian_source(source) {
+        return Err(DropReason::SourceMartian);
+    }
+    Ok(())
 }
 
 /// Judges a packet that `sender` sent through the tunnel. `packet` is exactly what `header`
@@ -190,13 +199,8 @@ fn addresses(
     if sender == *local.underlay.ip() {
         return Err(DropReason::OwnLoop);
     }
-    if address::is_multicast_or_broadcast(destination) {
-        return Err(DropReason::DestinationMulticast);
-    }
-    if address::is_martian_destination(destination) {
-        return Err(DropReason::DestinationMartian);
-    }
-    if address::is_martian_source(source) || local.is_own_address(source) {
+    classes(source, destination)?;
+    if local.is_own_address(source) {
         return Err(DropReason::SourceMartian);
     }
     if local.subnet.contains(source) {

@@ -3,7 +3,10 @@
 
 use std::net::SocketAddrV4;
 
-use crate::offload::{Full, Piece, SendLimits, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader};
+use crate::offload::{
+    Full, PartialChecksum, Piece, Segmentation, SendLimits, SendPlan, Splitter, VNET_HEADER_BYTES,
+    VnetHeader,
+};
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport;
 use crate::stats::DropReason;
@@ -27,6 +30,15 @@ pub struct Egress {
 enum Pending {
     Packet(SocketAddrV4, Piece),
     Super(SocketAddrV4, Splitter),
+}
+
+/// What one read stands for.
+struct Load {
+    packets: usize,
+    /// Of all packets.
+    bytes: usize,
+    /// Of the largest one.
+    largest_bytes: usize,
 }
 
 impl Egress {
@@ -80,54 +92,94 @@ impl Egress {
         let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
             return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
         };
-        let splitter = match vnet_header.segmentation {
-            None => None,
-            Some(segmentation) => match Splitter::new(packet, bytes, &header, segmentation) {
-                Ok(splitter) => Some(splitter),
-                Err(_) => return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader),
-            },
-        };
-        let (packets, packets_bytes, largest_bytes) =
-            splitter.as_ref().map_or((1, bytes.len(), bytes.len()), |splitter| {
-                let largest_bytes = splitter.segment_bytes_max();
-                (splitter.segments_left(), splitter.bytes_left(), largest_bytes)
-            });
-        pass.stats.packets_received.add(packets as u64);
-        pass.stats.bytes_received.add(packets_bytes as u64);
-        let verdict = decide::egress(pass.local, pass.table, &header, bytes, largest_bytes);
-        let peer = match verdict {
-            EgressVerdict::Send(peer) => peer,
-            EgressVerdict::Answer(kind, reason) => {
-                pass.stats.drop(reason, packets as u64);
-                let source = pass.local.error_source(header.destination);
-                self.replies.answer(pass, kind, source, None, &header, bytes);
+        match vnet_header.segmentation {
+            None => self.single(pass, arena, packet, &header, vnet_header.checksum),
+            Some(segmentation) => self.super_packet(pass, arena, packet, &header, segmentation),
+        }
+    }
+
+    fn single(
+        &mut self,
+        pass: &Pass<'_>,
+        arena: &mut [u8],
+        packet: Piece,
+        header: &Ipv4Header,
+        checksum: Option<PartialChecksum>,
+    ) -> Result<(), Full> {
+        let bytes = &mut arena[packet.range()];
+        let load = Load { packets: 1, bytes: bytes.len(), largest_bytes: bytes.len() };
+        let Some(destination) = self.judge(pass, header, bytes, load) else { return Ok(()) };
+        ipv4::decrement_ttl(bytes);
+        if let Some(partial) = checksum {
+            let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
+            // Inside the IPv4 header it would edit what was just judged.
+            let behind_header = start >= usize::from(header.header_bytes);
+            if !behind_header || transport::complete(bytes, start, offset).is_err() {
+                pass.stats.drop(DropReason::BadOffloadHeader, 1);
                 return Ok(());
+            }
+        }
+        self.push(destination, packet)
+    }
+
+    fn super_packet(
+        &mut self,
+        pass: &Pass<'_>,
+        arena: &mut [u8],
+        packet: Piece,
+        header: &Ipv4Header,
+        segmentation: Segmentation,
+    ) -> Result<(), Full> {
+        let bytes = &mut arena[packet.range()];
+        let Ok(mut splitter) = Splitter::new(packet, bytes, header, segmentation) else {
+            return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
+        };
+        let load = Load {
+            packets: splitter.segments_left(),
+            bytes: splitter.bytes_left(),
+            largest_bytes: splitter.segment_bytes_max(),
+        };
+        let Some(destination) = self.judge(pass, header, bytes, load) else { return Ok(()) };
+        ipv4::decrement_ttl(bytes);
+        splitter.ip_header_changed(bytes);
+        self.pending = Some(Pending::Super(destination, splitter));
+        self.resume(arena)
+    }
+
+    /// Counts what a read brought and judges it; `None` if it goes nowhere.
+    #[inline]
+    fn judge(
+        &mut self,
+        pass: &Pass<'_>,
+        header: &Ipv4Header,
+        bytes: &[u8],
+        load: Load,
+    ) -> Option<SocketAddrV4> {
+        let packets = load.packets as u64;
+        pass.stats.packets_received.add(packets);
+        pass.stats.bytes_received.add(load.bytes as u64);
+        match decide::egress(pass.local, pass.table, header, bytes, load.largest_bytes) {
+            EgressVerdict::Send(peer) => Some(peer.address),
+            EgressVerdict::Answer(kind, reason) => {
+                pass.stats.drop(reason, packets);
+                let source = pass.local.error_source(header.destination);
+                self.replies.answer(pass, kind, source, None, header, bytes);
+                None
             }
             EgressVerdict::Drop(reason) => {
-                pass.stats.drop(reason, packets as u64);
-                return Ok(());
+                pass.stats.drop(reason, packets);
+                None
             }
-        };
-        ipv4::decrement_ttl(bytes);
-        self.pending = Some(match splitter {
-            Some(mut splitter) => {
-                splitter.ip_header_changed(bytes);
-                Pending::Super(peer.address, splitter)
-            }
-            None => {
-                if let Some(partial) = vnet_header.checksum {
-                    let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
-                    // Inside the IPv4 header it would edit what was just judged.
-                    let behind_header = start >= usize::from(header.header_bytes);
-                    if !behind_header || transport::complete(bytes, start, offset).is_err() {
-                        pass.stats.drop(DropReason::BadOffloadHeader, 1);
-                        return Ok(());
-                    }
-                }
-                Pending::Packet(peer.address, packet)
-            }
-        });
-        self.resume(arena)
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, destination: SocketAddrV4, packet: Piece) -> Result<(), Full> {
+        let pushed = self.plan.push(destination, Piece::default(), packet);
+        if pushed.is_err() {
+            self.pending = Some(Pending::Packet(destination, packet));
+        }
+        pushed
     }
 
     /// Counts a packet that the device could not hand over.
@@ -141,13 +193,7 @@ impl Egress {
     pub fn resume(&mut self, arena: &mut [u8]) -> Result<(), Full> {
         match self.pending.take() {
             None => Ok(()),
-            Some(Pending::Packet(destination, packet)) => {
-                let pushed = self.plan.push(destination, Piece::default(), packet);
-                if pushed.is_err() {
-                    self.pending = Some(Pending::Packet(destination, packet));
-                }
-                pushed
-            }
+            Some(Pending::Packet(destination, packet)) => self.push(destination, packet),
             Some(Pending::Super(destination, mut splitter)) => {
                 let cut = self.cut(arena, destination, &mut splitter);
                 if cut.is_err() {

@@ -95,7 +95,7 @@ impl Ingress {
         datagram: Piece,
         judged: &mut Judged,
     ) {
-        let header = match Ipv4Header::parse(&arena[datagram.range()]) {
+        let mut header = match Ipv4Header::parse(&arena[datagram.range()]) {
             Ok(header) => header,
             Err(fault) => return pass.stats.drop(fault.into(), 1),
         };
@@ -113,7 +113,7 @@ impl Ingress {
             IngressVerdict::Drop(reason) => return pass.stats.drop(reason, 1),
         }
         ipv4::decrement_ttl(&mut arena[packet.range()]);
-        let header = Ipv4Header { ttl: header.ttl - 1, ..header };
+        header.ttl -= 1;
         let pushed = self.coalescer.push(arena, packet, &header);
         debug_assert!(pushed.is_ok(), "room was checked");
     }

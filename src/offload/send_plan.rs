@@ -66,11 +66,21 @@ pub struct SendPlan {
     messages: Vec<Message>,
     /// INVARIANT: message `i` owns `pieces[i * PIECES_PER_MESSAGE..][..message.pieces]`.
     pieces: Box<[Piece]>,
-    /// INVARIANT: indices into `messages`, at most one per destination.
-    open: Vec<u16>,
+    /// INVARIANT: at most one per destination, each that destination's latest message.
+    open: Vec<OpenTrain>,
+    /// Which of them was used last: mostly the next packet goes there too.
+    open_latest: usize,
+    /// Which of them is the oldest, once there are [`OPEN_TRAINS_MAX`].
+    open_oldest: usize,
     single_destinations: Vec<SocketAddrV4>,
     /// More destinations refused than are remembered, so none gets trains.
     all_single: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct OpenTrain {
+    destination: SocketAddrV4,
+    message: u16,
 }
 
 impl SendPlan {
@@ -82,6 +92,8 @@ impl SendPlan {
             messages: Vec::with_capacity(MESSAGES_MAX),
             pieces: vec![Piece::default(); MESSAGES_MAX * PIECES_PER_MESSAGE].into_boxed_slice(),
             open: Vec::with_capacity(OPEN_TRAINS_MAX),
+            open_latest: 0,
+            open_oldest: 0,
             single_destinations: Vec::with_capacity(SINGLE_DESTINATIONS_MAX),
             all_single: false,
         }
@@ -126,21 +138,37 @@ impl SendPlan {
         header: Piece,
         payload: Piece,
     ) -> Result<(), Full> {
-        let bytes = header.bytes + payload.bytes;
-        let open_at = self.open_at(destination);
-        if let Some(at) = open_at
-            && self.fits(usize::from(self.open[at]), bytes)
-        {
-            self.append(usize::from(self.open[at]), header, payload);
-            return Ok(());
+        if self.limits.segments_max == 1 {
+            return self.begin(destination, header, payload).map(|_| ());
         }
+        let open_at = self.open_at(destination);
+        if let Some(at) = open_at {
+            self.open_latest = at;
+            let message = usize::from(self.open[at].message);
+            if self.fits(message, header.bytes + payload.bytes) {
+                self.append(message, header, payload);
+                return Ok(());
+            }
+        }
+        let message = self.begin(destination, header, payload)?;
+        self.open_train(open_at, OpenTrain { destination, message });
+        Ok(())
+    }
+
+    /// Begins a message with one datagram.
+    fn begin(
+        &mut self,
+        destination: SocketAddrV4,
+        header: Piece,
+        payload: Piece,
+    ) -> Result<u16, Full> {
         if !self.has_room() {
             return Err(Full);
         }
         let index = self.messages.len();
         self.messages.push(Message {
             destination,
-            segment_bytes: bytes as u16,
+            segment_bytes: (header.bytes + payload.bytes) as u16,
             segments: 0,
             bytes: 0,
             segments_max: self.segments_max(destination),
@@ -148,22 +176,32 @@ impl SendPlan {
             sealed: false,
         });
         self.append(index, header, payload);
-        match open_at {
-            Some(at) => self.open[at] = index as u16,
-            None => {
-                if self.open.len() == OPEN_TRAINS_MAX {
-                    self.open.remove(0);
-                }
-                self.open.push(index as u16);
+        Ok(index as u16)
+    }
+
+    /// Makes `train` the open one of its destination, in place of the one at `open_at`.
+    fn open_train(&mut self, open_at: Option<usize>, train: OpenTrain) {
+        self.open_latest = match open_at {
+            Some(at) => at,
+            None if self.open.len() < OPEN_TRAINS_MAX => {
+                self.open.push(train);
+                self.open.len() - 1
             }
-        }
-        Ok(())
+            None => {
+                let oldest = self.open_oldest;
+                self.open_oldest = (oldest + 1) % OPEN_TRAINS_MAX;
+                oldest
+            }
+        };
+        self.open[self.open_latest] = train;
     }
 
     fn open_at(&self, destination: SocketAddrV4) -> Option<usize> {
-        self.open
-            .iter()
-            .rposition(|&index| self.messages[usize::from(index)].destination == destination)
+        let is_it = |train: &OpenTrain| train.destination == destination;
+        if self.open.get(self.open_latest).is_some_and(is_it) {
+            return Some(self.open_latest);
+        }
+        self.open.iter().position(is_it)
     }
 
     fn fits(&self, index: usize, bytes: u32) -> bool {
@@ -178,19 +216,21 @@ impl SendPlan {
     fn append(&mut self, index: usize, header: Piece, payload: Piece) {
         let message = &mut self.messages[index];
         let pieces = &mut self.pieces[index * PIECES_PER_MESSAGE..][..PIECES_PER_MESSAGE];
+        let mut used = usize::from(message.pieces);
         for piece in [header, payload] {
             if piece.bytes == 0 {
                 continue;
             }
-            let used = usize::from(message.pieces);
             // Packets read back to back lie back to back: one range, one iovec.
-            if used > 0 && pieces[used - 1].end() == piece.offset {
-                pieces[used - 1].bytes += piece.bytes;
-            } else {
-                pieces[used] = piece;
-                message.pieces += 1;
+            match pieces[..used].last_mut() {
+                Some(last) if last.end() == piece.offset => last.bytes += piece.bytes,
+                Some(_) | None => {
+                    pieces[used] = piece;
+                    used += 1;
+                }
             }
         }
+        message.pieces = used as u16;
         let bytes = header.bytes + payload.bytes;
         message.bytes += bytes;
         message.segments += 1;
@@ -238,6 +278,7 @@ impl SendPlan {
     pub fn clear(&mut self) {
         self.messages.clear();
         self.open.clear();
+        (self.open_latest, self.open_oldest) = (0, 0);
     }
 }
 

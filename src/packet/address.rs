@@ -2,6 +2,13 @@
 
 use std::net::Ipv4Addr;
 
+/// Whether one look at `address` tells that it is in none of the classes below, as nearly all are.
+#[inline]
+#[must_use]
+pub fn is_ordinary(address: Ipv4Addr) -> bool {
+    matches!(address.octets()[0], 1..=126 | 128..=168 | 170..=223)
+}
+
 /// Whether `address` can't be the source of a forwarded packet (RFC 1812, section 5.3.7):
 /// 0/8, 127/8, 169.254/16, 224/4 and 240/4, the limited broadcast among them.
 #[inline]
@@ -65,6 +72,20 @@ mod tests {
             assert_eq!(is_martian_source(at), source, "source {text}");
             assert_eq!(is_martian_destination(at), destination, "destination {text}");
             assert_eq!(is_multicast_or_broadcast(at), group, "group {text}");
+        }
+    }
+
+    #[test]
+    fn what_one_look_lets_pass_is_in_no_class() {
+        for first in 0..=255 {
+            for rest in [[0, 0, 0], [169, 254, 1], [254, 1, 1], [255, 255, 255]] {
+                let at = Ipv4Addr::new(first, rest[0], rest[1], rest[2]);
+                let classed = is_martian_source(at)
+                    || is_martian_destination(at)
+                    || is_multicast_or_broadcast(at);
+                assert!(!(is_ordinary(at) && classed), "{at}");
+                assert!(is_ordinary(at) || classed || first == 169, "{at} takes the long way");
+            }
         }
     }
 }

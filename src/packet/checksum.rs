@@ -21,6 +21,9 @@ const BLOCK_BYTES: usize = 64;
 
 const LANES: usize = BLOCK_BYTES / 4;
 
+/// From here on the wide loop pays for gathering its lanes at the end.
+const WIDE_BYTES_MIN: usize = 256;
+
 /// Blocks between two folds, 2 MiB. A lane takes one 32-bit word per block, and its halves, each
 /// at most 0xffff, must sum to less than 2^32.
 const BLOCKS_PER_RUN: usize = 32_768;
@@ -32,8 +35,12 @@ const _: () = assert!(BLOCKS_PER_RUN as u64 * 0xffff < 1 << 32);
 #[inline]
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u32 {
-    let (blocks, tail) = bytes.as_chunks::<BLOCK_BYTES>();
-    let mut total = if blocks.is_empty() { 0 } else { sum_blocks(blocks) };
+    let (mut total, tail) = if bytes.len() < WIDE_BYTES_MIN {
+        sum_words(bytes)
+    } else {
+        let (blocks, tail) = bytes.as_chunks::<BLOCK_BYTES>();
+        (sum_blocks(blocks), tail)
+    };
     let (words, tail) = tail.as_chunks::<4>();
     for word in words {
         total += u64::from(u32::from_ne_bytes(*word));
@@ -46,6 +53,19 @@ pub fn sum(bytes: &[u8]) -> u32 {
         total += u64::from(u16::from_ne_bytes([*last, 0]));
     }
     fold(total)
+}
+
+/// Sums 64-bit words, carries added back in, and gives what is left of the bytes. The sum is cut
+/// to 33 bits, so that the caller can go on adding.
+#[inline]
+fn sum_words(bytes: &[u8]) -> (u64, &[u8]) {
+    let (words, tail) = bytes.as_chunks::<8>();
+    let mut total = 0u64;
+    for word in words {
+        let (sum, carry) = total.overflowing_add(u64::from_ne_bytes(*word));
+        total = sum + u64::from(carry);
+    }
+    ((total & 0xffff_ffff) + (total >> 32), tail)
 }
 
 /// The one's complement sum of two folded sums, folded.
@@ -131,14 +151,12 @@ fn sum_blocks(blocks: &[[u8; BLOCK_BYTES]]) -> u64 {
     total
 }
 
-/// Folds a sum of 16-bit or 32-bit words to 16 bits; 0 only for 0.
+/// Folds a sum of 16-bit or 32-bit words to 16 bits; 0 only for 0. The upper half of a number
+/// plus itself with its halves swapped is the sum of both halves and of the carry out of it.
 #[inline]
 fn fold(sum: u64) -> u32 {
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    u32::from(low_half(sum as u32))
+    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+    sum.wrapping_add(sum.rotate_left(16)) >> 16
 }
 
 #[inline]

@@ -1,0 +1,253 @@
+//! Batches of packets, ready to be forwarded again and again, for the benchmarks and for the
+//! instruction counts: what a worker does in one turn, without its system calls.
+
+use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
+
+use weft::forward::{Egress, Ingress, Train};
+use weft::offload::{
+    CoalesceLimits, PartialChecksum, Piece, Segmentation, SegmentationKind, SendLimits,
+    VNET_HEADER_BYTES, VnetHeader,
+};
+
+use crate::world::{POD, TCP, UDP, World, packet, pod_of, with_partial_checksum};
+
+/// What a turn takes at most.
+pub(crate) const BATCH_PACKETS: usize = 64;
+
+/// Payload of a small packet and of a full one: 1472 less the headers of TCP with timestamps.
+pub(crate) const SMALL_BYTES: usize = 64;
+pub(crate) const FULL_BYTES: usize = 1420;
+
+/// Packets of a full super-packet: what 65,535 bytes hold.
+pub(crate) const FULL_PACKETS: usize = 45;
+
+/// Where one read or receive begins after the other, as in the ring engine's arena.
+const STRIDE_BYTES: usize = (64 << 10) + 4096 + 64;
+
+/// Room behind the reads for the headers that cutting makes.
+const HEADERS_BYTES: usize = 64 << 10;
+
+/// What a pass may edit of a packet: the headers.
+const HEAD_BYTES: usize = 52;
+
+/// Batches that differ in their destinations, so that the caches know no more of the next one
+/// than they would in a worker.
+const ROUNDS: usize = 512;
+
+const SEGMENTS_MAX: u16 = 128;
+
+const LIMITS: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
+
+/// A batch that can be made as it was and forwarded once more.
+pub(crate) trait Batch {
+    /// Packets that one pass moves; a super-packet counts as what it stands for.
+    fn packets(&self) -> usize;
+    /// Makes the arena as the kernel filled it.
+    fn refresh(&mut self);
+    /// Forwards the batch, and gives the number of system calls' worth of messages planned.
+    fn pass(&mut self) -> usize;
+}
+
+/// Packets from the TUN device.
+pub(crate) struct EgressBatch {
+    world: World,
+    egress: Egress,
+    arena: Vec<u8>,
+    reads: Vec<([u8; VNET_HEADER_BYTES], Piece)>,
+    heads: Vec<[u8; HEAD_BYTES]>,
+    round: usize,
+    packets: usize,
+}
+
+impl EgressBatch {
+    /// Small packets to random ones of `peer_count` peers; `trains` or one datagram a send.
+    pub(crate) fn small(peer_count: usize, trains: bool) -> Self {
+        let mut rng = fastrand::Rng::with_seed(4);
+        let packets = (0..ROUNDS * BATCH_PACKETS).map(|index| {
+            let to = pod_of(rng.usize(0..peer_count));
+            with_partial_checksum(packet(UDP, (POD, to), index, SMALL_BYTES))
+        });
+        let checksum = Some(PartialChecksum { start: 20, offset: 6 });
+        let vnet_header = VnetHeader { checksum, segmentation: None };
+        Self::new(peer_count, trains, BATCH_PACKETS, packets.collect(), vnet_header, 1)
+    }
+
+    /// Two full TCP super-packets, as much as a turn reads.
+    pub(crate) fn full() -> Self {
+        let whole = packet(TCP, (POD, pod_of(0)), 1, FULL_PACKETS * FULL_BYTES);
+        let packets = vec![with_partial_checksum(whole); 2];
+        let vnet_header = VnetHeader {
+            checksum: Some(PartialChecksum { start: 20, offset: 16 }),
+            segmentation: NonZeroU16::new(FULL_BYTES as u16)
+                .map(|payload_bytes| Segmentation { kind: SegmentationKind::Tcp, payload_bytes }),
+        };
+        Self::new(1, true, 2, packets, vnet_header, FULL_PACKETS)
+    }
+
+    fn new(
+        peer_count: usize,
+        trains: bool,
+        reads: usize,
+        packets: Vec<Vec<u8>>,
+        vnet_header: VnetHeader,
+        packets_per_read: usize,
+    ) -> Self {
+        let headers_at = reads * STRIDE_BYTES;
+        let mut arena = vec![0; headers_at + HEADERS_BYTES];
+        let vnet_header = vnet_header.encode(0);
+        let at = |index: usize| Piece::new(index * STRIDE_BYTES, packets[index].len());
+        for (index, packet) in packets[..reads].iter().enumerate() {
+            arena[at(index).range()].copy_from_slice(packet);
+        }
+        let limits = SendLimits { segments_max: if trains { SEGMENTS_MAX } else { 1 } };
+        let head = |packet: &Vec<u8>| *packet.first_chunk().expect("longer than its headers");
+        Self {
+            world: World::new(peer_count),
+            egress: Egress::new(limits, headers_at),
+            arena,
+            reads: (0..reads).map(|index| (vnet_header, at(index))).collect(),
+            heads: packets.iter().map(head).collect(),
+            round: 0,
+            packets: reads * packets_per_read,
+        }
+    }
+
+    fn send(&mut self) -> usize {
+        let sent = self.egress.plan().messages().len();
+        self.egress.sent();
+        sent
+    }
+}
+
+impl Batch for EgressBatch {
+    fn packets(&self) -> usize {
+        self.packets
+    }
+
+    fn refresh(&mut self) {
+        let reads = self.reads.len();
+        self.round = (self.round + 1) % (self.heads.len() / reads);
+        for (read, head) in self.reads.iter().zip(&self.heads[self.round * reads..]) {
+            self.arena[read.1.offset as usize..][..HEAD_BYTES].copy_from_slice(head);
+        }
+    }
+
+    fn pass(&mut self) -> usize {
+        let mut sent = 0;
+        for index in 0..self.reads.len() {
+            let (vnet_header, packet) = self.reads[index];
+            let pass = self.world.pass();
+            let mut taken = self.egress.process(&pass, &mut self.arena, &vnet_header, packet);
+            while taken.is_err() {
+                sent += self.send();
+                taken = self.egress.resume(&mut self.arena);
+            }
+        }
+        sent + self.send()
+    }
+}
+
+impl Drop for EgressBatch {
+    fn drop(&mut self) {
+        self.world.assert_no_drops();
+    }
+}
+
+/// Trains from the network.
+pub(crate) struct IngressBatch {
+    world: World,
+    ingress: Ingress,
+    arena: Vec<u8>,
+    trains: Vec<Train>,
+    heads: Vec<(usize, [u8; HEAD_BYTES])>,
+}
+
+impl IngressBatch {
+    /// One train of small packets.
+    pub(crate) fn small_train() -> Self {
+        Self::new(UDP, BATCH_PACKETS, SMALL_BYTES, BATCH_PACKETS)
+    }
+
+    /// As many small packets, each in a datagram of its own.
+    pub(crate) fn small_singles() -> Self {
+        Self::new(UDP, BATCH_PACKETS, SMALL_BYTES, 1)
+    }
+
+    /// Two trains of full TCP packets, as many as fit.
+    pub(crate) fn full() -> Self {
+        Self::new(TCP, 2 * (FULL_PACKETS - 1), FULL_BYTES, FULL_PACKETS - 1)
+    }
+
+    fn new(protocol: u8, count: usize, payload_bytes: usize, per_train: usize) -> Self {
+        let world = World::new(10_000);
+        let sender: SocketAddrV4 = world.table.peers()[0].address;
+        let flow = (pod_of(0), POD);
+        let packets: Vec<_> =
+            (0..count).map(|index| packet(protocol, flow, index, payload_bytes)).collect();
+        let mut arena = vec![0; count.div_ceil(per_train) * STRIDE_BYTES];
+        let (mut trains, mut heads) = (Vec::new(), Vec::new());
+        for (index, train) in packets.chunks(per_train).enumerate() {
+            let bytes = Piece::new(index * STRIDE_BYTES, train.iter().map(Vec::len).sum());
+            arena[bytes.range()].copy_from_slice(&train.concat());
+            let segment_bytes = if train.len() > 1 { train[0].len() as u16 } else { 0 };
+            trains.push(Train { bytes, segment_bytes, sender });
+            heads.extend(train.iter().enumerate().map(|(place, packet)| {
+                let head = *packet.first_chunk().expect("longer than its headers");
+                (bytes.offset as usize + place * packet.len(), head)
+            }));
+        }
+        Self { world, ingress: Ingress::new(LIMITS), arena, trains, heads }
+    }
+
+    fn write(&mut self) -> usize {
+        let coalescer = self.ingress.coalescer_mut();
+        coalescer.finish(&mut self.arena);
+        let written = coalescer.items().len();
+        coalescer.clear();
+        written
+    }
+}
+
+impl Batch for IngressBatch {
+    fn packets(&self) -> usize {
+        self.heads.len()
+    }
+
+    fn refresh(&mut self) {
+        for (at, head) in &self.heads {
+            self.arena[*at..][..HEAD_BYTES].copy_from_slice(head);
+        }
+    }
+
+    fn pass(&mut self) -> usize {
+        let mut written = 0;
+        for index in 0..self.trains.len() {
+            let pass = self.world.pass();
+            let mut taken = self.ingress.process(&pass, &mut self.arena, self.trains[index]);
+            while taken.is_err() {
+                written += self.write();
+                taken = self.ingress.resume(&self.world.pass(), &mut self.arena);
+            }
+        }
+        written + self.write()
+    }
+}
+
+impl Drop for IngressBatch {
+    fn drop(&mut self) {
+        self.world.assert_no_drops();
+    }
+}
+
+/// Every batch by name, and how to make it.
+pub(crate) const CASES: &[(&str, fn() -> Box<dyn Batch>)] = &[
+    ("egress 64 small", || Box::new(EgressBatch::small(1, true))),
+    ("egress 64 small, no trains", || Box::new(EgressBatch::small(1, false))),
+    ("egress 64 small, 10000 peers", || Box::new(EgressBatch::small(10_000, true))),
+    ("egress 64 small, 10000 peers, no trains", || Box::new(EgressBatch::small(10_000, false))),
+    ("egress 2 super-packets", || Box::new(EgressBatch::full())),
+    ("ingress train of 64 small", || Box::new(IngressBatch::small_train())),
+    ("ingress 64 small singles", || Box::new(IngressBatch::small_singles())),
+    ("ingress 2 full trains", || Box::new(IngressBatch::full())),
+];

@@ -1,0 +1,124 @@
+//! What the batches of the benchmarks are made of: a host, its routes, and packets as a pod or a
+//! peer would send them. Made without the code under test wherever its result would shape them.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use weft::forward::{Local, Pass};
+use weft::route::{Peer, Prefix, Table};
+use weft::stats::DirectionStats;
+
+use crate::slow_twin::{fold, set_checksums, word_sum};
+
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
+
+/// What fits the tunnel over an underlay of 1500.
+const MTU_BYTES: u16 = 1472;
+
+/// A pod here; the pods of peer `n` are in the n-th /24 of 10.0.0.0/8.
+pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
+
+/// The shape of a set of routes.
+#[derive(Clone, Copy)]
+pub(crate) enum Shape {
+    /// /24 subnets side by side, as flannel leases them.
+    Dense,
+    /// The same, but every 64th one is cut in half: the table needs its trie.
+    Mixed,
+}
+
+/// A pod of peer `index`.
+pub(crate) fn pod_of(index: usize) -> Ipv4Addr {
+    Ipv4Addr::from_bits(0x0a00_0002 | (index as u32) << 8)
+}
+
+pub(crate) fn subnets(routes: usize, shape: Shape) -> Vec<Prefix> {
+    let subnet = |index: usize| {
+        let length_bits = match shape {
+            Shape::Mixed if index.is_multiple_of(64) => 25,
+            Shape::Mixed | Shape::Dense => 24,
+        };
+        Prefix::new(pod_of(index), length_bits).expect("the length is at most 32")
+    };
+    (0..routes).map(subnet).collect()
+}
+
+pub(crate) fn peers(subnets: &[Prefix]) -> Vec<Arc<Peer>> {
+    let peer = |(index, subnet): (u32, &Prefix)| {
+        let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0000 + index), 8285);
+        Arc::new(Peer { subnet: *subnet, address, source_proven: AtomicBool::new(false) })
+    };
+    (0..).zip(subnets).map(peer).collect()
+}
+
+/// Everything that a batch is judged by.
+pub(crate) struct World {
+    local: Local,
+    pub(crate) table: Table,
+    stats: DirectionStats,
+}
+
+impl World {
+    pub(crate) fn new(peer_count: usize) -> Self {
+        Self {
+            local: Local {
+                network: "10.0.0.0/8".parse().expect("a prefix"),
+                subnet: "10.200.1.0/24".parse().expect("a prefix"),
+                tun_address: Ipv4Addr::new(10, 200, 1, 0),
+                underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
+                mtu_bytes: MTU_BYTES,
+            },
+            table: Table::build(peers(&subnets(peer_count, Shape::Dense))),
+            stats: DirectionStats::default(),
+        }
+    }
+
+    pub(crate) fn pass(&self) -> Pass<'_> {
+        Pass { local: &self.local, table: &self.table, stats: &self.stats, now_ns: 0 }
+    }
+
+    /// Fails the benchmark if anything was dropped: it would measure something else.
+    pub(crate) fn assert_no_drops(&self) {
+        assert_eq!(self.stats.drops_total(), 0, "the batch is broken: packets were dropped");
+        assert!(self.stats.packets_received.get() > 0, "the batch is empty");
+    }
+}
+
+/// One packet of a flow: number `index`, with so many bytes of payload, its checksums right.
+pub(crate) fn packet(
+    protocol: u8,
+    (source, destination): (Ipv4Addr, Ipv4Addr),
+    index: usize,
+    payload_bytes: usize,
+) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 0];
+    packet.extend((index as u16).to_be_bytes());
+    packet.extend([0x40, 0, 64, protocol, 0, 0]);
+    packet.extend(source.octets());
+    packet.extend(destination.octets());
+    packet.extend([0x30, 0x39, 0x14, 0x51]);
+    if protocol == TCP {
+        packet.extend(((index * payload_bytes) as u32).to_be_bytes());
+        packet.extend([0, 0, 0, 9, 0x80, 0x10, 2, 0, 0, 0, 0, 0, 1, 1, 8, 10, 0, 0, 0, 1]);
+        packet.extend([0, 0, 0, 2]);
+    } else {
+        packet.extend(((8 + payload_bytes) as u16).to_be_bytes());
+        packet.extend([0, 0]);
+    }
+    packet.extend((0..payload_bytes).map(|at| (at * 7 + index) as u8));
+    let total_bytes = packet.len() as u16;
+    packet[2..4].copy_from_slice(&total_bytes.to_be_bytes());
+    set_checksums(&mut packet);
+    packet
+}
+
+/// The packet with its transport checksum left to the device, as the kernel leaves it.
+pub(crate) fn with_partial_checksum(mut packet: Vec<u8>) -> Vec<u8> {
+    let at = if packet[9] == TCP { 36 } else { 26 };
+    let length_bytes = packet.len() as u32 - 20;
+    let pseudo = fold(word_sum(&packet[12..20]) + u32::from(packet[9]) + length_bytes);
+    packet[at..at + 2].copy_from_slice(&pseudo.to_be_bytes());
+    packet
+}
