@@ -117,6 +117,12 @@ impl Tun {
         Ok(bytes.saturating_sub(VNET_HEADER_BYTES))
     }
 
+    /// Reads one packet without waiting into `frame`, its offload header first; returns the bytes
+    /// of both. One piece costs less than the two of [`Self::read`].
+    pub fn read_frame(&self, frame: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(&self.queue, frame)?)
+    }
+
     /// Writes one packet: `parts` are its offload header and its bytes, in order.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
         writev(&self.queue, parts)?;
