@@ -4,6 +4,7 @@
 //! daemon but the published route table, the counters, and a stop signal. Engines differ in how
 //! they wait and do I/O; what happens to a packet is in `forward`, the same for all.
 
+mod choice;
 mod cycle;
 mod idle;
 mod io;
@@ -30,6 +31,7 @@ use self::mmsg::Mmsg;
 use self::ring::RingIo;
 
 pub use crate::sys::ring::RingError;
+pub use choice::{call_ns, preferred};
 pub use wake::Stop;
 
 /// Everything a worker needs, ready to run.
