@@ -240,8 +240,11 @@ impl Drop for IngressBatch {
     }
 }
 
-/// Every batch by name, and how to make it.
-pub(crate) const CASES: &[(&str, fn() -> Box<dyn Batch>)] = &[
+/// A batch's name, and how to make it.
+type Case = (&'static str, fn() -> Box<dyn Batch>);
+
+/// Every batch.
+pub(crate) const CASES: &[Case] = &[
     ("egress 64 small", || Box::new(EgressBatch::small(1, true))),
     ("egress 64 small, no trains", || Box::new(EgressBatch::small(1, false))),
     ("egress 64 small, 10000 peers", || Box::new(EgressBatch::small(10_000, true))),
