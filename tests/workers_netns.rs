@@ -4,7 +4,7 @@
 mod support;
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use serde_json::Value;
 
-use support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, wait_until};
+use support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, wait_until};
 use support::overlay::{CONFIG, Overlay, local_store};
 use support::status::Status;
 use support::traffic::{Numbered, kernel_counter, port, tcp_transfer, udp_socket};
@@ -126,6 +126,85 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
             assert!(out.iter().all(|packets| *packets > 0), "an idle worker: {out:?}");
         }
     }
+}
+
+/// The kernel's own choice of queues moves a flow to the worker that writes its answers, and back
+/// three seconds after the last: with bulk on one worker, each move overtakes what waits there.
+#[test]
+fn answers_do_not_move_a_flow_to_another_worker() {
+    let overlay = overlay(2, &[]);
+    steer_by_flow(&overlay.lab);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            stay_here();
+            answered_flows_beside_bulk(&overlay);
+        });
+    });
+    check_counters(&Status::settled(&overlay.dir(0)));
+}
+
+fn answered_flows_beside_bulk(overlay: &Overlay) {
+    const ANSWERED_FLOWS: usize = 8;
+    let [near_pod, far_pod] = &overlay.lab.pods;
+    let flows: Vec<Numbered> = (0..ANSWERED_FLOWS).map(|_| Numbered::default()).collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                tcp_transfer(near_pod, far_pod, overlay.pod(1), 16 << 20, false);
+            }
+        });
+        let mut ways_back = Vec::new();
+        for flow in &flows {
+            let far = udp_socket(far_pod, overlay.pod(1));
+            let near = udp_socket(near_pod, overlay.pod(0));
+            let target = SocketAddr::from((overlay.pod(1), port(&far)));
+            let back = SocketAddr::from((overlay.pod(0), port(&near)));
+            ways_back.push((far.try_clone().expect("one more descriptor"), back));
+            scope.spawn(move || flow.send(&near, target, FLOW_RATE));
+            scope.spawn(move || flow.receive(&far));
+        }
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(500));
+            for (far, back) in &ways_back {
+                far.send_to(&[0], back).expect("the answer can be sent");
+            }
+            thread::sleep(Duration::from_secs(4));
+        }
+        flows.iter().for_each(|flow| flow.stop.store(true, Ordering::Relaxed));
+        is_over.store(true, Ordering::Relaxed);
+        thread::sleep(Duration::from_millis(300));
+        flows.iter().for_each(|flow| flow.drained.store(true, Ordering::Relaxed));
+    });
+    let reordered: Vec<_> =
+        flows.iter().map(|flow| flow.reordered.load(Ordering::Relaxed)).collect();
+    assert_eq!(reordered, [0; ANSWERED_FLOWS], "flows changed workers");
+}
+
+#[test]
+fn without_the_right_to_steer_several_workers_run_and_say_so() {
+    let files = tempfile::tempdir().unwrap();
+    let lab = Lab::two_hosts();
+    let store = local_store(files.path(), CONFIG);
+    let subnet_env = files.path().join("subnet.env");
+    let subnet_file = format!("--subnet-file={}", subnet_env.display());
+    // Root with this bounding set has CAP_NET_ADMIN only.
+    let mut daemon = lab.hosts[0].spawn(&[
+        "setpriv",
+        "--bounding-set=-all,+net_admin",
+        WEFTD,
+        &store,
+        &subnet_file,
+        "--iface=172.20.0.1",
+        "--iptables-forward-rules=false",
+        "--workers=2",
+    ]);
+    SubnetEnv::wait(&subnet_env, &mut daemon);
+    let everybody = std::fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled");
+    let may = everybody.is_ok_and(|value| value.trim() == "0");
+    let log = daemon.output();
+    assert_eq!(log.contains("grant CAP_BPF"), !may, "{log}");
+    assert_eq!(worker_threads(&daemon).len(), 2, "{log}");
 }
 
 #[test]

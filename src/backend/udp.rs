@@ -370,7 +370,16 @@ fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
 /// Opens one queue for each worker; never none.
 fn open_queues(name: &str, setup: &UdpSetup, count: NonZeroU16) -> Result<Vec<Tun>, TunError> {
     let wanted = TunOffload { tso: setup.offload.tso, uso: setup.offload.uso };
-    Tun::open_queues(name, wanted, count)
+    let queues = Tun::open_queues(name, wanted, count)?;
+    if count.get() > 1
+        && let Err(error) = queues[0].steer_by_flow()
+    {
+        warn!(
+            "cannot fix flows to workers, a few packets may overtake each other now and then: \
+             {error}; grant CAP_BPF, or run with --workers=1"
+        );
+    }
+    Ok(queues)
 }
 
 fn orders<'a>(

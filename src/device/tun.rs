@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{readv, writev};
 
 use crate::offload::VNET_HEADER_BYTES;
-use crate::sys::tun as sys;
+use crate::sys::{steering, tun as sys};
 
 /// How a device of one queue is opened.
 const SINGLE_QUEUE: i16 = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
@@ -82,6 +82,13 @@ impl Tun {
             queues.push(Self { queue, name: name.clone(), offload });
         }
         Ok(queues)
+    }
+
+    /// Has the kernel choose the queue of a packet for this host's peers by its flow alone, so
+    /// that a flow never changes queues. Without, its queue is the last one to which its other
+    /// direction was written, for three seconds, and each change may reorder it.
+    pub fn steer_by_flow(&self) -> io::Result<()> {
+        steering::steer_by_flow(self.queue.as_fd())
     }
 
     fn open_first(template: &str, wanted: TunOffload, flags: i16) -> Result<Self, TunError> {

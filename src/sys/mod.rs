@@ -10,6 +10,7 @@
 use std::io;
 
 pub mod ring;
+pub mod steering;
 pub mod tun;
 pub mod tun_io;
 pub mod udp;

@@ -1,0 +1,117 @@
+//! Which queue of a TUN device a packet goes to: a small eBPF program (bpf(2), TUNSETSTEERINGEBPF
+//! in drivers/net/tun.c).
+
+use std::ffi::{c_int, c_ulong};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
+const BPF_PROG_LOAD: c_int = 5;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+
+/// One instruction as the kernel takes it (`struct bpf_insn`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Instruction {
+    code: u8,
+    /// Destination in the low, source in the high half.
+    registers: u8,
+    jump: i16,
+    value: i32,
+}
+
+/// The leading members of `union bpf_attr` for BPF_PROG_LOAD; those left out count as zero.
+#[repr(C)]
+struct ProgramLoad {
+    program_type: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_bytes: u32,
+    log: u64,
+}
+
+const fn instruction(code: u8, registers: u8, jump: i16, value: i32) -> Instruction {
+    Instruction { code, registers, jump, value }
+}
+
+/// Loads into register 0 from the packet, network byte order taken care of. Beyond the packet's
+/// end the program ends with 0.
+const LOAD_WORD: u8 = 0x20;
+const LOAD_HALF: u8 = 0x28;
+const LOAD_BYTE: u8 = 0x30;
+const MOVE: u8 = 0xbf;
+const XOR: u8 = 0xaf;
+const AND_VALUE: u8 = 0x57;
+const MULTIPLY_VALUE: u8 = 0x24;
+const SHIFT_RIGHT_VALUE: u8 = 0x74;
+const JUMP_IF_EQUAL: u8 = 0x15;
+const JUMP_UNLESS_EQUAL: u8 = 0x55;
+const EXIT: u8 = 0x95;
+
+/// 2^32 over the golden ratio, odd: multiplied by it, every bit reaches the upper half.
+const MIX: i32 = 0x9e37_79b1_u32 as i32;
+
+/// A hash of an IPv4 packet's addresses and, of a TCP or UDP packet that is no fragment and has no
+/// options, its ports. Register 6 must hold the packet for loads; register 7 gathers the hash. The
+/// kernel takes the result modulo the number of queues.
+const BY_FLOW: [Instruction; 21] = [
+    instruction(MOVE, 0x16, 0, 0),
+    instruction(LOAD_WORD, 0, 0, 12),
+    instruction(MOVE, 0x07, 0, 0),
+    instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
+    instruction(LOAD_WORD, 0, 0, 16),
+    instruction(XOR, 0x07, 0, 0),
+    instruction(LOAD_HALF, 0, 0, 6),
+    instruction(AND_VALUE, 0, 0, 0x3fff),
+    instruction(JUMP_UNLESS_EQUAL, 0, 8, 0),
+    instruction(LOAD_BYTE, 0, 0, 0),
+    instruction(JUMP_UNLESS_EQUAL, 0, 6, 0x45),
+    instruction(LOAD_BYTE, 0, 0, 9),
+    instruction(JUMP_IF_EQUAL, 0, 1, 6),
+    instruction(JUMP_UNLESS_EQUAL, 0, 3, 17),
+    instruction(LOAD_WORD, 0, 0, 20),
+    instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
+    instruction(XOR, 0x07, 0, 0),
+    // Where the three jumps past the ports end.
+    instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
+    instruction(SHIFT_RIGHT_VALUE, 0x07, 0, 16),
+    instruction(MOVE, 0x70, 0, 0),
+    instruction(EXIT, 0, 0, 0),
+];
+
+/// Has the device choose a packet's queue by its flow alone, instead of by where packets of the
+/// flow's other direction were written. EPERM without CAP_BPF (CAP_SYS_ADMIN before kernel 5.8)
+/// where programs are for the privileged only.
+pub fn steer_by_flow(tun: BorrowedFd<'_>) -> io::Result<()> {
+    let program = load(&BY_FLOW)?;
+    let descriptor: c_int = program.as_raw_fd();
+    // SAFETY: TUNSETSTEERINGEBPF reads one int, which outlives the call; the device takes its own
+    // reference to the program.
+    let result = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETSTEERINGEBPF, &raw const descriptor) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    let attributes = ProgramLoad {
+        program_type: BPF_PROG_TYPE_SOCKET_FILTER,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+        log_level: 0,
+        log_bytes: 0,
+        log: 0,
+    };
+    // SAFETY: BPF_PROG_LOAD reads `size_of::<ProgramLoad>()` bytes of `attributes`, the
+    // `instruction_count` instructions behind the slice's pointer, and a constant that ends with a
+    // zero; all outlive the call, and it writes nowhere without a log.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, size_of::<ProgramLoad>())
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(result as c_int) })
+}
