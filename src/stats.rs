@@ -217,8 +217,6 @@ mod tests {
 
     #[test]
     fn a_total_leaves_nothing_out() {
-        // Every counter is one word, and all of them differ.
-        const WORDS: usize = 2 * (8 + DROP_REASONS) + 5;
         let direction = |stats: &DirectionStats, first: u64| {
             let named = [
                 &stats.packets_received,
@@ -249,8 +247,7 @@ mod tests {
             digits.filter(|digits| !digits.is_empty()).map(|n| n.parse().unwrap()).collect()
         };
         let twice: Vec<u64> = numbers(&worker).iter().map(|number| 2 * number).collect();
-        assert_eq!(twice.len(), WORDS, "a counter was added: extend this test");
-        assert!(!twice.contains(&0), "this test leaves a counter out");
+        assert!(!twice.contains(&0), "a counter was added: extend this test");
         assert_eq!(numbers(&total), twice);
     }
 
