@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
@@ -37,6 +37,12 @@ pub use self::team::WorkerState;
 
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
+
+/// How long what is in the way at start may be a killed predecessor's.
+const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Pause between two tries meanwhile.
+const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
@@ -152,12 +158,8 @@ impl UdpNetwork {
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
         let worker_count = team::count(setup.workers);
-        let queues = open_queues(DEVICE_TEMPLATE, &setup, worker_count)?;
-        let desired = desired(&netlink, &queues[0], &setup, mtu_bytes).await?;
-        let overlay = Overlay::establish(netlink.clone(), desired).await?;
-        let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
-        let offload = setup.offload;
-        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
+        let (queues, overlay, sockets) =
+            take_over(&netlink, &setup, mtu_bytes, worker_count).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let routes = Published::new(Table::provisional());
@@ -365,6 +367,47 @@ fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
         );
     }
     leave_out
+}
+
+/// Makes device, address, route and sockets. A killed predecessor's io_uring holds its device and
+/// its socket until the kernel has torn the ring down, some time after the process is gone.
+async fn take_over(
+    netlink: &Netlink,
+    setup: &UdpSetup,
+    mtu_bytes: u16,
+    count: NonZeroU16,
+) -> Result<(Vec<Tun>, Overlay, Vec<TunnelSocket>), UdpError> {
+    let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
+    let once = async || {
+        let queues = open_queues(DEVICE_TEMPLATE, setup, count)?;
+        let desired = desired(netlink, &queues[0], setup, mtu_bytes).await?;
+        let overlay = Overlay::establish(netlink.clone(), desired).await?;
+        let offload = setup.offload;
+        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, count)?;
+        Ok((queues, overlay, sockets))
+    };
+    let give_up = Instant::now() + LEFTOVER_PATIENCE;
+    loop {
+        match once().await {
+            Err(error) if is_perhaps_leftover(&error) && Instant::now() < give_up => {
+                sleep(LEFTOVER_RETRY).await;
+            }
+            made => return made,
+        }
+    }
+}
+
+/// Whether a predecessor's device or socket may be in the way.
+fn is_perhaps_leftover(error: &UdpError) -> bool {
+    match error {
+        UdpError::Overlay(OverlayError::ForeignRoute { .. }) => true,
+        UdpError::Socket(error) => error.is_address_in_use(),
+        UdpError::Overlay(OverlayError::DeviceGone(_) | OverlayError::Netlink(_))
+        | UdpError::Mtu(_)
+        | UdpError::Tun(_)
+        | UdpError::Netlink(_)
+        | UdpError::Worker(_) => false,
+    }
 }
 
 /// Opens one queue for each worker; never none.

@@ -45,6 +45,18 @@ pub enum SocketError {
     },
 }
 
+impl SocketError {
+    /// Whether somebody else has the address.
+    #[must_use]
+    pub fn is_address_in_use(&self) -> bool {
+        match self {
+            Self::Bind { source, .. } | Self::Share { source, .. } => {
+                source.kind() == io::ErrorKind::AddrInUse
+            }
+        }
+    }
+}
+
 /// The tunnel's socket, non-blocking.
 #[derive(Debug)]
 pub struct TunnelSocket {
