@@ -19,7 +19,7 @@ use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, OffloadChoice, WorkersChoice};
 use crate::control::lease::Peers;
 use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
-use crate::engine::{SpawnError, WorkerEnd};
+use crate::engine::{self, Engine, EngineWanted, SpawnError, WorkerEnd};
 use crate::host::chain::chain;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, overlay_mtu_bytes};
@@ -154,6 +154,7 @@ impl UdpNetwork {
     /// Makes device, address, route, sockets and workers, in flannel's order.
     pub async fn start(mut setup: UdpSetup) -> Result<Self, UdpError> {
         setup.offload.gso &= !leave_trains_out(setup.offload, &kernel::release());
+        setup.engine = settle_engine(setup.engine);
         let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
@@ -433,6 +434,21 @@ fn orders<'a>(
 ) -> Orders<'a> {
     let (network, subnet, engine) = (setup.network, setup.subnet, setup.engine);
     Orders { network, subnet, mtu_bytes, engine, routes, ends }
+}
+
+/// Settles what `auto` leaves open: io_uring, where it can be had, if system calls are dear here.
+fn settle_engine(choice: EngineChoice) -> EngineChoice {
+    if choice != EngineChoice::Auto {
+        return choice;
+    }
+    let call_ns = engine::call_ns();
+    let (settled, preferred) = match engine::preferred(call_ns) {
+        EngineWanted::Best => (EngineChoice::Auto, Engine::IoUring),
+        EngineWanted::Only(Engine::IoUring) => (EngineChoice::IoUring, Engine::IoUring),
+        EngineWanted::Only(Engine::Mmsg) => (EngineChoice::Mmsg, Engine::Mmsg),
+    };
+    info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
+    settled
 }
 
 /// What the kernel shall make of a new device.
