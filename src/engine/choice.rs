@@ -1,9 +1,10 @@
 //! Which engine is the better one here: a question of what a system call costs.
 //!
 //! The ring saves one system call for each TUN packet, and its own bookkeeping takes as long as a
-//! cheap one. Where calls are dear (mitigations of older processors, a long seccomp filter) it wins
-//! by far: of 64-byte packets on the wire link of the benchmark's lab, mmsg carried 215 thousand a
-//! second with calls of 0.28 microseconds, 151 with 0.94 and 81 with 2.8; io_uring 212, 219 and 202.
+//! cheap one. Where calls are dear (mitigations of older processors, a long seccomp filter) it
+//! wins by far: of 64-byte packets on the wire link of the benchmark's lab, mmsg carried 215
+//! thousand a second with calls of 0.28 microseconds, 151 with 0.94 and 81 with 2.8; io_uring 212,
+//! 219 and 202.
 
 use std::time::Instant;
 
