@@ -2,8 +2,9 @@
 //! can't is counted under the errno's reason.
 //!
 //! The refusals come from a seccomp filter on the worker's thread, which fails the system call by
-//! its number and its count of messages or buffers; everything else is the real kernel. Needs
-//! root, for it makes network namespaces.
+//! its number and its count of messages or buffers; everything else is the real kernel. It is the
+//! mmsg engine's: operations of an io_uring pass no filter, `engine_suite` has the kernel itself
+//! refuse them. Needs root, for it makes network namespaces.
 #![allow(unsafe_code, reason = "a seccomp filter is installed with prctl, which has no safe form")]
 
 mod dataplane;

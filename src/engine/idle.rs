@@ -73,3 +73,77 @@ impl Idle {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Moved = Moved { bytes: 0, drained: true };
+
+    fn moved(bytes: usize) -> Moved {
+        Moved { bytes, drained: true }
+    }
+
+    /// Turns without work until the worker sleeps, each yield taking `took_ns`.
+    fn turns_to_sleep(idle: &mut Idle, took_ns: u64) -> u32 {
+        let mut turns = 1;
+        while idle.after_turn(NOTHING) != Next::Sleep {
+            idle.yielded(took_ns);
+            turns += 1;
+            assert!(turns <= 1000, "a worker without work keeps a processor for ever");
+        }
+        turns
+    }
+
+    #[test]
+    fn a_ping_pong_whose_answer_comes_at_once_finds_the_worker_awake() {
+        let mut idle = Idle::default();
+        for _ in 0..1000 {
+            assert_eq!(idle.after_turn(moved(64)), Next::Yield);
+            // The peer answers within the turns of patience.
+            for _ in 0..IDLE_TURNS_LIGHT {
+                assert_eq!(idle.after_turn(NOTHING), Next::Yield, "every answer pays a wake-up");
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_sleeps_sooner_after_bulk_and_forgets_it_asleep() {
+        let mut idle = Idle::default();
+        assert_eq!(turns_to_sleep(&mut idle, 0), IDLE_TURNS_LIGHT + 1);
+        idle.after_turn(moved(LIGHT_BYTES_MAX + 1));
+        idle.after_turn(moved(1));
+        let after_bulk = turns_to_sleep(&mut idle, 0);
+        assert_eq!(after_bulk, IDLE_TURNS_BULK + 1, "a processor looks busy to who feeds it");
+        idle.after_turn(moved(LIGHT_BYTES_MAX));
+        assert_eq!(turns_to_sleep(&mut idle, 0), IDLE_TURNS_LIGHT + 1, "light traffic is light");
+    }
+
+    #[test]
+    fn a_batch_that_filled_up_is_followed_by_the_next_at_once() {
+        let mut idle = Idle::default();
+        for _ in 0..1000 {
+            let full = Moved { bytes: 100_000, drained: false };
+            assert_eq!(idle.after_turn(full), Next::Turn, "a flood gives its processor away");
+        }
+        // Packets that could not be read move no bytes, and more may wait behind them.
+        assert_eq!(idle.after_turn(Moved { bytes: 0, drained: false }), Next::Turn);
+    }
+
+    #[test]
+    fn who_gives_way_to_somebody_busy_sleeps_next() {
+        let mut idle = Idle::default();
+        idle.after_turn(moved(64));
+        idle.yielded(YIELD_NS_MAX + 1);
+        let turns = turns_to_sleep(&mut idle, 0);
+        assert_eq!(turns, 1, "each packet waits for a busy neighbour's slice");
+        idle.after_turn(moved(64));
+        idle.yielded(YIELD_NS_MAX);
+        assert_eq!(turns_to_sleep(&mut idle, 0), IDLE_TURNS_LIGHT + 1, "a short yield is none");
+        // Work that came during the yield is done first, and starts the patience anew.
+        idle.after_turn(moved(64));
+        idle.yielded(YIELD_NS_MAX + 1);
+        idle.after_turn(moved(64));
+        assert_eq!(turns_to_sleep(&mut idle, 0), IDLE_TURNS_LIGHT + 1);
+    }
+}

@@ -30,6 +30,7 @@ use crate::stats::WorkerStats;
 use self::mmsg::Mmsg;
 use self::ring::RingIo;
 
+pub use self::ring::RING_ENTRIES;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use wake::Stop;
@@ -54,6 +55,9 @@ pub struct WorkerConfig {
     pub udp_segments_max: u16,
     /// How it is to do its I/O.
     pub engine: EngineWanted,
+    /// Submissions that an io_uring holds, a power of two: [`RING_ENTRIES`], or fewer, which takes
+    /// more system calls for the same packets.
+    pub ring_entries: u32,
 }
 
 /// Ways of doing I/O.

@@ -16,8 +16,8 @@ use super::io::{
 use super::refusal::{ReadRefusal, read_read, receive_is_drained};
 use super::{Stop, WorkerConfig};
 
-/// Submissions that the ring holds: a whole batch of reads and of receives.
-const ENTRIES: u32 = 2 * BATCH_PACKETS as u32;
+/// Submissions that a worker's ring holds: a whole batch of reads and of receives.
+pub const RING_ENTRIES: u32 = 2 * BATCH_PACKETS as u32;
 
 /// Operations in the largest batch: the trains of a plan, its datagrams, or TUN writes, 128 each.
 const OPERATIONS_MAX: usize = 2 * BATCH_PACKETS;
@@ -65,7 +65,7 @@ impl Asking {
 impl RingIo {
     pub(super) fn open(config: &WorkerConfig, stop: &Stop) -> Result<Self, RingError> {
         let (tun, socket) = (config.tun.as_fd(), config.socket.as_fd());
-        let ring = Ring::open(ENTRIES, OPERATIONS_MAX, tun, socket, stop.as_fd())?;
+        let ring = Ring::open(config.ring_entries, OPERATIONS_MAX, tun, socket, stop.as_fd())?;
         Ok(Self { ring, reads: Asking::new(), receives: Asking::new() })
     }
 

@@ -4,12 +4,16 @@
 //! kernel has answered every one of them. All are non-blocking, so the kernel answers while it
 //! takes them; what is left armed between calls are polls, which refer to no memory.
 
+mod set_up;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
+
+use self::set_up::{missing_operation, set_up};
 
 use super::tun_io::WriteBatch;
 use super::udp::{ReceiveBatch, SendBatch};
@@ -22,14 +26,10 @@ const STOP: Fixed = Fixed(2);
 
 /// User data of what is no operation of a batch; those count from 0.
 const POLLS: u64 = 1 << 32;
-const REMOVAL: u64 = POLLS + FILES as u64;
+const REMOVALS: u64 = POLLS + FILES as u64;
 
 /// Files of a ring, and polls.
 const FILES: usize = 3;
-
-/// Completions that the ring holds, by entry: a batch's, and those of polls and removals, which
-/// are far fewer than a second batch.
-const COMPLETIONS_PER_ENTRY: u32 = 2;
 
 /// Submissions in a row that the kernel may refuse for now before the ring counts as broken.
 const REFUSALS_MAX: usize = 1000;
@@ -37,7 +37,7 @@ const REFUSALS_MAX: usize = 1000;
 /// How long the first read of the TUN device may take; it is answered at once or not at all.
 const PROBE_LIMIT: Duration = Duration::from_millis(20);
 
-/// How long the end of a poll may take; the kernel needs microseconds.
+/// How long the removal of polls may take; the kernel needs microseconds.
 const REMOVAL_LIMIT: Duration = Duration::from_millis(100);
 
 /// The longest read of a TUN device: a packet, rounded up, with its offload header.
@@ -95,7 +95,8 @@ pub enum Source {
 enum Poll {
     Off,
     Armed,
-    /// Its removal is on the way; its own completion tells that it is off.
+    /// Its removal is on the way; its own completion tells that it is off. But what a poll has just
+    /// noticed can't be removed (EALREADY), and if a read was faster, the kernel leaves it armed.
     Removing,
 }
 
@@ -201,10 +202,16 @@ impl Ring {
 
     /// Sends the messages from `first` on, without waiting; returns how many went, or the error
     /// of the first one, as [`SendBatch::send`] does. But the kernel is offered all of them at
-    /// once: those behind a refused one may have gone when that one is tried again.
+    /// once: those behind a refused one may have gone when that one is tried again, and those that
+    /// were refused like it are tried again with it.
     pub fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
         let count = batch.len();
         batch.answers.resize(count, None);
+        if batch.told.take() == Some(first) {
+            let refusal = batch.answers[first];
+            let alike = batch.answers[first..].iter_mut();
+            alike.take_while(|answer| **answer == refusal).for_each(|answer| *answer = None);
+        }
         if batch.answers[first].is_none() {
             let untried = batch.answers[first..].iter().take_while(|answer| answer.is_none());
             let untried = untried.count();
@@ -227,8 +234,8 @@ impl Ring {
         if sent > 0 {
             return Ok(sent);
         }
-        // Told once; if it is offered again, it is tried again.
-        batch.answers[first].take().unwrap_or(UNANSWERED).result()
+        batch.told = Some(first);
+        batch.answers[first].unwrap_or(UNANSWERED).result()
     }
 
     /// Writes all of `batch` to the TUN device, in order; [`WriteBatch::result`] tells of each.
@@ -255,7 +262,7 @@ impl Ring {
 
     /// Sleeps until one of `sources` is ready; [`Self::take_ready`] tells which.
     pub fn wait(&mut self, sources: &[Source]) -> io::Result<()> {
-        self.settle(Poll::Removing, REMOVAL_LIMIT)?;
+        self.settle()?;
         for &source in sources {
             self.arm(source)?;
         }
@@ -274,10 +281,11 @@ impl Ring {
     /// runs it for every packet.
     pub fn disarm(&mut self, source: Source) -> io::Result<()> {
         if self.polls[source as usize] == Poll::Armed {
+            // Before the removal is queued: making room for it may bring the poll's own end.
+            self.polls[source as usize] = Poll::Removing;
             let removal = opcode::PollRemove::new(POLLS + source as u64).build();
             // SAFETY: a removal refers to no memory.
-            unsafe { self.submit_entry(removal.user_data(REMOVAL)) }?;
-            self.polls[source as usize] = Poll::Removing;
+            unsafe { self.submit_entry(removal.user_data(REMOVALS + source as u64)) }?;
         }
         Ok(())
     }
@@ -293,14 +301,25 @@ impl Ring {
         Ok(())
     }
 
-    /// Waits until no poll is in `state`.
-    fn settle(&mut self, state: Poll, limit: Duration) -> io::Result<()> {
-        let deadline = Instant::now() + limit;
-        while self.polls.contains(&state) {
+    /// Waits until no removal is on the way.
+    fn settle(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + REMOVAL_LIMIT;
+        while self.polls.contains(&Poll::Removing) {
             if Instant::now() > deadline {
                 return Err(self.breaks(libc::ETIME));
             }
-            self.enter(1, Some(limit))?;
+            self.enter(1, Some(REMOVAL_LIMIT))?;
+        }
+        Ok(())
+    }
+
+    /// Ends all polls.
+    fn disarm_all(&mut self) -> io::Result<()> {
+        while self.polls != [Poll::Off; FILES] {
+            for source in [Source::Tun, Source::Socket, Source::Stop] {
+                self.disarm(source)?;
+            }
+            self.settle()?;
         }
         Ok(())
     }
@@ -380,6 +399,10 @@ impl Ring {
     /// Submits what is queued, waits for `want` completions if nothing is refused, takes them.
     fn enter(&mut self, want: usize, limit: Option<Duration>) -> io::Result<()> {
         for _ in 0..REFUSALS_MAX {
+            // What is still queued was lent for a call that has returned.
+            if let Some(errno) = self.broken {
+                return Err(io::Error::from_raw_os_error(errno));
+            }
             let entered = match limit {
                 None => self.ring.submitter().submit_and_wait(want),
                 Some(limit) => {
@@ -419,11 +442,16 @@ impl Ring {
             if data < POLLS {
                 self.answers[data as usize] = Answer(result);
                 self.unanswered -= 1;
-            } else if data < REMOVAL {
+            } else if data < REMOVALS {
                 let source = (data - POLLS) as usize;
                 self.polls[source] = Poll::Off;
                 // An error, other than that it was removed, is for the read to find out about.
                 self.ready[source] |= result != -libc::ECANCELED;
+            } else if result == -libc::EALREADY {
+                let poll = &mut self.polls[(data - REMOVALS) as usize];
+                if *poll == Poll::Removing {
+                    *poll = Poll::Armed;
+                }
             }
         }
     }
@@ -433,13 +461,10 @@ impl Drop for Ring {
     /// Ends the polls and gives the files back, so that closing the TUN queue removes the device
     /// now: the kernel takes a dropped ring apart some time later.
     fn drop(&mut self) {
-        if self.broken.is_none() {
-            let removed = [Source::Tun, Source::Socket, Source::Stop]
-                .into_iter()
-                .try_for_each(|source| self.disarm(source))
-                .and_then(|()| self.settle(Poll::Removing, REMOVAL_LIMIT));
-            // A ring that broke just now is taken apart later, no more.
-            removed.ok();
+        // A batch that a panic cut short may be queued, over memory that is gone.
+        if self.broken.is_none() && self.unanswered == 0 {
+            // A ring that breaks now is taken apart later, no more.
+            self.disarm_all().ok();
         }
         self.ring.submitter().unregister_files().ok();
     }
@@ -448,39 +473,5 @@ impl Drop for Ring {
 /// What stands for an answer until the kernel gives it.
 const UNANSWERED: Answer = Answer(-libc::EIO);
 
-/// The deepest ring that the kernel has: answers held back until we ask (6.1), no second index
-/// array (6.6), else without one or the other, else plain.
-fn set_up(entries: u32) -> io::Result<IoUring> {
-    let build = |deferred: bool, plain_queue: bool| {
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(entries * COMPLETIONS_PER_ENTRY).dontfork();
-        if deferred {
-            builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
-        }
-        if plain_queue {
-            builder.setup_no_sqarray();
-        }
-        builder.build(entries)
-    };
-    let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
-    match build(true, true) {
-        Err(error) if unknown(&error) => match build(true, false) {
-            Err(error) if unknown(&error) => build(false, false),
-            built => built,
-        },
-        built => built,
-    }
-}
-
-/// The first operation that `is_supported` denies.
-fn missing_operation(is_supported: impl Fn(u8) -> bool) -> Option<&'static str> {
-    let needed = [
-        (opcode::Read::CODE, "READ"),
-        (opcode::Writev::CODE, "WRITEV"),
-        (opcode::SendMsg::CODE, "SENDMSG"),
-        (opcode::RecvMsg::CODE, "RECVMSG"),
-        (opcode::PollAdd::CODE, "POLL_ADD"),
-        (opcode::PollRemove::CODE, "POLL_REMOVE"),
-    ];
-    needed.into_iter().find(|(code, _)| !is_supported(*code)).map(|(_, name)| name)
-}
+#[cfg(test)]
+mod tests;

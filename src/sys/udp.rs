@@ -82,6 +82,8 @@ pub struct SendBatch {
     iovecs: Vec<libc::iovec>,
     /// What a ring said of each message that was offered to it; empty before the first time.
     pub(super) answers: Vec<Option<Answer>>,
+    /// The message whose refusal a ring reported last, with nothing sent since.
+    pub(super) told: Option<usize>,
 }
 
 struct Message {
@@ -101,6 +103,7 @@ impl SendBatch {
             controls: Vec::with_capacity(messages),
             iovecs: Vec::with_capacity(ranges),
             answers: Vec::with_capacity(messages),
+            told: None,
         }
     }
 
@@ -109,6 +112,7 @@ impl SendBatch {
         self.messages.clear();
         self.ranges.clear();
         self.answers.clear();
+        self.told = None;
     }
 
     /// Adds a message: the `ranges` of the arena that [`Self::send`] will get, cut into datagrams

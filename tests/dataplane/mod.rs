@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use weft::device::{Tun, TunOffload, TunnelSocket};
-use weft::engine::{Engine, EngineWanted, Worker, WorkerConfig, WorkerEnd};
+use weft::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
 use weft::forward::Local;
 use weft::offload::{
     PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
@@ -58,6 +58,7 @@ pub struct Options {
     pub mtu_bytes: u16,
     pub udp_segments_max: u16,
     pub engine: EngineWanted,
+    pub ring_entries: u32,
 }
 
 impl Options {
@@ -68,7 +69,13 @@ impl Options {
         mtu_bytes: MTU_BYTES,
         udp_segments_max: 64,
         engine: EngineWanted::Only(Engine::Mmsg),
+        ring_entries: RING_ENTRIES,
     };
+
+    /// The same on `engine`, with a ring of this size.
+    pub const fn on(self, engine: Engine, ring_entries: u32) -> Self {
+        Self { engine: EngineWanted::Only(engine), ring_entries, ..self }
+    }
 }
 
 /// The host with its worker, and the peer's namespace.
@@ -134,12 +141,13 @@ impl Host {
                 stats: Arc::clone(&stats),
                 udp_segments_max: options.udp_segments_max,
                 engine: options.engine,
+                ring_entries: options.ring_entries,
             };
             before_spawn();
             Worker::spawn(config, move |end| {
                 tell.send((end, Instant::now())).ok();
             })
-            .expect("one more thread")
+            .expect("one more thread, and the engine that the test is about")
         });
         Self { namespace, peer, stats, routes, worker, ended }
     }

@@ -12,7 +12,9 @@ use tracing::warn;
 
 use crate::config::options::{EngineChoice, WorkersChoice};
 use crate::device::{Tun, TunnelSocket};
-use crate::engine::{Engine, EngineWanted, SpawnError, Worker, WorkerConfig, WorkerEnd};
+use crate::engine::{
+    Engine, EngineWanted, RING_ENTRIES, SpawnError, Worker, WorkerConfig, WorkerEnd,
+};
 use crate::forward::Local;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
@@ -88,6 +90,7 @@ impl Team {
                 stats: Arc::clone(&seat.stats),
                 udp_segments_max: seat.socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
                 engine: engine_wanted(orders.engine),
+                ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();
             // Nobody listens any more once the backend is dropped, and then nobody needs to.

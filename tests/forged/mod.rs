@@ -1,10 +1,8 @@
 //! Forged and damaged input from a peer's address and from a stranger's: nothing of it is
 //! delivered or forwarded, each packet is counted under its reason, and honest packets between
-//! them all arrive.
+//! them all arrive. The program that includes this says on which engine.
 
 mod classes;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
@@ -14,16 +12,16 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::support::cluster::{Cluster, host_address};
+use crate::support::lab::{Namespace, Process, SubnetEnv, wait_until};
+use crate::support::overlay::{CONFIG, local_store, reserve};
+use crate::support::packet::{Sniffer, contains, ipv4, seal, udp};
+use crate::support::status::Status;
+use crate::support::traffic::{udp_socket, udp_socket_at};
 use classes::{
     Class, HONEST_PORT, LAN_HOST, MARKER, OTHER_POD, PEER_POD, TUNNEL_PORT, UNLEASED, VICTIM_POD,
     VICTIM_TUN, address, edited, forged, honest, wrong_from_anybody,
 };
-use support::cluster::{Cluster, host_address};
-use support::lab::{Namespace, Process, SubnetEnv, wait_until};
-use support::overlay::{CONFIG, local_store, reserve};
-use support::packet::{Sniffer, contains, ipv4, seal, udp};
-use support::status::Status;
-use support::traffic::{udp_socket, udp_socket_at};
 use weft::sys::Range;
 use weft::sys::udp::SendBatch;
 
@@ -61,7 +59,7 @@ impl Scene {
         victim.address("lan0", "192.168.7.1/24");
         lan.address("eth0", &format!("{LAN_HOST}/24"));
         victim.exec(&["ip", "route", "add", "default", "via", &LAN_HOST.to_string()]);
-        let mut daemon = cluster.weftd(0, files.path(), &[&store]);
+        let mut daemon = cluster.weftd(0, files.path(), &[&store, crate::ENGINE_FLAG]);
         let lease = SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
         assert_eq!(lease.network(), VICTIM_TUN);
         wait_until(Duration::from_secs(5), "the victim knows both leases", || {

@@ -1,8 +1,7 @@
 //! A worker over real devices: every offload both ways, what it refuses, whom it tells, and how
-//! it ends. Needs root, for it makes network namespaces.
-
-mod dataplane;
-mod support;
+//! it ends. The program that includes this says on which engine, by its `OPTIONS`. Needs
+//! root, for it makes network
+//! namespaces.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
@@ -11,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dataplane::*;
+use crate::dataplane::*;
 use weft::device::TunOffload;
 use weft::engine::WorkerEnd;
 use weft::stats::DropReason;
 use weft::sys::{Range, udp::SendBatch};
 
-use support::lab::{Namespace, wait_until};
+use crate::support::lab::{Namespace, wait_until};
 
 /// Sends equal datagrams to the worker as one train.
 fn send_train(socket: &UdpSocket, datagrams: &[Vec<u8>]) {
@@ -35,7 +34,7 @@ fn choices() -> impl Iterator<Item = Options> {
         tun: TunOffload { tso: bits & 1 != 0, uso: bits & 2 != 0 },
         gso: bits & 4 != 0,
         gro: bits & 8 != 0,
-        ..Options::ALL
+        ..crate::OPTIONS
     })
 }
 
@@ -151,7 +150,7 @@ fn forged() -> Vec<(Vec<u8>, DropReason)> {
 #[test]
 fn forged_packets_are_counted_by_reason_and_honest_ones_between_them_are_untouched() {
     for gro in [true, false] {
-        let host = Host::start(Options { gro, ..Options::ALL });
+        let host = Host::start(Options { gro, ..crate::OPTIONS });
         let pod = host.pod_device();
         let peer = host.outside(PEER);
         let stranger = host.outside(STRANGER);
@@ -199,7 +198,7 @@ fn forged_packets_are_counted_by_reason_and_honest_ones_between_them_are_untouch
 
 #[test]
 fn random_datagrams_of_every_size_are_counted_and_honest_ones_pass() {
-    let host = Host::start(Options::ALL);
+    let host = Host::start(crate::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
     let mut random = fastrand::Rng::with_seed(0x5eed);
@@ -263,7 +262,7 @@ fn ping(from: &Namespace, words: &[&str]) -> String {
 fn icmp_errors_arrive_at_pods_and_host_processes_whatever_the_reverse_path_filter() {
     for rp_filter in ["0", "1", "2"] {
         // A path that has become narrower than the device: the kernel's own check passes.
-        let host = Host::start(Options { mtu_bytes: 1400, ..Options::ALL });
+        let host = Host::start(Options { mtu_bytes: 1400, ..crate::OPTIONS });
         let pod = real_pod(&host);
         for which in ["all", "default", "flannel0", "cni0", "wire0"] {
             let setting = format!("net.ipv4.conf.{which}.rp_filter={rp_filter}");
@@ -312,7 +311,7 @@ fn next_hop(destination: Ipv4Addr) -> Ipv4Addr {
 /// TCP keeps a soft error until it gives up, and then reports it instead of a timeout.
 #[test]
 fn a_tcp_connect_from_a_pod_learns_that_the_network_is_unreachable() {
-    let host = Host::start(Options::ALL);
+    let host = Host::start(crate::OPTIONS);
     let pod = real_pod(&host);
     pod.exec(&[
         "sysctl",
@@ -326,7 +325,7 @@ fn a_tcp_connect_from_a_pod_learns_that_the_network_is_unreachable() {
 
 #[test]
 fn errors_about_packets_from_the_network_reach_a_proven_peer_through_the_tunnel() {
-    let host = Host::start(Options::ALL);
+    let host = Host::start(crate::OPTIONS);
     let _pod = host.pod_device();
     let peer = host.outside(PEER);
     let expired = with(marked(FAR, POD, 1, 64), 8, &[1]);
@@ -393,7 +392,7 @@ fn flood_pods(pod: &PodDevice, over: &AtomicBool) {
 #[test]
 fn a_worker_whose_device_is_deleted_ends_at_once() {
     for load in LOADS {
-        let mut host = Host::start(Options::ALL);
+        let mut host = Host::start(crate::OPTIONS);
         under_load(&mut host, load, |host| {
             let start = Instant::now();
             host.namespace.exec(&["ip", "link", "delete", "flannel0"]);
@@ -407,7 +406,7 @@ fn a_worker_whose_device_is_deleted_ends_at_once() {
 
 #[test]
 fn a_device_that_is_down_costs_packets_until_it_is_up_and_no_processor_time() {
-    let host = Host::start(Options::ALL);
+    let host = Host::start(crate::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
     host.namespace.exec(&["ip", "link", "set", "flannel0", "down"]);
@@ -431,7 +430,7 @@ fn a_device_that_is_down_costs_packets_until_it_is_up_and_no_processor_time() {
 #[test]
 fn a_worker_stops_within_100_ms_idle_and_under_flood() {
     for load in LOADS {
-        let mut host = Host::start(Options::ALL);
+        let mut host = Host::start(crate::OPTIONS);
         under_load(&mut host, load, |host| {
             let start = Instant::now();
             host.worker.end();
@@ -449,7 +448,7 @@ fn a_worker_stops_within_100_ms_idle_and_under_flood() {
 
 #[test]
 fn a_path_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
-    let host = Host::start(Options::ALL);
+    let host = Host::start(crate::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
     let narrow = format!("{}/32", PEER.ip());
@@ -468,7 +467,7 @@ fn a_path_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
 
 #[test]
 fn an_unreachable_peer_costs_its_own_packets_only() {
-    let host = Host::start(Options::ALL);
+    let host = Host::start(crate::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
     host.namespace.exec(&["ip", "route", "add", "unreachable", "172.20.0.3/32"]);

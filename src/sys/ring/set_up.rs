@@ -1,0 +1,46 @@
+//! A ring as deep as the kernel has it, and the operations that it must have.
+
+use std::io;
+
+use io_uring::{IoUring, opcode};
+
+/// Completions that the ring holds, by entry: a batch's, and those of polls and removals, which
+/// are far fewer than a second batch.
+const COMPLETIONS_PER_ENTRY: u32 = 2;
+
+/// The deepest ring that the kernel has: answers held back until we ask (6.1), no second index
+/// array (6.6), else without one or the other, else plain.
+pub(super) fn set_up(entries: u32) -> io::Result<IoUring> {
+    let build = |deferred: bool, plain_queue: bool| {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(entries * COMPLETIONS_PER_ENTRY).dontfork();
+        if deferred {
+            builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
+        }
+        if plain_queue {
+            builder.setup_no_sqarray();
+        }
+        builder.build(entries)
+    };
+    let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
+    match build(true, true) {
+        Err(error) if unknown(&error) => match build(true, false) {
+            Err(error) if unknown(&error) => build(false, false),
+            built => built,
+        },
+        built => built,
+    }
+}
+
+/// The first operation that `is_supported` denies.
+pub(super) fn missing_operation(is_supported: impl Fn(u8) -> bool) -> Option<&'static str> {
+    let needed = [
+        (opcode::Read::CODE, "READ"),
+        (opcode::Writev::CODE, "WRITEV"),
+        (opcode::SendMsg::CODE, "SENDMSG"),
+        (opcode::RecvMsg::CODE, "RECVMSG"),
+        (opcode::PollAdd::CODE, "POLL_ADD"),
+        (opcode::PollRemove::CODE, "POLL_REMOVE"),
+    ];
+    needed.into_iter().find(|(code, _)| !is_supported(*code)).map(|(_, name)| name)
+}

@@ -1,0 +1,7 @@
+//! The suite of `forged` on the mmsg engine.
+
+#[path = "forged/mod.rs"]
+mod on_mmsg;
+mod support;
+
+const ENGINE_FLAG: &str = "--engine=mmsg";
