@@ -1,6 +1,6 @@
 //! No allocation per packet: a worker on real devices moves thousands of packets both ways, on
-//! either engine, and a counting allocator sees nothing from its thread once it is warm. Needs root, for it makes
-//! network namespaces.
+//! either engine, and a counting allocator sees nothing from its thread once it is warm. Needs
+//! root, for it makes network namespaces.
 #![allow(unsafe_code, reason = "GlobalAlloc is an unsafe trait; this one counts and forwards")]
 
 mod dataplane;
