@@ -67,8 +67,9 @@ record_engines() {
 record_run() {
     local dir=$1 record raw
     record=$REPO/$RECORDS/$(jq -r '.date[:10]' "$dir/machine.json")
-    rm -rf "$record"
     mkdir -p "$record"
+    # What else was measured that day stays.
+    rm -f "$record"/{machine.json,samples.ndjson,results.json,report.md,raw.tar.xz} "$record"/*.svg
     cp "$dir"/{machine.json,samples.ndjson,results.json,report.md} "$dir"/*.svg "$record/"
     raw=$(mktemp)
     # Without the daemons' logs, which name folders of this machine.
