@@ -5,7 +5,6 @@
 //! its number and its count of messages or buffers; everything else is the real kernel. It is the
 //! mmsg engine's: operations of an io_uring pass no filter, `engine_suite` has the kernel itself
 //! refuse them. Needs root, for it makes network namespaces.
-#![allow(unsafe_code, reason = "a seccomp filter is installed with prctl, which has no safe form")]
 
 mod dataplane;
 mod support;
@@ -15,57 +14,20 @@ use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 
 use dataplane::*;
+use support::seccomp::Refusal;
 use weft::engine::WorkerEnd;
 use weft::stats::DropReason;
 use weft::sys::{Range, udp::SendBatch};
 
-/// Calls of `number` whose third argument lies in `counts` fail with `errno`.
-#[derive(Debug, Clone)]
-struct Refusal {
-    number: libc::c_long,
-    counts: RangeInclusive<u32>,
-    errno: i32,
+/// sendmmsg's third argument is the number of messages.
+fn send_refusal(counts: RangeInclusive<u32>, errno: i32) -> Refusal {
+    Refusal { number: libc::SYS_sendmmsg, argument: (2, counts), errno }
 }
 
-impl Refusal {
-    /// sendmmsg's third argument is the number of messages.
-    fn send(counts: RangeInclusive<u32>, errno: i32) -> Self {
-        Self { number: libc::SYS_sendmmsg, counts, errno }
-    }
-
-    /// writev's third argument is the number of buffers: an offload header, and one for each
-    /// packet that was merged.
-    fn write(counts: RangeInclusive<u32>, errno: i32) -> Self {
-        Self { number: libc::SYS_writev, counts, errno }
-    }
-
-    /// Takes effect for the calling thread and those that it starts from now on.
-    fn install(&self) {
-        // Offsets in `struct seccomp_data`: the number, and the third argument's lower half.
-        let (number_at, count_at) = (0, if cfg!(target_endian = "little") { 32 } else { 36 });
-        let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-        let jump = |kind: u32| (libc::BPF_JMP | kind | libc::BPF_K) as u16;
-        let answer = (libc::BPF_RET | libc::BPF_K) as u16;
-        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let refused = libc::SECCOMP_RET_ERRNO | self.errno as u32;
-        let mut program = [
-            step(load, 0, 0, number_at),
-            step(jump(libc::BPF_JEQ), 0, 4, self.number as u32),
-            step(load, 0, 0, count_at),
-            step(jump(libc::BPF_JGE), 0, 2, *self.counts.start()),
-            step(jump(libc::BPF_JGT), 1, 0, *self.counts.end()),
-            step(answer, 0, 0, refused),
-            step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        // SAFETY: the filter is copied during the call from an array that outlives it, and its
-        // length is the array's.
-        let result = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-        };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    }
+/// writev's third argument is the number of buffers: an offload header, and one for each packet
+/// that was merged.
+fn write_refusal(counts: RangeInclusive<u32>, errno: i32) -> Refusal {
+    Refusal { number: libc::SYS_writev, argument: (2, counts), errno }
 }
 
 fn host_with(refusal: &Refusal) -> Host {
@@ -84,7 +46,7 @@ fn send_train(peer: &UdpSocket, bulk: &Super) {
 #[test]
 fn a_refused_train_is_sent_one_by_one_and_its_destination_remembered() {
     for errno in [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP] {
-        let refusal = Refusal::send(1..=1, errno);
+        let refusal = send_refusal(1..=1, errno);
         let host = host_with(&refusal);
         let (pod, peer) = (host.pod_device(), host.outside(PEER));
         for round in 1..=3u64 {
@@ -114,7 +76,7 @@ fn a_send_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
         (libc::EFAULT, DropReason::SendFailed),
     ];
     for (errno, reason) in cases {
-        let refusal = Refusal::send(1..=1024, errno);
+        let refusal = send_refusal(1..=1024, errno);
         let host = host_with(&refusal);
         let pod = host.pod_device();
         let bulk = super_packet(UDP, POD, FAR, 14_300, 1420);
@@ -130,7 +92,7 @@ fn a_send_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
 /// EIO means that the train is at fault, until the datagrams are refused one by one as well.
 #[test]
 fn datagrams_that_are_refused_one_by_one_are_counted_one_by_one() {
-    let host = host_with(&Refusal::send(1..=1024, libc::EIO));
+    let host = host_with(&send_refusal(1..=1024, libc::EIO));
     let pod = host.pod_device();
     let bulk = super_packet(TCP, POD, FAR, 14_300, 1420);
     pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
@@ -142,7 +104,7 @@ fn datagrams_that_are_refused_one_by_one_are_counted_one_by_one() {
 #[test]
 fn a_refused_super_packet_is_written_one_by_one_and_its_kind_is_off_from_then_on() {
     for errno in [libc::EINVAL, libc::EOPNOTSUPP, libc::EMSGSIZE] {
-        let refusal = Refusal::write(3..=1024, errno);
+        let refusal = write_refusal(3..=1024, errno);
         let host = host_with(&refusal);
         let (pod, peer) = (host.pod_device(), host.outside(PEER));
         let rounds = [(TCP, 1), (TCP, 1), (UDP, 2), (UDP, 2), (TCP, 2)];
@@ -168,7 +130,7 @@ fn a_write_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
         (libc::EFAULT, DropReason::TunWriteFailed),
     ];
     for (errno, reason) in cases {
-        let refusal = Refusal::write(1..=1024, errno);
+        let refusal = write_refusal(1..=1024, errno);
         let host = host_with(&refusal);
         let peer = host.outside(PEER);
         send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
@@ -182,7 +144,7 @@ fn a_write_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
 
 #[test]
 fn a_write_that_finds_the_device_gone_ends_the_worker_with_every_packet_counted() {
-    let host = host_with(&Refusal::write(1..=1024, libc::EBADFD));
+    let host = host_with(&write_refusal(1..=1024, libc::EBADFD));
     let peer = host.outside(PEER);
     send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
     let (end, _) = host.ended.recv_timeout(PATIENCE).expect("the worker notices");
@@ -194,7 +156,7 @@ fn a_write_that_finds_the_device_gone_ends_the_worker_with_every_packet_counted(
 /// Super-packets first, then every write: the packets of a refused super-packet are refused too.
 #[test]
 fn packets_that_are_refused_one_by_one_are_counted_one_by_one() {
-    let host = host_with(&Refusal::write(1..=1024, libc::EINVAL));
+    let host = host_with(&write_refusal(1..=1024, libc::EINVAL));
     let peer = host.outside(PEER);
     send_train(&peer, &super_packet(UDP, FAR, POD, 14_300, 1420));
     host.settle(&host.stats.ingress, 11);

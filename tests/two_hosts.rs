@@ -39,7 +39,8 @@ fn pods_talk_over_icmp_udp_and_tcp() {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     rustix::thread::sched_setaffinity(None, &one).expect("the running processor may be chosen");
-    let overlay = Overlay::start();
+    // Each direction leaves by one engine and arrives by the other.
+    let overlay = Overlay::start_with(CONFIG, [&["--engine=mmsg"], &["--engine=io_uring"]]);
     let [near, far] = &overlay.lab.pods;
     for (from, to) in [(0, 1), (1, 0)] {
         for size in [0, 56, 1000, 1444] {
@@ -111,7 +112,8 @@ fn every_choice_of_offloads_carries_traffic() {
     {
         let flag = format!("--offload={choice}");
         // The other side has all: each must understand the other.
-        let overlay = Overlay::start_with(CONFIG, [&[&flag], &[]]);
+        let overlay =
+            Overlay::start_with(CONFIG, [&[&flag, "--engine=io_uring"], &["--engine=mmsg"]]);
         let described = overlay.status(0).0["dataplane"].as_str().unwrap().to_owned();
         for name in ["tso", "uso", "gso", "gro"] {
             let off = described.contains(&format!("{name} off"));

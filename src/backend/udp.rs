@@ -1,6 +1,7 @@
 //! The udp backend: a TUN device, tunnel sockets, workers between them, and a route table made of
 //! the other nodes' leases. Keeps all four alive: what breaks is made again.
 
+mod fallback;
 mod pacing;
 mod peers;
 mod team;
@@ -19,7 +20,7 @@ use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, OffloadChoice, WorkersChoice};
 use crate::control::lease::Peers;
 use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
-use crate::engine::{self, Engine, EngineWanted, SpawnError, WorkerEnd};
+use crate::engine::{Engine, RingError, SpawnError, WorkerEnd};
 use crate::host::chain::chain;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, overlay_mtu_bytes};
@@ -64,7 +65,15 @@ pub enum UdpError {
     Netlink(#[from] NetlinkError),
     /// No thread.
     #[error("cannot start the packet worker")]
-    Worker(#[from] SpawnError),
+    Worker(#[source] SpawnError),
+    /// io_uring was asked for and can't be had.
+    #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
+    Ring {
+        /// What to do about it.
+        cure: String,
+        /// What the kernel lacks or refused.
+        source: RingError,
+    },
 }
 
 impl UdpError {
@@ -78,7 +87,8 @@ impl UdpError {
             | Self::Mtu(_)
             | Self::Tun(_)
             | Self::Socket(_)
-            | Self::Worker(_) => false,
+            | Self::Worker(_)
+            | Self::Ring { .. } => false,
         }
     }
 }
@@ -141,6 +151,8 @@ struct Keeper {
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
     pacing: Pacing,
     state: watch::Sender<PlaneState>,
+    /// Why io_uring is not used, as the log has it.
+    fallback_told: Option<String>,
 }
 
 /// What goes and comes with the TUN device.
@@ -154,7 +166,7 @@ impl UdpNetwork {
     /// Makes device, address, route, sockets and workers, in flannel's order.
     pub async fn start(mut setup: UdpSetup) -> Result<Self, UdpError> {
         setup.offload.gso &= !leave_trains_out(setup.offload, &kernel::release());
-        setup.engine = settle_engine(setup.engine);
+        setup.engine = team::settle_engine(setup.engine);
         let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
@@ -166,14 +178,15 @@ impl UdpNetwork {
         let routes = Published::new(Table::provisional());
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let tun_offload = queues[0].offload();
-        let team = Team::start(queues, &seats, &orders(&setup, mtu_bytes, &routes, &ends_sender))?;
+        let orders = orders(&setup, mtu_bytes, &routes, &ends_sender);
+        let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
         let plane = Plane { overlay, team, offload: tun_offload };
         let follower = Follower {
             port: setup.settings.port,
             routes: routes.clone(),
             peers: PeerSet::default(),
         };
-        let keeper = Keeper {
+        let mut keeper = Keeper {
             setup,
             mtu_bytes,
             netlink,
@@ -190,7 +203,9 @@ impl UdpNetwork {
                 description: String::new(),
                 workers: Vec::new(),
             }),
+            fallback_told: None,
         };
+        keeper.tell_of_fallback();
         info!("{}", keeper.tell_is_up());
         Ok(Self { keeper, follower })
     }
@@ -246,7 +261,10 @@ impl Keeper {
     async fn keep(&mut self) -> Infallible {
         loop {
             tokio::select! {
-                end = self.ends.recv() => self.rebuild(&worker_end_reason(end)).await,
+                end = self.ends.recv() => {
+                    self.give_up_broken_ring(end.as_ref());
+                    self.rebuild(&team::end_reason(end)).await;
+                }
                 error = self.plane.overlay.hold(&mut self.events) => match error {
                     OverlayError::DeviceGone(device) => {
                         self.rebuild(&format!("device {device} was deleted")).await;
@@ -256,6 +274,26 @@ impl Keeper {
                     }
                 },
             }
+        }
+    }
+
+    /// Logs why io_uring is not used, once for each reason.
+    fn tell_of_fallback(&mut self) {
+        let text = self.plane.team.fallback().map(fallback::report);
+        if let Some(text) = text.as_ref().filter(|_| text != self.fallback_told) {
+            warn!("{text}");
+        }
+        self.fallback_told = text;
+    }
+
+    /// A ring that failed once would fail again; mmsg takes its place, where that is allowed.
+    fn give_up_broken_ring(&mut self, end: Option<&WorkerEnd>) {
+        let Some(WorkerEnd::WaitFailed(error)) = end else { return };
+        let had_ring =
+            self.plane.team.state().iter().any(|worker| worker.engine == Engine::IoUring);
+        if had_ring && self.setup.engine == EngineChoice::Auto {
+            warn!("{}", fallback::report_broken(error));
+            self.setup.engine = EngineChoice::Mmsg;
         }
     }
 
@@ -315,6 +353,7 @@ impl Keeper {
             }
         }
         self.pacing.whole(Instant::now());
+        self.tell_of_fallback();
         info!("made again: {}", self.tell_is_up());
     }
 
@@ -322,13 +361,15 @@ impl Keeper {
         // A device stays while any worker has a queue of it, and two workers on one socket would
         // reorder flows.
         self.plane.team.end();
-        while self.ends.try_recv().is_ok() {}
+        while let Ok(end) = self.ends.try_recv() {
+            self.give_up_broken_ring(Some(&end));
+        }
         let queues = open_queues(name, &self.setup, self.worker_count)?;
         let desired = desired(&self.netlink, &queues[0], &self.setup, self.mtu_bytes).await?;
         let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
         let offload = queues[0].offload();
         let orders = orders(&self.setup, self.mtu_bytes, &self.routes, &self.ends_sender);
-        let team = Team::start(queues, &self.seats, &orders)?;
+        let team = Team::start(queues, &self.seats, &orders).map_err(fallback::refusal)?;
         self.plane = Plane { overlay, team, offload };
         Ok(())
     }
@@ -407,7 +448,8 @@ fn is_perhaps_leftover(error: &UdpError) -> bool {
         | UdpError::Mtu(_)
         | UdpError::Tun(_)
         | UdpError::Netlink(_)
-        | UdpError::Worker(_) => false,
+        | UdpError::Worker(_)
+        | UdpError::Ring { .. } => false,
     }
 }
 
@@ -436,21 +478,6 @@ fn orders<'a>(
     Orders { network, subnet, mtu_bytes, engine, routes, ends }
 }
 
-/// Settles what `auto` leaves open: io_uring, where it can be had, if system calls are dear here.
-fn settle_engine(choice: EngineChoice) -> EngineChoice {
-    if choice != EngineChoice::Auto {
-        return choice;
-    }
-    let call_ns = engine::call_ns();
-    let (settled, preferred) = match engine::preferred(call_ns) {
-        EngineWanted::Best => (EngineChoice::Auto, Engine::IoUring),
-        EngineWanted::Only(Engine::IoUring) => (EngineChoice::IoUring, Engine::IoUring),
-        EngineWanted::Only(Engine::Mmsg) => (EngineChoice::Mmsg, Engine::Mmsg),
-    };
-    info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
-    settled
-}
-
 /// What the kernel shall make of a new device.
 async fn desired(
     netlink: &Netlink,
@@ -469,15 +496,6 @@ async fn desired(
         network: setup.network,
         transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
     })
-}
-
-fn worker_end_reason(end: Option<WorkerEnd>) -> String {
-    match end {
-        Some(WorkerEnd::TunGone(error)) => format!("reading it failed: {error}"),
-        Some(WorkerEnd::WaitFailed(error)) => format!("waiting for packets failed: {error}"),
-        Some(WorkerEnd::Panicked) => "a worker panicked".to_owned(),
-        Some(WorkerEnd::Stopped) | None => "a worker ended".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -202,12 +202,12 @@ impl Ring {
 
     /// Sends the messages from `first` on, without waiting; returns how many went, or the error
     /// of the first one, as [`SendBatch::send`] does. But the kernel is offered all of them at
-    /// once: those behind a refused one may have gone when that one is tried again, and those that
-    /// were refused like it are tried again with it.
+    /// once. If some behind a refused one went, it stays refused, as it would now be late; else it
+    /// is tried again when asked again, with those behind it that were refused like it.
     pub fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
         let count = batch.len();
         batch.answers.resize(count, None);
-        if batch.told.take() == Some(first) {
+        if batch.told.take() == Some(first) && !batch.answers[first..].iter().any(went) {
             let refusal = batch.answers[first];
             let alike = batch.answers[first..].iter_mut();
             alike.take_while(|answer| **answer == refusal).for_each(|answer| *answer = None);
@@ -229,8 +229,7 @@ impl Ring {
                 *answer = Some(self.answers[index]);
             }
         }
-        let sent = batch.answers[first..].iter();
-        let sent = sent.take_while(|answer| answer.is_some_and(|answer| answer.0 >= 0)).count();
+        let sent = batch.answers[first..].iter().take_while(|answer| went(answer)).count();
         if sent > 0 {
             return Ok(sent);
         }
@@ -468,6 +467,11 @@ impl Drop for Ring {
         }
         self.ring.submitter().unregister_files().ok();
     }
+}
+
+/// Whether the kernel took a message.
+fn went(answer: &Option<Answer>) -> bool {
+    answer.is_some_and(|answer| answer.0 >= 0)
 }
 
 /// What stands for an answer until the kernel gives it.

@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use weft::device::{Tun, TunOffload, TunnelSocket};
 use weft::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
 use weft::forward::Local;
@@ -59,6 +60,8 @@ pub struct Options {
     pub udp_segments_max: u16,
     pub engine: EngineWanted,
     pub ring_entries: u32,
+    /// Of the tunnel socket, where it matters.
+    pub send_buffer_bytes: Option<usize>,
 }
 
 impl Options {
@@ -70,6 +73,7 @@ impl Options {
         udp_segments_max: 64,
         engine: EngineWanted::Only(Engine::Mmsg),
         ring_entries: RING_ENTRIES,
+        send_buffer_bytes: None,
     };
 
     /// The same on `engine`, with a ring of this size.
@@ -131,6 +135,9 @@ impl Host {
             let socket = TunnelSocket::bind(HOST, options.gso, options.gro).expect("a free port");
             assert_eq!(socket.gro(), options.gro);
             assert_eq!(socket.limits().segments_max > 1, options.gso);
+            if let Some(bytes) = options.send_buffer_bytes {
+                set_socket_send_buffer_size(&socket, bytes).expect("a small buffer");
+            }
             let config = WorkerConfig {
                 index: 0,
                 processor: None,

@@ -8,5 +8,6 @@ pub(crate) mod lab;
 pub(crate) mod overlay;
 pub(crate) mod packet;
 pub mod proxy;
+pub(crate) mod seccomp;
 pub(crate) mod status;
 pub(crate) mod traffic;

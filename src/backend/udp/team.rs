@@ -8,12 +8,13 @@ use std::thread::available_parallelism;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::config::options::{EngineChoice, WorkersChoice};
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::{
-    Engine, EngineWanted, RING_ENTRIES, SpawnError, Worker, WorkerConfig, WorkerEnd,
+    self, Engine, EngineWanted, RING_ENTRIES, RingError, SpawnError, Worker, WorkerConfig,
+    WorkerEnd,
 };
 use crate::forward::Local;
 use crate::route::{Prefix, Published};
@@ -116,6 +117,11 @@ impl Team {
         self.workers.iter().map(state).collect()
     }
 
+    /// Why a worker runs mmsg in place of the io_uring that it would rather have.
+    pub(super) fn fallback(&self) -> Option<&RingError> {
+        self.workers.iter().find_map(|worker| worker.running().fallback.as_ref())
+    }
+
     /// Ends all workers and waits for them, which closes their queues. Does nothing the second
     /// time.
     pub(super) fn end(&mut self) {
@@ -129,6 +135,31 @@ impl Drop for Team {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Why the plane has to be made again when a worker has ended.
+pub(super) fn end_reason(end: Option<WorkerEnd>) -> String {
+    match end {
+        Some(WorkerEnd::TunGone(error)) => format!("reading it failed: {error}"),
+        Some(WorkerEnd::WaitFailed(error)) => format!("waiting for packets failed: {error}"),
+        Some(WorkerEnd::Panicked) => "a worker panicked".to_owned(),
+        Some(WorkerEnd::Stopped) | None => "a worker ended".to_owned(),
+    }
+}
+
+/// Settles what `auto` leaves open: io_uring, where it can be had, if system calls are dear here.
+pub(super) fn settle_engine(choice: EngineChoice) -> EngineChoice {
+    if choice != EngineChoice::Auto {
+        return choice;
+    }
+    let call_ns = engine::call_ns();
+    let (settled, preferred) = match engine::preferred(call_ns) {
+        EngineWanted::Best => (EngineChoice::Auto, Engine::IoUring),
+        EngineWanted::Only(Engine::IoUring) => (EngineChoice::IoUring, Engine::IoUring),
+        EngineWanted::Only(Engine::Mmsg) => (EngineChoice::Mmsg, Engine::Mmsg),
+    };
+    info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
+    settled
 }
 
 fn engine_wanted(choice: EngineChoice) -> EngineWanted {
