@@ -181,7 +181,7 @@ pub(super) const FLAGS: &[Flag] = &[
         name: "engine",
         slot: Slot::Text(|s| &mut s.engine),
         support: Support::Built,
-        help: "packet `engine`: auto or mmsg",
+        help: "packet `engine`: auto, io_uring or mmsg",
     },
     Flag {
         name: "etcd-cafile",
