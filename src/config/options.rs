@@ -125,7 +125,7 @@ pub enum ForwardRules {
 pub enum EngineChoice {
     /// The best engine that the kernel allows.
     Auto,
-    /// poll, readv/writev, recvmmsg/sendmmsg.
+    /// poll, read/writev, recvmmsg/sendmmsg.
     Mmsg,
     /// io_uring, or no start.
     IoUring,

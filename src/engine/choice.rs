@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::process::getppid;
 
-use super::{Engine, EngineWanted};
+use super::Engine;
 
 /// What a system call must cost for the ring to pay, in nanoseconds: between the 280 at which both
 /// engines are equal and the 620 at which the ring leads.
@@ -23,8 +23,8 @@ const SAMPLES: usize = 8;
 
 /// The engine to prefer where a system call costs `call_ns`.
 #[must_use]
-pub fn preferred(call_ns: u64) -> EngineWanted {
-    if call_ns < DEAR_CALL_NS { EngineWanted::Only(Engine::Mmsg) } else { EngineWanted::Best }
+pub fn preferred(call_ns: u64) -> Engine {
+    if call_ns < DEAR_CALL_NS { Engine::Mmsg } else { Engine::IoUring }
 }
 
 /// What the cheapest system call costs this thread, in nanoseconds.
@@ -46,9 +46,9 @@ mod tests {
 
     #[test]
     fn dear_calls_make_the_ring_the_better_choice() {
-        assert_eq!(preferred(280), EngineWanted::Only(Engine::Mmsg));
-        assert_eq!(preferred(DEAR_CALL_NS), EngineWanted::Best);
-        assert_eq!(preferred(2800), EngineWanted::Best);
+        assert_eq!(preferred(280), Engine::Mmsg);
+        assert_eq!(preferred(DEAR_CALL_NS), Engine::IoUring);
+        assert_eq!(preferred(2800), Engine::IoUring);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub(super) fn run(
             trains_allowed_ns = now_ns;
             transmit.allow_trains();
         }
+        transmit.reads.clear();
+        receive.receives.clear();
         if let Err(error) = io.gather(ready, &mut transmit.reads, &mut receive.receives) {
             return WorkerEnd::WaitFailed(error);
         }

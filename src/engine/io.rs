@@ -42,7 +42,7 @@ impl Ready {
 
 /// One worker's way into the kernel. Nothing here waits but [`Self::sleep`].
 pub(super) trait Io {
-    /// Reads a batch from each source that may have something.
+    /// Reads a batch from each source that may have something. Both batches come empty.
     fn gather(
         &mut self,
         ready: Ready,

@@ -1,4 +1,4 @@
-//! The portable engine: poll, readv and writev on the TUN device, recvmmsg and sendmmsg on the
+//! The portable engine: poll, read and writev on the TUN device, recvmmsg and sendmmsg on the
 //! socket.
 
 use std::io;
@@ -99,8 +99,6 @@ impl Io for Mmsg<'_> {
         reads: &mut Reads,
         receives: &mut Receives,
     ) -> io::Result<()> {
-        reads.clear();
-        receives.clear();
         if ready.tun {
             self.read(reads);
         }

@@ -95,8 +95,6 @@ impl Io for RingIo {
         reads: &mut Reads,
         receives: &mut Receives,
     ) -> io::Result<()> {
-        reads.clear();
-        receives.clear();
         let read_count = self.reads.count(ready.tun);
         let receive_count = self.receives.count(ready.socket);
         self.ring.gather(

@@ -153,13 +153,12 @@ pub(super) fn settle_engine(choice: EngineChoice) -> EngineChoice {
         return choice;
     }
     let call_ns = engine::call_ns();
-    let (settled, preferred) = match engine::preferred(call_ns) {
-        EngineWanted::Best => (EngineChoice::Auto, Engine::IoUring),
-        EngineWanted::Only(Engine::IoUring) => (EngineChoice::IoUring, Engine::IoUring),
-        EngineWanted::Only(Engine::Mmsg) => (EngineChoice::Mmsg, Engine::Mmsg),
-    };
+    let preferred = engine::preferred(call_ns);
     info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
-    settled
+    match preferred {
+        Engine::Mmsg => EngineChoice::Mmsg,
+        Engine::IoUring => EngineChoice::Auto,
+    }
 }
 
 fn engine_wanted(choice: EngineChoice) -> EngineWanted {

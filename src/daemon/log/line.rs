@@ -10,6 +10,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
 use crate::config::options::LogFormat;
+use crate::host::chain::chain;
 
 /// Form and constant parts of the lines.
 #[derive(Debug, Clone, Copy)]
@@ -150,14 +151,7 @@ impl Visit for Fields {
 
     /// An error with its causes.
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        let mut text = value.to_string();
-        let mut cause = value.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        self.push(field, text.into());
+        self.push(field, chain(value).into());
     }
 }
 

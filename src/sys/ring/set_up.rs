@@ -22,14 +22,13 @@ pub(super) fn set_up(entries: u32) -> io::Result<IoUring> {
         }
         builder.build(entries)
     };
-    let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
-    match build(true, true) {
-        Err(error) if unknown(&error) => match build(true, false) {
-            Err(error) if unknown(&error) => build(false, false),
-            built => built,
-        },
-        built => built,
+    for (deferred, plain_queue) in [(true, true), (true, false)] {
+        match build(deferred, plain_queue) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            built => return built,
+        }
     }
+    build(false, false)
 }
 
 /// The first operation that `is_supported` denies.
