@@ -186,6 +186,8 @@ pub struct WorkerStats {
     pub ingress: DirectionStats,
     /// Times the worker slept for lack of work.
     pub sleeps: Counter,
+    /// Times the worker let small packets gather for a moment.
+    pub naps: Counter,
     /// Sends that the kernel refused as a train and took one by one.
     pub gso_fallbacks: Counter,
     /// TUN writes that the kernel refused as a super-packet and took one by one.
@@ -203,6 +205,7 @@ impl WorkerStats {
             total.egress.add(&worker.egress);
             total.ingress.add(&worker.ingress);
             total.sleeps.add(worker.sleeps.get());
+            total.naps.add(worker.naps.get());
             total.gso_fallbacks.add(worker.gso_fallbacks.get());
             total.tun_fallbacks.add(worker.tun_fallbacks.get());
             total.receive_overflows.add(worker.receive_overflows.get());
@@ -235,6 +238,7 @@ mod tests {
         direction(&worker.ingress, 1000);
         let rest = [
             &worker.sleeps,
+            &worker.naps,
             &worker.gso_fallbacks,
             &worker.tun_fallbacks,
             &worker.receive_overflows,

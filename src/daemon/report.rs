@@ -170,6 +170,7 @@ fn direction_json(stats: &DirectionStats) -> Value {
 fn worker_json(stats: &WorkerStats) -> Value {
     json!({
         "sleeps": stats.sleeps.get(),
+        "naps": stats.naps.get(),
         "gso_fallbacks": stats.gso_fallbacks.get(),
         "tun_fallbacks": stats.tun_fallbacks.get(),
         "receive_overflows": stats.receive_overflows.get(),

@@ -3,12 +3,15 @@
 //! One thread serves both directions, so a busy one can't starve the other: each turn moves at
 //! most one batch each way, bounded by bytes and by packets.
 
-use rustix::thread::sched_yield;
+use std::num::NonZeroU64;
+
+use rustix::thread::{Timespec, nanosleep, sched_yield, set_current_timer_slack};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::forward::Pass;
+use crate::stats::WorkerStats;
 
-use super::idle::{Idle, Moved, Next};
+use super::idle::{Idle, Moved, NAP_NS, NAP_SLACK_NS, Next};
 use super::io::{Io, Ready};
 use super::receive::Receive;
 use super::transmit::Transmit;
@@ -30,6 +33,8 @@ pub(super) fn run(
     let mut transmit = Transmit::new(config, read_bytes);
     let mut receive = Receive::new(config);
     let mut idle = Idle::default();
+    // Refused, naps are half as long again: the default slack is 50 us.
+    set_current_timer_slack(NonZeroU64::new(NAP_SLACK_NS)).ok();
     let mut ready = Ready::BOTH;
     let mut trains_allowed_ns = 0;
     while !stop.requested() {
@@ -54,31 +59,49 @@ pub(super) fn run(
         if let Some(error) = receive.receives.failed.take() {
             return WorkerEnd::WaitFailed(error);
         }
-        ready = Ready::BOTH;
         let next = idle.after_turn(moved(&transmit, &receive));
-        let waited = match next {
-            Next::Turn => Ok(()),
-            Next::Yield => {
-                let before_ns = monotonic_ns();
-                sched_yield();
-                idle.yielded(monotonic_ns() - before_ns);
-                Ok(())
-            }
-            Next::Sleep => {
-                stats.sleeps.add(1);
-                io.sleep().map(|woken| ready = woken)
-            }
+        ready = match wait(&mut io, next, &mut idle, stats) {
+            Ok(ready) => ready,
+            Err(error) => return WorkerEnd::WaitFailed(error),
         };
-        if let Err(error) = waited {
-            return WorkerEnd::WaitFailed(error);
-        }
     }
     WorkerEnd::Stopped
 }
 
+/// Waits as `next` says; returns which sources may have something then.
+fn wait(
+    io: &mut impl Io,
+    next: Next,
+    idle: &mut Idle,
+    stats: &WorkerStats,
+) -> std::io::Result<Ready> {
+    match next {
+        Next::Turn => {}
+        Next::Yield => {
+            let before_ns = monotonic_ns();
+            sched_yield();
+            idle.yielded(monotonic_ns() - before_ns);
+        }
+        Next::Nap => {
+            stats.naps.add(1);
+            // A signal that ends it early costs a smaller batch.
+            let _woken_early = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
+        }
+        Next::Sleep => {
+            stats.sleeps.add(1);
+            return io.sleep();
+        }
+    }
+    Ok(Ready::BOTH)
+}
+
 fn moved(transmit: &Transmit, receive: &Receive) -> Moved {
     let (reads, receives) = (&transmit.reads, &receive.receives);
-    Moved { bytes: reads.bytes + receives.bytes, drained: reads.drained && receives.drained }
+    Moved {
+        bytes: reads.bytes + receives.bytes,
+        packets: reads.packets.len() + receive.packets,
+        drained: reads.drained && receives.drained,
+    }
 }
 
 fn monotonic_ns() -> u64 {

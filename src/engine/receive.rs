@@ -21,6 +21,8 @@ use super::transmit::as_range;
 
 pub(super) struct Receive {
     pub(super) receives: Receives,
+    /// Packets of the last turn, those in trains included.
+    pub(super) packets: usize,
     ingress: Ingress,
     writes: WriteBatch,
     reply: SendBatch,
@@ -38,6 +40,7 @@ impl Receive {
         };
         Self {
             receives: Receives::new(),
+            packets: 0,
             ingress: Ingress::new(limits),
             writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
             reply: SendBatch::new(1, 1),
@@ -49,6 +52,7 @@ impl Receive {
 
     /// Moves the batch that was received, to the last packet, whatever became of the device.
     pub(super) fn turn(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+        self.packets = 0;
         for index in 0..self.receives.filled.len() {
             let slot = usize::from(self.receives.filled[index]);
             self.take(io, config, pass, slot);
@@ -70,6 +74,7 @@ impl Receive {
             segment_bytes: received.segment_bytes.unwrap_or(received.bytes as u16),
             sender: received.source,
         };
+        self.packets += received.bytes.div_ceil(usize::from(train.segment_bytes.max(1)));
         let mut taken = self.ingress.process(pass, &mut self.receives.arena, train);
         while taken.is_err() {
             self.write_plan(io, config, pass.stats);
