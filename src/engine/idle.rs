@@ -2,10 +2,10 @@
 //!
 //! Awake it gives way and looks again, and a packet that comes meanwhile costs nobody a wake-up.
 //! Asleep the first packet wakes it, and whoever sent that packet pays for it, some 7 microseconds
-//! of a processor. A stream of small packets is best met in between: a worker that stays awake finds
-//! them one by one, each at the price of a batch, and takes the processor from those who make and
-//! read them. So it naps, as network cards hold interrupts back, for as long as each nap fills a
-//! batch; everywhere else naps lose, in throughput and in the time of a ping-pong.
+//! of a processor. A stream of small packets is best met in between: a worker that stays awake
+//! finds them one by one, each at the price of a batch, and takes the processor from those who make
+//! and read them. So it naps, as network cards hold interrupts back, for as long as each nap fills
+//! a batch; everywhere else naps lose, in throughput and in the time of a ping-pong.
 
 /// Turns without work before the worker sleeps, each after giving way to whoever else wants the
 /// processor. Work that arrives meanwhile needs no wake-up, which is the dearest part of a small
