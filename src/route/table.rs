@@ -1,9 +1,10 @@
 //! The route table: which peer an inner destination belongs to. Built whole, then immutable.
 //!
-//! Flannel leases are equal-length subnets of one network, so one array indexed by the subnet's
-//! number answers most tables with a single load. Any other set of prefixes falls back to a trie
-//! with a root over the upper 16 bits and 16-way nodes below, at most five loads. Neither lookup
-//! depends on how many peers there are, and neither table on more than the bounds stated below.
+//! Leases are disjoint subnets of one network and differ little in length, so one array indexed by
+//! the subnet's number answers most tables with a single load. Any other set of prefixes falls
+//! back to a trie with a root over the upper 16 bits and 16-way nodes below, at most five loads.
+//! Neither lookup depends on how many peers there are, and neither table on more than the bounds
+//! stated below.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
@@ -169,25 +170,29 @@ impl Lookup {
         Self::build_dense(peers).unwrap_or_else(|| Self::Trie(Trie::build(peers)))
     }
 
-    /// The dense array, if the subnets have one length and don't lie too far apart.
+    /// The dense array, if the subnets don't overlap or lie too far apart. Its slots are as long as
+    /// the longest prefix; a shorter one takes several.
     fn build_dense(peers: &[Arc<Peer>]) -> Option<Self> {
-        let (Some(first), Some(last)) = (peers.first(), peers.last()) else {
+        let Some(first) = peers.first() else {
             return Some(Self::Dense { base: 0, host_bits: 0, slots: Box::default() });
         };
-        let length_bits = first.subnet.length_bits();
-        if length_bits == 0 || peers.iter().any(|p| p.subnet.length_bits() != length_bits) {
-            return None;
-        }
+        let longest =
+            peers.iter().map(|peer| peer.subnet.length_bits()).max().filter(|&l| l > 0)?;
+        let host_bits = 32 - u32::from(longest);
         let base = first.subnet.network().to_bits();
-        let host_bits = 32 - u32::from(length_bits);
-        let slot_of = |peer: &Peer| (peer.subnet.network().to_bits() - base) >> host_bits;
-        let slots_len = slot_of(last) as usize + 1;
-        if slots_len > DENSE_SLOTS_MAX {
+        let slots_of = |subnet: Prefix| {
+            let slot = |address: Ipv4Addr| ((address.to_bits() - base) >> host_bits) as usize;
+            slot(subnet.network())..slot(subnet.last()) + 1
+        };
+        let slots_len = peers.iter().map(|peer| slots_of(peer.subnet).end).max()?;
+        let filled: usize = peers.iter().map(|peer| slots_of(peer.subnet).len()).sum();
+        if slots_len > DENSE_SLOTS_MAX || filled > slots_len {
             return None;
         }
         let mut slots = vec![0; slots_len].into_boxed_slice();
+        // A prefix comes before all that refine it, should there be any.
         for (slot, peer) in (1..).zip(peers) {
-            slots[slot_of(peer) as usize] = slot;
+            slots[slots_of(peer.subnet)].fill(slot);
         }
         Some(Self::Dense { base, host_bits, slots })
     }

@@ -56,6 +56,33 @@ fn equal_lengths_make_a_dense_table() {
 }
 
 #[test]
+fn disjoint_prefixes_of_several_lengths_make_a_dense_table() {
+    let table = Table::build(vec![
+        peer("10.5.8.0/22", 8),
+        peer("10.5.3.0/24", 3),
+        peer("10.5.4.128/25", 4),
+    ]);
+    assert!(is_dense(&table));
+    let cases = [
+        ("10.5.2.255", None),
+        ("10.5.3.0", Some(3)),
+        ("10.5.3.255", Some(3)),
+        ("10.5.4.127", None),
+        ("10.5.4.128", Some(4)),
+        ("10.5.5.0", None),
+        ("10.5.8.0", Some(8)),
+        ("10.5.11.255", Some(8)),
+        ("10.5.12.0", None),
+    ];
+    for (destination, expected) in cases {
+        assert_eq!(route(&table, destination), expected, "{destination}");
+    }
+    let wide = Table::build(vec![peer("10.0.0.0/16", 1), peer("10.0.5.0/24", 5)]);
+    assert_eq!(route(&wide, "10.0.5.1"), Some(5));
+    assert_eq!(route(&wide, "10.0.6.1"), Some(1));
+}
+
+#[test]
 fn dense_tables_at_the_ends_of_the_address_space() {
     let table = Table::build(vec![peer("255.255.255.0/24", 2), peer("255.255.254.0/24", 1)]);
     assert!(is_dense(&table));
