@@ -7,6 +7,7 @@
 mod load;
 mod pace;
 mod ping;
+mod scatter;
 mod search;
 mod server;
 mod wire;
@@ -25,10 +26,12 @@ usage: traffic serve  --bind ADDRESS
        traffic ping   --to ADDRESS --seconds S [--bytes N]
        traffic flood  --to ADDRESS --seconds S [--pps R] [--flows N] (--bytes N | --imix MTU)
        traffic search --to ADDRESS --seconds S (--bytes N | --imix MTU)
+       traffic scatter --to NETWORK --subnets N --bits LENGTH --seconds S [--bytes N]
 serve   answers the others: UDP 11200 echoes, UDP 11201 counts; runs until it is ended
 ping    one datagram and its echo after the other; half the round trip, in microseconds
 flood   datagrams at R a second for S seconds, or as fast as they go; what of it arrived
 search  the highest rates without loss and with at most 0.5 %, in trials of S seconds
+scatter datagrams as fast as they go to the first N subnets of NETWORK at random; what was sent
 --bytes is UDP payload; --imix MTU mixes IPv4 packets of 64, 594 and MTU bytes 7:4:1.
 ";
 
@@ -52,6 +55,13 @@ fn main() -> Result<()> {
             let sender = Sender::new(flags.needed("--to")?, 1, flags.mix()?)?;
             search::run(sender, flags.seconds()?)?
         }
+        "scatter" => scatter::run(
+            flags.needed("--to")?,
+            flags.needed("--bits")?,
+            flags.needed("--subnets")?,
+            flags.bytes_or(64)?,
+            flags.seconds()?,
+        )?,
         other => bail!("unknown command {other}; see --help"),
     };
     writeln!(out, "{result}")?;
@@ -63,8 +73,17 @@ struct Flags(Vec<(String, String)>);
 
 impl Flags {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
-        const KNOWN: [&str; 7] =
-            ["--bind", "--to", "--seconds", "--bytes", "--imix", "--pps", "--flows"];
+        const KNOWN: [&str; 9] = [
+            "--bind",
+            "--to",
+            "--seconds",
+            "--bytes",
+            "--imix",
+            "--pps",
+            "--flows",
+            "--subnets",
+            "--bits",
+        ];
         let mut flags = Vec::new();
         while let Some(name) = arguments.next() {
             ensure!(KNOWN.contains(&name.as_str()), "unknown flag {name}; see --help");
