@@ -197,6 +197,17 @@ impl EtcdStore {
     }
 
     pub(super) async fn watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
+        match self.open_watch(revision).await {
+            // A stream is refused for an old token in the same words as for a missing permission,
+            // and the client renews tokens of plain requests only. A new connection has a new one.
+            Err(StoreError::Refused { .. }) if self.connection.has_credentials() => {
+                self.open_watch(revision).await
+            }
+            result => result,
+        }
+    }
+
+    async fn open_watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
         let from = Origin { revision, cluster: self.cluster.load(Ordering::Relaxed) };
         let opened = self
             .connection

@@ -5,6 +5,7 @@
 
 pub mod etcd;
 mod etcd_connection;
+mod etcd_tls;
 mod etcd_watch;
 pub mod local;
 mod local_files;
