@@ -78,6 +78,14 @@ pub(super) fn advice(detail: &str) -> Option<String> {
     if detail.contains("invalid peer certificate: UnknownIssuer") {
         return Some("--etcd-cafile does not hold the authority of this etcd member".to_owned());
     }
+    // Without a cause it is the client's word for files that it could not use.
+    if detail.split(": ").all(|part| part == "transport error") {
+        return Some(
+            "the files of --etcd-cafile, --etcd-certfile and --etcd-keyfile hold no usable \
+             certificates, or the key belongs to another certificate"
+                .to_owned(),
+        );
+    }
     // The member's own words about our certificate: an alert of TLS.
     detail.contains("received fatal alert: ").then(|| {
         "this etcd member refuses the client certificate; renew --etcd-certfile and \
@@ -109,7 +117,10 @@ mod tests {
         assert!(advice(early).unwrap().contains("2026-11-21T09:28:27Z (notBefore)"));
         let refused = advice("received fatal alert: CertificateExpired").unwrap();
         assert!(refused.contains("--etcd-certfile"), "{refused}");
-        for other in ["", "Connection refused", "certificate is not valid after some time"] {
+        assert!(advice("transport error: transport error").unwrap().contains("--etcd-keyfile"));
+        for other in
+            ["", "transport error: Connection refused", "certificate is not valid after some time"]
+        {
             assert_eq!(advice(other), None, "{other:?}");
         }
     }
