@@ -15,17 +15,24 @@ use crate::control::manager::{OwnLease, SubnetManager};
 use crate::control::store::{Granted, Snapshot, StoreError};
 use crate::route::Prefix;
 
-/// Free subnets to pick from, as in flannel. Doubles with each lost race, so that a thousand
-/// nodes spread out instead of fighting for the same hundred.
+/// Free subnets to pick from, as in flannel.
 const CANDIDATES: usize = 100;
+/// How much further each lost race looks, so that a thousand nodes spread out instead of fighting
+/// for the same hundred: most of them lose the first race, and a third of these the second.
+const CANDIDATES_GROWTH: usize = 16;
 /// Most candidates after lost races: as many as a store may hold leases.
 const CANDIDATES_MAX: usize = crate::control::store::ENTRIES_MAX;
-/// Races lost before the caller is told. With the candidates doubling, a node of a thousand that
-/// start at once loses ten at the most; sixty-four mean that the store's answers contradict
-/// each other.
-const RACES_MAX: u32 = 64;
-/// First and longest pause after a lost race: about one and about fifty quorum writes.
+/// Subnets tried on one listing: each costs one request, a new listing and a new lease four.
+const TRIES_PER_LISTING: usize = 5;
+/// Listings whose subnets were all lost before the caller is told. A node of a thousand that start
+/// at once needs one; in a network with room for just as many, ten. Sixty-four mean that the
+/// store's answers contradict each other.
+const LISTINGS_MAX: u32 = 64;
+/// First and longest pause before another listing: about one and about fifty quorum writes.
 const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+/// First and longest pause after any other failure. A subnet that becomes free is taken within 5 s,
+/// of which one second is for the requests.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 /// Between two reports that acquiring still fails.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
@@ -44,7 +51,7 @@ pub enum AcquireError {
         max: Prefix,
     },
     /// Others were faster, again and again.
-    #[error("lost {RACES_MAX} races for a subnet against other nodes")]
+    #[error("lost the races for all subnets of {LISTINGS_MAX} listings against other nodes")]
     Contended,
     /// The store failed.
     #[error("cannot acquire a lease")]
@@ -75,7 +82,7 @@ impl SubnetManager {
     ) -> Result<OwnLease, AcquireError> {
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
         let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
-        for _ in 0..RACES_MAX {
+        for _ in 0..LISTINGS_MAX {
             let snapshot = self.store.list().await;
             self.note(&snapshot);
             let snapshot = snapshot?;
@@ -89,7 +96,7 @@ impl SubnetManager {
                 }
                 Ok(Attempt::LookAgain) => {}
                 Err(AcquireError::Store(StoreError::Conflict { .. })) => {
-                    wish.candidates = (wish.candidates * 2).min(CANDIDATES_MAX);
+                    wish.candidates = wider(wish.candidates);
                     // Whatever took it, a listing that does not show it would name it again.
                     wish.previous = None;
                     sleep(pause.next_wait()).await;
@@ -107,7 +114,7 @@ impl SubnetManager {
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
     ) -> OwnLease {
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
         let mut report_at = None;
         loop {
             let error = match self.acquire(config, attributes).await {
@@ -139,20 +146,19 @@ impl SubnetManager {
         if let Some(previous) = previous.filter(is_free) {
             if config.leasable(previous) {
                 info!("Found previously leased subnet ({previous}), reusing");
-                return self.create(previous, attributes).await;
+                return self.create_any(std::iter::once(previous), attributes).await;
             }
             info!(
                 "Found previously leased subnet ({previous}) not compatible with the Etcd \
                  network config, ignoring"
             );
         }
-        let free = free_subnets(config, taken, candidates);
+        let free = free_subnets(config, taken.clone(), candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
             return Err(exhausted(config));
         };
         info!("Picking subnet in range {} ... {}", first.network(), last.network());
-        let picked = free[fastrand::usize(..free.len())];
-        self.create(picked, attributes).await
+        self.create_any(picks(config, taken, free), attributes).await
     }
 
     async fn take_over(
@@ -178,17 +184,49 @@ impl SubnetManager {
         Ok(Attempt::LookAgain)
     }
 
-    async fn create(
+    async fn create_any(
         &self,
-        subnet: Prefix,
+        subnets: impl Iterator<Item = Prefix>,
         attributes: &LeaseAttributes,
     ) -> Result<Attempt, AcquireError> {
-        let created = self.store.create(subnet, attributes, self.timing.lease_ttl).await;
+        let ttl = self.timing.lease_ttl;
+        let (created, lost) = self.store.create_first(subnets, attributes, ttl).await;
+        // A conflict that ends the tries is counted when it is noted.
+        let noted = u64::from(matches!(created, Err(StoreError::Conflict { .. })));
+        for _ in noted..lost {
+            self.status.conflicted();
+        }
         self.note(&created);
         let created = created?;
-        info!("Allocated lease ({subnet}) to current node ({})", attributes.public_ip);
+        let (subnet, public_ip) = (created.lease.subnet, attributes.public_ip);
+        info!("Allocated lease ({subnet}) to current node ({public_ip})");
         Ok(Attempt::Acquired(created))
     }
+}
+
+/// Subnets to try in turn, at random: the first of `free`, each further one from a wider range.
+fn picks(
+    config: &NetworkConfig,
+    taken: Vec<Prefix>,
+    free: Vec<Prefix>,
+) -> impl Iterator<Item = Prefix> {
+    let mut range = free;
+    let mut tried = Vec::new();
+    std::iter::from_fn(move || {
+        if !tried.is_empty() {
+            // Only now: most nodes never lose a race.
+            range = free_subnets(config, taken.clone(), wider(range.len()));
+            range.retain(|subnet| !tried.contains(subnet));
+        }
+        let picked = *range.get(fastrand::usize(..range.len().max(1)))?;
+        tried.push(picked);
+        Some(picked)
+    })
+    .take(TRIES_PER_LISTING)
+}
+
+fn wider(candidates: usize) -> usize {
+    candidates.saturating_mul(CANDIDATES_GROWTH).min(CANDIDATES_MAX)
 }
 
 fn exhausted(config: &NetworkConfig) -> AcquireError {

@@ -146,10 +146,13 @@ async fn a_full_network_waits_for_a_free_subnet() {
     assert!(matches!(error, AcquireError::Exhausted { .. }), "{error}");
     let acquiring =
         tokio::spawn(async move { manager.acquire_until_leased(&network, &node(1)).await });
-    sleep(Duration::from_millis(500)).await;
+    // Until the pauses between two tries have grown to their longest.
+    sleep(Duration::from_secs(7)).await;
     assert!(!acquiring.is_finished());
     etcd.ctl(&["del", &subnet_path("10.5.2.0-25")]);
-    let own = timeout(Duration::from_secs(6), acquiring).await;
+    let freed = Instant::now();
+    let own = timeout(Duration::from_secs(5), acquiring).await;
     let own = own.expect("a freed subnet is not taken").unwrap();
+    println!("a freed subnet was taken after {:?}", freed.elapsed());
     assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
 }

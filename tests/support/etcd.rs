@@ -215,21 +215,30 @@ pub fn closed_port() -> u16 {
 
 /// An authority, and certificates for a server on 127.0.0.1 and for a client.
 fn make_certificates(directory: &Path) {
-    std::fs::write(directory.join("server.ext"), "subjectAltName=IP:127.0.0.1\n").unwrap();
-    std::fs::write(directory.join("client.ext"), "extendedKeyUsage=clientAuth\n").unwrap();
-    let new_key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    let authority =
-        format!("req -x509 {new_key} -days 2 -subj /CN=test-ca -keyout ca.key -out ca.crt");
-    openssl(directory, &authority);
-    for name in ["server", "client"] {
-        let request = format!("req {new_key} -subj /CN={name} -keyout {name}.key -out {name}.csr");
-        openssl(directory, &request);
-        let sign = format!(
-            "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 \
-             -extfile {name}.ext -out {name}.crt"
-        );
-        openssl(directory, &sign);
-    }
+    make_authority(directory);
+    issue(directory, "server", "subjectAltName=IP:127.0.0.1", 2);
+    issue(directory, "client", "extendedKeyUsage=clientAuth", 2);
+}
+
+const NEW_KEY: &str = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+
+/// Writes `ca.key` and `ca.crt` of a new authority.
+pub fn make_authority(directory: &Path) {
+    let subject = "-days 2 -subj /CN=test-ca";
+    openssl(directory, &format!("req -x509 {NEW_KEY} {subject} -keyout ca.key -out ca.crt"));
+}
+
+/// Writes `NAME.key` and `NAME.crt`, signed by the authority for `days` from now; with none it
+/// is out of date after a second.
+pub fn issue(directory: &Path, name: &str, extension: &str, days: u32) {
+    std::fs::write(directory.join("extension"), format!("{extension}\n")).unwrap();
+    let request = format!("req {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr");
+    openssl(directory, &request);
+    let sign = format!(
+        "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days {days} \
+         -extfile extension -out {name}.crt"
+    );
+    openssl(directory, &sign);
 }
 
 fn openssl(directory: &Path, arguments: &str) {

@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 pub(crate) mod cluster;
+pub mod control;
 pub mod etcd;
 pub(crate) mod lab;
+pub(crate) mod members;
 pub(crate) mod overlay;
 pub(crate) mod packet;
 pub mod proxy;

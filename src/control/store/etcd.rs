@@ -138,13 +138,47 @@ impl EtcdStore {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
+        self.create_first(std::iter::once(subnet), value, ttl).await.0
+    }
+
+    /// One etcd lease serves all tries, so that a lost race costs one request.
+    pub(super) async fn create_first(
+        &self,
+        subnets: impl Iterator<Item = Prefix>,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> (Result<Granted, StoreError>, u64) {
+        let etcd_lease = match self.grant(ttl).await {
+            Ok(etcd_lease) => etcd_lease,
+            Err(error) => return (Err(error), 0),
+        };
+        let mut lost = 0;
+        let mut result = Err(StoreError::Conflict { key: self.subnets() });
+        for subnet in subnets {
+            result = self.create_with(subnet, value, etcd_lease).await;
+            match result {
+                Err(StoreError::Conflict { .. }) => lost += 1,
+                Ok(_) | Err(_) => break,
+            }
+        }
+        if result.as_ref().is_err_and(StoreError::nothing_was_written) {
+            self.revoke(etcd_lease.id).await;
+        }
+        (result, lost)
+    }
+
+    async fn create_with(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        etcd_lease: EtcdLease,
+    ) -> Result<Granted, StoreError> {
         let (key, bytes) = (subnet.key(), value.to_json()?);
-        let etcd_lease = self.grant(ttl).await?;
         let path = self.path(&key);
         let absent = Compare::version(path.as_str(), CompareOp::Equal, 0);
         let put = TxnOp::put(path, bytes, Some(PutOptions::new().with_lease(etcd_lease.id)));
-        let revision =
-            self.fenced("creating the lease", &key, absent, put, Some(etcd_lease)).await?;
+        // Whoever made the etcd lease revokes it, if no other try needs it.
+        let revision = self.fenced("creating the lease", &key, absent, put, None).await?;
         let version = Version { revision, created: revision };
         Ok(granted(subnet, key, value.clone(), version, Some(etcd_lease)))
     }
@@ -197,6 +231,17 @@ impl EtcdStore {
     }
 
     pub(super) async fn watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
+        match self.open_watch(revision).await {
+            // The client renews an old token when a plain request is refused, not when a stream
+            // is. A new connection has a new token.
+            Err(StoreError::Refused { .. }) if self.connection.has_credentials() => {
+                self.open_watch(revision).await
+            }
+            result => result,
+        }
+    }
+
+    async fn open_watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
         let from = Origin { revision, cluster: self.cluster.load(Ordering::Relaxed) };
         let opened = self
             .connection

@@ -6,19 +6,17 @@
 //! is closed on every host of this decade, costs one refused connection that way.
 
 use std::future::Future;
-use std::path::Path;
 use std::time::Duration;
 
-use etcd_client::{
-    Certificate, Client, ConnectOptions, Error as EtcdError, GetOptions, Identity, TlsOptions,
-};
+use etcd_client::{Client, ConnectOptions, Error as EtcdError, GetOptions};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::{debug, info, warn};
 
 use super::StoreError;
+use super::etcd_tls::{Stamp, advice, tls_options};
 use crate::config::options::EtcdOptions;
 use crate::control::causes::{described, with_causes};
 
@@ -43,6 +41,8 @@ struct Session {
     client: Client,
     /// Tells a session from its successor when a late failure comes in.
     number: u64,
+    /// The certificate files that it was made with, or that were tried in vain since.
+    stamp: Stamp,
 }
 
 impl std::fmt::Debug for Session {
@@ -135,6 +135,11 @@ impl Connection {
         }
     }
 
+    /// Whether requests carry a token, which ends some time.
+    pub(super) fn has_credentials(&self) -> bool {
+        self.options.credentials.is_some()
+    }
+
     /// Forgets the connection: its endpoint misbehaves in a way that only a stream showed.
     pub(super) async fn reset(&self) {
         *self.session.lock().await = None;
@@ -150,13 +155,37 @@ impl Connection {
     async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
         // Held while connecting: a second caller waits for the same connection.
         let mut slot = self.session.lock().await;
-        if let Some(session) = slot.as_ref() {
+        let stamp = Stamp::of(&self.options);
+        if let Some(session) = slot.as_mut() {
+            // The client would go on with the certificates that it was made with, also when it
+            // has to connect anew.
+            if session.stamp != stamp {
+                self.renew_session(operation, session, stamp).await;
+            }
             return Ok(session.clone());
         }
         let client = self.first_that_answers(operation).await?;
-        let session = Session { client, number: fastrand::u64(..) };
+        let session = Session { client, number: fastrand::u64(..), stamp };
         *slot = Some(session.clone());
         Ok(session)
+    }
+
+    /// Connects with the files as they are now. A connection that works is not given up for
+    /// files that do not, which may be written just now: they count again when they change.
+    async fn renew_session(&self, operation: &'static str, session: &mut Session, stamp: Stamp) {
+        session.stamp = stamp;
+        match self.first_that_answers(operation).await {
+            Ok(client) => {
+                info!("The certificate files changed; connected to etcd with the new ones");
+                session.client = client;
+                session.number = fastrand::u64(..);
+            }
+            Err(error) => warn!(
+                "The certificate files changed, but etcd cannot be reached with the new ones: \
+                 {}; going on over the connection made before",
+                with_causes(&error)
+            ),
+        }
     }
 
     async fn first_that_answers(&self, operation: &'static str) -> Result<Client, StoreError> {
@@ -176,9 +205,10 @@ impl Connection {
     }
 
     async fn probe(&self, operation: &'static str, endpoint: &str) -> Result<Client, StoreError> {
-        let unavailable = |detail: String| StoreError::Unavailable {
-            operation,
-            detail: format!("{endpoint}: {detail}"),
+        let unavailable = |detail: String| {
+            let advice = advice(&detail).map(|advice| format!("{advice}: ")).unwrap_or_default();
+            let detail = format!("{endpoint}: {advice}{detail}");
+            StoreError::Unavailable { operation, detail }
         };
         // Read anew for each connection: certificates are rotated on disk.
         let options = connect_options(&self.options, endpoint)
@@ -284,15 +314,10 @@ fn connect_options(
     if !endpoint.starts_with("https://") && (has_scheme || !has_tls) {
         return check_plain(endpoint).map(|()| connect);
     }
-    let Some(ca_file) = &options.ca_file else {
-        return Err(EtcdOptionsError::NoAuthority { endpoint: endpoint.to_owned() });
-    };
-    let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca_file)?));
-    if let Some(client) = &options.client_certificate {
-        let certificate = read(&client.certificate_file)?;
-        tls = tls.identity(Identity::from_pem(certificate, read(&client.key_file)?));
+    match tls_options(options)? {
+        Some(tls) => Ok(connect.with_tls(tls)),
+        None => Err(EtcdOptionsError::NoAuthority { endpoint: endpoint.to_owned() }),
     }
-    Ok(connect.with_tls(tls))
 }
 
 fn check_plain(endpoint: &str) -> Result<(), EtcdOptionsError> {
@@ -309,11 +334,6 @@ fn check_plain(endpoint: &str) -> Result<(), EtcdOptionsError> {
         return bad("it names no host");
     }
     Ok(())
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, EtcdOptionsError> {
-    std::fs::read(path)
-        .map_err(|source| EtcdOptionsError::File { path: path.display().to_string(), source })
 }
 
 #[cfg(test)]

@@ -159,7 +159,8 @@ fn end_of(message: &WatchResponse, revision: i64) -> Option<StoreError> {
         return None;
     }
     let reason = message.cancel_reason();
-    if reason.contains("permission denied") {
+    // An old token is a missing permission for some versions.
+    if reason.contains("permission denied") || reason.contains("invalid auth token") {
         let (operation, detail) = ("watching leases", reason.to_owned());
         return Some(StoreError::Refused { operation, detail });
     }

@@ -5,6 +5,7 @@
 
 pub mod etcd;
 mod etcd_connection;
+mod etcd_tls;
 mod etcd_watch;
 pub mod local;
 mod local_files;
@@ -283,6 +284,27 @@ impl Store {
             #[cfg(test)]
             Self::Memory(store) => store.create(subnet, value, ttl).await,
         }
+    }
+
+    /// Takes the first of `subnets` whose key no entry has, trying them in turn. Also says how
+    /// many were lost to other writers; the last of these is the error if all were.
+    pub async fn create_first(
+        &self,
+        subnets: impl Iterator<Item = Prefix>,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> (Result<Granted, StoreError>, u64) {
+        if let Self::Etcd(store) = self {
+            return store.create_first(subnets, value, ttl).await;
+        }
+        let mut lost = (Err(StoreError::Conflict { key: String::new() }), 0);
+        for subnet in subnets {
+            match self.create(subnet, value, ttl).await {
+                Err(error @ StoreError::Conflict { .. }) => lost = (Err(error), lost.1 + 1),
+                result => return (result, lost.1),
+            }
+        }
+        lost
     }
 
     /// Writes `value` over `held` and extends it to `ttl` from now, if nobody wrote since. A

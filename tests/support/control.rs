@@ -1,0 +1,117 @@
+//! A node's control plane over a store, without devices, and the options that it is given.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use weft::config::network::{BackendConfig, NetworkConfig};
+use weft::config::options::{EtcdOptions, StoreOptions};
+use weft::control::{End, LeaseAttributes, OwnLease, Peers, SubnetManager, Timing};
+use weft::route::Prefix;
+
+/// flannel's default.
+pub const PREFIX: &str = "/coreos.com/network";
+/// When to renew: flannel's default.
+pub const MARGIN: Duration = Duration::from_secs(3600);
+
+pub fn options(endpoints: &[&str]) -> EtcdOptions {
+    EtcdOptions {
+        endpoints: endpoints.iter().map(|endpoint| (*endpoint).to_owned()).collect(),
+        prefix: PREFIX.to_owned(),
+        ca_file: None,
+        client_certificate: None,
+        credentials: None,
+    }
+}
+
+pub fn manager(options: EtcdOptions) -> SubnetManager {
+    SubnetManager::connect(&StoreOptions::Etcd(options), None).unwrap()
+}
+
+pub fn manager_at(url: &str) -> SubnetManager {
+    manager(options(&[url]))
+}
+
+pub fn network() -> NetworkConfig {
+    NetworkConfig {
+        network: "10.5.0.0/16".parse().unwrap(),
+        subnet_length_bits: 24,
+        subnet_min: Ipv4Addr::new(10, 5, 1, 0),
+        subnet_max: Ipv4Addr::new(10, 5, 255, 0),
+        enable_nftables: false,
+        backend: BackendConfig { kind: "udp".to_owned(), settings: serde_json::Value::Null },
+    }
+}
+
+pub fn node(number: u8) -> LeaseAttributes {
+    LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, number))
+}
+
+pub fn path(subnet: Prefix) -> String {
+    format!("{PREFIX}/subnets/{}", subnet.key())
+}
+
+pub fn subnet_path(key: &str) -> String {
+    format!("{PREFIX}/subnets/{key}")
+}
+
+/// Leases short enough to lapse within a test.
+pub fn short_leases() -> Timing {
+    Timing { lease_ttl: Duration::from_secs(4), ..Timing::default() }
+}
+
+/// A daemon's control plane that runs on.
+pub struct Running {
+    pub peers: watch::Receiver<Arc<Peers>>,
+    pub task: JoinHandle<End>,
+    pub manager: Arc<SubnetManager>,
+}
+
+impl Running {
+    pub fn start(manager: SubnetManager, own: OwnLease, margin: Duration) -> Self {
+        let manager = Arc::new(manager);
+        let (sender, peers) = watch::channel(Arc::default());
+        let runner = Arc::clone(&manager);
+        let task = tokio::spawn(async move { runner.run(own, margin, &sender).await });
+        Self { peers, task, manager }
+    }
+
+    /// Waits until the peers' public addresses are exactly these, and says how long it took.
+    pub async fn wait_for_peers(
+        &mut self,
+        expected: &[&str],
+        within: Duration,
+        broken: &str,
+    ) -> Duration {
+        let expected: BTreeSet<String> = expected.iter().map(|&ip| ip.to_owned()).collect();
+        let started = Instant::now();
+        let found = timeout(within, self.peers.wait_for(|peers| addresses(peers) == expected));
+        if found.await.is_err() {
+            let now = addresses(&self.peers.borrow());
+            panic!("{broken}: peers are {now:?} instead of {expected:?} after {within:?}");
+        }
+        started.elapsed()
+    }
+
+    pub async fn end(self, within: Duration, broken: &str) -> End {
+        match timeout(within, self.task).await {
+            Ok(end) => end.unwrap(),
+            Err(_) => panic!("{broken}: still running after {within:?}"),
+        }
+    }
+
+    pub fn assert_running(&self, broken: &str) {
+        assert!(!self.task.is_finished(), "{broken}: the control plane ended");
+    }
+}
+
+pub fn addresses(peers: &Peers) -> BTreeSet<String> {
+    peers.values().map(|lease| lease.attributes.public_ip.to_string()).collect()
+}
+
+/// What an undisturbed store needs at most, and a busy machine.
+pub const SOON: Duration = Duration::from_secs(3);
