@@ -78,8 +78,7 @@ impl Machine {
         let accident = self.hold_vanishing(&changes);
         for change in changes {
             self.on_change(change, accident);
-            // The change led to doubts: all that follows is read again. Or to the end.
-            if !matches!(self.follow, Follow::Watching { .. }) || self.hold == Hold::Lost {
+            if self.hold == Hold::Lost {
                 break;
             }
         }
@@ -88,12 +87,7 @@ impl Machine {
     /// `accident` is the revision in which most peers vanish, if there is one.
     fn on_change(&mut self, change: Change, accident: Option<i64>) {
         match change {
-            Change::Live { revision } => {
-                self.unwatched_until = revision;
-                self.follow = Follow::Watching { live_since: Some(self.now.boot) };
-                (self.history_lost, self.followed) = (false, true);
-                self.on_recovery();
-            }
+            Change::Live { revision } => self.on_live(revision),
             Change::Everything(snapshot) => self.on_snapshot(snapshot, None),
             Change::Put(lease) => {
                 let (key, revision) = (lease.key.clone(), lease.revision);
@@ -116,6 +110,16 @@ impl Machine {
                     self.on_changed(&key, revision, accident);
                 }
             }
+        }
+    }
+
+    fn on_live(&mut self, revision: i64) {
+        // Not if what came before it led to doubts, and the watch was dropped.
+        if let Follow::Watching { .. } = self.follow {
+            self.unwatched_until = revision;
+            self.follow = Follow::Watching { live_since: Some(self.now.boot) };
+            (self.history_lost, self.followed) = (false, true);
+            self.on_recovery();
         }
     }
 

@@ -26,7 +26,7 @@ const STALE_HOLD: Duration = Duration::from_secs(30);
 /// Listing, expiry of what nobody renews, and the end of a hold, one after the other.
 const SETTLING: Duration = Duration::from_secs(72 + 60 + 30 + 8);
 /// Far above what a settling cluster of five needs, and far below what a loop makes.
-const SETTLING_STEPS_MAX: u32 = 3_000;
+const CALM_STEPS_MAX: u32 = 3_000;
 
 fn timing() -> Timing {
     Timing {
@@ -83,6 +83,9 @@ impl World {
         for index in 0..self.nodes.len() {
             self.start(index);
         }
+        if self.random.u8(..8) > 0 {
+            self.calm(Duration::from_secs(2));
+        }
         for _ in 0..self.random.u32(60..160) {
             self.step();
             self.check();
@@ -100,28 +103,37 @@ impl World {
     fn step(&mut self) {
         let index = self.random.usize(..self.nodes.len());
         match self.random.u8(..100) {
-            0..=69 => {
-                if !self.act(index, true) {
+            0..=59 => {
+                let acted = self.act(index, true);
+                if !acted {
                     self.pass(None);
                 }
             }
-            70..=75 => {
-                let millis = [200, 3_000, 20_000, 45_000];
-                let most = millis[self.random.usize(..millis.len())];
+            60..=66 => {
+                let most = [200, 3_000, 20_000, 45_000];
+                let most = most[self.random.usize(..most.len())];
                 let pass = Duration::from_millis(self.random.u64(1..most));
                 self.pass(Some(self.time + pass));
             }
-            76..=79 => self.crash(index),
-            80..=82 => self.pause(index),
-            83..=85 => self.nodes[index].is_cut = !self.nodes[index].is_cut,
-            86 => self.store.is_down = !self.store.is_down,
-            87..=88 => {
+            67..=74 => {
+                let calm = Duration::from_millis(self.random.u64(50..3_000));
+                self.calm(calm);
+            }
+            75..=76 => self.crash(index),
+            77..=79 => {
+                self.nodes[index].is_paused = true;
+                self.log(index, "is paused");
+            }
+            80..=81 => self.nodes[index].is_cut = true,
+            82 => self.store.is_down = true,
+            83..=88 => self.heal(index),
+            89 => {
                 self.store.compacted = self.store.revision;
                 self.log(index, "saw a compaction");
             }
-            89 => self.nodes[index].wall_offset = self.random.u64(..100_000_000),
-            90..=92 => self.carry_out_late(),
-            93..=99 if self.has_operator => self.operate(),
+            90 => self.nodes[index].wall_offset = self.random.u64(..100_000_000),
+            91..=94 => self.carry_out_late(),
+            95..=99 if self.has_operator => self.operate(),
             _ => {}
         }
     }
@@ -133,19 +145,40 @@ impl World {
         }
         self.nodes[index].crash();
         self.log(index, "crashed");
-        if self.random.bool() {
+        if self.random.u8(..4) > 0 {
             self.start(index);
         }
     }
 
-    fn pause(&mut self, index: usize) {
+    /// Ends what is wrong with a node, after a while.
+    fn heal(&mut self, index: usize) {
         if self.nodes[index].is_paused {
-            let pause = Duration::from_secs(self.random.u64(..180));
+            let pause = Duration::from_secs(self.random.u64(..120));
             self.pass(Some(self.time + pause));
         }
-        self.nodes[index].is_paused = !self.nodes[index].is_paused;
+        let node = &mut self.nodes[index];
+        (node.is_paused, node.is_cut, self.store.is_down) = (false, false, false);
         self.start(index);
-        self.log(index, "paused or went on");
+        self.log(index, "is well again");
+    }
+
+    /// Lets everybody work undisturbed, as far as what is wrong already allows it.
+    fn calm(&mut self, time: Duration) {
+        let end = self.time + time;
+        let mut steps = 0;
+        while self.time < end {
+            let mut idle = true;
+            for index in 0..self.nodes.len() {
+                while self.act(index, false) {
+                    self.check();
+                    (idle, steps) = (false, steps + 1);
+                    assert!(steps < CALM_STEPS_MAX, "it goes round and round");
+                }
+            }
+            if idle {
+                self.pass(None);
+            }
+        }
     }
 
     fn carry_out_late(&mut self) {
@@ -280,21 +313,7 @@ impl World {
             self.nodes[index].is_paused = false;
             self.start(index);
         }
-        let end = self.time + SETTLING;
-        let mut steps = 0;
-        while self.time < end {
-            let mut idle = true;
-            for index in 0..self.nodes.len() {
-                while self.act(index, false) {
-                    self.check();
-                    (idle, steps) = (false, steps + 1);
-                    assert!(steps < SETTLING_STEPS_MAX, "it goes round and round");
-                }
-            }
-            if idle {
-                self.pass(None);
-            }
-        }
+        self.calm(SETTLING);
         self.check_settled();
     }
 }

@@ -56,6 +56,11 @@ impl Stale {
         self.held.contains_key(&subnet)
     }
 
+    #[cfg(test)]
+    pub(super) fn until(&self, subnet: Prefix) -> Option<Duration> {
+        self.held.get(&subnet).map(|held| held.until)
+    }
+
     pub(super) fn next_end(&self) -> Option<Duration> {
         self.next_end
     }

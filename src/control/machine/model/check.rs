@@ -26,15 +26,15 @@ impl World {
         point: Point,
     ) {
         let node = &mut self.nodes[index];
-        let wiped = node.told.0 != 0 && node.told > point || node.told.0 < point.0;
-        let wiped = wiped && node.told.0 != 0 && matches!(node.life, Life::Running(_));
+        // Only a listing tells which cluster it is of.
+        let wiped = node.cluster != 0 && (node.cluster != point.0 || node.told > point);
         let readable: BTreeSet<_> = snapshot.leases.iter().map(|lease| lease.subnet).collect();
         let published = node.published.keys().filter(|subnet| !node.held.contains_key(subnet));
         let missing: Vec<_> = published.filter(|subnet| !readable.contains(subnet)).collect();
         let missing: Vec<_> = missing.into_iter().copied().collect();
         let boot = node.boot(self.time);
         node.is_accident = hold(node, &missing, wiped, boot);
-        node.mirror = (point, point);
+        node.mirror = point;
         node.told = point;
         node.cluster = point.0;
         node.is_deceived = false;
@@ -47,7 +47,9 @@ impl World {
         let own = node.previous.map(Prefix::key).unwrap_or_default();
         let mut missing: BTreeMap<i64, Vec<Prefix>> = BTreeMap::new();
         let mut own_deleted = None;
-        for (revision, change) in changes {
+        // What a listing showed already is no news.
+        let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
+        for (revision, change) in news {
             let key = match change {
                 Change::Deleted { key, .. } => key,
                 Change::Rejected(rejected) => &rejected.key,
@@ -68,8 +70,8 @@ impl World {
             .find(|(_, missing)| hold(node, missing, false, boot))
             .map(|(revision, _)| revision);
         node.is_accident = accident.is_some() && accident == own_deleted;
-        node.mirror.1 = point;
-        node.told = point;
+        node.mirror = node.mirror.max(point);
+        node.told = node.told.max(point);
     }
 
     /// A machine whose lease is past its end reads its entry before it writes it.
@@ -94,29 +96,20 @@ impl World {
         if node.is_deceived {
             let ever = published.iter().all(|(subnet, ip)| store.ever.contains(&(*subnet, *ip)));
             assert!(ever, "node {index} publishes what never was: {published:?}");
-            node.held.clear();
             if let Life::Running(machine) = &node.life {
-                let kept = published.iter().filter(|(subnet, _)| machine.stale.holds(**subnet));
-                node.held = kept.map(|(subnet, ip)| (*subnet, (*ip, boot))).collect();
+                let until = |subnet: &Prefix| machine.stale.until(*subnet);
+                let held = published.iter().filter_map(|(s, ip)| Some((*s, (*ip, until(s)?))));
+                node.held = held.collect();
             }
             return;
         }
-        let (lo, hi) = node.mirror;
-        let mut expected = BTreeMap::new();
-        for revision in (lo.1.min(hi.1)..=hi.1).rev() {
-            expected = select(node, store.state_at((hi.0, revision)));
-            let mut still = node.held.clone();
-            still.retain(|subnet, (_, until)| {
-                *until > boot && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
-            });
-            expected.extend(still.iter().map(|(subnet, (ip, _))| (*subnet, *ip)));
-            if expected == published {
-                assert_eq!(held, still.len(), "node {index} miscounts the peers that it holds");
-                node.held = still;
-                return;
-            }
-        }
-        panic!("node {index} publishes {published:?}, not {expected:?} as of {lo:?} to {hi:?}");
+        let mut expected = select(node, store.state_at(node.mirror));
+        node.held.retain(|subnet, (_, until)| {
+            *until > boot && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
+        });
+        expected.extend(node.held.iter().map(|(subnet, (ip, _))| (*subnet, *ip)));
+        assert_eq!(published, expected, "node {index} does not publish {:?}", node.mirror);
+        assert_eq!(held, node.held.len(), "node {index} miscounts the peers that it holds");
     }
 
     /// A run ends only if the subnet was somebody else's, or was taken away.

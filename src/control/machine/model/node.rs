@@ -71,8 +71,8 @@ pub(super) struct Node {
     /// The cluster of the last listing.
     pub(super) cluster: u64,
 
-    /// Between these points is what the node's mirror shows.
-    pub(super) mirror: (Point, Point),
+    /// What the node's mirror shows.
+    pub(super) mirror: Point,
     /// The newest point that the node was told of.
     pub(super) told: Point,
     /// Whether an event was withheld since the last listing.
@@ -99,7 +99,7 @@ impl Node {
             wall_offset: 0,
             previous: None,
             cluster: 0,
-            mirror: ((0, 0), (0, 0)),
+            mirror: (0, 0),
             told: (0, 0),
             is_deceived: false,
             read: None,
@@ -331,11 +331,6 @@ impl World {
                 Command::End(end) => ended = Some(end),
                 Command::Reject(_) | Command::Expires(_) | Command::Say(_) => {}
             }
-        }
-        let node = &mut self.nodes[index];
-        if node.watch.is_some() {
-            // Otherwise, how much of the last changes the mirror shows is not known.
-            node.mirror.0 = node.mirror.1;
         }
         if let Some((peers, held)) = counted {
             self.check_published(index, peers, held);
