@@ -131,20 +131,18 @@ impl fmt::Display for Say {
                      themselves. If it was, restart weftd"
                 )
             }
-            Self::Released(Released { leased, over, left }) => {
-                let left = *left;
-                write!(f, "Of the peers held after they vanished, ")?;
-                match (leased, over) {
-                    (_, 0) => write!(f, "{leased} have a lease again or were replaced")?,
-                    (0, _) => write!(f, "{over} did not come back in time and are given up")?,
-                    (_, _) => write!(
-                        f,
-                        "{leased} have a lease again or were replaced, {over} did not come back \
-                         in time and are given up"
-                    )?,
-                }
-                write!(f, "; {left} are still held")
-            }
+            Self::Released(released) => released.fmt(f),
         }
+    }
+}
+
+impl fmt::Display for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { leased, over, left } = self;
+        write!(
+            f,
+            "Of the peers held after they vanished, {leased} have a lease again or were replaced, \
+             {over} did not come back in time and are given up, {left} are still held"
+        )
     }
 }
