@@ -103,6 +103,7 @@ const CASES: &[Case] = &[
     case("offload", "gso,tso", "tso: true, uso: false, gso: true, gro: false"),
     case("peer-check", "loose", "CLI flags config"),
     case("public-ip", "198.51.100.4", "public_ip: Some(198.51.100.4)"),
+    case("stale-hold", "1h30m", "stale_hold: 5400s"),
     case("status-socket", "/x/s", r#"status_socket: "/x/s""#),
     Case {
         flag: "subnet-file",

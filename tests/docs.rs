@@ -18,8 +18,16 @@ const DOCUMENTS: &[(&str, &str)] = &[
 ];
 
 /// Flags that flanneld does not have.
-const OWN_FLAGS: &[&str] =
-    &["engine", "local-store", "log-format", "offload", "peer-check", "status-socket", "workers"];
+const OWN_FLAGS: &[&str] = &[
+    "engine",
+    "local-store",
+    "log-format",
+    "offload",
+    "peer-check",
+    "stale-hold",
+    "status-socket",
+    "workers",
+];
 
 /// The rows of the table between two markers, as trimmed cells.
 fn table<'d>(document: &'d str, marker: &str) -> Vec<Vec<&'d str>> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use hyper::Uri;
 use regex::Regex;
 
+use crate::config::duration;
 use crate::config::flag_table::{FLAGS, Setting, Settings, Slot, Source, Support};
 use crate::config::go_flags::environment_name;
 use crate::config::options::{
@@ -77,6 +78,7 @@ pub(super) fn options(
     check_peer_check(&settings.peer_check.value)?;
     let subnet_file = subnet_file(&settings.subnet_file.value)?;
     Ok(Options {
+        stale_hold: stale_hold(&settings.stale_hold.value)?,
         renew_margin: renew_margin(settings.subnet_lease_renew_margin.value)?,
         interface: interface(&settings)?,
         health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,
@@ -138,6 +140,12 @@ fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
         }
         _ => Err(OptionError::RenewMargin(minutes)),
     }
+}
+
+fn stale_hold(text: &str) -> Result<Duration, OptionError> {
+    duration::parse(text).ok_or_else(|| {
+        value("--stale-hold", format!("{text:?} is no duration such as 15m or 1h30m, or 0"))
+    })
 }
 
 fn interface(settings: &Settings) -> Result<InterfaceOptions, OptionError> {

@@ -119,6 +119,7 @@ pub(super) struct Settings {
     pub(super) public_ip: Setting<String>,
     pub(super) public_ipv6: Setting<String>,
     pub(super) set_node_network_unavailable: Setting<bool>,
+    pub(super) stale_hold: Setting<String>,
     pub(super) status_socket: Setting<String>,
     pub(super) subnet_file: Setting<String>,
     pub(super) subnet_lease_renew_margin: Setting<i64>,
@@ -162,6 +163,7 @@ impl Default for Settings {
             public_ip: Setting::new(""),
             public_ipv6: Setting::new(""),
             set_node_network_unavailable: Setting::new(true),
+            stale_hold: Setting::new("15m"),
             status_socket: Setting::new(""),
             subnet_file: Setting::new("/run/flannel/subnet.env"),
             subnet_lease_renew_margin: Setting::new(60),
@@ -367,6 +369,13 @@ pub(super) const FLAGS: &[Flag] = &[
         support: KUBE,
         help: "clear the node's NetworkUnavailable condition (no effect: kube-subnet-mgr is \
                not built)",
+    },
+    Flag {
+        name: "stale-hold",
+        slot: Slot::Text(|s| &mut s.stale_hold),
+        support: Support::Built,
+        help: "`duration` for which nodes stay peers whose leases vanished with most others at \
+               once, or with the store's data, such as 15m; 0 to give them up at once",
     },
     Flag {
         name: "status-socket",

@@ -160,6 +160,16 @@ fn the_renew_margin_is_1_to_1439_minutes() {
 }
 
 #[test]
+fn the_stale_hold_is_a_duration_of_go() {
+    assert_eq!(run(&[]).stale_hold, Duration::from_secs(900));
+    assert_eq!(run(&["--stale-hold=1h30m"]).stale_hold, Duration::from_secs(5400));
+    assert_eq!(run(&["--stale-hold", "0"]).stale_hold, Duration::ZERO);
+    for wrong in ["", "15", "-15m", "soon"] {
+        assert_refused(&[&format!("--stale-hold={wrong}")], "--stale-hold");
+    }
+}
+
+#[test]
 fn interface_options() {
     let options = run(&[
         "--iface=eth0",

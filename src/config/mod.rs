@@ -6,5 +6,6 @@ pub mod options;
 pub mod subnet_file;
 
 mod build;
+mod duration;
 mod flag_table;
 mod go_flags;

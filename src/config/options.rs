@@ -18,6 +18,8 @@ pub struct Options {
     pub subnet_file: PathBuf,
     /// How long before its expiry a lease is renewed.
     pub renew_margin: Duration,
+    /// For how long peers stay whose leases vanished with most others at once; zero for not at all.
+    pub stale_hold: Duration,
     /// Where `/healthz` and `/readyz` listen; `None` when off.
     pub health: Option<SocketAddr>,
     /// Whether `--iptables-forward-rules` was left at its default, switched on, or switched off.

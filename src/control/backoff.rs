@@ -32,16 +32,21 @@ impl Backoff {
 
     /// The next wait.
     pub fn next_wait(&mut self) -> Duration {
+        self.next_wait_by(&mut fastrand::Rng::new())
+    }
+
+    /// The next wait, by the caller's chance.
+    pub fn next_wait_by(&mut self, random: &mut fastrand::Rng) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(self.max);
-        full.mul_f64(0.5 + fastrand::f64() * 0.5)
+        full.mul_f64(0.5 + random.f64() * 0.5)
     }
 }
 
 /// `period`, longer or shorter by up to `share` of itself (0.2 for plus or minus 20 %).
 #[must_use]
-pub fn jittered(period: Duration, share: f64) -> Duration {
-    period.mul_f64(1.0 + share * (fastrand::f64() * 2.0 - 1.0))
+pub fn jittered(period: Duration, share: f64, random: &mut fastrand::Rng) -> Duration {
+    period.mul_f64(1.0 + share * (random.f64() * 2.0 - 1.0))
 }
 
 #[cfg(test)]
@@ -62,8 +67,9 @@ mod tests {
 
     #[test]
     fn jitter_stays_within_its_share() {
+        let mut random = fastrand::Rng::with_seed(1);
         for _ in 0..1000 {
-            let wait = jittered(Duration::from_secs(300), 0.2);
+            let wait = jittered(Duration::from_secs(300), 0.2, &mut random);
             assert!(wait >= Duration::from_secs(240) && wait <= Duration::from_secs(360));
         }
     }

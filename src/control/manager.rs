@@ -24,8 +24,12 @@ pub const RELIST_PERIOD: Duration = Duration::from_secs(300);
 /// How long changes are collected before they are published: a burst costs one route table, and
 /// nobody notices a fiftieth of a second.
 pub const PUBLISH_WINDOW: Duration = Duration::from_millis(20);
+/// How long peers stay after most of them vanished at once: time for an operator to see the alarm
+/// and to bring the store's data back, and for nodes to register again by themselves.
+pub const STALE_HOLD: Duration = Duration::from_secs(15 * 60);
 
-/// The control plane's durations. Only tests and simulations use others than the default.
+/// The control plane's durations. `stale_hold` is the operator's; of the others, only tests and
+/// simulations use others than the default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     /// Life of a lease from its last renewal.
@@ -36,6 +40,8 @@ pub struct Timing {
     pub relist_period: Duration,
     /// For which changes are collected.
     pub publish_window: Duration,
+    /// For which peers stay that vanished with most others at once; zero for not at all.
+    pub stale_hold: Duration,
 }
 
 impl Default for Timing {
@@ -45,6 +51,7 @@ impl Default for Timing {
             renew_retry: RENEW_RETRY,
             relist_period: RELIST_PERIOD,
             publish_window: PUBLISH_WINDOW,
+            stale_hold: STALE_HOLD,
         }
     }
 }

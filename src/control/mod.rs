@@ -1,8 +1,8 @@
 //! Leases: acquire, renew, watch. The only part of weft that talks to a store.
 //!
-//! `lease` and `choose` and `peers` are pure; `store` holds the adapters; `manager`, `acquire`
-//! and `run` drive them. Nothing here touches routes, devices or the packet path: the daemon
-//! receives the peer set and decides what it means.
+//! `lease`, `choose`, `peers` and `machine` are pure; `store` holds the adapters; `manager`,
+//! `acquire` and `run` drive them. Nothing here touches routes, devices or the packet path: the
+//! daemon receives the peer set and decides what it means.
 
 pub mod acquire;
 pub mod backoff;
@@ -10,6 +10,7 @@ mod causes;
 pub mod choose;
 pub mod clock;
 pub mod lease;
+mod machine;
 pub mod manager;
 pub mod peers;
 pub mod run;

@@ -85,7 +85,7 @@ fn is_host_address(address: Ipv4Addr) -> bool {
 
 /// The one of `peers`, which do not overlap each other, that overlaps `subnet`. Prefixes sort by
 /// network, so only the neighbours can.
-fn overlapping(peers: &Peers, subnet: Prefix) -> Option<Prefix> {
+pub(super) fn overlapping(peers: &Peers, subnet: Prefix) -> Option<Prefix> {
     let below = peers.range(..=subnet).next_back();
     let above = peers.range(subnet..).next();
     let neighbours = below.into_iter().chain(above);

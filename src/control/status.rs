@@ -91,6 +91,7 @@ pub struct ControlStatus {
     store_up: AtomicBool,
     lease_expires_unix: AtomicU64,
     peers: AtomicU64,
+    held_peers: AtomicU64,
     relists: AtomicU64,
     renewals: AtomicU64,
     store_failures: AtomicU64,
@@ -122,6 +123,12 @@ impl ControlStatus {
     #[must_use]
     pub fn peers(&self) -> u64 {
         self.peers.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that are held although their leases vanished, with most others at once.
+    #[must_use]
+    pub fn held_peers(&self) -> u64 {
+        self.held_peers.load(Ordering::Relaxed)
     }
 
     /// Complete listings of the store.
@@ -167,8 +174,9 @@ impl ControlStatus {
         self.lease_expires_unix.store(unix_seconds.unwrap_or(0), Ordering::Relaxed);
     }
 
-    pub(crate) fn published(&self, peers: usize) {
+    pub(crate) fn published(&self, peers: usize, held: usize) {
         self.peers.store(peers as u64, Ordering::Relaxed);
+        self.held_peers.store(held as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn listed(&self) {

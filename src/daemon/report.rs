@@ -82,6 +82,7 @@ impl Report {
                 "rejected": rejected,
             },
             "peers": self.control.peers(),
+            "peers_held": self.control.held_peers(),
         });
         if let Some(running) = self.running.get() {
             status["lease"] = json!({
@@ -124,6 +125,8 @@ impl Report {
         out.sample("flannel_store_up", "", u64::from(self.control.store_is_up()));
         out.family("flannel_peers", "gauge", "Nodes with a lease, this one aside.");
         out.sample("flannel_peers", "", self.control.peers());
+        out.family("flannel_peers_held", "gauge", "Peers kept though their leases vanished.");
+        out.sample("flannel_peers_held", "", self.control.held_peers());
         if let Some(seconds) = self.control.lease_expires_unix() {
             out.family("flannel_lease_expiry_seconds", "gauge", "End of the own lease, unix time.");
             out.sample("flannel_lease_expiry_seconds", "", seconds);

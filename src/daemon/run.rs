@@ -21,7 +21,7 @@ use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::acquire::AcquireError;
 use crate::control::backoff::Backoff;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::control::manager::{OwnLease, SubnetManager};
+use crate::control::manager::{OwnLease, SubnetManager, Timing};
 use crate::control::run::End;
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::notify;
@@ -117,8 +117,10 @@ async fn until_stopped(options: Options) -> ExitCode {
 async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infallible> {
     let _lock = lock(options)?;
     let previous = read_previous(options);
+    let timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
     let manager = SubnetManager::connect(&options.store, previous.subnet)
-        .context("Failed to create SubnetManager")?;
+        .context("Failed to create SubnetManager")?
+        .with_timing(timing);
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
     let status = async {

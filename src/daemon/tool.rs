@@ -139,7 +139,10 @@ fn render(status: &Value) -> String {
         );
         line("dataplane", text(&status["dataplane"]));
     }
-    line("peers", text(&status["peers"]));
+    let held = status["peers_held"].as_u64().filter(|held| *held > 0);
+    let held =
+        held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
+    line("peers", format!("{}{}", text(&status["peers"]), held.unwrap_or_default()));
     for route in status["routes"].as_array().into_iter().flatten() {
         line("", format!("{} via {}", text(&route["subnet"]), text(&route["via"])));
     }
@@ -226,6 +229,13 @@ mod tests {
         let screen = render(&status);
         assert!(screen.contains("dropped: no-route 3"), "{screen}");
         assert!(screen.contains("ready"), "{screen}");
+    }
+
+    #[test]
+    fn held_peers_are_on_the_screen_while_there_are_any() {
+        let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
+        assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));
+        assert!(!screen(0).contains("held"), "{}", screen(0));
     }
 
     #[test]

@@ -298,23 +298,6 @@ async fn an_incomplete_listing_removes_nothing() {
     daemon.wait_for(&["192.0.2.3"]).await;
 }
 
-#[tokio::test]
-async fn a_watched_flood_of_leases_costs_bounded_memory() {
-    let daemon = Daemon::usual().await;
-    let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
-    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
-    let own = daemon.manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
-    let (subnet, own_lease) = (own.lease.subnet, own.lease.clone());
-    let mut run = Run::new(&daemon.manager, own, Duration::from_secs(3600), &sender);
-    for number in 0..ENTRIES_MAX + 10 {
-        run.insert(Lease { key: number.to_string(), subnet, ..own_lease.clone() });
-    }
-    assert_eq!(run.mirror.len(), ENTRIES_MAX);
-    assert_eq!(daemon.manager.status().rejected(RejectReason::TooMany), 1);
-    run.insert(own_lease);
-    assert!(run.mirror.contains_key(OWN), "a flood hides the own lease");
-}
-
 /// A daemon on a directory, with one peer.
 struct LocalDaemon {
     directory: tempfile::TempDir,

@@ -99,6 +99,7 @@ impl EtcdStore {
             if snapshot.revision == 0 {
                 snapshot.revision = page.header().map_or(0, |header| header.revision());
                 let cluster = page.header().map_or(0, |header| header.cluster_id());
+                snapshot.cluster = cluster;
                 self.cluster.store(cluster, Ordering::Relaxed);
             }
             for found in page.kvs() {

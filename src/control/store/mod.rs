@@ -58,6 +58,8 @@ pub struct Snapshot {
     pub rejected: Vec<Rejected>,
     /// The moment, in revisions of the store; a watch continues from here.
     pub revision: i64,
+    /// Which store it was, so that one that was replaced is noticed; 0 if it does not say.
+    pub cluster: u64,
     /// Whether this is all there was. Of what an incomplete one lacks, nothing is known.
     pub complete: bool,
 }
@@ -234,7 +236,7 @@ impl Snapshot {
 impl Default for Snapshot {
     /// Of an empty store.
     fn default() -> Self {
-        Self { leases: Vec::new(), rejected: Vec::new(), revision: 0, complete: true }
+        Self { leases: Vec::new(), rejected: Vec::new(), revision: 0, cluster: 0, complete: true }
     }
 }
 

@@ -1,0 +1,374 @@
+//! The lease machine: what a node does about its own subnet and about everybody else's. Pure: one
+//! event and the time in, commands out. It never reads a clock, touches a store or logs; `run`
+//! drives it against a real store, the model test against a simulated one.
+//!
+//! The store's state is mirrored and published as a whole, so a lost or repeated event cannot
+//! leave a stale route for longer than one listing. Besides the watch, one request is under way
+//! at a time. No error withdraws a peer.
+
+mod follow;
+mod own;
+mod say;
+mod stale;
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::backoff::{Backoff, jittered};
+use crate::control::lease::{Lease, LeaseAttributes, Peers};
+use crate::control::manager::{OwnLease, Timing};
+use crate::control::peers::{self, Node};
+use crate::control::store::{
+    ENTRIES_MAX, Event as Change, Granted, Rejected, Snapshot, StoreError,
+};
+use crate::route::Prefix;
+use follow::{Follow, Outage};
+use own::Hold;
+pub(super) use say::Say;
+use stale::Stale;
+
+/// Share by which listings are spread.
+const RELIST_JITTER: f64 = 0.2;
+
+/// Why the machine stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The subnet is no longer ours.
+    Revoked {
+        /// Who holds it now; `None` if the lease was deleted.
+        new_owner: Option<Ipv4Addr>,
+    },
+}
+
+/// The time of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Now {
+    /// By the boot clock, which all decisions use.
+    pub(super) boot: Duration,
+    /// Seconds since 1970, for people and for entries of the local store.
+    pub(super) unix_seconds: u64,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// Nothing but time.
+    Timer,
+    /// The answer to `Command::List`.
+    Listed(Result<Snapshot, StoreError>),
+    /// The answer to `Command::Watch`.
+    Opened(Result<(), StoreError>),
+    /// The watch brought changes, or ended.
+    Changed(Result<Vec<Change>, StoreError>),
+    /// The answer to `Command::Renew`, `Command::Update` and `Command::Create`.
+    Written(Result<Granted, StoreError>),
+}
+
+/// What to do. Requests are answered by one event each; the machine asks for nothing else before.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    /// List all leases.
+    List,
+    /// Open a watch for what comes after `revision`.
+    Watch { revision: i64 },
+    /// Forget the watch, if there is one.
+    DropWatch,
+    /// Extend the lease if nobody wrote over `held`.
+    Renew { held: Lease, ttl: Duration },
+    /// Write what `held` says over the entry of its revision, and extend the lease.
+    Update { held: Lease, ttl: Duration },
+    /// Take the subnet if nobody has it.
+    Create { subnet: Prefix, attributes: LeaseAttributes, ttl: Duration },
+    /// These are the peers now.
+    Publish(Arc<Peers>),
+    /// How many there are, and how many of them are held though their leases vanished.
+    Count { peers: usize, held: usize },
+    /// Entries that are no leases, for counting.
+    Reject(Vec<Rejected>),
+    /// When the own lease ends, in seconds since 1970.
+    Expires(Option<u64>),
+    /// For the log.
+    Say(Say),
+    /// The subnet is lost; nothing follows.
+    End(End),
+}
+
+/// The request under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Nothing,
+    List { at: Duration },
+    Watch,
+    Write { what: Write, own_seen: Option<i64> },
+}
+
+/// Why the own entry is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Write {
+    Renew,
+    Restore,
+    Repair,
+    Retake,
+}
+
+/// One node's lease and its view of the others.
+#[derive(Debug)]
+pub(super) struct Machine {
+    timing: Timing,
+    renew_margin: Duration,
+    random: fastrand::Rng,
+    /// Of the event in hand.
+    now: Now,
+    commands: Vec<Command>,
+    asked: Asked,
+
+    own: OwnLease,
+    hold: Hold,
+    renew_at: Option<Duration>,
+    rewrite_backoff: Backoff,
+    /// When the last listing was asked for that told about the own entry.
+    own_read: Option<Duration>,
+    /// The end of the lease after which it was said that it is read before it is written.
+    own_end_said: Option<Duration>,
+    /// Changes of the own entry before this revision are older than our last write.
+    own_since: i64,
+
+    /// Everything in the store that is a lease, by key.
+    mirror: BTreeMap<String, Lease>,
+    /// The last revision that the mirror contains; `None` until everything was listed, and again
+    /// when the mirror may have missed something.
+    revision: Option<i64>,
+    follow: Follow,
+    /// Whether a watch was ever live: before, nobody watched what became of the own entry.
+    followed: bool,
+    /// Whether the last try to watch failed for lack of history.
+    history_lost: bool,
+    /// Changes up to this revision are in the last listing.
+    listed_until: i64,
+    /// Changes up to this revision happened while nobody watched.
+    unwatched_until: i64,
+    /// The newest revision seen, and where.
+    newest: i64,
+    cluster: u64,
+    outage: Option<Outage>,
+    backoff: Backoff,
+    quiet_until: Duration,
+    relist_at: Duration,
+
+    publish_at: Option<Duration>,
+    published: Option<Arc<Peers>>,
+    stale: Stale,
+}
+
+impl Machine {
+    /// A machine that holds `own` and knows of nobody else. Its first commands come with the
+    /// first event.
+    pub(super) fn new(
+        own: OwnLease,
+        renew_margin: Duration,
+        timing: Timing,
+        mut random: fastrand::Rng,
+        now: Now,
+    ) -> Self {
+        let relist_at = now.boot + jittered(timing.relist_period, RELIST_JITTER, &mut random);
+        let own_since = own.lease.revision;
+        let mut machine = Self {
+            timing,
+            renew_margin,
+            random,
+            now,
+            commands: Vec::new(),
+            asked: Asked::Nothing,
+            own,
+            hold: Hold::Held,
+            renew_at: None,
+            rewrite_backoff: Backoff::between(own::REWRITE_PAUSE.0, own::REWRITE_PAUSE.1),
+            own_read: None,
+            own_end_said: None,
+            own_since,
+            mirror: BTreeMap::new(),
+            revision: None,
+            follow: Follow::Waiting { at: now.boot },
+            followed: false,
+            history_lost: false,
+            listed_until: 0,
+            unwatched_until: 0,
+            newest: 0,
+            cluster: 0,
+            outage: None,
+            backoff: Backoff::default(),
+            quiet_until: now.boot,
+            relist_at,
+            publish_at: None,
+            published: None,
+            stale: Stale::default(),
+        };
+        machine.plan_renewal();
+        machine
+    }
+
+    /// Takes an event and says what to do now. An answer that was not asked for changes nothing.
+    pub(super) fn handle(&mut self, event: Event, now: Now) -> Vec<Command> {
+        self.now = now;
+        match (self.asked, &self.hold) {
+            (_, Hold::Lost) => return Vec::new(),
+            (
+                Asked::Nothing | Asked::List { .. } | Asked::Watch | Asked::Write { .. },
+                Hold::Held | Hold::Rewritten { .. } | Hold::Unreadable { .. } | Hold::Lapsed { .. },
+            ) => {}
+        }
+        match (event, self.asked) {
+            (Event::Timer, _) => {}
+            (Event::Listed(answer), Asked::List { at }) => {
+                self.asked = Asked::Nothing;
+                self.on_listed(answer, at);
+            }
+            (Event::Opened(answer), Asked::Watch) => {
+                self.asked = Asked::Nothing;
+                self.on_opened(answer);
+            }
+            (Event::Written(answer), Asked::Write { what, own_seen }) => {
+                self.asked = Asked::Nothing;
+                self.on_written(answer, what, own_seen);
+            }
+            (Event::Changed(changes), _) => self.on_changes(changes),
+            (Event::Listed(_), Asked::Nothing | Asked::Watch | Asked::Write { .. })
+            | (Event::Opened(_), Asked::Nothing | Asked::List { .. } | Asked::Write { .. })
+            | (Event::Written(_), Asked::Nothing | Asked::List { .. } | Asked::Watch) => {}
+        }
+        self.proceed();
+        std::mem::take(&mut self.commands)
+    }
+
+    /// When the next `Event::Timer` is due, by the boot clock; `None` while only an answer or a
+    /// change can bring news.
+    pub(super) fn next_wake(&self) -> Option<Duration> {
+        let requests = match self.asked {
+            Asked::Nothing => {
+                let resync = match self.follow {
+                    Follow::Waiting { at } => Some(at),
+                    Follow::Listing | Follow::Opening | Follow::Watching { .. } => None,
+                };
+                [Some(self.relist_at), resync, self.renew_at, self.hold.due()]
+            }
+            Asked::List { .. } | Asked::Watch | Asked::Write { .. } => [None; 4],
+        };
+        let others = [self.publish_at, self.stale.next_end()];
+        requests.into_iter().chain(others).flatten().min()
+    }
+
+    /// Whether changes may be brought now. Between the request for a listing and its answer they
+    /// may not: nobody could tell which of the two is newer.
+    pub(super) fn wants_changes(&self) -> bool {
+        match self.asked {
+            Asked::Nothing | Asked::Watch | Asked::Write { .. } => true,
+            Asked::List { .. } => false,
+        }
+    }
+
+    /// Does what is due.
+    fn proceed(&mut self) {
+        if self.asked == Asked::Nothing {
+            self.ask_next();
+        }
+        if self.relist_at <= self.now.boot && !matches!(self.follow, Follow::Watching { .. }) {
+            self.plan_relist();
+        }
+        let ended = self.stale.next_end().is_some_and(|at| at <= self.now.boot);
+        let due = self.publish_at.is_some_and(|at| at <= self.now.boot);
+        if (due || ended) && self.hold != Hold::Lost {
+            self.publish();
+        }
+    }
+
+    /// Sends the most urgent request that is due, if any.
+    fn ask_next(&mut self) {
+        if self.ask_own() || self.hold == Hold::Lost {
+            return;
+        }
+        match (self.follow, self.revision) {
+            (Follow::Waiting { at }, _) if at > self.now.boot => {}
+            (Follow::Waiting { .. }, None) => {
+                self.follow = Follow::Listing;
+                self.ask_list();
+            }
+            (Follow::Waiting { .. }, Some(revision)) => {
+                self.follow = Follow::Opening;
+                self.asked = Asked::Watch;
+                self.commands.push(Command::Watch { revision });
+            }
+            (Follow::Watching { .. }, _) if self.relist_at <= self.now.boot => {
+                self.plan_relist();
+                self.ask_list();
+            }
+            (Follow::Watching { .. } | Follow::Listing | Follow::Opening, _) => {}
+        }
+    }
+
+    fn ask_list(&mut self) {
+        self.asked = Asked::List { at: self.now.boot };
+        self.commands.push(Command::List);
+    }
+
+    fn plan_relist(&mut self) {
+        let period = jittered(self.timing.relist_period, RELIST_JITTER, &mut self.random);
+        self.relist_at = self.now.boot + period;
+    }
+
+    fn say(&mut self, say: Say) {
+        self.commands.push(Command::Say(say));
+    }
+
+    fn end(&mut self, end: End) {
+        self.hold = Hold::Lost;
+        self.commands.push(Command::End(end));
+    }
+
+    /// Mirrors a lease, if there is room: as many as one listing may have, and always the own.
+    fn insert(&mut self, lease: Lease) {
+        let known = lease.key == self.own.lease.key || self.mirror.contains_key(&lease.key);
+        if known || self.mirror.len() < ENTRIES_MAX {
+            self.mirror.insert(lease.key.clone(), lease);
+        } else {
+            self.commands.push(Command::Reject(vec![Rejected::too_many(lease.revision)]));
+        }
+    }
+
+    fn plan_publication(&mut self) {
+        let at = self.now.boot + self.timing.publish_window;
+        self.publish_at.get_or_insert(at);
+    }
+
+    fn publish(&mut self) {
+        self.publish_at = None;
+        let (mut peers, rejected) = self.select_peers();
+        if !rejected.is_empty() {
+            self.commands.push(Command::Reject(rejected));
+        }
+        if let Some(released) = self.stale.join(&mut peers, self.now.boot) {
+            self.say(Say::Released(released));
+        }
+        self.commands.push(Command::Count { peers: peers.len(), held: self.stale.len() });
+        if !self.published.as_ref().is_some_and(|before| peers::same_ways(before, &peers)) {
+            let peers = Arc::new(peers);
+            self.published = Some(Arc::clone(&peers));
+            self.commands.push(Command::Publish(peers));
+        }
+    }
+
+    fn select_peers(&self) -> (Peers, Vec<Rejected>) {
+        let node = Node {
+            network: self.own.network,
+            subnet: self.own.lease.subnet,
+            public_ip: self.own.lease.attributes.public_ip,
+        };
+        peers::select(self.mirror.values(), &self.own.lease.key, node)
+    }
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

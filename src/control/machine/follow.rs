@@ -1,0 +1,347 @@
+//! Following the other nodes: listing, watching, what a change means, what an outage means. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Asked, Command, Hold, Machine, Say, stale};
+use crate::control::causes::with_causes;
+use crate::control::lease::{Lease, parse_key};
+use crate::control::store::{Event as Change, Rejected, Snapshot, StoreError};
+
+/// Between two reports of one outage, after the first.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
+/// Between the end of one outage and the report of the next: a store that comes and goes must
+/// not fill the log.
+const REPORT_PAUSE: Duration = Duration::from_secs(5);
+/// How long a watch must have lived for the next failure to be a new one, which is tried again
+/// at once, and not the last one that goes on.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
+/// Stands for the revision of an entry that a snapshot does not have.
+const ABSENT: i64 = i64::MIN;
+
+/// How the store is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Follow {
+    /// Until `at`; then it is listed, if the mirror may have missed something, and watched.
+    Waiting { at: Duration },
+    /// Listed, to be watched from there on.
+    Listing,
+    /// A watch is asked for.
+    Opening,
+    /// Changes are brought.
+    Watching { live_since: Option<Duration> },
+}
+
+/// The store does not answer.
+#[derive(Debug)]
+pub(super) struct Outage {
+    since: Duration,
+    reported: bool,
+}
+
+impl Machine {
+    pub(super) fn on_listed(&mut self, answer: Result<Snapshot, StoreError>, asked_at: Duration) {
+        match answer {
+            Ok(snapshot) => {
+                if self.follow == Follow::Listing {
+                    self.follow = Follow::Waiting { at: self.now.boot };
+                }
+                self.on_snapshot(snapshot, Some(asked_at));
+            }
+            Err(error) => self.on_failure(&error),
+        }
+    }
+
+    pub(super) fn on_opened(&mut self, answer: Result<(), StoreError>) {
+        match answer {
+            Ok(()) => self.follow = Follow::Watching { live_since: None },
+            Err(error) => self.on_failure(&error),
+        }
+    }
+
+    pub(super) fn on_changes(&mut self, changes: Result<Vec<Change>, StoreError>) {
+        match (self.follow, self.asked) {
+            // Of a watch that was dropped.
+            (Follow::Waiting { .. } | Follow::Listing | Follow::Opening, _) => return,
+            (Follow::Watching { .. }, Asked::List { .. }) => {
+                // Whether the listing contains them, nobody knows: watch again from there on.
+                self.drop_watch();
+                self.follow = Follow::Listing;
+                return;
+            }
+            (Follow::Watching { .. }, Asked::Nothing | Asked::Watch | Asked::Write { .. }) => {}
+        }
+        let changes = match changes {
+            Ok(changes) => changes,
+            Err(error) => return self.on_failure(&error),
+        };
+        let accident = self.hold_vanishing(&changes);
+        for change in changes {
+            self.on_change(change, accident);
+            if self.hold == Hold::Lost {
+                break;
+            }
+        }
+    }
+
+    /// `accident` is the revision in which most peers vanish, if there is one.
+    fn on_change(&mut self, change: Change, accident: Option<i64>) {
+        match change {
+            Change::Live { revision } => self.on_live(revision),
+            Change::Everything(snapshot) => self.on_snapshot(snapshot, None),
+            Change::Put(lease) => {
+                let (key, revision) = (lease.key.clone(), lease.revision);
+                if self.is_news(&key, revision) {
+                    self.insert(lease);
+                    self.on_changed(&key, revision, accident);
+                }
+            }
+            Change::Rejected(rejected) => {
+                self.commands.push(Command::Reject(vec![rejected.clone()]));
+                if self.is_news(&rejected.key, rejected.revision) {
+                    self.mirror.remove(&rejected.key);
+                    self.plan_publication();
+                    self.on_own_unreadable(&rejected);
+                }
+            }
+            Change::Deleted { key, revision } => {
+                if self.is_news(&key, revision) {
+                    self.mirror.remove(&key);
+                    self.on_changed(&key, revision, accident);
+                }
+            }
+        }
+    }
+
+    fn on_live(&mut self, revision: i64) {
+        // Not if what came before it led to doubts, and the watch was dropped.
+        if let Follow::Watching { .. } = self.follow {
+            self.unwatched_until = revision;
+            self.follow = Follow::Watching { live_since: Some(self.now.boot) };
+            (self.history_lost, self.followed) = (false, true);
+            self.on_recovery();
+        }
+    }
+
+    /// Whether the change is newer than the last listing and than our own last write. The mirror
+    /// contains its revision from now on.
+    fn is_news(&mut self, key: &str, revision: i64) -> bool {
+        self.revision = self.revision.map(|seen| seen.max(revision));
+        self.newest = self.newest.max(revision);
+        self.would_be_news(key, revision)
+    }
+
+    fn would_be_news(&self, key: &str, revision: i64) -> bool {
+        let superseded = key == self.own.lease.key && revision < self.own_since;
+        revision > self.listed_until && !superseded
+    }
+
+    fn on_changed(&mut self, key: &str, revision: i64, accident: Option<i64>) {
+        self.plan_publication();
+        if key != self.own.lease.key {
+            return;
+        }
+        self.own_seen(revision);
+        let watched = self.outage.is_none() && revision > self.unwatched_until;
+        self.check_own(watched && accident != Some(revision));
+        if matches!(self.hold, Hold::Lapsed { .. }) {
+            // Who came after the end of our lease may not be in the mirror yet.
+            self.look_again();
+        }
+    }
+
+    /// Remembers what became of the own entry while a write of it is under way.
+    fn own_seen(&mut self, revision: i64) {
+        if let Asked::Write { own_seen, .. } = &mut self.asked {
+            *own_seen = Some(revision);
+        }
+    }
+
+    fn on_own_unreadable(&mut self, rejected: &Rejected) {
+        if rejected.key == self.own.lease.key {
+            self.own_seen(rejected.revision);
+            self.hold = Hold::Unreadable { repair: Some(rejected.revision) };
+        }
+    }
+
+    /// Everything at one moment; asked for at `asked_at`, if it was.
+    fn on_snapshot(&mut self, snapshot: Snapshot, asked_at: Option<Duration>) {
+        let wiped = self.went_backwards(&snapshot);
+        let Snapshot { leases, rejected, revision, cluster: _, complete } = snapshot;
+        // What an incomplete listing lacks may be in the store all the same, so nothing is
+        // concluded from it.
+        let shows_own = complete || leases.iter().any(|lease| lease.key == self.own.lease.key);
+        if complete {
+            self.mirror.clear();
+        }
+        for lease in leases {
+            self.insert(lease);
+        }
+        self.revision = Some(revision);
+        self.listed_until = revision;
+        self.plan_publication();
+        let accident = complete && self.hold_missing(wiped);
+        let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();
+        if !rejected.is_empty() {
+            self.commands.push(Command::Reject(rejected));
+        }
+        if shows_own || own.is_some() {
+            self.own_read = asked_at.or(self.own_read);
+        }
+        if let Some(own) = own {
+            self.on_own_unreadable(&own);
+            return;
+        }
+        if !shows_own {
+            return;
+        }
+        let found = self.mirror.get(&self.own.lease.key).map(|lease| lease.revision);
+        self.own_seen(found.unwrap_or(ABSENT));
+        let watched = self.outage.is_none() && self.followed;
+        self.check_own(watched && !accident && !wiped);
+        match self.hold {
+            Hold::Lapsed { .. } if complete => self.plan_retaking(),
+            // The entry is from a backup, and its lease of unknown age: renewing tells.
+            Hold::Held | Hold::Rewritten { .. } if wiped && self.own.expires.is_some() => {
+                self.renew_at = Some(self.now.boot);
+            }
+            Hold::Held
+            | Hold::Rewritten { .. }
+            | Hold::Unreadable { .. }
+            | Hold::Lapsed { .. }
+            | Hold::Lost => {}
+        }
+    }
+
+    /// Whether this is not the store, or not the history, that was seen before: wiped, restored
+    /// from a backup, or replaced. What was known of its revisions is forgotten then.
+    fn went_backwards(&mut self, snapshot: &Snapshot) -> bool {
+        let known = self.cluster != 0 && snapshot.cluster != 0;
+        let replaced = known && self.cluster != snapshot.cluster;
+        let wiped = replaced || snapshot.revision < self.newest;
+        if wiped {
+            self.own_since = 0;
+            self.unwatched_until = 0;
+        }
+        self.newest = snapshot.revision;
+        self.cluster = snapshot.cluster;
+        wiped
+    }
+
+    /// Holds the peers that vanish with most others in one revision of `changes`, and returns
+    /// that revision.
+    fn hold_vanishing(&mut self, changes: &[Change]) -> Option<i64> {
+        let mut vanishing: BTreeMap<i64, Vec<Lease>> = BTreeMap::new();
+        for change in changes {
+            let (key, revision) = match change {
+                Change::Deleted { key, revision } => (key, *revision),
+                Change::Rejected(rejected) => (&rejected.key, rejected.revision),
+                Change::Live { .. } | Change::Put(_) | Change::Everything(_) => continue,
+            };
+            let published = self.published.as_ref();
+            let peer = parse_key(key).and_then(|subnet| published?.get(&subnet));
+            let lost = peer.filter(|peer| peer.key == *key && !self.stale.holds(peer.subnet));
+            if let Some(lost) = lost.filter(|_| self.would_be_news(key, revision)) {
+                vanishing.entry(revision).or_default().push(lost.clone());
+            }
+        }
+        let of = self.live_peers();
+        let accident = vanishing.into_iter().find(|(_, lost)| stale::is_accident(lost.len(), of));
+        let (revision, lost) = accident?;
+        self.hold_peers(lost, of, false);
+        Some(revision)
+    }
+
+    /// Holds the published peers that the mirror, which is complete, lacks, if they are most of
+    /// them or if the store was `wiped`. Returns whether it was an accident.
+    fn hold_missing(&mut self, wiped: bool) -> bool {
+        let published = self.published.as_deref().into_iter().flatten();
+        let missing: Vec<Lease> = published
+            .map(|(_, lease)| lease)
+            .filter(|lease| {
+                !self.mirror.contains_key(&lease.key) && !self.stale.holds(lease.subnet)
+            })
+            .cloned()
+            .collect();
+        let of = self.live_peers();
+        let accident = wiped || stale::is_accident(missing.len(), of);
+        if accident {
+            self.hold_peers(missing, of, wiped);
+        }
+        accident
+    }
+
+    fn live_peers(&self) -> usize {
+        self.published.as_ref().map_or(0, |peers| peers.len()).saturating_sub(self.stale.len())
+    }
+
+    fn hold_peers(&mut self, lost: Vec<Lease>, of: usize, wiped: bool) {
+        let hold = self.timing.stale_hold;
+        if hold.is_zero() || lost.is_empty() {
+            return;
+        }
+        self.say(Say::Holding { vanished: lost.len(), of, hold, wiped });
+        for lease in lost {
+            self.stale.hold(lease, self.now.boot + hold);
+        }
+        self.plan_publication();
+    }
+
+    /// Lists everything soon, without dropping the watch for longer than that.
+    pub(super) fn look_again(&mut self) {
+        self.drop_watch();
+        self.revision = None;
+        let soon = self.now.boot + self.backoff.next_wait_by(&mut self.random);
+        // Never later than planned: renewals that keep failing must not put off the look that
+        // tells why.
+        let at = match self.follow {
+            Follow::Waiting { at } => at.min(soon),
+            Follow::Listing | Follow::Opening | Follow::Watching { .. } => soon,
+        };
+        self.follow = Follow::Waiting { at };
+    }
+
+    fn drop_watch(&mut self) {
+        if let Follow::Watching { .. } = self.follow {
+            self.commands.push(Command::DropWatch);
+        }
+    }
+
+    /// The store or the watch failed: try again later, and keep everything meanwhile.
+    pub(super) fn on_failure(&mut self, error: &StoreError) {
+        let now = self.now.boot;
+        self.drop_watch();
+        if let Follow::Watching { live_since: Some(since) } = self.follow
+            && now - since > STABLE_AFTER
+        {
+            self.backoff = super::Backoff::default();
+        }
+        if let StoreError::HistoryLost { .. } = error {
+            // The store answers, so it is asked at once, unless this is what it answered last time.
+            let again = std::mem::replace(&mut self.history_lost, true);
+            let pause =
+                if again { self.backoff.next_wait_by(&mut self.random) } else { Duration::ZERO };
+            self.follow = Follow::Waiting { at: now + pause };
+            // Where the history begins says nothing about an outage: list and go on.
+            self.revision = None;
+            self.say(Say::HistoryLost);
+            return;
+        }
+        self.follow = Follow::Waiting { at: now + self.backoff.next_wait_by(&mut self.random) };
+        let outage = self.outage.get_or_insert(Outage { since: now, reported: false });
+        if self.quiet_until <= now {
+            self.quiet_until = now + REPORT_PERIOD;
+            outage.reported = true;
+            let seconds = (now - outage.since).as_secs();
+            let peers = self.published.as_ref().map_or(0, |peers| peers.len());
+            self.say(Say::StoreFailed { error: with_causes(error), seconds, peers });
+        }
+    }
+
+    fn on_recovery(&mut self) {
+        if let Some(outage) = self.outage.take().filter(|outage| outage.reported) {
+            self.quiet_until = self.now.boot + REPORT_PAUSE;
+            self.say(Say::StoreAnswers { seconds: (self.now.boot - outage.since).as_secs() });
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The invariants, by an observer who sees the store and every node, and who knows what each node
+//! was told and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::End;
+use super::node::{Life, Op, hold};
+use super::store::Point;
+use super::{Node, World, network};
+use crate::control::peers::{self, Node as View};
+use crate::control::store::{Event as Change, Snapshot};
+use crate::route::Prefix;
+
+/// Once a lease is past its end, a write follows a reading not older than this.
+const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
+
+impl World {
+    /// Notes what a listing tells the node.
+    pub(super) fn told_listing(
+        &mut self,
+        index: usize,
+        snapshot: &Snapshot,
+        asked: Duration,
+        point: Point,
+    ) {
+        let node = &mut self.nodes[index];
+        // Only a listing tells which cluster it is of.
+        let wiped = node.cluster != 0 && (node.cluster != point.0 || node.told > point);
+        let readable: BTreeSet<_> = snapshot.leases.iter().map(|lease| lease.subnet).collect();
+        let published = node.published.keys().filter(|subnet| !node.held.contains_key(subnet));
+        let missing: Vec<_> = published.filter(|subnet| !readable.contains(subnet)).collect();
+        let missing: Vec<_> = missing.into_iter().copied().collect();
+        let boot = node.boot(self.time);
+        node.is_accident = hold(node, &missing, wiped, boot);
+        node.mirror = point;
+        node.told = point;
+        node.cluster = point.0;
+        node.is_deceived = false;
+        node.read = Some(asked);
+    }
+
+    /// Notes what changes tell the node, up to `point`.
+    pub(super) fn told_changes(&mut self, index: usize, changes: &[(i64, Change)], point: Point) {
+        let node = &mut self.nodes[index];
+        let own = node.previous.map(Prefix::key).unwrap_or_default();
+        let mut missing: BTreeMap<i64, Vec<Prefix>> = BTreeMap::new();
+        let mut own_deleted = None;
+        // What a listing showed already is no news.
+        let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
+        for (revision, change) in news {
+            let key = match change {
+                Change::Deleted { key, .. } => key,
+                Change::Rejected(rejected) => &rejected.key,
+                Change::Live { .. } | Change::Put(_) | Change::Everything(_) => continue,
+            };
+            if *key == own && matches!(change, Change::Deleted { .. }) {
+                own_deleted = own_deleted.or(Some(*revision));
+            }
+            let published = node.published.keys().find(|subnet| subnet.key() == *key);
+            let published = published.filter(|subnet| !node.held.contains_key(subnet));
+            if let Some(subnet) = published {
+                missing.entry(*revision).or_default().push(*subnet);
+            }
+        }
+        let boot = node.boot(self.time);
+        let accident = missing
+            .into_iter()
+            .find(|(_, missing)| hold(node, missing, false, boot))
+            .map(|(revision, _)| revision);
+        node.is_accident = accident.is_some() && accident == own_deleted;
+        node.mirror = node.mirror.max(point);
+        node.told = node.told.max(point);
+    }
+
+    /// A machine whose lease is past its end reads its entry before it writes it.
+    pub(super) fn ask_write(&mut self, index: usize, op: Op) {
+        let (time, node) = (self.time, &mut self.nodes[index]);
+        let boot = node.boot(time);
+        if let Life::Running(machine) = &node.life
+            && let Some(end) = machine.own.expires.filter(|end| *end <= boot)
+        {
+            let read = node.read.filter(|read| *read >= end && boot < *read + READ_COUNTS_FOR);
+            assert!(read.is_some(), "node {index} wrote after a pause without reading: {op:?}");
+        }
+        node.ask(op, time);
+    }
+
+    /// The node publishes what the store had at a revision that it saw, and what it holds.
+    pub(super) fn check_published(&mut self, index: usize, peers: usize, held: usize) {
+        let World { nodes, store, time, .. } = self;
+        let node = &mut nodes[index];
+        let (boot, published) = (node.boot(*time), node.published.clone());
+        assert_eq!(peers, published.len(), "node {index} counts other peers than it publishes");
+        if node.is_deceived {
+            let ever = published.iter().all(|(subnet, ip)| store.ever.contains(&(*subnet, *ip)));
+            assert!(ever, "node {index} publishes what never was: {published:?}");
+            if let Life::Running(machine) = &node.life {
+                let until = |subnet: &Prefix| machine.stale.until(*subnet);
+                let held = published.iter().filter_map(|(s, ip)| Some((*s, (*ip, until(s)?))));
+                node.held = held.collect();
+            }
+            return;
+        }
+        let mut expected = select(node, store.state_at(node.mirror));
+        node.held.retain(|subnet, (_, until)| {
+            *until > boot && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
+        });
+        expected.extend(node.held.iter().map(|(subnet, (ip, _))| (*subnet, *ip)));
+        assert_eq!(published, expected, "node {index} does not publish {:?}", node.mirror);
+        assert_eq!(held, node.held.len(), "node {index} miscounts the peers that it holds");
+    }
+
+    /// A run ends only if the subnet was somebody else's, or was taken away.
+    pub(super) fn check_end(&mut self, index: usize, end: End) {
+        let node = &self.nodes[index];
+        let Some(subnet) = node.previous else { panic!("node {index} lost what it never had") };
+        let End::Revoked { new_owner } = end;
+        match new_owner {
+            Some(owner) => {
+                let mut ever = self.store.ever.iter();
+                let owned = ever.any(|(other, ip)| other.overlaps(subnet) && *ip == owner);
+                assert!(owned && owner != node.public_ip, "node {index} gave {subnet} to {owner}");
+            }
+            None => {
+                let deleted = self.store.deleted.contains(&subnet);
+                assert!(deleted, "node {index} gave up {subnet}, which nobody removed");
+                assert!(!node.is_accident, "node {index} gave up {subnet} because most vanished");
+            }
+        }
+    }
+
+    /// What holds after every step.
+    pub(super) fn check(&self) {
+        let mut owners: Vec<(Prefix, usize)> = Vec::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let Some(subnet) = node.believes(self.time) else { continue };
+            assert_eq!(Some(subnet), node.previous, "node {index} changed its subnet");
+            let entry = self.store.entries.get(&subnet).and_then(|entry| entry.value.as_ref());
+            let owns = entry.is_some_and(|value| value.public_ip == node.public_ip);
+            let changed = self.store.changed.get(&subnet).copied().unwrap_or_default();
+            assert!(
+                owns || changed > node.told || node.is_deceived,
+                "node {index} takes {subnet} for its own, told of {:?}; the store gave it to \
+                 {entry:?} at {changed:?}",
+                node.told
+            );
+            let other = owners.iter().find(|(other, _)| other.overlaps(subnet));
+            if let Some((_, other)) = other.filter(|_| !self.store.meddled.contains(&subnet)) {
+                panic!("nodes {other} and {index} both own {subnet}");
+            }
+            owners.push((subnet, index));
+        }
+    }
+
+    /// What holds when all faults are over and everything had time to settle.
+    pub(super) fn check_settled(&self) {
+        let state = self.store.state_at(self.store.point());
+        let mut subnets = BTreeSet::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let own = node.believes(self.time);
+            let Some(own) = own else {
+                panic!("node {index} never gets a subnet: {:?}", node.life)
+            };
+            assert!(subnets.insert(own), "two nodes settled on {own}");
+            let entry = state.iter().find(|lease| lease.subnet == own);
+            let entry = entry.map(|lease| &lease.attributes);
+            assert_eq!(entry, Some(&node.attributes()), "node {index} is not in the store");
+            assert_eq!(node.published, select(node, state), "node {index} never agrees");
+            let Life::Running(machine) = &node.life else { continue };
+            assert_eq!(machine.stale.len(), 0, "node {index} holds peers for ever");
+        }
+    }
+}
+
+/// The peers of a node if the store is in this state.
+fn select(node: &Node, state: &[crate::control::lease::Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
+    let Some(subnet) = node.previous else { return BTreeMap::new() };
+    let view = View { network: network().network, subnet, public_ip: node.public_ip };
+    let (peers, _) = peers::select(state.iter(), &subnet.key(), view);
+    peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
+}

@@ -1,0 +1,364 @@
+//! A simulated node: a machine, or an attempt to acquire, its one request, its watch, and what
+//! an observer knows that the node was told.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::{Command, End, Event, Hold, Machine, Now};
+use super::store::{Point, Request, SimStore, unavailable};
+use super::{MARGIN, STALE_HOLD, World, network, timing};
+use crate::control::choose::{free_subnets, held_by};
+use crate::control::lease::{Lease, LeaseAttributes};
+use crate::control::manager::OwnLease;
+use crate::control::store::{Event as Change, Granted, Snapshot, StoreError};
+use crate::route::Prefix;
+
+/// What a node asks of the store.
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    List,
+    Watch { revision: i64 },
+    Renew { held: Lease },
+    Update { held: Lease },
+    Create { subnet: Prefix, attributes: LeaseAttributes },
+}
+
+#[derive(Debug)]
+pub(super) enum Answer {
+    Listed(Result<Snapshot, StoreError>),
+    Opened(Result<(), StoreError>),
+    Written(Result<Granted, StoreError>),
+}
+
+#[derive(Debug)]
+pub(super) struct InFlight {
+    pub(super) op: Op,
+    /// The node's boot clock when it asked.
+    pub(super) asked: Duration,
+    /// Once the store has carried it out, with the point after it.
+    pub(super) answer: Option<(Answer, Point)>,
+}
+
+#[derive(Debug)]
+pub(super) enum Life {
+    Down,
+    /// From this moment of the boot clock on, it asks for a subnet.
+    Acquiring {
+        at: Duration,
+    },
+    Running(Box<Machine>),
+}
+
+#[derive(Debug)]
+pub(super) struct Watching {
+    pub(super) cluster: u64,
+    pub(super) after: i64,
+    pub(super) live: Option<i64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) public_ip: Ipv4Addr,
+    pub(super) life: Life,
+    pub(super) request: Option<InFlight>,
+    pub(super) watch: Option<Watching>,
+    pub(super) is_paused: bool,
+    pub(super) is_cut: bool,
+    pub(super) boot_offset: Duration,
+    pub(super) wall_offset: u64,
+    pub(super) previous: Option<Prefix>,
+    /// The cluster of the last listing.
+    pub(super) cluster: u64,
+
+    /// What the node's mirror shows.
+    pub(super) mirror: Point,
+    /// The newest point that the node was told of.
+    pub(super) told: Point,
+    /// Whether an event was withheld since the last listing.
+    pub(super) is_deceived: bool,
+    /// When the last listing was asked for that was answered.
+    pub(super) read: Option<Duration>,
+    pub(super) published: BTreeMap<Prefix, Ipv4Addr>,
+    /// What has to be held, until when, by the boot clock.
+    pub(super) held: BTreeMap<Prefix, (Ipv4Addr, Duration)>,
+    /// Whether what was just told is an accident, in which the own lease is not given up.
+    pub(super) is_accident: bool,
+}
+
+impl Node {
+    pub(super) fn new(number: u8, boot_offset: Duration) -> Self {
+        Self {
+            public_ip: Ipv4Addr::new(192, 0, 2, number),
+            life: Life::Down,
+            request: None,
+            watch: None,
+            is_paused: false,
+            is_cut: false,
+            boot_offset,
+            wall_offset: 0,
+            previous: None,
+            cluster: 0,
+            mirror: (0, 0),
+            told: (0, 0),
+            is_deceived: false,
+            read: None,
+            published: BTreeMap::new(),
+            held: BTreeMap::new(),
+            is_accident: false,
+        }
+    }
+
+    pub(super) fn boot(&self, time: Duration) -> Duration {
+        time + self.boot_offset
+    }
+
+    pub(super) fn now(&self, time: Duration) -> Now {
+        let boot = self.boot(time);
+        Now { boot, unix_seconds: 1_800_000_000 + boot.as_secs() + self.wall_offset }
+    }
+
+    pub(super) fn attributes(&self) -> LeaseAttributes {
+        LeaseAttributes::udp(self.public_ip)
+    }
+
+    /// The subnet that the node takes for its own, unless its time is over.
+    pub(super) fn believes(&self, time: Duration) -> Option<Prefix> {
+        let Life::Running(machine) = &self.life else { return None };
+        let holds = matches!(machine.hold, Hold::Held | Hold::Rewritten { .. });
+        let lives = machine.own.expires.is_none_or(|end| end > self.boot(time));
+        (holds && lives).then_some(machine.own.lease.subnet)
+    }
+
+    /// When the node next does something by itself, in the world's time.
+    pub(super) fn wake(&self) -> Option<Duration> {
+        let at = match &self.life {
+            Life::Down => None,
+            Life::Acquiring { at } if self.request.is_none() => Some(*at),
+            Life::Acquiring { .. } => None,
+            Life::Running(machine) => machine.next_wake(),
+        };
+        at.map(|at| at.saturating_sub(self.boot_offset))
+    }
+
+    pub(super) fn ask(&mut self, op: Op, time: Duration) {
+        assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
+        self.request = Some(InFlight { op, asked: self.boot(time), answer: None });
+    }
+
+    pub(super) fn crash(&mut self) {
+        let fresh = Self::new(self.public_ip.octets()[3], self.boot_offset);
+        let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
+        *self = Self { previous, wall_offset, is_cut, ..fresh };
+    }
+}
+
+/// Carries out `op` as of now.
+pub(super) fn execute(
+    store: &mut SimStore,
+    op: &Op,
+    time: Duration,
+    asked: Duration,
+    cluster: u64,
+) -> Answer {
+    match op {
+        Op::List => Answer::Listed(Ok(store.list())),
+        Op::Watch { revision } => Answer::Opened(store.watch(*revision, cluster)),
+        Op::Renew { held } => Answer::Written(store.renew(&Request { held, time, asked })),
+        Op::Update { held } => Answer::Written(store.update(&Request { held, time, asked })),
+        Op::Create { subnet, attributes } => {
+            Answer::Written(store.create(*subnet, attributes.clone(), time, asked))
+        }
+    }
+}
+
+pub(super) fn failure(op: &Op) -> Answer {
+    match op {
+        Op::List => Answer::Listed(Err(unavailable())),
+        Op::Watch { .. } => Answer::Opened(Err(unavailable())),
+        Op::Renew { .. } | Op::Update { .. } | Op::Create { .. } => {
+            Answer::Written(Err(unavailable()))
+        }
+    }
+}
+
+impl World {
+    /// Gives a node the answer to its request.
+    pub(super) fn deliver_answer(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        let Some(InFlight { op, asked, answer: Some((answer, point)) }) = node.request.take()
+        else {
+            panic!("there is no answer to deliver");
+        };
+        if let (Op::Watch { revision }, Answer::Opened(Ok(()))) = (&op, &answer) {
+            node.watch = Some(Watching { cluster: point.0, after: *revision, live: Some(point.1) });
+        }
+        if let Answer::Listed(Ok(snapshot)) = &answer {
+            self.told_listing(index, snapshot, asked, point);
+        } else if let Answer::Written(Ok(_)) = &answer {
+            let node = &mut self.nodes[index];
+            node.told = node.told.max(point);
+        }
+        if let Life::Acquiring { .. } = self.nodes[index].life {
+            return self.acquire_on(index, answer);
+        }
+        self.handle(
+            index,
+            match answer {
+                Answer::Listed(answer) => Event::Listed(answer),
+                Answer::Opened(answer) => Event::Opened(answer),
+                Answer::Written(answer) => Event::Written(answer),
+            },
+        );
+    }
+
+    /// The next step of acquiring, by the same choices as `acquire`.
+    fn acquire_on(&mut self, index: usize, answer: Answer) {
+        let time = self.time;
+        let node = &mut self.nodes[index];
+        match answer {
+            Answer::Listed(Ok(snapshot)) => {
+                let config = network();
+                let held = held_by(&snapshot.leases, node.public_ip, &config, node.previous);
+                if let Some(held) = held {
+                    let held = Lease { attributes: node.attributes(), ..held.clone() };
+                    return node.ask(Op::Update { held }, time);
+                }
+                let taken: Vec<_> = snapshot.taken().collect();
+                let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
+                let previous = node.previous.filter(is_free);
+                let free = free_subnets(&config, taken, 100);
+                let picked = previous.or_else(|| self.random.choice(&free).copied());
+                let node = &mut self.nodes[index];
+                match picked {
+                    None => {
+                        let at = node.boot(time) + Duration::from_secs(1);
+                        node.life = Life::Acquiring { at };
+                    }
+                    Some(subnet) => {
+                        let attributes = node.attributes();
+                        node.ask(Op::Create { subnet, attributes }, time);
+                    }
+                }
+            }
+            Answer::Written(Ok(Granted { lease, expires })) => {
+                node.previous = Some(lease.subnet);
+                let own = OwnLease { lease, expires, network: network().network };
+                let random = fastrand::Rng::with_seed(self.random.u64(..));
+                let machine = Machine::new(own, MARGIN, timing(), random, node.now(time));
+                node.life = Life::Running(Box::new(machine));
+                self.handle(index, Event::Timer);
+            }
+            Answer::Listed(Err(_)) | Answer::Written(Err(_)) | Answer::Opened(_) => {
+                let at = node.boot(time) + Duration::from_millis(500);
+                node.life = Life::Acquiring { at };
+            }
+        }
+    }
+
+    /// Brings the node what its watch has, up to the revision `until`. Returns whether it had
+    /// anything.
+    pub(super) fn deliver_changes(&mut self, index: usize, until: i64, loses: bool) -> bool {
+        let (store, node) = (&self.store, &mut self.nodes[index]);
+        let Life::Running(machine) = &node.life else { return false };
+        let Some(watch) = node.watch.as_mut().filter(|_| machine.wants_changes()) else {
+            return false;
+        };
+        if store.is_down || node.is_cut || watch.cluster != store.cluster {
+            self.handle(index, Event::Changed(Err(unavailable())));
+            return true;
+        }
+        if watch.after < store.compacted {
+            let revision = watch.after;
+            self.handle(index, Event::Changed(Err(StoreError::HistoryLost { revision })));
+            return true;
+        }
+        if let Some(revision) = watch.live.take() {
+            self.handle(index, Event::Changed(Ok(vec![Change::Live { revision }])));
+            return true;
+        }
+        let first = store.history.partition_point(|(revision, _)| *revision <= watch.after);
+        let last = store.history.partition_point(|(revision, _)| *revision <= until);
+        if first >= last {
+            return false;
+        }
+        let mut changes: Vec<_> = store.history[first..last].to_vec();
+        let point = (store.cluster, changes.last().map_or(0, |(revision, _)| *revision));
+        watch.after = point.1;
+        if loses {
+            node.is_deceived = true;
+            changes.remove(self.random.usize(..changes.len()));
+        }
+        if !changes.is_empty() {
+            self.told_changes(index, &changes, point);
+            let changes = changes.into_iter().map(|(_, change)| change).collect();
+            self.handle(index, Event::Changed(Ok(changes)));
+        }
+        true
+    }
+
+    /// Lets the machine handle an event and does what it says.
+    pub(super) fn handle(&mut self, index: usize, event: Event) {
+        let (time, is_told) = (self.time, self.is_told);
+        let node = &mut self.nodes[index];
+        let now = node.now(time);
+        let Life::Running(machine) = &mut node.life else { return };
+        let told = is_told.then(|| format!("{event:?}"));
+        let commands = machine.handle(event, now);
+        if let Some(told) = told {
+            println!("{time:?} node {index} {told}\n    -> {commands:?}");
+        }
+        let (mut counted, mut ended) = (None, None);
+        for command in commands {
+            let node = &mut self.nodes[index];
+            match command {
+                Command::List => node.ask(Op::List, time),
+                Command::Watch { revision } => {
+                    assert!(node.watch.is_none(), "a second watch");
+                    node.ask(Op::Watch { revision }, time);
+                }
+                Command::DropWatch => node.watch = None,
+                Command::Renew { held, .. } => self.ask_write(index, Op::Renew { held }),
+                Command::Update { held, .. } => self.ask_write(index, Op::Update { held }),
+                Command::Create { subnet, attributes, .. } => {
+                    self.ask_write(index, Op::Create { subnet, attributes });
+                }
+                Command::Publish(peers) => {
+                    let peers = peers.iter();
+                    node.published = peers.map(|(p, l)| (*p, l.attributes.public_ip)).collect();
+                }
+                Command::Count { peers, held } => counted = Some((peers, held)),
+                Command::End(end) => ended = Some(end),
+                Command::Reject(_) | Command::Expires(_) | Command::Say(_) => {}
+            }
+        }
+        if let Some((peers, held)) = counted {
+            self.check_published(index, peers, held);
+        }
+        if let Some(end) = ended {
+            self.restart_after(index, end);
+        }
+        self.nodes[index].is_accident = false;
+    }
+
+    fn restart_after(&mut self, index: usize, end: End) {
+        self.check_end(index, end);
+        let node = &mut self.nodes[index];
+        node.crash();
+        node.life = Life::Acquiring { at: node.boot(self.time) };
+        let End::Revoked { new_owner } = end;
+        self.log(index, &format!("lost its subnet to {new_owner:?}"));
+    }
+}
+
+/// What the node holds from now on, of what it publishes, if `missing` vanished.
+pub(super) fn hold(node: &mut Node, missing: &[Prefix], wiped: bool, boot: Duration) -> bool {
+    let live = node.published.len() - node.held.len();
+    let accident = wiped || (missing.len() >= 2 && missing.len() * 2 > live);
+    if accident {
+        for subnet in missing {
+            node.held.insert(*subnet, (node.published[subnet], boot + STALE_HOLD));
+        }
+    }
+    accident
+}

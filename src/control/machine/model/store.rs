@@ -1,0 +1,292 @@
+//! A simulated store with etcd's rules: one revision per transaction, compares on revisions,
+//! leases that end by the store's time, a history that can be compacted, clusters that can be
+//! replaced. It remembers every state it ever had, for the invariants.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::TTL;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::status::RejectReason;
+use crate::control::store::{Event as Change, Granted, Rejected, Snapshot, StoreError};
+use crate::route::Prefix;
+
+/// A point in the life of the store: which cluster, which revision.
+pub(super) type Point = (u64, i64);
+
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    /// `None` is junk.
+    pub(super) value: Option<LeaseAttributes>,
+    revision: i64,
+    created: i64,
+    /// 0 for a reservation.
+    lease: i64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SimStore {
+    pub(super) cluster: u64,
+    pub(super) revision: i64,
+    pub(super) compacted: i64,
+    pub(super) is_down: bool,
+    pub(super) entries: BTreeMap<Prefix, Entry>,
+    /// Changes of this cluster, in order.
+    pub(super) history: Vec<(i64, Change)>,
+    /// When each etcd lease ends.
+    ends: BTreeMap<i64, Duration>,
+    leases: i64,
+    /// The readable leases after every revision.
+    states: BTreeMap<Point, Vec<Lease>>,
+    /// When each key was last changed.
+    pub(super) changed: BTreeMap<Prefix, Point>,
+    /// Who was ever in an entry.
+    pub(super) ever: BTreeSet<(Prefix, Ipv4Addr)>,
+    /// Keys whose owners cannot rely on the lease alone, because an operator was at them.
+    pub(super) meddled: BTreeSet<Prefix>,
+    pub(super) deleted: BTreeSet<Prefix>,
+}
+
+/// What a write would put.
+pub(super) struct Request<'a> {
+    pub(super) held: &'a Lease,
+    pub(super) time: Duration,
+    /// The asking node's boot clock when it asked.
+    pub(super) asked: Duration,
+}
+
+pub(super) fn unavailable() -> StoreError {
+    StoreError::Unavailable { operation: "model", detail: String::new() }
+}
+
+impl SimStore {
+    pub(super) fn new() -> Self {
+        let mut store = Self { cluster: 1, revision: 1, ..Self::default() };
+        store.remember();
+        store
+    }
+
+    pub(super) fn point(&self) -> Point {
+        (self.cluster, self.revision)
+    }
+
+    pub(super) fn state_at(&self, point: Point) -> &[Lease] {
+        self.states.range(..=point).next_back().map_or(&[], |(_, state)| state)
+    }
+
+    fn decode(subnet: Prefix, entry: &Entry) -> Result<Lease, Rejected> {
+        let (key, revision) = (subnet.key(), entry.revision);
+        match &entry.value {
+            None => Err(Rejected {
+                key,
+                reason: RejectReason::BadValue,
+                detail: String::new(),
+                revision,
+            }),
+            Some(attributes) => Ok(Lease {
+                subnet,
+                key,
+                attributes: attributes.clone(),
+                revision,
+                created_revision: entry.created,
+                lifetime: match entry.lease {
+                    0 => Lifetime::Reservation,
+                    id => Lifetime::Leased { id, expires_unix: None },
+                },
+            }),
+        }
+    }
+
+    fn remember(&mut self) {
+        let entries = self.entries.iter();
+        let state = entries.filter_map(|(subnet, entry)| Self::decode(*subnet, entry).ok());
+        self.states.insert((self.cluster, self.revision), state.collect());
+    }
+
+    fn put(&mut self, subnet: Prefix, value: Option<LeaseAttributes>, lease: i64) -> Lease {
+        self.revision += 1;
+        let revision = self.revision;
+        let created = self.entries.get(&subnet).map_or(revision, |entry| entry.created);
+        if let Some(value) = &value {
+            self.ever.insert((subnet, value.public_ip));
+        }
+        let entry = Entry { value, revision, created, lease };
+        let decoded = Self::decode(subnet, &entry);
+        self.entries.insert(subnet, entry);
+        self.changed.insert(subnet, (self.cluster, revision));
+        let (change, lease) = match decoded {
+            Ok(lease) => (Change::Put(lease.clone()), Some(lease)),
+            Err(rejected) => (Change::Rejected(rejected), None),
+        };
+        self.history.push((revision, change));
+        self.remember();
+        lease.unwrap_or_else(|| Lease {
+            subnet,
+            key: subnet.key(),
+            attributes: LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED),
+            revision,
+            created_revision: created,
+            lifetime: Lifetime::Reservation,
+        })
+    }
+
+    /// Deletes in one revision.
+    fn delete(&mut self, subnets: &[Prefix]) {
+        self.revision += 1;
+        for subnet in subnets {
+            self.entries.remove(subnet);
+            self.changed.insert(*subnet, (self.cluster, self.revision));
+            let change = Change::Deleted { key: subnet.key(), revision: self.revision };
+            self.history.push((self.revision, change));
+        }
+        self.remember();
+    }
+
+    /// Ends the leases whose time is over.
+    pub(super) fn advance(&mut self, time: Duration) {
+        let ended: Vec<_> =
+            self.ends.iter().filter(|(_, end)| **end <= time).map(|(id, _)| *id).collect();
+        for id in ended {
+            self.ends.remove(&id);
+            let entries = self.entries.iter();
+            let bound = entries.filter(|(_, entry)| entry.lease == id);
+            let bound: Vec<_> = bound.map(|(subnet, _)| *subnet).collect();
+            if !bound.is_empty() {
+                self.delete(&bound);
+            }
+        }
+    }
+
+    pub(super) fn next_end(&self) -> Option<Duration> {
+        self.ends.values().min().copied()
+    }
+
+    pub(super) fn list(&self) -> Snapshot {
+        let mut snapshot =
+            Snapshot { revision: self.revision, cluster: self.cluster, ..Snapshot::default() };
+        for (subnet, entry) in &self.entries {
+            snapshot.add(Self::decode(*subnet, entry));
+        }
+        snapshot
+    }
+
+    pub(super) fn watch(&self, revision: i64, cluster: u64) -> Result<(), StoreError> {
+        if revision < self.compacted || revision > self.revision || cluster != self.cluster {
+            return Err(StoreError::HistoryLost { revision });
+        }
+        Ok(())
+    }
+
+    fn grant(&mut self, time: Duration) -> i64 {
+        self.leases += 1;
+        self.ends.insert(self.leases, time + TTL);
+        self.leases
+    }
+
+    /// The lease for a key of this lifetime, and whether it is a new one.
+    fn extend(&mut self, lifetime: Lifetime, time: Duration) -> (i64, bool) {
+        let Lifetime::Leased { id, .. } = lifetime else { return (0, false) };
+        match self.ends.get_mut(&id) {
+            Some(end) => {
+                *end = time + TTL;
+                (id, false)
+            }
+            None => (self.grant(time), true),
+        }
+    }
+
+    fn unchanged(&self, held: &Lease) -> bool {
+        self.entries.get(&held.subnet).is_some_and(|entry| entry.revision == held.revision)
+    }
+
+    fn granted(lease: Lease, asked: Duration) -> Granted {
+        let expires = match lease.lifetime {
+            Lifetime::Reservation => None,
+            Lifetime::Leased { .. } => Some(asked + TTL),
+        };
+        Granted { lease, expires }
+    }
+
+    pub(super) fn renew(&mut self, request: &Request<'_>) -> Result<Granted, StoreError> {
+        let (id, fresh) = self.extend(request.held.lifetime, request.time);
+        if fresh {
+            return self.write(request, id, fresh);
+        }
+        if !self.unchanged(request.held) {
+            return Err(StoreError::Conflict { key: request.held.key.clone() });
+        }
+        Ok(Self::granted(request.held.clone(), request.asked))
+    }
+
+    pub(super) fn update(&mut self, request: &Request<'_>) -> Result<Granted, StoreError> {
+        let (id, fresh) = self.extend(request.held.lifetime, request.time);
+        self.write(request, id, fresh)
+    }
+
+    fn write(
+        &mut self,
+        request: &Request<'_>,
+        id: i64,
+        fresh: bool,
+    ) -> Result<Granted, StoreError> {
+        let held = request.held;
+        if !self.unchanged(held) {
+            if fresh {
+                self.ends.remove(&id);
+            }
+            return Err(StoreError::Conflict { key: held.key.clone() });
+        }
+        let lease = self.put(held.subnet, Some(held.attributes.clone()), id);
+        Ok(Self::granted(lease, request.asked))
+    }
+
+    pub(super) fn create(
+        &mut self,
+        subnet: Prefix,
+        attributes: LeaseAttributes,
+        time: Duration,
+        asked: Duration,
+    ) -> Result<Granted, StoreError> {
+        if self.entries.contains_key(&subnet) {
+            return Err(StoreError::Conflict { key: subnet.key() });
+        }
+        let id = self.grant(time);
+        let lease = self.put(subnet, Some(attributes), id);
+        Ok(Self::granted(lease, asked))
+    }
+
+    /// An operator deletes keys, all at once.
+    pub(super) fn operator_deletes(&mut self, subnets: &[Prefix]) {
+        self.meddled.extend(subnets);
+        self.deleted.extend(subnets);
+        self.delete(subnets);
+    }
+
+    /// An operator writes; `lease` keeps the entry's etcd lease, else it is a reservation.
+    pub(super) fn operator_puts(
+        &mut self,
+        subnet: Prefix,
+        value: Option<LeaseAttributes>,
+        lease: bool,
+    ) {
+        self.meddled.insert(subnet);
+        let id = self.entries.get(&subnet).map_or(0, |entry| entry.lease);
+        self.put(subnet, value, if lease { id } else { 0 });
+    }
+
+    /// Another cluster, empty, in place of this one; its revisions may be ahead of ours.
+    pub(super) fn wipe(&mut self, revision: i64, all: &[Prefix]) {
+        self.cluster += 1;
+        self.revision = revision;
+        self.compacted = revision;
+        self.entries.clear();
+        self.history.clear();
+        self.ends.clear();
+        self.meddled.extend(all);
+        for subnet in all {
+            self.changed.insert(*subnet, (self.cluster, revision));
+        }
+        self.remember();
+    }
+}

@@ -1,0 +1,339 @@
+//! The own lease: renewed by compare-and-set, checked against every look at the store, taken
+//! again if it lapsed, given up if somebody else holds the subnet. Pure.
+
+use std::time::Duration;
+
+use super::{Asked, Command, End, Follow, Machine, Now, Say, Write};
+use crate::control::backoff::jittered;
+use crate::control::causes::with_causes;
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::manager::OwnLease;
+use crate::control::store::{Granted, StoreError};
+
+/// Renewals are brought forward by up to this at random: nodes that started together do not
+/// renew together.
+const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
+/// Shortest pause after a failed renewal, when the lease is about to end.
+const RENEW_RETRY_MIN: Duration = Duration::from_secs(1);
+/// Pause after another writer changed the own entry: time for the listing that tells what it is.
+const RENEW_AFTER_CONFLICT: Duration = Duration::from_secs(2);
+/// First and longest pause before the own entry is restored. It grows for the whole run: two
+/// daemons that claim one address must not fight at the speed of the store.
+pub(super) const REWRITE_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(300));
+/// Share by which the pause after a failed renewal is spread.
+const RETRY_JITTER: f64 = 0.2;
+/// For how long it counts what a listing told about the own entry, once the lease is past its
+/// end: some requests' time, and much less than any lease.
+const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
+
+/// What the own entry is like, as far as we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// As we wrote it.
+    Held,
+    /// Ours, but it says something else of this node: restored at `at`.
+    Rewritten { at: Duration },
+    /// Junk, of which nobody can be the owner: written over if it still is as of `repair`.
+    Unreadable { repair: Option<i64> },
+    /// Gone, and not before our eyes: taken again once a listing shows that it is `free`.
+    Lapsed { free: bool },
+    /// Not ours any more. Nothing follows.
+    Lost,
+}
+
+impl Hold {
+    /// When the entry has to be written, apart from renewals.
+    pub(super) fn due(self) -> Option<Duration> {
+        match self {
+            Self::Rewritten { at } => Some(at),
+            Self::Held | Self::Unreadable { .. } | Self::Lapsed { .. } | Self::Lost => None,
+        }
+    }
+}
+
+impl Machine {
+    /// Sets the renewal timer by the lease's end.
+    pub(super) fn plan_renewal(&mut self) {
+        let unix = self.own.expires.map(|expires| unix_seconds_of(expires, self.now));
+        self.commands.push(Command::Expires(unix));
+        let Some(expires) = self.own.expires else {
+            self.renew_at = None;
+            return;
+        };
+        let now = self.now.boot;
+        let left = expires.saturating_sub(self.renew_margin).saturating_sub(now);
+        let spread = (left / 10).min(RENEW_SPREAD_MAX).mul_f64(self.random.f64());
+        // A margin beyond the lease's life must not become a loop without pauses.
+        let pause = (self.timing.lease_ttl / 8).min(self.timing.renew_retry);
+        let wait = left.saturating_sub(spread).max(pause);
+        self.say(Say::RenewalPlanned { wait });
+        self.renew_at = Some(now + wait);
+    }
+
+    /// Writes the own entry if that is due. Returns whether something was asked of the store.
+    pub(super) fn ask_own(&mut self) -> bool {
+        let now = self.now.boot;
+        let renewal_due = self.renew_at.is_some_and(|at| at <= now);
+        let what = match self.hold {
+            Hold::Held | Hold::Rewritten { .. } if renewal_due => Write::Renew,
+            Hold::Rewritten { at } if at <= now => Write::Restore,
+            Hold::Unreadable { repair: Some(_) } => Write::Repair,
+            Hold::Lapsed { free: true } => Write::Retake,
+            Hold::Unreadable { repair: None } | Hold::Lapsed { free: false } if renewal_due => {
+                // There is nothing to renew: see what there is.
+                self.renew_at = Some(now + RENEW_AFTER_CONFLICT);
+                self.look_again();
+                return false;
+            }
+            Hold::Held
+            | Hold::Rewritten { .. }
+            | Hold::Unreadable { repair: None }
+            | Hold::Lapsed { free: false }
+            | Hold::Lost => return false,
+        };
+        if self.may_write() {
+            self.ask_write(what);
+            return true;
+        }
+        self.read_first();
+        self.asked != Asked::Nothing
+    }
+
+    fn ask_write(&mut self, what: Write) {
+        let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
+        let command = match (what, self.hold) {
+            (Write::Renew, _) => Command::Renew { held, ttl },
+            (Write::Restore, _) => {
+                self.hold = Hold::Held;
+                Command::Update { held, ttl }
+            }
+            (Write::Repair, Hold::Unreadable { repair: Some(revision) }) => {
+                self.hold = Hold::Unreadable { repair: None };
+                Command::Update { held: Lease { revision, ..held }, ttl }
+            }
+            (Write::Repair, _) => Command::Update { held, ttl },
+            (Write::Retake, _) => {
+                self.hold = Hold::Lapsed { free: false };
+                Command::Create { subnet: held.subnet, attributes: held.attributes, ttl }
+            }
+        };
+        self.asked = Asked::Write { what, own_seen: None };
+        self.commands.push(command);
+    }
+
+    /// Once the lease is past its end, somebody else may have the subnet, and may be told of us
+    /// by nothing but our write: it has to be read after that end, and just now.
+    fn may_write(&self) -> bool {
+        if !self.own_expired() {
+            return true;
+        }
+        let after_end = |read: Duration| {
+            self.own.expires.is_none_or(|end| end <= read) || self.own_ended_by_wall_clock()
+        };
+        self.own_read.is_some_and(|read| after_end(read) && self.now.boot < read + READ_COUNTS_FOR)
+    }
+
+    /// Lists, and puts off what was to be written until the listing tells.
+    fn read_first(&mut self) {
+        let later = self.now.boot + RENEW_AFTER_CONFLICT;
+        self.renew_at = self.renew_at.map(|at| at.max(later));
+        self.hold = match self.hold {
+            Hold::Rewritten { at } => Hold::Rewritten { at: at.max(later) },
+            Hold::Unreadable { .. } => Hold::Unreadable { repair: None },
+            Hold::Lapsed { .. } => Hold::Lapsed { free: false },
+            known @ (Hold::Held | Hold::Lost) => known,
+        };
+        if self.own_end_said != self.own.expires {
+            self.own_end_said = self.own.expires;
+            self.say(Say::ReadFirst { subnet: self.own.lease.subnet });
+        }
+        match self.follow {
+            Follow::Watching { .. } => self.ask_list(),
+            // Not sooner than is good for a store in trouble.
+            Follow::Waiting { .. } | Follow::Listing | Follow::Opening => self.revision = None,
+        }
+    }
+
+    /// What became of a write.
+    pub(super) fn on_written(
+        &mut self,
+        answer: Result<Granted, StoreError>,
+        what: Write,
+        own_seen: Option<i64>,
+    ) {
+        match answer {
+            Ok(granted) if own_seen.is_some_and(|seen| seen != granted.lease.revision) => {
+                // It was written, and somebody wrote again before we heard of it.
+                self.renew_at = granted.expires.map(|_| self.now.boot + RENEW_AFTER_CONFLICT);
+                self.look_again();
+            }
+            Ok(granted) => {
+                self.adopt(granted);
+                self.on_granted(what);
+                self.plan_renewal();
+            }
+            Err(StoreError::Conflict { .. }) => {
+                // Somebody wrote to our key: see what is there before anything else.
+                self.look_again();
+                if what == Write::Renew {
+                    self.renew_at = Some(self.now.boot + RENEW_AFTER_CONFLICT);
+                }
+            }
+            Err(error) if what == Write::Renew => {
+                self.retry_renewal_later();
+                self.say(Say::RenewalFailed { error: with_causes(&error) });
+            }
+            Err(error) => {
+                self.on_failure(&error);
+                self.revision = None;
+            }
+        }
+    }
+
+    fn adopt(&mut self, granted: Granted) {
+        let network = self.own.network;
+        self.own = OwnLease::new(granted, network);
+        let Lease { revision, created_revision, .. } = self.own.lease;
+        self.own_since = revision;
+        if created_revision != 0 {
+            self.newest = self.newest.max(revision);
+        }
+        self.mirror.insert(self.own.lease.key.clone(), self.own.lease.clone());
+    }
+
+    fn on_granted(&mut self, what: Write) {
+        let subnet = self.own.lease.subnet;
+        match what {
+            Write::Renew => {
+                let expires = self.own.expires.map(|expires| unix_seconds_of(expires, self.now));
+                self.say(Say::Renewed { expires_unix: expires.unwrap_or_default() });
+            }
+            Write::Restore => {
+                self.hold = Hold::Held;
+                self.say(Say::Restored { subnet });
+            }
+            Write::Repair => {
+                self.hold = Hold::Held;
+                self.say(Say::Repaired { subnet });
+            }
+            Write::Retake => {
+                self.hold = Hold::Held;
+                self.say(Say::Retaken { subnet });
+            }
+        }
+    }
+
+    fn retry_renewal_later(&mut self) {
+        let now = self.now.boot;
+        let left = self.own.expires.map_or(Duration::MAX, |expires| expires.saturating_sub(now));
+        // Near the end, the lease gets more than one more chance.
+        let pause = self.timing.renew_retry.min(left / 3).max(RENEW_RETRY_MIN);
+        self.renew_at = Some(now + jittered(pause, RETRY_JITTER, &mut self.random));
+    }
+
+    /// Compares the own lease with the mirror. `watched` says that the store was reachable all
+    /// the time, so that a missing lease was removed on purpose.
+    pub(super) fn check_own(&mut self, watched: bool) {
+        let subnet = self.own.lease.subnet;
+        match self.mirror.get(&self.own.lease.key) {
+            Some(found) if found.attributes.public_ip == self.own.lease.attributes.public_ip => {
+                let found = found.clone();
+                self.follow_own(found);
+            }
+            Some(found) => {
+                let new_owner = found.attributes.public_ip;
+                self.say(Say::TakenOver { subnet, new_owner });
+                self.end(End::Revoked { new_owner: Some(new_owner) });
+            }
+            None => {
+                let lapsed = matches!(self.hold, Hold::Lapsed { .. });
+                if watched && !self.own_expired() && !lapsed {
+                    self.say(Say::Removed { subnet });
+                    self.end(End::Revoked { new_owner: None });
+                } else {
+                    self.hold = Hold::Lapsed { free: false };
+                }
+            }
+        }
+    }
+
+    /// The entry is ours, but its version, its lifetime or what it says of this node may have
+    /// changed. The last is for this node alone to say.
+    fn follow_own(&mut self, found: Lease) {
+        let attributes = self.own.lease.attributes.clone();
+        self.hold = match self.hold {
+            _ if found.attributes == attributes => Hold::Held,
+            Hold::Rewritten { at } => Hold::Rewritten { at },
+            Hold::Held | Hold::Unreadable { .. } | Hold::Lapsed { .. } | Hold::Lost => {
+                let wait = self.rewrite_backoff.next_wait_by(&mut self.random);
+                Hold::Rewritten { at: self.now.boot + wait }
+            }
+        };
+        if self.own_expired() {
+            // It was not extended in time, and is there all the same.
+            self.renew_at = Some(self.now.boot);
+        }
+        if found.revision == self.own.lease.revision {
+            return;
+        }
+        let id = |lifetime| match lifetime {
+            Lifetime::Reservation => None,
+            Lifetime::Leased { id, .. } => Some(id),
+        };
+        let (was, is) = (id(self.own.lease.lifetime), id(found.lifetime));
+        let subnet = self.own.lease.subnet;
+        self.own_since = found.revision;
+        self.own.lease = Lease { attributes, ..found };
+        match is {
+            _ if was == is && !self.ends_in_the_store() => {}
+            None => {
+                self.say(Say::BecameReservation { subnet });
+                self.own.expires = None;
+                self.plan_renewal();
+            }
+            // Restoring it will extend it, and not sooner than is good.
+            Some(_) if self.hold != Hold::Held && self.ends_in_the_store() => {}
+            // Written with another lease, of unknown age: renewing tells.
+            Some(_) => self.renew_at = Some(self.now.boot),
+        }
+    }
+
+    /// Whether the store shows the end of a lease in the entry, so that it may have moved.
+    fn ends_in_the_store(&self) -> bool {
+        matches!(self.own.lease.lifetime, Lifetime::Leased { expires_unix: Some(_), .. })
+    }
+
+    /// By the boot clock, or by the wall clock where that decides.
+    pub(super) fn own_expired(&self) -> bool {
+        self.own.expires.is_some_and(|expires| expires <= self.now.boot)
+            || self.own_ended_by_wall_clock()
+    }
+
+    /// All readers of the local store see the entry end when the wall clock is set past its end.
+    fn own_ended_by_wall_clock(&self) -> bool {
+        let ends_unix = match self.own.lease.lifetime {
+            Lifetime::Leased { id: 0, expires_unix } => expires_unix,
+            Lifetime::Leased { .. } | Lifetime::Reservation => None,
+        };
+        ends_unix.is_some_and(|ends| ends <= self.now.unix_seconds)
+    }
+
+    /// Plans to take the lapsed subnet again, if the listing just made shows nobody else on it.
+    pub(super) fn plan_retaking(&mut self) {
+        let subnet = self.own.lease.subnet;
+        let taken = self.mirror.values().find(|lease| lease.subnet.overlaps(subnet));
+        let Some(taken) = taken else {
+            self.hold = Hold::Lapsed { free: true };
+            return;
+        };
+        let (by, new_owner) = (taken.subnet, taken.attributes.public_ip);
+        self.say(Say::Covered { subnet, by, new_owner });
+        self.end(End::Revoked { new_owner: Some(new_owner) });
+    }
+}
+
+/// The moment of the boot clock as seconds since 1970.
+fn unix_seconds_of(boot: Duration, now: Now) -> u64 {
+    now.unix_seconds.saturating_add(boot.saturating_sub(now.boot).as_secs())
+}

@@ -1,0 +1,148 @@
+//! What the machine has to say to the operator, in flannel's words where flannel has some. Pure
+//! text; who logs it where is the driver's business.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::stale::Released;
+use crate::control::clock;
+use crate::route::Prefix;
+
+/// A line of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::control) enum Say {
+    /// The next renewal is planned.
+    RenewalPlanned { wait: Duration },
+    /// The lease was extended.
+    Renewed { expires_unix: u64 },
+    /// The store did not extend the lease.
+    RenewalFailed { error: String },
+    /// The lease ended by our own clock; the store is read before anything is written.
+    ReadFirst { subnet: Prefix },
+    /// The own entry, which somebody rewrote, says again what this node says.
+    Restored { subnet: Prefix },
+    /// The own entry had become junk.
+    Repaired { subnet: Prefix },
+    /// The own lease was gone, and is back.
+    Retaken { subnet: Prefix },
+    /// An operator fixed the subnet to this node.
+    BecameReservation { subnet: Prefix },
+    /// Somebody else is in the own entry.
+    TakenOver { subnet: Prefix, new_owner: Ipv4Addr },
+    /// The own entry was deleted.
+    Removed { subnet: Prefix },
+    /// The own lease lapsed, and somebody else has what it was.
+    Covered { subnet: Prefix, by: Prefix, new_owner: Ipv4Addr },
+    /// The watch must begin anew.
+    HistoryLost,
+    /// The store is away.
+    StoreFailed { error: String, seconds: u64, peers: usize },
+    /// It is back.
+    StoreAnswers { seconds: u64 },
+    /// Most peers vanished at once and stay for a while.
+    Holding { vanished: usize, of: usize, hold: Duration, wiped: bool },
+    /// Peers are no longer held.
+    Released(Released),
+}
+
+impl Say {
+    /// Whether the operator should look.
+    pub(in crate::control) fn is_warning(&self) -> bool {
+        match self {
+            Self::RenewalPlanned { .. }
+            | Self::Renewed { .. }
+            | Self::BecameReservation { .. }
+            | Self::HistoryLost
+            | Self::StoreAnswers { .. } => false,
+            Self::RenewalFailed { .. }
+            | Self::ReadFirst { .. }
+            | Self::Restored { .. }
+            | Self::Repaired { .. }
+            | Self::Retaken { .. }
+            | Self::TakenOver { .. }
+            | Self::Removed { .. }
+            | Self::Covered { .. }
+            | Self::StoreFailed { .. }
+            | Self::Holding { .. } => true,
+            Self::Released(released) => released.over > 0,
+        }
+    }
+}
+
+impl fmt::Display for Say {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RenewalPlanned { wait } => {
+                write!(f, "Waiting for {} to renew lease", clock::format_go_duration(*wait))
+            }
+            Self::Renewed { expires_unix } => {
+                write!(f, "Lease renewed, new expiration: {}", clock::format_go(*expires_unix))
+            }
+            Self::RenewalFailed { error } => {
+                write!(f, "Error renewing lease (trying again in 1 min): {error}")
+            }
+            Self::ReadFirst { subnet } => write!(
+                f,
+                "The lease of {subnet} is past its end, after a pause or an outage; looking \
+                 whether it is still ours before renewing it"
+            ),
+            Self::Restored { subnet } => {
+                write!(f, "Somebody rewrote the lease of {subnet}; restored it")
+            }
+            Self::Repaired { subnet } => {
+                write!(f, "The lease of {subnet} had become unreadable; wrote it again")
+            }
+            Self::Retaken { subnet } => {
+                write!(f, "The lease of {subnet} was gone from the store; took it again")
+            }
+            Self::BecameReservation { subnet } => {
+                write!(f, "The lease of {subnet} became a reservation")
+            }
+            Self::TakenOver { subnet, new_owner } => {
+                write!(f, "The lease of {subnet} now belongs to {new_owner}")
+            }
+            Self::Removed { subnet } => {
+                write!(f, "The lease of {subnet} was removed from the store")
+            }
+            Self::Covered { subnet, by, new_owner } => {
+                write!(f, "The lease of {subnet} lapsed and {by} belongs to {new_owner}")
+            }
+            Self::HistoryLost => f.write_str(
+                "Watch of subnet leases failed because etcd index outside history window; \
+                 listing all leases",
+            ),
+            Self::StoreFailed { error, seconds, peers } => write!(
+                f,
+                "Subnet watch failed: {error}; without the store for {seconds} s, \
+                 keeping all {peers} peers and trying again"
+            ),
+            Self::StoreAnswers { seconds } => {
+                write!(f, "The lease store answers again after {seconds} s")
+            }
+            Self::Holding { vanished, of, hold, wiped } => {
+                let what = if *wiped { "the store lost its data: " } else { "" };
+                let hold = clock::format_go_duration(*hold);
+                write!(
+                    f,
+                    "ALARM: {what}{vanished} of {of} peers vanished at once; sending to them for \
+                     another {hold} (--stale-hold). If that was not meant, restore the store's \
+                     data, the network configuration included; nodes that run register again by \
+                     themselves. If it was, restart weftd"
+                )
+            }
+            Self::Released(released) => released.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { leased, over, left } = self;
+        write!(
+            f,
+            "Of the peers held after they vanished, {leased} have a lease again or were replaced, \
+             {over} did not come back in time and are given up, {left} are still held"
+        )
+    }
+}

@@ -1,0 +1,99 @@
+//! Peers that are kept although their leases vanished: most of them at once, or with the data of
+//! the whole store. Pods that talk must not stop because somebody emptied a store. Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::control::lease::{Lease, Peers};
+use crate::control::peers;
+use crate::route::Prefix;
+
+/// Fewest peers whose disappearance is one of many: a single node is taken off every day.
+const VANISHED_MIN: usize = 2;
+/// Shortest time between two lines about peers that are no longer held: a thousand nodes that
+/// register again are a few lines.
+const SAY_PAUSE: Duration = Duration::from_secs(5);
+
+/// Peers that are held, each until a moment of the boot clock.
+#[derive(Debug, Default)]
+pub(super) struct Stale {
+    held: BTreeMap<Prefix, Held>,
+    /// The earliest end.
+    next_end: Option<Duration>,
+    unsaid: Released,
+    said: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Held {
+    lease: Lease,
+    until: Duration,
+}
+
+/// Peers that were held and are not any more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::control) struct Released {
+    /// Somebody leased the subnet, or one that overlaps it.
+    pub(in crate::control) leased: usize,
+    /// The time was over.
+    pub(in crate::control) over: usize,
+    /// Still held.
+    pub(in crate::control) left: usize,
+}
+
+/// Whether so many of `peers` that vanish at once are an accident and no administration: more
+/// than a half.
+pub(super) fn is_accident(vanished: usize, peers: usize) -> bool {
+    vanished >= VANISHED_MIN && vanished > peers / 2
+}
+
+impl Stale {
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    pub(super) fn holds(&self, subnet: Prefix) -> bool {
+        self.held.contains_key(&subnet)
+    }
+
+    #[cfg(test)]
+    pub(super) fn until(&self, subnet: Prefix) -> Option<Duration> {
+        self.held.get(&subnet).map(|held| held.until)
+    }
+
+    pub(super) fn next_end(&self) -> Option<Duration> {
+        self.next_end
+    }
+
+    pub(super) fn hold(&mut self, lease: Lease, until: Duration) {
+        self.held.entry(lease.subnet).or_insert(Held { lease, until });
+        self.next_end = Some(self.next_end.map_or(until, |end| end.min(until)));
+    }
+
+    /// Adds the held peers to `peers`, after releasing those that `peers` replace and those whose
+    /// time is over. Returns what there is to say about it.
+    pub(super) fn join(&mut self, peers: &mut Peers, now: Duration) -> Option<Released> {
+        if self.held.is_empty() {
+            return None;
+        }
+        let unsaid = &mut self.unsaid;
+        self.held.retain(|subnet, held| {
+            let leased = peers::overlapping(peers, *subnet).is_some();
+            let over = held.until <= now;
+            unsaid.leased += usize::from(leased);
+            unsaid.over += usize::from(over && !leased);
+            !leased && !over
+        });
+        // What was held did not overlap each other when it was published.
+        peers.extend(self.held.iter().map(|(subnet, held)| (*subnet, held.lease.clone())));
+        self.next_end = self.held.values().map(|held| held.until).min();
+        self.unsaid.left = self.held.len();
+        let news = self.unsaid.leased + self.unsaid.over > 0;
+        let quiet = self.said.is_some_and(|said| now < said + SAY_PAUSE);
+        if !news || (quiet && !self.held.is_empty()) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}

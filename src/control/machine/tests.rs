@@ -1,0 +1,222 @@
+//! Single steps of the machine, without any store.
+
+use super::*;
+use crate::control::lease::Lifetime;
+
+const OWN: u8 = 100;
+const DAY_SECONDS: u64 = 86_400;
+
+fn lease(third: u8, host: u8, revision: i64) -> Lease {
+    let subnet = Prefix::new(Ipv4Addr::new(10, 5, third, 0), 24).unwrap();
+    Lease {
+        subnet,
+        key: subnet.key(),
+        attributes: LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)),
+        revision,
+        created_revision: revision,
+        lifetime: Lifetime::Leased { id: revision, expires_unix: None },
+    }
+}
+
+fn at(seconds: u64) -> Now {
+    Now { boot: Duration::from_secs(seconds), unix_seconds: 1_000 + seconds }
+}
+
+fn machine_with(timing: Timing) -> Machine {
+    let network = "10.5.0.0/16".parse().unwrap();
+    let expires = Some(Duration::from_secs(DAY_SECONDS));
+    let own = OwnLease { lease: lease(OWN, 1, 7), expires, network };
+    let margin = Duration::from_secs(3600);
+    Machine::new(own, margin, timing, fastrand::Rng::with_seed(1), at(0))
+}
+
+fn machine() -> Machine {
+    machine_with(Timing::default())
+}
+
+fn listing(leases: &[Lease], revision: i64) -> Event {
+    let leases = leases.to_vec();
+    Event::Listed(Ok(Snapshot { leases, revision, cluster: 1, ..Snapshot::default() }))
+}
+
+/// A machine that watches and has published the nodes 11 to 14 on 10.5.1.0/24 to 10.5.4.0/24.
+fn watching(timing: Timing) -> Machine {
+    let mut machine = machine_with(timing);
+    assert!(machine.handle(Event::Timer, at(0)).contains(&Command::List));
+    let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
+    let all = [all, vec![lease(OWN, 1, 7)]].concat();
+    let commands = machine.handle(listing(&all, 10), at(0));
+    assert_eq!(commands, [Command::Watch { revision: 10 }]);
+    machine.handle(Event::Opened(Ok(())), at(0));
+    machine.handle(Event::Changed(Ok(vec![Change::Live { revision: 10 }])), at(0));
+    let commands = machine.handle(Event::Timer, at(1));
+    assert_eq!(counts(&commands), Some((4, 0)));
+    machine
+}
+
+fn deleted(third: u8, revision: i64) -> Change {
+    Change::Deleted { key: lease(third, 0, 0).key, revision }
+}
+
+fn counts(commands: &[Command]) -> Option<(usize, usize)> {
+    commands.iter().find_map(|command| {
+        let Command::Count { peers, held } = command else { return None };
+        Some((*peers, *held))
+    })
+}
+
+fn end(commands: &[Command]) -> Option<End> {
+    commands.iter().find_map(|command| {
+        let Command::End(end) = command else { return None };
+        Some(*end)
+    })
+}
+
+fn says(commands: &[Command], words: &str) -> bool {
+    commands.iter().any(|command| {
+        let Command::Say(say) = command else { return false };
+        say.to_string().contains(words)
+    })
+}
+
+#[test]
+fn peers_that_vanish_with_most_others_are_held_and_the_own_lease_is_taken_again() {
+    let mut machine = watching(Timing::default());
+    // `etcdctl del --prefix`: everything in one revision.
+    let changes = [1, OWN, 2, 3, 4].map(|third| deleted(third, 11)).to_vec();
+    let commands = machine.handle(Event::Changed(Ok(changes)), at(10));
+    assert_eq!(end(&commands), None, "an emptied store ends the daemon");
+    assert!(says(&commands, "4 of 4 peers vanished at once"), "no alarm: {commands:?}");
+    let commands = machine.handle(Event::Timer, at(11));
+    assert_eq!(counts(&commands), Some((4, 4)), "traffic stopped");
+    assert!(commands.contains(&Command::List), "the own lease is not looked for: {commands:?}");
+    let commands = machine.handle(listing(&[], 11), at(11));
+    let creates = commands.iter().any(|command| matches!(command, Command::Create { .. }));
+    assert!(creates, "the own lease is not registered again: {commands:?}");
+    machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 12), 11))), at(11));
+    machine.handle(Event::Opened(Ok(())), at(11));
+
+    // One node comes back, another takes a third's subnet and a half of the last one's.
+    let new = vec![Change::Put(lease(1, 11, 13)), Change::Put(lease(2, 99, 14))];
+    let commands = machine.handle(Event::Changed(Ok(new)), at(20));
+    assert_eq!(counts(&commands), Some((4, 2)), "a held peer outlives its successor");
+    assert!(says(&commands, "2 have a lease again"), "{commands:?}");
+    let moved = &machine.published.as_ref().unwrap()[&lease(2, 0, 0).subnet];
+    assert_eq!(moved.attributes.public_ip, Ipv4Addr::new(192, 0, 2, 99));
+
+    let commands = machine.handle(Event::Timer, at(10 + 15 * 60));
+    assert_eq!(counts(&commands), Some((2, 0)), "peers are held for ever");
+    assert!(says(&commands, "2 did not come back in time"), "{commands:?}");
+}
+
+fn granted(lease: Lease, seconds: u64) -> Granted {
+    Granted { lease, expires: Some(Duration::from_secs(seconds + DAY_SECONDS)) }
+}
+
+#[test]
+fn a_few_deletions_are_administration() {
+    let mut machine = watching(Timing::default());
+    let changes = vec![deleted(1, 11), deleted(2, 11)];
+    machine.handle(Event::Changed(Ok(changes)), at(10));
+    let commands = machine.handle(Event::Timer, at(11));
+    assert_eq!(counts(&commands), Some((2, 0)), "half of the peers is not most of them");
+    let changes = vec![deleted(3, 12), deleted(4, 13)];
+    machine.handle(Event::Changed(Ok(changes)), at(12));
+    let commands = machine.handle(Event::Timer, at(13));
+    assert_eq!(counts(&commands), Some((0, 0)), "one after the other is not at once");
+    let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 14)])), at(14));
+    assert_eq!(end(&commands), Some(End::Revoked { new_owner: None }));
+}
+
+#[test]
+fn without_a_hold_peers_go_at_once_and_the_own_lease_is_taken_again_all_the_same() {
+    let timing = Timing { stale_hold: Duration::ZERO, ..Timing::default() };
+    let mut machine = watching(timing);
+    let changes = [1, 2, 3, 4, OWN].map(|third| deleted(third, 11)).to_vec();
+    let commands = machine.handle(Event::Changed(Ok(changes)), at(10));
+    assert_eq!(end(&commands), None);
+    let commands = machine.handle(Event::Timer, at(11));
+    assert_eq!(counts(&commands), Some((0, 0)), "--stale-hold=0 holds");
+}
+
+#[test]
+fn another_cluster_is_noticed_although_its_revisions_are_ahead() {
+    let mut machine = watching(Timing::default());
+    let lost = StoreError::HistoryLost { revision: 10 };
+    let commands = machine.handle(Event::Changed(Err(lost)), at(10));
+    assert!(commands.contains(&Command::List));
+    let snapshot = Snapshot { revision: 500, cluster: 2, ..Snapshot::default() };
+    let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
+    assert_eq!(end(&commands), None, "a replaced store ends the daemon");
+    assert!(says(&commands, "the store lost its data"), "{commands:?}");
+    let creates = commands.iter().any(|command| matches!(command, Command::Create { .. }));
+    assert!(creates, "the own lease is not registered at once: {commands:?}");
+}
+
+#[test]
+fn after_a_pause_beyond_its_end_the_own_entry_is_read_before_it_is_written() {
+    for host in [1, 9] {
+        let mut machine = watching(Timing::default());
+        let commands = machine.handle(Event::Timer, at(2 * DAY_SECONDS));
+        let writes = |commands: &[Command]| {
+            commands.iter().any(|command| matches!(command, Command::Renew { .. }))
+        };
+        assert!(!writes(&commands) && commands.contains(&Command::List), "{commands:?}");
+        let found = [lease(OWN, host, if host == 1 { 7 } else { 20 })];
+        let commands = machine.handle(listing(&found, 20), at(2 * DAY_SECONDS));
+        match host {
+            1 => assert!(writes(&commands), "what is still ours is not renewed: {commands:?}"),
+            _ => {
+                let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+                assert_eq!(end(&commands), Some(End::Revoked { new_owner }));
+            }
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_nobody_asked_for_changes_nothing() {
+    let mut machine = watching(Timing::default());
+    for event in
+        [listing(&[], 99), Event::Opened(Ok(())), Event::Written(Ok(granted(lease(OWN, 1, 99), 1)))]
+    {
+        assert_eq!(machine.handle(event, at(2)), [], "a late answer was taken for a new one");
+    }
+}
+
+#[test]
+fn a_write_that_was_overtaken_is_looked_at_again() {
+    let mut machine = watching(Timing::default());
+    let commands = machine.handle(Event::Timer, at(DAY_SECONDS - 3600));
+    let listed = commands.contains(&Command::List);
+    assert!(!listed && matches!(machine.asked, Asked::Write { .. }), "{commands:?}");
+    // Junk, written after the renewal and told of before its answer.
+    let junk = Rejected {
+        key: lease(OWN, 0, 0).key,
+        reason: crate::control::status::RejectReason::BadValue,
+        detail: String::new(),
+        revision: 30,
+    };
+    let now = at(DAY_SECONDS - 3600);
+    machine.handle(Event::Changed(Ok(vec![Change::Rejected(junk)])), now);
+    let written = Event::Written(Ok(granted(lease(OWN, 1, 7), DAY_SECONDS)));
+    let commands = machine.handle(written, now);
+    let held = Lease { revision: 30, ..lease(OWN, 1, 7) };
+    let ttl = Timing::default().lease_ttl;
+    assert!(commands.contains(&Command::Update { held, ttl }), "{commands:?}");
+}
+
+#[test]
+fn a_watched_flood_of_leases_costs_bounded_memory() {
+    let mut machine = machine();
+    let own = machine.own.lease.clone();
+    for number in 0..ENTRIES_MAX + 10 {
+        machine.insert(Lease { key: number.to_string(), ..own.clone() });
+    }
+    assert_eq!(machine.mirror.len(), ENTRIES_MAX);
+    let refused = machine.commands.iter().filter(|c| matches!(c, Command::Reject(_))).count();
+    assert_eq!(refused, 10, "what does not fit is not counted");
+    let key = own.key.clone();
+    machine.insert(own);
+    assert!(machine.mirror.contains_key(&key), "a flood hides the own lease");
+}
