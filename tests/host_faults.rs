@@ -14,13 +14,16 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use support::cluster::Cluster;
-use support::lab::{Process, SubnetEnv, UNDERLAY, wait_until};
+use support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, wait_until};
 use support::overlay::{CONFIG, Overlay, local_store};
 use support::status::Status;
 use support::traffic::{Numbered, port, tcp_transfer, udp_socket};
 
 /// The time in which traffic is promised to resume once carrier and address are back.
 const RESUME: Duration = Duration::from_millis(500);
+
+/// The overlay is promised to follow the MTU beneath it within this time.
+const FOLLOW: Duration = Duration::from_secs(1);
 
 /// Lines a second that a daemon may log in any fault.
 const LOG_LINES_MAX: usize = 10;
@@ -80,36 +83,126 @@ fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
 }
 
 #[test]
+fn the_overlay_follows_the_mtu_of_the_interface_beneath_it() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let [near, far] = &overlay.lab.pods;
+    thread::scope(|scope| {
+        let transfer = scope.spawn(|| tcp_transfer(near, far, overlay.pod(1), 64 << 20, true));
+        for mtu_bytes in [9000_u32, 1500, 1400] {
+            let lines = overlay.daemons[0].output().lines().count();
+            for host in &overlay.lab.hosts {
+                host.exec(&["ip", "link", "set", "wire0", "mtu", &mtu_bytes.to_string()]);
+            }
+            let started = Instant::now();
+            let expected = mtu_bytes - 28;
+            for host in 0..2 {
+                wait_until(FOLLOW, "device, subnet.env and status follow the MTU", || {
+                    let link = overlay.lab.hosts[host].exec(&["ip", "link", "show", "flannel0"]);
+                    let env = SubnetEnv::read(&overlay.dir(host).join("subnet.env"));
+                    let status = overlay.status(host).0;
+                    link.contains(&format!("mtu {expected} "))
+                        && env.is_some_and(|env| env.mtu_bytes == expected)
+                        && status["lease"]["mtu_bytes"] == expected
+                });
+            }
+            println!("{mtu_bytes}: followed after {:?}", started.elapsed());
+            let log = overlay.daemons[0].output();
+            let told: Vec<_> = log.lines().skip(lines).collect();
+            assert_eq!(told.len(), 2, "one line for the MTU and one for the file: {told:?}");
+            assert!(told[0].contains(&format!("to {mtu_bytes}")), "{told:?}");
+        }
+        println!("TCP through three changes: {:?}", transfer.join().unwrap());
+    });
+    // A pod that knows nothing of the change was told by the daemon, and its kernel remembers.
+    let target = overlay.pod(1).to_string();
+    let output = near.command(&["ping", "-c1", "-W1", "-Mdo", "-s1400", &target]).output().unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(text.replace(": ", "=").replace(" = ", "=").contains("mtu=1372"), "not told: {text}");
+    for host in 0..2 {
+        Status::settled(&overlay.dir(host));
+    }
+}
+
+/// Three hosts with a daemon and a pod each, who know each other.
+struct Three {
+    daemons: Vec<Process>,
+    pods: Vec<Namespace>,
+    cluster: Cluster,
+    leases: Vec<SubnetEnv>,
+    files: TempDir,
+}
+
+impl Three {
+    fn start() -> Self {
+        let files = tempfile::tempdir().expect("a directory for the test");
+        let store = local_store(files.path(), CONFIG);
+        let cluster = Cluster::new(3);
+        let dir = |host: usize| files.path().join(format!("h{host}"));
+        let mut daemons: Vec<Process> = (0..3)
+            .map(|host| {
+                let socket = format!("--status-socket={}", dir(host).join("weft.sock").display());
+                cluster.weftd(host, &dir(host), &[&store, &socket])
+            })
+            .collect();
+        let leases: Vec<SubnetEnv> = daemons
+            .iter_mut()
+            .enumerate()
+            .map(|(host, daemon)| SubnetEnv::wait(&dir(host).join("subnet.env"), daemon))
+            .collect();
+        for host in 0..3 {
+            wait_until(Duration::from_secs(10), "each daemon learns the others' leases", || {
+                Status::try_of(&dir(host)).is_some_and(|status| status.routes() == 2)
+            });
+        }
+        let pods: Vec<_> = (0..3).map(|host| cluster.pod(host, &leases[host])).collect();
+        let address = |host: usize| leases[host].pod_address();
+        for host in [1, 2] {
+            let far = address(host).to_string();
+            wait_until(Duration::from_secs(5), "the pods reach each other", || {
+                pods[0].succeeds(&["ping", "-q", "-c1", "-W0.2", &far])
+            });
+        }
+        Self { daemons, pods, cluster, leases, files }
+    }
+
+    fn dir(&self, host: usize) -> PathBuf {
+        self.files.path().join(format!("h{host}"))
+    }
+
+    /// A second of traffic from the first pod to both others: what the second host's pod got of
+    /// it, and what was sent to the third's.
+    fn send_to_both(&self) -> (Numbered, Numbered) {
+        let (pods, address) = (&self.pods, |host: usize| self.leases[host].pod_address());
+        let (good, bad) = (Numbered::default(), Numbered::default());
+        let receiver = udp_socket(&pods[1], address(1));
+        let senders = [0, 1].map(|_| udp_socket(&pods[0], address(0)));
+        let targets =
+            [SocketAddr::from((address(1), port(&receiver))), SocketAddr::from((address(2), 9))];
+        thread::scope(|scope| {
+            scope.spawn(|| good.receive(&receiver));
+            let sending = [
+                scope.spawn(|| good.send(&senders[0], targets[0], 4000)),
+                scope.spawn(|| bad.send(&senders[1], targets[1], 2000)),
+            ];
+            thread::sleep(Duration::from_secs(1));
+            good.stop.store(true, Ordering::Relaxed);
+            bad.stop.store(true, Ordering::Relaxed);
+            sending.into_iter().for_each(|sender| sender.join().expect("a sender ends"));
+            let deadline = Instant::now() + Duration::from_secs(2);
+            while good.missing() > 0 && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(10));
+            }
+            good.drained.store(true, Ordering::Relaxed);
+        });
+        (good, bad)
+    }
+}
+
+#[test]
 fn a_peer_that_cannot_be_sent_to_costs_the_other_peers_nothing() {
-    let files = tempfile::tempdir().unwrap();
-    let store = local_store(files.path(), CONFIG);
-    let cluster = Cluster::new(3);
-    let dir = |host: usize| files.path().join(format!("h{host}"));
-    let mut daemons: Vec<Process> = (0..3)
-        .map(|host| {
-            let socket = format!("--status-socket={}", dir(host).join("weft.sock").display());
-            cluster.weftd(host, &dir(host), &[&store, &socket])
-        })
-        .collect();
-    let leases: Vec<SubnetEnv> = daemons
-        .iter_mut()
-        .enumerate()
-        .map(|(host, daemon)| SubnetEnv::wait(&dir(host).join("subnet.env"), daemon))
-        .collect();
-    for host in 0..3 {
-        wait_until(Duration::from_secs(10), "each daemon learns the others' leases", || {
-            Status::try_of(&dir(host)).is_some_and(|status| status.routes() == 2)
-        });
-    }
-    let pods: Vec<_> = (0..3).map(|host| cluster.pod(host, &leases[host])).collect();
-    let address = |host: usize| leases[host].pod_address();
-    for host in [1, 2] {
-        let far = address(host).to_string();
-        wait_until(Duration::from_secs(5), "the pods reach each other", || {
-            pods[0].succeeds(&["ping", "-q", "-c1", "-W0.2", &far])
-        });
-    }
-    let host = &cluster.hosts[0];
+    let mut three = Three::start();
+    let host = &three.cluster.hosts[0];
     host.exec(&["nft", "add table inet t"]);
     host.exec(&["nft", "add chain inet t out { type filter hook output priority 0; }"]);
     let faults: [(&str, &[&str], &[&str], &str); 4] = [
@@ -136,35 +229,15 @@ fn a_peer_that_cannot_be_sent_to_costs_the_other_peers_nothing() {
     ];
     for (what, begin, end, reason) in faults {
         if reason.is_empty() {
-            daemons[2].stop(Signal::KILL, Duration::from_secs(2));
+            three.daemons[2].stop(Signal::KILL, Duration::from_secs(2));
         }
         host.exec(begin);
-        let before = Status::of(&dir(0));
-        let lines = daemons[0].output().lines().count();
-        let (good, bad) = (Numbered::default(), Numbered::default());
-        let receiver = udp_socket(&pods[1], address(1));
-        let senders = [0, 1].map(|_| udp_socket(&pods[0], address(0)));
-        let targets =
-            [SocketAddr::from((address(1), port(&receiver))), SocketAddr::from((address(2), 9))];
-        thread::scope(|scope| {
-            scope.spawn(|| good.receive(&receiver));
-            let sending = [
-                scope.spawn(|| good.send(&senders[0], targets[0], 4000)),
-                scope.spawn(|| bad.send(&senders[1], targets[1], 2000)),
-            ];
-            thread::sleep(Duration::from_secs(1));
-            good.stop.store(true, Ordering::Relaxed);
-            bad.stop.store(true, Ordering::Relaxed);
-            sending.into_iter().for_each(|sender| sender.join().unwrap());
-            let deadline = Instant::now() + Duration::from_secs(2);
-            while good.missing() > 0 && Instant::now() < deadline {
-                thread::sleep(Duration::from_millis(10));
-            }
-            good.drained.store(true, Ordering::Relaxed);
-        });
+        let before = Status::of(&three.dir(0));
+        let lines = three.daemons[0].output().lines().count();
+        let (good, bad) = three.send_to_both();
         let sent = [&good, &bad].map(|load| load.sent.load(Ordering::Relaxed));
-        let after = Status::settled(&dir(0));
-        let told = daemons[0].output().lines().count() - lines;
+        let after = Status::settled(&three.dir(0));
+        let told = three.daemons[0].output().lines().count() - lines;
         println!(
             "{what}: {} lost of {}, {} refused, {told} lines",
             good.missing(),
@@ -176,7 +249,7 @@ fn a_peer_that_cannot_be_sent_to_costs_the_other_peers_nothing() {
             let counted = after.drops("egress", reason) - before.drops("egress", reason);
             assert_eq!(counted, sent[1], "{what} is not counted as {reason}: {}", after.0);
         }
-        assert!(told <= 2 * LOG_LINES_MAX, "{what}: {told} lines: {}", daemons[0].output());
+        assert!(told <= 2 * LOG_LINES_MAX, "{what}: {told} lines: {}", three.daemons[0].output());
         host.exec(end);
     }
 }
@@ -186,7 +259,7 @@ struct SmallDisk(TempDir);
 
 impl SmallDisk {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a directory for the test");
         mount(&["-t", "tmpfs", "-o", "size=64k", "tmpfs"], dir.path());
         Self(dir)
     }
@@ -208,7 +281,8 @@ impl Drop for SmallDisk {
 }
 
 fn mount(arguments: &[&str], path: &Path) {
-    let done = Command::new("mount").args(arguments).arg(path).status().unwrap();
+    let done =
+        Command::new("mount").args(arguments).arg(path).status().expect("mount is installed");
     assert!(done.success(), "mount {arguments:?}");
 }
 
