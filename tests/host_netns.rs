@@ -390,13 +390,19 @@ fn a_foreign_mtu_is_told_and_kept() {
             assert_eq!(overlay.reconcile().await.unwrap(), []);
         }
         assert!(namespace.ip("link show flannel0").contains("mtu 1300"));
-        overlay.set_mtu(1372).await.unwrap();
+        // Nor does a change of the underlay overrule it, until it is taken back.
+        assert!(!overlay.follow_mtu(1372).await.unwrap());
+        assert!(namespace.ip("link show flannel0").contains("mtu 1300"));
+        namespace.ip("link set flannel0 mtu 1372");
         assert_eq!(overlay.reconcile().await.unwrap(), []);
-        assert!(namespace.ip("link show flannel0").contains("mtu 1372"));
+        assert!(overlay.follow_mtu(1400).await.unwrap());
+        assert_eq!(overlay.reconcile().await.unwrap(), []);
+        assert!(namespace.ip("link show flannel0").contains("mtu 1400"));
     });
     let line = "the MTU of flannel0 was changed from 1472 to 1300 by someone else; left as it is";
     assert_eq!(log.matches(line).count(), 1, "{log}");
-    assert_eq!(log.lines().count(), 1, "{log}");
+    assert_eq!(log.matches("the MTU of flannel0 is 1372 again").count(), 1, "{log}");
+    assert_eq!(log.lines().count(), 2, "{log}");
 }
 
 #[test]

@@ -4,13 +4,15 @@
 mod fallback;
 mod pacing;
 mod peers;
+mod take_over;
 mod team;
+mod underlay;
 
 use std::convert::Infallible;
-use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU16;
+use std::time::Instant;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
@@ -19,7 +21,7 @@ use tracing::{error, info, warn};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, OffloadChoice, WorkersChoice};
 use crate::control::lease::Peers;
-use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
+use crate::device::{SocketError, Tun, TunError, TunOffload, kernel};
 use crate::engine::{Engine, RingError, SpawnError, WorkerEnd};
 use crate::host::chain::chain;
 use crate::host::interface::ExternalInterface;
@@ -27,23 +29,19 @@ use crate::host::mtu::{MtuError, overlay_mtu_bytes};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
 use crate::host::state::LinkId;
+use crate::host::underlay::{Underlay, UnderlayWatch};
 use crate::route::{Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
 use self::pacing::Pacing;
 use self::peers::PeerSet;
+use self::take_over::take_over;
 use self::team::{Orders, Seat, Team};
 
 pub use self::team::WorkerState;
 
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
-
-/// How long what is in the way at start may be a killed predecessor's.
-const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Pause between two tries meanwhile.
-const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +117,8 @@ pub struct PlaneState {
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
+    /// MTU of the overlay, in bytes; it follows the external interface.
+    pub mtu_bytes: u16,
     /// The workers, in the order of their counters.
     pub workers: Vec<WorkerState>,
 }
@@ -140,8 +140,13 @@ struct Follower {
 struct Keeper {
     setup: UdpSetup,
     mtu_bytes: u16,
+    /// The same for the workers.
+    workers_mtu_bytes: Arc<AtomicU16>,
     netlink: Netlink,
     events: Events,
+    underlay: UnderlayWatch,
+    /// The underlay that the MTU was made for.
+    known: Underlay,
     worker_count: NonZeroU16,
     /// One for each worker.
     seats: Vec<Seat>,
@@ -170,6 +175,8 @@ impl UdpNetwork {
         let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
+        let underlay = UnderlayWatch::new(netlink.clone(), setup.external.address)?;
+        let known = setup.external.underlay();
         let worker_count = team::count(setup.workers);
         let (queues, overlay, sockets) =
             take_over(&netlink, &setup, mtu_bytes, worker_count).await?;
@@ -178,7 +185,8 @@ impl UdpNetwork {
         let routes = Published::new(Table::provisional());
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let tun_offload = queues[0].offload();
-        let orders = orders(&setup, mtu_bytes, &routes, &ends_sender);
+        let workers_mtu_bytes = Arc::new(AtomicU16::new(mtu_bytes));
+        let orders = orders(&setup, &workers_mtu_bytes, &routes, &ends_sender);
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
         let plane = Plane { overlay, team, offload: tun_offload };
         let follower = Follower {
@@ -189,8 +197,11 @@ impl UdpNetwork {
         let mut keeper = Keeper {
             setup,
             mtu_bytes,
+            workers_mtu_bytes,
             netlink,
             events,
+            underlay,
+            known,
             worker_count,
             seats,
             routes,
@@ -201,6 +212,7 @@ impl UdpNetwork {
             state: watch::Sender::new(PlaneState {
                 is_up: false,
                 description: String::new(),
+                mtu_bytes,
                 workers: Vec::new(),
             }),
             fallback_told: None,
@@ -273,6 +285,10 @@ impl Keeper {
                         self.listen_again(&error).await;
                     }
                 },
+                changed = self.underlay.changed(&self.known) => match changed {
+                    Ok(underlay) => self.follow(underlay).await,
+                    Err(error) => self.listen_again(&error.into()).await,
+                },
             }
         }
     }
@@ -302,7 +318,8 @@ impl Keeper {
         let workers = self.plane.team.state();
         let description = self.describe(&workers);
         let told = description.clone();
-        self.state.send_replace(PlaneState { is_up: true, description, workers });
+        let mtu_bytes = self.mtu_bytes;
+        self.state.send_replace(PlaneState { is_up: true, description, mtu_bytes, workers });
         told
     }
 
@@ -368,7 +385,7 @@ impl Keeper {
         let desired = desired(&self.netlink, &queues[0], &self.setup, self.mtu_bytes).await?;
         let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
         let offload = queues[0].offload();
-        let orders = orders(&self.setup, self.mtu_bytes, &self.routes, &self.ends_sender);
+        let orders = orders(&self.setup, &self.workers_mtu_bytes, &self.routes, &self.ends_sender);
         let team = Team::start(queues, &self.seats, &orders).map_err(fallback::refusal)?;
         self.plane = Plane { overlay, team, offload };
         Ok(())
@@ -384,11 +401,15 @@ impl Keeper {
 
     /// Goes on over another connection to the kernel, if one can be had.
     fn reopen_netlink(&mut self) -> bool {
-        let reopened = Netlink::open().and_then(|netlink| Ok((Netlink::events()?, netlink)));
+        let address = self.setup.external.address;
+        let reopened = Netlink::open().and_then(|netlink| {
+            let underlay = UnderlayWatch::new(netlink.clone(), address)?;
+            Ok((Netlink::events()?, underlay, netlink))
+        });
         match reopened {
-            Ok((events, netlink)) => {
+            Ok((events, underlay, netlink)) => {
                 self.plane.overlay.use_netlink(netlink.clone());
-                (self.events, self.netlink) = (events, netlink);
+                (self.events, self.underlay, self.netlink) = (events, underlay, netlink);
                 true
             }
             Err(error) => {
@@ -411,48 +432,6 @@ fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
     leave_out
 }
 
-/// Makes device, address, route and sockets. A killed predecessor's io_uring holds its device and
-/// its socket until the kernel has torn the ring down, some time after the process is gone.
-async fn take_over(
-    netlink: &Netlink,
-    setup: &UdpSetup,
-    mtu_bytes: u16,
-    count: NonZeroU16,
-) -> Result<(Vec<Tun>, Overlay, Vec<TunnelSocket>), UdpError> {
-    let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
-    let once = async || {
-        let queues = open_queues(DEVICE_TEMPLATE, setup, count)?;
-        let desired = desired(netlink, &queues[0], setup, mtu_bytes).await?;
-        let overlay = Overlay::establish(netlink.clone(), desired).await?;
-        let offload = setup.offload;
-        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, count)?;
-        Ok((queues, overlay, sockets))
-    };
-    let give_up = Instant::now() + LEFTOVER_PATIENCE;
-    loop {
-        match once().await {
-            Err(error) if is_perhaps_leftover(&error) && Instant::now() < give_up => {
-                sleep(LEFTOVER_RETRY).await;
-            }
-            made => return made,
-        }
-    }
-}
-
-/// Whether a predecessor's device or socket may be in the way.
-fn is_perhaps_leftover(error: &UdpError) -> bool {
-    match error {
-        UdpError::Overlay(OverlayError::ForeignRoute { .. }) => true,
-        UdpError::Socket(error) => error.is_address_in_use(),
-        UdpError::Overlay(OverlayError::DeviceGone(_) | OverlayError::Netlink(_))
-        | UdpError::Mtu(_)
-        | UdpError::Tun(_)
-        | UdpError::Netlink(_)
-        | UdpError::Worker(_)
-        | UdpError::Ring { .. } => false,
-    }
-}
-
 /// Opens one queue for each worker; never none.
 fn open_queues(name: &str, setup: &UdpSetup, count: NonZeroU16) -> Result<Vec<Tun>, TunError> {
     let wanted = TunOffload { tso: setup.offload.tso, uso: setup.offload.uso };
@@ -470,7 +449,7 @@ fn open_queues(name: &str, setup: &UdpSetup, count: NonZeroU16) -> Result<Vec<Tu
 
 fn orders<'a>(
     setup: &UdpSetup,
-    mtu_bytes: u16,
+    mtu_bytes: &'a Arc<AtomicU16>,
     routes: &'a Published,
     ends: &'a mpsc::UnboundedSender<WorkerEnd>,
 ) -> Orders<'a> {

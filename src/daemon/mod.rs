@@ -7,6 +7,7 @@ pub mod notify;
 pub mod report;
 pub mod run;
 pub mod status;
+pub mod subnet_writer;
 pub mod tool;
 
 use std::ffi::OsString;

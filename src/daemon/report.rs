@@ -26,8 +26,6 @@ pub struct Running {
     pub network: Prefix,
     /// This host's lease.
     pub subnet: Prefix,
-    /// MTU of the overlay.
-    pub mtu_bytes: u16,
     /// The dataplane, which follows rebuilds.
     pub dataplane: watch::Receiver<PlaneState>,
     /// The counters of each worker.
@@ -85,14 +83,14 @@ impl Report {
             "peers_held": self.control.held_peers(),
         });
         if let Some(running) = self.running.get() {
+            let plane = running.dataplane.borrow().clone();
             status["lease"] = json!({
                 "network": running.network.to_string(),
                 "subnet": running.subnet.to_string(),
                 "public_ip": running.external.public_address.to_string(),
-                "mtu_bytes": running.mtu_bytes,
+                "mtu_bytes": plane.mtu_bytes,
             });
             status["interface"] = running.external.name.clone().into();
-            let plane = running.dataplane.borrow().clone();
             let total = running.total();
             status["dataplane"] = plane.description.into();
             status["routes"] = routes_json(&running.routes);

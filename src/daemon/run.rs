@@ -27,6 +27,7 @@ use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
+use crate::daemon::subnet_writer::SubnetWriter;
 use crate::host::interface::{ExternalInterface, discover};
 use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::Netlink;
@@ -36,9 +37,6 @@ const CONFIG_RETRY: Duration = Duration::from_secs(1);
 
 /// Between two log lines that say the same about what keeps the start waiting.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
-
-/// Pause between two tries to write the subnet file; disks that were full get room in minutes.
-const SUBNET_FILE_RETRY: Duration = Duration::from_secs(5);
 
 /// flanneld's phrase, which operators grep for.
 const BACKEND_PHRASE: &str = "Error fetching backend";
@@ -172,28 +170,25 @@ async fn work(
         mtu_bytes: u32::from(network.mtu_bytes()),
         masquerade: false,
     };
-    let is_written = write_subnet_file(options, &subnet_file);
+    let writer = SubnetWriter::new(&options.subnet_file, subnet_file);
+    writer.write_first();
     report.running(Running {
         external,
         network: plan.network.network,
         subnet: own.lease.subnet,
-        mtu_bytes: network.mtu_bytes(),
         dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
     });
     info!("Running backend.");
     notify::ready();
-    let file = async {
-        if !is_written {
-            keep_writing(options, subnet_file).await;
-        }
-    };
-    let ready = tell_readiness(readiness, file, network.state());
+    let ready = tell_readiness(readiness, writer.state(), network.state());
+    let plane = network.state();
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
         never = ready => match never {},
+        never = writer.keep(plane) => match never {},
         end = carry(manager, own, options.renew_margin, network) => bail!("{}", describe_end(end)),
     }
 }
@@ -201,26 +196,24 @@ async fn work(
 /// `/readyz` is green while the subnet file is written and the plane is up.
 async fn tell_readiness(
     readiness: &Readiness,
-    file_written: impl Future<Output = ()>,
+    mut file_written: watch::Receiver<bool>,
     mut plane: watch::Receiver<PlaneState>,
 ) -> Infallible {
-    let mut is_written = false;
     let mut is_told = false;
-    tokio::pin!(file_written);
     loop {
-        let is_ready = is_written && plane.borrow_and_update().is_up;
+        let is_ready = *file_written.borrow_and_update() && plane.borrow_and_update().is_up;
         readiness.set(is_ready);
         if is_ready && !is_told {
             info!("flannel is ready");
             is_told = true;
         }
-        tokio::select! {
-            biased;
-            () = &mut file_written, if !is_written => is_written = true,
-            changed = plane.changed() => if changed.is_err() {
-                // The backend was dropped, and so will be this.
-                std::future::pending::<()>().await;
-            },
+        let changed = tokio::select! {
+            changed = file_written.changed() => changed,
+            changed = plane.changed() => changed,
+        };
+        if changed.is_err() {
+            // The backend was dropped, and so will be this.
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -412,36 +405,6 @@ fn warn_of_missing_rules(rules: ForwardRules, enable_nftables: bool) {
              silences this"
         ),
         ForwardRules::On | ForwardRules::Off => {}
-    }
-}
-
-fn write_subnet_file(options: &Options, file: &SubnetFile) -> bool {
-    let path = &options.subnet_file;
-    match file.write(path) {
-        Ok(()) => {
-            info!("Wrote subnet file to {}", path.display());
-            true
-        }
-        Err(error) => {
-            let every = SUBNET_FILE_RETRY.as_secs();
-            let error = anyhow::Error::from(error);
-            warn!("Failed to write subnet file: {error:#}; trying again every {every} s");
-            false
-        }
-    }
-}
-
-async fn keep_writing(options: &Options, file: SubnetFile) {
-    loop {
-        sleep(SUBNET_FILE_RETRY).await;
-        let path = options.subnet_file.clone();
-        // A disk that is out of order can keep a write for seconds; the lease must not wait.
-        let written = tokio::task::spawn_blocking(move || file.write(&path)).await;
-        // The first failure was told; only the success is news.
-        if matches!(written, Ok(Ok(()))) {
-            info!("Wrote subnet file to {}", options.subnet_file.display());
-            return;
-        }
     }
 }
 

@@ -4,11 +4,12 @@
 //! most one batch each way, bounded by bytes and by packets.
 
 use std::num::NonZeroU64;
+use std::sync::atomic::Ordering;
 
 use rustix::thread::{Timespec, nanosleep, sched_yield, set_current_timer_slack};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::forward::Pass;
+use crate::forward::{Local, Pass};
 use crate::stats::WorkerStats;
 
 use super::idle::{Idle, Moved, NAP_NS, NAP_SLACK_NS, Next};
@@ -50,7 +51,9 @@ pub(super) fn run(
         }
         let table = routes.load();
         let stats = &config.stats;
-        let pass = |stats| Pass { local: &config.local, table, stats, now_ns };
+        let mtu_bytes = config.mtu_bytes.load(Ordering::Relaxed);
+        let local = Local { mtu_bytes, ..config.local };
+        let pass = |stats| Pass { local: &local, table, stats, now_ns };
         transmit.turn(&mut io, config, &pass(&stats.egress));
         receive.turn(&mut io, config, &pass(&stats.ingress));
         if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {

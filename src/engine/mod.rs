@@ -17,6 +17,7 @@ mod transmit;
 mod wake;
 
 use std::fmt;
+use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
@@ -47,6 +48,9 @@ pub struct WorkerConfig {
     pub socket: Arc<TunnelSocket>,
     /// This host.
     pub local: Local,
+    /// Largest packet that fits the tunnel, in bytes, which may change while it runs; what `local`
+    /// says of it is not looked at.
+    pub mtu_bytes: Arc<AtomicU16>,
     /// Where the control plane publishes routes.
     pub routes: Published,
     /// Where it counts.

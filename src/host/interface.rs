@@ -10,6 +10,7 @@ use crate::config::options::InterfaceOptions;
 use crate::host::chain::chain;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Address, Link, PathToHost, Route};
+use crate::host::underlay::Underlay;
 
 /// The interface that the tunnel runs over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,14 @@ pub struct ExternalInterface {
     pub public_address: Ipv4Addr,
     /// Largest IP packet it carries, in bytes; never 0.
     pub mtu_bytes: u32,
+}
+
+impl ExternalInterface {
+    /// What the tunnel depends on.
+    #[must_use]
+    pub fn underlay(&self) -> Underlay {
+        Underlay { name: self.name.clone(), mtu_bytes: self.mtu_bytes }
+    }
 }
 
 /// What `select` decides over.

@@ -11,3 +11,4 @@ pub mod netlink;
 pub mod overlay;
 
 pub mod state;
+pub mod underlay;

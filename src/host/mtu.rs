@@ -67,6 +67,16 @@ pub fn overlay_mtu_bytes(
     }
 }
 
+/// As [`overlay_mtu_bytes`], for an external interface that changed while the overlay runs: a
+/// configured MTU that no longer fits gives way, since pods that talk are worth more than it.
+pub fn followed_mtu_bytes(
+    external_bytes: u32,
+    configured_bytes: Option<u32>,
+) -> Result<u16, MtuError> {
+    let ceiling_bytes = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
+    overlay_mtu_bytes(external_bytes, configured_bytes.filter(|bytes| *bytes <= ceiling_bytes))
+}
+
 fn within_limits(mtu_bytes: u32) -> Option<u16> {
     if (OVERLAY_MTU_BYTES_MIN..=OVERLAY_MTU_BYTES_MAX).contains(&mtu_bytes) {
         u16::try_from(mtu_bytes).ok()
@@ -94,6 +104,13 @@ mod tests {
             let error = MtuError::External { external_bytes: nonsense };
             assert_eq!(overlay_mtu_bytes(nonsense, None), Err(error));
         }
+    }
+
+    #[test]
+    fn a_configured_mtu_gives_way_to_an_interface_that_shrank() {
+        assert_eq!(followed_mtu_bytes(9000, Some(1472)), Ok(1472));
+        assert_eq!(followed_mtu_bytes(1400, Some(1472)), Ok(1372));
+        assert_eq!(followed_mtu_bytes(95, None), Err(MtuError::External { external_bytes: 95 }));
     }
 
     #[test]

@@ -141,12 +141,16 @@ impl Overlay {
         &self.desired
     }
 
-    /// Sets the MTU of the device, in bytes, and takes it as its own from now on.
-    pub async fn set_mtu(&mut self, mtu_bytes: u16) -> Result<(), OverlayError> {
-        self.netlink.set_mtu(&self.desired.device, u32::from(mtu_bytes)).await?;
+    /// Takes another MTU, in bytes, as the device's own from now on. A device that somebody else
+    /// gave an MTU keeps it; gives whether it has the new one.
+    pub async fn follow_mtu(&mut self, mtu_bytes: u16) -> Result<bool, OverlayError> {
+        let actual = read(&self.netlink, &self.desired).await?.link.mtu_bytes;
+        let is_own = actual == u32::from(self.desired.mtu_bytes);
+        if is_own {
+            self.netlink.set_mtu(&self.desired.device, u32::from(mtu_bytes)).await?;
+        }
         self.desired.mtu_bytes = mtu_bytes;
-        self.told.foreign_mtu_bytes = None;
-        Ok(())
+        Ok(is_own || actual == u32::from(mtu_bytes))
     }
 
     /// Holds the device to its state until it is gone: repairs at each change that `events`

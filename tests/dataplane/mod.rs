@@ -144,6 +144,7 @@ impl Host {
                 tun,
                 socket: Arc::new(socket),
                 local: local(options.mtu_bytes),
+                mtu_bytes: Arc::new(options.mtu_bytes.into()),
                 routes: routes.clone(),
                 stats: Arc::clone(&stats),
                 udp_segments_max: options.udp_segments_max,

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::available_parallelism;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -43,7 +44,7 @@ pub(super) struct Seat {
 pub(super) struct Orders<'a> {
     pub(super) network: Prefix,
     pub(super) subnet: Prefix,
-    pub(super) mtu_bytes: u16,
+    pub(super) mtu_bytes: &'a Arc<AtomicU16>,
     pub(super) engine: EngineChoice,
     pub(super) routes: &'a Published,
     pub(super) ends: &'a mpsc::UnboundedSender<WorkerEnd>,
@@ -85,8 +86,9 @@ impl Team {
                     subnet: orders.subnet,
                     tun_address: orders.subnet.network(),
                     underlay: seat.socket.address(),
-                    mtu_bytes: orders.mtu_bytes,
+                    mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
                 },
+                mtu_bytes: Arc::clone(orders.mtu_bytes),
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
                 udp_segments_max: seat.socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
