@@ -37,8 +37,8 @@ pub(crate) fn route_lookup(c: &mut Criterion) {
                 group.bench_function(id, |b| {
                     b.iter(|| {
                         destinations.iter().fold(0, |sum, destination| {
-                            let found = table.lookup(*destination);
-                            found.map_or(sum, |(_, peer)| sum ^ peer.address.ip().to_bits())
+                            let found = table.tunnel_address(*destination);
+                            found.map_or(sum, |address| sum ^ address.ip().to_bits())
                         })
                     });
                 });

@@ -2,11 +2,13 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use weft::route::Prefix;
+use weft::sys::udp::set_fragmenting;
 
 /// The discard service, in whose place nobody answers.
 const PORT: u16 = 9;
@@ -33,6 +35,8 @@ pub(crate) fn run(
         "{network} does not have {subnets} subnets of length {bits}"
     );
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("bind")?;
+    // Else the sender itself pays for each destination with an identification of its own.
+    set_fragmenting(socket.as_fd(), false).context("switch fragmentation off")?;
     let (first, payload) = (network.network().to_bits(), vec![0; bytes]);
     let mut random = fastrand::Rng::with_seed(SEED);
     let (start, mut offered) = (Instant::now(), 0_u64);

@@ -50,6 +50,8 @@ pub(crate) fn compare(table: &Table, peers: &[Arc<Peer>], destination: Ipv4Addr)
         expected.map(|peer| (peer.subnet, peer.address)),
         "{destination}"
     );
+    let address = table.tunnel_address(destination);
+    assert_eq!(address, expected.map(|peer| peer.address), "{destination}");
     if let Some((index, peer)) = found {
         assert!(std::ptr::eq(table.peer(index).expect("the index is of this table"), peer));
         assert!(table.has_peer_at(*peer.address.ip()));

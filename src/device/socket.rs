@@ -117,6 +117,13 @@ impl TunnelSocket {
         Self { socket, address, limits, gro }
     }
 
+    /// Whether datagrams that are longer than their path takes are cut, or refused with EMSGSIZE,
+    /// which spares each other one the choice of an identification. A kernel that can't be told
+    /// cuts them.
+    pub fn set_fragmenting(&self, fragmenting: bool) {
+        sys::set_fragmenting(self.socket.as_fd(), fragmenting).ok();
+    }
+
     /// Interface address and port.
     #[must_use]
     pub fn address(&self) -> SocketAddrV4 {

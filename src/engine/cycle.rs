@@ -18,9 +18,9 @@ use super::receive::Receive;
 use super::transmit::Transmit;
 use super::{Stop, WorkerConfig, WorkerEnd};
 
-/// How often destinations that refused trains are tried again: the kernel forgets a learned path
-/// MTU after the same time (net.ipv4.route.mtu_expires).
-const TRAINS_RETRY_NS: u64 = 600 * 1_000_000_000;
+/// How often what was refused is tried again, trains and datagrams without fragmentation: the
+/// kernel forgets a learned path MTU after the same time (net.ipv4.route.mtu_expires).
+const REFUSED_RETRY_NS: u64 = 600 * 1_000_000_000;
 
 /// Runs a worker over `io`, whose reads fill the first `read_bytes` of their arena, until it is
 /// stopped or loses its device.
@@ -37,12 +37,13 @@ pub(super) fn run(
     // Refused, naps are half as long again: the default slack is 50 us.
     set_current_timer_slack(NonZeroU64::new(NAP_SLACK_NS)).ok();
     let mut ready = Ready::BOTH;
-    let mut trains_allowed_ns = 0;
+    transmit.forget_refusals(config);
+    let mut forgotten_ns = monotonic_ns();
     while !stop.requested() {
         let now_ns = monotonic_ns();
-        if now_ns - trains_allowed_ns > TRAINS_RETRY_NS {
-            trains_allowed_ns = now_ns;
-            transmit.allow_trains();
+        if now_ns - forgotten_ns > REFUSED_RETRY_NS {
+            forgotten_ns = now_ns;
+            transmit.forget_refusals(config);
         }
         transmit.reads.clear();
         receive.receives.clear();

@@ -16,7 +16,7 @@ const STALE_RETRIES_MAX: usize = 8;
 pub(super) enum Outcome {
     /// The kernel took them.
     Sent,
-    /// The kernel refuses the train as such: its datagrams are to be sent one by one.
+    /// Refused in this form: a train, or a datagram that is longer than its path takes.
     Refused,
     /// Dropped for this reason.
     Dropped(DropReason),
@@ -49,7 +49,7 @@ pub(super) fn carry_out(
                     continue;
                 }
                 SendRefusal::Stale => (1, Outcome::Dropped(DropReason::SendFailed)),
-                SendRefusal::Train => (1, Outcome::Refused),
+                SendRefusal::Form => (1, Outcome::Refused),
                 SendRefusal::Drop(reason) => (1, Outcome::Dropped(reason)),
             },
         };

@@ -9,8 +9,8 @@ use crate::stats::DropReason;
 /// What to do after a refused send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendRefusal {
-    /// The train itself is the problem: send the same datagrams one by one.
-    Train,
+    /// Not in this form: send the same datagrams one by one, and have long ones fragmented.
+    Form,
     /// No buffer for now: wait for room, once, then try again.
     Busy,
     /// An earlier datagram's ICMP error was queued on the socket; the send never began.
@@ -22,13 +22,12 @@ pub(super) enum SendRefusal {
 /// Reads the errno of a send. `train` says whether more than one datagram was in it.
 ///
 /// EIO: the route has no transmit checksum, or is transformed (net/ipv4/udp.c,
-/// `udp_send_skb`). EINVAL and EMSGSIZE: a segment exceeds the path MTU. A single datagram is
-/// fragmented by the kernel instead.
+/// `udp_send_skb`). EINVAL and EMSGSIZE: a segment exceeds the path MTU, and so does a single
+/// datagram with EMSGSIZE.
 pub(super) fn read_send(error: &io::Error, train: bool) -> SendRefusal {
     match Errno::from_io_error(error) {
-        Some(Errno::IO | Errno::INVAL | Errno::MSGSIZE | Errno::OPNOTSUPP) if train => {
-            SendRefusal::Train
-        }
+        Some(Errno::IO | Errno::INVAL | Errno::OPNOTSUPP) if train => SendRefusal::Form,
+        Some(Errno::MSGSIZE) => SendRefusal::Form,
         Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendRefusal::Busy,
         Some(Errno::CONNREFUSED | Errno::INTR) => SendRefusal::Stale,
         Some(Errno::PERM | Errno::ACCESS) => SendRefusal::Drop(DropReason::SendForbidden),
@@ -108,9 +107,12 @@ mod tests {
     }
 
     #[test]
-    fn a_train_is_taken_apart_only_where_the_train_is_at_fault() {
-        for errno in [Errno::IO, Errno::INVAL, Errno::MSGSIZE] {
-            assert_eq!(read_send(&error(errno), true), SendRefusal::Train);
+    fn a_message_goes_in_another_form_only_where_its_form_is_at_fault() {
+        for train in [true, false] {
+            assert_eq!(read_send(&error(Errno::MSGSIZE), train), SendRefusal::Form);
+        }
+        for errno in [Errno::IO, Errno::INVAL] {
+            assert_eq!(read_send(&error(errno), true), SendRefusal::Form);
             let single = SendRefusal::Drop(DropReason::SendFailed);
             assert_eq!(read_send(&error(errno), false), single, "a single datagram: no retry");
         }

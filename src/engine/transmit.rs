@@ -47,8 +47,9 @@ impl Transmit {
         }
     }
 
-    /// Tries trains again where they were refused.
-    pub(super) fn allow_trains(&mut self) {
+    /// Tries trains again where they were refused, and datagrams without fragmentation.
+    pub(super) fn forget_refusals(&mut self, config: &WorkerConfig) {
+        config.socket.set_fragmenting(false);
         self.egress.plan_mut().allow_trains();
     }
 
@@ -94,11 +95,14 @@ impl Transmit {
                     }
                 }
                 Outcome::Refused => {
-                    config.stats.gso_fallbacks.add(1);
-                    // What refuses single datagrams as well has nothing against trains.
+                    let message = &messages[range.start];
+                    config.socket.set_fragmenting(true);
                     gather_datagrams(plan, range.start, singles);
-                    if send_one_by_one(config, stats, arena, singles, waited) > 0 {
-                        refusing = Some(messages[range.start].destination);
+                    let sent = send_one_by_one(config, stats, arena, singles, waited);
+                    if message.segments > 1 {
+                        config.stats.gso_fallbacks.add(1);
+                        // What refuses single datagrams as well has nothing against trains.
+                        refusing = (sent > 0).then_some(message.destination).or(refusing);
                     }
                 }
                 Outcome::Dropped(reason) => {
@@ -132,7 +136,8 @@ fn gather_datagrams(plan: &SendPlan, index: usize, singles: &mut SendBatch) {
     });
 }
 
-/// Sends the datagrams of a refused train, the same bytes, each on its own; returns how many went.
+/// Sends the datagrams of a refused message, the same bytes, each on its own; returns how many
+/// went.
 fn send_one_by_one(
     config: &WorkerConfig,
     stats: &DirectionStats,

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::packet::address;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{Ipv4Header, protocol};
-use crate::route::{Peer, Prefix, Table};
+use crate::route::{Prefix, Table};
 use crate::stats::DropReason;
 
 /// What a verdict needs to know of this host.
@@ -57,9 +57,9 @@ impl Local {
 
 /// What happens to a packet from the TUN device.
 #[derive(Debug, Clone, Copy)]
-pub enum EgressVerdict<'t> {
-    /// To this peer, TTL less one.
-    Send(&'t Peer),
+pub enum EgressVerdict {
+    /// To the peer with this tunnel address, TTL less one.
+    Send(SocketAddrV4),
     /// Dropped; its source is owed this ICMP error.
     Answer(ErrorKind, DropReason),
     /// Dropped in silence.
@@ -81,13 +81,13 @@ pub enum IngressVerdict {
 /// `largest_bytes` is its length, or for a super-packet that of its largest segment.
 #[inline]
 #[must_use]
-pub fn egress<'t>(
+pub fn egress(
     local: &Local,
-    table: &'t Table,
+    table: &Table,
     header: &Ipv4Header,
     packet: &[u8],
     largest_bytes: usize,
-) -> EgressVerdict<'t> {
+) -> EgressVerdict {
     use EgressVerdict::{Answer, Drop, Send};
     let ordinary = address::is_ordinary(header.source) && address::is_ordinary(header.destination);
     if !ordinary && let Err(reason) = classes(header.source, header.destination) {
@@ -101,7 +101,7 @@ pub fn egress<'t>(
     if header.ttl == 0 {
         return Drop(DropReason::TtlZero);
     }
-    let Some((_, peer)) = table.lookup(header.destination) else {
+    let Some(peer) = table.tunnel_address(header.destination) else {
         if table.is_provisional() {
             return Drop(DropReason::NoRoute);
         }

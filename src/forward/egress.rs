@@ -159,7 +159,7 @@ impl Egress {
         pass.stats.packets_received.add(packets);
         pass.stats.bytes_received.add(load.bytes as u64);
         match decide::egress(pass.local, pass.table, header, bytes, load.largest_bytes) {
-            EgressVerdict::Send(peer) => Some(peer.address),
+            EgressVerdict::Send(peer) => Some(peer),
             EgressVerdict::Answer(kind, reason) => {
                 pass.stats.drop(reason, packets);
                 let source = pass.local.error_source(header.destination);

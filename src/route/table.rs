@@ -59,6 +59,9 @@ pub struct Table {
     lookup: Lookup,
     /// In ascending order of their subnets, each subnet once.
     peers: Box<[Arc<Peer>]>,
+    /// The peers' tunnel addresses in the same order, 6 bytes each and side by side: a packet to
+    /// one of thousands of peers loads no line of the peer itself.
+    tunnel_addresses: Box<[SocketAddrV4]>,
     /// Public addresses of the peers in ascending order, each once.
     outer_addresses: Box<[Ipv4Addr]>,
     provisional: bool,
@@ -108,6 +111,7 @@ impl Table {
         outer_addresses.dedup();
         Self {
             lookup: Lookup::build(&peers),
+            tunnel_addresses: peers.iter().map(|peer| peer.address).collect(),
             peers: peers.into_boxed_slice(),
             outer_addresses: outer_addresses.into_boxed_slice(),
             provisional: false,
@@ -118,17 +122,15 @@ impl Table {
     #[inline]
     #[must_use]
     pub fn lookup(&self, destination: Ipv4Addr) -> Option<(PeerIndex, &Peer)> {
-        let destination = destination.to_bits();
-        let slot = match &self.lookup {
-            Lookup::Dense { base, host_bits, slots } => {
-                // Below the base, the difference wraps around to beyond the last slot.
-                let offset = destination.wrapping_sub(*base) >> host_bits;
-                slots.get(offset as usize).copied().unwrap_or(0)
-            }
-            Lookup::Trie(trie) => trie.lookup(destination),
-        };
-        let index = slot.wrapping_sub(1);
+        let index = self.lookup.index(destination);
         self.peers.get(index as usize).map(|peer| (PeerIndex(index), &**peer))
+    }
+
+    /// Where packets to `destination` go: the address of the peer that [`Self::lookup`] finds.
+    #[inline]
+    #[must_use]
+    pub fn tunnel_address(&self, destination: Ipv4Addr) -> Option<SocketAddrV4> {
+        self.tunnel_addresses.get(self.lookup.index(destination) as usize).copied()
     }
 
     /// The peer at `index`; `None` if the index is another table's and too large for this one.
@@ -165,6 +167,21 @@ impl Table {
 }
 
 impl Lookup {
+    /// The peer's index, or `u32::MAX` if there is no route.
+    #[inline]
+    fn index(&self, destination: Ipv4Addr) -> u32 {
+        let destination = destination.to_bits();
+        let slot = match self {
+            Self::Dense { base, host_bits, slots } => {
+                // Below the base, the difference wraps around to beyond the last slot.
+                let offset = destination.wrapping_sub(*base) >> host_bits;
+                slots.get(offset as usize).copied().unwrap_or(0)
+            }
+            Self::Trie(trie) => trie.lookup(destination),
+        };
+        slot.wrapping_sub(1)
+    }
+
     /// `peers` is in ascending order of subnets, each once.
     fn build(peers: &[Arc<Peer>]) -> Self {
         Self::build_dense(peers).unwrap_or_else(|| Self::Trie(Trie::build(peers)))

@@ -37,6 +37,15 @@ pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
 }
 
+/// Whether the kernel cuts a datagram that is longer than its path takes (IP_PMTUDISC_WANT, the
+/// default) or refuses it with EMSGSIZE (IP_PMTUDISC_DO). Either way Don't Fragment is set on
+/// what fits. Only what can't be cut goes without an IPv4 identification (RFC 6864, section 4),
+/// which costs two cache lines for each destination (`__ip_select_ident`, net/ipv4/route.c).
+pub fn set_fragmenting(socket: BorrowedFd<'_>, fragmenting: bool) -> io::Result<()> {
+    let mode = if fragmenting { libc::IP_PMTUDISC_WANT } else { libc::IP_PMTUDISC_DO };
+    set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, mode)
+}
+
 /// Sets buffer sizes beyond the sysctl limits (needs CAP_NET_ADMIN).
 pub fn force_buffers(socket: BorrowedFd<'_>, receive: c_int, send: c_int) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, receive)?;

@@ -486,6 +486,21 @@ fn a_path_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
 }
 
 #[test]
+fn a_path_too_narrow_for_a_datagram_carries_it_in_fragments() {
+    let host = Host::start(crate::OPTIONS);
+    let (pod, peer) = (host.pod_device(), host.outside(PEER));
+    let narrow = format!("{}/32", PEER.ip());
+    let words = ["ip", "route", "add", &*narrow, "dev", "wire0", "mtu", "1000"];
+    host.namespace.exec(&words);
+    // Of two lengths, so that no train forms.
+    let packets: Vec<_> = (0..20).map(|n| marked(POD, FAR, n, 1200 + n as usize % 2)).collect();
+    packets.iter().for_each(|packet| pod.write(packet));
+    assert_eq!(receive_all(&peer, 20), after_hops(&packets, HOPS), "a narrow path loses packets");
+    host.settle(&host.stats.egress, 20);
+    assert_eq!(drops(&host.stats.egress), []);
+}
+
+#[test]
 fn an_unreachable_peer_costs_its_own_packets_only() {
     let host = Host::start(crate::OPTIONS);
     let pod = host.pod_device();

@@ -11,7 +11,7 @@ type Egressed = Result<SocketAddrV4, (DropReason, Option<ErrorKind>)>;
 fn egress_of(packet: &[u8], largest_bytes: usize) -> Egressed {
     let header = Ipv4Header::parse(packet).unwrap();
     match decide::egress(&local(), &table(), &header, packet, largest_bytes) {
-        EgressVerdict::Send(peer) => Ok(peer.address),
+        EgressVerdict::Send(peer) => Ok(peer),
         EgressVerdict::Answer(kind, reason) => Err((reason, Some(kind))),
         EgressVerdict::Drop(reason) => Err((reason, None)),
     }
