@@ -1,5 +1,6 @@
 //! Wiring of weftd: start order, signals, health, logs, status, exit codes.
 
+mod begin;
 pub mod health;
 mod http;
 pub mod log;
