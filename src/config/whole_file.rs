@@ -116,12 +116,12 @@ pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
 
 /// What is in the file, of which at most `bytes_max` bytes are taken; `None` if there is none.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
-    open(path)?.map(|(file, _)| contents(file, path, bytes_max)).transpose()
+    open(path, OFlags::empty())?.map(|(file, _)| contents(file, path, bytes_max)).transpose()
 }
 
 /// As [`read`], of a file that nobody else may have written.
 pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
-    let Some((file, status)) = open(path)? else { return Ok(None) };
+    let Some((file, status)) = open(path, OFlags::NOFOLLOW)? else { return Ok(None) };
     let owner = status.st_uid;
     let mode = Mode::from_raw_mode(status.st_mode);
     let is_ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
@@ -132,9 +132,9 @@ pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, File
     contents(file, path, bytes_max).map(Some)
 }
 
-fn open(path: &Path) -> Result<Option<(File, rustix::fs::Stat)>, FileError> {
+fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>, FileError> {
     // Without O_NONBLOCK a FIFO in this place would stop the start for ever.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | further;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(rustix::io::Errno::NOENT) => return Ok(None),
@@ -237,4 +237,37 @@ fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<(), Fil
 
 fn failed(operation: &'static str, path: &Path, errno: rustix::io::Errno) -> FileError {
     FileError::Io { operation, path: path.to_owned(), source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_others_may_have_written_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cache");
+        assert!(read_private(&path, 9).unwrap().is_none());
+        write(&path, b"peers", Mode::from_raw_mode(0o600)).unwrap();
+        assert_eq!(read_private(&path, 9).unwrap().as_deref(), Some(&b"peers"[..]));
+        assert!(matches!(read_private(&path, 4), Err(FileError::TooLong { bytes_max: 4, .. })));
+        for mode in [0o620, 0o602, 0o666] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let error = read_private(&path, 9).unwrap_err();
+            assert!(matches!(error, FileError::NotPrivate { .. }), "mode {mode:o}: {error}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(read_private(&path, 9).is_ok());
+        let link = directory.path().join("link");
+        symlink(&path, &link).unwrap();
+        assert!(read_private(&link, 9).is_err(), "a link was followed");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+            let error = read_private(&path, 9).unwrap_err();
+            assert!(matches!(error, FileError::NotPrivate { owner: 12_345, .. }), "{error}");
+        }
+    }
 }
