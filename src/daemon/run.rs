@@ -13,17 +13,20 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::backend::udp::{PlaneState, UdpNetwork, UdpSetup};
+use crate::config::network::NetworkConfig;
 use crate::config::options::{ForwardRules, Options};
 use crate::config::subnet_file::{Previous, SubnetFile};
-use crate::control::lease::{LeaseAttributes, Peers};
-use crate::control::manager::{OwnLease, SubnetManager, Timing};
+use crate::control::lease::Peers;
+use crate::control::manager::{SubnetManager, Timing};
 use crate::control::run::End;
-use crate::daemon::begin::{acquire_until_leased, external_interface, wait_for_plan};
+use crate::daemon::begin::{Begun, Held, Plan, begin};
+use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
+use crate::daemon::warm_start::compare_config;
 use crate::host::lock::{DaemonLock, LockError};
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
@@ -122,7 +125,7 @@ async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infal
         }
     };
     tokio::select! {
-        end = work(options, &manager, readiness, &report) => end,
+        end = work(options, &manager, &previous, readiness, &report) => end,
         never = status => match never {},
     }
 }
@@ -130,19 +133,17 @@ async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infal
 async fn work(
     options: &Options,
     manager: &SubnetManager,
+    previous: &Previous,
     readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let plan = wait_for_plan(manager).await?;
-    info!("Found network config - Backend type: {}", plan.network.backend.kind);
-    let external = external_interface(options).await?;
-    let attributes = LeaseAttributes::udp(external.public_address);
-    let (plan, own) = acquire_until_leased(manager, plan, &attributes).await?;
+    let Begun { plan, external, held } = begin(options, manager, previous).await?;
+    let subnet = held.subnet();
     let setup = UdpSetup {
         external: external.clone(),
         settings: plan.settings,
         network: plan.network.network,
-        subnet: own.lease.subnet,
+        subnet,
         offload: options.offload,
         engine: options.engine,
         workers: options.workers,
@@ -151,7 +152,7 @@ async fn work(
     warn_of_missing_rules(options.forward_rules, plan.network.enable_nftables);
     let subnet_file = SubnetFile {
         network: plan.network.network,
-        subnet: own.lease.subnet,
+        subnet,
         mtu_bytes: u32::from(network.mtu_bytes()),
         masquerade: false,
     };
@@ -160,7 +161,7 @@ async fn work(
     report.running(Running {
         external,
         network: plan.network.network,
-        subnet: own.lease.subnet,
+        subnet,
         dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
@@ -169,13 +170,47 @@ async fn work(
     notify::ready();
     let ready = tell_readiness(readiness, writer.state(), network.state());
     let plane = network.state();
+    let cache = cache_writer(options, manager, &plan);
+    let from_cache = matches!(held, Held::Cached(_));
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
         never = ready => match never {},
         never = writer.keep(plane) => match never {},
-        end = carry(manager, own, options.renew_margin, network) => bail!("{}", describe_end(end)),
+        never = keep_cache(cache.as_ref(), manager) => match never {},
+        never = watch_config(manager, &plan.network, from_cache) => match never {},
+        end = carry(manager, held, options.renew_margin, network) => {
+            if let Some(cache) = &cache {
+                cache.forget();
+            }
+            bail!("{}", describe_end(end))
+        }
     }
+}
+
+fn cache_writer(options: &Options, manager: &SubnetManager, plan: &Plan) -> Option<CacheWriter> {
+    options.start_from_cache.then(|| {
+        let (path, store) = (cache_path(&options.subnet_file), options.store.identity());
+        CacheWriter::new(path, store, plan.network.clone(), manager.status())
+    })
+}
+
+async fn keep_cache(cache: Option<&CacheWriter>, manager: &SubnetManager) -> Infallible {
+    match cache {
+        Some(cache) => cache.keep(manager.known()).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn watch_config(
+    manager: &SubnetManager,
+    used: &NetworkConfig,
+    from_cache: bool,
+) -> Infallible {
+    if from_cache {
+        compare_config(manager, used).await;
+    }
+    std::future::pending().await
 }
 
 /// `/readyz` is green while the subnet file is written and the plane is up.
@@ -206,14 +241,20 @@ async fn tell_readiness(
 /// Renews the lease, follows the others, and carries packets, until the lease is lost.
 async fn carry(
     manager: &SubnetManager,
-    own: OwnLease,
+    held: Held,
     renew_margin: Duration,
     mut network: UdpNetwork,
 ) -> End {
     let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
+    let follow = async {
+        match held {
+            Held::Leased(own) => manager.run(own, renew_margin, &sender).await,
+            Held::Cached(known) => manager.run_from_cache(known, renew_margin, &sender).await,
+        }
+    };
     tokio::select! {
-        end = manager.run(own, renew_margin, &sender) => end,
+        end = follow => end,
         never = network.run(leases) => match never {},
     }
 }
