@@ -25,6 +25,7 @@ const OWN_FLAGS: &[&str] = &[
     "offload",
     "peer-check",
     "stale-hold",
+    "start-from-cache",
     "status-socket",
     "workers",
 ];

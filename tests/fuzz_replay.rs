@@ -4,6 +4,8 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 
+#[path = "../fuzz/bodies/cache_parse.rs"]
+mod cache_parse;
 #[path = "../fuzz/bodies/coalesce_roundtrip.rs"]
 mod coalesce_roundtrip;
 #[path = "../fuzz/bodies/forward_walk.rs"]
@@ -31,6 +33,11 @@ fn replay(target: &str, run: fn(&[u8])) {
         inputs += 1;
     }
     assert!(inputs >= INPUTS_MIN, "only {inputs} inputs in {}", folder.display());
+}
+
+#[test]
+fn cache_parse_corpus() {
+    replay("cache_parse", cache_parse::run);
 }
 
 #[test]

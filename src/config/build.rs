@@ -79,6 +79,7 @@ pub(super) fn options(
     let subnet_file = subnet_file(&settings.subnet_file.value)?;
     Ok(Options {
         stale_hold: stale_hold(&settings.stale_hold.value)?,
+        start_from_cache: settings.start_from_cache.value,
         renew_margin: renew_margin(settings.subnet_lease_renew_margin.value)?,
         interface: interface(&settings)?,
         health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,

@@ -120,6 +120,7 @@ pub(super) struct Settings {
     pub(super) public_ipv6: Setting<String>,
     pub(super) set_node_network_unavailable: Setting<bool>,
     pub(super) stale_hold: Setting<String>,
+    pub(super) start_from_cache: Setting<bool>,
     pub(super) status_socket: Setting<String>,
     pub(super) subnet_file: Setting<String>,
     pub(super) subnet_lease_renew_margin: Setting<i64>,
@@ -164,6 +165,7 @@ impl Default for Settings {
             public_ipv6: Setting::new(""),
             set_node_network_unavailable: Setting::new(true),
             stale_hold: Setting::new("15m"),
+            start_from_cache: Setting::new(true),
             status_socket: Setting::new(""),
             subnet_file: Setting::new("/run/flannel/subnet.env"),
             subnet_lease_renew_margin: Setting::new(60),
@@ -376,6 +378,13 @@ pub(super) const FLAGS: &[Flag] = &[
         support: Support::Built,
         help: "`duration` for which nodes stay peers whose leases vanished with most others at \
                once, or with the store's data, such as 15m; 0 to give them up at once",
+    },
+    Flag {
+        name: "start-from-cache",
+        slot: Slot::Bool(|s| &mut s.start_from_cache),
+        support: Support::Built,
+        help: "remember configuration and peers beside the subnet file, and carry traffic by them \
+               when the store cannot be reached at the start",
     },
     Flag {
         name: "status-socket",

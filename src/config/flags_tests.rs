@@ -170,6 +170,13 @@ fn the_stale_hold_is_a_duration_of_go() {
 }
 
 #[test]
+fn a_start_from_the_cache_is_allowed_unless_switched_off() {
+    assert!(run(&[]).start_from_cache);
+    assert!(run(&["--start-from-cache"]).start_from_cache);
+    assert!(!run(&["--start-from-cache=false"]).start_from_cache);
+}
+
+#[test]
 fn interface_options() {
     let options = run(&[
         "--iface=eth0",

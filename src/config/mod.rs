@@ -4,6 +4,7 @@ pub mod flags;
 pub mod network;
 pub mod options;
 pub mod subnet_file;
+pub mod whole_file;
 
 mod build;
 mod duration;

@@ -169,6 +169,26 @@ impl NetworkConfig {
         Ok(Self { network, subnet_length_bits, subnet_min, subnet_max, enable_nftables, backend })
     }
 
+    /// The configuration with every default spelled out: [`NetworkConfig::parse`] reads the same
+    /// back.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let Self { network, subnet_length_bits, subnet_min, subnet_max, enable_nftables, backend } =
+            self;
+        let mut value = serde_json::json!({
+            "Network": network.to_string(),
+            "SubnetLen": subnet_length_bits,
+            "SubnetMin": subnet_min.to_string(),
+            "SubnetMax": subnet_max.to_string(),
+            "EnableNFTables": enable_nftables,
+        });
+        // Only a configuration that names no backend has empty settings.
+        if backend.settings.as_object().is_some_and(|settings| !settings.is_empty()) {
+            value["Backend"] = backend.settings.clone();
+        }
+        value
+    }
+
     /// How many subnets may be leased.
     #[must_use]
     pub fn subnet_count(&self) -> u64 {

@@ -20,6 +20,8 @@ pub struct Options {
     pub renew_margin: Duration,
     /// For how long peers stay whose leases vanished with most others at once; zero for not at all.
     pub stale_hold: Duration,
+    /// Whether a start without the store may go by what the last run remembered.
+    pub start_from_cache: bool,
     /// Where `/healthz` and `/readyz` listen; `None` when off.
     pub health: Option<SocketAddr>,
     /// Whether `--iptables-forward-rules` was left at its default, switched on, or switched off.
@@ -53,6 +55,21 @@ pub enum StoreOptions {
     Etcd(EtcdOptions),
     /// A directory of files, for labs, single machines and file-managed clusters.
     Local(PathBuf),
+}
+
+impl StoreOptions {
+    /// Which store it is, however it is reached: the same words for the same place.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        match self {
+            Self::Etcd(EtcdOptions { endpoints, prefix, .. }) => {
+                let mut endpoints = endpoints.clone();
+                endpoints.sort_unstable();
+                format!("etcd {prefix} at {}", endpoints.join(","))
+            }
+            Self::Local(directory) => format!("local {}", directory.display()),
+        }
+    }
 }
 
 /// How to reach etcd.

@@ -1,11 +1,13 @@
 //! Tests on real directories; the full disk is a tmpfs in a mount namespace of its own.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
+use rustix::fs::{CWD, FileType};
 
 use super::*;
 
@@ -133,7 +135,7 @@ fn a_directory_that_anybody_may_write_is_refused_unless_sticky() {
     let set = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode));
     set(0o777).unwrap();
     let error = example().write(&path).unwrap_err();
-    assert!(matches!(error, SubnetFileError::DirectoryWritable { mode: 0o777, .. }), "{error}");
+    assert!(matches!(error, FileError::DirectoryWritable { mode: 0o777, .. }), "{error}");
     assert!(names_in(directory.path()).is_empty());
     set(0o1777).unwrap();
     example().write(&path).unwrap();
@@ -148,7 +150,7 @@ fn a_directory_of_another_user_is_refused() {
     }
     std::os::unix::fs::chown(directory.path(), Some(12_345), None).unwrap();
     let error = example().write(&directory.path().join("subnet.env")).unwrap_err();
-    assert!(matches!(error, SubnetFileError::DirectoryOwner { owner: 12_345, .. }), "{error}");
+    assert!(matches!(error, FileError::DirectoryOwner { owner: 12_345, .. }), "{error}");
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn a_huge_file_is_refused() {
     let directory = directory();
     let path = directory.path().join("subnet.env");
     fs::write(&path, "#".repeat(65_537)).unwrap();
-    assert!(matches!(Previous::read(&path), Err(SubnetFileError::TooLong { .. })));
+    assert!(matches!(Previous::read(&path), Err(FileError::TooLong { .. })));
     fs::write(&path, [b'A', b'=', 0xff, b'\n']).unwrap();
     assert_eq!(Previous::read(&path).unwrap(), Previous::default());
 }

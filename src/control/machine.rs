@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::control::backoff::{Backoff, jittered};
+use crate::control::cache::Known;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::control::manager::{OwnLease, Timing};
 use crate::control::peers::{self, Node};
@@ -87,6 +88,10 @@ pub(super) enum Command {
     Count { peers: usize, held: usize },
     /// Entries that are no leases, for counting.
     Reject(Vec<Rejected>),
+    /// What the store said, to be remembered for a start without it.
+    Remember(Known),
+    /// The store confirmed the own lease, which was from the cache, and told of the peers.
+    Confirmed,
     /// When the own lease ends, in seconds since 1970.
     Expires(Option<u64>),
     /// For the log.
@@ -125,6 +130,8 @@ pub(super) struct Machine {
     asked: Asked,
 
     own: OwnLease,
+    /// Whether the own lease is from the cache, and the store has not confirmed it yet.
+    from_cache: bool,
     hold: Hold,
     renew_at: Option<Duration>,
     rewrite_backoff: Backoff,
@@ -152,6 +159,8 @@ pub(super) struct Machine {
     /// The newest revision seen, and where.
     newest: i64,
     cluster: u64,
+    /// When the store last said anything, by the wall clock.
+    heard_unix: u64,
     outage: Option<Outage>,
     backoff: Backoff,
     quiet_until: Duration,
@@ -169,12 +178,46 @@ impl Machine {
         own: OwnLease,
         renew_margin: Duration,
         timing: Timing,
+        random: fastrand::Rng,
+        now: Now,
+    ) -> Self {
+        let mut machine = Self::idle(own, renew_margin, timing, random, now);
+        machine.plan_renewal();
+        machine
+    }
+
+    /// A machine that goes by what the last run knew until the store answers. How much of the
+    /// lease is left nobody can tell here, so it counts as past its end: it is read before it is
+    /// written, and somebody else who has it by then keeps it.
+    pub(super) fn from_cache(
+        known: Known,
+        renew_margin: Duration,
+        timing: Timing,
+        random: fastrand::Rng,
+        now: Now,
+    ) -> Self {
+        let Known { as_of_unix, revision, cluster, network, own, peers } = known;
+        let own = OwnLease { lease: own, expires: Some(now.boot), network };
+        let mut machine = Self::idle(own, renew_margin, timing, random, now);
+        machine.from_cache = true;
+        (machine.newest, machine.cluster, machine.heard_unix) = (revision, cluster, as_of_unix);
+        machine.mirror = peers.values().map(|peer| (peer.key.clone(), peer.clone())).collect();
+        machine.commands.push(Command::Count { peers: peers.len(), held: 0 });
+        machine.commands.push(Command::Publish(Arc::clone(&peers)));
+        machine.published = Some(peers);
+        machine
+    }
+
+    fn idle(
+        own: OwnLease,
+        renew_margin: Duration,
+        timing: Timing,
         mut random: fastrand::Rng,
         now: Now,
     ) -> Self {
         let relist_at = now.boot + jittered(timing.relist_period, RELIST_JITTER, &mut random);
         let own_since = own.lease.revision;
-        let mut machine = Self {
+        Self {
             timing,
             renew_margin,
             random,
@@ -182,6 +225,7 @@ impl Machine {
             commands: Vec::new(),
             asked: Asked::Nothing,
             own,
+            from_cache: false,
             hold: Hold::Held,
             renew_at: None,
             rewrite_backoff: Backoff::between(own::REWRITE_PAUSE.0, own::REWRITE_PAUSE.1),
@@ -197,6 +241,7 @@ impl Machine {
             unwatched_until: 0,
             newest: 0,
             cluster: 0,
+            heard_unix: now.unix_seconds,
             outage: None,
             backoff: Backoff::default(),
             quiet_until: now.boot,
@@ -204,9 +249,7 @@ impl Machine {
             publish_at: None,
             published: None,
             stale: Stale::default(),
-        };
-        machine.plan_renewal();
-        machine
+        }
     }
 
     /// Takes an event and says what to do now. An answer that was not asked for changes nothing.
@@ -356,6 +399,21 @@ impl Machine {
             self.published = Some(Arc::clone(&peers));
             self.commands.push(Command::Publish(peers));
         }
+        self.remember();
+    }
+
+    /// What a start without the store would go by, unless this one still does.
+    fn remember(&mut self) {
+        let Some(peers) = self.published.as_ref().filter(|_| !self.from_cache) else { return };
+        let known = Known {
+            as_of_unix: self.heard_unix,
+            revision: self.newest,
+            cluster: self.cluster,
+            network: self.own.network,
+            own: self.own.lease.clone(),
+            peers: Arc::clone(peers),
+        };
+        self.commands.push(Command::Remember(known));
     }
 
     fn select_peers(&self) -> (Peers, Vec<Rejected>) {

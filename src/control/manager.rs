@@ -5,7 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use crate::config::options::StoreOptions;
+use crate::control::cache::Known;
 use crate::control::clock;
 use crate::control::lease::Lease;
 use crate::control::status::ControlStatus;
@@ -74,6 +77,7 @@ pub struct SubnetManager {
     pub(super) previous: Option<Prefix>,
     pub(super) status: Arc<ControlStatus>,
     pub(super) timing: Timing,
+    pub(super) known: watch::Sender<Option<Arc<Known>>>,
 }
 
 /// The subnet that this node holds.
@@ -101,7 +105,8 @@ impl SubnetManager {
     }
 
     pub(super) fn over(store: Store, previous: Option<Prefix>) -> Self {
-        Self { store, previous, status: Arc::default(), timing: Timing::default() }
+        let known = watch::Sender::new(None);
+        Self { store, previous, status: Arc::default(), timing: Timing::default(), known }
     }
 
     /// The same manager with other durations.
@@ -128,6 +133,13 @@ impl SubnetManager {
     #[must_use]
     pub fn status(&self) -> Arc<ControlStatus> {
         Arc::clone(&self.status)
+    }
+
+    /// What the store last said, after each change and each listing; what is from the cache is
+    /// not among it.
+    #[must_use]
+    pub fn known(&self) -> watch::Receiver<Option<Arc<Known>>> {
+        self.known.subscribe()
     }
 
     /// The network configuration as its operator wrote it. An error is worth another try each

@@ -6,6 +6,7 @@
 
 pub mod acquire;
 pub mod backoff;
+pub mod cache;
 mod causes;
 pub mod choose;
 pub mod clock;

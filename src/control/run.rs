@@ -9,6 +9,7 @@ use tokio::sync::watch::Sender;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use crate::control::cache::Known;
 use crate::control::clock;
 use crate::control::lease::Peers;
 pub use crate::control::machine::End;
@@ -30,9 +31,27 @@ impl SubnetManager {
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
     ) -> End {
-        info!("Watching for new subnet leases");
         let random = fastrand::Rng::new();
-        let mut machine = Machine::new(own, renew_margin, self.timing, random, now());
+        let machine = Machine::new(own, renew_margin, self.timing, random, now());
+        self.drive(machine, peers).await
+    }
+
+    /// As `run`, by what the last run knew, until the store answers: then the same subnet is
+    /// taken again, if nobody else has it.
+    pub async fn run_from_cache(
+        &self,
+        known: Known,
+        renew_margin: Duration,
+        peers: &Sender<Arc<Peers>>,
+    ) -> End {
+        self.status.started_from_cache(known.as_of_unix);
+        let random = fastrand::Rng::new();
+        let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
+        self.drive(machine, peers).await
+    }
+
+    async fn drive(&self, mut machine: Machine, peers: &Sender<Arc<Peers>>) -> End {
+        info!("Watching for new subnet leases");
         let mut driver = Driver { manager: self, peers, request: None, watch: None };
         let mut event = Event::Timer;
         loop {
@@ -102,6 +121,10 @@ impl Driver<'_> {
             Command::Publish(peers) => {
                 self.peers.send_replace(peers);
             }
+            Command::Remember(known) => {
+                self.manager.known.send_replace(Some(Arc::new(known)));
+            }
+            Command::Confirmed => status.confirmed(),
             Command::Count { peers, held } => status.published(peers, held),
             Command::Reject(rejected) => status.reject(&rejected),
             Command::Expires(unix_seconds) => status.lease_expires(unix_seconds),

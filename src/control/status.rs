@@ -92,6 +92,10 @@ pub struct ControlStatus {
     lease_expires_unix: AtomicU64,
     peers: AtomicU64,
     held_peers: AtomicU64,
+    /// 0 unless lease and peers are from the cache.
+    cached_as_of_unix: AtomicU64,
+    cache_writes: AtomicU64,
+    cache_failures: AtomicU64,
     relists: AtomicU64,
     renewals: AtomicU64,
     store_failures: AtomicU64,
@@ -129,6 +133,25 @@ impl ControlStatus {
     #[must_use]
     pub fn held_peers(&self) -> u64 {
         self.held_peers.load(Ordering::Relaxed)
+    }
+
+    /// While lease and peers are from the cache, and the store has not confirmed them: what time
+    /// they are of, in seconds since 1970.
+    #[must_use]
+    pub fn cached_as_of_unix(&self) -> Option<u64> {
+        Some(self.cached_as_of_unix.load(Ordering::Relaxed)).filter(|&seconds| seconds != 0)
+    }
+
+    /// Times that the cache was written.
+    #[must_use]
+    pub fn cache_writes(&self) -> u64 {
+        self.cache_writes.load(Ordering::Relaxed)
+    }
+
+    /// Times that writing the cache failed.
+    #[must_use]
+    pub fn cache_failures(&self) -> u64 {
+        self.cache_failures.load(Ordering::Relaxed)
     }
 
     /// Complete listings of the store.
@@ -177,6 +200,19 @@ impl ControlStatus {
     pub(crate) fn published(&self, peers: usize, held: usize) {
         self.peers.store(peers as u64, Ordering::Relaxed);
         self.held_peers.store(held as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn started_from_cache(&self, as_of_unix: u64) {
+        self.cached_as_of_unix.store(as_of_unix.max(1), Ordering::Relaxed);
+    }
+
+    pub(crate) fn confirmed(&self) {
+        self.cached_as_of_unix.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn cache_written(&self, succeeded: bool) {
+        let counter = if succeeded { &self.cache_writes } else { &self.cache_failures };
+        counter.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn listed(&self) {

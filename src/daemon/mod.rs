@@ -1,5 +1,7 @@
 //! Wiring of weftd: start order, signals, health, logs, status, exit codes.
 
+mod begin;
+mod cache_writer;
 pub mod health;
 mod http;
 pub mod log;
@@ -9,6 +11,7 @@ pub mod run;
 pub mod status;
 pub mod subnet_writer;
 pub mod tool;
+mod warm_start;
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

@@ -72,12 +72,18 @@ impl Report {
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.readiness.is_ready(),
+            "stale": self.control.cached_as_of_unix().is_some(),
             "store": {
                 "up": self.control.store_is_up(),
                 "lease_expires_unix": self.control.lease_expires_unix(),
                 "renewals": self.control.renewals(),
                 "failures": self.control.store_failures(),
                 "rejected": rejected,
+            },
+            "stale_as_of_unix": self.control.cached_as_of_unix(),
+            "cache": {
+                "writes": self.control.cache_writes(),
+                "failures": self.control.cache_failures(),
             },
             "peers": self.control.peers(),
             "peers_held": self.control.held_peers(),
@@ -121,6 +127,13 @@ impl Report {
         out.sample("flannel_ready", "", u64::from(self.readiness.is_ready()));
         out.family("flannel_store_up", "gauge", "Whether the last store exchange succeeded.");
         out.sample("flannel_store_up", "", u64::from(self.control.store_is_up()));
+        let (stale, control) = (self.control.cached_as_of_unix(), &self.control);
+        out.family("flannel_stale", "gauge", "Whether lease and peers are from the cache.");
+        out.sample("flannel_stale", "", u64::from(stale.is_some()));
+        out.family("flannel_cache_writes_total", "counter", "Times that the cache was written.");
+        out.sample("flannel_cache_writes_total", "", control.cache_writes());
+        out.family("flannel_cache_failures_total", "counter", "Times that writing it failed.");
+        out.sample("flannel_cache_failures_total", "", control.cache_failures());
         out.family("flannel_peers", "gauge", "Nodes with a lease, this one aside.");
         out.sample("flannel_peers", "", self.control.peers());
         out.family("flannel_peers_held", "gauge", "Peers kept though their leases vanished.");

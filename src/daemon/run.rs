@@ -10,36 +10,24 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-use crate::backend::BackendKind;
 use crate::backend::udp::{PlaneState, UdpNetwork, UdpSetup};
-use crate::config::network::{NetworkConfig, NetworkConfigError, UdpBackendConfig};
+use crate::config::network::NetworkConfig;
 use crate::config::options::{ForwardRules, Options};
 use crate::config::subnet_file::{Previous, SubnetFile};
-use crate::control::acquire::AcquireError;
-use crate::control::backoff::Backoff;
-use crate::control::lease::{LeaseAttributes, Peers};
-use crate::control::manager::{OwnLease, SubnetManager, Timing};
+use crate::control::lease::Peers;
+use crate::control::manager::{SubnetManager, Timing};
 use crate::control::run::End;
+use crate::daemon::begin::{Begun, Held, Plan, begin};
+use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
-use crate::host::interface::{ExternalInterface, discover};
+use crate::daemon::warm_start::compare_config;
 use crate::host::lock::{DaemonLock, LockError};
-use crate::host::netlink::Netlink;
-
-/// flanneld's pause between two tries to read the network configuration.
-const CONFIG_RETRY: Duration = Duration::from_secs(1);
-
-/// Between two log lines that say the same about what keeps the start waiting.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
-
-/// flanneld's phrase, which operators grep for.
-const BACKEND_PHRASE: &str = "Error fetching backend";
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
@@ -137,7 +125,7 @@ async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infal
         }
     };
     tokio::select! {
-        end = work(options, &manager, readiness, &report) => end,
+        end = work(options, &manager, &previous, readiness, &report) => end,
         never = status => match never {},
     }
 }
@@ -145,19 +133,17 @@ async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infal
 async fn work(
     options: &Options,
     manager: &SubnetManager,
+    previous: &Previous,
     readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let plan = wait_for_plan(manager).await?;
-    info!("Found network config - Backend type: {}", plan.network.backend.kind);
-    let external = external_interface(options).await?;
-    let attributes = LeaseAttributes::udp(external.public_address);
-    let (plan, own) = acquire_until_leased(manager, plan, &attributes).await?;
+    let Begun { plan, external, held } = begin(options, manager, previous).await?;
+    let subnet = held.subnet();
     let setup = UdpSetup {
         external: external.clone(),
         settings: plan.settings,
         network: plan.network.network,
-        subnet: own.lease.subnet,
+        subnet,
         offload: options.offload,
         engine: options.engine,
         workers: options.workers,
@@ -166,7 +152,7 @@ async fn work(
     warn_of_missing_rules(options.forward_rules, plan.network.enable_nftables);
     let subnet_file = SubnetFile {
         network: plan.network.network,
-        subnet: own.lease.subnet,
+        subnet,
         mtu_bytes: u32::from(network.mtu_bytes()),
         masquerade: false,
     };
@@ -175,7 +161,7 @@ async fn work(
     report.running(Running {
         external,
         network: plan.network.network,
-        subnet: own.lease.subnet,
+        subnet,
         dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
@@ -184,13 +170,47 @@ async fn work(
     notify::ready();
     let ready = tell_readiness(readiness, writer.state(), network.state());
     let plane = network.state();
+    let cache = cache_writer(options, manager, &plan);
+    let from_cache = matches!(held, Held::Cached(_));
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
         never = ready => match never {},
         never = writer.keep(plane) => match never {},
-        end = carry(manager, own, options.renew_margin, network) => bail!("{}", describe_end(end)),
+        never = keep_cache(cache.as_ref(), manager) => match never {},
+        never = watch_config(manager, &plan.network, from_cache) => match never {},
+        end = carry(manager, held, options.renew_margin, network) => {
+            if let Some(cache) = &cache {
+                cache.forget();
+            }
+            bail!("{}", describe_end(end))
+        }
     }
+}
+
+fn cache_writer(options: &Options, manager: &SubnetManager, plan: &Plan) -> Option<CacheWriter> {
+    options.start_from_cache.then(|| {
+        let (path, store) = (cache_path(&options.subnet_file), options.store.identity());
+        CacheWriter::new(path, store, plan.network.clone(), manager.status())
+    })
+}
+
+async fn keep_cache(cache: Option<&CacheWriter>, manager: &SubnetManager) -> Infallible {
+    match cache {
+        Some(cache) => cache.keep(manager.known()).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn watch_config(
+    manager: &SubnetManager,
+    used: &NetworkConfig,
+    from_cache: bool,
+) -> Infallible {
+    if from_cache {
+        compare_config(manager, used).await;
+    }
+    std::future::pending().await
 }
 
 /// `/readyz` is green while the subnet file is written and the plane is up.
@@ -221,14 +241,20 @@ async fn tell_readiness(
 /// Renews the lease, follows the others, and carries packets, until the lease is lost.
 async fn carry(
     manager: &SubnetManager,
-    own: OwnLease,
+    held: Held,
     renew_margin: Duration,
     mut network: UdpNetwork,
 ) -> End {
     let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
+    let follow = async {
+        match held {
+            Held::Leased(own) => manager.run(own, renew_margin, &sender).await,
+            Held::Cached(known) => manager.run_from_cache(known, renew_margin, &sender).await,
+        }
+    };
     tokio::select! {
-        end = manager.run(own, renew_margin, &sender) => end,
+        end = follow => end,
         never = network.run(leases) => match never {},
     }
 }
@@ -281,114 +307,6 @@ fn read_previous(options: &Options) -> Previous {
         warn!("{}: {complaint}", options.subnet_file.display());
     }
     previous
-}
-
-/// The network configuration, its backend's part understood.
-struct Plan {
-    network: NetworkConfig,
-    settings: UdpBackendConfig,
-}
-
-impl Plan {
-    fn new(network: NetworkConfig) -> anyhow::Result<Self> {
-        let kind = BackendKind::parse(&network.backend.kind).context(BACKEND_PHRASE)?;
-        let settings = match kind {
-            BackendKind::Udp => {
-                UdpBackendConfig::parse(&network.backend.settings).context(BACKEND_PHRASE)?
-            }
-        };
-        Ok(Self { network, settings })
-    }
-}
-
-/// flanneld waits for the configuration for ever, so that it may be written after the nodes start.
-/// A backend that can't be run is an error, as in flanneld.
-async fn wait_for_plan(manager: &SubnetManager) -> anyhow::Result<Plan> {
-    let mut told = Told::default();
-    loop {
-        match read_config(manager).await? {
-            Ok(network) => return Plan::new(network),
-            Err(error) => {
-                told.once(format!("Couldn't fetch network config: {error:#}"), |text| {
-                    error!("{text}");
-                });
-            }
-        }
-        sleep(CONFIG_RETRY).await;
-    }
-}
-
-/// The inner error may go away when somebody writes the configuration; the outer one is final.
-async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
-    let bytes = match manager.network_config().await {
-        Ok(bytes) => bytes,
-        Err(error) => return Ok(Err(error.into())),
-    };
-    match NetworkConfig::parse(&bytes) {
-        Err(error @ NetworkConfigError::NoBackendType) => {
-            Err(anyhow::Error::from(error).context(BACKEND_PHRASE))
-        }
-        parsed => Ok(parsed.map_err(anyhow::Error::from)),
-    }
-}
-
-/// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it, so
-/// its configuration is read again before each further try.
-async fn acquire_until_leased(
-    manager: &SubnetManager,
-    mut plan: Plan,
-    attributes: &LeaseAttributes,
-) -> anyhow::Result<(Plan, OwnLease)> {
-    let mut backoff = Backoff::default();
-    let (mut told, mut told_config) = (Told::default(), Told::default());
-    loop {
-        let error = match manager.acquire(&plan.network, attributes).await {
-            Ok(own) => return Ok((plan, own)),
-            Err(error) => error,
-        };
-        let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
-        let error = anyhow::Error::from(error);
-        told.once(format!("No subnet yet, still trying: {error:#}"), |text| warn!("{text}"));
-        sleep(backoff.next_wait()).await;
-        if !is_exhausted {
-            continue;
-        }
-        match read_config(manager).await? {
-            Ok(network) if network == plan.network => {}
-            Ok(network) => {
-                info!("the network configuration has changed; trying with the new one");
-                plan = Plan::new(network)?;
-            }
-            // The remedy may hold a slip of the pen.
-            Err(error) => {
-                let text = format!("Couldn't fetch network config: {error:#}");
-                told_config.once(text, |text| error!("{text}; going on with the last one"));
-            }
-        }
-    }
-}
-
-/// Says a thing when it is new, and again once a minute.
-#[derive(Default)]
-struct Told(Option<(String, Instant)>);
-
-impl Told {
-    fn once(&mut self, text: String, say: impl FnOnce(&str)) {
-        let now = Instant::now();
-        match &self.0 {
-            Some((last, at)) if *last == text && now.duration_since(*at) < REPORT_PERIOD => {}
-            Some(_) | None => {
-                say(&text);
-                self.0 = Some((text, now));
-            }
-        }
-    }
-}
-
-async fn external_interface(options: &Options) -> anyhow::Result<ExternalInterface> {
-    let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
-    let external = discover(&netlink, &options.interface).await?;
-    Ok(external)
 }
 
 fn warn_of_missing_rules(rules: ForwardRules, enable_nftables: bool) {

@@ -10,7 +10,8 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::backend::udp::PlaneState;
-use crate::config::subnet_file::{SubnetFile, SubnetFileError};
+use crate::config::subnet_file::SubnetFile;
+use crate::config::whole_file::FileError;
 use crate::host::chain::chain;
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
@@ -73,7 +74,7 @@ impl<'a> SubnetWriter<'a> {
         }
     }
 
-    fn tell(&self, result: &Result<(), SubnetFileError>) {
+    fn tell(&self, result: &Result<(), FileError>) {
         self.is_written.send_replace(result.is_ok());
         match result {
             Ok(()) => info!("Wrote subnet file to {}", self.path.display()),

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::control::clock::format_rfc3339;
 use crate::daemon::status::fetch_unix;
 
 const SOCKET_DEFAULT: &str = "/run/flannel/weft.sock";
@@ -130,6 +131,10 @@ fn render(status: &Value) -> String {
     line("weftd", format!("{} {ready}", text(&status["version"])));
     let store = if status["store"]["up"] == true { "up" } else { "down" };
     line("store", format!("{store}, {} failures", text(&status["store"]["failures"])));
+    if let Some(as_of) = status["stale_as_of_unix"].as_u64() {
+        let time = format_rfc3339(as_of);
+        line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
+    }
     let lease = &status["lease"];
     if lease.is_object() {
         let (subnet, network) = (text(&lease["subnet"]), text(&lease["network"]));
@@ -229,6 +234,17 @@ mod tests {
         let screen = render(&status);
         assert!(screen.contains("dropped: no-route 3"), "{screen}");
         assert!(screen.contains("ready"), "{screen}");
+    }
+
+    #[test]
+    fn what_is_from_the_cache_is_marked_until_it_is_confirmed() {
+        let screen = |as_of: Option<u64>| {
+            render(&json!({ "ready": true, "stale": as_of.is_some(), "stale_as_of_unix": as_of }))
+        };
+        let text = screen(Some(951_868_799));
+        assert!(text.contains("stale      lease and peers are from the cache"), "{text}");
+        assert!(text.contains("2000-02-29T23:59:59Z"), "{text}");
+        assert!(!screen(None).contains("stale"), "{}", screen(None));
     }
 
     #[test]

@@ -151,6 +151,18 @@ fn what_is_not_built_refuses() {
 }
 
 #[test]
+fn what_is_spelled_out_reads_back() {
+    for text in [
+        r#"{"Network":"10.3.0.0/16"}"#,
+        r#"{"Network":"10.3.0.0/16","EnableNFTables":true,"Backend":{"type":"UDP","PORT":7}}"#,
+        r#"{"Network":"10.3.0.0/28","SubnetMin":"10.3.0.0","Backend":{"Type":"vxlan"}}"#,
+    ] {
+        let config = parse(text);
+        assert_eq!(parse(&config.to_json().to_string()), config, "{text}");
+    }
+}
+
+#[test]
 fn backend_types() {
     let with = |backend: &str| format!(r#"{{"Network":"10.3.0.0/16","Backend":{backend}}}"#);
     for backend in ["{}", "null", r#"{"Type":""}"#, r#"{"Type":null}"#, r#"{"Port":8285}"#] {
@@ -275,6 +287,8 @@ proptest! {
             prop_assert_eq!(last.network(), config.subnet_max);
             prop_assert_eq!(config.subnet(config.subnet_count()), None);
             prop_assert!(config.network.covers(last));
+            let again = NetworkConfig::parse(config.to_json().to_string().as_bytes());
+            prop_assert_eq!(again.unwrap(), config, "what is remembered is another configuration");
         }
     }
 

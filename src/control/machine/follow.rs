@@ -75,6 +75,7 @@ impl Machine {
             Ok(changes) => changes,
             Err(error) => return self.on_failure(&error),
         };
+        self.heard_unix = self.now.unix_seconds;
         let accident = self.hold_vanishing(&changes);
         for change in changes {
             self.on_change(change, accident);
@@ -166,6 +167,7 @@ impl Machine {
 
     /// Everything at one moment; asked for at `asked_at`, if it was.
     fn on_snapshot(&mut self, snapshot: Snapshot, asked_at: Option<Duration>) {
+        self.heard_unix = self.now.unix_seconds;
         let wiped = self.went_backwards(&snapshot);
         let Snapshot { leases, rejected, revision, cluster: _, complete } = snapshot;
         // What an incomplete listing lacks may be in the store all the same, so nothing is

@@ -2,7 +2,8 @@
 //! invariants that must hold after every step.
 //!
 //! Each seed is one schedule: two to five nodes on a simulated store with etcd's rules, 60 to 160
-//! steps of faults, then quiet, in which everybody has to agree within bounded steps. A failing
+//! steps of faults, after each crash a start with the store or from what was last remembered, then
+//! quiet, in which everybody has to agree within bounded steps. A failing
 //! seed is named; `WEFT_MODEL_SEED=n cargo test model` runs just that one and tells its steps.
 //!
 //! That it can fail was tried by changing one thing at a time:
@@ -23,7 +24,9 @@
 //! | a wipe revokes the own lease | a subnet is given up only if it was taken away |
 //! | a deletion of most leases revokes the own | the same, in an accident |
 //! | a listing is added to the mirror, and does not replace it | settles within bounded steps |
-//!
+//! | a lease from the cache counts as alive | belief against the store |
+//! | a lease from the cache is written without being read | read before written |
+//! | the cache's revision and cluster are forgotten | published |
 //! | deletions of other leases are ignored | belief against the store |
 //! | junk in the own entry is left there | everybody has a subnet in the end |
 //! | a rewritten own entry, or a due listing, is left alone | settles within bounded steps |
@@ -123,8 +126,12 @@ impl World {
     }
 
     fn start(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        if let Life::Down = node.life {
+        let Life::Down = self.nodes[index].life else { return };
+        let known = self.nodes[index].known.clone().filter(|_| self.random.bool());
+        if let Some(known) = known {
+            self.start_from_cache(index, known);
+        } else {
+            let node = &mut self.nodes[index];
             node.life = Life::Acquiring { at: node.boot(self.time) };
         }
     }

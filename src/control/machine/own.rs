@@ -200,6 +200,11 @@ impl Machine {
             self.newest = self.newest.max(revision);
         }
         self.mirror.insert(self.own.lease.key.clone(), self.own.lease.clone());
+        if std::mem::take(&mut self.from_cache) {
+            self.commands.push(Command::Confirmed);
+            self.say(Say::Confirmed { subnet: self.own.lease.subnet });
+            self.plan_publication();
+        }
     }
 
     fn on_granted(&mut self, what: Write) {

@@ -26,6 +26,8 @@ pub(in crate::control) enum Say {
     Repaired { subnet: Prefix },
     /// The own lease was gone, and is back.
     Retaken { subnet: Prefix },
+    /// The own lease was from the cache, and the store gave it to this node again.
+    Confirmed { subnet: Prefix },
     /// An operator fixed the subnet to this node.
     BecameReservation { subnet: Prefix },
     /// Somebody else is in the own entry.
@@ -52,6 +54,7 @@ impl Say {
         match self {
             Self::RenewalPlanned { .. }
             | Self::Renewed { .. }
+            | Self::Confirmed { .. }
             | Self::BecameReservation { .. }
             | Self::HistoryLost
             | Self::StoreAnswers { .. } => false,
@@ -95,6 +98,9 @@ impl fmt::Display for Say {
             }
             Self::Retaken { subnet } => {
                 write!(f, "The lease of {subnet} was gone from the store; took it again")
+            }
+            Self::Confirmed { subnet } => {
+                write!(f, "The store confirmed the lease of {subnet}; the cache is not needed now")
             }
             Self::BecameReservation { subnet } => {
                 write!(f, "The lease of {subnet} became a reservation")

@@ -220,3 +220,105 @@ fn a_watched_flood_of_leases_costs_bounded_memory() {
     machine.insert(own);
     assert!(machine.mirror.contains_key(&key), "a flood hides the own lease");
 }
+
+fn known() -> Known {
+    let peers = (1..=4).map(|n| (lease(n, 10 + n, 0).subnet, lease(n, 10 + n, 0)));
+    Known {
+        as_of_unix: 900,
+        revision: 10,
+        cluster: 1,
+        network: "10.5.0.0/16".parse().unwrap(),
+        own: Lease { lifetime: Lifetime::Leased { id: 0, expires_unix: None }, ..lease(OWN, 1, 0) },
+        peers: Arc::new(peers.collect()),
+    }
+}
+
+fn from_cache() -> (Machine, Vec<Command>) {
+    let random = fastrand::Rng::with_seed(1);
+    let margin = Duration::from_secs(3600);
+    let mut machine = Machine::from_cache(known(), margin, Timing::default(), random, at(5));
+    let commands = machine.handle(Event::Timer, at(5));
+    (machine, commands)
+}
+
+fn publishes(commands: &[Command]) -> Option<usize> {
+    commands.iter().find_map(|command| {
+        let Command::Publish(peers) = command else { return None };
+        Some(peers.len())
+    })
+}
+
+fn remembers(commands: &[Command]) -> Option<&Known> {
+    commands.iter().find_map(|command| {
+        let Command::Remember(known) = command else { return None };
+        Some(known)
+    })
+}
+
+#[test]
+fn a_cached_start_carries_at_once_and_reads_before_it_writes() {
+    let (mut machine, commands) = from_cache();
+    assert_eq!(publishes(&commands), Some(4), "no traffic without the store: {commands:?}");
+    assert!(commands.contains(&Command::List), "{commands:?}");
+    // An hour without the store: nothing is written, forgotten, or said about a renewal.
+    let mut seconds = 5;
+    let down = || StoreError::Unavailable { operation: "test", detail: String::new() };
+    while seconds < 3600 {
+        let commands = machine.handle(Event::Listed(Err(down())), at(seconds));
+        assert!(remembers(&commands).is_none(), "what is stale is remembered as fresh");
+        let wake = machine.next_wake().expect("the machine sleeps for ever");
+        seconds = wake.as_secs() + 1;
+        let commands = machine.handle(Event::Timer, at(seconds));
+        let listens = |command| matches!(command, &Command::List | &Command::Say(_));
+        assert!(commands.iter().all(listens), "at {seconds} s: {commands:?}");
+    }
+    // The store is back with the own entry, one peer less and one moved.
+    let all = [lease(OWN, 1, 7), lease(1, 11, 1), lease(2, 12, 2), lease(3, 99, 9)];
+    let commands = machine.handle(listing(&all, 12), at(seconds));
+    let ttl = Timing::default().lease_ttl;
+    let held = lease(OWN, 1, 7);
+    assert!(commands.contains(&Command::Renew { held: held.clone(), ttl }), "{commands:?}");
+    assert!(!commands.contains(&Command::Confirmed), "confirmed by nothing: {commands:?}");
+    let commands = machine.handle(Event::Written(Ok(granted(held, seconds))), at(seconds));
+    assert!(commands.contains(&Command::Confirmed), "stale for ever: {commands:?}");
+    assert!(says(&commands, "The store confirmed the lease of 10.5.100.0/24"), "{commands:?}");
+    let commands = machine.handle(Event::Timer, at(seconds + 1));
+    assert_eq!(counts(&commands), Some((3, 0)));
+    let known = remembers(&commands).expect("nothing is remembered");
+    assert_eq!((known.as_of_unix, known.peers.len()), (1_000 + seconds, 3));
+}
+
+#[test]
+fn a_cached_start_on_unchanged_peers_publishes_nothing_anew() {
+    let (mut machine, _) = from_cache();
+    let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
+    let commands = machine.handle(listing(&[all, vec![lease(OWN, 1, 7)]].concat(), 12), at(6));
+    assert_eq!(publishes(&commands), None);
+    machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 7), 6))), at(6));
+    let commands = machine.handle(Event::Timer, at(7));
+    assert_eq!((publishes(&commands), counts(&commands)), (None, Some((4, 0))), "routes flap");
+}
+
+#[test]
+fn a_cached_start_takes_a_lapsed_subnet_again_and_yields_a_taken_one() {
+    let (mut machine, _) = from_cache();
+    let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
+    let creates = commands.iter().any(|command| {
+        matches!(command, Command::Create { subnet, .. } if *subnet == lease(OWN, 0, 0).subnet)
+    });
+    assert!(creates && end(&commands).is_none(), "the lapsed subnet is not taken: {commands:?}");
+
+    let (mut machine, _) = from_cache();
+    let commands = machine.handle(listing(&[lease(OWN, 9, 11)], 12), at(6));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    assert_eq!(end(&commands), Some(End::Revoked { new_owner }), "two owners of one subnet");
+}
+
+#[test]
+fn a_cached_start_notices_that_the_store_lost_its_data() {
+    let (mut machine, _) = from_cache();
+    let commands = machine.handle(listing(&[], 3), at(6));
+    assert!(says(&commands, "the store lost its data: 4 of 4 peers"), "{commands:?}");
+    let commands = machine.handle(Event::Timer, at(7));
+    assert_eq!(counts(&commands), Some((4, 4)), "traffic stopped");
+}

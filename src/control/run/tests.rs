@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use crate::control::choose::tests::config;
-use crate::control::lease::{LeaseAttributes, Lifetime};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::manager::Timing;
 use crate::control::status::RejectReason;
 use crate::control::store::Store;
@@ -296,6 +296,42 @@ async fn an_incomplete_listing_removes_nothing() {
     assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2", "192.0.2.3"]);
     daemon.store.remove("10.5.1.0-24");
     daemon.wait_for(&["192.0.2.3"]).await;
+}
+
+#[tokio::test]
+async fn a_start_from_the_cache_ends_with_the_same_lease_and_the_peers_of_the_store() {
+    let before = Daemon::usual().await;
+    before.put("10.5.1.0-24", "192.0.2.2");
+    let mut remembered = before.manager.known();
+    let with_peer = remembered.wait_for(|known| known.as_ref().is_some_and(|k| k.peers.len() == 1));
+    let known = timeout(SOON, with_peer).await.expect("nothing is remembered").unwrap().clone();
+    let known = Known::clone(&known.unwrap());
+    let revision = known.own.revision;
+    before.task.abort();
+    let store = before.store.clone();
+    store.set_down(true);
+    store.remove("10.5.1.0-24");
+
+    let own = Lease { revision: 0, ..known.own.clone() };
+    let known = Known { as_of_unix: 77, own, ..known };
+    let manager = Arc::new(SubnetManager::over(Store::Memory(store.clone()), None));
+    let (sender, peers) = tokio::sync::watch::channel(Arc::default());
+    let runner = Arc::clone(&manager);
+    let margin = Duration::from_secs(3600);
+    let task = tokio::spawn(async move { runner.run_from_cache(known, margin, &sender).await });
+    let mut daemon = Daemon { store, manager, peers, task };
+    daemon.wait_for(&["192.0.2.2"]).await;
+    sleep(NEVER).await;
+    assert_eq!(daemon.manager.status().cached_as_of_unix(), Some(77));
+    assert_eq!(daemon.manager.status().peers(), 1);
+    daemon.store.set_down(false);
+    daemon.wait_for(&[]).await;
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(daemon.manager.status().cached_as_of_unix(), None, "stale for ever");
+    let fresh = daemon.manager.known().borrow().clone().expect("nothing is remembered");
+    assert!(fresh.as_of_unix > 77 && fresh.peers.is_empty());
+    assert_eq!(fresh.own.created_revision, revision, "another entry than before");
+    assert_eq!(daemon.store.get(OWN).unwrap().0, OWN_VALUE);
 }
 
 /// A daemon on a directory, with one peer.

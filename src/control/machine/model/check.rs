@@ -38,6 +38,7 @@ impl World {
         node.told = point;
         node.cluster = point.0;
         node.is_deceived = false;
+        node.is_from_cache = false;
         node.read = Some(asked);
     }
 
@@ -93,6 +94,12 @@ impl World {
         let node = &mut nodes[index];
         let (boot, published) = (node.boot(*time), node.published.clone());
         assert_eq!(peers, published.len(), "node {index} counts other peers than it publishes");
+        if node.is_from_cache {
+            let remembered = node.known.as_ref().map(|known| known.peers.keys());
+            let remembered = remembered.is_some_and(|peers| peers.eq(published.keys()));
+            assert!(remembered && held == 0, "node {index} remembers others: {published:?}");
+            return;
+        }
         if node.is_deceived {
             let ever = published.iter().all(|(subnet, ip)| store.ever.contains(&(*subnet, *ip)));
             assert!(ever, "node {index} publishes what never was: {published:?}");
@@ -110,6 +117,14 @@ impl World {
         expected.extend(node.held.iter().map(|(subnet, (ip, _))| (*subnet, *ip)));
         assert_eq!(published, expected, "node {index} does not publish {:?}", node.mirror);
         assert_eq!(held, node.held.len(), "node {index} miscounts the peers that it holds");
+    }
+
+    /// What was from the cache counts as confirmed when the store gave the subnet to the node.
+    pub(super) fn check_confirmed(&self, index: usize) {
+        let node = &self.nodes[index];
+        let owned =
+            node.previous.is_some_and(|own| self.store.ever.contains(&(own, node.public_ip)));
+        assert!(owned && node.read.is_some(), "node {index} confirms its cache by itself");
     }
 
     /// A run ends only if the subnet was somebody else's, or was taken away.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::super::{Command, End, Event, Hold, Machine, Now};
 use super::store::{Point, Request, SimStore, unavailable};
 use super::{MARGIN, STALE_HOLD, World, network, timing};
+use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::OwnLease;
@@ -68,6 +69,10 @@ pub(super) struct Node {
     pub(super) boot_offset: Duration,
     pub(super) wall_offset: u64,
     pub(super) previous: Option<Prefix>,
+    /// What the node remembers on disk.
+    pub(super) known: Option<Known>,
+    /// Whether it goes by that, because the store has not answered yet.
+    pub(super) is_from_cache: bool,
     /// The cluster of the last listing.
     pub(super) cluster: u64,
 
@@ -98,6 +103,8 @@ impl Node {
             boot_offset,
             wall_offset: 0,
             previous: None,
+            known: None,
+            is_from_cache: false,
             cluster: 0,
             mirror: (0, 0),
             told: (0, 0),
@@ -149,7 +156,8 @@ impl Node {
     pub(super) fn crash(&mut self) {
         let fresh = Self::new(self.public_ip.octets()[3], self.boot_offset);
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
-        *self = Self { previous, wall_offset, is_cut, ..fresh };
+        let known = self.known.take();
+        *self = Self { previous, known, wall_offset, is_cut, ..fresh };
     }
 }
 
@@ -183,6 +191,20 @@ pub(super) fn failure(op: &Op) -> Answer {
 }
 
 impl World {
+    /// Starts a node without asking the store for anything.
+    pub(super) fn start_from_cache(&mut self, index: usize, known: Known) {
+        let (time, node) = (self.time, &mut self.nodes[index]);
+        node.previous = Some(known.own.subnet);
+        node.cluster = known.cluster;
+        node.told = (known.cluster, known.revision);
+        node.is_from_cache = true;
+        let random = fastrand::Rng::with_seed(self.random.u64(..));
+        let machine = Machine::from_cache(known, MARGIN, timing(), random, node.now(time));
+        node.life = Life::Running(Box::new(machine));
+        self.log(index, "starts from its cache");
+        self.handle(index, Event::Timer);
+    }
+
     /// Gives a node the answer to its request.
     pub(super) fn deliver_answer(&mut self, index: usize) {
         let node = &mut self.nodes[index];
@@ -328,6 +350,10 @@ impl World {
                     node.published = peers.map(|(p, l)| (*p, l.attributes.public_ip)).collect();
                 }
                 Command::Count { peers, held } => counted = Some((peers, held)),
+                // The disk lags behind.
+                Command::Remember(known) if self.random.u8(..4) > 0 => node.known = Some(known),
+                Command::Remember(_) => {}
+                Command::Confirmed => self.check_confirmed(index),
                 Command::End(end) => ended = Some(end),
                 Command::Reject(_) | Command::Expires(_) | Command::Say(_) => {}
             }
@@ -345,6 +371,7 @@ impl World {
         self.check_end(index, end);
         let node = &mut self.nodes[index];
         node.crash();
+        node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
         let End::Revoked { new_owner } = end;
         self.log(index, &format!("lost its subnet to {new_owner:?}"));

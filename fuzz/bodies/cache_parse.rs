@@ -1,0 +1,46 @@
+//! One input of the `cache_parse` target: the cache from which weftd starts without its store.
+//!
+//! The first byte chooses: even for a file as it is, odd for what is under a seal that fits, which
+//! no chance would find. What is accepted must fit the start, and must be read back the same.
+
+use std::net::Ipv4Addr;
+
+use weft::control::cache::{BYTES_MAX, Expected, parse, render, seal};
+use weft::route::Prefix;
+
+const STORE: &str = "etcd /coreos.com/network at http://192.0.2.100:2379";
+
+/// Runs one input; panics when something is accepted that must not be.
+pub(crate) fn run(data: &[u8]) {
+    let [shape, rest @ ..] = data else { return };
+    let sealed = seal(rest);
+    let file = if shape % 2 == 0 { rest } else { &sealed };
+    let network = Prefix::new(Ipv4Addr::new(10, 5, 0, 0), 16).expect("16 is a length");
+    let expected = Expected {
+        store: STORE,
+        network,
+        subnet: Prefix::new(Ipv4Addr::new(10, 5, 100, 0), 24).expect("24 is a length"),
+        public_ip: Ipv4Addr::new(192, 0, 2, 1),
+        now_unix: 1_795_225_924,
+    };
+    let Ok(cache) = parse(file, &expected) else { return };
+    let known = &cache.known;
+    assert_eq!((cache.config.network, known.own.subnet), (network, expected.subnet));
+    assert_eq!(known.own.attributes.public_ip, expected.public_ip);
+    for (subnet, peer) in known.peers.iter() {
+        assert!(network.covers(*subnet) && !subnet.overlaps(expected.subnet), "{subnet}");
+        assert_eq!(peer.subnet, *subnet);
+        let address = peer.attributes.public_ip;
+        assert!(!address.is_loopback() && !address.is_multicast() && address != expected.public_ip);
+        assert!(!address.is_broadcast() && address.octets()[0] != 0, "{address}");
+    }
+    let neighbours = known.peers.keys().zip(known.peers.keys().skip(1));
+    assert!(neighbours.into_iter().all(|(one, other)| !one.overlaps(*other)));
+    let written = render(STORE, &cache.config, known).expect("what was read can be written");
+    assert!(written.len() as u64 <= BYTES_MAX);
+    let again = parse(&written, &expected).expect("what was written can be read");
+    assert_eq!(again.config, cache.config);
+    // A value filled to the limit may have no room for our spelling, and is left out.
+    let peers = &again.known.peers;
+    assert!(peers.iter().all(|(subnet, peer)| known.peers.get(subnet) == Some(peer)));
+}

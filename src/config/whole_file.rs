@@ -1,0 +1,273 @@
+//! Small files that are replaced as a whole: `subnet.env`, and what weft remembers beside it.
+//!
+//! A reader sees the old file or the new one, never a part, whatever fails: the new text is
+//! complete and on disk under another name before it takes the file's place. The file is never
+//! opened for writing, and nothing is written where others than root or this user could have
+//! planted something.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+
+/// Mode while the text is incomplete.
+const TEMPORARY_MODE: Mode = Mode::from_raw_mode(0o600);
+/// Mode of directories that are missing; the umask applies, as for flanneld.
+const DIRECTORY_MODE: u32 = 0o755;
+
+/// Others may write here …
+const WORLD_WRITABLE: u32 = 0o002;
+/// … but not remove or rename each other's files.
+const STICKY: u32 = 0o1000;
+
+/// Why a file was not written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// A system call failed.
+    #[error("cannot {operation} {path}", path = path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Root's scripts would source what anybody may replace.
+    #[error(
+        "{path} is writable by everybody (mode {mode:o}): remove that right, or choose another \
+         --subnet-file",
+        path = path.display()
+    )]
+    DirectoryWritable {
+        /// The directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// The directory's owner could replace the file.
+    #[error(
+        "{path} belongs to user {owner}, neither root nor this process: change its owner, or \
+         choose another --subnet-file",
+        path = path.display()
+    )]
+    DirectoryOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner's number.
+        owner: u32,
+    },
+    /// A symlink, directory or device stands where the file belongs.
+    #[error("{path} is a {found}, not a regular file: remove it", path = path.display())]
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+        /// What stands there.
+        found: &'static str,
+    },
+    /// Somebody else may have written it.
+    #[error(
+        "{path} belongs to user {owner} and has mode {mode:o}, so that others may have written \
+         it: remove it",
+        path = path.display()
+    )]
+    NotPrivate {
+        /// The file.
+        path: PathBuf,
+        /// Its owner's number.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Larger than any file of its kind.
+    #[error("{path} has more than {bytes_max} bytes: is it one of weft's?", path = path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// What it may have.
+        bytes_max: u64,
+    },
+}
+
+/// Puts `text` in place at `path` with `mode`, whatever the umask, making its directory if need be.
+///
+/// On an error the old file, if any, is as it was.
+pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+    let (directory_path, name) = split(path)?;
+    let directory = open_directory(directory_path)?;
+    check_target(&directory, name, path)?;
+    let temporary = create_temporary(&directory, name, path)?;
+    let placed = fill(&temporary.file, text, mode, path).and_then(|()| {
+        rustix::fs::renameat(&directory, &temporary.name, &directory, name)
+            .map_err(|errno| failed("put the new text in place of", path, errno))
+    });
+    if let Err(error) = placed {
+        // The error that matters is the first one; a left-over temporary file is harmless.
+        rustix::fs::unlinkat(&directory, &temporary.name, AtFlags::empty()).ok();
+        return Err(error);
+    }
+    rustix::fs::fsync(&directory).map_err(|errno| failed("sync", directory_path, errno))
+}
+
+/// What is in the file, of which at most `bytes_max` bytes are taken; `None` if there is none.
+pub fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
+    open(path, OFlags::empty())?.map(|(file, _)| contents(file, path, bytes_max)).transpose()
+}
+
+/// As [`read`], of a file that nobody else may have written.
+pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
+    let Some((file, status)) = open(path, OFlags::NOFOLLOW)? else { return Ok(None) };
+    let owner = status.st_uid;
+    let mode = Mode::from_raw_mode(status.st_mode);
+    let is_ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
+    if !is_ours || mode.intersects(Mode::WGRP | Mode::WOTH) {
+        let mode = mode.as_raw_mode();
+        return Err(FileError::NotPrivate { path: path.to_owned(), owner, mode });
+    }
+    contents(file, path, bytes_max).map(Some)
+}
+
+fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>, FileError> {
+    // Without O_NONBLOCK a FIFO in this place would stop the start for ever.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | further;
+    let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(failed("open", path, errno)),
+    };
+    let status = rustix::fs::fstat(&file).map_err(|errno| failed("examine", path, errno))?;
+    check_regular(FileType::from_raw_mode(status.st_mode), path)?;
+    Ok(Some((file, status)))
+}
+
+fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileError> {
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|source| FileError::Io { operation: "read", path: path.into(), source })?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(FileError::TooLong { path: path.to_owned(), bytes_max });
+    }
+    Ok(bytes)
+}
+
+/// The directory, `.` for a bare name, and the name.
+fn split(path: &Path) -> Result<(&Path, &OsStr), FileError> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| FileError::NotRegular { path: path.to_owned(), found: "directory" })?;
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok((directory.unwrap_or_else(|| Path::new(".")), name))
+}
+
+/// Opens the directory once, so that everything after happens in the one that was checked.
+fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
+    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path).map_err(|source| {
+        FileError::Io { operation: "make the directory", path: path.to_owned(), source }
+    })?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
+        .map_err(|errno| failed("open the directory", path, errno))?;
+    let status = rustix::fs::fstat(&directory).map_err(|errno| failed("examine", path, errno))?;
+    if status.st_mode & WORLD_WRITABLE != 0 && status.st_mode & STICKY == 0 {
+        let mode = Mode::from_raw_mode(status.st_mode).as_raw_mode();
+        return Err(FileError::DirectoryWritable { path: path.to_owned(), mode });
+    }
+    let owner = status.st_uid;
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(FileError::DirectoryOwner { path: path.to_owned(), owner });
+    }
+    Ok(directory)
+}
+
+fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FileError> {
+    match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(status) => check_regular(FileType::from_raw_mode(status.st_mode), path),
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(errno) => Err(failed("examine", path, errno)),
+    }
+}
+
+fn check_regular(kind: FileType, path: &Path) -> Result<(), FileError> {
+    let found = match kind {
+        FileType::RegularFile => return Ok(()),
+        FileType::Symlink => "symbolic link",
+        FileType::Directory => "directory",
+        FileType::Fifo => "FIFO",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "device",
+        FileType::Unknown => "file of unknown kind",
+    };
+    Err(FileError::NotRegular { path: path.to_owned(), found })
+}
+
+/// The new text before it takes the file's place.
+struct Temporary {
+    name: OsString,
+    file: File,
+}
+
+/// A random name, because a daemon in another container may use the same directory and process
+/// number; `O_EXCL`, because then nobody else has it open.
+fn create_temporary(
+    directory: &OwnedFd,
+    name: &OsStr,
+    path: &Path,
+) -> Result<Temporary, FileError> {
+    let mut temporary_name = OsString::from(".");
+    temporary_name.push(name);
+    temporary_name.push(format!(".{:016x}", fastrand::u64(..)));
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, &temporary_name, flags, TEMPORARY_MODE)
+        .map_err(|errno| failed("make a temporary file beside", path, errno))?;
+    Ok(Temporary { name: temporary_name, file: File::from(file) })
+}
+
+fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<(), FileError> {
+    let wrap = |operation| move |source| FileError::Io { operation, path: path.to_owned(), source };
+    file.write_all(text).map_err(wrap("write the new text of"))?;
+    rustix::fs::fchmod(file, mode).map_err(|errno| failed("set the mode of", path, errno))?;
+    file.sync_all().map_err(wrap("sync the new text of"))
+}
+
+fn failed(operation: &'static str, path: &Path, errno: rustix::io::Errno) -> FileError {
+    FileError::Io { operation, path: path.to_owned(), source: errno.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_others_may_have_written_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cache");
+        assert!(read_private(&path, 9).unwrap().is_none());
+        write(&path, b"peers", Mode::from_raw_mode(0o600)).unwrap();
+        assert_eq!(read_private(&path, 9).unwrap().as_deref(), Some(&b"peers"[..]));
+        assert!(matches!(read_private(&path, 4), Err(FileError::TooLong { bytes_max: 4, .. })));
+        for mode in [0o620, 0o602, 0o666] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let error = read_private(&path, 9).unwrap_err();
+            assert!(matches!(error, FileError::NotPrivate { .. }), "mode {mode:o}: {error}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(read_private(&path, 9).is_ok());
+        let link = directory.path().join("link");
+        symlink(&path, &link).unwrap();
+        assert!(read_private(&link, 9).is_err(), "a link was followed");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+            let error = read_private(&path, 9).unwrap_err();
+            assert!(matches!(error, FileError::NotPrivate { owner: 12_345, .. }), "{error}");
+        }
+    }
+}

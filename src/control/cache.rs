@@ -1,0 +1,307 @@
+//! What a node remembers of the store, as a file: the network's configuration, its own subnet and
+//! its peers, for a start at which the store cannot be reached. Pure: bytes in, types out.
+//!
+//! The text is one line with the length and a checksum of the rest, and a JSON object. What is
+//! read back is held against what this start knows, and every entry goes through the same checks as
+//! one from the store. One that fails spoils the whole: weft wrote none such.
+
+use std::borrow::Cow;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::config::network::{NetworkConfig, NetworkConfigError};
+use crate::control::causes::with_causes;
+use crate::control::clock;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Peers, ValueError, Version};
+use crate::control::peers::{self, Node};
+use crate::control::store::ENTRIES_MAX;
+use crate::route::Prefix;
+
+/// Oldest cache that a start may go by: a lease's life. Who was away for longer has lost his
+/// subnet by the rules of the store.
+pub const AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// How far ahead of the clock a cache may be: clocks are set by seconds at the start of a host.
+const AHEAD_MAX: Duration = Duration::from_secs(5 * 60);
+/// Largest cache: 256 bytes for each lease that a store may hold, of which a usual one takes 100.
+pub const BYTES_MAX: u64 = 256 * ENTRIES_MAX as u64;
+
+/// First word of the file; the number changes with its form.
+const MAGIC: &str = "weft-cache-1";
+
+/// Enough of a text to recognise it in a log line.
+const SHOWN_CHARACTERS_MAX: usize = 200;
+/// Longest first line: the name, a length and a checksum.
+const LINE_BYTES_MAX: usize = 64;
+
+/// What a node knew of its store at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// When the store last told or confirmed it, in seconds since 1970.
+    pub as_of_unix: u64,
+    /// The newest revision of the store that was seen.
+    pub revision: i64,
+    /// Which store it was; 0 if it did not say.
+    pub cluster: u64,
+    /// The cluster's network.
+    pub network: Prefix,
+    /// The own entry.
+    pub own: Lease,
+    /// The peers.
+    pub peers: Arc<Peers>,
+}
+
+/// What a cache has to fit.
+#[derive(Debug, Clone, Copy)]
+pub struct Expected<'a> {
+    /// Which store is used, in [`crate::config::options::StoreOptions::identity`]'s words.
+    pub store: &'a str,
+    /// The network by the subnet file.
+    pub network: Prefix,
+    /// The own subnet by the subnet file.
+    pub subnet: Prefix,
+    /// The own public address.
+    pub public_ip: Ipv4Addr,
+    /// Seconds since 1970.
+    pub now_unix: u64,
+}
+
+/// A cache that fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cache {
+    /// The network's configuration.
+    pub config: NetworkConfig,
+    /// What the store said.
+    pub known: Known,
+}
+
+/// Why bytes are no cache to start from, or cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Another file, or another weft's.
+    #[error("it does not begin like a cache of this weft")]
+    Foreign,
+    /// A part is missing, or there is too much.
+    #[error("it has {found} bytes after its first line, which says {announced}")]
+    Cut {
+        /// Bytes that are there.
+        found: usize,
+        /// Bytes that should be.
+        announced: usize,
+    },
+    /// Other bytes than were written.
+    #[error("its checksum is wrong")]
+    Damaged,
+    /// No JSON of a cache.
+    #[error("it is not the JSON of a cache")]
+    Malformed(#[source] serde_json::Error),
+    /// The configuration in it cannot be used.
+    #[error("the network configuration in it cannot be used")]
+    Config(#[source] NetworkConfigError),
+    /// Written in another life of the host.
+    #[error("it is from {}, more than {} ago", clock::format_rfc3339(*as_of_unix),
+        clock::format_go_duration(AGE_MAX))]
+    TooOld {
+        /// Its time.
+        as_of_unix: u64,
+    },
+    /// The clock was set back, or was wrong.
+    #[error("it is from {}, ahead of this host's clock", clock::format_rfc3339(*as_of_unix))]
+    Ahead {
+        /// Its time.
+        as_of_unix: u64,
+    },
+    /// It says something else than this start.
+    #[error("its {what} is {found:?}, and this start's is {expected:?}")]
+    Other {
+        /// What differs.
+        what: &'static str,
+        /// In the cache.
+        found: String,
+        /// By options, subnet file and interface.
+        expected: String,
+    },
+    /// An entry that the store's own checks reject.
+    #[error("{key:?} in it is not usable as a lease: {detail}")]
+    Entry {
+        /// The entry's key.
+        key: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// More than a cache may have.
+    #[error("it would have {bytes} bytes, more than the {BYTES_MAX} allowed")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document<'a> {
+    as_of_unix: u64,
+    #[serde(borrow)]
+    store: Cow<'a, str>,
+    revision: i64,
+    cluster: u64,
+    config: Box<RawValue>,
+    own: Entry<'a>,
+    #[serde(borrow)]
+    peers: Vec<Entry<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry<'a> {
+    #[serde(borrow)]
+    key: Cow<'a, str>,
+    created: i64,
+    value: Box<RawValue>,
+}
+
+/// The file's bytes.
+pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<u8>, CacheError> {
+    let Known { as_of_unix, revision, cluster, network: _, own, peers } = known;
+    let json = serde_json::value::to_raw_value;
+    let document = Document {
+        as_of_unix: *as_of_unix,
+        store: Cow::Borrowed(store),
+        revision: *revision,
+        cluster: *cluster,
+        config: json(&config.to_json()).map_err(CacheError::Malformed)?,
+        own: Entry::of(own)?,
+        // A value that its node filled to the limit may be too long in our spelling: the store
+        // brings such a peer, the cache does not.
+        peers: peers.values().filter_map(|peer| Entry::of(peer).ok()).collect(),
+    };
+    let body = serde_json::to_vec(&document).map_err(CacheError::Malformed)?;
+    let sealed = seal(&body);
+    if sealed.len() as u64 > BYTES_MAX {
+        return Err(CacheError::TooLarge { bytes: sealed.len() });
+    }
+    Ok(sealed)
+}
+
+/// Reads the file's bytes and holds them against what is expected.
+pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError> {
+    let body = unseal(bytes)?;
+    let document: Document<'_> = serde_json::from_slice(body).map_err(CacheError::Malformed)?;
+    let Document { as_of_unix, store, revision, cluster, config, own, peers } = document;
+    check_age(as_of_unix, expected.now_unix)?;
+    same("store", &store, expected.store)?;
+    let config = NetworkConfig::parse(config.get().as_bytes()).map_err(CacheError::Config)?;
+    same("network", &config.network.to_string(), &expected.network.to_string())?;
+    let own = own.lease()?;
+    same("subnet", &own.subnet.to_string(), &expected.subnet.to_string())?;
+    let address = own.attributes.public_ip;
+    same("public address", &address.to_string(), &expected.public_ip.to_string())?;
+    if !config.leasable(own.subnet) {
+        let detail = "the network configuration in it does not allow this subnet".to_owned();
+        return Err(CacheError::Entry { key: own.key, detail });
+    }
+    // Of itself a node says what it would say on a start with the store.
+    let own = Lease { attributes: LeaseAttributes::udp(address), ..own };
+    let peers = usable_peers(peers, &own, config.network)?;
+    let network = config.network;
+    let known = Known { as_of_unix, revision, cluster, network, own, peers: Arc::new(peers) };
+    Ok(Cache { config, known })
+}
+
+/// All of `entries`, if all can be peers beside each other.
+fn usable_peers(
+    entries: Vec<Entry<'_>>,
+    own: &Lease,
+    network: Prefix,
+) -> Result<Peers, CacheError> {
+    let leases = entries.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
+    let node = Node { network, subnet: own.subnet, public_ip: own.attributes.public_ip };
+    let (peers, rejected) = peers::select(leases.iter(), &own.key, node);
+    match rejected.into_iter().next() {
+        None => Ok(peers),
+        Some(rejected) => Err(CacheError::Entry { key: rejected.key, detail: rejected.detail }),
+    }
+}
+
+fn check_age(as_of_unix: u64, now_unix: u64) -> Result<(), CacheError> {
+    if as_of_unix > now_unix.saturating_add(AHEAD_MAX.as_secs()) {
+        Err(CacheError::Ahead { as_of_unix })
+    } else if now_unix.saturating_sub(as_of_unix) > AGE_MAX.as_secs() {
+        Err(CacheError::TooOld { as_of_unix })
+    } else {
+        Ok(())
+    }
+}
+
+fn same(what: &'static str, found: &str, expected: &str) -> Result<(), CacheError> {
+    if found == expected {
+        return Ok(());
+    }
+    let shown = |text: &str| text.chars().take(SHOWN_CHARACTERS_MAX).collect();
+    Err(CacheError::Other { what, found: shown(found), expected: shown(expected) })
+}
+
+impl<'a> Entry<'a> {
+    fn of(lease: &'a Lease) -> Result<Self, CacheError> {
+        let unusable = |error: ValueError| {
+            let (key, detail) = (lease.key.clone(), with_causes(&error));
+            CacheError::Entry { key, detail }
+        };
+        let value = lease.attributes.to_json().map_err(unusable)?;
+        Ok(Self {
+            key: Cow::Borrowed(&lease.key),
+            created: lease.created_revision,
+            value: serde_json::from_slice(&value).map_err(CacheError::Malformed)?,
+        })
+    }
+
+    /// The entry by the store's own checks. Its version and its life are the store's to say.
+    fn lease(self) -> Result<Lease, CacheError> {
+        let version = Version { revision: 0, created: self.created };
+        let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
+        let value = self.value.get().as_bytes();
+        Lease::decode(self.key.as_bytes(), value, version, lifetime)
+            .map_err(|rejected| CacheError::Entry { key: rejected.key, detail: rejected.detail })
+    }
+}
+
+/// `body` after the line that vouches for it.
+#[must_use]
+pub fn seal(body: &[u8]) -> Vec<u8> {
+    let mut sealed = format!("{MAGIC} {} {:016x}\n", body.len(), checksum(body)).into_bytes();
+    sealed.extend_from_slice(body);
+    sealed
+}
+
+fn unseal(bytes: &[u8]) -> Result<&[u8], CacheError> {
+    let end = bytes.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');
+    let (line, body) = bytes.split_at(end.ok_or(CacheError::Foreign)?);
+    let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
+    let (magic, announced, sum) = (words.next(), words.next(), words.next());
+    let announced = announced.and_then(|text| text.parse::<usize>().ok());
+    let (Some(MAGIC), Some(announced), Some(sum), None) = (magic, announced, sum, words.next())
+    else {
+        return Err(CacheError::Foreign);
+    };
+    let body = &body[1..];
+    if body.len() != announced {
+        return Err(CacheError::Cut { found: body.len(), announced });
+    }
+    if sum != format!("{:016x}", checksum(body)) {
+        return Err(CacheError::Damaged);
+    }
+    Ok(body)
+}
+
+/// FNV-1a over 64 bits (draft-eastlake-fnv): a disk's mistakes, nobody's malice.
+fn checksum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests;

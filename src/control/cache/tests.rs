@@ -1,0 +1,232 @@
+//! What is written is read back; what is damaged, old, foreign or no lease is refused by name.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const STORE: &str = "etcd /coreos.com/network at http://192.0.2.100:2379";
+const NOW: u64 = 1_795_225_924;
+
+fn prefix(text: &str) -> Prefix {
+    text.parse().unwrap()
+}
+
+fn config(text: &str) -> NetworkConfig {
+    NetworkConfig::parse(text.as_bytes()).unwrap()
+}
+
+fn usual_config() -> NetworkConfig {
+    config(r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":8285}}"#)
+}
+
+fn lease(subnet: &str, public_ip: &str) -> Lease {
+    let subnet = prefix(subnet);
+    Lease {
+        subnet,
+        key: subnet.key(),
+        attributes: LeaseAttributes::udp(public_ip.parse().unwrap()),
+        revision: 0,
+        created_revision: 12,
+        lifetime: Lifetime::Leased { id: 0, expires_unix: None },
+    }
+}
+
+fn known(peers: &[Lease]) -> Known {
+    Known {
+        as_of_unix: NOW,
+        revision: 1234,
+        cluster: u64::MAX,
+        network: prefix("10.5.0.0/16"),
+        own: lease("10.5.100.0/24", "192.0.2.1"),
+        peers: Arc::new(peers.iter().map(|peer| (peer.subnet, peer.clone())).collect()),
+    }
+}
+
+fn usual() -> Known {
+    known(&[lease("10.5.1.0/24", "192.0.2.2"), lease("10.5.2.0/24", "192.0.2.3")])
+}
+
+fn expected() -> Expected<'static> {
+    Expected {
+        store: STORE,
+        network: prefix("10.5.0.0/16"),
+        subnet: prefix("10.5.100.0/24"),
+        public_ip: "192.0.2.1".parse().unwrap(),
+        now_unix: NOW + 3600,
+    }
+}
+
+fn written(known: &Known) -> Vec<u8> {
+    render(STORE, &usual_config(), known).unwrap()
+}
+
+#[track_caller]
+fn assert_refused(bytes: &[u8], expected: &Expected<'_>, phrase: &str) {
+    let error = parse(bytes, expected).expect_err("a start goes by what it must not trust");
+    let text = with_causes(&error);
+    assert!(text.contains(phrase), "{text:?} lacks {phrase:?}");
+}
+
+#[test]
+fn what_is_written_is_read_back() {
+    let mut known = usual();
+    let own = Arc::get_mut(&mut known.peers).unwrap().values_mut().next().unwrap();
+    own.key = "10.5.1.0-24&fd00:5:1::-64".to_owned();
+    let data = RawValue::from_string(r#"{"VNI": 1, "x":["\n"]}"#.to_owned());
+    own.attributes.backend_data = Some(crate::control::lease::RawJson(data.unwrap()));
+    let cache = parse(&written(&known), &expected()).unwrap();
+    assert_eq!(cache.config, usual_config());
+    assert_eq!(cache.known, known);
+}
+
+#[test]
+fn what_does_not_fit_this_start_is_refused_by_name() {
+    let bytes = written(&usual());
+    let usual = expected();
+    assert_refused(&bytes, &Expected { store: "local /srv", ..usual }, "its store is");
+    let network = prefix("10.6.0.0/16");
+    assert_refused(&bytes, &Expected { network, ..usual }, "its network is \"10.5.0.0/16\"");
+    let subnet = prefix("10.5.101.0/24");
+    assert_refused(&bytes, &Expected { subnet, ..usual }, "its subnet is \"10.5.100.0/24\"");
+    let public_ip = "192.0.2.9".parse().unwrap();
+    assert_refused(&bytes, &Expected { public_ip, ..usual }, "its public address is");
+}
+
+#[test]
+fn a_day_is_the_end_and_the_future_is_no_past() {
+    let bytes = written(&usual());
+    let at = |now_unix| parse(&bytes, &Expected { now_unix, ..expected() });
+    let day = AGE_MAX.as_secs();
+    assert!(at(NOW + day).is_ok());
+    assert!(matches!(at(NOW + day + 1), Err(CacheError::TooOld { as_of_unix: NOW })));
+    assert!(at(NOW - AHEAD_MAX.as_secs()).is_ok());
+    assert!(matches!(at(NOW - AHEAD_MAX.as_secs() - 1), Err(CacheError::Ahead { .. })));
+    assert!(at(0).is_err() && at(u64::MAX).is_err());
+    let text = at(NOW + day + 1).unwrap_err().to_string();
+    assert_eq!(text, "it is from 2026-11-21T01:52:04Z, more than 24h0m0s ago");
+}
+
+#[test]
+fn every_cut_and_every_changed_byte_is_noticed() {
+    let bytes = written(&usual());
+    for end in 0..bytes.len() {
+        assert!(parse(&bytes[..end], &expected()).is_err(), "cut after {end} bytes");
+    }
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            let cache = parse(&changed, &expected());
+            assert!(cache.is_err(), "bit {bit} of byte {at} makes no difference");
+        }
+    }
+    assert_refused(&bytes[..bytes.len() - 1], &expected(), "bytes after its first line");
+    assert_refused(&[&bytes[..], b"\n"].concat(), &expected(), "bytes after its first line");
+    assert_refused(b"FLANNEL_SUBNET=10.5.1.1/24\n", &expected(), "does not begin like");
+    assert_refused(b"", &expected(), "does not begin like");
+}
+
+#[test]
+fn an_entry_that_the_store_would_be_refused_spoils_the_cache() {
+    for (peers, phrase) in [
+        (vec![lease("10.6.1.0/24", "192.0.2.2")], "outside the network"),
+        (vec![lease("10.5.1.0/24", "127.0.0.1")], "is no host's"),
+        (vec![lease("10.5.1.0/24", "192.0.2.1")], "is this node's"),
+        (vec![lease("10.5.96.0/20", "192.0.2.2")], "overlaps this node's"),
+        (vec![lease("10.5.0.0/20", "192.0.2.2"), lease("10.5.1.0/24", "192.0.2.3")], "overlaps an"),
+    ] {
+        assert_refused(&written(&known(&peers)), &expected(), phrase);
+    }
+    let own = lease("10.5.100.0/25", "192.0.2.1");
+    let unleasable = written(&Known { own, ..usual() });
+    let subnet = prefix("10.5.100.0/25");
+    assert_refused(&unleasable, &Expected { subnet, ..expected() }, "does not allow this subnet");
+}
+
+#[test]
+fn a_body_with_a_good_seal_is_judged_all_the_same() {
+    let whole = written(&usual());
+    let body = whole.splitn(2, |byte| *byte == b'\n').nth(1).unwrap();
+    let body = std::str::from_utf8(body).unwrap();
+    assert!(parse(&seal(body.as_bytes()), &expected()).is_ok());
+    for (from, to, phrase) in [
+        ("\"revision\"", "\"surplus\":1,\"revision\"", "unknown field"),
+        ("\"revision\":1234", "\"revision\":\"1\"", "invalid type"),
+        ("10.5.1.0-24", "10.5.1.0-33", "the key is no subnet"),
+        ("192.0.2.2", "192.0.2", "not a lease such as"),
+        ("\"Type\":\"udp\"", "\"Type\":7", "must be a string"),
+        ("10.5.0.0/16", "10.5.0.0/29", "cannot be used"),
+    ] {
+        let changed = body.replacen(from, to, 1);
+        assert_ne!(changed, body, "{from} is not in {body}");
+        assert_refused(&seal(changed.as_bytes()), &expected(), phrase);
+    }
+}
+
+#[test]
+fn a_flood_is_not_written_and_a_value_beyond_the_limit_is_left_to_the_store() {
+    let mut large = lease("10.5.1.0/24", "192.0.2.2");
+    let raw = format!("\"{}\"", "x".repeat(5000));
+    let data = RawValue::from_string(raw).unwrap();
+    large.attributes.backend_data = Some(crate::control::lease::RawJson(data));
+    let good = lease("10.5.2.0/24", "192.0.2.3");
+    let cache = parse(&written(&known(&[large.clone(), good.clone()])), &expected()).unwrap();
+    assert_eq!(cache.known.peers.keys().collect::<Vec<_>>(), [&good.subnet]);
+
+    let raw = format!("\"{}\"", "x".repeat(3000));
+    let data = RawValue::from_string(raw).unwrap();
+    large.attributes.backend_data = Some(crate::control::lease::RawJson(data));
+    let flood = (0..6000_u32).map(|number| {
+        let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A05_0000 + (number << 4)), 28).unwrap();
+        (subnet, Lease { subnet, key: subnet.key(), ..large.clone() })
+    });
+    let flood = Known { peers: Arc::new(flood.collect()), ..usual() };
+    let error = render(STORE, &usual_config(), &flood).unwrap_err();
+    assert!(matches!(error, CacheError::TooLarge { .. }), "{error}");
+}
+
+#[test]
+fn as_many_peers_as_a_store_may_have_fit() {
+    let peers = (0..ENTRIES_MAX as u32).map(|number| {
+        let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (number << 8)), 24).unwrap();
+        let public_ip = Ipv4Addr::from_bits(0xC6C6_0000 + number);
+        let attributes = LeaseAttributes::udp(public_ip);
+        let (key, created_revision) = (subnet.key(), i64::MAX);
+        let like = lease("10.255.1.0/24", "192.0.2.1");
+        (subnet, Lease { subnet, key, attributes, created_revision, ..like })
+    });
+    let own = lease("10.0.1.0/24", "192.0.2.1");
+    let network = prefix("10.0.0.0/8");
+    let mut peers: Peers = peers.collect();
+    peers.remove(&own.subnet);
+    let known = Known { own, network, peers: Arc::new(peers), ..usual() };
+    let config = config(r#"{"Network":"10.0.0.0/8"}"#);
+    let bytes = render(STORE, &config, &known).unwrap();
+    let expected = Expected { network, subnet: known.own.subnet, ..expected() };
+    let cache = parse(&bytes, &expected).unwrap();
+    assert_eq!(cache.known, known, "a full network does not fit into its cache");
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_give_a_cache_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        for input in [seal(&bytes), bytes] {
+            prop_assert!(parse(&input, &expected()).is_err());
+        }
+    }
+
+    #[test]
+    fn any_peers_that_fit_are_read_back(
+        peers in proptest::collection::btree_map(1_u8..100, 2_u8..=254, 0..50),
+        revision: i64,
+        cluster: u64,
+        created: i64,
+    ) {
+        let peers = peers.into_iter().map(|(third, host)| {
+            let peer = lease(&format!("10.5.{third}.0/24"), &format!("192.0.2.{host}"));
+            Lease { created_revision: created, ..peer }
+        });
+        let known = Known { revision, cluster, ..known(&peers.collect::<Vec<_>>()) };
+        prop_assert_eq!(parse(&written(&known), &expected()).unwrap().known, known);
+    }
+}

@@ -1,0 +1,213 @@
+//! How a start gets its network configuration, its interface and its subnet, in flanneld's order:
+//! it waits for what may come, fails for what can't, and goes by the cache if there is no store.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, info, warn};
+
+use crate::backend::BackendKind;
+use crate::config::network::{NetworkConfig, NetworkConfigError, UdpBackendConfig};
+use crate::config::options::Options;
+use crate::config::subnet_file::Previous;
+use crate::control::acquire::AcquireError;
+use crate::control::backoff::Backoff;
+use crate::control::cache::Known;
+use crate::control::lease::LeaseAttributes;
+use crate::control::manager::{OwnLease, SubnetManager};
+use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
+use crate::host::interface::{ExternalInterface, discover};
+use crate::host::netlink::Netlink;
+use crate::route::Prefix;
+
+/// flanneld's pause between two tries to read the network configuration.
+const CONFIG_RETRY: Duration = Duration::from_secs(1);
+
+/// Between two log lines that say the same about what keeps the start waiting.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
+
+/// flanneld's phrase, which operators grep for.
+const BACKEND_PHRASE: &str = "Error fetching backend";
+
+/// Where a start has got to when it has a subnet.
+pub(super) struct Begun {
+    pub(super) plan: Plan,
+    pub(super) external: ExternalInterface,
+    pub(super) held: Held,
+}
+
+/// The subnet, and what is known with it.
+pub(super) enum Held {
+    Leased(OwnLease),
+    Cached(Known),
+}
+
+impl Held {
+    pub(super) fn subnet(&self) -> Prefix {
+        match self {
+            Self::Leased(own) => own.lease.subnet,
+            Self::Cached(known) => known.own.subnet,
+        }
+    }
+}
+
+impl From<Remembered> for Begun {
+    fn from(Remembered { plan, external, known }: Remembered) -> Self {
+        Self { plan, external, held: Held::Cached(known) }
+    }
+}
+
+/// Gets configuration and subnet from the store, or from the cache if the store can't be reached.
+pub(super) async fn begin(
+    options: &Options,
+    manager: &SubnetManager,
+    previous: &Previous,
+) -> anyhow::Result<Begun> {
+    let mut warm = WarmStart::prepare(options, previous).await;
+    let plan = match wait_for_plan(manager, &mut warm).await? {
+        ControlFlow::Continue(plan) => plan,
+        ControlFlow::Break(remembered) => return Ok(remembered.into()),
+    };
+    info!("Found network config - Backend type: {}", plan.network.backend.kind);
+    let external = external_interface(options).await?;
+    let attributes = LeaseAttributes::udp(external.public_address);
+    Ok(match acquire_until_leased(manager, plan, &attributes, &mut warm).await? {
+        ControlFlow::Continue((plan, own)) => Begun { plan, external, held: Held::Leased(own) },
+        ControlFlow::Break(remembered) => remembered.into(),
+    })
+}
+
+/// The network configuration, its backend's part understood.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) network: NetworkConfig,
+    pub(super) settings: UdpBackendConfig,
+}
+
+impl Plan {
+    pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
+        let kind = BackendKind::parse(&network.backend.kind).context(BACKEND_PHRASE)?;
+        let settings = match kind {
+            BackendKind::Udp => {
+                UdpBackendConfig::parse(&network.backend.settings).context(BACKEND_PHRASE)?
+            }
+        };
+        Ok(Self { network, settings })
+    }
+}
+
+/// flanneld waits for the configuration for ever, so that it may be written after the nodes start.
+/// A backend that can't be run is an error, as in flanneld. Breaks off to go by the cache.
+async fn wait_for_plan(
+    manager: &SubnetManager,
+    warm: &mut WarmStart,
+) -> anyhow::Result<ControlFlow<Remembered, Plan>> {
+    let mut told = Told::default();
+    loop {
+        let patience = warm.patience();
+        let Ok(read) = timeout(patience, read_config(manager)).await else {
+            let why = format!("no network configuration within {patience:?}");
+            match warm.take(&why, None) {
+                Some(remembered) => return Ok(ControlFlow::Break(remembered)),
+                None => continue,
+            }
+        };
+        match read? {
+            Ok(network) => return Plan::new(network).map(ControlFlow::Continue),
+            Err(error) => {
+                if is_unreachable(&error)
+                    && let Some(remembered) = warm.take(&format!("{error:#}"), None)
+                {
+                    return Ok(ControlFlow::Break(remembered));
+                }
+                told.once(format!("Couldn't fetch network config: {error:#}"), |text| {
+                    error!("{text}");
+                });
+            }
+        }
+        sleep(CONFIG_RETRY).await;
+    }
+}
+
+/// The inner error may go away when somebody writes the configuration; the outer one is final.
+pub(super) async fn read_config(
+    manager: &SubnetManager,
+) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
+    let bytes = match manager.network_config().await {
+        Ok(bytes) => bytes,
+        Err(error) => return Ok(Err(error.into())),
+    };
+    match NetworkConfig::parse(&bytes) {
+        Err(error @ NetworkConfigError::NoBackendType) => {
+            Err(anyhow::Error::from(error).context(BACKEND_PHRASE))
+        }
+        parsed => Ok(parsed.map_err(anyhow::Error::from)),
+    }
+}
+
+/// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it, so
+/// its configuration is read again before each further try.
+async fn acquire_until_leased(
+    manager: &SubnetManager,
+    mut plan: Plan,
+    attributes: &LeaseAttributes,
+    warm: &mut WarmStart,
+) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease)>> {
+    let mut backoff = Backoff::default();
+    let (mut told, mut told_config) = (Told::default(), Told::default());
+    loop {
+        let error = match manager.acquire(&plan.network, attributes).await {
+            Ok(own) => return Ok(ControlFlow::Continue((plan, own))),
+            Err(error) => error,
+        };
+        let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
+        let error = anyhow::Error::from(error);
+        if is_unreachable(&error)
+            && let Some(remembered) = warm.take(&format!("{error:#}"), Some(&plan.network))
+        {
+            return Ok(ControlFlow::Break(remembered));
+        }
+        told.once(format!("No subnet yet, still trying: {error:#}"), |text| warn!("{text}"));
+        sleep(backoff.next_wait()).await;
+        if !is_exhausted {
+            continue;
+        }
+        match read_config(manager).await? {
+            Ok(network) if network == plan.network => {}
+            Ok(network) => {
+                info!("the network configuration has changed; trying with the new one");
+                plan = Plan::new(network)?;
+            }
+            // The remedy may hold a slip of the pen.
+            Err(error) => {
+                let text = format!("Couldn't fetch network config: {error:#}");
+                told_config.once(text, |text| error!("{text}; going on with the last one"));
+            }
+        }
+    }
+}
+
+/// Says a thing when it is new, and again once a minute.
+#[derive(Default)]
+struct Told(Option<(String, Instant)>);
+
+impl Told {
+    fn once(&mut self, text: String, say: impl FnOnce(&str)) {
+        let now = Instant::now();
+        match &self.0 {
+            Some((last, at)) if *last == text && now.duration_since(*at) < REPORT_PERIOD => {}
+            Some(_) | None => {
+                say(&text);
+                self.0 = Some((text, now));
+            }
+        }
+    }
+}
+
+pub(super) async fn external_interface(options: &Options) -> anyhow::Result<ExternalInterface> {
+    let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
+    let external = discover(&netlink, &options.interface).await?;
+    Ok(external)
+}

@@ -1,0 +1,167 @@
+//! Keeps the cache beside the subnet file true: written when peers change, and now and then to say
+//! that it still holds. A file that is there stays whole, whatever the disk does.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use crate::config::network::NetworkConfig;
+use crate::config::whole_file::{self, FileError};
+use crate::control::cache::{self, CacheError, Known};
+use crate::control::peers::same_ways;
+use crate::control::status::ControlStatus;
+use crate::host::chain::chain;
+
+/// What is appended to the subnet file's name.
+const SUFFIX: &str = ".cache";
+/// Mode of the file: its peers are nobody else's business, and nobody else may name them.
+const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
+/// Shortest time between two writings: a cluster that starts, or one where nodes come and go
+/// without end, is a file of some megabytes every few seconds at the most.
+const PAUSE: Duration = Duration::from_secs(5);
+/// Between two tries to write; disks that were full get room in minutes.
+const RETRY: Duration = Duration::from_secs(30);
+/// How old the file may become while the store says the same: little beside the day for which
+/// it counts.
+const REFRESH_SECONDS: u64 = 60 * 60;
+
+/// Where the cache of the network with this subnet file is.
+#[must_use]
+pub(super) fn cache_path(subnet_file: &Path) -> PathBuf {
+    let mut path = OsString::from(subnet_file);
+    path.push(SUFFIX);
+    path.into()
+}
+
+/// The writer of one cache.
+#[derive(Debug)]
+pub(super) struct CacheWriter {
+    file: Arc<CacheFile>,
+    status: Arc<ControlStatus>,
+    pause: Duration,
+    retry: Duration,
+}
+
+#[derive(Debug)]
+struct CacheFile {
+    path: PathBuf,
+    store: String,
+    config: NetworkConfig,
+    /// Held while the file is written; true once it must not be any more.
+    is_closed: Mutex<bool>,
+}
+
+/// Why the cache was not written.
+#[derive(Debug, thiserror::Error)]
+enum WriteError {
+    #[error("the cache cannot be made")]
+    Cache(#[from] CacheError),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+impl CacheWriter {
+    /// Will write to `path` what `store` says of the network that is configured so.
+    #[must_use]
+    pub(super) fn new(
+        path: PathBuf,
+        store: String,
+        config: NetworkConfig,
+        status: Arc<ControlStatus>,
+    ) -> Self {
+        let is_closed = Mutex::new(false);
+        let file = Arc::new(CacheFile { path, store, config, is_closed });
+        Self { file, status, pause: PAUSE, retry: RETRY }
+    }
+
+    /// Writes what is `known` when that is due, for ever.
+    pub(super) async fn keep(&self, mut known: watch::Receiver<Option<Arc<Known>>>) -> Infallible {
+        let mut written: Option<Arc<Known>> = None;
+        let mut has_failed = false;
+        loop {
+            let next = known.borrow_and_update().clone();
+            if let Some(next) = next.filter(|next| is_due(written.as_deref(), next)) {
+                let succeeded = self.write(Arc::clone(&next), has_failed).await;
+                has_failed = !succeeded;
+                if succeeded {
+                    written = Some(next);
+                }
+                sleep(if succeeded { self.pause } else { self.retry }).await;
+            } else if known.changed().await.is_err() {
+                // The control plane has ended, and so will this.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Whether it was written. A failure is told when it is news, and so is its end.
+    async fn write(&self, known: Arc<Known>, has_failed: bool) -> bool {
+        let file = Arc::clone(&self.file);
+        // A disk that is out of order can keep a write for seconds; the lease must not wait.
+        let Ok(result) = tokio::task::spawn_blocking(move || file.write(&known)).await else {
+            return false;
+        };
+        self.status.cache_written(result.is_ok());
+        let path = self.file.path.display();
+        match &result {
+            Ok(()) if has_failed => info!("Wrote the cache {path} again"),
+            Ok(()) => debug!("Wrote the cache {path}"),
+            Err(_) if has_failed => {}
+            Err(error) => warn!(
+                "Failed to write the cache {path}: {}; a start without the store would go by an \
+                 older one or wait; trying again every {} s",
+                chain(error),
+                self.retry.as_secs()
+            ),
+        }
+        result.is_ok()
+    }
+
+    /// Removes the file for good: the subnet in it is not ours any more.
+    pub(super) fn forget(&self) {
+        let mut is_closed = self.file.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
+        *is_closed = true;
+        let path = &self.file.path;
+        if let Err(error) = std::fs::remove_file(path)
+            && error.kind() != ErrorKind::NotFound
+        {
+            warn!(
+                "cannot remove {}: {error}; remove it, because the subnet in it is lost",
+                path.display()
+            );
+        }
+    }
+}
+
+impl CacheFile {
+    fn write(&self, known: &Known) -> Result<(), WriteError> {
+        let bytes = cache::render(&self.store, &self.config, known)?;
+        let is_closed = self.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_closed {
+            whole_file::write(&self.path, &bytes, FILE_MODE)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether `next` says something that the file does not.
+fn is_due(written: Option<&Known>, next: &Known) -> bool {
+    let Some(written) = written else { return true };
+    written.own.key != next.own.key
+        || written.cluster != next.cluster
+        || !same_ways(&written.peers, &next.peers)
+        // Of a clock that was set back, too.
+        || next.as_of_unix.abs_diff(written.as_of_unix) >= REFRESH_SECONDS
+}
+
+#[cfg(test)]
+#[path = "cache_writer_tests.rs"]
+mod tests;

@@ -1,0 +1,131 @@
+//! What the writer does on a disk, and when.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use tokio::time::timeout;
+
+use super::*;
+use crate::control::cache::Expected;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+
+const NOW: u64 = 1_795_225_924;
+/// Of the writer under test.
+const PACE: Duration = Duration::from_millis(200);
+
+fn lease(third: u8, host: u8) -> Lease {
+    let subnet = format!("10.5.{third}.0/24").parse().unwrap();
+    Lease {
+        subnet,
+        key: subnet.key(),
+        attributes: LeaseAttributes::udp([192, 0, 2, host].into()),
+        revision: 0,
+        created_revision: 0,
+        lifetime: Lifetime::Leased { id: 0, expires_unix: None },
+    }
+}
+
+fn known(hosts: u8, as_of_unix: u64) -> Arc<Known> {
+    let peers = (2..2 + hosts).map(|host| (lease(host, host).subnet, lease(host, host)));
+    Arc::new(Known {
+        as_of_unix,
+        revision: 5,
+        cluster: 6,
+        network: "10.5.0.0/16".parse().unwrap(),
+        own: lease(1, 1),
+        peers: Arc::new(peers.collect()),
+    })
+}
+
+fn writer(path: &Path) -> CacheWriter {
+    let config = NetworkConfig::parse(br#"{"Network":"10.5.0.0/16"}"#).unwrap();
+    let writer = CacheWriter::new(path.to_owned(), "local /srv".to_owned(), config, Arc::default());
+    CacheWriter { pause: PACE, retry: PACE, ..writer }
+}
+
+fn peers_in(path: &Path) -> usize {
+    let bytes = whole_file::read_private(path, cache::BYTES_MAX).unwrap().unwrap();
+    let expected = Expected {
+        store: "local /srv",
+        network: "10.5.0.0/16".parse().unwrap(),
+        subnet: lease(1, 1).subnet,
+        public_ip: lease(1, 1).attributes.public_ip,
+        now_unix: NOW,
+    };
+    cache::parse(&bytes, &expected).unwrap().known.peers.len()
+}
+
+/// Lets the writer work for so many of its paces.
+async fn work(writer: &CacheWriter, known: &watch::Sender<Option<Arc<Known>>>, paces: f64) {
+    let keep = writer.keep(known.subscribe());
+    timeout(PACE.mul_f64(paces), keep).await.expect_err("the writer ended");
+}
+
+#[tokio::test]
+async fn the_first_news_is_written_at_once_and_a_storm_now_and_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("subnet.env.cache");
+    let (writer, sender) = (writer(&path), watch::Sender::new(None));
+    let storm = async {
+        sleep(PACE).await;
+        assert!(!path.exists(), "written before anything is known");
+        sender.send_replace(Some(known(1, NOW)));
+        sleep(PACE / 2).await;
+        assert_eq!(peers_in(&path), 1, "the first news is not on the disk");
+        for round in 0..100 {
+            sender.send_replace(Some(known(1 + round % 2, NOW)));
+            sleep(PACE / 20).await;
+        }
+        sender.send_replace(Some(known(9, NOW)));
+        sleep(PACE * 2).await;
+    };
+    tokio::select! {
+        never = writer.keep(sender.subscribe()) => match never {},
+        () = storm => {}
+    }
+    assert_eq!(peers_in(&path), 9, "the last news is not on the disk");
+    let writes = writer.status.cache_writes();
+    assert!((3..=12).contains(&writes), "{writes} writes, one a pace, in 8 paces");
+    let mode = fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600, "others can read who the peers are");
+}
+
+#[test]
+fn the_same_is_written_again_only_so_that_it_does_not_grow_old() {
+    let known = |hosts, seconds| known(hosts, NOW + seconds);
+    let written = known(3, 0);
+    assert!(is_due(None, &written));
+    assert!(!is_due(Some(&written), &known(3, REFRESH_SECONDS - 1)));
+    assert!(is_due(Some(&written), &known(3, REFRESH_SECONDS)));
+    assert!(is_due(Some(&known(3, REFRESH_SECONDS)), &written), "after the clock was set back");
+    assert!(is_due(Some(&written), &known(4, 0)));
+    let cluster = Known { cluster: 7, ..(*written).clone() };
+    assert!(is_due(Some(&written), &cluster));
+}
+
+#[tokio::test]
+async fn a_disk_that_refuses_is_tried_again_and_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("subnet.env.cache");
+    fs::create_dir(&path).unwrap();
+    let (writer, sender) = (writer(&path), watch::Sender::new(Some(known(1, NOW))));
+    work(&writer, &sender, 2.5).await;
+    assert_eq!(writer.status.cache_failures(), 3);
+    fs::remove_dir(&path).unwrap();
+    work(&writer, &sender, 0.5).await;
+    assert_eq!((peers_in(&path), writer.status.cache_writes()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_lost_subnet_is_forgotten_for_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("subnet.env.cache");
+    let (writer, sender) = (writer(&path), watch::Sender::new(Some(known(1, NOW))));
+    work(&writer, &sender, 0.5).await;
+    assert!(path.exists());
+    writer.forget();
+    assert!(!path.exists(), "the next start goes by a subnet that was lost");
+    work(&writer, &sender, 0.5).await;
+    assert!(!path.exists(), "a write that was under way brings the lost subnet back");
+    writer.forget();
+}

@@ -1,0 +1,227 @@
+//! A start at which the store cannot be reached: by what the last run left beside the subnet file,
+//! if that can be trusted. Reads and decides; what is trusted is `control::cache`'s to say.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::time::sleep;
+use tracing::{error, info, warn};
+
+use crate::config::network::NetworkConfig;
+use crate::config::options::Options;
+use crate::config::subnet_file::Previous;
+use crate::config::whole_file;
+use crate::control::cache::{self, Expected, Known};
+use crate::control::clock;
+use crate::control::manager::SubnetManager;
+use crate::control::store::StoreError;
+use crate::daemon::begin::{Plan, external_interface, read_config};
+use crate::daemon::cache_writer::cache_path;
+use crate::host::interface::ExternalInterface;
+
+/// How long the store may keep a start waiting that could go by the cache. Traffic is promised
+/// within a second, of which device, address and route need a part; a store that is well answers
+/// within a tenth, and a start that was hasty is confirmed a moment later.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Between two tries to compare the network configuration: nobody waits for it.
+const COMPARE_RETRY: Duration = Duration::from_secs(1);
+
+/// What a start can go by while the store is away.
+#[derive(Debug)]
+pub(super) struct WarmStart {
+    path: PathBuf,
+    offer: Offer,
+}
+
+#[derive(Debug)]
+enum Offer {
+    /// Switched off, or used, or the first start of this host, or told that it is refused.
+    Nothing,
+    /// Not to be trusted.
+    Refused(anyhow::Error),
+    Usable(Box<Remembered>),
+}
+
+/// A trusted cache, understood.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    /// The network configuration.
+    pub(super) plan: Plan,
+    /// The interface that carries the tunnel, as of now.
+    pub(super) external: ExternalInterface,
+    /// Lease and peers.
+    pub(super) known: Known,
+}
+
+impl WarmStart {
+    /// Looks what there is. Says nothing yet: it may not be needed.
+    pub(super) async fn prepare(options: &Options, previous: &Previous) -> Self {
+        let path = cache_path(&options.subnet_file);
+        let offer = match (options.start_from_cache, previous.network, previous.subnet) {
+            (true, Some(network), Some(subnet)) => {
+                let store = options.store.identity();
+                let now_unix = clock::unix_seconds();
+                let expected =
+                    |public_ip| Expected { store: &store, network, subnet, public_ip, now_unix };
+                match recall(options, &path, expected).await {
+                    Ok(remembered) => Offer::Usable(Box::new(remembered)),
+                    Err(error) => Offer::Refused(error),
+                }
+            }
+            (_, _, _) => Offer::Nothing,
+        };
+        Self { path, offer }
+    }
+
+    /// For how long to wait for an answer of the store.
+    #[must_use]
+    pub(super) fn patience(&self) -> Duration {
+        match self.offer {
+            Offer::Usable(_) => PATIENCE,
+            Offer::Nothing | Offer::Refused(_) => Duration::MAX,
+        }
+    }
+
+    /// What to go by, if anything, now that the store can't be reached, because of `why`. It has
+    /// to fit `config`, as far as that is known. Says once what is done, or why nothing is.
+    pub(super) fn take(&mut self, why: &str, config: Option<&NetworkConfig>) -> Option<Remembered> {
+        let path = self.path.display();
+        let refused = match std::mem::replace(&mut self.offer, Offer::Nothing) {
+            Offer::Nothing => return None,
+            Offer::Refused(error) => error,
+            Offer::Usable(remembered) => {
+                if config.is_none_or(|config| *config == remembered.plan.network) {
+                    let Known { as_of_unix, own, peers, .. } = &remembered.known;
+                    warn!(
+                        "The store cannot be reached ({why}); starting from the cache {path} of \
+                         {}: subnet {}, {} peers. They are stale until the store confirms them",
+                        clock::format_rfc3339(*as_of_unix),
+                        own.subnet,
+                        peers.len()
+                    );
+                    return Some(*remembered);
+                }
+                anyhow::anyhow!("the network configuration in it is not the store's")
+            }
+        };
+        warn!("Not starting from the cache {path}: {refused:#}; waiting for the store ({why})");
+        None
+    }
+}
+
+async fn recall<'a>(
+    options: &Options,
+    path: &Path,
+    expected: impl FnOnce(Ipv4Addr) -> Expected<'a>,
+) -> anyhow::Result<Remembered> {
+    let bytes = whole_file::read_private(path, cache::BYTES_MAX)?;
+    let Some(bytes) = bytes else { bail!("there is none") };
+    let external = external_interface(options).await?;
+    let cache = cache::parse(&bytes, &expected(external.public_address))?;
+    let plan = Plan::new(cache.config).context("the network configuration in it is no use")?;
+    Ok(Remembered { plan, external, known: cache.known })
+}
+
+/// Whether the store could not be reached, as opposed to an answer that was not hoped for.
+#[must_use]
+pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
+    let store_error = error.chain().find_map(|cause| cause.downcast_ref::<StoreError>());
+    store_error.is_some_and(|error| !error.store_answered())
+}
+
+/// Once the store has confirmed the lease: says if it has another network configuration than
+/// the one that was gone by.
+pub(super) async fn compare_config(manager: &SubnetManager, used: &NetworkConfig) {
+    let mut known = manager.known();
+    if known.wait_for(Option::is_some).await.is_err() {
+        return;
+    }
+    let advice = "going on with the one from the cache; restart weftd to apply it";
+    loop {
+        match read_config(manager).await {
+            Ok(Ok(found)) if found == *used => {
+                info!("The store has the network configuration of the cache");
+                return;
+            }
+            Ok(Ok(found)) => {
+                let network = found.network;
+                error!("The network configuration has changed (Network {network}); {advice}");
+                return;
+            }
+            Ok(Err(error)) if is_unreachable(&error) => sleep(COMPARE_RETRY).await,
+            Ok(Err(error)) | Err(error) => {
+                error!("Couldn't fetch network config: {error:#}; {advice}");
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::acquire::AcquireError;
+    use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+
+    fn config(text: &str) -> NetworkConfig {
+        NetworkConfig::parse(text.as_bytes()).unwrap()
+    }
+
+    fn usable() -> WarmStart {
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let address = Ipv4Addr::new(192, 0, 2, 1);
+        let own = Lease {
+            subnet,
+            key: subnet.key(),
+            attributes: LeaseAttributes::udp(address),
+            revision: 0,
+            created_revision: 0,
+            lifetime: Lifetime::Leased { id: 0, expires_unix: None },
+        };
+        let network = "10.5.0.0/16".parse().unwrap();
+        let known = Known {
+            as_of_unix: 1,
+            revision: 1,
+            cluster: 1,
+            network,
+            own,
+            peers: std::sync::Arc::default(),
+        };
+        let plan = Plan::new(config(r#"{"Network":"10.5.0.0/16"}"#)).unwrap();
+        let external = ExternalInterface {
+            name: "eth0".to_owned(),
+            index: 2,
+            address,
+            public_address: address,
+            mtu_bytes: 1500,
+        };
+        let offer = Offer::Usable(Box::new(Remembered { plan, external, known }));
+        WarmStart { path: "/run/flannel/subnet.env.cache".into(), offer }
+    }
+
+    #[test]
+    fn a_cache_is_gone_by_once_and_not_beside_another_configuration() {
+        let mut warm = usable();
+        assert_eq!(warm.patience(), PATIENCE);
+        assert!(warm.take("it is off", None).is_some());
+        assert!(warm.take("it is off", None).is_none(), "started twice");
+        assert_eq!(warm.patience(), Duration::MAX, "hurries for nothing");
+        let same = config(r#"{"Network":"10.5.0.0/16"}"#);
+        assert!(usable().take("it is off", Some(&same)).is_some());
+        let other = config(r#"{"Network":"10.5.0.0/16","SubnetLen":25}"#);
+        assert!(usable().take("it is off", Some(&other)).is_none(), "goes by an old network");
+    }
+
+    #[test]
+    fn only_a_store_without_an_answer_is_out_of_reach() {
+        let down = || StoreError::Unavailable { operation: "listing", detail: String::new() };
+        let no_config = StoreError::NoConfig { place: "/config".to_owned() };
+        assert!(is_unreachable(&down().into()));
+        assert!(is_unreachable(&AcquireError::from(down()).into()), "no subnet is another reason");
+        assert!(!is_unreachable(&no_config.into()), "an empty store has answered");
+        assert!(!is_unreachable(&AcquireError::Contended.into()));
+    }
+}
