@@ -32,8 +32,9 @@ use crate::host::interface::{ExternalInterface, discover};
 use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::Netlink;
 
-/// flanneld's pause between two tries to read the network configuration.
-const CONFIG_RETRY: Duration = Duration::from_secs(1);
+/// First and longest pause between two tries to read the network configuration. flanneld's is a
+/// second; a little less, and a node is ready within a second of its store.
+const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 
 /// Between two log lines that say the same about what keeps the start waiting.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
@@ -46,7 +47,7 @@ const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
 #[must_use]
-pub fn run(options: Options) -> ExitCode {
+pub fn run(options: Options, timing: Timing) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -54,14 +55,14 @@ pub fn run(options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = runtime.block_on(until_stopped(options));
+    let code = runtime.block_on(until_stopped(options, timing));
     // Work on the blocking threads, such as a wait for the local store's lock or for a name
     // server, cannot be cancelled, and nobody needs its result any more.
     runtime.shutdown_background();
     code
 }
 
-async fn until_stopped(options: Options) -> ExitCode {
+async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
     info!("Installing signal handlers");
     let stop = match StopSignals::install() {
         Ok(stop) => stop,
@@ -93,7 +94,7 @@ async fn until_stopped(options: Options) -> ExitCode {
     };
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     tokio::select! {
-        end = serve(&options, &readiness) => match end {
+        end = serve(&options, timing, &readiness) => match end {
             Ok(never) => match never {},
             Err(error) => {
                 info!("Waiting for all goroutines to exit");
@@ -112,10 +113,13 @@ async fn until_stopped(options: Options) -> ExitCode {
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device, and leaves lease and subnet file as they are.
-async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infallible> {
+async fn serve(
+    options: &Options,
+    timing: Timing,
+    readiness: &Readiness,
+) -> anyhow::Result<Infallible> {
     let _lock = lock(options)?;
     let previous = read_previous(options);
-    let timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .context("Failed to create SubnetManager")?
         .with_timing(timing);
@@ -305,16 +309,16 @@ impl Plan {
 /// A backend that can't be run is an error, as in flanneld.
 async fn wait_for_plan(manager: &SubnetManager) -> anyhow::Result<Plan> {
     let mut told = Told::default();
+    let mut backoff = Backoff::between(CONFIG_RETRY.0, CONFIG_RETRY.1);
     loop {
         match read_config(manager).await? {
             Ok(network) => return Plan::new(network),
             Err(error) => {
-                told.once(format!("Couldn't fetch network config: {error:#}"), |text| {
-                    error!("{text}");
-                });
+                let text = format!("Couldn't fetch network config: {error:#}; trying again");
+                told.once(text, |text| error!("{text}"));
             }
         }
-        sleep(CONFIG_RETRY).await;
+        sleep(backoff.next_wait()).await;
     }
 }
 
