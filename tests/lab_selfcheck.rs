@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::process::{Signal, test_kill_process};
 
 use support::lab::{Lab, Namespace, SubnetEnv, UNDERLAY, wait_until};
+use support::probe::{End, Probe};
 use support::traffic::tcp_transfer;
 
 fn namespace_exists(name: &str) -> bool {
@@ -210,4 +211,31 @@ fn a_plain_peer_sends_from_the_ports_it_was_told_to() {
     let distinct: BTreeSet<_> = ports.iter().copied().collect();
     // The kernel may give the same port twice, but hardly ever does out of 28,000.
     assert!(distinct.len() >= 7, "{ports:?}");
+}
+
+#[test]
+fn the_probe_notices_a_moment_without_a_way_and_flows_that_are_reset() {
+    let lab = plainly_routed();
+    let addresses = leases(1500).map(|lease| lease.pod_address());
+    let ends = [0, 1].map(|host: usize| End {
+        host: &lab.hosts[host],
+        pod: &lab.pods[host],
+        address: addresses[host],
+        dir: "/nowhere".into(),
+    });
+    let host = &lab.hosts[0];
+    host.exec(&["nft", "add table inet t"]);
+    host.exec(&["nft", "add chain inet t f { type filter hook forward priority 0; }"]);
+    let fault = |rule: &str| {
+        let ((), report) = Probe::run(&ends, |_| {
+            host.exec(&["nft", &format!("add rule inet t f {rule}")]);
+            std::thread::sleep(Duration::from_millis(100));
+            host.exec(&["nft", "flush chain inet t f"]);
+        });
+        (report.lost_datagrams(), report.broke_flows())
+    };
+    assert_eq!(fault("ip protocol icmp drop"), (false, false), "it sees losses of nobody");
+    assert_eq!(fault("ip protocol udp drop"), (true, false), "it misses lost datagrams");
+    let reset = fault("ip protocol tcp reject with tcp reset");
+    assert_eq!(reset, (false, true), "it misses flows that are reset");
 }

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod lease;
 mod machine;
 pub mod manager;
+mod network_check;
 pub mod peers;
 pub mod run;
 pub mod status;

@@ -15,7 +15,9 @@ use crate::control::lease::Peers;
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Say};
 use crate::control::manager::{OwnLease, SubnetManager};
+use crate::control::network_check::NetworkCheck;
 use crate::control::store::{Event as Change, StoreError, Watch};
+use crate::route::Prefix;
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
 /// suspended and a timer does not.
@@ -32,8 +34,9 @@ impl SubnetManager {
         peers: &Sender<Arc<Peers>>,
     ) -> End {
         let random = fastrand::Rng::new();
+        let network = own.network;
         let machine = Machine::new(own, renew_margin, self.timing, random, now());
-        self.drive(machine, peers).await
+        self.drive(machine, network, peers).await
     }
 
     /// As `run`, by what the last run knew, until the store answers: then the same subnet is
@@ -45,14 +48,19 @@ impl SubnetManager {
         peers: &Sender<Arc<Peers>>,
     ) -> End {
         self.status.started_from_cache(known.as_of_unix);
-        let random = fastrand::Rng::new();
+        let (random, network) = (fastrand::Rng::new(), known.network);
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
-        self.drive(machine, peers).await
+        self.drive(machine, network, peers).await
     }
 
-    async fn drive(&self, mut machine: Machine, peers: &Sender<Arc<Peers>>) -> End {
+    async fn drive(
+        &self,
+        mut machine: Machine,
+        network: Prefix,
+        peers: &Sender<Arc<Peers>>,
+    ) -> End {
         info!("Watching for new subnet leases");
-        let mut driver = Driver { manager: self, peers, request: None, watch: None };
+        let mut driver = Driver::new(self, peers, network);
         let mut event = Event::Timer;
         loop {
             for command in machine.handle(event, now()) {
@@ -81,9 +89,15 @@ struct Driver<'a> {
     peers: &'a Sender<Arc<Peers>>,
     request: Option<Pin<Box<dyn Future<Output = Answer> + Send + 'a>>>,
     watch: Option<Watch>,
+    network_check: NetworkCheck<'a>,
 }
 
-impl Driver<'_> {
+impl<'a> Driver<'a> {
+    fn new(manager: &'a SubnetManager, peers: &'a Sender<Arc<Peers>>, network: Prefix) -> Self {
+        let network_check = NetworkCheck::new(network);
+        Self { manager, peers, request: None, watch: None, network_check }
+    }
+
     /// Carries out a command, as far as that needs no waiting.
     fn obey(&mut self, command: Command) -> Option<End> {
         let (store, status) = (&self.manager.store, &self.manager.status);
@@ -142,6 +156,7 @@ impl Driver<'_> {
             changes = next_changes(&mut self.watch), if wants_changes => {
                 Answer::Other(Event::Changed(changes))
             }
+            () = self.network_check.done() => return Event::Timer,
             () = sleep(left.min(CLOCK_CHECK_MAX)) => return Event::Timer,
         };
         match answer {
@@ -155,12 +170,13 @@ impl Driver<'_> {
     }
 
     /// Keeps the status up to date with what the store just did.
-    fn noted(&self, event: Event) -> Event {
+    fn noted(&mut self, event: Event) -> Event {
         match &event {
             Event::Listed(answer) => {
                 self.manager.note(answer);
                 if answer.is_ok() {
                     self.manager.status.listed();
+                    self.network_check.begin(self.manager);
                 }
             }
             Event::Opened(answer) => self.manager.note(answer),

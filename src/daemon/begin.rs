@@ -22,8 +22,9 @@ use crate::host::interface::{ExternalInterface, discover};
 use crate::host::netlink::Netlink;
 use crate::route::Prefix;
 
-/// flanneld's pause between two tries to read the network configuration.
-const CONFIG_RETRY: Duration = Duration::from_secs(1);
+/// First and longest pause between two tries to read the network configuration. flanneld's is a
+/// second; a little less, and a node is ready within a second of its store.
+const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 
 /// Between two log lines that say the same about what keeps the start waiting.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
@@ -105,6 +106,7 @@ async fn wait_for_plan(
     warm: &mut WarmStart,
 ) -> anyhow::Result<ControlFlow<Remembered, Plan>> {
     let mut told = Told::default();
+    let mut backoff = Backoff::between(CONFIG_RETRY.0, CONFIG_RETRY.1);
     loop {
         let patience = warm.patience();
         let Ok(read) = timeout(patience, read_config(manager)).await else {
@@ -122,12 +124,11 @@ async fn wait_for_plan(
                 {
                     return Ok(ControlFlow::Break(remembered));
                 }
-                told.once(format!("Couldn't fetch network config: {error:#}"), |text| {
-                    error!("{text}");
-                });
+                let text = format!("Couldn't fetch network config: {error:#}; trying again");
+                told.once(text, |text| error!("{text}"));
             }
         }
-        sleep(CONFIG_RETRY).await;
+        sleep(backoff.next_wait()).await;
     }
 }
 

@@ -20,6 +20,8 @@ use std::process::ExitCode;
 use tracing::{info, warn};
 
 use crate::config::flags::{self, Outcome};
+use crate::config::options::Options;
+use crate::control::manager::Timing;
 
 /// The whole of `weftd`: parses `arguments`, the program's name first, and the environment that
 /// `variable` reads, then runs until stopped.
@@ -27,12 +29,24 @@ pub fn main(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> ExitCode {
+    main_with(arguments, variable, |_, _| ())
+}
+
+/// As [`main`], after `adjust` has had its way with options and durations. The programs do not use
+/// it: for tests, in which a day has to pass within seconds.
+pub fn main_with(
+    arguments: impl Iterator<Item = OsString>,
+    variable: impl Fn(&str) -> Option<OsString>,
+    adjust: impl FnOnce(&mut Options, &mut Timing),
+) -> ExitCode {
     let outcome = flags::parse(arguments, variable);
     if let Some((text, code)) = outcome.ending("weftd", env!("CARGO_PKG_VERSION")) {
         io::stderr().write_all(text.as_bytes()).ok();
         return ExitCode::from(code);
     }
-    let Outcome::Run(options, warnings) = outcome else { return ExitCode::FAILURE };
+    let Outcome::Run(mut options, warnings) = outcome else { return ExitCode::FAILURE };
+    let mut timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
+    adjust(&mut options, &mut timing);
     let _log = match log::start(options.log_format, options.verbosity) {
         Ok(guard) => guard,
         Err(error) => {
@@ -45,5 +59,5 @@ pub fn main(
     for warning in warnings {
         warn!("{warning}");
     }
-    run::run(*options)
+    run::run(*options, timing)
 }

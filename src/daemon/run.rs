@@ -34,7 +34,7 @@ const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
 #[must_use]
-pub fn run(options: Options) -> ExitCode {
+pub fn run(options: Options, timing: Timing) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -42,14 +42,14 @@ pub fn run(options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = runtime.block_on(until_stopped(options));
+    let code = runtime.block_on(until_stopped(options, timing));
     // Work on the blocking threads, such as a wait for the local store's lock or for a name
     // server, cannot be cancelled, and nobody needs its result any more.
     runtime.shutdown_background();
     code
 }
 
-async fn until_stopped(options: Options) -> ExitCode {
+async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
     info!("Installing signal handlers");
     let stop = match StopSignals::install() {
         Ok(stop) => stop,
@@ -81,7 +81,7 @@ async fn until_stopped(options: Options) -> ExitCode {
     };
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     tokio::select! {
-        end = serve(&options, &readiness) => match end {
+        end = serve(&options, timing, &readiness) => match end {
             Ok(never) => match never {},
             Err(error) => {
                 info!("Waiting for all goroutines to exit");
@@ -100,10 +100,13 @@ async fn until_stopped(options: Options) -> ExitCode {
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device, and leaves lease and subnet file as they are.
-async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infallible> {
+async fn serve(
+    options: &Options,
+    timing: Timing,
+    readiness: &Readiness,
+) -> anyhow::Result<Infallible> {
     let _lock = lock(options)?;
     let previous = read_previous(options);
-    let timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .context("Failed to create SubnetManager")?
         .with_timing(timing);

@@ -1,13 +1,16 @@
 //! Any number of hosts on one switch, each a namespace, for tests that need more than two.
 
-use std::net::Ipv4Addr;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::lab::{Namespace, Process, SubnetEnv, WEFTD, wait_until};
+use super::members::Version;
 
 /// Hosts at 172.20.0.1, 172.20.0.2, ... on a bridge that has the address 172.20.0.254.
 #[derive(Debug)]
@@ -85,16 +88,27 @@ pub(crate) struct NamespaceEtcd {
     pub(crate) process: Process,
     url: String,
     data: TempDir,
+    version: Version,
 }
 
 impl NamespaceEtcd {
     /// Starts a server that clients reach at `address`, port 2379, and waits until it answers.
     #[track_caller]
     pub(crate) fn start(namespace: &Namespace, address: Ipv4Addr) -> Self {
+        Self::start_version(namespace, address, Version::V3_4)
+    }
+
+    /// The same with another etcd than Debian's.
+    #[track_caller]
+    pub(crate) fn start_version(
+        namespace: &Namespace,
+        address: Ipv4Addr,
+        version: Version,
+    ) -> Self {
         let data = tempfile::tempdir().expect("a directory for etcd");
         let url = format!("http://{address}:2379");
-        let process = Self::process(namespace, &url, data.path());
-        let mut etcd = Self { process, url, data };
+        let process = Self::process(namespace, &url, data.path(), version);
+        let mut etcd = Self { process, url, data, version };
         etcd.wait(namespace);
         etcd
     }
@@ -102,21 +116,30 @@ impl NamespaceEtcd {
     /// Starts the server again over the data that it has.
     #[track_caller]
     pub(crate) fn spawn(&mut self, namespace: &Namespace) {
-        self.process = Self::process(namespace, &self.url, self.data.path());
+        self.process = Self::process(namespace, &self.url, self.data.path(), self.version);
         self.wait(namespace);
     }
 
-    fn process(namespace: &Namespace, url: &str, data: &Path) -> Process {
+    /// Kills the server and removes all that it knew.
+    #[track_caller]
+    pub(crate) fn wipe(&mut self) {
+        self.process.stop(Signal::KILL, Duration::from_secs(2));
+        std::fs::remove_dir_all(self.data.path().join("member")).expect("etcd had data");
+    }
+
+    fn process(namespace: &Namespace, url: &str, data: &Path, version: Version) -> Process {
         let data = data.to_str().expect("temporary directories have readable names");
         let peer = "http://127.0.0.1:2380";
+        // On every address of the namespace: a store may be reached in several ways.
+        let listen = "http://0.0.0.0:2379";
         namespace.spawn(&[
-            "etcd",
+            &version.program("etcd"),
             "--data-dir",
             data,
             "--logger",
             "zap",
             "--listen-client-urls",
-            url,
+            listen,
             "--advertise-client-urls",
             url,
             "--listen-peer-urls",
@@ -136,10 +159,25 @@ impl NamespaceEtcd {
     }
 
     fn command(&self, namespace: &Namespace, arguments: &[&str]) -> Command {
-        let mut argv = vec!["env", "ETCDCTL_API=3", "etcdctl", "--endpoints", &self.url];
+        let program = self.version.program("etcdctl");
+        let mut argv = vec!["env", "ETCDCTL_API=3", &program, "--endpoints", &self.url];
         argv.extend(["--command-timeout", "2s", "--dial-timeout", "1s"]);
         argv.extend(arguments);
         namespace.command(&argv)
+    }
+
+    /// Calls that clients began so far, as etcd counts them.
+    pub(crate) fn requests(&self, namespace: &Namespace) -> u64 {
+        let address = self.url.trim_start_matches("http://").to_owned();
+        let text = namespace.enter(move || {
+            let mut stream = TcpStream::connect(address).expect("etcd listens");
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("etcd answers");
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("metrics are text");
+            text
+        });
+        let started = text.lines().filter(|line| line.starts_with("grpc_server_started_total"));
+        started.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
     }
 
     /// Runs etcdctl in `namespace` and gives what it printed.

@@ -27,7 +27,8 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    fn program(self, name: &str) -> String {
+    /// Path of `etcd` or `etcdctl`.
+    pub(crate) fn program(self, name: &str) -> String {
         let place = match self {
             Self::V3_4 => return name.to_owned(),
             Self::V3_5 => Path::new(env!("CARGO_TARGET_TMPDIR")).join("../etcd-3.5").join(name),
@@ -174,6 +175,12 @@ impl Members {
         for mut process in processes.iter_mut().filter_map(Option::take) {
             process.stop(Signal::KILL, Duration::from_secs(2));
         }
+    }
+
+    /// Kills one member; its data stays.
+    pub(crate) fn kill(&self, member: usize) {
+        let process = self.processes.lock().unwrap()[member].take();
+        process.expect("the member runs").stop(Signal::KILL, Duration::from_secs(2));
     }
 
     /// Stops a member's threads, or lets them run again.

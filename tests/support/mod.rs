@@ -5,11 +5,14 @@
 pub(crate) mod cluster;
 pub mod control;
 pub mod etcd;
+pub(crate) mod flows;
 pub(crate) mod lab;
 pub(crate) mod members;
 pub(crate) mod overlay;
 pub(crate) mod packet;
+pub(crate) mod probe;
 pub mod proxy;
 pub(crate) mod seccomp;
 pub(crate) mod status;
+pub(crate) mod told;
 pub(crate) mod traffic;

@@ -1,6 +1,8 @@
 //! A TCP relay on loopback that a test can cut, and mend again.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -17,6 +19,8 @@ pub enum Mode {
     Silent,
     /// Relays, but once a client has written a lease on a connection, it hears nothing there.
     LosesAnswers,
+    /// Relays, but news that a key is deleted gets lost.
+    LosesDeletes,
 }
 
 /// What only the write of a lease sends to etcd.
@@ -27,30 +31,43 @@ const WRITE_MARK: &[u8] = b"\"PublicIP\"";
 pub struct Proxy {
     pub port: u16,
     mode: watch::Sender<Mode>,
+    lost: Arc<AtomicU64>,
     _stop: oneshot::Sender<()>,
 }
 
 impl Proxy {
     pub fn to(target: SocketAddr) -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::between("127.0.0.1:0".parse().unwrap(), target)
+    }
+
+    /// A relay that listens on `address`; both ends are in the caller's network namespace.
+    pub fn between(address: SocketAddr, target: SocketAddr) -> Self {
+        let listener = std::net::TcpListener::bind(address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let (mode, changes) = watch::channel(Mode::Open);
         let (stop, stopped) = oneshot::channel::<()>();
+        let lost = Arc::<AtomicU64>::default();
+        let counter = Arc::clone(&lost);
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async move {
                 tokio::select! {
-                    () = accept(listener, target, changes) => {}
+                    () = accept(listener, target, changes, counter) => {}
                     _ = stopped => {}
                 }
             });
         });
-        Self { port, mode, _stop: stop }
+        Self { port, mode, lost, _stop: stop }
     }
 
     pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
+    }
+
+    /// Messages that got lost in [`Mode::LosesDeletes`].
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     pub fn url(&self) -> String {
@@ -62,15 +79,21 @@ async fn accept(
     listener: std::net::TcpListener,
     target: SocketAddr,
     changes: watch::Receiver<Mode>,
+    lost: Arc<AtomicU64>,
 ) {
     let listener = TcpListener::from_std(listener).unwrap();
     loop {
         let (client, _) = listener.accept().await.unwrap();
-        tokio::spawn(relay(client, target, changes.clone()));
+        tokio::spawn(relay(client, target, changes.clone(), Arc::clone(&lost)));
     }
 }
 
-async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Receiver<Mode>) {
+async fn relay(
+    mut client: TcpStream,
+    target: SocketAddr,
+    mut mode: watch::Receiver<Mode>,
+    lost: Arc<AtomicU64>,
+) {
     let first = *mode.borrow_and_update();
     if first == Mode::Cut {
         return;
@@ -81,6 +104,13 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
             _ = copy_bidirectional(&mut client, &mut server) => return,
             _ = mode.changed() => {}
         }
+    }
+    if first == Mode::LosesDeletes {
+        tokio::select! {
+            _ = relay_without_deletes(client, server, &lost) => {}
+            _ = mode.wait_for(|mode| *mode == Mode::Cut) => {}
+        }
+        return;
     }
     if first == Mode::LosesAnswers {
         tokio::select! {
@@ -116,5 +146,43 @@ async fn relay_until_write(client: &mut TcpStream, server: &mut TcpStream) -> st
                 }
             }
         }
+    }
+}
+
+/// What only an event of a deletion has in it: the event's type, 1, and the tag of its entry
+/// (`mvccpb.Event`).
+const DELETE_MARK: &[u8] = &[0x08, 0x01, 0x12];
+
+/// Frames of HTTP/2: a length of three bytes, a type, five more bytes, and the payload
+/// (RFC 9113 4.1). A message of gRPC that is one DATA frame can be taken out whole; what is lost of
+/// the flow-control window is a few hundred bytes.
+async fn relay_without_deletes(
+    client: TcpStream,
+    server: TcpStream,
+    lost: &AtomicU64,
+) -> std::io::Result<()> {
+    const HEADER_BYTES: usize = 9;
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let down = async {
+        loop {
+            let mut frame = vec![0; HEADER_BYTES];
+            from_server.read_exact(&mut frame).await?;
+            let length = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]) as usize;
+            let is_data = frame[3] == 0;
+            frame.resize(HEADER_BYTES + length, 0);
+            from_server.read_exact(&mut frame[HEADER_BYTES..]).await?;
+            let payload = &frame[HEADER_BYTES..];
+            let mut parts = payload.windows(DELETE_MARK.len());
+            if is_data && parts.any(|part| part == DELETE_MARK) {
+                lost.fetch_add(1, Ordering::Relaxed);
+            } else {
+                to_client.write_all(&frame).await?;
+            }
+        }
+    };
+    tokio::select! {
+        done = down => done,
+        done = tokio::io::copy(&mut from_client, &mut to_server) => done.map(drop),
     }
 }

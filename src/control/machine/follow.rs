@@ -234,12 +234,16 @@ impl Machine {
     /// that revision.
     fn hold_vanishing(&mut self, changes: &[Change]) -> Option<i64> {
         let mut vanishing: BTreeMap<i64, Vec<Lease>> = BTreeMap::new();
+        let mut own_lost = None;
         for change in changes {
             let (key, revision) = match change {
                 Change::Deleted { key, revision } => (key, *revision),
                 Change::Rejected(rejected) => (&rejected.key, rejected.revision),
                 Change::Live { .. } | Change::Put(_) | Change::Everything(_) => continue,
             };
+            if *key == self.own.lease.key && self.would_be_news(key, revision) {
+                own_lost = Some(revision);
+            }
             let published = self.published.as_ref();
             let peer = parse_key(key).and_then(|subnet| published?.get(&subnet));
             let lost = peer.filter(|peer| peer.key == *key && !self.stale.holds(peer.subnet));
@@ -248,14 +252,17 @@ impl Machine {
             }
         }
         let of = self.live_peers();
-        let accident = vanishing.into_iter().find(|(_, lost)| stale::is_accident(lost.len(), of));
+        let accident = vanishing.into_iter().find(|(revision, lost)| {
+            stale::is_accident(lost.len(), of, own_lost == Some(*revision))
+        });
         let (revision, lost) = accident?;
         self.hold_peers(lost, of, false);
         Some(revision)
     }
 
     /// Holds the published peers that the mirror, which is complete, lacks, if they are most of
-    /// them or if the store was `wiped`. Returns whether it was an accident.
+    /// them, if the store was `wiped`, or if this node's own lease is gone, too: an outage that
+    /// outlasted it says nothing about who else is alive. Returns whether it was an accident.
     fn hold_missing(&mut self, wiped: bool) -> bool {
         let published = self.published.as_deref().into_iter().flatten();
         let missing: Vec<Lease> = published
@@ -266,7 +273,10 @@ impl Machine {
             .cloned()
             .collect();
         let of = self.live_peers();
-        let accident = wiped || stale::is_accident(missing.len(), of);
+        let own_lapsed = !self.mirror.contains_key(&self.own.lease.key);
+        let accident = wiped
+            || own_lapsed && !missing.is_empty()
+            || stale::is_accident(missing.len(), of, false);
         if accident {
             self.hold_peers(missing, of, wiped);
         }

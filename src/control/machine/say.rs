@@ -106,13 +106,16 @@ impl fmt::Display for Say {
                 write!(f, "The lease of {subnet} became a reservation")
             }
             Self::TakenOver { subnet, new_owner } => {
-                write!(f, "The lease of {subnet} now belongs to {new_owner}")
+                write!(f, "The lease of {subnet} now belongs to {new_owner}; giving it up")
             }
             Self::Removed { subnet } => {
-                write!(f, "The lease of {subnet} was removed from the store")
+                write!(f, "The lease of {subnet} was removed from the store; giving it up")
             }
             Self::Covered { subnet, by, new_owner } => {
-                write!(f, "The lease of {subnet} lapsed and {by} belongs to {new_owner}")
+                write!(
+                    f,
+                    "The lease of {subnet} lapsed and {by} belongs to {new_owner}; giving it up"
+                )
             }
             Self::HistoryLost => f.write_str(
                 "Watch of subnet leases failed because etcd index outside history window; \

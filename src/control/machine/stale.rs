@@ -8,7 +8,7 @@ use crate::control::lease::{Lease, Peers};
 use crate::control::peers;
 use crate::route::Prefix;
 
-/// Fewest peers whose disappearance is one of many: a single node is taken off every day.
+/// Fewest nodes whose disappearance is one of many: a single node is taken off every day.
 const VANISHED_MIN: usize = 2;
 /// Shortest time between two lines about peers that are no longer held: a thousand nodes that
 /// register again are a few lines.
@@ -42,9 +42,10 @@ pub(in crate::control) struct Released {
 }
 
 /// Whether so many of `peers` that vanish at once are an accident and no administration: more
-/// than a half.
-pub(super) fn is_accident(vanished: usize, peers: usize) -> bool {
-    vanished >= VANISHED_MIN && vanished > peers / 2
+/// than half of the nodes, of which this one is one if its own lease vanished with them.
+pub(super) fn is_accident(vanished: usize, peers: usize, own_lost: bool) -> bool {
+    let own = usize::from(own_lost);
+    vanished > 0 && vanished + own >= VANISHED_MIN && vanished + own > (peers + own) / 2
 }
 
 impl Stale {

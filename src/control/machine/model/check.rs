@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::End;
-use super::node::{Life, Op, hold};
+use super::node::{Life, Op, Own, hold};
 use super::store::Point;
 use super::{Node, World, network};
 use crate::control::peers::{self, Node as View};
@@ -33,7 +33,9 @@ impl World {
         let missing: Vec<_> = published.filter(|subnet| !readable.contains(subnet)).collect();
         let missing: Vec<_> = missing.into_iter().copied().collect();
         let boot = node.boot(self.time);
-        node.is_accident = hold(node, &missing, wiped, boot);
+        let own_shows = node.previous.is_some_and(|own| readable.contains(&own));
+        let own = if own_shows { Own::Kept } else { Own::Lapsed };
+        node.is_accident = hold(node, &missing, own, wiped, boot);
         node.mirror = point;
         node.told = point;
         node.cluster = point.0;
@@ -47,7 +49,7 @@ impl World {
         let node = &mut self.nodes[index];
         let own = node.previous.map(Prefix::key).unwrap_or_default();
         let mut missing: BTreeMap<i64, Vec<Prefix>> = BTreeMap::new();
-        let mut own_deleted = None;
+        let (mut own_deleted, mut own_lost) = (None, None);
         // What a listing showed already is no news.
         let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
         for (revision, change) in news {
@@ -56,6 +58,9 @@ impl World {
                 Change::Rejected(rejected) => &rejected.key,
                 Change::Live { .. } | Change::Put(_) | Change::Everything(_) => continue,
             };
+            if *key == own {
+                own_lost = Some(*revision);
+            }
             if *key == own && matches!(change, Change::Deleted { .. }) {
                 own_deleted = own_deleted.or(Some(*revision));
             }
@@ -68,7 +73,10 @@ impl World {
         let boot = node.boot(self.time);
         let accident = missing
             .into_iter()
-            .find(|(_, missing)| hold(node, missing, false, boot))
+            .find(|(revision, missing)| {
+                let own = if own_lost == Some(*revision) { Own::Deleted } else { Own::Kept };
+                hold(node, missing, own, false, boot)
+            })
             .map(|(revision, _)| revision);
         node.is_accident = accident.is_some() && accident == own_deleted;
         node.mirror = node.mirror.max(point);

@@ -1,0 +1,23 @@
+//! weftd with leases that end within seconds and listings as often: the same daemon, for tests that
+//! cannot wait a day. Durations come from `BRIEF_LEASE_MS` and `BRIEF_RELIST_MS`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use weft::control::Timing;
+
+fn main() -> ExitCode {
+    let milliseconds = |name| Some(Duration::from_millis(std::env::var(name).ok()?.parse().ok()?));
+    let adjust = |options: &mut weft::config::options::Options, timing: &mut Timing| {
+        if let Some(lease_ttl) = milliseconds("BRIEF_LEASE_MS") {
+            // Early enough for a machine that is busy.
+            options.renew_margin = lease_ttl * 2 / 3;
+            timing.lease_ttl = lease_ttl;
+            timing.renew_retry = lease_ttl / 4;
+        }
+        if let Some(relist_period) = milliseconds("BRIEF_RELIST_MS") {
+            timing.relist_period = relist_period;
+        }
+    };
+    weft::daemon::main_with(std::env::args_os(), |name| std::env::var_os(name), adjust)
+}

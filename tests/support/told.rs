@@ -1,0 +1,94 @@
+//! What a daemon says of a fault: soon, plainly, and not more than a reader can bear.
+
+use std::time::Duration;
+
+use super::lab::Process;
+
+/// Lines that a daemon may log in any second of any fault.
+const LINES_PER_SECOND_MAX: usize = 10;
+
+/// What a daemon has written since a moment.
+#[derive(Debug)]
+pub(crate) struct Told {
+    lines_before: usize,
+}
+
+impl Told {
+    /// Counts from now on.
+    pub(crate) fn since(daemon: &Process) -> Self {
+        Self { lines_before: daemon.output().lines().count() }
+    }
+
+    /// What was written since.
+    pub(crate) fn lines(&self, daemon: &Process) -> Vec<String> {
+        daemon.output().lines().skip(self.lines_before).map(str::to_owned).collect()
+    }
+
+    /// Whether a line since then contains `words`.
+    pub(crate) fn says(&self, daemon: &Process, words: &str) -> bool {
+        self.lines(daemon).iter().any(|line| line.contains(words))
+    }
+
+    /// Checks how much was written in any second, and that the first line of warning says what is
+    /// `wrong` and what weft is `doing` about it, in one of these ways. Gives the most lines of a
+    /// second.
+    ///
+    /// # Panics
+    /// When an operator would be flooded, or left to guess.
+    #[track_caller]
+    pub(crate) fn assert_plain(&self, daemon: &Process, wrong: &str, doing: &[&str]) -> usize {
+        let lines = self.lines(daemon);
+        let text = lines.join("\n");
+        let busiest = busiest_second(&lines);
+        assert!(
+            busiest <= LINES_PER_SECOND_MAX,
+            "the fault writes {busiest} lines in one second:\n{text}"
+        );
+        let first = lines.iter().find(|line| line.starts_with(['W', 'E']));
+        let first = first.unwrap_or_else(|| panic!("nobody is told of the fault:\n{text}"));
+        assert!(first.contains(wrong), "the first line does not say {wrong:?}: {first}");
+        let is_said = doing.iter().any(|doing| first.contains(doing));
+        assert!(is_said, "the first line does not say {doing:?}: {first}");
+        busiest
+    }
+
+    /// Checks that nothing was wrong enough to be told.
+    ///
+    /// # Panics
+    /// When there is a warning.
+    #[track_caller]
+    pub(crate) fn assert_no_warning(&self, daemon: &Process) {
+        let lines = self.lines(daemon);
+        let warning = lines.iter().find(|line| line.starts_with(['W', 'E']));
+        assert!(warning.is_none(), "a warning about nothing: {warning:?}");
+        assert!(busiest_second(&lines) <= LINES_PER_SECOND_MAX, "{lines:?}");
+    }
+}
+
+/// The most lines within one second, by their stamps.
+fn busiest_second(lines: &[String]) -> usize {
+    let stamps: Vec<Duration> = lines.iter().filter_map(|line| stamp(line)).collect();
+    let within = |(first, start): (usize, &Duration)| {
+        let end = *start + Duration::from_secs(1);
+        stamps[first..].iter().take_while(|at| (*start..end).contains(at)).count()
+    };
+    stamps.iter().enumerate().map(within).max().unwrap_or(0)
+}
+
+/// The time of the day in klog's form, `W1121 11:30:01.234567 ...`.
+fn stamp(line: &str) -> Option<Duration> {
+    let mut parts = line.split_whitespace().nth(1)?.split([':', '.']);
+    let mut next = || parts.next()?.parse::<u64>().ok();
+    let (hours, minutes, seconds, microseconds) = (next()?, next()?, next()?, next()?);
+    let seconds = (hours * 60 + minutes) * 60 + seconds;
+    Some(Duration::from_secs(seconds) + Duration::from_micros(microseconds))
+}
+
+/// Time that the control plane's thread, which is the process's first, has had on a processor.
+pub(crate) fn control_time(daemon: &Process) -> Duration {
+    let pid = daemon.pid().as_raw_nonzero();
+    let path = format!("/proc/{pid}/task/{pid}/schedstat");
+    let text = std::fs::read_to_string(path).expect("the daemon runs");
+    let nanoseconds = text.split_whitespace().next().and_then(|first| first.parse().ok());
+    Duration::from_nanos(nanoseconds.expect("schedstat begins with a number of nanoseconds"))
+}
