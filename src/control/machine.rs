@@ -40,6 +40,8 @@ pub enum End {
         /// Who holds it now; `None` if the lease was deleted.
         new_owner: Option<Ipv4Addr>,
     },
+    /// Another node claims our PublicIP, and has it.
+    Duplicate,
 }
 
 /// The time of an event.

@@ -8,6 +8,7 @@ pub mod acquire;
 pub mod backoff;
 mod causes;
 pub mod choose;
+pub mod claim;
 pub mod clock;
 pub mod lease;
 mod machine;
@@ -18,6 +19,7 @@ pub mod status;
 pub mod store;
 
 pub use acquire::AcquireError;
+pub use claim::NodeIdentity;
 pub use lease::{Lease, LeaseAttributes, Lifetime, Peers};
 pub use manager::{OwnLease, SubnetManager, Timing};
 pub use run::End;

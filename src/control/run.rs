@@ -30,6 +30,20 @@ impl SubnetManager {
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
     ) -> End {
+        let end = tokio::select! {
+            end = self.keep_lease(own, renew_margin, peers) => end,
+            end = self.keep_claim() => end,
+        };
+        warn!("Lease has been revoked. Shutting down daemon.");
+        end
+    }
+
+    async fn keep_lease(
+        &self,
+        own: OwnLease,
+        renew_margin: Duration,
+        peers: &Sender<Arc<Peers>>,
+    ) -> End {
         info!("Watching for new subnet leases");
         let random = fastrand::Rng::new();
         let mut machine = Machine::new(own, renew_margin, self.timing, random, now());
@@ -38,7 +52,6 @@ impl SubnetManager {
         loop {
             for command in machine.handle(event, now()) {
                 if let Some(end) = driver.obey(command) {
-                    warn!("Lease has been revoked. Shutting down daemon.");
                     return end;
                 }
             }

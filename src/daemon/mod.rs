@@ -2,6 +2,7 @@
 
 pub mod health;
 mod http;
+mod identity;
 pub mod log;
 pub mod notify;
 pub mod report;

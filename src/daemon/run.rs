@@ -24,6 +24,7 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::{OwnLease, SubnetManager, Timing};
 use crate::control::run::End;
 use crate::daemon::health::{HealthServer, Readiness};
+use crate::daemon::identity;
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
@@ -119,6 +120,13 @@ async fn serve(options: &Options, readiness: &Readiness) -> anyhow::Result<Infal
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .context("Failed to create SubnetManager")?
         .with_timing(timing);
+    let manager = match identity::of_this_host() {
+        Ok(identity) => manager.with_identity(identity),
+        Err(error) => {
+            warn!("a second node with the same PublicIP would not be noticed: {error}");
+            manager
+        }
+    };
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
     let status = async {
@@ -250,6 +258,9 @@ fn describe_end(end: End) -> String {
         ),
         End::Revoked { new_owner: None } => {
             "the lease was deleted from the store; start again to acquire a new one".to_owned()
+        }
+        End::Duplicate => {
+            "another node has this node's PublicIP; two nodes must not share a subnet".to_owned()
         }
     }
 }

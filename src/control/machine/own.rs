@@ -180,6 +180,7 @@ impl Machine {
                     self.renew_at = Some(self.now.boot + RENEW_AFTER_CONFLICT);
                 }
             }
+            Err(error @ StoreError::Duplicate { .. }) => self.give_way(&error),
             Err(error) if what == Write::Renew => {
                 self.retry_renewal_later();
                 self.say(Say::RenewalFailed { error: with_causes(&error) });
@@ -189,6 +190,12 @@ impl Machine {
                 self.revision = None;
             }
         }
+    }
+
+    /// Another node claims our PublicIP, which it can only while our own claim lapsed.
+    pub(super) fn give_way(&mut self, error: &StoreError) {
+        self.say(Say::Duplicate { error: with_causes(error) });
+        self.end(End::Duplicate);
     }
 
     fn adopt(&mut self, granted: Granted) {

@@ -34,6 +34,8 @@ pub(in crate::control) enum Say {
     Removed { subnet: Prefix },
     /// The own lease lapsed, and somebody else has what it was.
     Covered { subnet: Prefix, by: Prefix, new_owner: Ipv4Addr },
+    /// Another node has our PublicIP.
+    Duplicate { error: String },
     /// The watch must begin anew.
     HistoryLost,
     /// The store is away.
@@ -63,6 +65,7 @@ impl Say {
             | Self::TakenOver { .. }
             | Self::Removed { .. }
             | Self::Covered { .. }
+            | Self::Duplicate { .. }
             | Self::StoreFailed { .. }
             | Self::Holding { .. } => true,
             Self::Released(released) => released.over > 0,
@@ -108,6 +111,7 @@ impl fmt::Display for Say {
             Self::Covered { subnet, by, new_owner } => {
                 write!(f, "The lease of {subnet} lapsed and {by} belongs to {new_owner}")
             }
+            Self::Duplicate { error } => f.write_str(error),
             Self::HistoryLost => f.write_str(
                 "Watch of subnet leases failed because etcd index outside history window; \
                  listing all leases",

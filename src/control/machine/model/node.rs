@@ -346,7 +346,7 @@ impl World {
         let node = &mut self.nodes[index];
         node.crash();
         node.life = Life::Acquiring { at: node.boot(self.time) };
-        let End::Revoked { new_owner } = end;
+        let End::Revoked { new_owner } = end else { panic!("no node has a double: {end:?}") };
         self.log(index, &format!("lost its subnet to {new_owner:?}"));
     }
 }
