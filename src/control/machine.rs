@@ -11,7 +11,7 @@ mod own;
 mod say;
 mod stale;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +66,8 @@ pub(super) enum Event {
     Changed(Result<Vec<Change>, StoreError>),
     /// The answer to `Command::Renew`, `Command::Update` and `Command::Create`.
     Written(Result<Granted, StoreError>),
+    /// The node says something else of itself from now on: it has another address.
+    Moved(LeaseAttributes),
 }
 
 /// What to do. Requests are answered by one event each; the machine asks for nothing else before.
@@ -128,6 +130,8 @@ pub(super) struct Machine {
 
     own: OwnLease,
     hold: Hold,
+    /// Earlier addresses of this node that the own entry may still show.
+    moved_from: BTreeSet<Ipv4Addr>,
     renew_at: Option<Duration>,
     rewrite_backoff: Backoff,
     /// When the last listing was asked for that told about the own entry.
@@ -185,6 +189,7 @@ impl Machine {
             asked: Asked::Nothing,
             own,
             hold: Hold::Held,
+            moved_from: BTreeSet::new(),
             renew_at: None,
             rewrite_backoff: Backoff::between(own::REWRITE_PAUSE.0, own::REWRITE_PAUSE.1),
             own_read: None,
@@ -223,6 +228,7 @@ impl Machine {
         }
         match (event, self.asked) {
             (Event::Timer, _) => {}
+            (Event::Moved(attributes), _) => self.on_moved(attributes),
             (Event::Listed(answer), Asked::List { at }) => {
                 self.asked = Asked::Nothing;
                 self.on_listed(answer, at);

@@ -5,12 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch::Sender;
+use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::control::clock;
-use crate::control::lease::Peers;
+use crate::control::lease::{LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Say};
 use crate::control::manager::{OwnLease, SubnetManager};
@@ -30,8 +30,21 @@ impl SubnetManager {
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
     ) -> End {
+        let (_fixed, attributes) = tokio::sync::watch::channel(own.lease.attributes.clone());
+        self.run_moving(own, renew_margin, peers, attributes).await
+    }
+
+    /// As `run`, of a node that may say something else of itself while it runs: the subnet stays,
+    /// its lease follows.
+    pub async fn run_moving(
+        &self,
+        own: OwnLease,
+        renew_margin: Duration,
+        peers: &Sender<Arc<Peers>>,
+        attributes: Receiver<LeaseAttributes>,
+    ) -> End {
         let end = tokio::select! {
-            end = self.keep_lease(own, renew_margin, peers) => end,
+            end = self.keep_lease(own, renew_margin, peers, attributes) => end,
             end = self.keep_claim() => end,
         };
         warn!("Lease has been revoked. Shutting down daemon.");
@@ -43,11 +56,12 @@ impl SubnetManager {
         own: OwnLease,
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
+        attributes: Receiver<LeaseAttributes>,
     ) -> End {
         info!("Watching for new subnet leases");
         let random = fastrand::Rng::new();
         let mut machine = Machine::new(own, renew_margin, self.timing, random, now());
-        let mut driver = Driver { manager: self, peers, request: None, watch: None };
+        let mut driver = Driver { manager: self, peers, attributes, request: None, watch: None };
         let mut event = Event::Timer;
         loop {
             for command in machine.handle(event, now()) {
@@ -73,6 +87,7 @@ enum Answer {
 struct Driver<'a> {
     manager: &'a SubnetManager,
     peers: &'a Sender<Arc<Peers>>,
+    attributes: Receiver<LeaseAttributes>,
     request: Option<Pin<Box<dyn Future<Output = Answer> + Send + 'a>>>,
     watch: Option<Watch>,
 }
@@ -132,6 +147,9 @@ impl Driver<'_> {
             changes = next_changes(&mut self.watch), if wants_changes => {
                 Answer::Other(Event::Changed(changes))
             }
+            attributes = next_attributes(&mut self.attributes) => {
+                return Event::Moved(attributes);
+            }
             () = sleep(left.min(CLOCK_CHECK_MAX)) => return Event::Timer,
         };
         match answer {
@@ -156,7 +174,7 @@ impl Driver<'_> {
             Event::Opened(answer) => self.manager.note(answer),
             Event::Changed(changes) => self.manager.note(changes),
             Event::Written(answer) => self.manager.note(answer),
-            Event::Timer => {}
+            Event::Timer | Event::Moved(_) => {}
         }
         event
     }
@@ -177,6 +195,14 @@ async fn next_changes(watch: &mut Option<Watch>) -> Result<Vec<Change>, StoreErr
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
+    }
+}
+
+async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
+    match attributes.changed().await {
+        Ok(()) => attributes.borrow_and_update().clone(),
+        // Nobody changes them any more.
+        Err(_) => std::future::pending().await,
     }
 }
 

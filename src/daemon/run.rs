@@ -163,6 +163,8 @@ async fn work(
     let (plan, own) = acquire_until_leased(manager, plan, &attributes).await?;
     let setup = UdpSetup {
         external: external.clone(),
+        interface: options.interface.clone(),
+        follow_address: options.follow_address,
         settings: plan.settings,
         network: plan.network.network,
         subnet: own.lease.subnet,
@@ -235,8 +237,9 @@ async fn carry(
 ) -> End {
     let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
+    let attributes = network.attributes();
     tokio::select! {
-        end = manager.run(own, renew_margin, &sender) => end,
+        end = manager.run_moving(own, renew_margin, &sender, attributes) => end,
         never = network.run(leases) => match never {},
     }
 }

@@ -1,8 +1,10 @@
 //! Two nodes with one PublicIP: one gets the subnet, the other is told whose it is.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use weft::config::options::{Credentials, EtcdOptions, Secret};
 use weft::control::claim::CLAIM_TTL;
@@ -15,6 +17,9 @@ use crate::{MARGIN, PREFIX, Running, manager, manager_at, network, node, options
 const RESTART: Duration = Duration::from_secs(1);
 /// As long as a lost claim may stay unnoticed: three times the pace at which it is kept.
 const NOTICED: Duration = Duration::from_secs(30);
+
+/// Peers know a new address within this time.
+const CONVERGE: Duration = Duration::from_secs(2);
 
 fn identity(hostname: &str) -> NodeIdentity {
     NodeIdentity {
@@ -162,4 +167,41 @@ async fn a_user_without_permission_for_the_claim_gets_a_subnet_all_the_same() {
         sleep(Duration::from_millis(100)).await;
     }
     running.assert_running("it may not claim");
+}
+
+#[tokio::test]
+async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
+    let etcd = Etcd::start();
+    let watcher = manager_at(&etcd.url());
+    let own = watcher.acquire(&network(), &node(9)).await.unwrap();
+    let mut watching = Running::start(watcher, own, MARGIN);
+    let manager = named(&etcd.url(), "node-a");
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let subnet = own.lease.subnet;
+    let (sender, _peers) = watch::channel(Arc::default());
+    let (attributes, said) = watch::channel(node(1));
+    let task = tokio::spawn(async move { manager.run_moving(own, MARGIN, &sender, said).await });
+    let mut old = 1;
+    for new in 2..8_u8 {
+        let both = [format!("192.0.2.{old}"), format!("192.0.2.{new}")];
+        watching.wait_for_peers(&[&both[0]], CONVERGE, "the peer is not where it was").await;
+        attributes.send_replace(node(new));
+        let took = watching.wait_for_peers(&[&both[1]], CONVERGE, "the peer did not follow").await;
+        println!("{} to {} after {took:?}", both[0], both[1]);
+        assert_eq!(watching.peers.borrow().keys().next(), Some(&subnet), "another subnet");
+        assert!(etcd.get(&claim_path(&both[1])).is_some(), "the new address is not claimed");
+        let started = Instant::now();
+        while etcd.get(&claim_path(&both[0])).is_some() {
+            assert!(started.elapsed() < CONVERGE, "nobody else may have the old address");
+            sleep(Duration::from_millis(10)).await;
+        }
+        old = new;
+    }
+    let other = named(&etcd.url(), "node-b");
+    let second = other.acquire(&network(), &node(1)).await.expect("a free address is refused");
+    assert_ne!(second.lease.subnet, subnet, "two nodes share a subnet");
+    attributes.send_replace(node(1));
+    let end = timeout(CONVERGE, task).await.expect("two nodes have one address").unwrap();
+    assert_eq!(end, End::Duplicate);
+    watching.assert_running("another node ended");
 }

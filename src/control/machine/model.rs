@@ -25,6 +25,8 @@
 //! | a listing is added to the mirror, and does not replace it | settles within bounded steps |
 //!
 //! | deletions of other leases are ignored | belief against the store |
+//! | an entry with the own address of before is another node's | a subnet is given up only if it was taken away |
+//! | a node that moved does not write it | settles within bounded steps |
 //! | junk in the own entry is left there | everybody has a subnet in the end |
 //! | a rewritten own entry, or a due listing, is left alone | settles within bounded steps |
 //!
@@ -68,11 +70,11 @@ fn timing() -> Timing {
 }
 
 fn network() -> NetworkConfig {
-    config("10.5.0.0/16", 24, "10.5.1.0", "10.5.7.0")
+    config("10.5.0.0/16", 24, "10.5.1.0", "10.5.10.0")
 }
 
 fn subnets() -> Vec<Prefix> {
-    (1..=7).filter_map(|third| format!("10.5.{third}.0/24").parse().ok()).collect()
+    (1..=10).filter_map(|third| format!("10.5.{third}.0/24").parse().ok()).collect()
 }
 
 /// Nodes, their store, and the time.
@@ -161,7 +163,8 @@ impl World {
                 self.log(index, "saw a compaction");
             }
             90 => self.nodes[index].wall_offset = self.random.u64(..100_000_000),
-            91..=94 => self.carry_out_late(),
+            91..=93 => self.carry_out_late(),
+            94 => self.move_node(index),
             95..=99 if self.has_operator => self.operate(),
             _ => {}
         }
@@ -208,6 +211,19 @@ impl World {
                 self.pass(None);
             }
         }
+    }
+
+    /// Gives a node another address, of which it has two.
+    fn move_node(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        if let Life::Acquiring { .. } = node.life {
+            return;
+        }
+        node.public_ip =
+            if node.public_ip == node.addresses[0] { node.addresses[1] } else { node.addresses[0] };
+        let attributes = node.attributes();
+        self.log(index, &format!("moves to {}", attributes.public_ip));
+        self.handle(index, super::Event::Moved(attributes));
     }
 
     fn carry_out_late(&mut self) {

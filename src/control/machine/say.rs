@@ -22,6 +22,8 @@ pub(in crate::control) enum Say {
     ReadFirst { subnet: Prefix },
     /// The own entry, which somebody rewrote, says again what this node says.
     Restored { subnet: Prefix },
+    /// The own entry tells the node's new address.
+    Moved { subnet: Prefix, to: Ipv4Addr },
     /// The own entry had become junk.
     Repaired { subnet: Prefix },
     /// The own lease was gone, and is back.
@@ -54,6 +56,7 @@ impl Say {
         match self {
             Self::RenewalPlanned { .. }
             | Self::Renewed { .. }
+            | Self::Moved { .. }
             | Self::BecameReservation { .. }
             | Self::HistoryLost
             | Self::StoreAnswers { .. } => false,
@@ -92,6 +95,9 @@ impl fmt::Display for Say {
             ),
             Self::Restored { subnet } => {
                 write!(f, "Somebody rewrote the lease of {subnet}; restored it")
+            }
+            Self::Moved { subnet, to } => {
+                write!(f, "The lease of {subnet} stays, and now says PublicIP {to}")
             }
             Self::Repaired { subnet } => {
                 write!(f, "The lease of {subnet} had become unreadable; wrote it again")

@@ -25,7 +25,7 @@ const NEVER: Duration = Duration::from_millis(400);
 struct Daemon {
     store: MemoryStore,
     manager: Arc<SubnetManager>,
-    peers: tokio::sync::watch::Receiver<Arc<Peers>>,
+    peers: Receiver<Arc<Peers>>,
     task: JoinHandle<End>,
 }
 
@@ -302,7 +302,7 @@ async fn an_incomplete_listing_removes_nothing() {
 struct LocalDaemon {
     directory: tempfile::TempDir,
     own_file: std::path::PathBuf,
-    peers: tokio::sync::watch::Receiver<Arc<Peers>>,
+    peers: Receiver<Arc<Peers>>,
     task: JoinHandle<End>,
 }
 

@@ -121,7 +121,10 @@ impl World {
             Some(owner) => {
                 let mut ever = self.store.ever.iter();
                 let owned = ever.any(|(other, ip)| other.overlaps(subnet) && *ip == owner);
-                assert!(owned && owner != node.public_ip, "node {index} gave {subnet} to {owner}");
+                assert!(
+                    owned && !node.addresses.contains(&owner),
+                    "node {index} gave {subnet} to {owner}"
+                );
             }
             None => {
                 let deleted = self.store.deleted.contains(&subnet);
@@ -138,7 +141,7 @@ impl World {
             let Some(subnet) = node.believes(self.time) else { continue };
             assert_eq!(Some(subnet), node.previous, "node {index} changed its subnet");
             let entry = self.store.entries.get(&subnet).and_then(|entry| entry.value.as_ref());
-            let owns = entry.is_some_and(|value| value.public_ip == node.public_ip);
+            let owns = entry.is_some_and(|value| node.addresses.contains(&value.public_ip));
             let changed = self.store.changed.get(&subnet).copied().unwrap_or_default();
             assert!(
                 owns || changed > node.told || node.is_deceived,

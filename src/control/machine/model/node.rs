@@ -60,6 +60,8 @@ pub(super) struct Watching {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) public_ip: Ipv4Addr,
+    /// All that it may have.
+    pub(super) addresses: [Ipv4Addr; 2],
     pub(super) life: Life,
     pub(super) request: Option<InFlight>,
     pub(super) watch: Option<Watching>,
@@ -88,8 +90,10 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(number: u8, boot_offset: Duration) -> Self {
+        let addresses = [0, 100].map(|offset| Ipv4Addr::new(192, 0, 2, number + offset));
         Self {
-            public_ip: Ipv4Addr::new(192, 0, 2, number),
+            public_ip: addresses[0],
+            addresses,
             life: Life::Down,
             request: None,
             watch: None,
@@ -147,9 +151,10 @@ impl Node {
     }
 
     pub(super) fn crash(&mut self) {
-        let fresh = Self::new(self.public_ip.octets()[3], self.boot_offset);
+        let fresh = Self::new(self.addresses[0].octets()[3], self.boot_offset);
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
-        *self = Self { previous, wall_offset, is_cut, ..fresh };
+        let public_ip = self.public_ip;
+        *self = Self { public_ip, previous, wall_offset, is_cut, ..fresh };
     }
 }
 
