@@ -422,26 +422,6 @@ impl Keeper {
             self.pacing.whole(Instant::now());
         }
     }
-
-    /// Goes on over another connection to the kernel, if one can be had.
-    fn reopen_netlink(&mut self) -> bool {
-        let address = self.setup.external.address;
-        let reopened = Netlink::open().and_then(|netlink| {
-            let underlay = UnderlayWatch::new(netlink.clone(), address)?;
-            Ok((Netlink::events()?, underlay, netlink))
-        });
-        match reopened {
-            Ok((events, underlay, netlink)) => {
-                self.plane.overlay.use_netlink(netlink.clone());
-                (self.events, self.underlay, self.netlink) = (events, underlay, netlink);
-                true
-            }
-            Err(error) => {
-                warn!("cannot open the kernel's network state again: {}", chain(&error));
-                false
-            }
-        }
-    }
 }
 
 /// Whether trains are left out because nobody asked for them on a kernel that mangles them.

@@ -12,7 +12,8 @@ use crate::device::TunnelSocket;
 use crate::host::chain::chain;
 use crate::host::interface::{ExternalInterface, rediscover};
 use crate::host::mtu::followed_mtu_bytes;
-use crate::host::underlay::Underlay;
+use crate::host::netlink::Netlink;
+use crate::host::underlay::{Underlay, UnderlayWatch};
 
 use super::{Keeper, UdpError};
 
@@ -109,5 +110,25 @@ impl Keeper {
         self.mtu_bytes = mtu_bytes;
         self.workers_mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
         self.tell_is_up();
+    }
+
+    /// Goes on over another connection to the kernel, if one can be had.
+    pub(super) fn reopen_netlink(&mut self) -> bool {
+        let address = self.setup.external.address;
+        let reopened = Netlink::open().and_then(|netlink| {
+            let underlay = UnderlayWatch::new(netlink.clone(), address)?;
+            Ok((Netlink::events()?, underlay, netlink))
+        });
+        match reopened {
+            Ok((events, underlay, netlink)) => {
+                self.plane.overlay.use_netlink(netlink.clone());
+                (self.events, self.underlay, self.netlink) = (events, underlay, netlink);
+                true
+            }
+            Err(error) => {
+                warn!("cannot open the kernel's network state again: {}", chain(&error));
+                false
+            }
+        }
     }
 }

@@ -141,7 +141,10 @@ impl Machine {
         if key != self.own.lease.key {
             return;
         }
-        self.own_seen(revision);
+        // What a write under way compares with is older than that write.
+        if revision != self.own.lease.revision {
+            self.own_seen(revision);
+        }
         let watched = self.outage.is_none() && revision > self.unwatched_until;
         self.check_own(watched && accident != Some(revision));
         if matches!(self.hold, Hold::Lapsed { .. }) {

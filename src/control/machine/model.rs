@@ -25,8 +25,8 @@
 //! | a listing is added to the mirror, and does not replace it | settles within bounded steps |
 //!
 //! | deletions of other leases are ignored | belief against the store |
-//! | an entry with the own address of before is another node's | a subnet is given up only if it was taken away |
-//! | a node that moved does not write it | settles within bounded steps |
+//! | an entry with the own address of before is another's | given up only if taken away |
+//! | an answer from before a move says what the node is | settles within bounded steps |
 //! | junk in the own entry is left there | everybody has a subnet in the end |
 //! | a rewritten own entry, or a due listing, is left alone | settles within bounded steps |
 //!

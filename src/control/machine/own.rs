@@ -319,6 +319,9 @@ impl Machine {
                 Hold::Rewritten { at: self.now.boot + wait }
             }
         };
+        if self.hold == Hold::Held {
+            self.moved_from.clear();
+        }
         if self.own_expired() {
             // It was not extended in time, and is there all the same.
             self.renew_at = Some(self.now.boot);
