@@ -6,8 +6,10 @@ use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use support::lab::{UNDERLAY, wait_until};
-use support::overlay::{CONFIG, Overlay};
+use rustix::process::Signal;
+
+use support::lab::{Lab, SubnetEnv, UNDERLAY, wait_until};
+use support::overlay::{CONFIG, Overlay, local_store};
 use support::status::Status;
 use support::traffic::tcp_transfer;
 
@@ -114,4 +116,28 @@ fn without_following_the_daemon_says_that_it_must_be_restarted() {
     // The address comes back, and traffic with it.
     replace(&overlay, next(0), UNDERLAY[0]);
     overlay.traffic_resumes(CONVERGE, "the old address came back");
+}
+
+#[test]
+fn a_second_daemon_with_the_same_public_ip_waits_until_the_first_is_gone() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), CONFIG);
+    let lab = Lab::two_hosts();
+    let dir = |host: usize| files.path().join(format!("h{host}"));
+    let mut first = lab.weftd(0, &dir(0), &[&store]);
+    let held = SubnetEnv::wait(&dir(0).join("subnet.env"), &mut first);
+    let public = UNDERLAY[0].to_string();
+    let mut second = lab.weftd(1, &dir(1), &[&store, "--public-ip", &public]);
+    wait_until(CONVERGE, "the second is told whose the address is", || {
+        second.output().contains(&format!("PublicIP {public} belongs to node"))
+    });
+    thread::sleep(CONVERGE);
+    assert!(SubnetEnv::read(&dir(1).join("subnet.env")).is_none(), "two nodes share a subnet");
+    assert!(second.ended().is_none(), "a supervisor would start it again and again");
+    assert_eq!(second.output().matches("belongs to node").count(), 1, "said again and again");
+    first.signal(Signal::KILL);
+    let started = Instant::now();
+    let taken = SubnetEnv::wait(&dir(1).join("subnet.env"), &mut second);
+    println!("taken over after {:?}", started.elapsed());
+    assert_eq!(taken.subnet, held.subnet, "the address kept its subnet");
 }
