@@ -20,6 +20,7 @@ const DOCUMENTS: &[(&str, &str)] = &[
 /// Flags that flanneld does not have.
 const OWN_FLAGS: &[&str] = &[
     "engine",
+    "follow-address",
     "local-store",
     "log-format",
     "offload",

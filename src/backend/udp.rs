@@ -9,6 +9,7 @@ mod team;
 mod underlay;
 
 use std::convert::Infallible;
+use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -19,8 +20,8 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{EngineChoice, OffloadChoice, WorkersChoice};
-use crate::control::lease::Peers;
+use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
+use crate::control::lease::{LeaseAttributes, Peers};
 use crate::device::{SocketError, Tun, TunError, TunOffload, kernel};
 use crate::engine::{Engine, RingError, SpawnError, WorkerEnd};
 use crate::host::chain::chain;
@@ -29,7 +30,7 @@ use crate::host::mtu::{MtuError, overlay_mtu_bytes};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
 use crate::host::state::LinkId;
-use crate::host::underlay::{Underlay, UnderlayWatch};
+use crate::host::underlay::{Change, Underlay, UnderlayWatch};
 use crate::route::{Prefix, Published, Table};
 use crate::stats::WorkerStats;
 
@@ -96,6 +97,10 @@ impl UdpError {
 pub struct UdpSetup {
     /// The interface that carries the tunnel.
     pub external: ExternalInterface,
+    /// How it was found, to find its next address.
+    pub interface: InterfaceOptions,
+    /// Whether the tunnel follows that.
+    pub follow_address: bool,
     /// The backend's own settings.
     pub settings: UdpBackendConfig,
     /// The whole overlay.
@@ -119,6 +124,8 @@ pub struct PlaneState {
     pub description: String,
     /// MTU of the overlay, in bytes; it follows the external interface.
     pub mtu_bytes: u16,
+    /// The address that peers send to; it follows the external interface.
+    pub public_address: Ipv4Addr,
     /// The workers, in the order of their counters.
     pub workers: Vec<WorkerState>,
 }
@@ -156,6 +163,10 @@ struct Keeper {
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
     pacing: Pacing,
     state: watch::Sender<PlaneState>,
+    /// What this node says of itself.
+    attributes: watch::Sender<LeaseAttributes>,
+    /// What was last said about an address that is not followed.
+    address_told: Option<String>,
     /// Why io_uring is not used, as the log has it.
     fallback_told: Option<String>,
 }
@@ -194,6 +205,7 @@ impl UdpNetwork {
             routes: routes.clone(),
             peers: PeerSet::default(),
         };
+        let public_address = setup.external.public_address;
         let mut keeper = Keeper {
             setup,
             mtu_bytes,
@@ -213,8 +225,11 @@ impl UdpNetwork {
                 is_up: false,
                 description: String::new(),
                 mtu_bytes,
+                public_address,
                 workers: Vec::new(),
             }),
+            attributes: watch::Sender::new(LeaseAttributes::udp(public_address)),
+            address_told: None,
             fallback_told: None,
         };
         keeper.tell_of_fallback();
@@ -244,6 +259,12 @@ impl UdpNetwork {
     #[must_use]
     pub fn state(&self) -> watch::Receiver<PlaneState> {
         self.keeper.state.subscribe()
+    }
+
+    /// What this node says of itself, and each change of it.
+    #[must_use]
+    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
+        self.keeper.attributes.subscribe()
     }
 
     /// Follows the leases, and makes again what breaks; neither waits for the other. Runs until it
@@ -286,7 +307,8 @@ impl Keeper {
                     }
                 },
                 changed = self.underlay.changed(&self.known) => match changed {
-                    Ok(underlay) => self.follow(underlay).await,
+                    Ok(Change::Link(underlay)) => self.follow(underlay).await,
+                    Ok(Change::Away) => self.look_for_address().await,
                     Err(error) => self.listen_again(&error.into()).await,
                 },
             }
@@ -318,8 +340,10 @@ impl Keeper {
         let workers = self.plane.team.state();
         let description = self.describe(&workers);
         let told = description.clone();
-        let mtu_bytes = self.mtu_bytes;
-        self.state.send_replace(PlaneState { is_up: true, description, mtu_bytes, workers });
+        let (mtu_bytes, public_address) = (self.mtu_bytes, self.setup.external.public_address);
+        let is_up = true;
+        let state = PlaneState { is_up, description, mtu_bytes, public_address, workers };
+        self.state.send_replace(state);
         told
     }
 
@@ -396,26 +420,6 @@ impl Keeper {
         sleep(self.pacing.pause(Instant::now())).await;
         if self.reopen_netlink() {
             self.pacing.whole(Instant::now());
-        }
-    }
-
-    /// Goes on over another connection to the kernel, if one can be had.
-    fn reopen_netlink(&mut self) -> bool {
-        let address = self.setup.external.address;
-        let reopened = Netlink::open().and_then(|netlink| {
-            let underlay = UnderlayWatch::new(netlink.clone(), address)?;
-            Ok((Netlink::events()?, underlay, netlink))
-        });
-        match reopened {
-            Ok((events, underlay, netlink)) => {
-                self.plane.overlay.use_netlink(netlink.clone());
-                (self.events, self.underlay, self.netlink) = (events, underlay, netlink);
-                true
-            }
-            Err(error) => {
-                warn!("cannot open the kernel's network state again: {}", chain(&error));
-                false
-            }
         }
     }
 }

@@ -82,6 +82,7 @@ pub(super) fn options(
         start_from_cache: settings.start_from_cache.value,
         renew_margin: renew_margin(settings.subnet_lease_renew_margin.value)?,
         interface: interface(&settings)?,
+        follow_address: settings.follow_address.value,
         health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,
         forward_rules: forward_rules(&settings),
         engine: engine(&settings.engine.value)?,

@@ -96,6 +96,7 @@ pub(super) struct Settings {
     pub(super) etcd_prefix: Setting<String>,
     pub(super) etcd_username: Setting<String>,
     pub(super) engine: Setting<String>,
+    pub(super) follow_address: Setting<bool>,
     pub(super) healthz_ip: Setting<String>,
     pub(super) healthz_port: Setting<i64>,
     pub(super) iface: Setting<Vec<String>>,
@@ -141,6 +142,7 @@ impl Default for Settings {
             etcd_prefix: Setting::new("/coreos.com/network"),
             etcd_username: Setting::new(""),
             engine: Setting::new("auto"),
+            follow_address: Setting::new(true),
             healthz_ip: Setting::new("0.0.0.0"),
             healthz_port: Setting::new(0),
             iface: Setting::new([]),
@@ -228,6 +230,13 @@ pub(super) const FLAGS: &[Flag] = &[
         slot: Slot::Text(|s| &mut s.etcd_username),
         support: Support::Built,
         help: "`user` to authenticate to etcd as; needs etcd-password",
+    },
+    Flag {
+        name: "follow-address",
+        slot: Slot::Bool(|s| &mut s.follow_address),
+        support: Support::Built,
+        help: "move the tunnel and the lease when the address of the external interface is \
+               replaced; false waits for a restart, as flanneld does",
     },
     Flag {
         name: "healthz-ip",

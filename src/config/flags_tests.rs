@@ -160,6 +160,13 @@ fn the_renew_margin_is_1_to_1439_minutes() {
 }
 
 #[test]
+fn the_address_is_followed_unless_somebody_objects() {
+    assert!(run(&[]).follow_address);
+    assert!(run(&["--follow-address"]).follow_address);
+    assert!(!run(&["--follow-address=false"]).follow_address);
+}
+
+#[test]
 fn the_stale_hold_is_a_duration_of_go() {
     assert_eq!(run(&[]).stale_hold, Duration::from_secs(900));
     assert_eq!(run(&["--stale-hold=1h30m"]).stale_hold, Duration::from_secs(5400));

@@ -191,7 +191,7 @@ fn usage_is_gos_print_defaults() {
         assert!(text.contains(block), "{block:?} is not in:\n{text}");
     }
     assert!(text.contains("\n  -set-node-network-unavailable\n"));
-    assert_eq!(text.matches("(default true)").count(), 3);
+    assert_eq!(text.matches("(default true)").count(), 4);
     for flag in FLAGS {
         assert!(text.contains(&format!("\n  -{}", flag.name)), "{}", flag.name);
     }

@@ -14,6 +14,8 @@ pub struct Options {
     pub store: StoreOptions,
     /// How to find the external interface and the public address.
     pub interface: InterfaceOptions,
+    /// Whether the tunnel follows when the external interface's address is replaced.
+    pub follow_address: bool,
     /// The environment file that containers' network set-up reads.
     pub subnet_file: PathBuf,
     /// How long before its expiry a lease is renewed.

@@ -82,6 +82,7 @@ impl SubnetManager {
     ) -> Result<OwnLease, AcquireError> {
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
         let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
+        self.store.claim(attributes.public_ip).await?;
         for _ in 0..LISTINGS_MAX {
             let snapshot = self.store.list().await;
             self.note(&snapshot);

@@ -11,7 +11,7 @@ mod own;
 mod say;
 mod stale;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub enum End {
         /// Who holds it now; `None` if the lease was deleted.
         new_owner: Option<Ipv4Addr>,
     },
+    /// Another node claims our PublicIP, and has it.
+    Duplicate,
 }
 
 /// The time of an event.
@@ -65,6 +67,8 @@ pub(super) enum Event {
     Changed(Result<Vec<Change>, StoreError>),
     /// The answer to `Command::Renew`, `Command::Update` and `Command::Create`.
     Written(Result<Granted, StoreError>),
+    /// The node says something else of itself from now on: it has another address.
+    Moved(LeaseAttributes),
 }
 
 /// What to do. Requests are answered by one event each; the machine asks for nothing else before.
@@ -133,6 +137,8 @@ pub(super) struct Machine {
     /// Whether the own lease is from the cache, and the store has not confirmed it yet.
     from_cache: bool,
     hold: Hold,
+    /// Earlier addresses of this node that the own entry may still show.
+    moved_from: BTreeSet<Ipv4Addr>,
     renew_at: Option<Duration>,
     rewrite_backoff: Backoff,
     /// When the last listing was asked for that told about the own entry.
@@ -227,6 +233,7 @@ impl Machine {
             own,
             from_cache: false,
             hold: Hold::Held,
+            moved_from: BTreeSet::new(),
             renew_at: None,
             rewrite_backoff: Backoff::between(own::REWRITE_PAUSE.0, own::REWRITE_PAUSE.1),
             own_read: None,
@@ -264,6 +271,7 @@ impl Machine {
         }
         match (event, self.asked) {
             (Event::Timer, _) => {}
+            (Event::Moved(attributes), _) => self.on_moved(attributes),
             (Event::Listed(answer), Asked::List { at }) => {
                 self.asked = Asked::Nothing;
                 self.on_listed(answer, at);
@@ -402,9 +410,11 @@ impl Machine {
         self.remember();
     }
 
-    /// What a start without the store would go by, unless this one still does.
+    /// What a start without the store would go by, unless this one still does, or the store has
+    /// yet to learn who we are now: started by that, we would take our entry for another's.
     fn remember(&mut self) {
-        let Some(peers) = self.published.as_ref().filter(|_| !self.from_cache) else { return };
+        let is_settled = !self.from_cache && self.moved_from.is_empty();
+        let Some(peers) = self.published.as_ref().filter(|_| is_settled) else { return };
         let known = Known {
             as_of_unix: self.heard_unix,
             revision: self.newest,

@@ -9,6 +9,7 @@ pub mod backoff;
 pub mod cache;
 mod causes;
 pub mod choose;
+pub mod claim;
 pub mod clock;
 pub mod lease;
 mod machine;
@@ -20,6 +21,7 @@ pub mod status;
 pub mod store;
 
 pub use acquire::AcquireError;
+pub use claim::NodeIdentity;
 pub use lease::{Lease, LeaseAttributes, Lifetime, Peers};
 pub use manager::{OwnLease, SubnetManager, Timing};
 pub use run::End;

@@ -5,13 +5,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch::Sender;
+use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::control::cache::Known;
 use crate::control::clock;
-use crate::control::lease::Peers;
+use crate::control::lease::{LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Say};
 use crate::control::manager::{OwnLease, SubnetManager};
@@ -33,44 +33,53 @@ impl SubnetManager {
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
     ) -> End {
-        let random = fastrand::Rng::new();
-        let network = own.network;
-        let machine = Machine::new(own, renew_margin, self.timing, random, now());
-        self.drive(machine, network, peers).await
+        let (_fixed, attributes) = tokio::sync::watch::channel(own.lease.attributes.clone());
+        self.run_moving(own, renew_margin, peers, attributes).await
     }
 
-    /// As `run`, by what the last run knew, until the store answers: then the same subnet is
-    /// taken again, if nobody else has it.
+    /// As `run`, of a node that may say something else of itself while it runs: the subnet stays,
+    /// its lease follows.
+    pub async fn run_moving(
+        &self,
+        own: OwnLease,
+        renew_margin: Duration,
+        peers: &Sender<Arc<Peers>>,
+        attributes: Receiver<LeaseAttributes>,
+    ) -> End {
+        let (random, network) = (fastrand::Rng::new(), own.network);
+        let machine = Machine::new(own, renew_margin, self.timing, random, now());
+        self.keep(machine, Driver::new(self, peers, attributes, network)).await
+    }
+
+    /// As `run_moving`, by what the last run knew, until the store answers: then the same subnet
+    /// is taken again, if nobody else has it.
     pub async fn run_from_cache(
         &self,
         known: Known,
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
+        attributes: Receiver<LeaseAttributes>,
     ) -> End {
         self.status.started_from_cache(known.as_of_unix);
+        // Acquired it would be claimed already.
+        if let Err(error @ StoreError::Duplicate { .. }) =
+            self.store.claim(known.own.attributes.public_ip).await
+        {
+            error!("{error}");
+            return End::Duplicate;
+        }
         let (random, network) = (fastrand::Rng::new(), known.network);
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
-        self.drive(machine, network, peers).await
+        self.keep(machine, Driver::new(self, peers, attributes, network)).await
     }
 
-    async fn drive(
-        &self,
-        mut machine: Machine,
-        network: Prefix,
-        peers: &Sender<Arc<Peers>>,
-    ) -> End {
-        info!("Watching for new subnet leases");
-        let mut driver = Driver::new(self, peers, network);
-        let mut event = Event::Timer;
-        loop {
-            for command in machine.handle(event, now()) {
-                if let Some(end) = driver.obey(command) {
-                    warn!("Lease has been revoked. Shutting down daemon.");
-                    return end;
-                }
-            }
-            event = driver.next_event(machine.next_wake(), machine.wants_changes()).await;
-        }
+    async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
+        let end = tokio::select! {
+            end = driver.drive(machine) => end,
+            end = self.keep_claim() => end,
+        };
+        warn!("Lease has been revoked. Shutting down daemon.");
+        end
     }
 }
 
@@ -87,15 +96,34 @@ enum Answer {
 struct Driver<'a> {
     manager: &'a SubnetManager,
     peers: &'a Sender<Arc<Peers>>,
+    attributes: Receiver<LeaseAttributes>,
     request: Option<Pin<Box<dyn Future<Output = Answer> + Send + 'a>>>,
     watch: Option<Watch>,
     network_check: NetworkCheck<'a>,
 }
 
 impl<'a> Driver<'a> {
-    fn new(manager: &'a SubnetManager, peers: &'a Sender<Arc<Peers>>, network: Prefix) -> Self {
+    fn new(
+        manager: &'a SubnetManager,
+        peers: &'a Sender<Arc<Peers>>,
+        attributes: Receiver<LeaseAttributes>,
+        network: Prefix,
+    ) -> Self {
         let network_check = NetworkCheck::new(network);
-        Self { manager, peers, request: None, watch: None, network_check }
+        Self { manager, peers, attributes, request: None, watch: None, network_check }
+    }
+
+    async fn drive(mut self, mut machine: Machine) -> End {
+        info!("Watching for new subnet leases");
+        let mut event = Event::Timer;
+        loop {
+            for command in machine.handle(event, now()) {
+                if let Some(end) = self.obey(command) {
+                    return end;
+                }
+            }
+            event = self.next_event(machine.next_wake(), machine.wants_changes()).await;
+        }
     }
 
     /// Carries out a command, as far as that needs no waiting.
@@ -157,6 +185,9 @@ impl<'a> Driver<'a> {
                 Answer::Other(Event::Changed(changes))
             }
             () = self.network_check.done() => return Event::Timer,
+            attributes = next_attributes(&mut self.attributes) => {
+                return Event::Moved(attributes);
+            }
             () = sleep(left.min(CLOCK_CHECK_MAX)) => return Event::Timer,
         };
         match answer {
@@ -182,7 +213,7 @@ impl<'a> Driver<'a> {
             Event::Opened(answer) => self.manager.note(answer),
             Event::Changed(changes) => self.manager.note(changes),
             Event::Written(answer) => self.manager.note(answer),
-            Event::Timer => {}
+            Event::Timer | Event::Moved(_) => {}
         }
         event
     }
@@ -203,6 +234,14 @@ async fn next_changes(watch: &mut Option<Watch>) -> Result<Vec<Change>, StoreErr
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
+    }
+}
+
+async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
+    match attributes.changed().await {
+        Ok(()) => attributes.borrow_and_update().clone(),
+        // Nobody changes them any more.
+        Err(_) => std::future::pending().await,
     }
 }
 

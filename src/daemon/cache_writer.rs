@@ -156,6 +156,7 @@ impl CacheFile {
 fn is_due(written: Option<&Known>, next: &Known) -> bool {
     let Some(written) = written else { return true };
     written.own.key != next.own.key
+        || written.own.attributes != next.own.attributes
         || written.cluster != next.cluster
         || !same_ways(&written.peers, &next.peers)
         // Of a clock that was set back, too.

@@ -4,6 +4,7 @@ mod begin;
 mod cache_writer;
 pub mod health;
 mod http;
+mod identity;
 pub mod log;
 pub mod notify;
 pub mod report;

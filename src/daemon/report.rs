@@ -93,7 +93,7 @@ impl Report {
             status["lease"] = json!({
                 "network": running.network.to_string(),
                 "subnet": running.subnet.to_string(),
-                "public_ip": running.external.public_address.to_string(),
+                "public_ip": plane.public_address.to_string(),
                 "mtu_bytes": plane.mtu_bytes,
             });
             status["interface"] = running.external.name.clone().into();

@@ -22,6 +22,7 @@ use crate::control::run::End;
 use crate::daemon::begin::{Begun, Held, Plan, begin};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
+use crate::daemon::identity;
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
@@ -110,6 +111,13 @@ async fn serve(
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .context("Failed to create SubnetManager")?
         .with_timing(timing);
+    let manager = match identity::of_this_host() {
+        Ok(identity) => manager.with_identity(identity),
+        Err(error) => {
+            warn!("a second node with the same PublicIP would not be noticed: {error}");
+            manager
+        }
+    };
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
     let status = async {
@@ -144,6 +152,8 @@ async fn work(
     let subnet = held.subnet();
     let setup = UdpSetup {
         external: external.clone(),
+        interface: options.interface.clone(),
+        follow_address: options.follow_address,
         settings: plan.settings,
         network: plan.network.network,
         subnet,
@@ -250,10 +260,13 @@ async fn carry(
 ) -> End {
     let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
+    let attributes = network.attributes();
     let follow = async {
         match held {
-            Held::Leased(own) => manager.run(own, renew_margin, &sender).await,
-            Held::Cached(known) => manager.run_from_cache(known, renew_margin, &sender).await,
+            Held::Leased(own) => manager.run_moving(own, renew_margin, &sender, attributes).await,
+            Held::Cached(known) => {
+                manager.run_from_cache(known, renew_margin, &sender, attributes).await
+            }
         }
     };
     tokio::select! {
@@ -279,6 +292,9 @@ fn describe_end(end: End) -> String {
         ),
         End::Revoked { new_owner: None } => {
             "the lease was deleted from the store; start again to acquire a new one".to_owned()
+        }
+        End::Duplicate => {
+            "another node has this node's PublicIP; two nodes must not share a subnet".to_owned()
         }
     }
 }

@@ -140,6 +140,27 @@ pub async fn discover(
     netlink: &Netlink,
     options: &InterfaceOptions,
 ) -> Result<ExternalInterface, InterfaceError> {
+    let (result, notes) = look(netlink, options).await?;
+    for note in notes {
+        tracing::info!("{note}");
+    }
+    result
+}
+
+/// As `discover`, without a word: for looking again and again.
+pub async fn rediscover(
+    netlink: &Netlink,
+    options: &InterfaceOptions,
+) -> Result<ExternalInterface, InterfaceError> {
+    look(netlink, options).await?.0
+}
+
+type Choice = Result<ExternalInterface, InterfaceError>;
+
+async fn look(
+    netlink: &Netlink,
+    options: &InterfaceOptions,
+) -> Result<(Choice, Vec<String>), InterfaceError> {
     let snapshot = Snapshot {
         links: netlink.links().await?,
         addresses: netlink.addresses().await?,
@@ -150,11 +171,8 @@ pub async fn discover(
         },
     };
     let mut notes = Vec::new();
-    let result = select(options, &snapshot, &mut notes);
-    for note in notes {
-        tracing::info!("{note}");
-    }
-    result
+    let choice = select(options, &snapshot, &mut notes);
+    Ok((choice, notes))
 }
 
 async fn path_to(netlink: &Netlink, destination: IpAddr) -> Result<PathToHost, String> {

@@ -2,7 +2,7 @@
 //! `carrier` decides over listings, without I/O. Changes nothing on the host.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::time::timeout;
 
@@ -12,6 +12,19 @@ use super::state::{Address, Link};
 /// The listings are read this often even if the kernel reports no change, which heals whatever a
 /// lost event hid.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+
+/// For how long an address is missed before it is taken for gone: whoever replaces it removes the
+/// old one first. Also how often it is looked for then.
+const AWAY_AFTER: Duration = Duration::from_millis(300);
+
+/// What became of the link beneath the tunnel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The address has another link, or its link is another.
+    Link(Underlay),
+    /// No link has had the address for a while.
+    Away,
+}
 
 /// The link beneath the tunnel, as far as the tunnel depends on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,25 +50,46 @@ pub struct UnderlayWatch {
     netlink: Netlink,
     events: Events,
     address: Ipv4Addr,
+    away_since: Option<Instant>,
 }
 
 impl UnderlayWatch {
     /// Watches the link that has `address`.
     pub fn new(netlink: Netlink, address: Ipv4Addr) -> Result<Self, NetlinkError> {
-        Ok(Self { netlink, events: Netlink::events()?, address })
+        Ok(Self { netlink, events: Netlink::events()?, address, away_since: None })
     }
 
-    /// Waits until the link differs from `known`, and gives what it is now. An address that is away
-    /// for a while is no change: nothing can be adapted to a link that is not there.
-    /// Cancel-safe: each call begins with a comparison.
-    pub async fn changed(&mut self, known: &Underlay) -> Result<Underlay, NetlinkError> {
+    /// Watches the link that has `address` from now on.
+    pub fn turn_to(&mut self, address: Ipv4Addr) {
+        (self.address, self.away_since) = (address, None);
+    }
+
+    /// Waits until the link differs from `known`, and gives what it is now; or says that the
+    /// address is away, again and again while it is. Cancel-safe: each call begins with a
+    /// comparison.
+    pub async fn changed(&mut self, known: &Underlay) -> Result<Change, NetlinkError> {
         loop {
             let (links, addresses) = (self.netlink.links().await?, self.netlink.addresses().await?);
             let found = carrier(self.address, &links, &addresses);
-            if let Some(underlay) = found.filter(|found| found != known) {
-                return Ok(underlay);
-            }
-            if let Ok(Err(error)) = timeout(RESYNC_INTERVAL, self.events.changed()).await {
+            let wait = match found {
+                Some(underlay) => {
+                    self.away_since = None;
+                    if underlay != *known {
+                        return Ok(Change::Link(underlay));
+                    }
+                    RESYNC_INTERVAL
+                }
+                None => {
+                    let since = *self.away_since.get_or_insert_with(Instant::now);
+                    let left = AWAY_AFTER.saturating_sub(since.elapsed());
+                    if left.is_zero() {
+                        self.away_since = Some(Instant::now());
+                        return Ok(Change::Away);
+                    }
+                    left
+                }
+            };
+            if let Ok(Err(error)) = timeout(wait, self.events.changed()).await {
                 return Err(error);
             }
         }

@@ -6,6 +6,7 @@
 #![expect(clippy::print_stdout, reason = "measured times belong into the report of the run")]
 
 mod acquire;
+mod claim;
 mod faults;
 mod keep;
 mod security;

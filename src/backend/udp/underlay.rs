@@ -1,16 +1,75 @@
-//! What the backend does when the interface beneath it changes: the overlay's MTU follows.
+//! What the backend does when the interface beneath it changes: the overlay's MTU follows, and so
+//! does the tunnel's address.
 
+use std::net::SocketAddrV4;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tracing::{info, warn};
 
+use crate::control::lease::LeaseAttributes;
+use crate::device::TunnelSocket;
 use crate::host::chain::chain;
+use crate::host::interface::{ExternalInterface, rediscover};
 use crate::host::mtu::followed_mtu_bytes;
-use crate::host::underlay::Underlay;
+use crate::host::netlink::Netlink;
+use crate::host::underlay::{Underlay, UnderlayWatch};
 
-use super::Keeper;
+use super::{Keeper, UdpError};
 
 impl Keeper {
+    /// The tunnel's address is gone: takes the next one of the same interface, if it has one. Of
+    /// another interface it takes none, which would be gone with the next failure of the first.
+    pub(super) async fn look_for_address(&mut self) {
+        let before = &self.setup.external;
+        let Ok(found) = rediscover(&self.netlink, &self.setup.interface).await else { return };
+        if found.name != before.name || found.address == before.address {
+            return;
+        }
+        let (name, from, to) = (before.name.clone(), before.address, found.address);
+        if !self.setup.follow_address {
+            return self.tell_of_address(format!(
+                "the address of {name} is no longer {from} but {to}, and --follow-address=false: \
+                 weftd must be restarted to use it, and carries nothing until then"
+            ));
+        }
+        if let Err(error) = self.move_to(found) {
+            return self.tell_of_address(format!(
+                "the address of {name} went from {from} to {to}, but the tunnel cannot follow, \
+                 trying on: {}",
+                chain(&error)
+            ));
+        }
+        self.address_told = None;
+        self.rebuild(&format!("the address of {name} went from {from} to {to}")).await;
+    }
+
+    fn tell_of_address(&mut self, text: String) {
+        if self.address_told.as_ref() != Some(&text) {
+            warn!("{text}");
+            self.address_told = Some(text);
+        }
+    }
+
+    /// Binds the sockets of the next workers, and tells the peers where they are.
+    fn move_to(&mut self, external: ExternalInterface) -> Result<(), UdpError> {
+        let address = SocketAddrV4::new(external.address, self.setup.settings.port);
+        let (offload, count) = (self.setup.offload, self.worker_count);
+        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, count)?;
+        for (seat, socket) in self.seats.iter_mut().zip(sockets) {
+            seat.socket = Arc::new(socket);
+        }
+        self.underlay.turn_to(external.address);
+        let attributes = LeaseAttributes::udp(external.public_address);
+        self.setup.external = external;
+        self.attributes.send_if_modified(|said| {
+            let differs = *said != attributes;
+            *said = attributes;
+            differs
+        });
+        Ok(())
+    }
+
     /// Fits the overlay to what the interface beneath it has become.
     pub(super) async fn follow(&mut self, underlay: Underlay) {
         let before = std::mem::replace(&mut self.known, underlay);
@@ -51,5 +110,25 @@ impl Keeper {
         self.mtu_bytes = mtu_bytes;
         self.workers_mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
         self.tell_is_up();
+    }
+
+    /// Goes on over another connection to the kernel, if one can be had.
+    pub(super) fn reopen_netlink(&mut self) -> bool {
+        let address = self.setup.external.address;
+        let reopened = Netlink::open().and_then(|netlink| {
+            let underlay = UnderlayWatch::new(netlink.clone(), address)?;
+            Ok((Netlink::events()?, underlay, netlink))
+        });
+        match reopened {
+            Ok((events, underlay, netlink)) => {
+                self.plane.overlay.use_netlink(netlink.clone());
+                (self.events, self.underlay, self.netlink) = (events, underlay, netlink);
+                true
+            }
+            Err(error) => {
+                warn!("cannot open the kernel's network state again: {}", chain(&error));
+                false
+            }
+        }
     }
 }

@@ -142,7 +142,10 @@ impl Machine {
         if key != self.own.lease.key {
             return;
         }
-        self.own_seen(revision);
+        // What a write under way compares with is older than that write.
+        if revision != self.own.lease.revision {
+            self.own_seen(revision);
+        }
         let watched = self.outage.is_none() && revision > self.unwatched_until;
         self.check_own(watched && accident != Some(revision));
         if matches!(self.hold, Hold::Lapsed { .. }) {
@@ -321,6 +324,9 @@ impl Machine {
 
     /// The store or the watch failed: try again later, and keep everything meanwhile.
     pub(super) fn on_failure(&mut self, error: &StoreError) {
+        if let StoreError::Duplicate { .. } = error {
+            return self.give_way(error);
+        }
         let now = self.now.boot;
         self.drop_watch();
         if let Follow::Watching { live_since: Some(since) } = self.follow

@@ -28,6 +28,8 @@
 //! | a lease from the cache is written without being read | read before written |
 //! | the cache's revision and cluster are forgotten | published |
 //! | deletions of other leases are ignored | belief against the store |
+//! | an entry with the own address of before is another's | given up only if taken away |
+//! | an answer from before a move says what the node is | settles within bounded steps |
 //! | junk in the own entry is left there | everybody has a subnet in the end |
 //! | a rewritten own entry, or a due listing, is left alone | settles within bounded steps |
 //!
@@ -71,11 +73,11 @@ fn timing() -> Timing {
 }
 
 fn network() -> NetworkConfig {
-    config("10.5.0.0/16", 24, "10.5.1.0", "10.5.7.0")
+    config("10.5.0.0/16", 24, "10.5.1.0", "10.5.10.0")
 }
 
 fn subnets() -> Vec<Prefix> {
-    (1..=7).filter_map(|third| format!("10.5.{third}.0/24").parse().ok()).collect()
+    (1..=10).filter_map(|third| format!("10.5.{third}.0/24").parse().ok()).collect()
 }
 
 /// Nodes, their store, and the time.
@@ -127,7 +129,11 @@ impl World {
 
     fn start(&mut self, index: usize) {
         let Life::Down = self.nodes[index].life else { return };
-        let known = self.nodes[index].known.clone().filter(|_| self.random.bool());
+        // A cache of another address is refused.
+        let public_ip = self.nodes[index].public_ip;
+        let known = self.nodes[index].known.clone();
+        let known = known.filter(|known| known.own.attributes.public_ip == public_ip);
+        let known = known.filter(|_| self.random.bool());
         if let Some(known) = known {
             self.start_from_cache(index, known);
         } else {
@@ -168,7 +174,8 @@ impl World {
                 self.log(index, "saw a compaction");
             }
             90 => self.nodes[index].wall_offset = self.random.u64(..100_000_000),
-            91..=94 => self.carry_out_late(),
+            91..=93 => self.carry_out_late(),
+            94 => self.move_node(index),
             95..=99 if self.has_operator => self.operate(),
             _ => {}
         }
@@ -215,6 +222,19 @@ impl World {
                 self.pass(None);
             }
         }
+    }
+
+    /// Gives a node another address, of which it has two.
+    fn move_node(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        if let Life::Acquiring { .. } = node.life {
+            return;
+        }
+        node.public_ip =
+            if node.public_ip == node.addresses[0] { node.addresses[1] } else { node.addresses[0] };
+        let attributes = node.attributes();
+        self.log(index, &format!("moves to {}", attributes.public_ip));
+        self.handle(index, super::Event::Moved(attributes));
     }
 
     fn carry_out_late(&mut self) {

@@ -1,12 +1,13 @@
 //! The own lease: renewed by compare-and-set, checked against every look at the store, taken
 //! again if it lapsed, given up if somebody else holds the subnet. Pure.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::{Asked, Command, End, Follow, Machine, Now, Say, Write};
 use crate::control::backoff::jittered;
 use crate::control::causes::with_causes;
-use crate::control::lease::{Lease, Lifetime};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::manager::OwnLease;
 use crate::control::store::{Granted, StoreError};
 
@@ -180,6 +181,7 @@ impl Machine {
                     self.renew_at = Some(self.now.boot + RENEW_AFTER_CONFLICT);
                 }
             }
+            Err(error @ StoreError::Duplicate { .. }) => self.give_way(&error),
             Err(error) if what == Write::Renew => {
                 self.retry_renewal_later();
                 self.say(Say::RenewalFailed { error: with_causes(&error) });
@@ -191,15 +193,40 @@ impl Machine {
         }
     }
 
+    /// The entry shows the address of before until it is written, and is ours all the same.
+    pub(super) fn on_moved(&mut self, attributes: LeaseAttributes) {
+        if attributes == self.own.lease.attributes {
+            return;
+        }
+        let before = std::mem::replace(&mut self.own.lease.attributes, attributes);
+        self.moved_from.insert(before.public_ip);
+        self.hold = match self.hold {
+            Hold::Held | Hold::Rewritten { .. } => Hold::Rewritten { at: self.now.boot },
+            // What is written there says what we are by then.
+            known @ (Hold::Unreadable { .. } | Hold::Lapsed { .. } | Hold::Lost) => known,
+        };
+        self.plan_publication();
+    }
+
+    /// Another node claims our PublicIP, which it can only while our own claim lapsed.
+    pub(super) fn give_way(&mut self, error: &StoreError) {
+        self.say(Say::Duplicate { error: with_causes(error) });
+        self.end(End::Duplicate);
+    }
+
     fn adopt(&mut self, granted: Granted) {
         let network = self.own.network;
+        // Those of now, and not of when it was asked for.
+        let attributes = self.own.lease.attributes.clone();
         self.own = OwnLease::new(granted, network);
+        let written = std::mem::replace(&mut self.own.lease.attributes, attributes);
         let Lease { revision, created_revision, .. } = self.own.lease;
         self.own_since = revision;
         if created_revision != 0 {
             self.newest = self.newest.max(revision);
         }
-        self.mirror.insert(self.own.lease.key.clone(), self.own.lease.clone());
+        let found = Lease { attributes: written, ..self.own.lease.clone() };
+        self.mirror.insert(self.own.lease.key.clone(), found);
         if std::mem::take(&mut self.from_cache) {
             self.commands.push(Command::Confirmed);
             self.say(Say::Confirmed { subnet: self.own.lease.subnet });
@@ -209,6 +236,15 @@ impl Machine {
 
     fn on_granted(&mut self, what: Write) {
         let subnet = self.own.lease.subnet;
+        let is_current = self
+            .mirror
+            .get(&self.own.lease.key)
+            .is_some_and(|found| found.attributes == self.own.lease.attributes);
+        if what != Write::Renew && !is_current {
+            // Moved while it was being written.
+            self.hold = Hold::Rewritten { at: self.now.boot };
+            return;
+        }
         match what {
             Write::Renew => {
                 let expires = self.own.expires.map(|expires| unix_seconds_of(expires, self.now));
@@ -216,7 +252,13 @@ impl Machine {
             }
             Write::Restore => {
                 self.hold = Hold::Held;
-                self.say(Say::Restored { subnet });
+                let to = self.own.lease.attributes.public_ip;
+                let has_moved = !self.moved_from.is_empty();
+                self.say(if has_moved {
+                    Say::Moved { subnet, to }
+                } else {
+                    Say::Restored { subnet }
+                });
             }
             Write::Repair => {
                 self.hold = Hold::Held;
@@ -226,6 +268,17 @@ impl Machine {
                 self.hold = Hold::Held;
                 self.say(Say::Retaken { subnet });
             }
+        }
+        if what != Write::Renew {
+            self.arrived();
+        }
+    }
+
+    /// The store says who we are.
+    fn arrived(&mut self) {
+        if !std::mem::take(&mut self.moved_from).is_empty() {
+            // What may be remembered now.
+            self.plan_publication();
         }
     }
 
@@ -242,7 +295,7 @@ impl Machine {
     pub(super) fn check_own(&mut self, watched: bool) {
         let subnet = self.own.lease.subnet;
         match self.mirror.get(&self.own.lease.key) {
-            Some(found) if found.attributes.public_ip == self.own.lease.attributes.public_ip => {
+            Some(found) if self.is_own_address(found.attributes.public_ip) => {
                 let found = found.clone();
                 self.follow_own(found);
             }
@@ -263,6 +316,10 @@ impl Machine {
         }
     }
 
+    fn is_own_address(&self, address: Ipv4Addr) -> bool {
+        address == self.own.lease.attributes.public_ip || self.moved_from.contains(&address)
+    }
+
     /// The entry is ours, but its version, its lifetime or what it says of this node may have
     /// changed. The last is for this node alone to say.
     fn follow_own(&mut self, found: Lease) {
@@ -275,6 +332,9 @@ impl Machine {
                 Hold::Rewritten { at: self.now.boot + wait }
             }
         };
+        if self.hold == Hold::Held {
+            self.arrived();
+        }
         if self.own_expired() {
             // It was not extended in time, and is there all the same.
             self.renew_at = Some(self.now.boot);

@@ -22,6 +22,8 @@ pub(in crate::control) enum Say {
     ReadFirst { subnet: Prefix },
     /// The own entry, which somebody rewrote, says again what this node says.
     Restored { subnet: Prefix },
+    /// The own entry tells the node's new address.
+    Moved { subnet: Prefix, to: Ipv4Addr },
     /// The own entry had become junk.
     Repaired { subnet: Prefix },
     /// The own lease was gone, and is back.
@@ -36,6 +38,8 @@ pub(in crate::control) enum Say {
     Removed { subnet: Prefix },
     /// The own lease lapsed, and somebody else has what it was.
     Covered { subnet: Prefix, by: Prefix, new_owner: Ipv4Addr },
+    /// Another node has our PublicIP.
+    Duplicate { error: String },
     /// The watch must begin anew.
     HistoryLost,
     /// The store is away.
@@ -55,6 +59,7 @@ impl Say {
             Self::RenewalPlanned { .. }
             | Self::Renewed { .. }
             | Self::Confirmed { .. }
+            | Self::Moved { .. }
             | Self::BecameReservation { .. }
             | Self::HistoryLost
             | Self::StoreAnswers { .. } => false,
@@ -66,12 +71,18 @@ impl Say {
             | Self::TakenOver { .. }
             | Self::Removed { .. }
             | Self::Covered { .. }
+            | Self::Duplicate { .. }
             | Self::StoreFailed { .. }
             | Self::Holding { .. } => true,
             Self::Released(released) => released.over > 0,
         }
     }
 }
+
+const WHILE_HELD: &str = "vanished at once; sending to them for another";
+const REMEDY: &str = "(--stale-hold). If that was not meant, restore the store's data, the network \
+                      configuration included; nodes that run register again by themselves. If it \
+                      was, restart weftd";
 
 impl fmt::Display for Say {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,6 +103,9 @@ impl fmt::Display for Say {
             ),
             Self::Restored { subnet } => {
                 write!(f, "Somebody rewrote the lease of {subnet}; restored it")
+            }
+            Self::Moved { subnet, to } => {
+                write!(f, "The lease of {subnet} stays, and now says PublicIP {to}")
             }
             Self::Repaired { subnet } => {
                 write!(f, "The lease of {subnet} had become unreadable; wrote it again")
@@ -117,6 +131,7 @@ impl fmt::Display for Say {
                     "The lease of {subnet} lapsed and {by} belongs to {new_owner}; giving it up"
                 )
             }
+            Self::Duplicate { error } => f.write_str(error),
             Self::HistoryLost => f.write_str(
                 "Watch of subnet leases failed because etcd index outside history window; \
                  listing all leases",
@@ -132,13 +147,7 @@ impl fmt::Display for Say {
             Self::Holding { vanished, of, hold, wiped } => {
                 let what = if *wiped { "the store lost its data: " } else { "" };
                 let hold = clock::format_go_duration(*hold);
-                write!(
-                    f,
-                    "ALARM: {what}{vanished} of {of} peers vanished at once; sending to them for \
-                     another {hold} (--stale-hold). If that was not meant, restore the store's \
-                     data, the network configuration included; nodes that run register again by \
-                     themselves. If it was, restart weftd"
-                )
+                write!(f, "ALARM: {what}{vanished} of {of} peers {WHILE_HELD} {hold} {REMEDY}")
             }
             Self::Released(released) => released.fmt(f),
         }

@@ -322,3 +322,31 @@ fn a_cached_start_notices_that_the_store_lost_its_data() {
     let commands = machine.handle(Event::Timer, at(7));
     assert_eq!(counts(&commands), Some((4, 4)), "traffic stopped");
 }
+
+#[test]
+fn a_node_that_moves_says_so_at_once_and_keeps_its_subnet() {
+    let mut machine = watching(Timing::default());
+    let moved = |host: u8| Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)));
+    let written = |commands: &[Command]| {
+        commands.iter().find_map(|command| {
+            let Command::Update { held, .. } = command else { return None };
+            Some((held.subnet, held.revision, held.attributes.public_ip.octets()[3]))
+        })
+    };
+    let subnet = lease(OWN, 0, 0).subnet;
+    assert_eq!(written(&machine.handle(moved(1), at(2))), None, "that is where it is");
+    assert_eq!(written(&machine.handle(moved(2), at(2))), Some((subnet, 7, 2)));
+    // It moves again before the answer, which is of before.
+    assert_eq!(written(&machine.handle(moved(3), at(2))), None, "two requests at once");
+    let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 2, 11), 2))), at(2));
+    assert_eq!(written(&commands), Some((subnet, 11, 3)), "the last word is not written");
+    // The watch is behind: it shows the first of the two.
+    let late = Event::Changed(Ok(vec![Change::Put(lease(OWN, 2, 11))]));
+    assert_eq!(end(&machine.handle(late, at(2))), None, "its own address of before is another's");
+    let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 3, 12), 2))), at(2));
+    assert!(says(&commands, "now says PublicIP 192.0.2.3"), "{commands:?}");
+    // From now on, only the last address is its own.
+    let stolen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, 13))]));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
+    assert_eq!(end(&machine.handle(stolen, at(3))), Some(End::Revoked { new_owner }));
+}

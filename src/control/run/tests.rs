@@ -25,7 +25,7 @@ const NEVER: Duration = Duration::from_millis(400);
 struct Daemon {
     store: MemoryStore,
     manager: Arc<SubnetManager>,
-    peers: tokio::sync::watch::Receiver<Arc<Peers>>,
+    peers: Receiver<Arc<Peers>>,
     task: JoinHandle<End>,
 }
 
@@ -318,7 +318,10 @@ async fn a_start_from_the_cache_ends_with_the_same_lease_and_the_peers_of_the_st
     let (sender, peers) = tokio::sync::watch::channel(Arc::default());
     let runner = Arc::clone(&manager);
     let margin = Duration::from_secs(3600);
-    let task = tokio::spawn(async move { runner.run_from_cache(known, margin, &sender).await });
+    let task = tokio::spawn(async move {
+        let (_fixed, attributes) = tokio::sync::watch::channel(known.own.attributes.clone());
+        runner.run_from_cache(known, margin, &sender, attributes).await
+    });
     let mut daemon = Daemon { store, manager, peers, task };
     daemon.wait_for(&["192.0.2.2"]).await;
     sleep(NEVER).await;
@@ -338,7 +341,7 @@ async fn a_start_from_the_cache_ends_with_the_same_lease_and_the_peers_of_the_st
 struct LocalDaemon {
     directory: tempfile::TempDir,
     own_file: std::path::PathBuf,
-    peers: tokio::sync::watch::Receiver<Arc<Peers>>,
+    peers: Receiver<Arc<Peers>>,
     task: JoinHandle<End>,
 }
 

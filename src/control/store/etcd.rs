@@ -1,20 +1,24 @@
 //! The etcd v3 store, with flannel's keys and values. Every write is a transaction that compares
 //! what we last saw; no request asks for the time to live of another node's lease.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
-    Compare, CompareOp, Error as EtcdError, GetOptions, KeyValue, PutOptions, SortOrder,
-    SortTarget, Txn, TxnOp,
+    Compare, CompareOp, Error as EtcdError, GetOptions, GetResponse, KeyValue, PutOptions,
+    SortOrder, SortTarget, TxnOp,
 };
+use tokio::sync::Mutex;
 
+use super::etcd_claim::{Claims, Write};
 use super::etcd_connection::{Connection, classify, config_key};
 use super::etcd_watch::{EtcdWatch, Origin};
 use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
 use crate::config::options::EtcdOptions;
 use crate::control::causes::with_causes;
+use crate::control::claim::NodeIdentity;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::route::Prefix;
@@ -30,7 +34,8 @@ const SCANNED_KEYS_MAX: usize = 16 * ENTRIES_MAX;
 /// Leases below a prefix of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdStore {
-    connection: Arc<Connection>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) claims: Mutex<Claims>,
     prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
     cluster: AtomicU64,
@@ -38,13 +43,27 @@ pub struct EtcdStore {
 
 /// An etcd lease that we hold.
 #[derive(Debug, Clone, Copy)]
-struct EtcdLease {
-    id: i64,
+pub(super) struct EtcdLease {
+    pub(super) id: i64,
     /// By the boot clock, counted from before the request.
-    expires: Duration,
+    pub(super) expires: Duration,
     expires_unix: u64,
     /// Whether it was granted just now, and has to go again if it is not needed.
-    fresh: bool,
+    pub(super) fresh: bool,
+}
+
+/// Keys of a listing, as of a revision of a cluster.
+pub(super) struct Page {
+    pub(super) revision: i64,
+    pub(super) cluster: u64,
+    pub(super) found: GetResponse,
+}
+
+impl EtcdLease {
+    /// One that may end at any time.
+    pub(super) fn unknown(id: i64) -> Self {
+        Self { id, expires: Duration::ZERO, expires_unix: 0, fresh: false }
+    }
 }
 
 impl EtcdStore {
@@ -52,7 +71,16 @@ impl EtcdStore {
     pub fn new(options: &EtcdOptions) -> Result<Self, EtcdOptionsError> {
         let prefix = options.prefix.clone();
         let connection = Arc::new(Connection::new(options.clone())?);
-        Ok(Self { connection, prefix, cluster: AtomicU64::new(0) })
+        let (claims, cluster) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Self { connection, claims, prefix, cluster })
+    }
+
+    pub(super) fn with_identity(self, node: NodeIdentity) -> Self {
+        Self { claims: Mutex::new(Claims::of(node)), ..self }
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
     }
 
     fn subnets(&self) -> String {
@@ -97,17 +125,15 @@ impl EtcdStore {
                 Err(error) => return Err(error),
             };
             if snapshot.revision == 0 {
-                snapshot.revision = page.header().map_or(0, |header| header.revision());
-                let cluster = page.header().map_or(0, |header| header.cluster_id());
-                snapshot.cluster = cluster;
-                self.cluster.store(cluster, Ordering::Relaxed);
+                (snapshot.revision, snapshot.cluster) = (page.revision, page.cluster);
+                self.cluster.store(page.cluster, Ordering::Relaxed);
             }
-            for found in page.kvs() {
+            for found in page.found.kvs() {
                 snapshot.add(decode(&subnets, found));
             }
-            scanned += page.kvs().len();
-            match page.kvs().last() {
-                Some(last) if page.more() => from = next_key(last.key()),
+            scanned += page.found.kvs().len();
+            match page.found.kvs().last() {
+                Some(last) if page.found.more() => from = next_key(last.key()),
                 Some(_) | None => return Ok(snapshot),
             }
         }
@@ -121,16 +147,29 @@ impl EtcdStore {
         end: &[u8],
         keys: i64,
         revision: i64,
-    ) -> Result<etcd_client::GetResponse, StoreError> {
+    ) -> Result<Page, StoreError> {
+        let options = GetOptions::new()
+            .with_range(end)
+            .with_limit(keys)
+            .with_revision(revision)
+            .with_sort(SortTarget::Key, SortOrder::Ascend);
+        let is_first = revision == 0;
+        if is_first && let Some(page) = self.page_with_claim(from, &options).await? {
+            return Ok(page);
+        }
         let read = |mut client: etcd_client::Client| {
-            let options = GetOptions::new()
-                .with_range(end)
-                .with_limit(keys)
-                .with_revision(revision)
-                .with_sort(SortTarget::Key, SortOrder::Ascend);
+            let options = options.clone();
             async move { client.get(from, Some(options)).await }
         };
-        self.connection.read("listing leases", read).await
+        let found = self.connection.read("listing leases", read).await?;
+        if is_first {
+            self.deny_claim().await;
+        }
+        Ok(Page {
+            revision: found.header().map_or(0, |header| header.revision()),
+            cluster: found.header().map_or(0, |header| header.cluster_id()),
+            found,
+        })
     }
 
     pub(super) async fn create(
@@ -179,7 +218,8 @@ impl EtcdStore {
         let absent = Compare::version(path.as_str(), CompareOp::Equal, 0);
         let put = TxnOp::put(path, bytes, Some(PutOptions::new().with_lease(etcd_lease.id)));
         // Whoever made the etcd lease revokes it, if no other try needs it.
-        let revision = self.fenced("creating the lease", &key, absent, put, None).await?;
+        let revision =
+            self.fenced("creating the lease", &key, value.public_ip, absent, put, None).await?;
         let version = Version { revision, created: revision };
         Ok(granted(subnet, key, value.clone(), version, Some(etcd_lease)))
     }
@@ -203,7 +243,8 @@ impl EtcdStore {
             return self.write(operation, held, &held.attributes, etcd_lease).await;
         }
         let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
-        self.fenced(operation, &held.key, self.unchanged(held), look, None).await?;
+        let (unchanged, public_ip) = (self.unchanged(held), held.attributes.public_ip);
+        self.fenced(operation, &held.key, public_ip, unchanged, look, None).await?;
         let version = Version { revision: held.revision, created: held.created_revision };
         Ok(granted(held.subnet, held.key.clone(), held.attributes.clone(), version, etcd_lease))
     }
@@ -219,15 +260,17 @@ impl EtcdStore {
         let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
         let put = TxnOp::put(self.path(&held.key), value.to_json()?, options);
         let unchanged = self.unchanged(held);
-        let revision = self.fenced(operation, &held.key, unchanged, put, etcd_lease).await?;
+        let public_ip = value.public_ip;
+        let revision =
+            self.fenced(operation, &held.key, public_ip, unchanged, put, etcd_lease).await?;
         let version = Version { revision, created: held.created_revision };
         Ok(granted(held.subnet, held.key.clone(), value.clone(), version, etcd_lease))
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
         let delete = TxnOp::delete(self.path(&held.key), None);
-        let unchanged = self.unchanged(held);
-        self.fenced("deleting the lease", &held.key, unchanged, delete, None).await?;
+        let (unchanged, public_ip) = (self.unchanged(held), held.attributes.public_ip);
+        self.fenced("deleting the lease", &held.key, public_ip, unchanged, delete, None).await?;
         Ok(())
     }
 
@@ -265,30 +308,21 @@ impl EtcdStore {
         Compare::mod_revision(self.path(&held.key), CompareOp::Equal, held.revision)
     }
 
-    /// Runs `operation` if `condition` holds, and returns the store's revision after it. A fresh
-    /// `etcd_lease` is revoked if the store said that it did nothing. After a write of unknown
-    /// outcome it stays, because to revoke it would delete the key that it may hold by now: the
-    /// next listing shows what happened.
+    /// Runs `operation` of the node at `public_ip` if `condition` holds, and returns the store's
+    /// revision after it. A fresh `etcd_lease` is revoked if the store said that it did nothing.
+    /// After a write of unknown outcome it stays, because to revoke it would delete the key that it
+    /// may hold by now: the next listing shows what happened.
     async fn fenced(
         &self,
         name: &'static str,
         key: &str,
+        public_ip: Ipv4Addr,
         condition: Compare,
         operation: TxnOp,
         etcd_lease: Option<EtcdLease>,
     ) -> Result<i64, StoreError> {
-        let transaction = Txn::new().when([condition]).and_then([operation]);
-        let response = self
-            .connection
-            .call(name, |mut client| async move { client.txn(transaction).await })
-            .await;
-        let result = match response {
-            Ok(response) if response.succeeded() => {
-                Ok(response.header().map_or(0, |header| header.revision()))
-            }
-            Ok(_) => Err(StoreError::Conflict { key: key.to_owned() }),
-            Err(error) => Err(error),
-        };
+        let write = Write { condition: Some(condition), operation: Some(operation) };
+        let result = self.write_claiming(name, key, public_ip, write).await;
         if result.as_ref().is_err_and(StoreError::nothing_was_written)
             && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
         {
@@ -304,6 +338,18 @@ impl EtcdStore {
         ttl: Duration,
     ) -> Result<Option<EtcdLease>, StoreError> {
         let Lifetime::Leased { id, .. } = lifetime else { return Ok(None) };
+        match self.keep_alive(id, ttl).await? {
+            Some(lease) => Ok(Some(lease)),
+            None => self.grant(ttl).await.map(Some),
+        }
+    }
+
+    /// Extends an etcd lease by its own time; `None` if it is gone, or shorter than `least`.
+    pub(super) async fn keep_alive(
+        &self,
+        id: i64,
+        least: Duration,
+    ) -> Result<Option<EtcdLease>, StoreError> {
         let asked = clock::boot_time();
         let kept = self
             .connection
@@ -322,10 +368,7 @@ impl EtcdStore {
             })
             .await?;
         let kept = Duration::from_secs(u64::try_from(kept).unwrap_or(0));
-        if kept.is_zero() || kept < ttl {
-            return self.grant(ttl).await.map(Some);
-        }
-        Ok(Some(EtcdLease {
+        Ok((!kept.is_zero() && kept >= least).then(|| EtcdLease {
             id,
             expires: asked + kept,
             expires_unix: clock::unix_seconds().saturating_add(kept.as_secs()),
@@ -333,7 +376,7 @@ impl EtcdStore {
         }))
     }
 
-    async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
+    pub(super) async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
         let asked = clock::boot_time();
         let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
         let response = self
@@ -352,7 +395,7 @@ impl EtcdStore {
     }
 
     /// Best effort: an etcd lease that stays holds no key and lapses by itself.
-    async fn revoke(&self, id: i64) {
+    pub(super) async fn revoke(&self, id: i64) {
         let revoked = self
             .connection
             .call("revoking a lease", |mut client| async move { client.lease_revoke(id).await })

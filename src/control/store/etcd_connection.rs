@@ -249,6 +249,7 @@ fn sum_up(operation: &'static str, mut failures: Vec<(usize, StoreError)>) -> St
             StoreError::NoConfig { .. }
             | StoreError::ConfigTooLarge { .. }
             | StoreError::Conflict { .. }
+            | StoreError::Duplicate { .. }
             | StoreError::HistoryLost { .. }
             | StoreError::Refused { .. }
             | StoreError::Value(_)

@@ -5,6 +5,7 @@
 //! flannel's readers ignore; a file without it is a reservation. The end is wall-clock time,
 //! because other programs, and other boots, must be able to read it.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,8 +13,10 @@ use futures_util::{FutureExt, StreamExt};
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::local_claim::FileClaims;
 use super::local_files::{Files, Listing, Locked};
 use super::{Event, Granted, Snapshot, StoreError};
+use crate::control::claim::NodeIdentity;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
 use crate::route::Prefix;
@@ -34,6 +37,7 @@ const QUEUED_EVENTS_MAX: usize = 16_384;
 #[derive(Debug)]
 pub struct LocalStore {
     files: Files,
+    claims: FileClaims,
 }
 
 /// Changes of the directory, each as a whole snapshot.
@@ -54,7 +58,17 @@ impl LocalStore {
     pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
         let files = Files::new(directory);
         files.prepare()?;
-        Ok(Self { files })
+        Ok(Self { files, claims: FileClaims::default() })
+    }
+
+    pub(super) fn with_identity(self, node: NodeIdentity) -> Self {
+        let claims = FileClaims::of(node, self.files.claims_path());
+        Self { claims, ..self }
+    }
+
+    pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
+        let claims = self.claims.clone();
+        blocking(move || claims.claim(public_ip)).await
     }
 
     pub(super) async fn config(&self) -> Result<Vec<u8>, StoreError> {
@@ -94,7 +108,9 @@ impl LocalStore {
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
         let (files, held, value) = (self.files.clone(), held.clone(), value.clone());
+        let claims = self.claims.clone();
         blocking(move || {
+            claims.claim(value.public_ip)?;
             let locked = files.lock()?;
             fence(&locked, &held)?;
             let ttl = match held.lifetime {

@@ -65,6 +65,11 @@ impl Files {
         self.root.join("subnets")
     }
 
+    /// Where nodes claim their addresses.
+    pub(super) fn claims_path(&self) -> PathBuf {
+        self.root.join("weft/nodes")
+    }
+
     /// Creates what is missing. For the start only: later, a directory that is missing was
     /// unmounted or moved, and an empty one in its place would look like a store without leases.
     pub(super) fn prepare(&self) -> Result<(), StoreError> {
@@ -240,7 +245,7 @@ fn fingerprint(value: &[u8]) -> i64 {
 
 /// The content of a regular file; `None` if it is longer than `bytes_max` or no file. Opened
 /// without blocking, because a FIFO in the directory must not stop the daemon.
-fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
     if !file.metadata()?.is_file() {
@@ -251,6 +256,6 @@ fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     Ok((content.len() <= bytes_max).then_some(content))
 }
 
-fn failed(action: &'static str, path: &Path, source: io::Error) -> StoreError {
+pub(super) fn failed(action: &'static str, path: &Path, source: io::Error) -> StoreError {
     StoreError::File { action, path: path.display().to_string(), source }
 }

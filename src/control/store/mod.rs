@@ -4,16 +4,20 @@
 //! A store keeps no opinion about who should own what: `acquire` and `run` decide.
 
 pub mod etcd;
+mod etcd_claim;
 mod etcd_connection;
 mod etcd_tls;
 mod etcd_watch;
 pub mod local;
+mod local_claim;
 mod local_files;
 #[cfg(test)]
 pub mod memory;
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use crate::control::claim::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, ValueError, parse_key};
 use crate::control::status::RejectReason;
 use crate::route::Prefix;
@@ -134,6 +138,18 @@ pub enum StoreError {
         /// The key below `subnets/`.
         key: String,
     },
+    /// Another node claims this node's PublicIP.
+    #[error(
+        "PublicIP {public_ip} belongs to {holder}, and two nodes must not share a subnet: give \
+         one of them another address with --public-ip or --iface. If that node is gone, this one \
+         takes over within a minute"
+    )]
+    Duplicate {
+        /// The address.
+        public_ip: Ipv4Addr,
+        /// The other node, in words.
+        holder: String,
+    },
     /// Changes since the asked revision are not available: list again.
     #[error("the store no longer has the history since revision {revision}")]
     HistoryLost {
@@ -183,6 +199,7 @@ impl StoreError {
             Self::NoConfig { .. }
             | Self::ConfigTooLarge { .. }
             | Self::Conflict { .. }
+            | Self::Duplicate { .. }
             | Self::HistoryLost { .. }
             | Self::Value(_) => true,
             Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. } => false,
@@ -194,7 +211,10 @@ impl StoreError {
     #[must_use]
     pub fn nothing_was_written(&self) -> bool {
         match self {
-            Self::Conflict { .. } | Self::Refused { .. } | Self::Value(_) => true,
+            Self::Conflict { .. }
+            | Self::Duplicate { .. }
+            | Self::Refused { .. }
+            | Self::Value(_) => true,
             Self::NoConfig { .. }
             | Self::ConfigTooLarge { .. }
             | Self::HistoryLost { .. }
@@ -253,6 +273,42 @@ impl Rejected {
 }
 
 impl Store {
+    /// The same store for a node with a name, which claims the address that it writes.
+    #[must_use]
+    pub fn with_identity(self, node: NodeIdentity) -> Self {
+        match self {
+            Self::Etcd(store) => Self::Etcd(Box::new(store.with_identity(node))),
+            Self::Local(store) => Self::Local(store.with_identity(node)),
+            #[cfg(test)]
+            Self::Memory(store) => Self::Memory(store),
+        }
+    }
+
+    /// Before a subnet is looked for: from now on, listings and writes are refused if another node
+    /// claims `public_ip`, and writes claim it.
+    pub async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
+        match self {
+            Self::Etcd(store) => {
+                store.claim(public_ip).await;
+                Ok(())
+            }
+            Self::Local(store) => store.claim(public_ip).await,
+            #[cfg(test)]
+            Self::Memory(_) => Ok(()),
+        }
+    }
+
+    /// Keeps the claim from ending; to be called several times within `claim::CLAIM_TTL`.
+    pub async fn keep_claim(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Etcd(store) => store.keep_claim().await,
+            // It ends with the process.
+            Self::Local(_) => Ok(()),
+            #[cfg(test)]
+            Self::Memory(_) => Ok(()),
+        }
+    }
+
     /// The network configuration as written by the operator.
     pub async fn config(&self) -> Result<Vec<u8>, StoreError> {
         match self {

@@ -130,8 +130,9 @@ impl World {
     /// What was from the cache counts as confirmed when the store gave the subnet to the node.
     pub(super) fn check_confirmed(&self, index: usize) {
         let node = &self.nodes[index];
-        let owned =
-            node.previous.is_some_and(|own| self.store.ever.contains(&(own, node.public_ip)));
+        let owned = node.previous.is_some_and(|own| {
+            node.addresses.iter().any(|address| self.store.ever.contains(&(own, *address)))
+        });
         assert!(owned && node.read.is_some(), "node {index} confirms its cache by itself");
     }
 
@@ -139,12 +140,15 @@ impl World {
     pub(super) fn check_end(&mut self, index: usize, end: End) {
         let node = &self.nodes[index];
         let Some(subnet) = node.previous else { panic!("node {index} lost what it never had") };
-        let End::Revoked { new_owner } = end;
+        let End::Revoked { new_owner } = end else { panic!("no node has a double: {end:?}") };
         match new_owner {
             Some(owner) => {
                 let mut ever = self.store.ever.iter();
                 let owned = ever.any(|(other, ip)| other.overlaps(subnet) && *ip == owner);
-                assert!(owned && owner != node.public_ip, "node {index} gave {subnet} to {owner}");
+                assert!(
+                    owned && (node.began_from_cache || !node.addresses.contains(&owner)),
+                    "node {index} gave {subnet} to {owner}"
+                );
             }
             None => {
                 let deleted = self.store.deleted.contains(&subnet);
@@ -161,7 +165,7 @@ impl World {
             let Some(subnet) = node.believes(self.time) else { continue };
             assert_eq!(Some(subnet), node.previous, "node {index} changed its subnet");
             let entry = self.store.entries.get(&subnet).and_then(|entry| entry.value.as_ref());
-            let owns = entry.is_some_and(|value| value.public_ip == node.public_ip);
+            let owns = entry.is_some_and(|value| node.addresses.contains(&value.public_ip));
             let changed = self.store.changed.get(&subnet).copied().unwrap_or_default();
             assert!(
                 owns || changed > node.told || node.is_deceived,

@@ -61,6 +61,8 @@ pub(super) struct Watching {
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) public_ip: Ipv4Addr,
+    /// All that it may have.
+    pub(super) addresses: [Ipv4Addr; 2],
     pub(super) life: Life,
     pub(super) request: Option<InFlight>,
     pub(super) watch: Option<Watching>,
@@ -73,6 +75,8 @@ pub(super) struct Node {
     pub(super) known: Option<Known>,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
+    /// Whether this run began so; the cache may be of before the node was elsewhere.
+    pub(super) began_from_cache: bool,
     /// The cluster of the last listing.
     pub(super) cluster: u64,
 
@@ -93,8 +97,10 @@ pub(super) struct Node {
 
 impl Node {
     pub(super) fn new(number: u8, boot_offset: Duration) -> Self {
+        let addresses = [0, 100].map(|offset| Ipv4Addr::new(192, 0, 2, number + offset));
         Self {
-            public_ip: Ipv4Addr::new(192, 0, 2, number),
+            public_ip: addresses[0],
+            addresses,
             life: Life::Down,
             request: None,
             watch: None,
@@ -105,6 +111,7 @@ impl Node {
             previous: None,
             known: None,
             is_from_cache: false,
+            began_from_cache: false,
             cluster: 0,
             mirror: (0, 0),
             told: (0, 0),
@@ -154,10 +161,10 @@ impl Node {
     }
 
     pub(super) fn crash(&mut self) {
-        let fresh = Self::new(self.public_ip.octets()[3], self.boot_offset);
+        let fresh = Self::new(self.addresses[0].octets()[3], self.boot_offset);
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
-        let known = self.known.take();
-        *self = Self { previous, known, wall_offset, is_cut, ..fresh };
+        let (public_ip, known) = (self.public_ip, self.known.take());
+        *self = Self { public_ip, previous, known, wall_offset, is_cut, ..fresh };
     }
 }
 
@@ -197,7 +204,7 @@ impl World {
         node.previous = Some(known.own.subnet);
         node.cluster = known.cluster;
         node.told = (known.cluster, known.revision);
-        node.is_from_cache = true;
+        (node.is_from_cache, node.began_from_cache) = (true, true);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
         let machine = Machine::from_cache(known, MARGIN, timing(), random, node.now(time));
         node.life = Life::Running(Box::new(machine));
@@ -373,7 +380,7 @@ impl World {
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
-        let End::Revoked { new_owner } = end;
+        let End::Revoked { new_owner } = end else { panic!("no node has a double: {end:?}") };
         self.log(index, &format!("lost its subnet to {new_owner:?}"));
     }
 }

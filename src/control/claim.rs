@@ -1,0 +1,153 @@
+//! Who this node is, for the claim on its PublicIP that keeps two nodes from sharing a subnet, and
+//! the loop that keeps the claim. What a claim is in a store is the store's business.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+use tracing::{error, warn};
+
+use crate::control::backoff::jittered;
+use crate::control::causes::with_causes;
+use crate::control::manager::SubnetManager;
+use crate::control::run::End;
+use crate::control::store::StoreError;
+
+/// Life of a claim after its node is gone. As long as kubelet's leases are trusted, within a
+/// factor: a node that takes over an address waits no longer than that.
+pub const CLAIM_TTL: Duration = Duration::from_secs(30);
+/// How often a claim is kept alive: kubelet's pace, and a third of its life.
+const KEEP_PERIOD: Duration = Duration::from_secs(10);
+/// Share by which that is spread.
+const KEEP_JITTER: f64 = 0.2;
+/// Pause after the store did not keep the claim.
+const KEEP_RETRY: Duration = Duration::from_secs(3);
+/// Longest text of a foreign claim that is shown.
+const SHOWN_CHARS_MAX: usize = 64;
+/// Longest claim read. Ours have about 150 bytes.
+const CLAIM_BYTES_MAX: usize = 4096;
+
+/// What tells this node from every other, and a restart of it from neither.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeIdentity {
+    /// The name of the host, by which operators know it.
+    #[serde(rename = "Hostname", default)]
+    pub hostname: String,
+    /// `/etc/machine-id`, which containers may lack and clones may share.
+    #[serde(rename = "MachineID", default, skip_serializing_if = "Option::is_none")]
+    pub machine_id: Option<String>,
+    /// The kernel's random number of this boot: never shared, and the same in every container.
+    #[serde(rename = "BootID", default)]
+    pub boot_id: String,
+}
+
+impl NodeIdentity {
+    /// Whether `other` is this node, before or after a restart of its daemon or container. After
+    /// a reboot it is not: a clone that runs looks just the same, so the claim has to lapse.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let machine_differs = match (&self.machine_id, &other.machine_id) {
+            (Some(own), Some(other)) => own != other,
+            (None, _) | (_, None) => false,
+        };
+        self.boot_id == other.boot_id && self.hostname == other.hostname && !machine_differs
+    }
+
+    /// A claim's value.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads a claim's value; `None` is junk, which claims nothing.
+    pub(crate) fn from_json(value: &[u8]) -> Option<Self> {
+        let value = value.get(..value.len().min(CLAIM_BYTES_MAX))?;
+        serde_json::from_slice(value).ok().filter(|claim: &Self| !claim.boot_id.is_empty())
+    }
+
+    /// This holder of a claim in words, for the node `own`, which would like to have it.
+    pub(crate) fn describe_to(&self, own: &Self) -> String {
+        let shown = |text: &str| text.chars().take(SHOWN_CHARS_MAX).collect::<String>();
+        let machine = self.machine_id.as_deref().map_or_else(|| "unknown".to_owned(), shown);
+        let (host, boot) = (shown(&self.hostname), shown(&self.boot_id));
+        let is_twin = self.hostname == own.hostname && self.machine_id == own.machine_id;
+        let twin = if is_twin { ": the last boot of this machine, or a clone of it" } else { "" };
+        format!("node {host:?} (machine-id {machine:?}, boot {boot:?}{twin})")
+    }
+}
+
+impl SubnetManager {
+    /// The same manager for a node with a name: it claims its PublicIP, and refuses to share it.
+    #[must_use]
+    pub fn with_identity(self, identity: NodeIdentity) -> Self {
+        Self { store: self.store.with_identity(identity), ..self }
+    }
+
+    /// Keeps the claim on the PublicIP, for as long as it is ours.
+    pub(super) async fn keep_claim(&self) -> End {
+        let mut random = fastrand::Rng::new();
+        let mut has_failed = false;
+        loop {
+            let kept = self.store.keep_claim().await;
+            let pause = match kept {
+                Ok(()) => KEEP_PERIOD,
+                Err(error @ StoreError::Duplicate { .. }) => {
+                    error!("{error}");
+                    return End::Duplicate;
+                }
+                Err(error) => {
+                    // An outage is the machine's to report.
+                    let answered = error.store_answered();
+                    if answered && !has_failed {
+                        warn!("Cannot keep the claim on the PublicIP: {}", with_causes(&error));
+                    }
+                    has_failed = answered;
+                    KEEP_RETRY
+                }
+            };
+            sleep(jittered(pause, KEEP_JITTER, &mut random)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(hostname: &str, machine_id: Option<&str>, boot_id: &str) -> NodeIdentity {
+        let machine_id = machine_id.map(str::to_owned);
+        NodeIdentity { hostname: hostname.to_owned(), machine_id, boot_id: boot_id.to_owned() }
+    }
+
+    #[test]
+    fn a_restart_is_the_same_node_and_a_clone_is_not() {
+        let own = node("a", Some("1"), "boot-1");
+        assert!(own.is_same_as(&own.clone()));
+        assert!(own.is_same_as(&node("a", None, "boot-1")), "a container without machine-id");
+        assert!(!own.is_same_as(&node("a", Some("2"), "boot-1")), "another machine of this kernel");
+        assert!(!own.is_same_as(&node("b", Some("1"), "boot-1")), "another host of this kernel");
+        assert!(!own.is_same_as(&node("a", Some("1"), "boot-2")), "a clone that runs");
+        let text = node("a", Some("1"), "boot-2").describe_to(&own);
+        assert!(text.contains("clone"), "an operator looks for two hosts: {text}");
+        assert!(!node("b", None, "boot-2").describe_to(&own).contains("clone"));
+    }
+
+    #[test]
+    fn a_claim_survives_its_value_and_junk_claims_nothing() {
+        for own in [node("a", Some("1"), "boot-1"), node("a", None, "boot-1")] {
+            assert_eq!(NodeIdentity::from_json(&own.to_json()), Some(own));
+        }
+        let newer = br#"{"Hostname":"a","BootID":"boot-1","Port":8285}"#;
+        assert_eq!(NodeIdentity::from_json(newer), Some(node("a", None, "boot-1")));
+        let long = format!("{{\"BootID\":\"{}\"}}", "x".repeat(CLAIM_BYTES_MAX));
+        for junk in [b"".as_slice(), b"{}", b"null", br#"{"BootID":7}"#, long.as_bytes()] {
+            assert_eq!(NodeIdentity::from_json(junk), None, "{junk:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_foreign_claim_says_cannot_forge_a_line_of_the_log() {
+        let hostile = node(&format!("a\nE1121 {}", "x".repeat(5000)), Some("\u{1b}[2J"), "b");
+        let text = hostile.describe_to(&node("a", None, "c"));
+        assert!(!text.contains(['\n', '\u{1b}']) && text.len() < 400, "{text}");
+    }
+}

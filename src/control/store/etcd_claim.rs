@@ -1,0 +1,310 @@
+//! This node's claim on its PublicIP in etcd: `<prefix>/weft/nodes/<PublicIP>`, beside `subnets/`,
+//! because flannel's nodes read everything below that. It names the node, and a short etcd lease
+//! takes it away when the node is gone.
+//!
+//! Every write of the own subnet carries the claim in its transaction: it happens only if the claim
+//! is ours, or nobody's, and then it becomes ours in the same moment.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use etcd_client::{
+    Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse,
+    TxnResponse,
+};
+use tracing::warn;
+
+use super::StoreError;
+use super::etcd::{EtcdLease, EtcdStore, Page};
+use crate::control::causes::with_causes;
+use crate::control::claim::{CLAIM_TTL, NodeIdentity};
+use crate::control::clock;
+
+/// Tries of one write while its claim turns out to be another than was known: absent, lapsed, of
+/// the last run.
+const TRIES_MAX: u32 = 3;
+/// An etcd lease with less than this left is not bound to a new claim.
+const LEASE_LEFT_MIN: Duration = Duration::from_secs(10);
+
+/// What is known of the own claim.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Nobody claims anything without.
+    node: Option<NodeIdentity>,
+    current: Option<Claim>,
+    lease: Option<EtcdLease>,
+    /// Our user has no permission for the key.
+    is_denied: bool,
+}
+
+/// The claim's key as last seen, not held by another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Claim {
+    public_ip: Ipv4Addr,
+    /// 0 is absent.
+    revision: i64,
+    is_ours: bool,
+}
+
+/// A write of the own entry: `operation` if `condition` holds.
+#[derive(Debug, Default)]
+pub(super) struct Write {
+    pub(super) condition: Option<Compare>,
+    pub(super) operation: Option<TxnOp>,
+}
+
+impl Claims {
+    pub(super) fn of(node: NodeIdentity) -> Self {
+        Self { node: Some(node), ..Self::default() }
+    }
+
+    /// What to claim together with a write for `public_ip`, if anything.
+    fn wanted(&self, public_ip: Ipv4Addr) -> Option<Claim> {
+        let claims = self.node.is_some() && !self.is_denied;
+        let unseen = Claim { public_ip, revision: 0, is_ours: false };
+        claims.then(|| self.current.filter(|claim| claim.public_ip == public_ip).unwrap_or(unseen))
+    }
+
+    /// What the claim is if its key shows this.
+    fn judge(
+        &mut self,
+        public_ip: Ipv4Addr,
+        found: Option<&KeyValue>,
+    ) -> Result<Claim, StoreError> {
+        let node = self.node.clone().unwrap_or_default();
+        let revision = found.map_or(0, KeyValue::mod_revision);
+        let unheld = Claim { public_ip, revision, is_ours: false };
+        let Some(found) = found else { return Ok(unheld) };
+        let Some(holder) = NodeIdentity::from_json(found.value()) else { return Ok(unheld) };
+        if !holder.is_same_as(&node) {
+            return Err(StoreError::Duplicate { public_ip, holder: holder.describe_to(&node) });
+        }
+        // One that does not end would outlive us.
+        if found.lease() == 0 {
+            return Ok(unheld);
+        }
+        if self.lease.is_none_or(|lease| lease.id != found.lease()) {
+            self.lease = Some(EtcdLease::unknown(found.lease()));
+        }
+        Ok(Claim { is_ours: true, ..unheld })
+    }
+
+    /// The etcd lease, if it lives for some while yet.
+    fn lasting_lease(&self) -> Option<EtcdLease> {
+        let enough = clock::boot_time() + LEASE_LEFT_MIN;
+        self.lease.filter(|lease| lease.expires > enough)
+    }
+}
+
+impl EtcdStore {
+    /// From now on this is the address to claim. Nothing is asked of the store.
+    pub(super) async fn claim(&self, public_ip: Ipv4Addr) {
+        let mut claims = self.claims.lock().await;
+        claims.current = claims.wanted(public_ip);
+    }
+
+    fn claim_path(&self, public_ip: Ipv4Addr) -> String {
+        format!("{}/weft/nodes/{public_ip}", self.prefix())
+    }
+
+    fn look(&self, public_ip: Ipv4Addr) -> TxnOp {
+        TxnOp::get(self.claim_path(public_ip), None)
+    }
+
+    /// A page of a listing that also reads the claim, at no more requests.
+    pub(super) async fn page_with_claim(
+        &self,
+        from: &[u8],
+        options: &GetOptions,
+    ) -> Result<Option<Page>, StoreError> {
+        let current = self.claims.lock().await.current;
+        let Some(Claim { public_ip, .. }) = current else { return Ok(None) };
+        let both = [self.look(public_ip), TxnOp::get(from, Some(options.clone()))];
+        let transaction = Txn::new().and_then(both);
+        let read = |mut client: etcd_client::Client| {
+            let transaction = transaction.clone();
+            async move { client.txn(transaction).await }
+        };
+        match self.connection.read("listing leases", read).await {
+            Ok(response) => {
+                let mut answers = response.op_responses().into_iter();
+                let found = answers.next().and_then(first_key);
+                let mut claims = self.claims.lock().await;
+                let seen = claims.judge(public_ip, found.as_ref())?;
+                if claims.current.is_some_and(|claim| claim.public_ip == public_ip) {
+                    claims.current = Some(seen);
+                }
+                Ok(answers.next().and_then(found_by).map(|found| Page {
+                    revision: response.header().map_or(0, |header| header.revision()),
+                    cluster: response.header().map_or(0, |header| header.cluster_id()),
+                    found,
+                }))
+            }
+            // Whether for the claim's sake, the caller finds out without it.
+            Err(error) if is_permission(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// After a request that was refused with the claim, and is not without.
+    pub(super) async fn deny_claim(&self) {
+        let mut claims = self.claims.lock().await;
+        let Some(Claim { public_ip, .. }) = claims.current.take() else { return };
+        if !std::mem::replace(&mut claims.is_denied, true) {
+            warn!(
+                "etcd refuses the key {}, so another node with the same PublicIP would not be \
+                 noticed; going on without. Grant the role readwrite on the prefix {}/weft/ and \
+                 restart weftd",
+                self.claim_path(public_ip),
+                self.prefix()
+            );
+        }
+    }
+
+    /// Carries out `write`, which is for the node at `public_ip`, if nobody else claims that
+    /// address, and returns the store's revision after it.
+    pub(super) async fn write_claiming(
+        &self,
+        name: &'static str,
+        key: &str,
+        public_ip: Ipv4Addr,
+        write: Write,
+    ) -> Result<i64, StoreError> {
+        let mut claims = self.claims.lock().await;
+        let Some(mut claim) = claims.wanted(public_ip) else {
+            drop(claims);
+            return self.write_alone(name, key, write).await;
+        };
+        let moves = claims.current.is_some_and(|current| current.public_ip != public_ip);
+        let left_behind = if moves { claims.lease.take() } else { None };
+        for _ in 0..TRIES_MAX {
+            let transaction = self.with_claim(&mut claims, claim, &write).await?;
+            let response = match self.transact(name, transaction).await {
+                Err(error) if is_permission(&error) => {
+                    claims.current.get_or_insert(claim);
+                    drop(claims);
+                    let written = self.write_alone(name, key, write).await;
+                    if !written.as_ref().is_err_and(is_permission) {
+                        self.deny_claim().await;
+                    }
+                    return written;
+                }
+                response => response?,
+            };
+            let revision = response.header().map_or(0, |header| header.revision());
+            if response.succeeded() {
+                if !claim.is_ours {
+                    claim = Claim { revision, is_ours: true, ..claim };
+                }
+                claims.current = Some(claim);
+                let is_reused =
+                    left_behind.map(|lease| lease.id) == claims.lease.map(|lease| lease.id);
+                drop(claims);
+                // The last address is free for others.
+                if let Some(EtcdLease { id, .. }) = left_behind.filter(|_| !is_reused) {
+                    self.revoke(id).await;
+                }
+                return Ok(revision);
+            }
+            let found = response.op_responses().into_iter().next().and_then(first_key);
+            let seen = claims.judge(public_ip, found.as_ref());
+            if seen.is_err()
+                && let Some(EtcdLease { id, fresh: true, .. }) = claims.lease.take()
+            {
+                self.revoke(id).await;
+            }
+            let seen = seen?;
+            if seen == claim {
+                break;
+            }
+            claim = seen;
+        }
+        if moves {
+            claims.lease = left_behind;
+        } else {
+            claims.current = Some(claim);
+        }
+        Err(StoreError::Conflict { key: key.to_owned() })
+    }
+
+    async fn write_alone(
+        &self,
+        name: &'static str,
+        key: &str,
+        write: Write,
+    ) -> Result<i64, StoreError> {
+        let condition: Vec<_> = write.condition.into_iter().collect();
+        let operation: Vec<_> = write.operation.into_iter().collect();
+        let response = self.transact(name, Txn::new().when(condition).and_then(operation)).await?;
+        if !response.succeeded() {
+            return Err(StoreError::Conflict { key: key.to_owned() });
+        }
+        Ok(response.header().map_or(0, |header| header.revision()))
+    }
+
+    /// `write` as a transaction that holds the claim, takes it if it is free, and else shows it.
+    async fn with_claim(
+        &self,
+        claims: &mut Claims,
+        claim: Claim,
+        write: &Write,
+    ) -> Result<Txn, StoreError> {
+        let path = self.claim_path(claim.public_ip);
+        let unchanged = Compare::mod_revision(path.as_str(), CompareOp::Equal, claim.revision);
+        let mut operations: Vec<_> = write.operation.iter().cloned().collect();
+        if !claim.is_ours {
+            let lease = match claims.lasting_lease() {
+                Some(lease) => lease,
+                None => self.grant(CLAIM_TTL).await?,
+            };
+            claims.lease = Some(lease);
+            let value = claims.node.as_ref().map(NodeIdentity::to_json).unwrap_or_default();
+            let bound = PutOptions::new().with_lease(lease.id);
+            operations.push(TxnOp::put(path, value, Some(bound)));
+        }
+        let conditions: Vec<_> = write.condition.iter().cloned().chain([unchanged]).collect();
+        let look = self.look(claim.public_ip);
+        Ok(Txn::new().when(conditions).and_then(operations).or_else([look]))
+    }
+
+    async fn transact(&self, name: &'static str, txn: Txn) -> Result<TxnResponse, StoreError> {
+        self.connection.call(name, |mut client| async move { client.txn(txn).await }).await
+    }
+
+    /// Keeps the claim alive, or claims again what lapsed.
+    pub(super) async fn keep_claim(&self) -> Result<(), StoreError> {
+        let mut claims = self.claims.lock().await;
+        let Some(claim) = claims.current else { return Ok(()) };
+        if let Some(lease) = claims.lease.filter(|_| claim.is_ours) {
+            if let Some(kept) = self.keep_alive(lease.id, Duration::ZERO).await? {
+                claims.lease = Some(kept);
+                return Ok(());
+            }
+            claims.lease = None;
+            claims.current = Some(Claim { revision: 0, is_ours: false, ..claim });
+        }
+        drop(claims);
+        let (name, key) = ("claiming the PublicIP", self.claim_path(claim.public_ip));
+        let result = self.write_claiming(name, &key, claim.public_ip, Write::default()).await;
+        if let Err(error @ StoreError::Unavailable { .. }) = &result {
+            tracing::debug!("The claim on the PublicIP lapsed: {}", with_causes(error));
+        }
+        result.map(|_| ())
+    }
+}
+
+/// Whether the store said that our user may not touch a key.
+fn is_permission(error: &StoreError) -> bool {
+    matches!(error, StoreError::Refused { detail, .. } if detail.contains("permission denied"))
+}
+
+fn first_key(answer: TxnOpResponse) -> Option<KeyValue> {
+    found_by(answer)?.take_kvs().into_iter().next()
+}
+
+fn found_by(answer: TxnOpResponse) -> Option<GetResponse> {
+    match answer {
+        TxnOpResponse::Get(found) => Some(found),
+        TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
+    }
+}

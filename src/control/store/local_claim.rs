@@ -1,0 +1,119 @@
+//! Claims on PublicIPs in a local store: `DIR/weft/nodes/<PublicIP>`, a file that names the node
+//! and that its daemon keeps locked. The lock ends with the process, however it ends.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tracing::warn;
+
+use super::StoreError;
+use super::local_files::{failed, read_bounded};
+use crate::control::causes::with_causes;
+use crate::control::claim::NodeIdentity;
+
+/// More than any claim has.
+const CLAIM_BYTES_MAX: usize = 4096;
+
+/// The claim of this process; clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FileClaims {
+    /// Nobody claims anything without.
+    node: Option<(NodeIdentity, PathBuf)>,
+    held: Arc<Mutex<Held>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    current: Option<(Ipv4Addr, File)>,
+    is_denied: bool,
+}
+
+impl FileClaims {
+    pub(super) fn of(node: NodeIdentity, directory: PathBuf) -> Self {
+        Self { node: Some((node, directory)), held: Arc::default() }
+    }
+
+    /// Claims `public_ip`, and nothing else any more. A directory that cannot be written is no
+    /// reason not to carry packets. Blocks.
+    pub(super) fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
+        let Some((node, directory)) = &self.node else { return Ok(()) };
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_denied || held.current.as_ref().is_some_and(|(ip, _)| *ip == public_ip) {
+            return Ok(());
+        }
+        match lock(node, directory, public_ip) {
+            Ok(file) => held.current = Some((public_ip, file)),
+            Err(error @ StoreError::Duplicate { .. }) => return Err(error),
+            Err(error) => {
+                held.is_denied = true;
+                warn!(
+                    "Another node with the same PublicIP would not be noticed, going on without \
+                     a claim: {}",
+                    with_causes(&error)
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lock(node: &NodeIdentity, directory: &PathBuf, public_ip: Ipv4Addr) -> Result<File, StoreError> {
+    fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
+    let path = directory.join(public_ip.to_string());
+    let write = |source| failed("write", &path, source);
+    let mut open = OpenOptions::new();
+    let mut file = open.create(true).truncate(false).write(true).open(&path).map_err(write)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let found = read_bounded(&path, CLAIM_BYTES_MAX).ok().flatten().unwrap_or_default();
+            let holder = NodeIdentity::from_json(&found).unwrap_or_default().describe_to(node);
+            return Err(StoreError::Duplicate { public_ip, holder });
+        }
+        Err(error) => return Err(failed("lock", &path, error.into())),
+    }
+    file.set_len(0).and_then(|()| file.write_all(&node.to_json())).map_err(write)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_ends_with_its_process_and_follows_a_new_address() {
+        let files = tempfile::tempdir().unwrap();
+        let start = |hostname: &str| {
+            let (hostname, boot_id) = (hostname.to_owned(), "boot".to_owned());
+            let node = NodeIdentity { hostname, machine_id: None, boot_id };
+            FileClaims::of(node, files.path().join("weft/nodes"))
+        };
+        let [first, second] = [1, 2].map(|last| Ipv4Addr::new(192, 0, 2, last));
+        let a = start("node-a");
+        a.claim(first).unwrap();
+        a.claim(first).unwrap();
+        let b = start("node-b");
+        let refusal = b.claim(first).unwrap_err().to_string();
+        assert!(refusal.contains("node-a"), "the refusal does not say who: {refusal}");
+        b.claim(second).unwrap();
+        let refusal = a.claim(second).unwrap_err().to_string();
+        assert!(refusal.contains("node-b"), "the refusal does not say who: {refusal}");
+        b.claim(Ipv4Addr::new(192, 0, 2, 3)).unwrap();
+        a.claim(second).expect("the address that node-b left is free");
+        drop(a);
+        b.claim(second).expect("the address of a node that is gone is free");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_had_is_no_reason_not_to_start() {
+        let files = tempfile::tempdir().unwrap();
+        fs::write(files.path().join("weft"), "a file in the way").unwrap();
+        let claims = FileClaims::of(NodeIdentity::default(), files.path().join("weft/nodes"));
+        claims.claim(Ipv4Addr::LOCALHOST).expect("a warning, and no more");
+    }
+}

@@ -1,0 +1,32 @@
+//! Who this host is: its name, its machine-id, and the boot. Three small files.
+
+use std::fs::read_to_string;
+
+use crate::control::NodeIdentity;
+
+const HOSTNAME: &str = "/proc/sys/kernel/hostname";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// machine-id(5); containers often lack it.
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// Reads them. Without the boot's number, a clone could not be told from this host.
+pub(super) fn of_this_host() -> Result<NodeIdentity, String> {
+    let read = |path: &str| match read_to_string(path) {
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(error) => Err(format!("cannot read {path}: {error}")),
+    };
+    let machine_id = read(MACHINE_ID).ok().filter(|id| !id.is_empty());
+    Ok(NodeIdentity { hostname: read(HOSTNAME)?, machine_id, boot_id: read(BOOT_ID)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_is_itself() {
+        let identity = of_this_host().expect("every Linux has these files");
+        assert!(identity.is_same_as(&of_this_host().expect("as before")));
+        assert_eq!(identity.boot_id.len(), 36, "{identity:?}");
+    }
+}
