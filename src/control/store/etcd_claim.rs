@@ -177,6 +177,8 @@ impl EtcdStore {
         };
         let moves = claims.current.is_some_and(|current| current.public_ip != public_ip);
         let left_behind = if moves { claims.lease.take() } else { None };
+        let old = claims.lease.map(|lease| lease.id);
+        let is_old = |lease: &mut EtcdLease| Some(lease.id) == old;
         for _ in 0..TRIES_MAX {
             let transaction = self.with_claim(&mut claims, claim, &write).await?;
             let response = match self.transact(name, transaction).await {
@@ -188,6 +190,12 @@ impl EtcdStore {
                         self.deny_claim().await;
                     }
                     return written;
+                }
+                // The store lost its data, and the claim's lease with it.
+                Err(error)
+                    if is_unknown_lease(&error) && claims.lease.take_if(is_old).is_some() =>
+                {
+                    continue;
                 }
                 response => response?,
             };
@@ -296,6 +304,11 @@ impl EtcdStore {
 /// Whether the store said that our user may not touch a key.
 fn is_permission(error: &StoreError) -> bool {
     matches!(error, StoreError::Refused { detail, .. } if detail.contains("permission denied"))
+}
+
+/// Whether the store said that there is no such etcd lease as a key was to be bound to.
+fn is_unknown_lease(error: &StoreError) -> bool {
+    matches!(error, StoreError::Unavailable { detail, .. } if detail.contains("lease not found"))
 }
 
 fn first_key(answer: TxnOpResponse) -> Option<KeyValue> {
