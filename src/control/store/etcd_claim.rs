@@ -89,6 +89,11 @@ impl Claims {
         Ok(Claim { is_ours: true, ..unheld })
     }
 
+    /// Forgets the etcd lease if it is `old`; whether it was.
+    fn forget(&mut self, old: Option<i64>) -> bool {
+        self.lease.take_if(|lease| Some(lease.id) == old).is_some()
+    }
+
     /// The etcd lease, if it lives for some while yet.
     fn lasting_lease(&self) -> Option<EtcdLease> {
         let enough = clock::boot_time() + LEASE_LEFT_MIN;
@@ -178,7 +183,6 @@ impl EtcdStore {
         let moves = claims.current.is_some_and(|current| current.public_ip != public_ip);
         let left_behind = if moves { claims.lease.take() } else { None };
         let old = claims.lease.map(|lease| lease.id);
-        let is_old = |lease: &mut EtcdLease| Some(lease.id) == old;
         for _ in 0..TRIES_MAX {
             let transaction = self.with_claim(&mut claims, claim, &write).await?;
             let response = match self.transact(name, transaction).await {
@@ -192,9 +196,7 @@ impl EtcdStore {
                     return written;
                 }
                 // The store lost its data, and the claim's lease with it.
-                Err(error)
-                    if is_unknown_lease(&error) && claims.lease.take_if(is_old).is_some() =>
-                {
+                Err(error) if !claim.is_ours && is_unknown_lease(&error) && claims.forget(old) => {
                     continue;
                 }
                 response => response?,
