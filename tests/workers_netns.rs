@@ -22,8 +22,10 @@ const REPAIR: Duration = Duration::from_secs(1);
 /// All workers of a daemon end within this time.
 const STOP_WORKERS: Duration = Duration::from_millis(100);
 
-/// Flows at once: enough that no worker of four is without one.
+/// Flows at once. One run in 25 leaves a worker of four without any (4 x 0.75^16).
 const FLOWS: usize = 16;
+/// Flows of one datagram that follow: with them it is one run in 10^9.
+const BRIEF_FLOWS: usize = 64;
 /// Datagrams a second of each.
 const FLOW_RATE: u64 = 1000;
 
@@ -117,6 +119,11 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
     assert_eq!(reordered, [0; FLOWS], "{count} workers reorder flows");
     let missing: u64 = flows.iter().map(Numbered::missing).sum();
     assert_eq!(missing, 0, "{count} workers lost packets at a moderate rate");
+    let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
+    for _ in 0..BRIEF_FLOWS {
+        let near = udp_socket(&overlay.lab.pods[0], overlay.pod(0));
+        near.send_to(b"brief", (overlay.pod(1), port(&far))).expect("the pod sends");
+    }
     for host in 0..2 {
         let status = Status::settled(&overlay.dir(host));
         check_counters(&status);
