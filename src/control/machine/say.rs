@@ -79,11 +79,6 @@ impl Say {
     }
 }
 
-const WHILE_HELD: &str = "vanished at once; sending to them for another";
-const REMEDY: &str = "(--stale-hold). If that was not meant, restore the store's data, the network \
-                      configuration included; nodes that run register again by themselves. If it \
-                      was, restart weftd";
-
 impl fmt::Display for Say {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -144,14 +139,28 @@ impl fmt::Display for Say {
             Self::StoreAnswers { seconds } => {
                 write!(f, "The lease store answers again after {seconds} s")
             }
-            Self::Holding { vanished, of, hold, wiped } => {
-                let what = if *wiped { "the store lost its data: " } else { "" };
-                let hold = clock::format_go_duration(*hold);
-                write!(f, "ALARM: {what}{vanished} of {of} peers {WHILE_HELD} {hold} {REMEDY}")
-            }
+            Self::Holding { vanished, of, hold, wiped } => alarm(f, *vanished, *of, *hold, *wiped),
             Self::Released(released) => released.fmt(f),
         }
     }
+}
+
+fn alarm(
+    f: &mut fmt::Formatter<'_>,
+    vanished: usize,
+    of: usize,
+    hold: Duration,
+    wiped: bool,
+) -> fmt::Result {
+    let what = if wiped { "the store lost its data: " } else { "" };
+    let hold = clock::format_go_duration(hold);
+    write!(
+        f,
+        "ALARM: {what}{vanished} of {of} peers vanished at once; sending to them for another \
+         {hold} (--stale-hold). If that was not meant, restore the store's data, the network \
+         configuration included; nodes that run register again by themselves. If it was, restart \
+         weftd"
+    )
 }
 
 impl fmt::Display for Released {
