@@ -1,12 +1,12 @@
 //! The first plane of a daemon, which may find what a killed predecessor left behind.
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use crate::device::{Tun, TunnelSocket};
+use crate::device::{SocketError, Tun, TunnelSocket};
 use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayError};
 
@@ -26,13 +26,11 @@ pub(super) async fn take_over(
     mtu_bytes: u16,
     count: NonZeroU16,
 ) -> Result<(Vec<Tun>, Overlay, Vec<TunnelSocket>), UdpError> {
-    let address = SocketAddrV4::new(setup.external.address, setup.settings.port);
     let once = async || {
         let queues = open_queues(DEVICE_TEMPLATE, setup, count)?;
         let desired = desired(netlink, &queues[0], setup, mtu_bytes).await?;
         let overlay = Overlay::establish(netlink.clone(), desired).await?;
-        let offload = setup.offload;
-        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, count)?;
+        let sockets = bind_sockets(setup, setup.external.address, count)?;
         Ok((queues, overlay, sockets))
     };
     let give_up = Instant::now() + LEFTOVER_PATIENCE;
@@ -44,6 +42,16 @@ pub(super) async fn take_over(
             made => return made,
         }
     }
+}
+
+/// Binds one socket for each worker to `address`, which is the external interface's.
+pub(super) fn bind_sockets(
+    setup: &UdpSetup,
+    address: Ipv4Addr,
+    count: NonZeroU16,
+) -> Result<Vec<TunnelSocket>, SocketError> {
+    let (address, offload) = (SocketAddrV4::new(address, setup.settings.port), setup.offload);
+    TunnelSocket::bind_group(address, offload.gso, offload.gro, count)
 }
 
 /// Whether a predecessor's device or socket may be in the way.

@@ -1,20 +1,19 @@
 //! What the backend does when the interface beneath it changes: the overlay's MTU follows, and so
 //! does the tunnel's address.
 
-use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tracing::{info, warn};
 
 use crate::control::lease::LeaseAttributes;
-use crate::device::TunnelSocket;
 use crate::host::chain::chain;
 use crate::host::interface::{ExternalInterface, rediscover};
 use crate::host::mtu::followed_mtu_bytes;
 use crate::host::netlink::Netlink;
 use crate::host::underlay::{Underlay, UnderlayWatch};
 
+use super::take_over::bind_sockets;
 use super::{Keeper, UdpError};
 
 impl Keeper {
@@ -53,9 +52,7 @@ impl Keeper {
 
     /// Binds the sockets of the next workers, and tells the peers where they are.
     fn move_to(&mut self, external: ExternalInterface) -> Result<(), UdpError> {
-        let address = SocketAddrV4::new(external.address, self.setup.settings.port);
-        let (offload, count) = (self.setup.offload, self.worker_count);
-        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, count)?;
+        let sockets = bind_sockets(&self.setup, external.address, self.worker_count)?;
         for (seat, socket) in self.seats.iter_mut().zip(sockets) {
             seat.socket = Arc::new(socket);
         }
