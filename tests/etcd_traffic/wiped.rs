@@ -38,6 +38,14 @@ fn assert_alarm(site: &Site, told: &[Told; 2], words: &str) {
     assert_eq!(says("was gone from the store; took it again"), [true; 2], "{lines:?}");
 }
 
+/// Both daemons said first what was wrong and what they do about it, in few lines.
+#[track_caller]
+fn assert_plain(site: &Site, told: &[Told; 2], wrong: &str, doing: &str) {
+    for (told, daemon) in told.iter().zip(&site.daemons) {
+        told.assert_plain(daemon, wrong, &[doing]);
+    }
+}
+
 /// F5: configuration and leases are deleted under everybody's eyes, and then the data is gone.
 #[test]
 fn emptied_stores_are_filled_again_by_those_who_run() {
@@ -47,13 +55,7 @@ fn emptied_stores_are_filled_again_by_those_who_run() {
         site.ctl(&["del", "--prefix", PREFIX]);
         println!("deleted: registered again within {:?}", wait_until_registered(site));
         assert_alarm(site, &told, "1 of 1 peers vanished at once; sending to them");
-        for (host, told) in told.iter().enumerate() {
-            told.assert_plain(
-                &site.daemons[host],
-                "peers vanished at once",
-                &["sending to them for"],
-            );
-        }
+        assert_plain(site, &told, "peers vanished at once", "sending to them for");
 
         let told = site.listen();
         let cluster = Arc::clone(&site.cluster);
@@ -62,13 +64,7 @@ fn emptied_stores_are_filled_again_by_those_who_run() {
         site.etcd.spawn(&cluster.switch);
         println!("wiped: registered again within {:?}", wait_until_registered(site));
         assert_alarm(site, &told, "the store lost its data: 1 of 1 peers vanished at once");
-        for (host, told) in told.iter().enumerate() {
-            told.assert_plain(
-                &site.daemons[host],
-                "without the store for",
-                &["keeping all 1 peers"],
-            );
-        }
+        assert_plain(site, &told, "without the store for", "keeping all 1 peers");
     });
     report.assert_nothing_lost("a store that loses its data");
     site.assert_settled();
