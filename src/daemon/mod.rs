@@ -5,6 +5,7 @@ mod cache_writer;
 pub mod health;
 mod http;
 mod identity;
+mod install;
 pub mod log;
 pub mod notify;
 pub mod report;
