@@ -345,7 +345,7 @@ fn root() -> PathBuf {
 
 /// Files below the package's root whose name passes `wanted`, hidden and built ones aside.
 fn files(wanted: fn(&str) -> bool) -> Vec<PathBuf> {
-    const FOLDERS: [&str; 6] = ["src", "tests", "benches", "fuzz", "scripts", ".ci"];
+    const FOLDERS: [&str; 7] = ["src", "tests", "benches", "fuzz", "scripts", "deploy", ".ci"];
     let mut open: Vec<_> = FOLDERS.iter().map(|folder| root().join(folder)).collect();
     open.push(root());
     let mut found = Vec::new();
