@@ -21,6 +21,10 @@ const README: &str = include_str!("../deploy/README.md");
 const UNDERLAY: [&str; 2] = ["172.20.0.1", "172.20.0.2"];
 const MTU: u32 = 1472;
 
+/// What programs read in `/etc`; the rest of the machine's is none of the recipes'.
+const NEEDED_OF_ETC: &str =
+    "alternatives group hosts iproute2 ld.so.cache nsswitch.conf passwd protocols services";
+
 /// Far above what a transfer waits for at a time.
 const STALL: Duration = Duration::from_secs(10);
 
@@ -58,7 +62,9 @@ impl Host {
         let asked = format!("echo \"$*\" >>{}", root.join("asked").display());
         stand_in(&root.join("bin/systemctl"), &asked);
         let own = format!(
-            "set -e; mount --make-rprivate /; cp -a /etc/. {0}/etc/; mount --bind {0}/etc /etc
+            "set -e; mount --make-rprivate /; for name in {NEEDED_OF_ETC}; do
+                 [ ! -e /etc/$name ] || cp -a /etc/$name {0}/etc/
+             done; mount --bind {0}/etc /etc
              mount --bind {0}/opt /opt; mount --bind {0}/run /run; mount --bind {0}/lib /var/lib
              mount --bind {1} /var/lib/weft; touch {0}/ready; exec sleep infinity",
             root.display(),
