@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 #![allow(clippy::print_stdout, reason = "measured figures belong into the report of the run")]
 
+mod booted;
 mod chart;
 mod container;
 mod docker_opts;
