@@ -143,11 +143,11 @@ impl Confined {
         let store = local_store(files.path(), CONFIG);
         let lab = Lab::two_hosts();
         let mut daemons = Vec::new();
-        for host in 0..2 {
+        for (host, address) in UNDERLAY.iter().enumerate() {
             let dir = files.path().join(format!("h{host}"));
             let subnet_file = format!("--subnet-file={}", dir.join("subnet.env").display());
             let socket = format!("--status-socket={}", dir.join("weft.sock").display());
-            let iface = format!("--iface={}", UNDERLAY[host]);
+            let iface = format!("--iface={address}");
             let mut argv = vec![
                 WEFTD,
                 &store,
