@@ -189,12 +189,13 @@ fn resets(ends: &[End<'_>; 2]) -> u64 {
 }
 
 /// What else the kernel's IP and UDP drop, by group and name in procfs.
-const QUIET_DROPS: [(&str, &str); 10] = [
+const QUIET_DROPS: [(&str, &str); 11] = [
     ("Ip", "InHdrErrors"),
     ("Ip", "InAddrErrors"),
     ("Ip", "InDiscards"),
     ("Ip", "OutDiscards"),
     ("Ip", "OutNoRoutes"),
+    ("Udp", "InErrors"),
     ("Udp", "NoPorts"),
     ("Udp", "SndbufErrors"),
     ("Udp", "InCsumErrors"),
@@ -202,7 +203,7 @@ const QUIET_DROPS: [(&str, &str); 10] = [
     ("IpExt", "InNoRoutes"),
 ];
 
-/// Everything that counts dropped packets on the way, by name.
+/// Everything that counts dropped packets on the way, by name, and how many came through weft.
 struct Drops(Vec<(String, u64)>);
 
 impl Drops {
@@ -226,6 +227,11 @@ impl Drops {
             // A daemon that is gone has no counters, and the packets are missed all the same.
             let Some(status) = Status::try_of(&end.dir) else { continue };
             for direction in ["egress", "ingress"] {
+                // No loss, but where the sums part the packets went.
+                for counter in ["packets_received", "packets_forwarded"] {
+                    let count = status.count(direction, counter);
+                    all.push((format!("weft {number}, {direction} {counter}"), count));
+                }
                 let reasons = status.0[direction]["drops"].as_object().cloned();
                 for (reason, count) in reasons.unwrap_or_default() {
                     let name = format!("weft {number}, {direction}: {reason}");
