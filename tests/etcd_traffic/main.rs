@@ -14,5 +14,6 @@ mod site;
 mod start;
 #[path = "../support/mod.rs"]
 mod support;
+mod twin;
 mod watch;
 mod wiped;
