@@ -1,8 +1,10 @@
 //! Clusters on a real etcd: many nodes that start at once, stores that stop under traffic, and
-//! stores that come late.
+//! stores that come late; nodes with one address (`twins`).
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
+#[path = "../support/mod.rs"]
 mod support;
+mod twins;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
