@@ -65,6 +65,12 @@ fn a_dead_etcd_costs_no_packet_and_no_processor() {
             });
             println!("host {host} found it again after {:?}", back.elapsed());
         }
+        // What is written afterwards is seen.
+        let key = format!("{PREFIX}/subnets/10.5.255.0-24");
+        site.ctl(&["put", &key, r#"{"PublicIP":"172.20.0.77","PublicIPv6":null}"#]);
+        for host in 0..3 {
+            site.wait_for_routes(host, 3);
+        }
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
             let lines = told.assert_plain(

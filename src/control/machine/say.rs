@@ -102,14 +102,7 @@ impl fmt::Display for Say {
             Self::Restored { subnet } => {
                 write!(f, "Somebody rewrote the lease of {subnet}; restored it")
             }
-            Self::WrittenInOurName { subnet, public_ip, .. } => write!(
-                f,
-                "ALARM: somebody else wrote the lease of {subnet} with our PublicIP {public_ip}. \
-                 If that was no operator, another node, such as one that runs flanneld, has the \
-                 same address, and both give their pods addresses of one subnet: give one of them \
-                 another address with --public-ip or --iface, and restart it. Keeping the lease, \
-                 and not writing over it"
-            ),
+            Self::WrittenInOurName { subnet, public_ip, .. } => twin(f, *subnet, *public_ip),
             Self::Moved { subnet, to } => {
                 write!(f, "The lease of {subnet} stays, and now says PublicIP {to}")
             }
@@ -171,6 +164,16 @@ fn alarm(
          {hold} (--stale-hold). If that was not meant, restore the store's data, the network \
          configuration included; nodes that run register again by themselves. If it was, restart \
          weftd"
+    )
+}
+
+fn twin(f: &mut fmt::Formatter<'_>, subnet: Prefix, public_ip: Ipv4Addr) -> fmt::Result {
+    write!(
+        f,
+        "ALARM: somebody else wrote the lease of {subnet} with our PublicIP {public_ip}. If that \
+         was no operator, another node, such as one that runs flanneld, has the same address, and \
+         both give their pods addresses of one subnet: give one of them another address with \
+         --public-ip or --iface, and restart it. Keeping the lease, and not writing over it"
     )
 }
 
