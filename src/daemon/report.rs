@@ -78,6 +78,8 @@ impl Report {
                 "lease_expires_unix": self.control.lease_expires_unix(),
                 "renewals": self.control.renewals(),
                 "failures": self.control.store_failures(),
+                "written_by_others": self.control.written_by_others_total(),
+                "subnets_exhausted": self.control.subnets_exhausted(),
                 "rejected": rejected,
             },
             "stale_as_of_unix": self.control.cached_as_of_unix(),
@@ -142,6 +144,18 @@ impl Report {
             out.family("flannel_lease_expiry_seconds", "gauge", "End of the own lease, unix time.");
             out.sample("flannel_lease_expiry_seconds", "", seconds);
         }
+        out.family(
+            "flannel_lease_written_by_others_total",
+            "counter",
+            "Times that somebody else wrote the own lease with this node's PublicIP.",
+        );
+        out.sample("flannel_lease_written_by_others_total", "", control.written_by_others_total());
+        out.family(
+            "flannel_subnets_exhausted_total",
+            "counter",
+            "Tries that found no free subnet.",
+        );
+        out.sample("flannel_subnets_exhausted_total", "", control.subnets_exhausted());
         out.family("flannel_store_rejected_total", "counter", "Store entries that were ignored.");
         for reason in RejectReason::ALL {
             let label = format!("{{why=\"{}\"}}", reason.name());

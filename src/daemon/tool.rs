@@ -130,7 +130,10 @@ fn render(status: &Value) -> String {
     let ready = if status["ready"] == true { "ready" } else { "not ready" };
     line("weftd", format!("{} {ready}", text(&status["version"])));
     let store = if status["store"]["up"] == true { "up" } else { "down" };
-    line("store", format!("{store}, {} failures", text(&status["store"]["failures"])));
+    let others = status["store"]["written_by_others"].as_u64().filter(|times| *times > 0);
+    let others = others.map(|times| format!(", our lease written by others {times} times"));
+    let others = others.unwrap_or_default();
+    line("store", format!("{store}, {} failures{others}", text(&status["store"]["failures"])));
     if let Some(as_of) = status["stale_as_of_unix"].as_u64() {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
@@ -252,6 +255,15 @@ mod tests {
         let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
         assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));
         assert!(!screen(0).contains("held"), "{}", screen(0));
+    }
+
+    #[test]
+    fn somebody_who_writes_our_lease_is_on_the_screen() {
+        let screen = |times: u64| {
+            render(&json!({ "store": { "up": true, "failures": 0, "written_by_others": times } }))
+        };
+        assert!(screen(2).contains("our lease written by others 2 times"), "{}", screen(2));
+        assert!(!screen(0).contains("others"), "{}", screen(0));
     }
 
     #[test]
