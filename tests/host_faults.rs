@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
+use weft::daemon::status::fetch_unix;
 
-use support::cluster::Cluster;
+use support::cluster::{Cluster, host_address};
 use support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, wait_until};
 use support::overlay::{CONFIG, Overlay, local_store};
 use support::status::Status;
@@ -249,9 +250,24 @@ fn a_peer_that_cannot_be_sent_to_costs_the_other_peers_nothing() {
             let counted = after.drops("egress", reason) - before.drops("egress", reason);
             assert_eq!(counted, sent[1], "{what} is not counted as {reason}: {}", after.0);
         }
+        let failed = [1, 2].map(|host| {
+            let peer = host_address(host);
+            after.failed_sends(peer) - before.failed_sends(peer)
+        });
+        let expected = if reason.is_empty() { 0 } else { sent[1] };
+        assert_eq!(failed, [0, expected], "{what}: the operator is not shown which peer it is");
         assert!(told <= 2 * LOG_LINES_MAX, "{what}: {told} lines: {}", three.daemons[0].output());
         host.exec(end);
     }
+    let metrics = fetch_unix(&three.dir(0).join("weft.sock"), "/metrics").expect("it runs");
+    let metrics = String::from_utf8_lossy(&metrics).into_owned();
+    let of_peers: Vec<_> = metrics
+        .lines()
+        .filter(|line| line.starts_with("flannel_peer_failed_sends_total"))
+        .collect();
+    let failed = Status::of(&three.dir(0)).failed_sends(host_address(2));
+    let expected = format!(r#"flannel_peer_failed_sends_total{{peer="172.20.0.3:8285"}} {failed}"#);
+    assert_eq!(of_peers, [expected], "the metric names another peer, or none");
 }
 
 /// A file system of its own with little room, unmounted on drop.
@@ -332,6 +348,12 @@ fn a_disk_without_room_keeps_the_old_subnet_file_until_there_is_room() {
         println!("{fault}: written after {:?}", started.elapsed());
         let log = overlay.daemons[0].output();
         assert_eq!(log.matches("Failed to write subnet file").count(), 1, "{log}");
+        let failures = overlay.status(0).0["subnet_file"]["failures"].as_u64();
+        let metrics = fetch_unix(&overlay.dir(0).join("weft.sock"), "/metrics").expect("it runs");
+        let metrics = String::from_utf8_lossy(&metrics).into_owned();
+        let failures = failures.filter(|count| *count > 0).expect("failed writes are counted");
+        let expected = format!("\nflannel_subnet_file_failures_total {failures}\n");
+        assert!(metrics.contains(&expected), "{expected:?} is not among {metrics}");
         overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
     }
 }

@@ -178,6 +178,7 @@ async fn work(
         dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
+        subnet_file_failures: writer.failures(),
     });
     info!("Running backend.");
     notify::ready();
