@@ -5,11 +5,13 @@
 //! packets received = packets forwarded + packets dropped (all reasons).
 
 mod by_peer;
+mod long_sends;
 
 use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use by_peer::{FAILING_PEERS_MAX, FailedSends};
+pub use long_sends::{LONG_BYTES, LongSends};
 
 /// A count written by one thread and read by any.
 ///
@@ -201,6 +203,8 @@ pub struct WorkerStats {
     pub receive_overflows: Counter,
     /// Packets that could not be sent to a peer, for a reason that is the peer's own.
     pub failed_sends: FailedSends,
+    /// Who was sent long datagrams lately; no count, so in no total.
+    pub long_sends: LongSends,
 }
 
 impl WorkerStats {

@@ -3,7 +3,9 @@
 
 mod fallback;
 mod pacing;
+mod paths;
 mod peers;
+mod prober;
 mod take_over;
 mod team;
 mod underlay;
@@ -36,6 +38,7 @@ use crate::stats::WorkerStats;
 
 use self::pacing::Pacing;
 use self::peers::PeerSet;
+use self::prober::Prober;
 use self::take_over::take_over;
 use self::team::{Orders, Seat, Team};
 
@@ -152,6 +155,7 @@ struct Keeper {
     netlink: Netlink,
     events: Events,
     underlay: UnderlayWatch,
+    prober: Prober,
     /// The underlay that the MTU was made for.
     known: Underlay,
     worker_count: NonZeroU16,
@@ -200,6 +204,7 @@ impl UdpNetwork {
         let orders = orders(&setup, &workers_mtu_bytes, &routes, &ends_sender);
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
         let plane = Plane { overlay, team, offload: tun_offload };
+        let prober = Prober::open(setup.subnet.network(), mtu_bytes);
         let follower = Follower {
             port: setup.settings.port,
             routes: routes.clone(),
@@ -213,6 +218,7 @@ impl UdpNetwork {
             netlink,
             events,
             underlay,
+            prober,
             known,
             worker_count,
             seats,
@@ -311,6 +317,7 @@ impl Keeper {
                     Ok(Change::Away) => self.look_for_address().await,
                     Err(error) => self.listen_again(&error.into()).await,
                 },
+                () = self.prober.changed(&self.seats, &self.routes) => self.follow_path().await,
             }
         }
     }

@@ -82,7 +82,7 @@ impl Transmit {
             let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
             batch.push(message.destination, segment_bytes, plan.pieces(index).iter().map(as_range));
         }
-        let mut refusing = None;
+        let (mut refusing, long_sends) = (None, &config.stats.long_sends);
         carry_out(
             batch.len(),
             |index| messages[index].segments > 1,
@@ -92,6 +92,7 @@ impl Transmit {
                 Outcome::Sent => {
                     for message in &messages[range] {
                         let packets = u64::from(message.segments);
+                        long_sends.mark(message.destination, message.segment_bytes);
                         count_sent(stats, 1, packets, u64::from(message.bytes));
                     }
                 }

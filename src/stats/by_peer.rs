@@ -15,7 +15,7 @@ pub const FAILING_PEERS_MAX: usize = 1024;
 const PLACES_TRIED_MAX: usize = 16;
 
 /// A place that no peer has.
-const FREE: u64 = u64::MAX;
+pub(super) const FREE: u64 = u64::MAX;
 
 /// Packets that the kernel refused to send, for each peer that they were meant for.
 ///
@@ -83,11 +83,11 @@ impl FailedSends {
     }
 }
 
-fn pack(peer: SocketAddrV4) -> u64 {
+pub(super) fn pack(peer: SocketAddrV4) -> u64 {
     u64::from(peer.ip().to_bits()) << 16 | u64::from(peer.port())
 }
 
-fn unpack(packed: u64) -> SocketAddrV4 {
+pub(super) fn unpack(packed: u64) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from_bits((packed >> 16) as u32), packed as u16)
 }
 
