@@ -84,6 +84,60 @@ fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
 }
 
 #[test]
+fn traffic_resumes_at_once_when_the_carrier_is_back() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let hosts = &overlay.lab.hosts;
+    let device = || overlay.lab.hosts[0].exec(&["ip", "-o", "link", "show", "flannel0"]);
+    let before = device();
+    let mut took: Vec<_> = (0..20)
+        .map(|round| {
+            // By turns the near end, which loses its routes, and the far one, which is a cable.
+            let (host, what) = (&hosts[round % 2], ["near", "far"][round % 2]);
+            host.exec(&["ip", "link", "set", "wire0", "down"]);
+            thread::sleep(Duration::from_millis(150));
+            host.exec(&["ip", "link", "set", "wire0", "up"]);
+            overlay.traffic_resumes(RESUME, &format!("the {what} end of the link came up again"))
+        })
+        .collect();
+    took.sort_unstable();
+    println!("resumed after {:?} to {:?}, median {:?}", took[0], took[19], took[10]);
+    assert_eq!(device(), before, "the overlay's device was made again for a link that was down");
+    let log = overlay.daemons[0].output();
+    assert!(!log.contains("made again"), "the tunnel was made again: {log}");
+    for host in 0..2 {
+        Status::settled(&overlay.dir(host));
+    }
+}
+
+#[test]
+fn an_underlay_device_that_is_renamed_stays_the_tunnels() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let near = &overlay.lab.hosts[0];
+    for (old, new) in [("wire0", "uplink7"), ("uplink7", "wire0")] {
+        near.exec(&["ip", "link", "set", old, "down"]);
+        near.exec(&["ip", "link", "set", old, "name", new]);
+        near.exec(&["ip", "link", "set", new, "up"]);
+        let took = overlay.traffic_resumes(RESUME, "the interface was renamed");
+        wait_until(FOLLOW, "the status names the interface as it is", || {
+            let status = overlay.status(0).0;
+            status["dataplane"].as_str().is_some_and(|text| text.contains(&format!(" {new} ")))
+        });
+        // Under its new name it is watched as before.
+        for mtu_bytes in [1400_u32, 1500] {
+            near.exec(&["ip", "link", "set", new, "mtu", &mtu_bytes.to_string()]);
+            wait_until(FOLLOW, "subnet.env follows the MTU of a renamed interface", || {
+                let env = SubnetEnv::read(&overlay.dir(0).join("subnet.env"));
+                env.is_some_and(|env| env.mtu_bytes == mtu_bytes - 28)
+            });
+        }
+        println!("{old} to {new}: resumed after {took:?}");
+    }
+    Status::settled(&overlay.dir(0));
+}
+
+#[test]
 fn the_overlay_follows_the_mtu_of_the_interface_beneath_it() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use crate::device::only_echo_replies;
 use crate::packet::echo::{read_reply, write_request};
-use crate::route::{Published, Table};
+use crate::route::{Peer, Published, Table};
 
 use super::paths::{Paths, Probe};
 use super::team::Seat;
@@ -26,6 +26,10 @@ const ROUND_MIN: Duration = Duration::from_millis(10);
 
 /// Room for the answers to several searches at once.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
+
+/// Answers taken in at a time, far more than were asked for: a flood of what nobody asked for must
+/// not hold up the control plane.
+const ANSWERS_MAX: usize = 1024;
 
 /// Any packet fits.
 const PACKET_BYTES_MAX: usize = 64 << 10;
@@ -87,14 +91,14 @@ impl Prober {
     /// waiting is all that it does in between.
     pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
         loop {
+            if self.answers.is_none() {
+                return std::future::pending().await;
+            }
             self.round(seats, routes);
             let limit_bytes = Some(self.paths.limit_bytes());
             if limit_bytes != self.told {
                 self.told = limit_bytes;
                 return;
-            }
-            if self.answers.is_none() {
-                return std::future::pending().await;
             }
             // Answers wait in the socket: none is urgent before something is due.
             let due = self.paths.next_due().map(|due| due.duration_since(Instant::now()));
@@ -121,9 +125,9 @@ impl Prober {
 
     fn hear(&mut self, now: Instant) {
         let Some(answers) = &self.answers else { return };
-        while let Ok((received, _)) =
-            rustix::net::recv(answers, &mut *self.buffer, RecvFlags::DONTWAIT)
-        {
+        for _ in 0..ANSWERS_MAX {
+            let received = rustix::net::recv(answers, &mut *self.buffer, RecvFlags::DONTWAIT);
+            let Ok((received, _)) = received else { return };
             let packet = &self.buffer[..received.min(self.buffer.len())];
             if let Some((target, bytes)) = read_reply(packet, self.token) {
                 self.paths.answered(target, bytes, now);
@@ -135,7 +139,7 @@ impl Prober {
         let mut used: Vec<_> = seats.iter().flat_map(|seat| seat.stats.long_sends.take()).collect();
         used.sort_unstable();
         used.dedup();
-        let target = |peer: &crate::route::Peer| peer.subnet.network();
+        let target = |peer: &Peer| peer.subnet.network();
         if !used.is_empty() {
             // From anywhere, so that of too many all get their turns.
             let (before, from) = table.peers().split_at(fastrand::usize(..=table.len()));
