@@ -122,7 +122,8 @@ fn an_underlay_device_that_is_renamed_stays_the_tunnels() {
         let took = overlay.traffic_resumes(RESUME, "the interface was renamed");
         wait_until(FOLLOW, "the status names the interface as it is", || {
             let status = overlay.status(0).0;
-            status["dataplane"].as_str().is_some_and(|text| text.contains(&format!(" {new} ")))
+            let told = status["dataplane"].as_str().unwrap_or_default();
+            status["interface"] == new && told.contains(&format!(" {new} "))
         });
         // Under its new name it is watched as before.
         for mtu_bytes in [1400_u32, 1500] {

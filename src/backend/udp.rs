@@ -125,6 +125,8 @@ pub struct PlaneState {
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
+    /// The interface that carries the tunnel, by the name that it has now.
+    pub interface: String,
     /// MTU of the overlay, in bytes; it follows the external interface.
     pub mtu_bytes: u16,
     /// The address that peers send to; it follows the external interface.
@@ -230,6 +232,7 @@ impl UdpNetwork {
             state: watch::Sender::new(PlaneState {
                 is_up: false,
                 description: String::new(),
+                interface: String::new(),
                 mtu_bytes,
                 public_address,
                 workers: Vec::new(),
@@ -349,7 +352,9 @@ impl Keeper {
         let told = description.clone();
         let (mtu_bytes, public_address) = (self.mtu_bytes, self.setup.external.public_address);
         let is_up = true;
-        let state = PlaneState { is_up, description, mtu_bytes, public_address, workers };
+        let interface = self.setup.external.name.clone();
+        let state =
+            PlaneState { is_up, description, interface, mtu_bytes, public_address, workers };
         self.state.send_replace(state);
         told
     }

@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use crate::backend::udp::PlaneState;
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
-use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 
@@ -27,8 +26,6 @@ const PEERS_MEASURED_MAX: usize = 100;
 /// What is known once the dataplane runs.
 #[derive(Debug)]
 pub struct Running {
-    /// The interface that carries the tunnel.
-    pub external: ExternalInterface,
     /// The whole overlay.
     pub network: Prefix,
     /// This host's lease.
@@ -105,7 +102,7 @@ impl Report {
                 "public_ip": plane.public_address.to_string(),
                 "mtu_bytes": plane.mtu_bytes,
             });
-            status["interface"] = running.external.name.clone().into();
+            status["interface"] = plane.interface.into();
             let total = running.total();
             status["dataplane"] = plane.description.into();
             status["routes"] = routes_json(&running.routes, &total.failed_sends);

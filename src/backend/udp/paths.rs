@@ -5,8 +5,8 @@
 //! that is filtered, long packets vanish and short ones pass, for ever. So a peer that is being
 //! sent long datagrams is asked for an echo as long as the overlay allows, a few times a second;
 //! any kernel answers. One that is missing begins a search: echoes of usual lengths, all at once.
-//! Where the short ones come back and the long ones don't, that path is narrow. It is searched again
-//! now and then, until the longest passes.
+//! Where the short ones come back and the long ones don't, that path is narrow. It is searched
+//! again now and then, until the longest passes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
@@ -39,6 +39,10 @@ const SEARCHES_MAX: usize = 4;
 
 /// A narrow path is searched again after this time, to see whether it is wide again.
 const HEAL: Duration = Duration::from_secs(30);
+
+/// Links of a network get another MTU one after the other; until they all have it, paths are what
+/// nobody wants.
+const SETTLE: Duration = Duration::from_secs(1);
 
 /// Pauses after a search that showed nothing, because the peer answers no echo at all or many are
 /// lost.
@@ -123,8 +127,8 @@ impl Paths {
         self.ceiling_bytes = ceiling_bytes;
         for path in &mut self.watched {
             path.limit_bytes = path.limit_bytes.filter(|limit| *limit < ceiling_bytes);
-            path.search_again = path.limit_bytes.map(|_| now);
-            path.phase = Phase::Due(now);
+            path.search_again = path.limit_bytes.map(|_| now + SETTLE);
+            path.phase = Phase::Due(now + SETTLE);
         }
     }
 

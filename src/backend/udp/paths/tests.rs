@@ -198,7 +198,7 @@ fn another_interface_mtu_starts_over() {
     world.pass(2000, true);
     assert_eq!(world.paths.limit_bytes(), None);
     world.paths.set_ceiling(CEILING, world.now);
-    world.until(Some(1372), 1400);
+    world.until(Some(1372), 2400);
 }
 
 #[test]
