@@ -210,8 +210,9 @@ impl Stream {
     }
 }
 
-/// Narrows the path step by step under a TCP stream, then widens it.
-fn narrow_and_widen(overlay: &Routed) {
+/// Narrows the path step by step under a TCP stream, then widens it; gives what that took.
+fn narrow_and_widen(overlay: &Routed) -> Vec<String> {
+    let mut figures = Vec::new();
     let stream = Stream::new();
     stream.run(overlay, || {
         thread::sleep(Duration::from_millis(1500));
@@ -221,12 +222,14 @@ fn narrow_and_widen(overlay: &Routed) {
             let found = overlay.wait_for_mtu(STALL_MAX, expected);
             thread::sleep(STALL_MAX.saturating_sub(found) + Duration::from_millis(500));
             let pause = stream.longest_pause();
-            println!("{router_bytes}: MTU {expected} after {found:?}, TCP stood {pause:?}");
+            figures.push(format!(
+                "{router_bytes}: MTU {expected} after {found:?}, TCP stood {pause:?}"
+            ));
             assert!(pause <= STALL_MAX, "TCP stood {pause:?} behind a router of {router_bytes}");
         }
         overlay.narrow(1500);
         let healed = overlay.wait_for_mtu(HEAL_MAX, 1472);
-        println!("wide again: MTU 1472 after {healed:?}");
+        figures.push(format!("wide again: MTU 1472 after {healed:?}"));
         thread::sleep(Duration::from_millis(500));
         let pause = stream.longest_pause();
         assert!(pause <= STALL_MAX, "TCP stood {pause:?} while the path became wide again");
@@ -239,12 +242,13 @@ fn narrow_and_widen(overlay: &Routed) {
     let far = overlay.leases[1].pod_address().to_string();
     let large: Vec<_> = large.into_iter().chain([far.as_str()]).collect();
     assert!(overlay.pods[0].succeeds(&large), "large packets are lost on a path that is wide");
+    figures
 }
 
 #[test]
 fn tcp_goes_on_behind_a_router_that_became_narrow_and_says_nothing() {
     let overlay = Routed::start(false);
-    narrow_and_widen(&overlay);
+    println!("{:#?}", narrow_and_widen(&overlay));
     for host in 0..2 {
         Status::settled(&overlay.dir(host));
     }
@@ -253,6 +257,6 @@ fn tcp_goes_on_behind_a_router_that_became_narrow_and_says_nothing() {
 #[test]
 fn a_peer_that_knows_nothing_of_weft_is_enough_to_find_a_narrow_path() {
     let overlay = Routed::start(true);
-    narrow_and_widen(&overlay);
+    println!("{:#?}", narrow_and_widen(&overlay));
     Status::settled(&overlay.dir(0));
 }
