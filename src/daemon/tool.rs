@@ -152,7 +152,10 @@ fn render(status: &Value) -> String {
         held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
     line("peers", format!("{}{}", text(&status["peers"]), held.unwrap_or_default()));
     for route in status["routes"].as_array().into_iter().flatten() {
-        line("", format!("{} via {}", text(&route["subnet"]), text(&route["via"])));
+        let failed = route["failed_sends"].as_u64().filter(|failed| *failed > 0);
+        let failed = failed.map(|failed| format!(", {failed} packets could not be sent"));
+        let (subnet, via) = (text(&route["subnet"]), text(&route["via"]));
+        line("", format!("{subnet} via {via}{}", failed.unwrap_or_default()));
     }
     for direction in ["egress", "ingress"] {
         let counters = &status[direction];
@@ -248,6 +251,17 @@ mod tests {
         assert!(text.contains("stale      lease and peers are from the cache"), "{text}");
         assert!(text.contains("2000-02-29T23:59:59Z"), "{text}");
         assert!(!screen(None).contains("stale"), "{}", screen(None));
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_sent_to_stands_out() {
+        let route = |failed: u64| {
+            let (subnet, via) = ("10.5.3.0/24", "192.0.2.3:8285");
+            render(&json!({ "routes": [{ "subnet": subnet, "via": via, "failed_sends": failed }] }))
+        };
+        let told = "10.5.3.0/24 via 192.0.2.3:8285, 7 packets could not be sent";
+        assert!(route(7).contains(told), "{}", route(7));
+        assert!(!route(0).contains("could not"), "{}", route(0));
     }
 
     #[test]
