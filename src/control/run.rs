@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::control::cache::Known;
 use crate::control::clock;
@@ -170,7 +170,12 @@ impl<'a> Driver<'a> {
             Command::Count { peers, held } => status.published(peers, held),
             Command::Reject(rejected) => status.reject(&rejected),
             Command::Expires(unix_seconds) => status.lease_expires(unix_seconds),
-            Command::Say(say) => log(&say),
+            Command::Say(say) => {
+                if let Say::WrittenInOurName { .. } = say {
+                    status.written_by_others();
+                }
+                log(&say);
+            }
             Command::End(end) => return Some(end),
         }
         None
@@ -248,6 +253,9 @@ async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAtt
 fn log(say: &Say) {
     if say.is_warning() {
         warn!("{say}");
+    } else if let Say::WrittenInOurName { .. } = say {
+        // Counted, and said lately.
+        debug!("{say}");
     } else {
         info!("{say}");
     }

@@ -100,6 +100,8 @@ pub struct ControlStatus {
     renewals: AtomicU64,
     store_failures: AtomicU64,
     conflicts: AtomicU64,
+    written_by_others: AtomicU64,
+    subnets_exhausted: AtomicU64,
     rejected: [AtomicU64; RejectReason::ALL.len()],
     remembered: Mutex<Remembered>,
 }
@@ -178,6 +180,18 @@ impl ControlStatus {
         self.conflicts.load(Ordering::Relaxed)
     }
 
+    /// Times that somebody else wrote the own lease with our PublicIP.
+    #[must_use]
+    pub fn written_by_others_total(&self) -> u64 {
+        self.written_by_others.load(Ordering::Relaxed)
+    }
+
+    /// Tries to get a subnet that found none free.
+    #[must_use]
+    pub fn subnets_exhausted(&self) -> u64 {
+        self.subnets_exhausted.load(Ordering::Relaxed)
+    }
+
     /// Distinct entries that were rejected for `reason`.
     #[must_use]
     pub fn rejected(&self, reason: RejectReason) -> u64 {
@@ -225,6 +239,14 @@ impl ControlStatus {
 
     pub(crate) fn conflicted(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn written_by_others(&self) {
+        self.written_by_others.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exhausted(&self) {
+        self.subnets_exhausted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts each entry on first sight and logs the first few of them.

@@ -151,7 +151,7 @@ async fn work(
     let Begun { plan, external, held } = begin(options, manager, previous).await?;
     let subnet = held.subnet();
     let setup = UdpSetup {
-        external: external.clone(),
+        external,
         interface: options.interface.clone(),
         follow_address: options.follow_address,
         settings: plan.settings,
@@ -172,12 +172,12 @@ async fn work(
     let writer = SubnetWriter::new(&options.subnet_file, subnet_file);
     writer.write_first();
     report.running(Running {
-        external,
         network: plan.network.network,
         subnet,
         dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
+        subnet_file_failures: writer.failures(),
     });
     info!("Running backend.");
     notify::ready();
