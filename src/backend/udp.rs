@@ -152,7 +152,7 @@ struct Keeper {
     netlink: Netlink,
     events: Events,
     underlay: UnderlayWatch,
-    /// The underlay that the MTU was made for.
+    /// The underlay that the MTU was made for; `setup.external` is ahead of it after a move.
     known: Underlay,
     worker_count: NonZeroU16,
     /// One for each worker.
