@@ -158,7 +158,7 @@ struct Keeper {
     events: Events,
     underlay: UnderlayWatch,
     prober: Prober,
-    /// The underlay that the MTU was made for.
+    /// The underlay that the MTU was made for; `setup.external` is ahead of it after a move.
     known: Underlay,
     worker_count: NonZeroU16,
     /// One for each worker.

@@ -94,6 +94,7 @@ pub struct ControlStatus {
     held_peers: AtomicU64,
     /// 0 unless lease and peers are from the cache.
     cached_as_of_unix: AtomicU64,
+    config_differs: AtomicBool,
     cache_writes: AtomicU64,
     cache_failures: AtomicU64,
     relists: AtomicU64,
@@ -142,6 +143,13 @@ impl ControlStatus {
     #[must_use]
     pub fn cached_as_of_unix(&self) -> Option<u64> {
         Some(self.cached_as_of_unix.load(Ordering::Relaxed)).filter(|&seconds| seconds != 0)
+    }
+
+    /// Whether the store has another network configuration than the one this node goes by: a
+    /// restart is needed to apply it.
+    #[must_use]
+    pub fn restart_needed(&self) -> bool {
+        self.config_differs.load(Ordering::Relaxed)
     }
 
     /// Times that the cache was written.
@@ -222,6 +230,10 @@ impl ControlStatus {
 
     pub(crate) fn confirmed(&self) {
         self.cached_as_of_unix.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn config_differs(&self, differs: bool) {
+        self.config_differs.store(differs, Ordering::Relaxed);
     }
 
     pub(crate) fn cache_written(&self, succeeded: bool) {

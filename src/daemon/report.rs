@@ -88,6 +88,7 @@ impl Report {
                 "subnets_exhausted": self.control.subnets_exhausted(),
                 "rejected": rejected,
             },
+            "restart_needed": self.control.restart_needed(),
             "stale_as_of_unix": self.control.cached_as_of_unix(),
             "cache": {
                 "writes": self.control.cache_writes(),
@@ -140,6 +141,8 @@ impl Report {
         let (stale, control) = (self.control.cached_as_of_unix(), &self.control);
         out.family("flannel_stale", "gauge", "Whether lease and peers are from the cache.");
         out.sample("flannel_stale", "", u64::from(stale.is_some()));
+        out.family("flannel_restart_needed", "gauge", "Whether the store has another network.");
+        out.sample("flannel_restart_needed", "", u64::from(control.restart_needed()));
         out.family("flannel_cache_writes_total", "counter", "Times that the cache was written.");
         out.sample("flannel_cache_writes_total", "", control.cache_writes());
         out.family("flannel_cache_failures_total", "counter", "Times that writing it failed.");

@@ -152,6 +152,10 @@ fn render(status: &Value) -> String {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
     }
+    if status["restart_needed"] == true {
+        let advice = "going on with the old one; restart weftd and then the pods of this host";
+        line("restart", format!("the store has another network configuration; {advice}"));
+    }
     let lease = &status["lease"];
     if lease.is_object() {
         let (subnet, network) = (text(&lease["subnet"]), text(&lease["network"]));
@@ -265,6 +269,9 @@ mod tests {
         assert!(text.contains("stale      lease and peers are from the cache"), "{text}");
         assert!(text.contains("2000-02-29T23:59:59Z"), "{text}");
         assert!(!screen(None).contains("stale"), "{}", screen(None));
+        let text = render(&json!({ "ready": true, "restart_needed": true }));
+        assert!(text.contains("restart    the store has another network configuration"), "{text}");
+        assert!(!screen(None).contains("restart"), "{}", screen(None));
     }
 
     #[test]

@@ -47,6 +47,7 @@ fn a_node_of_flannel_with_the_same_address_is_an_alarm_and_no_fight() {
         let count = format!("\nflannel_lease_written_by_others_total {RENEWALS}\n");
         assert!(metrics.contains(&count), "not counted: {metrics}");
     });
+    site.has_twin = true;
     report.assert_nothing_lost("a node of flannel with the same address");
     site.assert_settled();
 }

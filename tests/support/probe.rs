@@ -172,8 +172,8 @@ impl std::fmt::Display for Report {
         let Self { sent, refused, lost, reordered, longest_gap, flows, resets, drops } = self;
         write!(
             f,
-            "lost {lost:?} of {sent:?} datagrams ({refused:?} refused at once), {reordered} reordered, \
-             longest gap {longest_gap:.1?}; {resets} resets, {flows}; drops: {drops}"
+            "lost {lost:?} of {sent:?} datagrams ({refused:?} refused at once), {reordered} \
+             reordered, longest gap {longest_gap:.1?}; {resets} resets, {flows}; drops: {drops}"
         )
     }
 }
