@@ -8,6 +8,7 @@ mod identity;
 pub mod log;
 pub mod notify;
 pub mod report;
+mod rules;
 pub mod run;
 pub mod status;
 pub mod subnet_writer;

@@ -11,6 +11,7 @@ use crate::backend::udp::PlaneState;
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
 use crate::host::interface::ExternalInterface;
+use crate::netfilter::keeper::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, WorkerStats};
 
@@ -32,6 +33,8 @@ pub struct Running {
     pub stats: Vec<Arc<WorkerStats>>,
     /// The published routes.
     pub routes: Published,
+    /// The rules, if any are kept.
+    pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
 impl Running {
@@ -99,6 +102,7 @@ impl Report {
             status["interface"] = running.external.name.clone().into();
             let total = running.total();
             status["dataplane"] = plane.description.into();
+            status["rules"] = rules_json(running);
             status["routes"] = routes_json(&running.routes);
             status["egress"] = direction_json(&total.egress);
             status["ingress"] = direction_json(&total.ingress);
@@ -149,6 +153,7 @@ impl Report {
         }
         if let Some(running) = self.running.get() {
             out.dataplane(&running.total());
+            out.rules(running);
         }
         out.0
     }
@@ -160,6 +165,18 @@ fn routes_json(routes: &Published) -> Value {
     listed
         .map(|peer| json!({ "subnet": peer.subnet.to_string(), "via": peer.address.to_string() }))
         .collect()
+}
+
+fn rules_json(running: &Running) -> Value {
+    let Some((flavour, state)) = &running.rules else { return Value::Null };
+    let state = *state.borrow();
+    json!({
+        "kept_by": flavour.name(),
+        "in_place": state.is_in_place,
+        "checks": state.checks,
+        "repairs": state.repairs,
+        "failures": state.failures,
+    })
 }
 
 fn direction_json(stats: &DirectionStats) -> Value {
@@ -200,6 +217,22 @@ impl Metrics {
 
     fn sample(&mut self, name: &str, labels: &str, value: u64) {
         writeln!(self.0, "{name}{labels} {value}").ok();
+    }
+
+    fn rules(&mut self, running: &Running) {
+        let Some((_, state)) = &running.rules else { return };
+        let state = *state.borrow();
+        self.family("flannel_rules_in_place", "gauge", "Whether the last look found the rules.");
+        self.sample("flannel_rules_in_place", "", u64::from(state.is_in_place));
+        let counters = [
+            ("flannel_rules_checks_total", "Looks at the rules that succeeded.", state.checks),
+            ("flannel_rules_repairs_total", "Looks that found rules missing.", state.repairs),
+            ("flannel_rules_failures_total", "Looks or repairs that failed.", state.failures),
+        ];
+        for (name, help, value) in counters {
+            self.family(name, "counter", help);
+            self.sample(name, "", value);
+        }
     }
 
     fn dataplane(&mut self, stats: &WorkerStats) {

@@ -144,6 +144,14 @@ fn render(status: &Value) -> String {
         );
         line("dataplane", text(&status["dataplane"]));
     }
+    let rules = &status["rules"];
+    if rules.is_object() {
+        let place =
+            if rules["in_place"] == true { "in place" } else { "NOT in place: see the log" };
+        let (repairs, failures) = (text(&rules["repairs"]), text(&rules["failures"]));
+        let kept_by = text(&rules["kept_by"]);
+        line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
+    }
     let held = status["peers_held"].as_u64().filter(|held| *held > 0);
     let held =
         held.map(|held| format!(", {held} of them held: their leases vanished from the store"));

@@ -114,11 +114,7 @@ impl FoundChain {
 /// What to give to `iptables-restore --noflush` so that the chains of `wanted` are right, `None`
 /// if they are. Each table changes at once: there is no moment without rules.
 #[must_use]
-pub fn transaction(
-    wanted: &[(Purpose, Vec<Rule>)],
-    found: &Found,
-    pass: Pass,
-) -> Option<String> {
+pub fn transaction(wanted: &[(Purpose, Vec<Rule>)], found: &Found, pass: Pass) -> Option<String> {
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
         let chain = &found.chains[purpose.index()];
         let lines = chain_lines(&place(*purpose), rules, chain, pass);

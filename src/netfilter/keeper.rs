@@ -126,10 +126,10 @@ impl RuleKeeper {
         self.state.subscribe()
     }
 
-    /// Which firewall it works on.
+    /// For a report: the firewall that it works on, and how the rules are; `None` if it has none.
     #[must_use]
-    pub fn flavour(&self) -> Flavour {
-        self.flavour
+    pub fn kept(&self) -> Option<(Flavour, watch::Receiver<RuleState>)> {
+        (!self.wanted.is_nothing()).then(|| (self.flavour, self.state()))
     }
 
     /// Sets the rules, then looks after them for ever. Ends at the start only, with what flanneld
@@ -289,7 +289,10 @@ impl RuleKeeper {
             }
             Err(error) => {
                 let name = other.name();
-                warn!("{name} rules of an earlier run may be left, trying again: {}", chain(&error));
+                warn!(
+                    "{name} rules of an earlier run may be left, trying again: {}",
+                    chain(&error)
+                );
                 return false;
             }
         }
@@ -305,10 +308,7 @@ async fn ask_iptables() -> Result<Ability, ProgramError> {
     Ok(Ability::of_version(&line))
 }
 
-async fn read_iptables(
-    arguments: &[&str],
-    found: &mut iptables::Found,
-) -> Result<(), RuleError> {
+async fn read_iptables(arguments: &[&str], found: &mut iptables::Found) -> Result<(), RuleError> {
     let (mut lines, mut incompatible) = (Lines::default(), None);
     let take = |chunk: &[u8]| {
         lines.take(chunk, |line| {

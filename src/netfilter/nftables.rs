@@ -115,11 +115,7 @@ fn objects(json: &str) -> Result<Vec<Value>, ListError> {
 /// What to give to `nft -f` so that the chains of `wanted` are right, `None` if they are. All of it
 /// happens at once: there is no moment without rules.
 #[must_use]
-pub fn transaction(
-    wanted: &[(Purpose, Vec<Rule>)],
-    found: &Found,
-    pass: Pass,
-) -> Option<String> {
+pub fn transaction(wanted: &[(Purpose, Vec<Rule>)], found: &Found, pass: Pass) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {
         chain_lines(&place(*purpose), rules, &found.chains[purpose.index()], pass)
     });
@@ -235,7 +231,8 @@ fn parse_verdict(expression: &Value) -> Option<Verdict> {
         ("masquerade", options) => {
             let flags = &options["flags"];
             // One flag is a word or a list, by nft's version.
-            let is_random = *flags == "fully-random" || *flags == serde_json::json!(["fully-random"]);
+            let is_random =
+                *flags == "fully-random" || *flags == serde_json::json!(["fully-random"]);
             let is_all = options.as_object()?.len() == 1;
             (is_random && is_all).then_some(Verdict::Masquerade { random_ports: true })
         }

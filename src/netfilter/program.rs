@@ -118,7 +118,9 @@ impl Program {
         }
         let complaint = String::from_utf8_lossy(&complaint).split_whitespace().fold(
             String::new(),
-            |all, word| if all.is_empty() { word.to_owned() } else { all + " " + word },
+            |all, word| {
+                if all.is_empty() { word.to_owned() } else { all + " " + word }
+            },
         );
         // xtables' own code for what it could not get (RESOURCE_PROBLEM in xtables.h).
         if status.code() == Some(4) && complaint.contains("xtables lock") {

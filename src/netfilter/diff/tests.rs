@@ -84,7 +84,8 @@ fn two_daemons_in_one_chain_come_to_rest() {
 }
 
 fn any_found() -> impl Strategy<Value = Vec<Option<Rule>>> {
-    let foreign = Rule { source: Some(Side::In(prefix("192.0.2.0/24"))), ..Rule::all(Verdict::Accept) };
+    let foreign =
+        Rule { source: Some(Side::In(prefix("192.0.2.0/24"))), ..Rule::all(Verdict::Accept) };
     let known: Vec<_> = ours().into_iter().chain(theirs()).chain([foreign]).map(Some).collect();
     let one = proptest::sample::select([known, vec![None, None]].concat());
     proptest::collection::vec(one, 0..20)

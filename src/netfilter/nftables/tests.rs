@@ -1,39 +1,15 @@
 //! Golden text, and what nft 1.0.6 prints of it.
 
+use serde_json::json;
+
 use super::*;
 use crate::netfilter::rules::Wanted;
 
 const HEAD: &str = "add table ip flannel-ipv4 { comment \"rules for flannel-ipv4\" ; }\n";
-
-const MASQUERADE: &str = "\
-add chain ip flannel-ipv4 postrtg { type nat hook postrouting priority 100 ; comment \"chain to manage traffic masquerading by flannel\" ; }
-flush chain ip flannel-ipv4 postrtg
-add rule ip flannel-ipv4 postrtg meta mark & 0x4000 == 0x4000 return
-add rule ip flannel-ipv4 postrtg ip saddr 10.5.3.0/24 ip daddr 10.5.0.0/16 return
-add rule ip flannel-ipv4 postrtg ip saddr 10.5.0.0/16 ip daddr 10.5.3.0/24 return
-add rule ip flannel-ipv4 postrtg ip saddr != 10.5.0.0/16 ip daddr 10.5.3.0/24 return
-add rule ip flannel-ipv4 postrtg ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
-add rule ip flannel-ipv4 postrtg ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
-";
-
-const FORWARD: &str = "\
-add chain ip flannel-ipv4 forward { type filter hook forward priority 0 ; comment \"chain to accept flannel traffic\" ; }
-flush chain ip flannel-ipv4 forward
-add rule ip flannel-ipv4 forward ip saddr 10.5.0.0/16 accept
-add rule ip flannel-ipv4 forward ip daddr 10.5.0.0/16 accept
-";
-
-/// The expressions of our rules as nft prints them, in their order.
-const PRINTED: [(&str, &str); 8] = [
-    ("postrtg", r#"{"match":{"op":"==","left":{"&":[{"meta":{"key":"mark"}},16384]},"right":16384}},{"return":null}"#),
-    ("postrtg", r#"{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.3.0","len":24}}}},{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"return":null}"#),
-    ("postrtg", r#"{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":{"prefix":{"addr":"10.5.3.0","len":24}}}},{"return":null}"#),
-    ("postrtg", r#"{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":{"prefix":{"addr":"10.5.3.0","len":24}}}},{"return":null}"#),
-    ("postrtg", r#"{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":{"prefix":{"addr":"224.0.0.0","len":4}}}},{"masquerade":{"flags":"fully-random"}}"#),
-    ("postrtg", r#"{"match":{"op":"!=","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"masquerade":{"flags":["fully-random"]}}"#),
-    ("forward", r#"{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"accept":null}"#),
-    ("forward", r#"{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"daddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":16}}}},{"accept":null}"#),
-];
+const MASQUERADE: &str = include_str!("../golden/masquerade.nft");
+const FORWARD: &str = include_str!("../golden/forward.nft");
+/// `nft -j list table ip flannel-ipv4` once all of these are in.
+const LISTING: &str = include_str!("../golden/listing.json");
 
 fn wanted() -> Wanted {
     Wanted {
@@ -45,27 +21,19 @@ fn wanted() -> Wanted {
     }
 }
 
-/// What nft prints when these rules are in the table.
-fn listing(rules: &[(&str, &str)]) -> Found {
-    let mut objects = vec![
-        r#"{"metainfo":{"version":"1.0.6","json_schema_version":1}}"#.to_owned(),
-        r#"{"table":{"family":"ip","name":"flannel-ipv4","handle":1}}"#.to_owned(),
-    ];
-    for (name, kind, hook) in [("postrtg", "nat", "postrouting"), ("forward", "filter", "forward")] {
-        objects.push(format!(
-            r#"{{"chain":{{"family":"ip","table":"flannel-ipv4","name":"{name}","handle":1,"type":"{kind}","hook":"{hook}","prio":0,"policy":"accept"}}}}"#
-        ));
-    }
-    for (handle, (chain, expressions)) in (10..).zip(rules) {
-        objects.push(format!(
-            r#"{{"rule":{{"family":"ip","table":"flannel-ipv4","chain":"{chain}","handle":{handle},"expr":[{expressions}]}}}}"#
-        ));
-    }
-    Found::parse(&format!(r#"{{"nftables":[{}]}}"#, objects.join(","))).unwrap()
+/// The listing after `change` to its objects.
+fn listing(change: impl FnOnce(&mut Vec<Value>)) -> Found {
+    let mut list: Value = serde_json::from_str(LISTING).unwrap();
+    change(list["nftables"].as_array_mut().unwrap());
+    Found::parse(&list.to_string()).unwrap()
 }
 
 fn need(found: &Found, pass: Pass) -> Option<String> {
     transaction(&wanted().chains(), found, pass)
+}
+
+fn rules_of<'v>(objects: &'v [Value], chain: &str) -> Vec<&'v Value> {
+    objects.iter().filter(|object| object["rule"]["chain"] == chain).collect()
 }
 
 #[test]
@@ -88,34 +56,54 @@ fn what_was_not_asked_for_is_left_out() {
 
 #[test]
 fn nothing_missing_is_nothing_to_do() {
-    for pass in [Pass::First, Pass::Check] {
-        assert_eq!(need(&listing(&PRINTED), pass), None);
+    let newer = LISTING.replace("\"fully-random\"", "[\"fully-random\"]");
+    for text in [LISTING, &newer] {
+        for pass in [Pass::First, Pass::Check] {
+            assert_eq!(need(&Found::parse(text).unwrap(), pass), None);
+        }
     }
 }
 
 #[test]
 fn each_rule_that_goes_missing_brings_its_chain_back() {
-    for at in 0..PRINTED.len() {
-        let mut rest = PRINTED.to_vec();
-        let (chain, _) = rest.remove(at);
-        let whole = if chain == "forward" { FORWARD } else { MASQUERADE };
-        assert_eq!(need(&listing(&rest), Pass::Check), Some(format!("{HEAD}{whole}")), "{at}");
+    for (chain, count, whole) in [("postrtg", 6, MASQUERADE), ("forward", 2, FORWARD)] {
+        for missing in 0..count {
+            let found = listing(|objects| {
+                let handle = rules_of(objects, chain)[missing]["rule"]["handle"].clone();
+                objects.retain(|object| object["rule"]["handle"] != handle);
+            });
+            let text = need(&found, Pass::Check);
+            assert_eq!(text, Some(format!("{HEAD}{whole}")), "{chain} without rule {missing}");
+        }
     }
 }
 
 #[test]
 fn another_network_in_the_table_stays_after_the_first_pass() {
-    let others: Vec<_> =
-        PRINTED[6..].iter().map(|(chain, text)| (*chain, text.replace("10.5", "10.6"))).collect();
-    let mut all: Vec<_> = others.iter().map(|(chain, text)| (*chain, text.as_str())).collect();
-    all.extend(PRINTED);
-    assert_eq!(need(&listing(&all), Pass::Check), None);
-    assert_eq!(need(&listing(&all), Pass::First), Some(format!("{HEAD}{FORWARD}")));
-    all.pop();
-    let repair = "delete rule ip flannel-ipv4 forward handle 18\n\
-                  add rule ip flannel-ipv4 forward ip saddr 10.5.0.0/16 accept\n\
-                  add rule ip flannel-ipv4 forward ip daddr 10.5.0.0/16 accept\n";
-    assert_eq!(need(&listing(&all), Pass::Check), Some(format!("{HEAD}{repair}")));
+    let with_theirs = |objects: &mut Vec<Value>| {
+        let ours =
+            Value::from(rules_of(objects, "forward").into_iter().cloned().collect::<Vec<_>>());
+        let theirs =
+            ours.to_string().replace("10.5", "10.6").replace("\"handle\":", "\"handle\":9");
+        let theirs: Vec<Value> = serde_json::from_str(&theirs).unwrap();
+        objects.extend(theirs);
+    };
+    let found = listing(with_theirs);
+    assert_eq!(need(&found, Pass::Check), None);
+    assert_eq!(need(&found, Pass::First), Some(format!("{HEAD}{FORWARD}")));
+    let mut kept = Value::Null;
+    let found = listing(|objects| {
+        with_theirs(objects);
+        kept = rules_of(objects, "forward")[0]["rule"]["handle"].clone();
+        let gone = rules_of(objects, "forward")[1]["rule"]["handle"].clone();
+        objects.retain(|object| object["rule"]["handle"] != gone);
+    });
+    let repair = format!(
+        "delete rule ip flannel-ipv4 forward handle {kept}\n\
+         add rule ip flannel-ipv4 forward ip saddr 10.5.0.0/16 accept\n\
+         add rule ip flannel-ipv4 forward ip daddr 10.5.0.0/16 accept\n"
+    );
+    assert_eq!(need(&found, Pass::Check), Some(format!("{HEAD}{repair}")));
 }
 
 #[test]
@@ -128,38 +116,43 @@ fn a_chain_without_its_hook_is_not_ours() {
 
 #[test]
 fn rules_of_others_are_not_read_as_ours() {
-    for text in [
-        r#"{"match":{"op":"==","left":{"meta":{"key":"mark"}},"right":16384}},{"return":null}"#,
-        r#"{"counter":{"packets":0,"bytes":0}},{"return":null}"#,
-        r#"{"masquerade":{"flags":["random"]}}"#,
-        r#"{"masquerade":{"flags":"fully-random","port":7}}"#,
-        r#"{"match":{"op":"in","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":"1.2.3.4"}},{"accept":null}"#,
-        r#"{"match":{"op":"==","left":{"payload":{"protocol":"ip","field":"saddr"}},"right":{"prefix":{"addr":"10.5.0.0","len":99}}}},{"accept":null}"#,
-        r#"{"drop":null}"#,
-        "7",
-        "",
+    let from = |op: &str, right: Value| {
+        let left = json!({ "payload": { "protocol": "ip", "field": "saddr" } });
+        json!([{ "match": { "op": op, "left": left, "right": right } }, { "accept": null }])
+    };
+    let mark = json!({ "op": "==", "left": { "meta": { "key": "mark" } }, "right": 16384 });
+    assert!(parse_rule(&from("==", json!("192.0.2.1"))).is_some(), "the form itself is right");
+    for foreign in [
+        from("in", json!("192.0.2.1")),
+        from("==", json!({ "prefix": { "addr": "10.5.0.0", "len": 99 } })),
+        from("==", json!({ "set": ["192.0.2.1"] })),
+        json!([{ "match": mark }, { "return": null }]),
+        json!([{ "counter": { "packets": 0, "bytes": 0 } }, { "return": null }]),
+        json!([{ "masquerade": { "flags": ["random"] } }]),
+        json!([{ "masquerade": { "flags": "fully-random", "port": 7 } }]),
+        json!([{ "drop": null }]),
+        json!([7]),
+        json!([]),
+        json!(null),
     ] {
-        let expressions = serde_json::from_str(&format!("[{text}]")).unwrap();
-        assert_eq!(parse_rule(&expressions), None, "{text}");
+        assert_eq!(parse_rule(&foreign), None, "{foreign}");
     }
 }
 
 #[test]
 fn only_flannel_s_tables_are_removed() {
-    let json = r#"{"nftables":[{"table":{"family":"ip","name":"filter"}},
-        {"table":{"family":"inet","name":"flannel-ipv4"}},{"table":{"family":"ip","name":"flannel-ipv4"}},
-        {"table":{"family":"ip6","name":"flannel-ipv6"}}]}"#;
-    let tables = own_tables(json).unwrap();
-    assert_eq!(
-        removal(&tables).unwrap(),
-        "delete table ip flannel-ipv4\ndelete table ip6 flannel-ipv6\n"
-    );
+    let tables = [("ip", "filter"), ("inet", TABLE), ("ip", TABLE), ("ip6", TABLE_IPV6)];
+    let objects =
+        tables.map(|(family, name)| json!({ "table": { "family": family, "name": name } }));
+    let own = own_tables(&json!({ "nftables": objects }).to_string()).unwrap();
+    let text = "delete table ip flannel-ipv4\ndelete table ip6 flannel-ipv6\n";
+    assert_eq!(removal(&own).as_deref(), Some(text));
     assert_eq!(removal(&own_tables(r#"{"nftables":[]}"#).unwrap()), None);
 }
 
 #[test]
 fn output_that_is_no_list_is_an_error() {
-    for text in ["", "nonsense", "[]", r#"{"nftables":7}"#] {
+    for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
         assert!(Found::parse(text).is_err() && own_tables(text).is_err(), "{text}");
     }
 }
