@@ -237,7 +237,7 @@ async fn watch_config(
     std::future::pending().await
 }
 
-/// `/readyz` is green while the subnet file is written and the plane is up, once the rules were set.
+/// `/readyz` is green while the subnet file is written and the plane is up, and rules were set.
 async fn tell_readiness(
     readiness: &Readiness,
     mut file_written: watch::Receiver<bool>,

@@ -1,0 +1,212 @@
+//! What goes wrong with the firewall's programs: rules flushed under traffic, a lock that is held,
+//! a program that is not there.
+
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::site::{HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, weftd_with};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
+use crate::support::overlay::local_store;
+
+/// `--iptables-resync` in these tests.
+const RESYNC: Duration = Duration::from_secs(1);
+/// For a repair itself, and the machine.
+const SLACK: Duration = Duration::from_millis(500);
+
+#[test]
+fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
+    for variant in Variant::ALL {
+        let flags = ["--ip-masq", "--iptables-resync=1"];
+        let site = Site::start(variant, &flags, |dir, host| match variant {
+            Variant::Nft => {}
+            Variant::IptablesNft | Variant::IptablesLegacy => {
+                variant.iptables(dir, host, &["-P", "FORWARD", "DROP"]);
+            }
+        });
+        (0..2).for_each(|host| site.wait_for_rules(host));
+        let (host, pods) = (&site.lab.hosts[0], &site.lab.pods);
+        let own = [site.leases[0].pod_address(), site.leases[1].pod_address()];
+        let whole = variant.rules(site.dir(), host);
+        let masqueraded = || source_seen((&pods[0], own[0]), (&site.outside, OUTSIDE));
+        let mut outages = Vec::new();
+        let (arrivals, _) = while_sending((&pods[0], &pods[1]), own[1], || {
+            for _ in 0..3 {
+                variant.flush(site.dir(), host);
+                let flushed = Instant::now();
+                wait_until(RESYNC + SLACK, "new flows are masqueraded again", || {
+                    masqueraded() == Some(HOST_OUTSIDE)
+                });
+                outages.push(flushed.elapsed());
+            }
+        });
+        let gaps = arrivals.windows(2).map(|pair| pair[1] - pair[0]);
+        let gap = gaps.max().expect("pods talk");
+        println!(
+            "{variant:?}: masqueraded again after {outages:?}, pods silent for {gap:?} at most"
+        );
+        assert!(gap <= RESYNC + SLACK, "{variant:?}: pods did not reach each other for {gap:?}");
+        assert_eq!(variant.rules(site.dir(), host), whole, "{variant:?}: what is back");
+        let log = site.daemons[0].output();
+        assert!(log.contains("rules are missing; deleting and recreating rules"), "{log}");
+    }
+}
+
+/// Sends from one pod to the other every 5 ms while `work` runs; when what arrived, and what `work`
+/// gives.
+fn while_sending<T>(
+    (from, to): (&Namespace, &Namespace),
+    address: Ipv4Addr,
+    work: impl FnOnce() -> T,
+) -> (Vec<Instant>, T) {
+    let receiver = to.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
+    receiver.set_read_timeout(Some(Duration::from_millis(50))).expect("a time is a time");
+    let target = SocketAddrV4::new(address, receiver.local_addr().expect("it is bound").port());
+    let sender = from.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                sender.send_to(b"still there?", target).ok();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let arrivals = scope.spawn(|| {
+            let mut arrivals = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                if receiver.recv(&mut [0; 64]).is_ok() {
+                    arrivals.push(Instant::now());
+                }
+            }
+            arrivals
+        });
+        let result = work();
+        is_over.store(true, Ordering::Relaxed);
+        (arrivals.join().expect("the receiver does not fail"), result)
+    })
+}
+
+struct Host {
+    lab: Lab,
+    files: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(variant: Variant) -> Self {
+        let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().expect("a directory"));
+        local_store(files.path(), &variant.config("10.5.0.0/16"));
+        Self { lab, files }
+    }
+
+    fn dir(&self) -> std::path::PathBuf {
+        self.files.path().join("h0")
+    }
+
+    fn weftd(&self, variables: &[&str], arguments: &[&str]) -> Process {
+        weftd_with(variables, self.files.path(), &self.lab.hosts[0], 0, arguments)
+    }
+
+    fn is_ready(&self) -> bool {
+        let status = crate::support::status::Status::try_of(&self.dir());
+        status.is_some_and(|status| status.0["ready"] == true)
+    }
+}
+
+#[test]
+fn a_lock_that_is_held_is_told_and_waited_for() {
+    let variant = Variant::IptablesLegacy;
+    let host = Host::new(variant);
+    let path = host.files.path().join("xtables.lock");
+    let lock = std::fs::File::create(&path).expect("the test's directory is writable");
+    flock(&lock, FlockOperation::LockExclusive).expect("nobody else locks");
+    let variables = [
+        format!("PATH={}:/usr/sbin:/usr/bin", variant.programs(host.files.path()).display()),
+        format!("XTABLES_LOCKFILE={}", path.display()),
+    ];
+    let variables = variables.each_ref().map(String::as_str);
+    let mut daemon = host.weftd(&variables, &["--ip-masq"]);
+    wait_until(Duration::from_secs(12), "the holder of the lock is told of", || {
+        daemon.output().contains("another program holds the lock of iptables")
+    });
+    assert!(daemon.ended().is_none(), "{}", daemon.output());
+    assert!(daemon.output().contains("Wrote subnet file"), "packets need not wait for a lock");
+    assert!(!host.is_ready(), "ready without the rules that were asked for");
+    assert_eq!(rules_in_place(&host.dir()), Some(false));
+    let released = Instant::now();
+    drop(lock);
+    wait_until(Duration::from_secs(5), "the rules are set once the lock is free", || {
+        rules_in_place(&host.dir()) == Some(true) && host.is_ready()
+    });
+    println!("in place {:?} after the lock became free", released.elapsed());
+    assert_eq!(variant.rules(host.files.path(), &host.lab.hosts[0]).len(), 10);
+}
+
+/// A directory with no program at all in it.
+fn no_programs(host: &Host) -> String {
+    let empty = host.files.path().join("empty");
+    std::fs::create_dir_all(&empty).expect("the test's directory is writable");
+    format!("PATH={}", empty.display())
+}
+
+#[test]
+fn masquerading_without_iptables_does_not_start_and_names_the_package() {
+    let host = Host::new(Variant::IptablesNft);
+    let path = no_programs(&host);
+    let mut daemon = host.weftd(&[&path], &["--ip-masq"]);
+    let status = daemon.wait(LEASE_TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{}", daemon.output());
+    let log = daemon.output();
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.contains("iptables is not in PATH: install the package iptables"), "{log}");
+}
+
+#[test]
+fn nftables_without_nft_do_not_start_and_name_the_package() {
+    let host = Host::new(Variant::Nft);
+    let path = no_programs(&host);
+    let mut daemon = host.weftd(&[&path], &[]);
+    let status = daemon.wait(LEASE_TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{}", daemon.output());
+    assert!(daemon.output().contains("nft is not in PATH: install the package nftables"));
+}
+
+#[test]
+fn forward_rules_without_iptables_are_missed_and_the_overlay_runs() {
+    let host = Host::new(Variant::IptablesNft);
+    let mut daemon = host.weftd(&[&no_programs(&host)], &["--iptables-resync=1"]);
+    wait_until(LEASE_TIMEOUT, "weftd is ready without forward rules", || host.is_ready());
+    let missing = "iptables is not in PATH: install the package iptables";
+    assert!(daemon.output().contains(missing), "{}", daemon.output());
+    let failures = || {
+        let status = crate::support::status::Status::of(&host.dir());
+        status.0["rules"]["failures"].as_u64().unwrap_or(0)
+    };
+    wait_until(Duration::from_secs(10), "it is tried again", || failures() >= 3);
+    assert_eq!(daemon.output().matches(missing).count(), 1, "{}", daemon.output());
+    // Somebody installs it.
+    for name in ["iptables", "iptables-save", "iptables-restore"] {
+        let from = Variant::IptablesNft.programs(host.files.path()).join(name);
+        std::fs::rename(from, host.files.path().join("empty").join(name)).expect("one disk");
+    }
+    wait_until(Duration::from_secs(5), "the rules are set after all", || {
+        rules_in_place(&host.dir()) == Some(true)
+    });
+    assert!(daemon.ended().is_none());
+}
+
+#[test]
+fn tables_that_iptables_cannot_read_are_an_error_and_not_a_heap_of_jumps() {
+    let host = Host::new(Variant::IptablesNft);
+    let namespace = &host.lab.hosts[0];
+    // A rule of nft's own, which iptables has no words for, in the table of iptables.
+    namespace.exec(&["nft", "add table ip filter"]);
+    namespace.exec(&["nft", "add chain ip filter INPUT { type filter hook input priority 0; }"]);
+    namespace.exec(&["nft", "add rule ip filter INPUT ip saddr { 192.0.2.1, 192.0.2.3 } accept"]);
+    let daemon = host.weftd(&["PATH=/usr/sbin:/usr/bin"], &["--iptables-resync=1"]);
+    wait_until(Duration::from_secs(20), "the rules of nft are told of", || {
+        daemon.output().contains("rules of nft are in them")
+    });
+    assert!(!namespace.exec(&["nft", "list", "ruleset"]).contains("FLANNEL"));
+}
