@@ -144,14 +144,24 @@ impl RuleKeeper {
         if let Err(error) = self.start().await {
             return error;
         }
-        let mut pause = self.resync;
+        let mut pause = self.look_period();
         loop {
             sleep(pause).await;
+            let begun = tokio::time::Instant::now();
             pause = match self.pass(Pass::Check).await {
-                Err(error) if error.is_passing() => self.resync.min(RETRY),
-                Ok(_) | Err(_) => self.resync,
+                Err(error) if error.is_passing() => self.retry_pause(),
+                Ok(_) | Err(_) => self.look_period().saturating_sub(begun.elapsed()),
             };
         }
+    }
+
+    /// A little less than the resync: what is gone right after a look is back within it.
+    fn look_period(&self) -> Duration {
+        self.resync * 9 / 10
+    }
+
+    fn retry_pause(&self) -> Duration {
+        self.resync.min(RETRY)
     }
 
     fn announce(&self) {
@@ -171,12 +181,12 @@ impl RuleKeeper {
         loop {
             let Err(error) = self.pass(Pass::First).await else { return Ok(()) };
             if error.is_passing() {
-                sleep(self.resync.min(RETRY)).await;
+                sleep(self.retry_pause()).await;
                 continue;
             }
             refusals += 1;
             if !error.is_missing_program() && refusals < START_TRIES_MAX {
-                sleep(self.resync.min(RETRY)).await;
+                sleep(self.retry_pause()).await;
             } else if is_vital {
                 return Err(error);
             } else {

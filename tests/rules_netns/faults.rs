@@ -2,11 +2,13 @@
 //! a program that is not there.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::drop_forwarded;
 use crate::site::{HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, weftd_with};
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
 use crate::support::overlay::local_store;
@@ -32,7 +34,7 @@ fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
         let whole = variant.rules(site.dir(), host);
         let masqueraded = || source_seen((&pods[0], own[0]), (&site.outside, OUTSIDE));
         let mut outages = Vec::new();
-        let (arrivals, _) = while_sending((&pods[0], &pods[1]), own[1], || {
+        let (_, arrivals) = while_sending((&pods[0], &pods[1]), own[1], || {
             for _ in 0..3 {
                 variant.flush(site.dir(), host);
                 let flushed = Instant::now();
@@ -54,37 +56,80 @@ fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
     }
 }
 
-/// Sends from one pod to the other every 5 ms while `work` runs; when what arrived, and what `work`
-/// gives.
-fn while_sending<T>(
+/// The chain is emptied and filled again while packets pass by it.
+#[test]
+fn a_repair_loses_no_packet() {
+    for variant in Variant::ALL {
+        let site = Site::start(variant, &["--iptables-resync=1"], drop_forwarded(variant));
+        (0..2).for_each(|host| site.wait_for_rules(host));
+        let (host, pods) = (&site.lab.hosts[0], &site.lab.pods);
+        let whole = variant.rules(site.dir(), host);
+        let (sent, arrivals) =
+            while_sending((&pods[0], &pods[1]), site.leases[1].pod_address(), || {
+                for _ in 0..3 {
+                    // The first rule lets these packets pass, the second one those to here.
+                    remove_second_forward_rule(variant, site.dir(), host);
+                    assert_ne!(variant.rules(site.dir(), host), whole, "{variant:?}");
+                    wait_until(RESYNC + SLACK, "the second rule comes back", || {
+                        variant.rules(site.dir(), host) == whole
+                    });
+                }
+            });
+        assert_eq!(arrivals.len(), sent, "{variant:?}: packets sent against packets arrived");
+    }
+}
+
+fn remove_second_forward_rule(variant: Variant, dir: &Path, host: &Namespace) {
+    match variant {
+        Variant::Nft => {
+            let list = host.exec(&["nft", "-a", "list", "chain", "ip", "flannel-ipv4", "forward"]);
+            let rule = list.lines().find(|line| line.contains("daddr")).expect("it is there");
+            let handle = rule.split("handle ").nth(1).expect("a rule has a handle");
+            host.exec(&["nft", "delete rule ip flannel-ipv4 forward handle", handle]);
+        }
+        Variant::IptablesNft | Variant::IptablesLegacy => {
+            variant.iptables(dir, host, &["-D", "FLANNEL-FWD", "2"]);
+        }
+    }
+}
+
+/// Sends from one pod to the other every 5 ms while `work` runs; how many that were, and when they
+/// arrived.
+fn while_sending(
     (from, to): (&Namespace, &Namespace),
     address: Ipv4Addr,
-    work: impl FnOnce() -> T,
-) -> (Vec<Instant>, T) {
+    work: impl FnOnce(),
+) -> (usize, Vec<Instant>) {
     let receiver = to.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
-    receiver.set_read_timeout(Some(Duration::from_millis(50))).expect("a time is a time");
+    receiver.set_read_timeout(Some(Duration::from_millis(200))).expect("a time is a time");
     let target = SocketAddrV4::new(address, receiver.local_addr().expect("it is bound").port());
     let sender = from.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let sent = scope.spawn(|| {
+            let mut sent = 0;
             while !is_over.load(Ordering::Relaxed) {
                 sender.send_to(b"still there?", target).ok();
+                sent += 1;
                 std::thread::sleep(Duration::from_millis(5));
             }
+            sent
         });
         let arrivals = scope.spawn(|| {
             let mut arrivals = Vec::new();
-            while !is_over.load(Ordering::Relaxed) {
-                if receiver.recv(&mut [0; 64]).is_ok() {
-                    arrivals.push(Instant::now());
+            // The last ones are on their way when the sender ends.
+            loop {
+                match receiver.recv(&mut [0; 64]) {
+                    Ok(_) => arrivals.push(Instant::now()),
+                    Err(_) if is_over.load(Ordering::Relaxed) => return arrivals,
+                    Err(_) => {}
                 }
             }
-            arrivals
         });
-        let result = work();
+        work();
         is_over.store(true, Ordering::Relaxed);
-        (arrivals.join().expect("the receiver does not fail"), result)
+        let sent = sent.join().expect("the sender does not fail");
+        (sent, arrivals.join().expect("the receiver does not fail"))
     })
 }
 
@@ -203,7 +248,7 @@ fn tables_that_iptables_cannot_read_are_an_error_and_not_a_heap_of_jumps() {
     // A rule of nft's own, which iptables has no words for, in the table of iptables.
     namespace.exec(&["nft", "add table ip filter"]);
     namespace.exec(&["nft", "add chain ip filter INPUT { type filter hook input priority 0; }"]);
-    namespace.exec(&["nft", "add rule ip filter INPUT ip saddr { 192.0.2.1, 192.0.2.3 } accept"]);
+    namespace.exec(&["nft", "add rule ip filter INPUT numgen random mod 2 0 accept"]);
     let daemon = host.weftd(&["PATH=/usr/sbin:/usr/bin"], &["--iptables-resync=1"]);
     wait_until(Duration::from_secs(20), "the rules of nft are told of", || {
         daemon.output().contains("rules of nft are in them")
