@@ -198,7 +198,7 @@ async fn work(
         // In this order, so that a start which is ready says so first.
         biased;
         never = ready => match never {},
-        error = keep_rules => return Err(rules::fatal(error)),
+        error = keep_rules => Err(rules::fatal(error)),
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
         never = writer.keep(plane) => match never {},
         never = keep_cache(cache.as_ref(), manager) => match never {},

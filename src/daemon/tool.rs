@@ -256,6 +256,16 @@ mod tests {
     }
 
     #[test]
+    fn rules_are_on_the_screen_if_any_are_kept() {
+        let rules =
+            json!({ "kept_by": "nftables", "in_place": false, "repairs": 2, "failures": 3 });
+        let screen = render(&json!({ "rules": rules }));
+        let line = "rules      nftables, NOT in place: see the log; 2 repairs, 3 failures";
+        assert!(screen.contains(line), "{screen}");
+        assert!(!render(&json!({ "rules": null })).contains("rules"));
+    }
+
+    #[test]
     fn held_peers_are_on_the_screen_while_there_are_any() {
         let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
         assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));

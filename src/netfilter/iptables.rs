@@ -1,6 +1,8 @@
 //! The rules as iptables spells them: what `iptables-save` says, and what `iptables-restore` is to
 //! be given. Pure text work.
 
+mod old;
+
 use crate::netfilter::diff::{Pass, Repair, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 
@@ -57,8 +59,10 @@ struct FoundChain {
     rules: Vec<FoundRule>,
     /// Rules of the base chain that enter ours, without their `-A CHAIN`.
     jumps: Vec<String>,
-    /// Other rules of the base chain that bear our comment: flannel 0.13 to 0.19 put them there.
+    /// Other rules of the base chain that bear our comment: flannel before 0.20 put them there.
     strays: Vec<String>,
+    /// Rules of the base chain without a comment that have the form of ours.
+    plain: Vec<(String, Rule)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +98,7 @@ impl FoundChain {
             return;
         };
         if chain == place.chain {
-            let rule = parse(text, place.comment);
+            let rule = parse(text, Some(place.comment));
             self.rules.push(FoundRule { text: text.to_owned(), rule });
         } else if chain == place.base {
             let words = words(text);
@@ -102,6 +106,8 @@ impl FoundChain {
                 self.jumps.push(text.to_owned());
             } else if words.windows(2).any(|pair| pair == ["--comment", place.comment]) {
                 self.strays.push(text.to_owned());
+            } else if let Some(rule) = parse(text, None) {
+                self.plain.push((text.to_owned(), rule));
             }
         }
     }
@@ -115,10 +121,16 @@ impl FoundChain {
 /// if they are. Each table changes at once: there is no moment without rules.
 #[must_use]
 pub fn transaction(wanted: &[(Purpose, Vec<Rule>)], found: &Found, pass: Pass) -> Option<String> {
+    let old_networks = old::networks(&found.chains[Purpose::Masquerade.index()].plain);
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
-        let chain = &found.chains[purpose.index()];
-        let lines = chain_lines(&place(*purpose), rules, chain, pass);
-        (!lines.is_empty()).then(|| table(place(*purpose).table, &lines))
+        let (place, chain) = (place(*purpose), &found.chains[purpose.index()]);
+        let mut lines = chain_lines(&place, rules, chain, pass);
+        if pass == Pass::First {
+            let old = old::leftovers(&chain.plain, &old_networks);
+            let leftovers = chain.strays.iter().map(String::as_str).chain(old);
+            lines.extend(leftovers.map(|text| format!("-D {} {text}", place.base)));
+        }
+        (!lines.is_empty()).then(|| table(place.table, &lines))
     });
     let text: String = tables.collect();
     (!text.is_empty()).then_some(text)
@@ -173,9 +185,6 @@ fn chain_lines(place: &Place, wanted: &[Rule], found: &FoundChain, pass: Pass) -
     if jumps.count() == 0 {
         lines.push(format!("-A {base} {jump}"));
     }
-    if pass == Pass::First {
-        lines.extend(found.strays.iter().map(|text| format!("-D {base} {text}")));
-    }
     lines
 }
 
@@ -202,10 +211,10 @@ fn spell(rule: &Rule, comment: &str) -> String {
     words.join(" ")
 }
 
-/// Reads a rule of our own chain; `None` for what we would never write.
-fn parse(text: &str, comment: &str) -> Option<Rule> {
+/// Reads a rule that has this comment, or none; `None` for what flannel would never write.
+fn parse(text: &str, comment: Option<&str>) -> Option<Rule> {
     let mut rule = Rule::all(Verdict::Return);
-    let (mut is_negated, mut has_verdict, mut has_comment) = (false, false, false);
+    let (mut is_negated, mut has_verdict, mut is_comment_right) = (false, false, comment.is_none());
     let words = words(text);
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
@@ -222,7 +231,7 @@ fn parse(text: &str, comment: &str) -> Option<Rule> {
             "-d" if rule.destination.is_none() => rule.destination = Some(side(&mut words)?),
             _ if is_negated => return None,
             "-m" => _ = words.next().filter(|name| ["comment", "mark"].contains(name))?,
-            "--comment" => has_comment = words.next()? == comment,
+            "--comment" => is_comment_right = Some(words.next()?) == comment,
             "--mark" => rule.only_marked = is_our_mark(words.next()?).then_some(true)?,
             "-j" => {
                 has_verdict = true;
@@ -240,7 +249,7 @@ fn parse(text: &str, comment: &str) -> Option<Rule> {
         }
         is_negated = false;
     }
-    (has_verdict && has_comment && !is_negated).then_some(rule)
+    (has_verdict && is_comment_right && !is_negated).then_some(rule)
 }
 
 fn is_our_mark(text: &str) -> bool {

@@ -103,9 +103,11 @@ impl Program {
         let mut command = Command::new(self.name);
         command.args(arguments).env("LC_ALL", "C").kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => ProgramError::Missing(self),
-            _ => ProgramError::Run { program: self.name, source },
+        let child = command.spawn().map_err(|source| {
+            if source.kind() == io::ErrorKind::NotFound {
+                return ProgramError::Missing(self);
+            }
+            ProgramError::Run { program: self.name, source }
         })?;
         let (status, complaint) = match timeout(RUN_TIMEOUT, talk(child, input, take)).await {
             Ok(result) => {

@@ -72,7 +72,9 @@ impl Wanted {
     }
 }
 
-fn multicast() -> Prefix {
+/// 224.0.0.0/4, which nobody may masquerade.
+#[must_use]
+pub fn multicast() -> Prefix {
     Prefix::new(Ipv4Addr::new(224, 0, 0, 0), 4).expect("4 bits are a prefix length")
 }
 

@@ -1,6 +1,8 @@
 //! The masquerade and forward rules as packets and operators meet them, in namespaces, for each
 //! variant of the programs: iptables on nf_tables, iptables on its own tables, nft.
 
+#![expect(clippy::print_stdout, reason = "measured times belong into the report of the run")]
+
 #[path = "../support/mod.rs"]
 mod support;
 
