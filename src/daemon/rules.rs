@@ -20,7 +20,7 @@ use crate::route::Prefix;
 
 /// For how long a start waits for its rules before it goes on without. Setting them takes some
 /// 30 ms; another program's lock may take a minute, and packets need not wait for it.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// What the kernel has only with the module br_netfilter.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";

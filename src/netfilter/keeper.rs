@@ -148,10 +148,14 @@ impl RuleKeeper {
         loop {
             sleep(pause).await;
             let begun = tokio::time::Instant::now();
-            pause = match self.pass(Pass::Check).await {
+            let result = self.pass(Pass::Check).await;
+            pause = match &result {
                 Err(error) if error.is_passing() => self.retry_pause(),
                 Ok(_) | Err(_) => self.look_period().saturating_sub(begun.elapsed()),
             };
+            if let Err(error) = result {
+                self.tell(&error);
+            }
         }
     }
 
@@ -180,20 +184,17 @@ impl RuleKeeper {
         let mut refusals = 0;
         loop {
             let Err(error) = self.pass(Pass::First).await else { return Ok(()) };
-            if error.is_passing() {
-                sleep(self.retry_pause()).await;
-                continue;
-            }
-            refusals += 1;
-            if !error.is_missing_program() && refusals < START_TRIES_MAX {
-                sleep(self.retry_pause()).await;
-            } else if is_vital {
+            refusals += u32::from(!error.is_passing());
+            let is_final = error.is_missing_program() || refusals >= START_TRIES_MAX;
+            if is_final && is_vital {
                 return Err(error);
-            } else {
+            }
+            self.tell(&error);
+            if is_final {
                 // flanneld runs without its forward rules, so nobody may wait for them.
                 self.state.send_modify(|state| state.is_settled = true);
-                sleep(self.resync).await;
             }
+            sleep(if is_final { self.look_period() } else { self.retry_pause() }).await;
         }
     }
 
@@ -205,7 +206,10 @@ impl RuleKeeper {
         };
         match &result {
             Ok(is_changed) => self.succeeded(*is_changed && pass == Pass::Check),
-            Err(error) => self.failed(error),
+            Err(_) => self.state.send_modify(|state| {
+                state.is_in_place = false;
+                state.failures += 1;
+            }),
         }
         if result.is_ok() && self.is_other_due {
             self.is_other_due = !self.remove_other().await;
@@ -225,11 +229,8 @@ impl RuleKeeper {
         });
     }
 
-    fn failed(&mut self, error: &RuleError) {
-        self.state.send_modify(|state| {
-            state.is_in_place = false;
-            state.failures += 1;
-        });
+    /// Says why it failed, when that is news.
+    fn tell(&mut self, error: &RuleError) {
         let (text, now) = (chain(error), Instant::now());
         let is_news = |(last, at): &(String, Instant)| {
             *last != text || now.duration_since(*at) >= REPORT_PERIOD

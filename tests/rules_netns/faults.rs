@@ -163,7 +163,7 @@ impl Host {
 fn a_lock_that_is_held_is_told_and_waited_for() {
     let variant = Variant::IptablesLegacy;
     let host = Host::new(variant);
-    let path = host.files.path().join("xtables.lock");
+    let path = host.files.path().join("held.lock");
     let lock = std::fs::File::create(&path).expect("the test's directory is writable");
     flock(&lock, FlockOperation::LockExclusive).expect("nobody else locks");
     let variables = [
@@ -203,6 +203,7 @@ fn masquerading_without_iptables_does_not_start_and_names_the_package() {
     let status = daemon.wait(LEASE_TIMEOUT);
     assert_eq!(status.code(), Some(1), "{}", daemon.output());
     let log = daemon.output();
+    assert!(!log.contains("trying again"), "it ends instead: {log}");
     let last = log.lines().last().unwrap_or_default();
     assert!(last.contains("iptables is not in PATH: install the package iptables"), "{log}");
 }

@@ -84,7 +84,8 @@ impl Variant {
 
     fn program(self, dir: &Path, namespace: &Namespace, name: &str, words: &[&str]) -> String {
         let program = self.programs(dir).join(name);
-        let mut argv = vec![program.to_str().expect("a readable path")];
+        let lock = lock_file(dir);
+        let mut argv = vec!["/usr/bin/env", &lock, program.to_str().expect("a readable path")];
         argv.extend(words);
         namespace.exec(&argv)
     }
@@ -162,7 +163,12 @@ pub(crate) fn weftd(
     arguments: &[&str],
 ) -> Process {
     let path = format!("PATH={}:/usr/sbin:/usr/bin", variant.programs(dir).display());
-    weftd_with(&[&path], dir, namespace, host, arguments)
+    weftd_with(&[&path, &lock_file(dir)], dir, namespace, host, arguments)
+}
+
+/// The lock of iptables, not that of the machine.
+fn lock_file(dir: &Path) -> String {
+    format!("XTABLES_LOCKFILE={}", dir.join("xtables.lock").display())
 }
 
 /// A daemon with these variables.
