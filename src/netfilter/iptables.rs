@@ -38,13 +38,19 @@ pub fn table_of(purpose: Purpose) -> &'static str {
     place(purpose).table
 }
 
+/// The chains in which they are: our own, and the kernel's.
+#[must_use]
+pub fn chains_of(purpose: Purpose) -> [&'static str; 2] {
+    [place(purpose).chain, place(purpose).base]
+}
+
 /// Whether `iptables-save` says in `line` that it can't show a table.
 #[must_use]
 pub fn is_incompatible(line: &str) -> bool {
     line.starts_with("# Table ") && line.contains("is incompatible")
 }
 
-/// What of `iptables-save`'s output concerns us. Its size is that of our own rules, whatever else
+/// What of the output of `iptables-save` or `iptables -S` concerns us. Its size is that of our own rules, whatever else
 /// the host has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
@@ -72,7 +78,7 @@ struct FoundRule {
 }
 
 impl Found {
-    /// Takes the next line of `iptables-save`.
+    /// Takes the next line. `iptables -S` does not tell the table: say `*nat` before it.
     pub fn take_line(&mut self, line: &str) {
         if let Some(table) = line.strip_prefix('*') {
             table.trim().clone_into(&mut self.table);
@@ -89,7 +95,7 @@ impl Found {
 
 impl FoundChain {
     fn take_line(&mut self, line: &str, place: &Place) {
-        if let Some(chain) = line.strip_prefix(':') {
+        if let Some(chain) = line.strip_prefix(':').or(line.strip_prefix("-N ")) {
             self.exists |= chain.split(' ').next() == Some(place.chain);
             return;
         }
@@ -289,18 +295,21 @@ pub struct Ability {
     pub waits: bool,
     /// MASQUERADE takes `--random-fully`.
     pub random_ports: bool,
+    /// It lists a chain without reading the table and without the lock. On a table of 20,000 rules
+    /// that is 7 ms of CPU time against the 470 of `iptables-save`.
+    pub lists_chains: bool,
 }
 
 impl Ability {
-    /// Reads the line of `iptables --version`, such as `iptables v1.8.9 (nf_tables)`. Both came
-    /// with 1.6.2; a line that can't be read is taken for a new version's.
+    /// Reads the line of `iptables --version`, such as `iptables v1.8.9 (nf_tables)`. Waiting and
+    /// random ports came with 1.6.2; a line that can't be read is taken for a new version's.
     #[must_use]
     pub fn of_version(line: &str) -> Self {
         let numbers = line.split_once('v').map_or("", |(_, rest)| rest);
         let numbers = numbers.split([' ', '\n']).next().unwrap_or_default();
         let numbers: Result<Vec<u32>, _> = numbers.split('.').map(str::parse).collect();
         let is_new = numbers.map_or(true, |numbers| numbers >= vec![1, 6, 2]);
-        Self { waits: is_new, random_ports: is_new }
+        Self { waits: is_new, random_ports: is_new, lists_chains: line.contains("(nf_tables)") }
     }
 }
 

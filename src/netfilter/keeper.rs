@@ -15,7 +15,7 @@ use crate::netfilter::nftables;
 use crate::netfilter::program::{
     IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, Lines, NFT, ProgramError,
 };
-use crate::netfilter::rules::Wanted;
+use crate::netfilter::rules::{Purpose, Wanted};
 
 /// Longest pause after a failure that will pass, such as a lock that is held.
 const RETRY: Duration = Duration::from_secs(1);
@@ -251,7 +251,9 @@ impl RuleKeeper {
         let wanted = Wanted { random_ports, ..self.wanted }.chains();
         let mut found = iptables::Found::default();
         for (purpose, _) in &wanted {
-            read_iptables(&["-t", iptables::table_of(*purpose)], &mut found).await?;
+            if !(ability.lists_chains && list_chains(*purpose, &mut found).await?) {
+                read_iptables(&["-t", iptables::table_of(*purpose)], &mut found).await?;
+            }
         }
         let Some(text) = iptables::transaction(&wanted, &found, pass) else { return Ok(false) };
         if pass == Pass::Check {
@@ -317,6 +319,24 @@ async fn ask_iptables() -> Result<Ability, ProgramError> {
     let line = String::from_utf8_lossy(&line);
     debug!("{}", line.trim());
     Ok(Ability::of_version(&line))
+}
+
+/// Reads the two chains of `purpose`; false, and nothing read, if one cannot be listed. It may be
+/// missing or unreadable, which iptables tells in words that differ by its version.
+async fn list_chains(purpose: Purpose, found: &mut iptables::Found) -> Result<bool, ProgramError> {
+    let (table, mut read) = (iptables::table_of(purpose), found.clone());
+    read.take_line(&format!("*{table}"));
+    for chain in iptables::chains_of(purpose) {
+        let mut lines = Lines::default();
+        let take = |chunk: &[u8]| lines.take(chunk, |line| read.take_line(line));
+        match IPTABLES.run(&["-t", table, "-S", chain], "", take).await {
+            Ok(()) => {}
+            Err(ProgramError::Refused { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    *found = read;
+    Ok(true)
 }
 
 async fn read_iptables(arguments: &[&str], found: &mut iptables::Found) -> Result<(), RuleError> {

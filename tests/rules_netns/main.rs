@@ -90,7 +90,7 @@ fn pods_talk_though_the_policy_of_forward_is_drop() {
         let site = Site::start(variant, &[], drop_forwarded(variant));
         (0..2).for_each(|host| site.wait_for_rules(host));
         let pod = site.leases[1].pod_address();
-        assert!(site.lab.ping(0, pod, 56), "{variant:?}: pods cannot reach each other");
+        wait_until(Duration::from_secs(5), "pods reach each other", || site.lab.ping(0, pod, 56));
         let (host, forward) = (&site.lab.hosts[0], variant.rules(site.dir(), &site.lab.hosts[0]));
         assert!(!forward.is_empty(), "{variant:?}");
         // The policy is not touched: what is not the overlay's is still dropped.
@@ -126,7 +126,8 @@ fn without_the_flag_the_firewall_is_left_alone() {
     for variant in Variant::ALL {
         let off = &["--iptables-forward-rules=false"];
         let site = Site::start(variant, off, |_, _| {});
-        assert!(site.lab.ping(0, site.leases[1].pod_address(), 56), "the overlay works without");
+        let pod = site.leases[1].pod_address();
+        wait_until(Duration::from_secs(5), "pods reach each other", || site.lab.ping(0, pod, 56));
         for host in &site.lab.hosts {
             assert_eq!(variant.rules(site.dir(), host), Vec::<String>::new(), "{variant:?}");
         }

@@ -85,6 +85,16 @@ fn each_line_that_goes_missing_comes_back_and_no_jump_is_doubled() {
 }
 
 #[test]
+fn chains_that_are_listed_one_by_one_say_the_same() {
+    let list = |table: &str, text: &str| {
+        let chain = text.replace(":FLANNEL-", "-N FLANNEL-").replace(" - [0:0]", "");
+        format!("*{table}\n-P FORWARD DROP\n{chain}")
+    };
+    let save = list("nat", NAT) + &list("filter", FILTER);
+    assert_eq!(need(&save, Pass::Check), None, "{save}");
+}
+
+#[test]
 fn jumps_too_many_are_taken_out() {
     let text = need(&in_place().replace(JUMP, &JUMP.repeat(3)), Pass::Check);
     let deletion = JUMP.replace("-A", "-D");
@@ -205,15 +215,15 @@ fn tables_that_cannot_be_shown_are_told_from_those_that_are_empty() {
 
 #[test]
 fn versions_tell_what_iptables_can() {
-    let ability = |is_new| Ability { waits: is_new, random_ports: is_new };
-    for (line, is_new) in [
-        ("iptables v1.8.9 (nf_tables)\n", true),
-        ("iptables v1.6.2\n", true),
-        ("iptables v1.6.1\n", false),
-        ("iptables v1.4.21\n", false),
-        ("iptables v1.10.0 (legacy)\n", true),
-        ("something else", true),
+    for (line, is_new, lists_chains) in [
+        ("iptables v1.8.9 (nf_tables)\n", true, true),
+        ("iptables v1.6.2\n", true, false),
+        ("iptables v1.6.1\n", false, false),
+        ("iptables v1.4.21\n", false, false),
+        ("iptables v1.10.0 (legacy)\n", true, false),
+        ("something else", true, false),
     ] {
-        assert_eq!(Ability::of_version(line), ability(is_new), "{line}");
+        let expected = Ability { waits: is_new, random_ports: is_new, lists_chains };
+        assert_eq!(Ability::of_version(line), expected, "{line}");
     }
 }
