@@ -50,8 +50,8 @@ pub fn is_incompatible(line: &str) -> bool {
     line.starts_with("# Table ") && line.contains("is incompatible")
 }
 
-/// What of the output of `iptables-save` or `iptables -S` concerns us. Its size is that of our own rules, whatever else
-/// the host has.
+/// What of the output of `iptables-save` or `iptables -S` concerns us. Its size is that of our own
+/// rules, whatever else the host has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     table: String,
@@ -95,7 +95,7 @@ impl Found {
 
 impl FoundChain {
     fn take_line(&mut self, line: &str, place: &Place) {
-        if let Some(chain) = line.strip_prefix(':').or(line.strip_prefix("-N ")) {
+        if let Some(chain) = line.strip_prefix(':').or_else(|| line.strip_prefix("-N ")) {
             self.exists |= chain.split(' ').next() == Some(place.chain);
             return;
         }

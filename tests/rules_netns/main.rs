@@ -176,6 +176,44 @@ fn an_earlier_run_leaves_its_rules_and_the_next_takes_them_over_or_out() {
     assert_eq!(back, moved, "back from nftables");
 }
 
+/// One host: two networks, a daemon for each, the same chains.
+#[test]
+fn two_daemons_share_the_chains_without_a_quarrel() {
+    for variant in Variant::ALL {
+        let lab = Lab::two_hosts();
+        let (host, daemons) = (&lab.hosts[0], ["10.5.0.0/16", "10.6.0.0/16"]);
+        let files = daemons.map(|_| tempfile::tempdir().expect("a directory for the test"));
+        let mut running = Vec::new();
+        for (number, network) in (0..).zip(daemons) {
+            let dir = files[number].path();
+            let port = format!(r#""Backend":{{"Port":{},"#, 8285 + number);
+            local_store(dir, &variant.config(network).replace(r#""Backend":{"#, &port));
+            running.push(weftd(variant, dir, host, 0, MASQUERADE));
+            wait_until(Duration::from_secs(20), "the rules are in place", || {
+                rules_in_place(&dir.join("h0")) == Some(true)
+            });
+        }
+        let rules = || variant.rules(files[0].path(), host);
+        let whole = || {
+            // Five masquerade rules with prefixes and two forward rules, for each network.
+            let of = |network: &str| {
+                rules().iter().filter(|rule| rule.contains(&format!(" {network}"))).count()
+            };
+            (of("10.5."), of("10.6.")) == (7, 7)
+        };
+        wait_until(Duration::from_secs(5), "both networks have their rules", whole);
+        let repairs = || {
+            let of = |dir: &tempfile::TempDir| {
+                support::status::Status::of(&dir.path().join("h0")).0["rules"]["repairs"].clone()
+            };
+            files.each_ref().map(of)
+        };
+        let (at_rest, before) = (rules(), repairs());
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!((rules(), repairs()), (at_rest, before), "{variant:?}: they repair each other");
+    }
+}
+
 #[test]
 fn the_blackhole_route_is_kept_behind_the_bridge_s_and_moves_with_the_subnet() {
     let (files, lab) = (tempfile::tempdir().expect("a directory for the test"), Lab::two_hosts());

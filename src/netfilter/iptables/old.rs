@@ -1,4 +1,5 @@
-//! What flannel 0.12 left: rules without a comment in the kernel's own chains. They are known by their masquerade rules, which nobody else writes for one network like that.
+//! What flannel 0.12 left: rules without a comment in the kernel's own chains. They are known by
+//! their masquerade rules, which nobody else writes for one network like that.
 
 use crate::netfilter::rules::{Rule, Side, Verdict, multicast};
 use crate::route::Prefix;
