@@ -101,6 +101,7 @@ pub struct RuleKeeper {
     ability: Option<Ability>,
     /// Rules of the other flavour may still be there.
     is_other_due: bool,
+    is_other_told: bool,
     told: Option<(String, Instant)>,
     state: watch::Sender<RuleState>,
 }
@@ -115,6 +116,7 @@ impl RuleKeeper {
             resync,
             ability: None,
             is_other_due: true,
+            is_other_told: false,
             told: None,
             state: watch::Sender::new(RuleState::default()),
         }
@@ -289,7 +291,7 @@ impl RuleKeeper {
     }
 
     /// Takes out what an earlier run left in the other firewall; whether that is done with.
-    async fn remove_other(&self) -> bool {
+    async fn remove_other(&mut self) -> bool {
         let (other, result) = match self.flavour {
             Flavour::Iptables => (Flavour::Nftables, remove_nftables().await),
             Flavour::Nftables => (Flavour::Iptables, remove_iptables().await),
@@ -301,11 +303,10 @@ impl RuleKeeper {
                 debug!("no look for {} rules of an earlier run: {error}", other.name());
             }
             Err(error) => {
-                let name = other.name();
-                warn!(
-                    "{name} rules of an earlier run may be left, trying again: {}",
-                    chain(&error)
-                );
+                let (name, text) = (other.name(), chain(&error));
+                if !std::mem::replace(&mut self.is_other_told, true) {
+                    warn!("{name} rules of an earlier run may be left, trying again: {text}");
+                }
                 return false;
             }
         }
@@ -321,16 +322,19 @@ async fn ask_iptables() -> Result<Ability, ProgramError> {
     Ok(Ability::of_version(&line))
 }
 
-/// Reads the two chains of `purpose`; false, and nothing read, if one cannot be listed. It may be
-/// missing or unreadable, which iptables tells in words that differ by its version.
+/// Reads the two chains of `purpose`; false, and nothing read, if the kernel's own cannot be
+/// listed. If ours cannot, it counts as missing: iptables tells that in words that differ by its
+/// version, and the transaction that makes a chain empties one that is there.
 async fn list_chains(purpose: Purpose, found: &mut iptables::Found) -> Result<bool, ProgramError> {
     let (table, mut read) = (iptables::table_of(purpose), found.clone());
+    let [own, base] = iptables::chains_of(purpose);
     read.take_line(&format!("*{table}"));
-    for chain in iptables::chains_of(purpose) {
-        let mut lines = Lines::default();
-        let take = |chunk: &[u8]| lines.take(chunk, |line| read.take_line(line));
+    for chain in [base, own] {
+        let (mut lines, mut chain_read) = (Lines::default(), read.clone());
+        let take = |chunk: &[u8]| lines.take(chunk, |line| chain_read.take_line(line));
         match IPTABLES.run(&["-t", table, "-S", chain], "", take).await {
-            Ok(()) => {}
+            Ok(()) => read = chain_read,
+            Err(ProgramError::Refused { .. }) if chain == own => {}
             Err(ProgramError::Refused { .. }) => return Ok(false),
             Err(error) => return Err(error),
         }

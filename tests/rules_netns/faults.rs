@@ -242,14 +242,37 @@ fn forward_rules_without_iptables_are_missed_and_the_overlay_runs() {
     assert!(daemon.ended().is_none());
 }
 
+/// A rule that iptables has no words for, in a chain of its table `filter`.
+fn add_rule_of_nft(namespace: &Namespace, chain: &str, hook: &str) {
+    namespace.exec(&["nft", "add table ip filter"]);
+    let hook = format!("{{ type filter hook {hook} priority 0; }}");
+    namespace.exec(&["nft", &format!("add chain ip filter {chain} {hook}")]);
+    namespace.exec(&["nft", &format!("add rule ip filter {chain} numgen random mod 2 0 continue")]);
+}
+
 #[test]
-fn tables_that_iptables_cannot_read_are_an_error_and_not_a_heap_of_jumps() {
+fn rules_of_nft_beside_ours_are_no_hindrance() {
     let host = Host::new(Variant::IptablesNft);
     let namespace = &host.lab.hosts[0];
-    // A rule of nft's own, which iptables has no words for, in the table of iptables.
-    namespace.exec(&["nft", "add table ip filter"]);
-    namespace.exec(&["nft", "add chain ip filter INPUT { type filter hook input priority 0; }"]);
-    namespace.exec(&["nft", "add rule ip filter INPUT numgen random mod 2 0 accept"]);
+    add_rule_of_nft(namespace, "INPUT", "input");
+    let daemon = host.weftd(&["PATH=/usr/sbin:/usr/bin"], &["--iptables-resync=1"]);
+    wait_until(LEASE_TIMEOUT, "the rules are in place", || {
+        rules_in_place(&host.dir()) == Some(true)
+    });
+    let checks = || {
+        let status = crate::support::status::Status::of(&host.dir());
+        status.0["rules"]["checks"].as_u64().unwrap_or(0)
+    };
+    wait_until(Duration::from_secs(10), "the rules are looked at", || checks() >= 3);
+    let jumps = namespace.exec(&["iptables", "-S", "FORWARD"]).matches("FLANNEL-FWD").count();
+    assert_eq!(jumps, 1, "{}", daemon.output());
+}
+
+#[test]
+fn a_chain_that_iptables_cannot_read_is_told_and_gets_no_heap_of_jumps() {
+    let host = Host::new(Variant::IptablesNft);
+    let namespace = &host.lab.hosts[0];
+    add_rule_of_nft(namespace, "FORWARD", "forward");
     let daemon = host.weftd(&["PATH=/usr/sbin:/usr/bin"], &["--iptables-resync=1"]);
     wait_until(Duration::from_secs(20), "the rules of nft are told of", || {
         daemon.output().contains("rules of nft are in them")
