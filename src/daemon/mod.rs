@@ -9,6 +9,7 @@ mod install;
 pub mod log;
 pub mod notify;
 pub mod report;
+mod rules;
 pub mod run;
 pub mod status;
 pub mod subnet_writer;

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::backend::udp::PlaneState;
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
+use crate::netfilter::keeper::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 
@@ -38,6 +39,8 @@ pub struct Running {
     pub routes: Published,
     /// Failed tries to write the subnet file.
     pub subnet_file_failures: Arc<AtomicU64>,
+    /// The rules, if any are kept.
+    pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
 impl Running {
@@ -111,6 +114,7 @@ impl Report {
             status["routes"] = routes_json(&running.routes, &total.failed_sends);
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
+            status["rules"] = rules_json(running);
             status["egress"] = direction_json(&total.egress);
             status["ingress"] = direction_json(&total.ingress);
             status["worker"] = worker_json(&total);
@@ -178,6 +182,7 @@ impl Report {
             let name = "flannel_subnet_file_failures_total";
             out.family(name, "counter", "Times that writing the subnet file failed.");
             out.sample(name, "", failures);
+            out.rules(running);
         }
         out.0
     }
@@ -196,6 +201,18 @@ fn routes_json(routes: &Published, failed: &FailedSends) -> Value {
             })
         })
         .collect()
+}
+
+fn rules_json(running: &Running) -> Value {
+    let Some((flavour, state)) = &running.rules else { return Value::Null };
+    let state = *state.borrow();
+    json!({
+        "kept_by": flavour.name(),
+        "in_place": state.is_in_place,
+        "checks": state.checks,
+        "repairs": state.repairs,
+        "failures": state.failures,
+    })
 }
 
 fn direction_json(stats: &DirectionStats) -> Value {
@@ -236,6 +253,22 @@ impl Metrics {
 
     fn sample(&mut self, name: &str, labels: &str, value: u64) {
         writeln!(self.0, "{name}{labels} {value}").ok();
+    }
+
+    fn rules(&mut self, running: &Running) {
+        let Some((_, state)) = &running.rules else { return };
+        let state = *state.borrow();
+        self.family("flannel_rules_in_place", "gauge", "Whether the last look found the rules.");
+        self.sample("flannel_rules_in_place", "", u64::from(state.is_in_place));
+        let counters = [
+            ("flannel_rules_checks_total", "Looks at the rules that succeeded.", state.checks),
+            ("flannel_rules_repairs_total", "Looks that found rules missing.", state.repairs),
+            ("flannel_rules_failures_total", "Looks or repairs that failed.", state.failures),
+        ];
+        for (name, help, value) in counters {
+            self.family(name, "counter", help);
+            self.sample(name, "", value);
+        }
     }
 
     fn dataplane(&mut self, stats: &WorkerStats) {

@@ -165,6 +165,14 @@ fn render(status: &Value) -> String {
         );
         line("dataplane", text(&status["dataplane"]));
     }
+    let rules = &status["rules"];
+    if rules.is_object() {
+        let place =
+            if rules["in_place"] == true { "in place" } else { "NOT in place: see the log" };
+        let (repairs, failures) = (text(&rules["repairs"]), text(&rules["failures"]));
+        let kept_by = text(&rules["kept_by"]);
+        line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
+    }
     let held = status["peers_held"].as_u64().filter(|held| *held > 0);
     let held =
         held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
@@ -283,6 +291,16 @@ mod tests {
         let told = "10.5.3.0/24 via 192.0.2.3:8285, 7 packets could not be sent";
         assert!(route(7).contains(told), "{}", route(7));
         assert!(!route(0).contains("could not"), "{}", route(0));
+    }
+
+    #[test]
+    fn rules_are_on_the_screen_if_any_are_kept() {
+        let rules =
+            json!({ "kept_by": "nftables", "in_place": false, "repairs": 2, "failures": 3 });
+        let screen = render(&json!({ "rules": rules }));
+        let line = "rules      nftables, NOT in place: see the log; 2 repairs, 3 failures";
+        assert!(screen.contains(line), "{screen}");
+        assert!(!render(&json!({ "rules": null })).contains("rules"));
     }
 
     #[test]
