@@ -3,6 +3,8 @@
 
 mod decode;
 mod events;
+mod neighbours;
+mod vxlan;
 
 use std::fmt;
 use std::io;
