@@ -107,6 +107,12 @@ impl NetlinkError {
         }
     }
 
+    /// A link that was there a moment ago.
+    pub(crate) fn vanished(name: &str) -> Self {
+        let operation = Operation::new("read", format_args!("link {name}"));
+        Self::Incomplete { operation, missing: "the link, which was just made" }
+    }
+
     fn errno(&self) -> Option<rustix::io::Errno> {
         match self {
             Self::Refused { source, .. } => rustix::io::Errno::from_io_error(source),

@@ -272,7 +272,9 @@ mod tests {
         let mac: MacAddress = "82:4b:B6:2f:54:4e".parse().unwrap();
         assert_eq!(mac.to_string(), "82:4b:b6:2f:54:4e");
         assert!(mac.is_host());
-        for bad in ["", "82:4b:b6:2f:54", "82:4b:b6:2f:54:4e:00", "+1:4b:b6:2f:54:4e", "824bb62f544e"] {
+        for bad in
+            ["", "82:4b:b6:2f:54", "82:4b:b6:2f:54:4e:00", "+1:4b:b6:2f:54:4e", "824bb62f544e"]
+        {
             assert_eq!(bad.parse::<MacAddress>(), Err(MacAddressError), "{bad} is taken");
         }
         assert!(!MacAddress([0; 6]).is_host() && !MacAddress([0xff; 6]).is_host());

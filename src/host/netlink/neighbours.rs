@@ -106,9 +106,7 @@ fn message(link: &LinkId, entry: LinkEntry, family: AddressFamily) -> NeighbourM
     } else {
         message.header.kind = RouteType::Unicast;
     }
-    message
-        .attributes
-        .push(NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.address)));
+    message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.address)));
     message.attributes.push(NeighbourAttribute::LinkLayerAddress(entry.mac.0.to_vec()));
     message
 }
