@@ -32,6 +32,9 @@ pub(super) const REQUESTS_MAX: usize = 64;
 const REST_FACTOR: u32 = 4;
 const REST_MAX: Duration = Duration::from_millis(500);
 
+/// How often a lost address is looked for: whoever replaces it removes the old one first.
+const AWAY: Duration = Duration::from_millis(300);
+
 /// Pauses before what failed is tried again, doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
@@ -61,6 +64,23 @@ pub(super) struct Seen {
     pub(super) external: Option<Link>,
     pub(super) addresses: Vec<Address>,
     pub(super) routes: Vec<Route>,
+}
+
+/// What a pass came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Everything is in place.
+    Whole,
+    /// Something was refused.
+    Partly,
+    /// No link has the external interface's address.
+    Away,
+}
+
+impl Pass {
+    pub(super) fn is_whole_if(is_whole: bool) -> Self {
+        if is_whole { Self::Whole } else { Self::Partly }
+    }
 }
 
 impl Ground {
@@ -148,22 +168,26 @@ impl Ground {
     }
 
     /// Waits until there is something to do: other leases, news of the kernel, or `period` over.
-    /// `took` is how long the last pass took, `is_whole` whether it succeeded in full. Gives whether
-    /// it was the leases.
+    /// `took` is how long the last pass took. Gives whether it was the leases.
     pub(super) async fn wait(
         &mut self,
         leases: &mut watch::Receiver<Arc<Peers>>,
         took: Duration,
-        is_whole: bool,
+        pass: Pass,
         period: Duration,
     ) -> bool {
-        let pause = if is_whole { period } else { self.retry.min(period) };
-        self.retry = if is_whole { RETRY.0 } else { (self.retry * 2).min(RETRY.1) };
+        let pause = match pass {
+            Pass::Whole => period,
+            Pass::Partly => self.retry,
+            Pass::Away => AWAY,
+        };
+        let is_refused = pass == Pass::Partly;
+        self.retry = if is_refused { (self.retry * 2).min(RETRY.1) } else { RETRY.0 };
         let events = &mut self.events;
         let news = async {
             sleep((took * REST_FACTOR).min(REST_MAX)).await;
             // What failed is not worth a try at each of the kernel's news.
-            if is_whole { events.changed().await } else { std::future::pending().await }
+            if is_refused { std::future::pending().await } else { events.changed().await }
         };
         let lost = tokio::select! {
             changed = leases.changed() => {

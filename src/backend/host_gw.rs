@@ -10,7 +10,7 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::backend::ground::{Ground, REQUESTS_MAX, Seen, of_type};
+use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
 use crate::backend::network::{Setup, StartError};
 use crate::backend::routes::{self, Routes};
 use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
@@ -81,24 +81,24 @@ impl HostGwNetwork {
         loop {
             let begun = Instant::now();
             let peers = Arc::clone(&leases.borrow_and_update());
-            let is_whole = match self.pass(&peers).await {
-                Ok(is_whole) => is_whole,
+            let pass = match self.pass(&peers).await {
+                Ok(pass) => pass,
                 Err(error) => {
                     self.ground.fail(&error);
-                    false
+                    Pass::Partly
                 }
             };
-            self.ground.wait(&mut leases, begun.elapsed(), is_whole, RECHECK).await;
+            self.ground.wait(&mut leases, begun.elapsed(), pass, RECHECK).await;
         }
     }
 
-    /// Compares and edits. Gives whether every peer has its route.
-    async fn pass(&mut self, peers: &Peers) -> Result<bool, NetlinkError> {
+    /// Compares and edits.
+    async fn pass(&mut self, peers: &Peers) -> Result<Pass, NetlinkError> {
         let mut seen = self.ground.look().await?;
         if seen.external.is_none() && self.ground.look_for_address().await {
             seen = self.ground.look().await?;
         }
-        let Some(external) = seen.external.clone() else { return Ok(false) };
+        let Some(external) = seen.external.clone() else { return Ok(Pass::Away) };
         self.follow(&external.id, external.mtu_bytes);
         let wanted = wanted(peers, &external.id, &self.ground.teller);
         let networks = self.ground.networks().to_vec();
@@ -107,7 +107,7 @@ impl HostGwNetwork {
         let failed = self.set(&diff.set, &seen).await;
         let stuck = self.ground.remove_routes(&diff.remove).await;
         self.tell(wanted, &failed);
-        Ok(failed.is_empty() && stuck == 0)
+        Ok(Pass::is_whole_if(failed.is_empty() && stuck == 0))
     }
 
     fn follow(&self, external: &LinkId, mtu_bytes: u32) {
@@ -125,21 +125,21 @@ impl HostGwNetwork {
             .buffer_unordered(REQUESTS_MAX);
         let results: Vec<_> = results.collect().await;
         let mut failed = BTreeSet::new();
-        let mut errors = Vec::new();
+        let (mut errors, mut recovered) = (Vec::new(), Vec::new());
         for (route, result) in results {
             match result {
-                Ok(()) if self.set.get(&route.destination) == Some(route) => {
-                    self.ground.teller.counters.repairs.add(1);
-                    let (subnet, via) = (route.destination, route.gateway);
-                    let via = via.map_or_else(String::new, |via| via.to_string());
-                    self.ground.tell("recovered", format!("Route recovered {subnet} : {via}"));
-                }
+                Ok(()) if self.set.get(&route.destination) == Some(route) => recovered.push(route),
                 Ok(()) => {}
                 Err(error) => {
                     failed.insert(route.destination);
                     errors.push((route, error));
                 }
             }
+        }
+        self.ground.teller.counters.repairs.add(recovered.len());
+        if let Some(first) = recovered.first() {
+            let more = recovered.len() - 1;
+            self.ground.tell("recovered", format!("Route recovered {first} (and {more} more)"));
         }
         self.give_up(&errors, seen).await;
         failed

@@ -19,7 +19,7 @@ use crate::config::network::{
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::MtuError;
+use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
@@ -59,8 +59,15 @@ pub enum StartError {
     #[error(transparent)]
     Extension(#[from] ExtensionError),
     /// The interface leaves no sensible overlay MTU.
-    #[error("no usable overlay MTU")]
-    Mtu(#[from] MtuError),
+    #[error(
+        "the external interface has MTU {external_bytes}, which leaves less than \
+         {OVERLAY_MTU_BYTES_MIN} bytes in a vxlan tunnel; choose another interface (--iface) or \
+         correct its MTU"
+    )]
+    NoRoom {
+        /// MTU of the external interface.
+        external_bytes: u32,
+    },
     /// The kernel can't be asked, or refused.
     #[error("cannot set up the {kind} backend")]
     Netlink {

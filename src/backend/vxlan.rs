@@ -14,19 +14,20 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::backend::ground::{Ground, REQUESTS_MAX, Seen, of_type};
+use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
 use crate::backend::network::{Setup, StartError};
 use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::device::kernel;
 use crate::host::interface::ExternalInterface;
+use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{LinkEntry, LinkId, MacAddress, Route, RouteProtocol, RouteSpec, Scope};
 use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
-use self::device::{Wish, judge};
+use self::device::{Found, Wish, judge};
 use self::plan::{Actual, Peer, Plan, Step, Wanted};
 
 /// Everything is compared this often even if the kernel reports no change; it reports none of
@@ -42,7 +43,7 @@ pub struct VxlanNetwork {
     subnet: Prefix,
     mac: MacAddress,
     /// What the last pass left in place.
-    set: BTreeSet<Prefix>,
+    set: Wanted,
     /// The MTU that the device was last given.
     imposed_mtu_bytes: u32,
 }
@@ -80,6 +81,9 @@ impl VxlanNetwork {
         warn_of_old_kernel(&kernel::release());
         let external = &setup.external;
         let mtu_bytes = device::mtu_bytes(&settings, external);
+        if mtu_bytes < OVERLAY_MTU_BYTES_MIN {
+            return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
+        }
         if settings.mtu_bytes.is_some_and(|bytes| bytes > external.mtu_bytes) {
             warn!(
                 "Backend.MTU is above the {} of {}: full packets will be sent in fragments",
@@ -95,7 +99,7 @@ impl VxlanNetwork {
             network: setup.network,
             subnet: setup.subnet,
             mac,
-            set: BTreeSet::new(),
+            set: Wanted::new(),
             imposed_mtu_bytes: 0,
         };
         let seen = network.ground.look().await.map_err(failed)?;
@@ -130,30 +134,30 @@ impl VxlanNetwork {
             is_listed |= leases.has_changed().unwrap_or(false);
             let peers = Arc::clone(&leases.borrow_and_update());
             // Before the first listing nobody knows which peers are stale.
-            let is_whole = match self.pass(is_listed.then_some(&*peers)).await {
-                Ok(is_whole) => is_whole,
+            let pass = match self.pass(is_listed.then_some(&*peers)).await {
+                Ok(pass) => pass,
                 Err(error) => {
                     self.ground.fail(&error);
-                    false
+                    Pass::Partly
                 }
             };
-            is_listed |= self.ground.wait(&mut leases, begun.elapsed(), is_whole, RECHECK).await;
+            is_listed |= self.ground.wait(&mut leases, begun.elapsed(), pass, RECHECK).await;
         }
     }
 
-    /// Compares and edits. Gives whether all is in place.
-    async fn pass(&mut self, peers: Option<&Peers>) -> Result<bool, NetlinkError> {
+    /// Compares and edits.
+    async fn pass(&mut self, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
         let mut seen = self.ground.look().await?;
         if seen.external.is_none() && self.ground.look_for_address().await {
             seen = self.ground.look().await?;
         }
         if seen.external.is_none() {
-            return Ok(false);
+            return Ok(Pass::Away);
         }
-        let link = self.establish(&seen).await?;
-        let Some(peers) = peers else { return Ok(true) };
-        // What was there before a device was made again is not there any more.
-        let routes = self.ground.netlink.routes().await?;
+        let Found { link, is_new } = self.establish(&seen).await?;
+        let Some(peers) = peers else { return Ok(self.whole()) };
+        // With an old device its routes went as well.
+        let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };
         let wanted = self.wanted(peers, &link).await;
         let actual = self.actual(&link, routes).await?;
         let networks = self.ground.networks().to_vec();
@@ -163,15 +167,20 @@ impl VxlanNetwork {
             is_into_device || Ground::is_marked(&networks, route)
         };
         let plan = plan::diff(&wanted, &actual, is_own);
-        let failed = self.program(&link, &plan.steps, &actual).await;
+        let failed = self.program(&link, &plan.steps, &wanted, &actual).await;
         let stuck = self.clear(&link, &plan).await;
-        self.tell(&wanted, &failed);
+        self.tell(wanted, &failed);
+        let whole = self.whole();
+        Ok(if failed.is_empty() && stuck == 0 { whole } else { Pass::Partly })
+    }
+
+    fn whole(&self) -> Pass {
         self.ground.teller.state(|state| state.is_up = true);
-        Ok(failed.is_empty() && stuck == 0)
+        Pass::Whole
     }
 
     /// Has the device be there, with its address, and on.
-    async fn establish(&mut self, seen: &Seen) -> Result<LinkId, NetlinkError> {
+    async fn establish(&mut self, seen: &Seen) -> Result<Found, NetlinkError> {
         let (settings, external) = (&self.settings, &self.ground.external);
         let wish = Wish {
             name: device::name(settings),
@@ -199,7 +208,7 @@ impl VxlanNetwork {
         self.ground.teller.state(|state| {
             (state.description, state.mtu_bytes) = (description, mtu_bytes);
         });
-        Ok(found.link)
+        Ok(found)
     }
 
     fn describe(&self) -> String {
@@ -289,6 +298,7 @@ impl VxlanNetwork {
         &mut self,
         link: &LinkId,
         steps: &[Step],
+        wanted: &Wanted,
         actual: &Actual,
     ) -> BTreeSet<Prefix> {
         let netlink = &self.ground.netlink;
@@ -298,9 +308,14 @@ impl VxlanNetwork {
         let results: Vec<_> = results.collect().await;
         let repaired = results
             .iter()
-            .filter(|(subnet, result)| result.is_ok() && self.set.contains(subnet))
+            .filter(|(subnet, result)| result.is_ok() && self.set.get(subnet) == wanted.get(subnet))
             .count();
         self.ground.teller.counters.repairs.add(repaired);
+        if repaired > 0 {
+            let text =
+                format!("entries of {repaired} peers were changed by someone else; restored");
+            self.ground.tell("repaired", text);
+        }
         let (mut failed, mut errors) = (BTreeSet::new(), Vec::new());
         for (subnet, result) in results {
             if let Err(error) = result {
@@ -329,13 +344,13 @@ impl VxlanNetwork {
         stuck + self.ground.refused("removal", &errors)
     }
 
-    fn tell(&mut self, wanted: &Wanted, failed: &BTreeSet<Prefix>) {
-        self.set = wanted.keys().filter(|subnet| !failed.contains(subnet)).copied().collect();
+    fn tell(&mut self, wanted: Wanted, failed: &BTreeSet<Prefix>) {
+        self.set = wanted;
+        self.set.retain(|subnet, _| !failed.contains(subnet));
         let counters = &self.ground.teller.counters;
         counters.failed.set(failed.len());
         counters.programmed.set(self.set.len());
-        let ways: Ways =
-            self.set.iter().map(|subnet| (*subnet, wanted[subnet].public_ip)).collect();
+        let ways: Ways = self.set.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
         self.ground.teller.ways(ways);
     }
 }

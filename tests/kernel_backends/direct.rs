@@ -30,8 +30,8 @@ fn an_address_that_changes_is_followed_by_both_ends() {
         let overlay = Overlay::start_with(config, [by_name, by_name]);
         overlay.traffic_resumes(SOON, "the start");
         let host = &overlay.lab.hosts[0];
-        host.exec(&["ip", "address", "add", "172.20.0.11/24", "dev", "wire0"]);
         host.exec(&["ip", "address", "delete", "172.20.0.1/24", "dev", "wire0"]);
+        host.exec(&["ip", "address", "add", "172.20.0.11/24", "dev", "wire0"]);
         let (argv, words): (&[&str], _) = if config == HOST_GW {
             (&["ip", "route", "show"], "via 172.20.0.11 dev wire0")
         } else {

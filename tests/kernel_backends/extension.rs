@@ -16,7 +16,7 @@ input=$(cat)
 {
   for word in "$@"; do printf '<%s>' "$word"; done
   printf ' NETWORK=%s SUBNET=%s PUBLIC_IP=%s' "$NETWORK" "$SUBNET" "$PUBLIC_IP"
-  printf ' SECRET=%s INHERITED=%s INPUT=[%s]\n' "$FLANNELD_ETCD_PASSWORD" "$TEST_OF_WEFT" "$input"
+  printf ' SECRET=%s INHERITED=%s INPUT=[%s]\n' "$NOTIFY_SOCKET" "$TEST_OF_WEFT" "$input"
 } >> "$dir/calls"
 if [ "$1" = add ] && [ -e "$dir/fail" ]; then echo cannot add; exit 3; fi
 echo "  out <$1>; \$(touch $dir/shell)  "
@@ -49,7 +49,7 @@ impl Site {
         let store = local_store(dir.path(), &config);
         let lab = Lab::two_hosts();
         let mut command = lab.hosts[0].command(&["env", "TEST_OF_WEFT=yes"]);
-        command.env("FLANNELD_ETCD_PASSWORD", "hidden").env("FLANNELD_ETCD_USERNAME", "me");
+        command.env("NOTIFY_SOCKET", "/nonexistent/of/weft");
         let home = dir.path().join("h0");
         command.args([
             crate::support::lab::WEFTD,

@@ -113,7 +113,9 @@ fn message(link: &LinkId, entry: LinkEntry, family: AddressFamily) -> NeighbourM
 
 fn entry(message: &RouteNetlinkMessage, index: u32) -> Option<LinkEntry> {
     let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
-    let is_permanent = message.header.state == NeighbourState::Permanent;
+    // A set of bits: iproute2 also sets that no requests are sent.
+    let permanent = u16::from(NeighbourState::Permanent);
+    let is_permanent = u16::from(message.header.state) & permanent != 0;
     if message.header.ifindex != index || !is_permanent {
         return None;
     }
