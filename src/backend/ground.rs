@@ -108,10 +108,14 @@ impl Ground {
         })
     }
 
+    /// Whether a route leads to a subnet of this weftd's networks.
+    pub(super) fn is_inside(networks: &[Prefix], route: &Route) -> bool {
+        networks.iter().any(|network| network.covers(route.destination))
+    }
+
     /// Whether a route was set by a weftd of this network, by its mark.
     pub(super) fn is_marked(networks: &[Prefix], route: &Route) -> bool {
-        route.protocol == RouteProtocol::WEFT
-            && networks.iter().any(|network| network.covers(route.destination))
+        route.protocol == RouteProtocol::WEFT && Self::is_inside(networks, route)
     }
 
     pub(super) fn networks(&self) -> &[Prefix] {
@@ -181,13 +185,11 @@ impl Ground {
             Pass::Partly => self.retry,
             Pass::Away => AWAY,
         };
-        let is_refused = pass == Pass::Partly;
-        self.retry = if is_refused { (self.retry * 2).min(RETRY.1) } else { RETRY.0 };
+        self.retry = if pass == Pass::Partly { (self.retry * 2).min(RETRY.1) } else { RETRY.0 };
         let events = &mut self.events;
         let news = async {
             sleep((took * REST_FACTOR).min(REST_MAX)).await;
-            // What failed is not worth a try at each of the kernel's news.
-            if is_refused { std::future::pending().await } else { events.changed().await }
+            events.changed().await
         };
         let lost = tokio::select! {
             changed = leases.changed() => {

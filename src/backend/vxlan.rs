@@ -164,7 +164,8 @@ impl VxlanNetwork {
         let is_own = |route: &Route| {
             let is_into_device =
                 route.next_hops.iter().any(|hop| hop.interface_index == link.index);
-            is_into_device || Ground::is_marked(&networks, route)
+            (is_into_device && Ground::is_inside(&networks, route))
+                || Ground::is_marked(&networks, route)
         };
         let plan = plan::diff(&wanted, &actual, is_own);
         let failed = self.program(&link, &plan.steps, &wanted, &actual).await;

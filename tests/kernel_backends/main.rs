@@ -8,6 +8,7 @@ mod direct;
 mod extension;
 mod lease_only;
 mod many;
+mod on_etcd;
 mod restart;
 mod tables;
 

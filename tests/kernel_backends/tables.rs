@@ -136,13 +136,20 @@ fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
         "onlink",
     ]);
     host.exec(&["ip", "route", "add", "10.5.211.0/24", "via", "172.20.0.2", "proto", "static"]);
+    let foreign = "10.77.0.0/16 via 10.5.210.0 dev flannel.1 onlink";
+    host.exec(&[&["ip", "route", "add"], &foreign.split(' ').collect::<Vec<_>>()[..]].concat());
     overlay.restart(0, &[]);
     for argv in [FDB, NEIGHBOURS, ROUTES] {
-        let words = if argv == FDB { "172.20.1.1" } else { "10.5.210.0" };
+        let words = match argv {
+            FDB => "172.20.1.1",
+            NEIGHBOURS => "10.5.210.0 ",
+            _ => "10.5.210.0/24",
+        };
         wait_for_text(&overlay, 0, argv, words, false);
     }
     let routes = overlay.lab.hosts[0].exec(ROUTES);
     assert!(routes.contains("10.5.211.0/24 via 172.20.0.2"), "a foreign route is gone: {routes}");
+    assert!(routes.contains(foreign), "a foreign route into the device is gone: {routes}");
     // Another port, as an operator changes it.
     overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
     let config = VXLAN.replace(r#""vxlan""#, r#""vxlan","Port":4789,"GBP":true"#);
@@ -199,6 +206,10 @@ fn host_gw_keeps_to_its_own_routes() {
     assert!(overlay.daemons[0].output().contains("needs every host on the same link"));
     std::fs::remove_file(overlay.files().join("store/subnets/10.5.102.0-24")).unwrap();
     wait_for_text(&overlay, 0, ROUTES, "10.5.102.0/24", false);
+    // A host that never gets its route delays no repair of another.
+    overlay.lab.hosts[0].exec(&["ip", "route", "delete", &format!("{network}/24")]);
+    let took = overlay.traffic_resumes(Duration::from_secs(2), "the route was deleted again");
+    println!("traffic again {took:?} after the route was deleted");
     let text = Command::new(env!("CARGO_BIN_EXE_weft"))
         .args(["status", "--socket"])
         .arg(overlay.dir(0).join("weft.sock"))
