@@ -101,9 +101,8 @@ fn commands_are_called_as_promised_and_never_through_a_shell() {
     assert_eq!(site.calls("<post>"), [post]);
     let key = format!("store/subnets/{}-24", lease.network());
     let own = std::fs::read_to_string(site.files().join(key)).unwrap();
-    let data = format!(
-        r#""BackendType":"extension","BackendData":"out \u003cpre\u003e; $(touch {dir}/shell)  \nerr""#
-    );
+    let output = format!(r#""out \u003cpre\u003e; $(touch {dir}/shell)  \nerr""#);
+    let data = format!(r#""BackendType":"extension","BackendData":{output}"#);
     assert!(own.contains(&data), "not the trimmed output of both kinds: {own}");
     // A peer with hostile data, and one of another backend.
     let hostile = r#""$(touch shell); `touch shell` | \"'\n\u0000 -rf""#;

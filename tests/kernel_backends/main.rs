@@ -30,9 +30,8 @@ const SOON: Duration = Duration::from_secs(5);
 
 /// The lease of a node of any backend; `data` is JSON.
 fn value(public_ip: &str, backend: &str, data: &str) -> String {
-    format!(
-        r#"{{"PublicIP":"{public_ip}","PublicIPv6":null,"BackendType":"{backend}","BackendData":{data}}}"#
-    )
+    let address = format!(r#""PublicIP":"{public_ip}","PublicIPv6":null"#);
+    format!(r#"{{{address},"BackendType":"{backend}","BackendData":{data}}}"#)
 }
 
 /// What a vxlan node whose hardware address ends in `last` publishes.

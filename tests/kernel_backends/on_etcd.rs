@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS, host_address};
 use crate::support::lab::{SubnetEnv, wait_until};
-use crate::{SOON, VXLAN};
+use crate::{SOON, VXLAN, value};
 
 const KEY: &str = "/coreos.com/network";
 
@@ -30,14 +30,12 @@ fn a_reboot_without_the_store_keeps_the_hardware_address_and_the_peers() {
     let reach = || pods[0].succeeds(&["ping", "-q", "-c1", "-W0.2", &far]);
     wait_until(Duration::from_secs(20), "the pods reach each other", reach);
     let key = format!("{KEY}/subnets/{}-24", leases[0].network());
-    let value = etcd.ctl(&cluster.switch, &["get", "--print-value-only", &key]);
+    let written = etcd.ctl(&cluster.switch, &["get", "--print-value-only", &key]);
     let link = cluster.hosts[0].exec(&["ip", "-o", "link", "show", "flannel.1"]);
     let mac = link.split("link/ether ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
-    let flannels = format!(
-        r#"{{"PublicIP":"{}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{{"VNI":1,"VtepMAC":"{mac}"}}}}"#,
-        host_address(0)
-    );
-    assert_eq!(value.trim_end(), flannels, "the lease in etcd");
+    let data = format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#);
+    let flannels = value(&host_address(0).to_string(), "vxlan", &data);
+    assert_eq!(written.trim_end(), flannels, "the lease in etcd");
     let cache = dirs[0].path().join("subnet.env.cache");
     wait_until(Duration::from_secs(20), "the peer is remembered", || {
         let cache = std::fs::read_to_string(&cache).unwrap_or_default();

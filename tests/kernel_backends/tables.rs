@@ -18,11 +18,11 @@ const ROUTES: &[&str] = &["ip", "route", "show"];
 fn published_mac(overlay: &Overlay, host: usize) -> String {
     let key = format!("store/subnets/{}-24", overlay.leases[host].network());
     let lease = std::fs::read_to_string(overlay.files().join(key)).unwrap();
-    let start = format!(
-        r#"{{"PublicIP":"172.20.0.{}","PublicIPv6":null,"BackendType":"vxlan","BackendData":{{"VNI":1,"VtepMAC":""#,
-        host + 1
-    );
-    let rest = lease.strip_prefix(&start).unwrap_or_else(|| panic!("the lease is {lease}"));
+    let data = r#"{"VNI":1,"VtepMAC":""#;
+    let start = value(&format!("172.20.0.{}", host + 1), "vxlan", data);
+    // What follows the data is behind the hardware address.
+    let start = start.trim_end_matches('}');
+    let rest = lease.strip_prefix(start).unwrap_or_else(|| panic!("the lease is {lease}"));
     let (mac, end) = rest.split_once('"').unwrap();
     assert!(end.starts_with("}"), "the lease is {lease}");
     mac.to_owned()

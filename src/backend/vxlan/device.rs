@@ -183,7 +183,8 @@ mod tests {
         let wish = vxlan(&settings(), &external());
         let kernels = Vxlan { port: Some(8472), ..wish.clone() };
         assert_eq!(judge(&wish, &found(Some(kernels.clone()))), None, "the kernel's port");
-        let changed: [(&str, fn(&mut Vxlan)); 8] = [
+        type Change = fn(&mut Vxlan);
+        let changed: [(&str, Change); 8] = [
             ("VNI", |vxlan| vxlan.vni = 1),
             ("index", |vxlan| vxlan.parent_index = 3),
             ("local", |vxlan| vxlan.local = None),
