@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::backend::alloc::AllocNetwork;
 use crate::backend::extension::{self, ExtensionError, ExtensionNetwork};
@@ -184,6 +185,7 @@ impl Settings {
 impl Network {
     /// Sets up what carries the packets, peers aside.
     pub async fn start(setup: Setup) -> Result<Self, StartError> {
+        setup.warn_of_idle_flags();
         match setup.settings.clone() {
             Settings::Udp(settings) => {
                 let network = UdpNetwork::start(udp_setup(setup, settings)).await?;
@@ -249,6 +251,22 @@ impl Network {
             Self::HostGw(network) => network.run(leases).await,
             Self::Alloc(network) => network.run(leases).await,
             Self::Extension(network) => network.run(leases).await,
+        }
+    }
+}
+
+impl Setup {
+    /// Flags that shape workers do nothing where there are none.
+    fn warn_of_idle_flags(&self) {
+        let kind = self.settings.kind();
+        let given = [
+            ("--engine", self.engine != EngineChoice::Auto),
+            ("--workers", self.workers != WorkersChoice::Auto),
+            ("--offload", !self.offload.automatic),
+        ];
+        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && kind != BackendKind::Udp)
+        {
+            warn!("{flag} has no effect: the {} backend has no workers", kind.name());
         }
     }
 }

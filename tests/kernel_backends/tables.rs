@@ -165,7 +165,9 @@ fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
 
 #[test]
 fn host_gw_keeps_to_its_own_routes() {
-    let mut overlay = Overlay::start_with(HOST_GW, [&[], &[]]);
+    let mut overlay = Overlay::start_with(HOST_GW, [&["--workers=2"], &[]]);
+    let idle = "--workers has no effect: the host-gw backend has no workers";
+    assert!(overlay.daemons[0].output().contains(idle), "a flag without effect is not told");
     let network = overlay.leases[1].network();
     let route = format!("{network}/24 via 172.20.0.2 dev wire0 proto 119");
     wait_for_text(&overlay, 0, ROUTES, &route, true);
