@@ -24,7 +24,10 @@ const MAP: &[(&str, &[&str])] = &[
     ("config", &["route::Prefix"]),
     ("host", &["route::Prefix", "config::options"]),
     ("control", &["route::Prefix", "config"]),
-    ("backend", &["control", "host", "device", "engine", "forward", "route", "stats", "config"]),
+    (
+        "backend",
+        &["control", "host", "device", "engine", "forward", "packet", "route", "stats", "config"],
+    ),
     ("daemon", &["*"]),
 ];
 

@@ -22,7 +22,7 @@ impl AllocNetwork {
     pub fn start(setup: &Setup) -> Self {
         let external = &setup.external;
         let description = format!("alloc: subnet {} only, carried by nobody here", setup.subnet);
-        let teller = Teller::new(description, external.mtu_bytes, external.public_address);
+        let teller = Teller::new(description, external.mtu_bytes, external);
         Self { attributes: watch::Sender::new(setup.attributes.clone()), teller }
     }
 

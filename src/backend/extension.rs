@@ -121,7 +121,7 @@ impl ExtensionNetwork {
             None => info!("No post startup command configured - skipping"),
         }
         let description = format!("extension: commands over {}", external.name);
-        let teller = Teller::new(description, external.mtu_bytes, external.public_address);
+        let teller = Teller::new(description, external.mtu_bytes, &external);
         let attributes = watch::Sender::new(attributes);
         Ok(Self { settings, attributes, teller, entries: BTreeMap::new() })
     }

@@ -47,10 +47,10 @@ pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes,
 impl HostGwNetwork {
     /// There is nothing to set up before the first leases come.
     pub fn start(setup: Setup) -> Result<Self, StartError> {
-        let ExternalInterface { name, mtu_bytes, public_address, .. } = &setup.external;
+        let ExternalInterface { name, mtu_bytes, .. } = &setup.external;
         let description = format!("host-gw: routes over {name}, mtu {mtu_bytes}");
         info!("{description}");
-        let teller = Teller::new(description, *mtu_bytes, *public_address);
+        let teller = Teller::new(description, *mtu_bytes, &setup.external);
         Ok(Self { ground: Ground::new(&setup, TYPE, teller)?, set: Routes::new() })
     }
 
@@ -113,6 +113,7 @@ impl HostGwNetwork {
     fn follow(&self, external: &LinkId, mtu_bytes: u32) {
         self.ground.teller.state(|state| {
             state.mtu_bytes = mtu_bytes;
+            state.interface.clone_from(&external.name);
             state.description = format!("host-gw: routes over {}, mtu {mtu_bytes}", external.name);
         });
     }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::udp::WorkerState;
+use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 
@@ -23,6 +24,8 @@ pub struct PlaneState {
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
+    /// The interface that carries the tunnel, by the name that it has now.
+    pub interface: String,
     /// MTU of the overlay, in bytes; it follows the external interface.
     pub mtu_bytes: u32,
     /// The address that peers send to; it follows the external interface.
@@ -99,10 +102,12 @@ pub(super) struct Teller {
 }
 
 impl Teller {
-    pub(super) fn new(description: String, mtu_bytes: u32, public_address: Ipv4Addr) -> Self {
-        let workers = Vec::new();
-        let is_up = true;
-        let state = PlaneState { is_up, description, mtu_bytes, public_address, workers };
+    /// Carries over `external`.
+    pub(super) fn new(description: String, mtu_bytes: u32, external: &ExternalInterface) -> Self {
+        let (workers, is_up) = (Vec::new(), true);
+        let (interface, public_address) = (external.name.clone(), external.public_address);
+        let state =
+            PlaneState { is_up, description, interface, mtu_bytes, public_address, workers };
         let (state, ways) = (watch::Sender::new(state), watch::Sender::default());
         Self { state, counters: Arc::default(), ways }
     }

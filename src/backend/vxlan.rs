@@ -92,7 +92,7 @@ impl VxlanNetwork {
         }
         let failed = |source| StartError::Netlink { kind: TYPE, source };
         let mac = vtep_mac(&setup.attributes).expect("introduce made the attributes");
-        let teller = Teller::new(String::new(), mtu_bytes, external.public_address);
+        let teller = Teller::new(String::new(), mtu_bytes, external);
         let mut network = Self {
             ground: Ground::new(&setup, TYPE, teller)?,
             settings,
@@ -206,7 +206,9 @@ impl VxlanNetwork {
         let (netlink, network) = (&self.ground.netlink, self.network);
         device::switch_on(netlink, &found.link, &seen.addresses, network, address).await?;
         let description = self.describe();
+        let interface = &self.ground.external.name;
         self.ground.teller.state(|state| {
+            state.interface.clone_from(interface);
             (state.description, state.mtu_bytes) = (description, mtu_bytes);
         });
         Ok(found)

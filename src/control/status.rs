@@ -94,12 +94,15 @@ pub struct ControlStatus {
     held_peers: AtomicU64,
     /// 0 unless lease and peers are from the cache.
     cached_as_of_unix: AtomicU64,
+    config_differs: AtomicBool,
     cache_writes: AtomicU64,
     cache_failures: AtomicU64,
     relists: AtomicU64,
     renewals: AtomicU64,
     store_failures: AtomicU64,
     conflicts: AtomicU64,
+    written_by_others: AtomicU64,
+    subnets_exhausted: AtomicU64,
     rejected: [AtomicU64; RejectReason::ALL.len()],
     remembered: Mutex<Remembered>,
 }
@@ -142,6 +145,13 @@ impl ControlStatus {
         Some(self.cached_as_of_unix.load(Ordering::Relaxed)).filter(|&seconds| seconds != 0)
     }
 
+    /// Whether the store has another network configuration than the one this node goes by: a
+    /// restart is needed to apply it.
+    #[must_use]
+    pub fn restart_needed(&self) -> bool {
+        self.config_differs.load(Ordering::Relaxed)
+    }
+
     /// Times that the cache was written.
     #[must_use]
     pub fn cache_writes(&self) -> u64 {
@@ -178,6 +188,18 @@ impl ControlStatus {
         self.conflicts.load(Ordering::Relaxed)
     }
 
+    /// Times that somebody else wrote the own lease with our PublicIP.
+    #[must_use]
+    pub fn written_by_others_total(&self) -> u64 {
+        self.written_by_others.load(Ordering::Relaxed)
+    }
+
+    /// Tries to get a subnet that found none free.
+    #[must_use]
+    pub fn subnets_exhausted(&self) -> u64 {
+        self.subnets_exhausted.load(Ordering::Relaxed)
+    }
+
     /// Distinct entries that were rejected for `reason`.
     #[must_use]
     pub fn rejected(&self, reason: RejectReason) -> u64 {
@@ -210,6 +232,10 @@ impl ControlStatus {
         self.cached_as_of_unix.store(0, Ordering::Relaxed);
     }
 
+    pub(crate) fn config_differs(&self, differs: bool) {
+        self.config_differs.store(differs, Ordering::Relaxed);
+    }
+
     pub(crate) fn cache_written(&self, succeeded: bool) {
         let counter = if succeeded { &self.cache_writes } else { &self.cache_failures };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -225,6 +251,14 @@ impl ControlStatus {
 
     pub(crate) fn conflicted(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn written_by_others(&self) {
+        self.written_by_others.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exhausted(&self) {
+        self.subnets_exhausted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts each entry on first sight and logs the first few of them.

@@ -61,10 +61,12 @@ impl Held {
 
 impl Begun {
     async fn remembered(remembered: Remembered) -> anyhow::Result<Self> {
-        let Remembered { plan, external, known } = remembered;
+        let Remembered { plan, external, mut known } = remembered;
         let former = Some(&known.own.attributes);
         let attributes =
             plan.settings.introduce(&external, former).await.context(REGISTER_PHRASE)?;
+        // Of itself a node says what it would say on a start with the store.
+        known.own.attributes = attributes.clone();
         Ok(Self { plan, external, held: Held::Cached(known), attributes })
     }
 }
@@ -138,9 +140,7 @@ async fn wait_for_plan(
 }
 
 /// The inner error may go away when somebody writes the configuration; the outer one is final.
-pub(super) async fn read_config(
-    manager: &SubnetManager,
-) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
+async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
     let bytes = match manager.network_config().await {
         Ok(bytes) => bytes,
         Err(error) => return Ok(Err(error.into())),

@@ -14,7 +14,6 @@ use tracing::{error, info, warn};
 
 use crate::backend::network::{Network, Setup};
 use crate::backend::status::PlaneState;
-use crate::config::network::NetworkConfig;
 use crate::config::options::{ForwardRules, Options};
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::Peers;
@@ -28,7 +27,6 @@ use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
-use crate::daemon::warm_start::compare_config;
 use crate::host::lock::{DaemonLock, LockError};
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
@@ -153,7 +151,7 @@ async fn work(
     let subnet = held.subnet();
     let kind = plan.settings.kind();
     let setup = Setup {
-        external: external.clone(),
+        external,
         interface: options.interface.clone(),
         follow_address: options.follow_address,
         settings: plan.settings.clone(),
@@ -176,26 +174,25 @@ async fn work(
     let writer = SubnetWriter::new(&options.subnet_file, subnet_file);
     writer.write_first();
     report.running(Running {
-        external,
         network: plan.network.network,
         subnet,
         kind,
         dataplane: network.state(),
         carrier: network.carrier(),
+        subnet_file_failures: writer.failures(),
     });
     info!("Running backend.");
     notify::ready();
     let ready = tell_readiness(readiness, writer.state(), network.state());
     let plane = network.state();
     let cache = cache_writer(options, manager, &plan);
-    let from_cache = matches!(held, Held::Cached(_));
+    manager.go_by(&plan.network);
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
         never = ready => match never {},
         never = writer.keep(plane) => match never {},
         never = keep_cache(cache.as_ref(), manager) => match never {},
-        never = watch_config(manager, &plan.network, from_cache) => match never {},
         end = carry(manager, held, options.renew_margin, network) => {
             if let Some(cache) = &cache {
                 cache.forget();
@@ -217,17 +214,6 @@ async fn keep_cache(cache: Option<&CacheWriter>, manager: &SubnetManager) -> Inf
         Some(cache) => cache.keep(manager.known()).await,
         None => std::future::pending().await,
     }
-}
-
-async fn watch_config(
-    manager: &SubnetManager,
-    used: &NetworkConfig,
-    from_cache: bool,
-) -> Infallible {
-    if from_cache {
-        compare_config(manager, used).await;
-    }
-    std::future::pending().await
 }
 
 /// `/readyz` is green while the subnet file is written and the plane is up.

@@ -130,10 +130,17 @@ fn render(status: &Value) -> String {
     let ready = if status["ready"] == true { "ready" } else { "not ready" };
     line("weftd", format!("{} {ready}", text(&status["version"])));
     let store = if status["store"]["up"] == true { "up" } else { "down" };
-    line("store", format!("{store}, {} failures", text(&status["store"]["failures"])));
+    let others = status["store"]["written_by_others"].as_u64().filter(|times| *times > 0);
+    let others = others.map(|times| format!(", our lease written by others {times} times"));
+    let others = others.unwrap_or_default();
+    line("store", format!("{store}, {} failures{others}", text(&status["store"]["failures"])));
     if let Some(as_of) = status["stale_as_of_unix"].as_u64() {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
+    }
+    if status["restart_needed"] == true {
+        let advice = "going on with the old one; restart weftd and then the pods of this host";
+        line("restart", format!("the store has another network configuration; {advice}"));
     }
     let lease = &status["lease"];
     if lease.is_object() {
@@ -152,7 +159,10 @@ fn render(status: &Value) -> String {
         held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
     line("peers", format!("{}{}", text(&status["peers"]), held.unwrap_or_default()));
     for route in status["routes"].as_array().into_iter().flatten() {
-        line("", format!("{} via {}", text(&route["subnet"]), text(&route["via"])));
+        let failed = route["failed_sends"].as_u64().filter(|failed| *failed > 0);
+        let failed = failed.map(|failed| format!(", {failed} packets could not be sent"));
+        let (subnet, via) = (text(&route["subnet"]), text(&route["via"]));
+        line("", format!("{subnet} via {via}{}", failed.unwrap_or_default()));
     }
     for direction in ["egress", "ingress"] {
         let counters = &status[direction];
@@ -264,6 +274,20 @@ mod tests {
         assert!(text.contains("stale      lease and peers are from the cache"), "{text}");
         assert!(text.contains("2000-02-29T23:59:59Z"), "{text}");
         assert!(!screen(None).contains("stale"), "{}", screen(None));
+        let text = render(&json!({ "ready": true, "restart_needed": true }));
+        assert!(text.contains("restart    the store has another network configuration"), "{text}");
+        assert!(!screen(None).contains("restart"), "{}", screen(None));
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_sent_to_stands_out() {
+        let route = |failed: u64| {
+            let (subnet, via) = ("10.5.3.0/24", "192.0.2.3:8285");
+            render(&json!({ "routes": [{ "subnet": subnet, "via": via, "failed_sends": failed }] }))
+        };
+        let told = "10.5.3.0/24 via 192.0.2.3:8285, 7 packets could not be sent";
+        assert!(route(7).contains(told), "{}", route(7));
+        assert!(!route(0).contains("could not"), "{}", route(0));
     }
 
     #[test]
@@ -271,6 +295,15 @@ mod tests {
         let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
         assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));
         assert!(!screen(0).contains("held"), "{}", screen(0));
+    }
+
+    #[test]
+    fn somebody_who_writes_our_lease_is_on_the_screen() {
+        let screen = |times: u64| {
+            render(&json!({ "store": { "up": true, "failures": 0, "written_by_others": times } }))
+        };
+        assert!(screen(2).contains("our lease written by others 2 times"), "{}", screen(2));
+        assert!(!screen(0).contains("others"), "{}", screen(0));
     }
 
     #[test]

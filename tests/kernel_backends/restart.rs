@@ -13,8 +13,8 @@ use crate::support::status::Status;
 use crate::support::traffic::tcp_transfer;
 use crate::{HOST_GW, VXLAN, put, told, value, vtep};
 
-/// A stop is promised within this time.
-const STOP: Duration = Duration::from_secs(1);
+/// The end of a process on a busy machine; how soon a stop is promised, other tests hold.
+const STOP: Duration = Duration::from_secs(5);
 
 /// A start on a busy machine, over a local store.
 const START: Duration = Duration::from_secs(20);
