@@ -184,6 +184,7 @@ fn edits_work_and_their_errors_name_operation_and_object() {
             metric: 7,
             scope: Scope::Global,
             protocol: RouteProtocol::BOOT,
+            is_onlink: false,
         };
         netlink.add_route(&route).await.unwrap();
         assert!(netlink.add_route(&route).await.unwrap_err().is_already_there());

@@ -11,7 +11,6 @@ mod team;
 mod underlay;
 
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -21,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use crate::backend::status::PlaneState;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
 use crate::control::lease::{LeaseAttributes, Peers};
@@ -116,23 +116,6 @@ pub struct UdpSetup {
     pub engine: EngineChoice,
     /// How many workers share the work.
     pub workers: WorkersChoice,
-}
-
-/// What is known about the plane from outside.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlaneState {
-    /// Whether packets can flow; false while the plane is being made again.
-    pub is_up: bool,
-    /// The dataplane in one line, for the log and the status.
-    pub description: String,
-    /// The interface that carries the tunnel, by the name that it has now.
-    pub interface: String,
-    /// MTU of the overlay, in bytes; it follows the external interface.
-    pub mtu_bytes: u16,
-    /// The address that peers send to; it follows the external interface.
-    pub public_address: Ipv4Addr,
-    /// The workers, in the order of their counters.
-    pub workers: Vec<WorkerState>,
 }
 
 /// A running udp backend.
@@ -233,7 +216,7 @@ impl UdpNetwork {
                 is_up: false,
                 description: String::new(),
                 interface: String::new(),
-                mtu_bytes,
+                mtu_bytes: mtu_bytes.into(),
                 public_address,
                 workers: Vec::new(),
             }),
@@ -244,12 +227,6 @@ impl UdpNetwork {
         keeper.tell_of_fallback();
         info!("{}", keeper.tell_is_up());
         Ok(Self { keeper, follower })
-    }
-
-    /// MTU of the overlay, in bytes.
-    #[must_use]
-    pub fn mtu_bytes(&self) -> u16 {
-        self.keeper.mtu_bytes
     }
 
     /// The counters of each worker; they outlive a rebuilt device.
@@ -350,7 +327,8 @@ impl Keeper {
         let workers = self.plane.team.state();
         let description = self.describe(&workers);
         let told = description.clone();
-        let (mtu_bytes, public_address) = (self.mtu_bytes, self.setup.external.public_address);
+        let mtu_bytes = u32::from(self.mtu_bytes);
+        let public_address = self.setup.external.public_address;
         let is_up = true;
         let interface = self.setup.external.name.clone();
         let state =

@@ -1,6 +1,7 @@
 //! The cluster's network configuration: the JSON under `<prefix>/config`, with flannel's
 //! defaults, checks and messages. Pure: bytes in, a checked configuration or an error out.
 
+mod backends;
 mod json;
 
 use std::net::Ipv4Addr;
@@ -9,6 +10,8 @@ use serde_json::Value;
 
 use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
+
+pub use backends::{ExtensionBackendConfig, VXLAN_OVERHEAD_BYTES, VxlanBackendConfig};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
 /// input from outside, and etcd itself allows 1.5 MiB.

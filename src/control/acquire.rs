@@ -1,6 +1,7 @@
 //! Getting a subnet: the one this node has, the one it had, or a free one. Losing a race is
 //! normal and tried again; nothing here ends the daemon.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -106,6 +107,19 @@ impl SubnetManager {
             }
         }
         Err(AcquireError::Contended)
+    }
+
+    /// What the store says of the node of `public_ip` from an earlier run, if anything.
+    pub async fn former(
+        &self,
+        config: &NetworkConfig,
+        public_ip: Ipv4Addr,
+    ) -> Result<Option<LeaseAttributes>, StoreError> {
+        let snapshot = self.store.list().await;
+        self.note(&snapshot);
+        let snapshot = snapshot?;
+        let held = held_by(&snapshot.leases, public_ip, config, self.previous);
+        Ok(held.map(|lease| lease.attributes.clone()))
     }
 
     /// As `acquire`, for as long as it takes: a full network, a store that is down and a store

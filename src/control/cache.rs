@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::control::causes::with_causes;
 use crate::control::clock;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Peers, ValueError, Version};
+use crate::control::lease::{Lease, Lifetime, Peers, ValueError, Version};
 use crate::control::peers::{self, Node};
 use crate::control::store::ENTRIES_MAX;
 use crate::route::Prefix;
@@ -203,8 +203,6 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
         let detail = "the network configuration in it does not allow this subnet".to_owned();
         return Err(CacheError::Entry { key: own.key, detail });
     }
-    // Of itself a node says what it would say on a start with the store.
-    let own = Lease { attributes: LeaseAttributes::udp(address), ..own };
     let peers = usable_peers(peers, &own, config.network)?;
     let network = config.network;
     let known = Known { as_of_unix, revision, cluster, network, own, peers: Arc::new(peers) };

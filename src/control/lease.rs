@@ -95,6 +95,18 @@ impl PartialEq for RawJson {
 
 impl Eq for RawJson {}
 
+impl RawJson {
+    /// The JSON text of `value`.
+    pub fn of(value: &impl Serialize) -> serde_json::Result<Self> {
+        serde_json::value::to_raw_value(value).map(Self)
+    }
+
+    /// `text`, which is JSON already.
+    pub fn from_text(text: String) -> serde_json::Result<Self> {
+        RawValue::from_string(text).map(Self)
+    }
+}
+
 /// Why bytes are no lease value.
 #[derive(Debug, thiserror::Error)]
 pub enum ValueError {
@@ -129,6 +141,12 @@ impl LeaseAttributes {
             backend_data: None,
             backend_v6_data: None,
         }
+    }
+
+    /// What a node of another backend says of itself.
+    #[must_use]
+    pub fn of(backend_type: &str, public_ip: Ipv4Addr, backend_data: Option<RawJson>) -> Self {
+        Self { backend_type: backend_type.to_owned(), backend_data, ..Self::udp(public_ip) }
     }
 
     /// The value's bytes; an error if it would be larger than readers accept.

@@ -8,8 +8,8 @@ use anyhow::Context;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
-use crate::backend::BackendKind;
-use crate::config::network::{NetworkConfig, NetworkConfigError, UdpBackendConfig};
+use crate::backend::network::Settings;
+use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::Options;
 use crate::config::subnet_file::Previous;
 use crate::control::acquire::AcquireError;
@@ -32,11 +32,16 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// flanneld's phrase, which operators grep for.
 const BACKEND_PHRASE: &str = "Error fetching backend";
 
+/// And the next one.
+pub(super) const REGISTER_PHRASE: &str = "Error registering network";
+
 /// Where a start has got to when it has a subnet.
 pub(super) struct Begun {
     pub(super) plan: Plan,
     pub(super) external: ExternalInterface,
     pub(super) held: Held,
+    /// What this node says of itself.
+    pub(super) attributes: LeaseAttributes,
 }
 
 /// The subnet, and what is known with it.
@@ -54,9 +59,15 @@ impl Held {
     }
 }
 
-impl From<Remembered> for Begun {
-    fn from(Remembered { plan, external, known }: Remembered) -> Self {
-        Self { plan, external, held: Held::Cached(known) }
+impl Begun {
+    async fn remembered(remembered: Remembered) -> anyhow::Result<Self> {
+        let Remembered { plan, external, mut known } = remembered;
+        let former = Some(&known.own.attributes);
+        let attributes =
+            plan.settings.introduce(&external, former).await.context(REGISTER_PHRASE)?;
+        // Of itself a node says what it would say on a start with the store.
+        known.own.attributes = attributes.clone();
+        Ok(Self { plan, external, held: Held::Cached(known), attributes })
     }
 }
 
@@ -69,32 +80,28 @@ pub(super) async fn begin(
     let mut warm = WarmStart::prepare(options, previous).await;
     let plan = match wait_for_plan(manager, &mut warm).await? {
         ControlFlow::Continue(plan) => plan,
-        ControlFlow::Break(remembered) => return Ok(remembered.into()),
+        ControlFlow::Break(remembered) => return Begun::remembered(remembered).await,
     };
     info!("Found network config - Backend type: {}", plan.network.backend.kind);
     let external = external_interface(options).await?;
-    let attributes = LeaseAttributes::udp(external.public_address);
-    Ok(match acquire_until_leased(manager, plan, &attributes, &mut warm).await? {
-        ControlFlow::Continue((plan, own)) => Begun { plan, external, held: Held::Leased(own) },
-        ControlFlow::Break(remembered) => remembered.into(),
-    })
+    match acquire_until_leased(manager, plan, &external, &mut warm).await? {
+        ControlFlow::Continue((plan, own, attributes)) => {
+            Ok(Begun { plan, external, held: Held::Leased(own), attributes })
+        }
+        ControlFlow::Break(remembered) => Begun::remembered(remembered).await,
+    }
 }
 
 /// The network configuration, its backend's part understood.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) network: NetworkConfig,
-    pub(super) settings: UdpBackendConfig,
+    pub(super) settings: Settings,
 }
 
 impl Plan {
     pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
-        let kind = BackendKind::parse(&network.backend.kind).context(BACKEND_PHRASE)?;
-        let settings = match kind {
-            BackendKind::Udp => {
-                UdpBackendConfig::parse(&network.backend.settings).context(BACKEND_PHRASE)?
-            }
-        };
+        let settings = Settings::parse(&network.backend).context(BACKEND_PHRASE)?;
         Ok(Self { network, settings })
     }
 }
@@ -151,14 +158,15 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
 async fn acquire_until_leased(
     manager: &SubnetManager,
     mut plan: Plan,
-    attributes: &LeaseAttributes,
+    external: &ExternalInterface,
     warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease)>> {
+) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease, LeaseAttributes)>> {
     let mut backoff = Backoff::default();
     let (mut told, mut told_config) = (Told::default(), Told::default());
+    let mut introduced = None;
     loop {
-        let error = match manager.acquire(&plan.network, attributes).await {
-            Ok(own) => return Ok(ControlFlow::Continue((plan, own))),
+        let error = match acquire_once(manager, &plan, external, &mut introduced).await? {
+            Ok((own, attributes)) => return Ok(ControlFlow::Continue((plan, own, attributes))),
             Err(error) => error,
         };
         let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
@@ -177,7 +185,8 @@ async fn acquire_until_leased(
             Ok(network) if network == plan.network => {}
             Ok(network) => {
                 info!("the network configuration has changed; trying with the new one");
-                plan = Plan::new(network)?;
+                let plan_before = std::mem::replace(&mut plan, Plan::new(network)?);
+                introduced = introduced.filter(|_| plan.settings == plan_before.settings);
             }
             // The remedy may hold a slip of the pen.
             Err(error) => {
@@ -186,6 +195,35 @@ async fn acquire_until_leased(
             }
         }
     }
+}
+
+/// One try. What the backend has the node say of itself is made once: it may be a command's
+/// output. The inner error may go away by itself; the outer one is final.
+async fn acquire_once(
+    manager: &SubnetManager,
+    plan: &Plan,
+    external: &ExternalInterface,
+    introduced: &mut Option<LeaseAttributes>,
+) -> anyhow::Result<Result<(OwnLease, LeaseAttributes), AcquireError>> {
+    let attributes = match introduced.take() {
+        Some(attributes) => attributes,
+        None => {
+            let former = if plan.settings.goes_by_former() {
+                manager.former(&plan.network, external.public_address).await
+            } else {
+                Ok(None)
+            };
+            let former = match former {
+                Ok(former) => former,
+                Err(error) => return Ok(Err(error.into())),
+            };
+            let introduced = plan.settings.introduce(external, former.as_ref()).await;
+            introduced.context(REGISTER_PHRASE)?
+        }
+    };
+    let own = manager.acquire(&plan.network, &attributes).await;
+    *introduced = Some(attributes.clone());
+    Ok(own.map(|own| (own, attributes)))
 }
 
 /// Says a thing when it is new, and again once a minute.

@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::backend::udp::PlaneState;
+use crate::backend::BackendKind;
+use crate::backend::status::{Carrier, Counters, PlaneState, Ways};
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
 use crate::netfilter::keeper::{Flavour, RuleState};
@@ -33,21 +34,19 @@ pub struct Running {
     pub subnet: Prefix,
     /// The dataplane, which follows rebuilds.
     pub dataplane: watch::Receiver<PlaneState>,
-    /// The counters of each worker.
-    pub stats: Vec<Arc<WorkerStats>>,
-    /// The published routes.
-    pub routes: Published,
+    /// The backend.
+    pub kind: BackendKind,
+    /// Who carries the packets.
+    pub carrier: Carrier,
     /// Failed tries to write the subnet file.
     pub subnet_file_failures: Arc<AtomicU64>,
     /// The rules, if any are kept.
     pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
-impl Running {
-    /// The counters of all workers together.
-    fn total(&self) -> WorkerStats {
-        WorkerStats::total(self.stats.iter().map(Arc::as_ref))
-    }
+/// The counters of all workers together.
+fn total(stats: &[Arc<WorkerStats>]) -> WorkerStats {
+    WorkerStats::total(stats.iter().map(Arc::as_ref))
 }
 
 /// The daemon's state, for whoever asks.
@@ -108,28 +107,22 @@ impl Report {
                 "public_ip": plane.public_address.to_string(),
                 "mtu_bytes": plane.mtu_bytes,
             });
-            status["interface"] = plane.interface.into();
-            let total = running.total();
-            status["dataplane"] = plane.description.into();
-            status["routes"] = routes_json(&running.routes, &total.failed_sends);
+            status["interface"] = plane.interface.clone().into();
+            status["dataplane"] = plane.description.clone().into();
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
             status["rules"] = rules_json(running);
-            status["egress"] = direction_json(&total.egress);
-            status["ingress"] = direction_json(&total.ingress);
-            status["worker"] = worker_json(&total);
-            let workers = plane.workers.iter().zip(&running.stats).enumerate();
-            status["workers"] = workers
-                .map(|(index, (state, stats))| {
-                    let mut worker = worker_json(stats);
-                    worker["index"] = index.into();
-                    worker["engine"] = state.engine.to_string().into();
-                    worker["processor"] = state.processor.into();
-                    worker["egress"] = direction_json(&stats.egress);
-                    worker["ingress"] = direction_json(&stats.ingress);
-                    worker
-                })
-                .collect();
+            status["backend"] = json!({ "kind": running.kind.name() });
+            match &running.carrier {
+                Carrier::Workers { stats, routes } => {
+                    status["routes"] = routes_json(routes, &total(stats).failed_sends);
+                    workers_json(&mut status, &plane, stats);
+                }
+                Carrier::Other { counters, ways } => {
+                    status["routes"] = ways_json(&ways.borrow());
+                    counters_json(&mut status["backend"], counters);
+                }
+            }
         }
         status
     }
@@ -177,7 +170,10 @@ impl Report {
             out.sample("flannel_store_rejected_total", &label, self.control.rejected(reason));
         }
         if let Some(running) = self.running.get() {
-            out.dataplane(&running.total());
+            match &running.carrier {
+                Carrier::Workers { stats, .. } => out.dataplane(&total(stats)),
+                Carrier::Other { counters, .. } => out.backend(counters),
+            }
             let failures = running.subnet_file_failures.load(Ordering::Relaxed);
             let name = "flannel_subnet_file_failures_total";
             out.family(name, "counter", "Times that writing the subnet file failed.");
@@ -213,6 +209,41 @@ fn rules_json(running: &Running) -> Value {
         "repairs": state.repairs,
         "failures": state.failures,
     })
+}
+
+fn ways_json(ways: &Ways) -> Value {
+    let listed = ways.iter().take(PEERS_LISTED_MAX);
+    listed
+        .map(|(subnet, via)| json!({ "subnet": subnet.to_string(), "via": via.to_string() }))
+        .collect()
+}
+
+fn counters_json(backend: &mut Value, counters: &Counters) {
+    backend["peers_programmed"] = counters.programmed.get().into();
+    backend["peers_failed"] = counters.failed.get().into();
+    backend["leases_ignored"] = counters.ignored.get().into();
+    backend["leases_unusable"] = counters.unusable.get().into();
+    backend["failures"] = counters.failures.get().into();
+    backend["repairs"] = counters.repairs.get().into();
+}
+
+fn workers_json(status: &mut Value, plane: &PlaneState, stats: &[Arc<WorkerStats>]) {
+    let total = total(stats);
+    status["egress"] = direction_json(&total.egress);
+    status["ingress"] = direction_json(&total.ingress);
+    status["worker"] = worker_json(&total);
+    let workers = plane.workers.iter().zip(stats).enumerate();
+    status["workers"] = workers
+        .map(|(index, (state, stats))| {
+            let mut worker = worker_json(stats);
+            worker["index"] = index.into();
+            worker["engine"] = state.engine.to_string().into();
+            worker["processor"] = state.processor.into();
+            worker["egress"] = direction_json(&stats.egress);
+            worker["ingress"] = direction_json(&stats.ingress);
+            worker
+        })
+        .collect();
 }
 
 fn direction_json(stats: &DirectionStats) -> Value {
@@ -268,6 +299,36 @@ impl Metrics {
         for (name, help, value) in counters {
             self.family(name, "counter", help);
             self.sample(name, "", value);
+        }
+    }
+
+    fn backend(&mut self, counters: &Counters) {
+        let families = [
+            ("flannel_backend_peers_programmed", "gauge", "Peers set up.", &counters.programmed),
+            ("flannel_backend_peers_failed", "gauge", "Peers not set up.", &counters.failed),
+            (
+                "flannel_backend_leases_ignored",
+                "gauge",
+                "Leases of other backends.",
+                &counters.ignored,
+            ),
+            (
+                "flannel_backend_leases_unusable",
+                "gauge",
+                "Leases without data.",
+                &counters.unusable,
+            ),
+            (
+                "flannel_backend_failures_total",
+                "counter",
+                "Edits and commands that failed.",
+                &counters.failures,
+            ),
+            ("flannel_backend_repairs_total", "counter", "Things put back.", &counters.repairs),
+        ];
+        for (name, kind, help, number) in families {
+            self.family(name, kind, help);
+            self.sample(name, "", number.get());
         }
     }
 

@@ -12,13 +12,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use crate::backend::udp::{PlaneState, UdpNetwork, UdpSetup};
+use crate::backend::network::{Network, Setup};
+use crate::backend::status::PlaneState;
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::Peers;
 use crate::control::manager::{SubnetManager, Timing};
 use crate::control::run::End;
-use crate::daemon::begin::{Begun, Held, Plan, begin};
+use crate::daemon::begin::{Begun, Held, Plan, REGISTER_PHRASE, begin};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
@@ -148,20 +149,23 @@ async fn work(
     readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Begun { plan, external, held } = begin(options, manager, previous).await?;
+    let Begun { plan, external, held, attributes } = begin(options, manager, previous).await?;
     let subnet = held.subnet();
-    let setup = UdpSetup {
+    let kind = plan.settings.kind();
+    let setup = Setup {
         external,
         interface: options.interface.clone(),
         follow_address: options.follow_address,
-        settings: plan.settings,
+        settings: plan.settings.clone(),
         network: plan.network.network,
+        former_network: previous.network,
         subnet,
+        attributes,
         offload: options.offload,
         engine: options.engine,
         workers: options.workers,
     };
-    let network = UdpNetwork::start(setup).await.context("Error registering network")?;
+    let network = Network::start(setup).await.context(REGISTER_PHRASE)?;
     let keeper = rules::keeper(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (keeper.state(), keeper.kept());
     let mut keep_rules = std::pin::pin!(keeper.keep());
@@ -172,7 +176,7 @@ async fn work(
     let subnet_file = SubnetFile {
         network: plan.network.network,
         subnet,
-        mtu_bytes: u32::from(network.mtu_bytes()),
+        mtu_bytes: network.state().borrow().mtu_bytes,
         masquerade: options.rules.masquerade,
     };
     let writer = SubnetWriter::new(&options.subnet_file, subnet_file);
@@ -180,9 +184,9 @@ async fn work(
     report.running(Running {
         network: plan.network.network,
         subnet,
+        kind,
         dataplane: network.state(),
-        stats: network.stats(),
-        routes: network.routes(),
+        carrier: network.carrier(),
         subnet_file_failures: writer.failures(),
         rules: kept_rules,
     });
@@ -256,7 +260,7 @@ async fn carry(
     manager: &SubnetManager,
     held: Held,
     renew_margin: Duration,
-    mut network: UdpNetwork,
+    mut network: Network,
 ) -> End {
     let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));

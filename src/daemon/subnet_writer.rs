@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use crate::backend::udp::PlaneState;
+use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
 use crate::config::whole_file::FileError;
 use crate::host::chain::chain;
@@ -56,7 +56,7 @@ impl<'a> SubnetWriter<'a> {
     /// Tries on until the file is written, and writes it again whenever the plane's MTU changes.
     pub async fn keep(mut self, mut plane: watch::Receiver<PlaneState>) -> Infallible {
         loop {
-            let mtu_bytes = u32::from(plane.borrow_and_update().mtu_bytes);
+            let mtu_bytes = plane.borrow_and_update().mtu_bytes;
             let is_news = mtu_bytes != self.file.mtu_bytes;
             let is_written = *self.is_written.borrow();
             if is_news || !is_written {

@@ -173,6 +173,9 @@ fn render(status: &Value) -> String {
         let kept_by = text(&rules["kept_by"]);
         line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
     }
+    if status["backend"]["kind"].as_str().is_some_and(|kind| kind != "udp") {
+        line("backend", render_backend(&status["backend"]));
+    }
     let held = status["peers_held"].as_u64().filter(|held| *held > 0);
     let held =
         held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
@@ -195,6 +198,22 @@ fn render(status: &Value) -> String {
         line(&format!("worker {}", text(&worker["index"])), render_worker(worker));
     }
     out
+}
+
+/// A backend whose packets weftd never sees.
+fn render_backend(backend: &Value) -> String {
+    let number = |name: &str| backend[name].as_u64().unwrap_or(0);
+    format!(
+        "{}: {} peers set up, {} not; {} leases of other backends, {} unusable; {} failures, {} \
+         repairs",
+        backend["kind"].as_str().unwrap_or("-"),
+        number("peers_programmed"),
+        number("peers_failed"),
+        number("leases_ignored"),
+        number("leases_unusable"),
+        number("failures"),
+        number("repairs"),
+    )
 }
 
 fn render_worker(worker: &Value) -> String {

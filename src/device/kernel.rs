@@ -9,6 +9,17 @@ pub fn mangles_trains(release: &str) -> bool {
     version(release).is_some_and(|version| (FIRST..=LAST).contains(&version))
 }
 
+/// Whether NAT of kernel `release` may spoil the checksum of VXLAN packets, which are sent without
+/// one of their own: before 5.7, where no stable release took the correction over.
+#[must_use]
+pub fn spoils_vxlan_checksums(release: &str) -> bool {
+    // The long-term kernels that got it, and from which release on.
+    const CORRECTED: [[u32; 3]; 3] = [[5, 4, 41], [4, 19, 123], [4, 14, 181]];
+    let Some(version) = version(release) else { return false };
+    let is_corrected = |first: &[u32; 3]| version[..2] == first[..2] && version[2] >= first[2];
+    version < [5, 7, 0] && !CORRECTED.iter().any(is_corrected)
+}
+
 /// The three leading numbers of a release; a missing or unreadable later one is zero.
 fn version(release: &str) -> Option<[u32; 3]> {
     let digits = |part: &str| {
@@ -38,6 +49,12 @@ mod tests {
         }
         for release in ["6.18.44", "6.1.0-28-amd64", "7.1.5", "7.2.0", "5.15", "", "unknown"] {
             assert!(!mangles_trains(release), "{release} would lose its speed");
+        }
+        for release in ["5.6.19", "5.4.40", "4.19.0-9-amd64", "3.10.0"] {
+            assert!(spoils_vxlan_checksums(release), "{release} is not warned of");
+        }
+        for release in ["5.7.0", "6.1.0-28-amd64", "5.4.41", "4.19.123", "unknown"] {
+            assert!(!spoils_vxlan_checksums(release), "{release} is warned of");
         }
         assert!(version(&release()).is_some(), "this kernel's own release is unreadable");
     }

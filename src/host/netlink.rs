@@ -3,6 +3,8 @@
 
 mod decode;
 mod events;
+mod neighbours;
+mod vxlan;
 
 use std::fmt;
 use std::io;
@@ -108,6 +110,12 @@ impl NetlinkError {
             Self::Open { .. } | Self::Disconnected(_) | Self::TimedOut(_) => true,
             Self::Refused { .. } | Self::Unsettled(_) | Self::Incomplete { .. } => false,
         }
+    }
+
+    /// A link that was there a moment ago.
+    pub(crate) fn vanished(name: &str) -> Self {
+        let operation = Operation::new("read", format_args!("link {name}"));
+        Self::Incomplete { operation, missing: "the link, which was just made" }
     }
 
     fn errno(&self) -> Option<rustix::io::Errno> {

@@ -95,6 +95,9 @@ pub struct RouteProtocol(pub u8);
 impl RouteProtocol {
     /// `RTPROT_BOOT`, what flannel and a bare `ip route add` write.
     pub const BOOT: Self = Self(3);
+    /// What weftd writes on routes that nothing else tells from other programs' routes. No program
+    /// in iproute2's list or the kernel's header has the number.
+    pub const WEFT: Self = Self(119);
 }
 
 /// One IPv4 route of the main table.
@@ -133,6 +136,8 @@ pub struct RouteSpec {
     pub scope: Scope,
     /// Who claims it.
     pub protocol: RouteProtocol,
+    /// Whether the router counts as reachable over the interface, whatever its address.
+    pub is_onlink: bool,
 }
 
 impl fmt::Display for RouteSpec {
@@ -142,6 +147,9 @@ impl fmt::Display for RouteSpec {
             write!(f, " via {gateway}")?;
         }
         write!(f, " dev {}", self.interface.name)?;
+        if self.is_onlink {
+            f.write_str(" onlink")?;
+        }
         if self.metric != 0 {
             write!(f, " metric {}", self.metric)?;
         }
@@ -156,4 +164,121 @@ pub struct PathToHost {
     pub interface_index: u32,
     /// The source address that it would use.
     pub preferred_source: Option<Ipv4Addr>,
+    /// The router, `None` when the destination is on the link itself.
+    pub gateway: Option<IpAddr>,
+}
+
+/// A device's hardware address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// The address in `bytes`, if they are as many as an Ethernet address has.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// An address of nobody else: locally administered, for one host.
+    #[must_use]
+    pub fn locally_administered(mut bytes: [u8; 6]) -> Self {
+        bytes[0] = (bytes[0] & 0xfe) | 0x02;
+        Self(bytes)
+    }
+
+    /// Whether frames to it are for one host: neither a group's nor nobody's.
+    #[must_use]
+    pub fn is_host(self) -> bool {
+        self.0[0] & 1 == 0 && self.0 != [0; 6]
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// Not a hardware address such as `82:4b:b6:2f:54:4e`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a hardware address such as 82:4b:b6:2f:54:4e")]
+pub struct MacAddressError;
+
+impl std::str::FromStr for MacAddress {
+    type Err = MacAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split([':', '-']);
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or(MacAddressError)?;
+            let is_hexadecimal = part.bytes().all(|digit| digit.is_ascii_hexdigit());
+            let value = u8::from_str_radix(part, 16).ok().filter(|_| is_hexadecimal);
+            *byte = value.ok_or(MacAddressError)?;
+        }
+        if parts.next().is_some() { Err(MacAddressError) } else { Ok(Self(bytes)) }
+    }
+}
+
+/// A permanent entry of a link's neighbours or of its forwarding database: which address goes with
+/// which hardware address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkEntry {
+    /// An address in the overlay for a neighbour, a host's for the forwarding database.
+    pub address: Ipv4Addr,
+    /// The hardware address.
+    pub mac: MacAddress,
+}
+
+/// What a VXLAN device is made with; it cannot be changed later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vxlan {
+    /// The network identifier.
+    pub vni: u32,
+    /// Index of the interface beneath it.
+    pub parent_index: u32,
+    /// The source address of its packets.
+    pub local: Option<Ipv4Addr>,
+    /// Its UDP port; `None` leaves it to the kernel.
+    pub port: Option<u16>,
+    /// Whether packets carry the group policy extension.
+    pub gbp: bool,
+    /// Whether it learns from what it receives.
+    pub learning: bool,
+    /// Whether it has a peer or a group to send to what it does not know where to send.
+    pub has_default_remote: bool,
+    /// Whether it asks a program where to send to.
+    pub l2miss: bool,
+}
+
+/// A link that has, or should have, the name of a VXLAN device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VxlanLink {
+    /// The link.
+    pub link: Link,
+    /// Its hardware address.
+    pub mac: Option<MacAddress>,
+    /// What it is; `None` if something else than VXLAN.
+    pub vxlan: Option<Vxlan>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardware_addresses_are_read_as_they_are_written() {
+        let mac: MacAddress = "82:4b:B6:2f:54:4e".parse().unwrap();
+        assert_eq!(mac.to_string(), "82:4b:b6:2f:54:4e");
+        assert!(mac.is_host());
+        for bad in
+            ["", "82:4b:b6:2f:54", "82:4b:b6:2f:54:4e:00", "+1:4b:b6:2f:54:4e", "824bb62f544e"]
+        {
+            assert_eq!(bad.parse::<MacAddress>(), Err(MacAddressError), "{bad} is taken");
+        }
+        assert!(!MacAddress([0; 6]).is_host() && !MacAddress([0xff; 6]).is_host());
+        let made = MacAddress::locally_administered([0xff; 6]);
+        assert!(made.is_host() && made.0[0] & 2 == 2);
+    }
 }

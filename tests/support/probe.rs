@@ -226,6 +226,10 @@ impl Drops {
             }
             // A daemon that is gone has no counters, and the packets are missed all the same.
             let Some(status) = Status::try_of(&end.dir) else { continue };
+            // Nor has one whose packets the kernel carries.
+            if !status.0["egress"].is_object() {
+                continue;
+            }
             for direction in ["egress", "ingress"] {
                 // No loss, but where the sums part the packets went.
                 for counter in ["packets_received", "packets_forwarded"] {

@@ -274,7 +274,9 @@ impl Numbered {
 
     /// Datagrams sent but not received.
     pub(crate) fn missing(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed) - self.received.load(Ordering::Relaxed)
+        // A datagram may arrive before its sender has counted it.
+        let received = self.received.load(Ordering::Relaxed);
+        self.sent.load(Ordering::Relaxed).saturating_sub(received)
     }
 }
 

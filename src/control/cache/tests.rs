@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::control::lease::LeaseAttributes;
 
 const STORE: &str = "etcd /coreos.com/network at http://192.0.2.100:2379";
 const NOW: u64 = 1_795_225_924;

@@ -217,7 +217,8 @@ fn patterns_are_unanchored_and_tried_in_order_after_the_interfaces() {
 
 #[test]
 fn the_reachable_way_is_tried_last_with_the_kernels_source() {
-    let path = PathToHost { interface_index: 2, preferred_source: "172.16.0.2".parse().ok() };
+    let preferred_source = "172.16.0.2".parse().ok();
+    let path = PathToHost { interface_index: 2, preferred_source, gateway: None };
     let mut host = Snapshot { path_to_can_reach: Some(Ok(path)), ..host() };
     let can_reach = InterfaceOptions { can_reach: "198.51.100.7".parse().ok(), ..options() };
     let (text, notes) = choose(&can_reach, &host);

@@ -11,8 +11,8 @@ use rtnetlink::packet_route::address::{
 };
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
 use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHop, RouteScope, RouteType,
-    RouteVia,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteScope,
+    RouteType, RouteVia,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -152,7 +152,8 @@ pub(super) fn path(message: &RouteNetlinkMessage) -> Option<PathToHost> {
         RouteAttribute::PrefSource(RouteAddress::Inet(address)) => Some(*address),
         _ => None,
     });
-    Some(PathToHost { interface_index: outgoing_interface(message)?, preferred_source })
+    let gateway = gateway(&message.attributes);
+    Some(PathToHost { interface_index: outgoing_interface(message)?, preferred_source, gateway })
 }
 
 /// The query behind `ip route get`.
@@ -165,7 +166,7 @@ pub(super) fn path_query(destination: Ipv4Addr) -> RouteMessage {
 }
 
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
-    let RouteSpec { destination, interface, gateway, metric, scope, protocol } = route;
+    let RouteSpec { destination, interface, gateway, metric, scope, protocol, is_onlink } = route;
     let mut builder = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(destination.network(), destination.length_bits())
         .output_interface(interface.index)
@@ -178,7 +179,9 @@ pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
     if *metric != 0 {
         builder = builder.priority(*metric);
     }
-    builder.build()
+    let mut message = builder.build();
+    message.header.flags.set(RouteFlags::Onlink, *is_onlink);
+    message
 }
 
 /// `RT_SCOPE_*` of linux/rtnetlink.h.

@@ -42,6 +42,7 @@ impl OverlayDesired {
             metric: ROUTE_METRIC,
             scope: Scope::Global,
             protocol: RouteProtocol::BOOT,
+            is_onlink: false,
         }
     }
 }

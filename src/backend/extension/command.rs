@@ -1,0 +1,263 @@
+//! A configured command: split into words as flanneld does, run without a shell, for a limited
+//! time, with limited output.
+
+use std::io;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::process::{Child, Command as Process};
+use tokio::time::timeout;
+
+/// A command that takes longer hangs: it would keep hosts from each other for ever. Adding a route
+/// takes milliseconds, and the slowest cloud APIs answer within half a minute.
+const RUN_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// More output is dropped. A lease holds 4096 bytes altogether.
+const OUTPUT_BYTES_MAX: usize = 16 * 1024;
+
+/// What a command leaves running may hold its output open; it is not waited for.
+const OUTPUT_GRACE: Duration = Duration::from_millis(100);
+
+/// Characters of output that a log line or an error quotes.
+const QUOTED_CHARACTERS_MAX: usize = 300;
+
+/// Variables that are weftd's own affair: its secrets, and its say to systemd.
+const WITHHELD: [&str; 3] = ["FLANNELD_ETCD_PASSWORD", "FLANNELD_ETCD_USERNAME", "NOTIFY_SOCKET"];
+
+/// Variables that a command gets besides weftd's own environment.
+pub(super) type Variables = Vec<(&'static str, String)>;
+
+/// Why a command did not do what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// Nothing was run.
+    #[error("failed to run command: {command}")]
+    Start {
+        /// As configured.
+        command: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It ended badly.
+    #[error("failed to run command: {command} Err: {status} Output: {output}")]
+    Failed {
+        /// As configured.
+        command: String,
+        /// How.
+        status: ExitStatus,
+        /// What it wrote, shortened.
+        output: String,
+    },
+    /// It was killed.
+    #[error(
+        "failed to run command: {command} Err: killed after {seconds} s Output: {output}",
+        seconds = RUN_TIME_MAX.as_secs()
+    )]
+    TooSlow {
+        /// As configured.
+        command: String,
+        /// What it wrote until then, shortened.
+        output: String,
+    },
+}
+
+/// Runs `command` with `variables` and `stdin`, and gives what it wrote, trimmed.
+pub(super) async fn run(
+    command: &str,
+    variables: &Variables,
+    stdin: &str,
+) -> Result<String, CommandError> {
+    run_within(command, variables, stdin, RUN_TIME_MAX).await
+}
+
+async fn run_within(
+    command: &str,
+    variables: &Variables,
+    stdin: &str,
+    time_max: Duration,
+) -> Result<String, CommandError> {
+    let words = words(command, &|name| {
+        let own = variables.iter().find(|(own, _)| *own == name);
+        own.map(|(_, value)| value.clone()).or_else(|| inherited(name))
+    });
+    let start = |source| CommandError::Start { command: command.to_owned(), source };
+    let (mut child, mut output) = spawn(&words, variables).map_err(start)?;
+    let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    let mut written = Vec::new();
+    let ended = {
+        let mut end = std::pin::pin!(timeout(time_max, feed_and_wait(&mut child, stdin)));
+        tokio::select! {
+            biased;
+            ended = &mut end => ended,
+            // A command may close its output and work on.
+            () = read(&mut output, &mut written) => end.await,
+        }
+    };
+    let status = match ended {
+        Ok(status) => Some(status.map_err(start)?),
+        Err(_elapsed) => {
+            // Its children as well: a script's `sleep` would outlive the script.
+            group.map(|group| kill_process_group(group, Signal::KILL));
+            child.wait().await.ok();
+            None
+        }
+    };
+    timeout(OUTPUT_GRACE, read(&mut output, &mut written)).await.ok();
+    let output = String::from_utf8_lossy(&written).trim().to_owned();
+    let command = command.to_owned();
+    match status {
+        Some(status) if status.success() => Ok(output),
+        Some(status) => Err(CommandError::Failed { command, status, output: quote(&output) }),
+        None => Err(CommandError::TooSlow { command, output: quote(&output) }),
+    }
+}
+
+fn spawn(words: &[String], variables: &Variables) -> io::Result<(Child, pipe::Receiver)> {
+    let Some((program, arguments)) = words.split_first() else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"));
+    };
+    // One pipe for both, so that what is written keeps its order.
+    let (reader, writer) = io::pipe()?;
+    let mut process = Process::new(program);
+    process
+        .args(arguments)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::piped())
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
+        .process_group(0)
+        .kill_on_drop(true);
+    for name in WITHHELD {
+        process.env_remove(name);
+    }
+    let child = process.spawn()?;
+    Ok((child, pipe::Receiver::from_owned_fd(reader.into())?))
+}
+
+async fn feed_and_wait(child: &mut Child, text: &str) -> io::Result<ExitStatus> {
+    if let Some(mut stdin) = child.stdin.take() {
+        // A command need not read what it is given.
+        stdin.write_all(text.as_bytes()).await.ok();
+        stdin.write_all(b"\n").await.ok();
+    }
+    child.wait().await
+}
+
+/// Reads to the end; keeps what there is room for.
+async fn read(output: &mut pipe::Receiver, written: &mut Vec<u8>) {
+    let mut chunk = [0; 1024];
+    while let Ok(count @ 1..) = output.read(&mut chunk).await {
+        let room = OUTPUT_BYTES_MAX.saturating_sub(written.len());
+        written.extend_from_slice(&chunk[..count.min(room)]);
+    }
+}
+
+fn inherited(name: &str) -> Option<String> {
+    if WITHHELD.contains(&name) { None } else { std::env::var(name).ok() }
+}
+
+/// Splits at blanks, and then puts variables in: whatever their values are, the words stay as many
+/// as they were.
+fn words(command: &str, value: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    command.split_whitespace().map(|word| expand(word, value)).collect()
+}
+
+/// Puts in `$NAME` and `${NAME}` as Go's `os.Expand` does: nothing for what is not set.
+fn expand(word: &str, value: &dyn Fn(&str) -> Option<String>) -> String {
+    let mut text = String::new();
+    let mut rest = word;
+    while let Some((before, after)) = rest.split_once('$') {
+        text.push_str(before);
+        let (name, more) = match after.strip_prefix('{') {
+            Some(braced) => braced.split_once('}').unwrap_or(("", braced)),
+            None => {
+                let end = after
+                    .find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+                    .unwrap_or(after.len());
+                if end == 0 {
+                    text.push('$');
+                }
+                after.split_at(end)
+            }
+        };
+        text.push_str(&value(name).unwrap_or_default());
+        rest = more;
+    }
+    text + rest
+}
+
+/// `output` in one line of bounded length.
+pub(super) fn quote(output: &str) -> String {
+    let mut text: String = output
+        .chars()
+        .take(QUOTED_CHARACTERS_MAX)
+        .map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect();
+    if output.chars().nth(QUOTED_CHARACTERS_MAX).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(name: &str) -> Option<String> {
+        match name {
+            "SUBNET" => Some("10.5.1.0/24".to_owned()),
+            "HOSTILE" => Some("a; reboot $(reboot) `reboot`".to_owned()),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn words_are_split_before_variables_are_put_in() {
+        let split = |command: &str| words(command, &value);
+        assert_eq!(split("ip route  add $SUBNET"), ["ip", "route", "add", "10.5.1.0/24"]);
+        assert_eq!(split("x ${SUBNET}y $SUBNET.z"), ["x", "10.5.1.0/24y", "10.5.1.0/24.z"]);
+        assert_eq!(
+            split("echo $HOSTILE '; |"),
+            ["echo", "a; reboot $(reboot) `reboot`", "';", "|"],
+            "a value makes no words, and no letter means anything"
+        );
+        assert_eq!(split("a $NONE b$ ${} ${SUBNET"), ["a", "", "b$", "", "SUBNET"]);
+        assert!(split("  ").is_empty());
+    }
+
+    fn enter<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work)
+    }
+
+    #[test]
+    fn output_of_both_kinds_comes_back_trimmed_and_bounded() {
+        let variables = vec![("SUBNET", "10.5.1.0/24".to_owned())];
+        enter(async {
+            let text = run("printenv SUBNET", &variables, "").await.unwrap();
+            assert_eq!(text, "10.5.1.0/24");
+            let text = run("cat", &variables, "what\nis given").await.unwrap();
+            assert_eq!(text, "what\nis given");
+            let error = run("ls /nonexistent/of/weft", &variables, "").await.unwrap_err();
+            assert!(error.to_string().contains("No such file"), "{error}");
+            let error = run("/nonexistent/of/weft", &variables, "").await.unwrap_err();
+            assert!(error.to_string().contains("/nonexistent/of/weft"), "{error}");
+            let long = run("head -c 1000000 /dev/zero", &variables, "").await.unwrap();
+            assert_eq!(long.len(), OUTPUT_BYTES_MAX, "output fills the memory");
+        });
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_killed() {
+        enter(async {
+            let limit = Duration::from_millis(200);
+            let begun = std::time::Instant::now();
+            let error = run_within("sleep 600", &Variables::new(), "", limit).await.unwrap_err();
+            assert!(matches!(error, CommandError::TooSlow { .. }), "{error}");
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        });
+    }
+}

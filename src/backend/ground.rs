@@ -1,0 +1,283 @@
+//! What backends that configure the kernel have in common: a connection to it, its news, the
+//! external interface as it is now, and when to look again.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use crate::backend::network::{Setup, StartError};
+use crate::backend::status::Teller;
+use crate::config::options::InterfaceOptions;
+use crate::control::lease::{LeaseAttributes, Peers};
+use crate::host::chain::chain;
+use crate::host::interface::{ExternalInterface, rediscover};
+use crate::host::netlink::{Events, Netlink, NetlinkError};
+use crate::host::state::{Address, Link, Route, RouteProtocol, RouteSpec};
+use crate::route::Prefix;
+
+/// Requests to the kernel that are under way at once: enough that a thousand peers cost little
+/// more than the kernel's own work, and few enough that their answers fit a socket's buffer of
+/// 212,992 bytes many times over.
+pub(super) const REQUESTS_MAX: usize = 64;
+
+/// After each pass the backend rests this many times as long as the pass took before it looks at
+/// news again, so that it never uses more than a fifth of a processor, but no longer than half a
+/// second.
+const REST_FACTOR: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(500);
+
+/// How often a lost address is looked for: whoever replaces it removes the old one first.
+const AWAY: Duration = Duration::from_millis(300);
+
+/// Pauses before what failed is tried again, doubled each time.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// The same complaint again within this time is counted, not logged.
+const TELL_PERIOD: Duration = Duration::from_secs(60);
+
+/// The common part of such a backend.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) netlink: Netlink,
+    events: Events,
+    pub(super) external: ExternalInterface,
+    interface: InterfaceOptions,
+    follow_address: bool,
+    /// Where our routes may lie.
+    networks: Vec<Prefix>,
+    pub(super) attributes: watch::Sender<LeaseAttributes>,
+    pub(super) teller: Teller,
+    retry: Duration,
+    told: BTreeMap<&'static str, (String, Instant)>,
+}
+
+/// What the kernel says, as far as every such backend asks.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// The external interface; `None` while no link has its address.
+    pub(super) external: Option<Link>,
+    pub(super) addresses: Vec<Address>,
+    pub(super) routes: Vec<Route>,
+}
+
+/// What a pass came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// Everything is in place.
+    Whole,
+    /// Something was refused.
+    Partly,
+    /// No link has the external interface's address.
+    Away,
+}
+
+impl Pass {
+    pub(super) fn is_whole_if(is_whole: bool) -> Self {
+        if is_whole { Self::Whole } else { Self::Partly }
+    }
+}
+
+impl Ground {
+    pub(super) fn new(
+        setup: &Setup,
+        kind: &'static str,
+        teller: Teller,
+    ) -> Result<Self, StartError> {
+        let failed = |source| StartError::Netlink { kind, source };
+        // In this order: a change between listing and subscription would be lost.
+        let events = Netlink::events().map_err(failed)?;
+        let netlink = Netlink::open().map_err(failed)?;
+        let networks = std::iter::once(setup.network).chain(setup.former_network).collect();
+        Ok(Self {
+            netlink,
+            events,
+            external: setup.external.clone(),
+            interface: setup.interface.clone(),
+            follow_address: setup.follow_address,
+            networks,
+            attributes: watch::Sender::new(setup.attributes.clone()),
+            teller,
+            retry: RETRY.0,
+            told: BTreeMap::new(),
+        })
+    }
+
+    /// Whether a route leads to a subnet of this weftd's networks.
+    pub(super) fn is_inside(networks: &[Prefix], route: &Route) -> bool {
+        networks.iter().any(|network| network.covers(route.destination))
+    }
+
+    /// Whether a route was set by a weftd of this network, by its mark.
+    pub(super) fn is_marked(networks: &[Prefix], route: &Route) -> bool {
+        route.protocol == RouteProtocol::WEFT && Self::is_inside(networks, route)
+    }
+
+    pub(super) fn networks(&self) -> &[Prefix] {
+        &self.networks
+    }
+
+    /// Lists what the kernel has. An external interface that was renamed, made again or given
+    /// another MTU is known by its address.
+    pub(super) async fn look(&mut self) -> Result<Seen, NetlinkError> {
+        let links = self.netlink.links().await?;
+        let addresses = self.netlink.addresses().await?;
+        let routes = self.netlink.routes().await?;
+        let owner = addresses.iter().find(|owned| owned.address == self.external.address);
+        let link = owner
+            .and_then(|owner| links.into_iter().find(|link| link.id.index == owner.interface_index))
+            .filter(|link| link.mtu_bytes > 0);
+        if let Some(link) = &link {
+            self.external.name.clone_from(&link.id.name);
+            self.external.index = link.id.index;
+            self.external.mtu_bytes = link.mtu_bytes;
+        }
+        Ok(Seen { external: link, addresses, routes })
+    }
+
+    /// The external interface has lost its address: takes its next one, if it has one. Gives
+    /// whether the backend has to be set up for another address.
+    pub(super) async fn look_for_address(&mut self) -> bool {
+        let Ok(found) = rediscover(&self.netlink, &self.interface).await else {
+            let (name, address) = (self.external.name.clone(), self.external.address);
+            self.tell("address", format!("{name} has no longer the address {address}; waiting"));
+            return false;
+        };
+        let (from, to) = (self.external.address, found.address);
+        if found.name != self.external.name || from == to {
+            return false;
+        }
+        let name = found.name.clone();
+        if !self.follow_address {
+            self.tell(
+                "address",
+                format!(
+                    "the address of {name} is no longer {from} but {to}, and \
+                     --follow-address=false: weftd must be restarted to use it"
+                ),
+            );
+            return false;
+        }
+        info!("the address of {name} went from {from} to {to}; following");
+        self.external = found;
+        let public_address = self.external.public_address;
+        self.attributes.send_modify(|said| said.public_ip = public_address);
+        self.teller.state(|state| state.public_address = public_address);
+        true
+    }
+
+    /// Waits until there is something to do: other leases, news of the kernel, or `period` over.
+    /// `took` is how long the last pass took. Gives whether it was the leases.
+    pub(super) async fn wait(
+        &mut self,
+        leases: &mut watch::Receiver<Arc<Peers>>,
+        took: Duration,
+        pass: Pass,
+        period: Duration,
+    ) -> bool {
+        let pause = match pass {
+            Pass::Whole => period,
+            Pass::Partly => self.retry,
+            Pass::Away => AWAY,
+        };
+        self.retry = if pass == Pass::Partly { (self.retry * 2).min(RETRY.1) } else { RETRY.0 };
+        let events = &mut self.events;
+        let news = async {
+            sleep((took * REST_FACTOR).min(REST_MAX)).await;
+            events.changed().await
+        };
+        let lost = tokio::select! {
+            changed = leases.changed() => {
+                if changed.is_err() {
+                    // The control plane has ended; everything stays as it is.
+                    std::future::pending::<()>().await;
+                }
+                return true;
+            }
+            result = news => result.err(),
+            () = sleep(pause) => None,
+        };
+        if let Some(error) = lost {
+            self.reopen(&error);
+        }
+        false
+    }
+
+    /// Goes on over another connection to the kernel, if one can be had.
+    pub(super) fn reopen(&mut self, error: &NetlinkError) {
+        let text = format!("lost touch with the kernel, opening it again: {}", chain(error));
+        self.tell("connection", text);
+        let reopened = Netlink::events().and_then(|events| Ok((events, Netlink::open()?)));
+        match reopened {
+            Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
+            Err(error) => warn!("cannot open the kernel's network state again: {}", chain(&error)),
+        }
+    }
+
+    /// Tells of a pass that could not even look.
+    pub(super) fn fail(&mut self, error: &NetlinkError) {
+        self.teller.counters.failures.add(1);
+        if error.is_connection_lost() {
+            self.reopen(error);
+        } else {
+            self.tell("pass", format!("{}; trying again", chain(error)));
+        }
+    }
+
+    /// Logs a complaint about `subject` when it is new, and once a minute while it lasts.
+    pub(super) fn tell(&mut self, subject: &'static str, text: String) {
+        let now = Instant::now();
+        let is_known = self
+            .told
+            .get(subject)
+            .is_some_and(|(last, at)| *last == text && now.duration_since(*at) < TELL_PERIOD);
+        if !is_known {
+            warn!("{text}");
+            self.told.insert(subject, (text, now));
+        }
+    }
+
+    /// Removes routes of ours. Gives how many could not be removed.
+    pub(super) async fn remove_routes(&mut self, routes: &[RouteSpec]) -> usize {
+        let netlink = &self.netlink;
+        let results = stream::iter(routes).map(async |route| {
+            netlink.remove_route(route).await.err().filter(|error| !error.is_already_gone())
+        });
+        let failed: Vec<_> =
+            results.buffer_unordered(REQUESTS_MAX).filter_map(async |error| error).collect().await;
+        self.refused("removal", &failed)
+    }
+
+    /// Counts and tells of what the kernel refused.
+    pub(super) fn refused(&mut self, subject: &'static str, errors: &[NetlinkError]) -> usize {
+        self.teller.counters.failures.add(errors.len());
+        if let Some(first) = errors.first() {
+            let more = errors.len() - 1;
+            let text = chain(first);
+            let more = if more == 0 { String::new() } else { format!(" (and {more} more)") };
+            self.tell(subject, format!("{text}{more}; trying again"));
+        }
+        errors.len()
+    }
+}
+
+/// The peers of one backend type among all; counts the others, and says once how many.
+pub(super) fn of_type<'a>(
+    peers: &'a Peers,
+    backend_type: &'static str,
+    teller: &Teller,
+) -> impl Iterator<Item = (Prefix, Ipv4Addr, &'a LeaseAttributes)> {
+    let is_ours = move |attributes: &LeaseAttributes| attributes.backend_type == backend_type;
+    let ignored = peers.values().filter(|lease| !is_ours(&lease.attributes)).count();
+    if teller.counters.ignored.get() != ignored as u64 {
+        info!("Ignoring {ignored} leases of nodes with another backend than {backend_type}");
+    }
+    teller.counters.ignored.set(ignored);
+    let ours = peers.iter().filter(move |(_, lease)| is_ours(&lease.attributes));
+    ours.map(|(subnet, lease)| (*subnet, lease.attributes.public_ip, &lease.attributes))
+}

@@ -1,0 +1,197 @@
+//! The host-gw backend: for each other host a route to its subnet by way of its address. The
+//! kernel carries the packets, and goes on doing so without weftd.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
+use crate::backend::network::{Setup, StartError};
+use crate::backend::routes::{self, Routes};
+use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::control::lease::{LeaseAttributes, Peers};
+use crate::host::chain::chain;
+use crate::host::interface::ExternalInterface;
+use crate::host::netlink::NetlinkError;
+use crate::host::state::{LinkId, Route, RouteProtocol, RouteSpec, Scope};
+use crate::route::Prefix;
+
+/// The type in a lease.
+pub const TYPE: &str = "host-gw";
+
+/// flannel's period; what the kernel reports is repaired at once.
+const RECHECK: Duration = Duration::from_secs(10);
+
+/// A running host-gw backend.
+#[derive(Debug)]
+pub struct HostGwNetwork {
+    ground: Ground,
+    /// What the last pass left in place.
+    set: Routes,
+}
+
+/// What a host-gw node says of itself.
+pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes, StartError> {
+    let ExternalInterface { address, public_address, .. } = *external;
+    if address != public_address {
+        return Err(StartError::NotTheInterfacesAddress { address, public_address });
+    }
+    Ok(LeaseAttributes::of(TYPE, public_address, None))
+}
+
+impl HostGwNetwork {
+    /// There is nothing to set up before the first leases come.
+    pub fn start(setup: Setup) -> Result<Self, StartError> {
+        let ExternalInterface { name, mtu_bytes, .. } = &setup.external;
+        let description = format!("host-gw: routes over {name}, mtu {mtu_bytes}");
+        info!("{description}");
+        let teller = Teller::new(description, *mtu_bytes, &setup.external);
+        Ok(Self { ground: Ground::new(&setup, TYPE, teller)?, set: Routes::new() })
+    }
+
+    /// Its state, and each change of it.
+    #[must_use]
+    pub fn state(&self) -> watch::Receiver<PlaneState> {
+        self.ground.teller.state.subscribe()
+    }
+
+    /// What this node says of itself, and each change of it.
+    #[must_use]
+    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
+        self.ground.attributes.subscribe()
+    }
+
+    /// The kernel.
+    #[must_use]
+    pub fn carrier(&self) -> Carrier {
+        self.ground.teller.carrier()
+    }
+
+    /// Follows the leases and repairs routes. Routes stay when this is dropped.
+    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        // Before the first listing nobody knows which routes are stale.
+        if leases.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            let begun = Instant::now();
+            let peers = Arc::clone(&leases.borrow_and_update());
+            let pass = match self.pass(&peers).await {
+                Ok(pass) => pass,
+                Err(error) => {
+                    self.ground.fail(&error);
+                    Pass::Partly
+                }
+            };
+            self.ground.wait(&mut leases, begun.elapsed(), pass, RECHECK).await;
+        }
+    }
+
+    /// Compares and edits.
+    async fn pass(&mut self, peers: &Peers) -> Result<Pass, NetlinkError> {
+        let mut seen = self.ground.look().await?;
+        if seen.external.is_none() && self.ground.look_for_address().await {
+            seen = self.ground.look().await?;
+        }
+        let Some(external) = seen.external.clone() else { return Ok(Pass::Away) };
+        self.follow(&external.id, external.mtu_bytes);
+        let wanted = wanted(peers, &external.id, &self.ground.teller);
+        let networks = self.ground.networks().to_vec();
+        let is_own = |route: &Route| Ground::is_marked(&networks, route);
+        let diff = routes::diff(&wanted, &seen.routes, is_own);
+        let failed = self.set(&diff.set, &seen).await;
+        let stuck = self.ground.remove_routes(&diff.remove).await;
+        self.tell(wanted, &failed);
+        Ok(Pass::is_whole_if(failed.is_empty() && stuck == 0))
+    }
+
+    fn follow(&self, external: &LinkId, mtu_bytes: u32) {
+        self.ground.teller.state(|state| {
+            state.mtu_bytes = mtu_bytes;
+            state.interface.clone_from(&external.name);
+            state.description = format!("host-gw: routes over {}, mtu {mtu_bytes}", external.name);
+        });
+    }
+
+    /// Sets routes. Gives the destinations whose host cannot be a router: on another link.
+    async fn set(&mut self, routes: &[RouteSpec], seen: &Seen) -> BTreeSet<Prefix> {
+        let netlink = &self.ground.netlink;
+        let results = stream::iter(routes)
+            .map(async |route| (route, netlink.replace_route(route).await))
+            .buffer_unordered(REQUESTS_MAX);
+        let results: Vec<_> = results.collect().await;
+        let mut failed = BTreeSet::new();
+        let (mut errors, mut recovered) = (Vec::new(), Vec::new());
+        for (route, result) in results {
+            match result {
+                Ok(()) if self.set.get(&route.destination) == Some(route) => recovered.push(route),
+                Ok(()) => {}
+                Err(error) => {
+                    failed.insert(route.destination);
+                    errors.push((route, error));
+                }
+            }
+        }
+        self.ground.teller.counters.repairs.add(recovered.len());
+        if let Some(first) = recovered.first() {
+            let more = recovered.len() - 1;
+            self.ground.tell("recovered", format!("Route recovered {first} (and {more} more)"));
+        }
+        self.give_up(&errors, seen).await;
+        failed
+    }
+
+    /// A peer that moved to where no route leads must not get its packets at the old place.
+    async fn give_up(&mut self, errors: &[(&RouteSpec, NetlinkError)], seen: &Seen) {
+        let Some((route, error)) = errors.first() else { return };
+        let networks = self.ground.networks().to_vec();
+        let is_refused =
+            |destination| errors.iter().any(|(route, _)| route.destination == destination);
+        let old = seen.routes.iter().filter(|route| Ground::is_marked(&networks, route));
+        let old: Vec<_> =
+            old.filter(|route| is_refused(route.destination)).filter_map(routes::removal).collect();
+        self.ground.remove_routes(&old).await;
+        self.ground.teller.counters.failures.add(errors.len());
+        let more = errors.len() - 1;
+        let text = format!(
+            "{}: no way to {more} more hosts either; host-gw needs every host on the same link as \
+             {}, other hosts need a backend with a tunnel",
+            chain(error),
+            route.interface.name
+        );
+        self.ground.tell("unreachable", text);
+    }
+
+    fn tell(&mut self, wanted: Routes, failed: &BTreeSet<Prefix>) {
+        let counters = &self.ground.teller.counters;
+        counters.failed.set(failed.len());
+        self.set = wanted;
+        self.set.retain(|subnet, _| !failed.contains(subnet));
+        counters.programmed.set(self.set.len());
+        let ways: Ways =
+            self.set.iter().filter_map(|(subnet, route)| Some((*subnet, route.gateway?))).collect();
+        self.ground.teller.ways(ways);
+    }
+}
+
+/// The routes of `peers` over `external`.
+fn wanted(peers: &Peers, external: &LinkId, teller: &Teller) -> Routes {
+    let routes = of_type(peers, TYPE, teller).map(|(subnet, public_ip, _)| {
+        let route = RouteSpec {
+            destination: subnet,
+            interface: external.clone(),
+            gateway: Some(public_ip),
+            metric: 0,
+            scope: Scope::Global,
+            protocol: RouteProtocol::WEFT,
+            is_onlink: false,
+        };
+        (subnet, route)
+    });
+    routes.collect()
+}

@@ -1,0 +1,82 @@
+//! What a vxlan node publishes with its lease, byte for byte as flannel does. Pure.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::control::lease::{LeaseAttributes, RawJson};
+use crate::host::state::MacAddress;
+
+/// The type in a lease.
+pub(super) const TYPE: &str = "vxlan";
+
+#[derive(Serialize)]
+struct Data {
+    #[serde(rename = "VNI")]
+    vni: u16,
+    #[serde(rename = "VtepMAC")]
+    vtep_mac: String,
+}
+
+/// `{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}`. flannel keeps 16 bits of the VNI, and its readers
+/// refuse more.
+pub(super) fn data(vni: u32, mac: MacAddress) -> RawJson {
+    let [_, _, high, low] = vni.to_be_bytes();
+    let data = Data { vni: u16::from_be_bytes([high, low]), vtep_mac: mac.to_string() };
+    RawJson::of(&data).expect("a number and a string are JSON")
+}
+
+/// The hardware address that a vxlan node publishes; `None` if there is none to send to.
+pub(super) fn vtep_mac(attributes: &LeaseAttributes) -> Option<MacAddress> {
+    let text = attributes.backend_data.as_ref()?.0.get();
+    let data: Value = serde_json::from_str(text).ok()?;
+    // As Go reads it: in any case.
+    let members = data.as_object()?;
+    let (_, mac) = members.iter().find(|(key, _)| key.eq_ignore_ascii_case("VtepMAC"))?;
+    mac.as_str()?.parse().ok().filter(|mac: &MacAddress| mac.is_host())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes(json: &str) -> LeaseAttributes {
+        LeaseAttributes::from_json(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_lease_is_flannels_to_the_byte() {
+        let mac = "82:4b:b6:2f:54:4e".parse().unwrap();
+        let ours = LeaseAttributes::of(TYPE, "1.2.3.4".parse().unwrap(), Some(data(1, mac)));
+        let flannels = concat!(
+            r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"vxlan","#,
+            r#""BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}}"#
+        );
+        assert_eq!(String::from_utf8(ours.to_json().unwrap()).unwrap(), flannels);
+        assert_eq!(vtep_mac(&attributes(flannels)), Some(mac));
+        let beyond = data(65_537, mac);
+        assert!(beyond.0.get().starts_with(r#"{"VNI":1,"#), "flannel's readers take 16 bits");
+    }
+
+    #[test]
+    fn data_of_old_releases_is_read_and_nonsense_is_not() {
+        let read = |data: &str| {
+            let value =
+                format!(r#"{{"PublicIP":"1.2.3.4","BackendType":"vxlan","BackendData":{data}}}"#);
+            vtep_mac(&attributes(&value)).map(|mac| mac.to_string())
+        };
+        let old = r#"{"VtepMAC":"82:4b:b6:2f:54:4e"}"#;
+        assert_eq!(read(old).as_deref(), Some("82:4b:b6:2f:54:4e"));
+        for nonsense in [
+            "null",
+            "{}",
+            r#""82:4b:b6:2f:54:4e""#,
+            r#"{"VtepMAC":7}"#,
+            r#"{"VtepMAC":""}"#,
+            r#"{"VtepMAC":"ff:ff:ff:ff:ff:ff"}"#,
+            r#"{"VtepMAC":"00:00:00:00:00:00"}"#,
+            r#"{"VtepMAC":"82:4b:b6:2f:54:4e; reboot"}"#,
+        ] {
+            assert_eq!(read(nonsense), None, "{nonsense} is taken for a hardware address");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The VXLAN device: whether the one that is there can stay, and everything about it but its
+//! peers. `judge` decides without I/O.
+
+use std::net::Ipv4Addr;
+
+use tracing::{debug, info, warn};
+
+use crate::config::network::{VXLAN_OVERHEAD_BYTES, VxlanBackendConfig};
+use crate::host::interface::ExternalInterface;
+use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::state::{Address, LinkId, MacAddress, Vxlan, VxlanLink};
+use crate::route::Prefix;
+
+/// Length of a prefix that is one host.
+const HOST_LENGTH_BITS: u8 = 32;
+
+/// The device as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) name: String,
+    pub(super) vxlan: Vxlan,
+    pub(super) mac: MacAddress,
+    pub(super) mtu_bytes: u32,
+}
+
+/// flannel's name for the device of a VNI.
+pub(super) fn name(settings: &VxlanBackendConfig) -> String {
+    format!("flannel.{}", settings.vni)
+}
+
+/// What the device of `settings` over `external` is made with.
+pub(super) fn vxlan(settings: &VxlanBackendConfig, external: &ExternalInterface) -> Vxlan {
+    Vxlan {
+        vni: settings.vni,
+        parent_index: external.index,
+        local: Some(external.address),
+        port: settings.port,
+        gbp: settings.gbp,
+        learning: settings.learning,
+        has_default_remote: false,
+        l2miss: false,
+    }
+}
+
+/// MTU of the overlay, in bytes: what the tunnel's packets may have, less the tunnel's headers.
+pub(super) fn mtu_bytes(settings: &VxlanBackendConfig, external: &ExternalInterface) -> u32 {
+    settings.mtu_bytes.unwrap_or(external.mtu_bytes).saturating_sub(VXLAN_OVERHEAD_BYTES)
+}
+
+/// Why a device cannot stay, in a word and both values; `None` if it can.
+pub(super) fn judge(wish: &Vxlan, found: &VxlanLink) -> Option<String> {
+    let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
+    let differs = |what: &str, wish: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+        let (wish, found) = (format!("{wish:?}"), format!("{found:?}"));
+        (wish != found).then(|| format!("its {what} is {found} and not {wish}"))
+    };
+    differs("VNI", &wish.vni, &vxlan.vni)
+        .or_else(|| differs("interface index", &wish.parent_index, &vxlan.parent_index))
+        .or_else(|| differs("local address", &wish.local, &vxlan.local))
+        // The kernel's default is nobody's to compare.
+        .or_else(|| wish.port.and_then(|port| differs("port", &Some(port), &vxlan.port)))
+        .or_else(|| differs("GBP", &wish.gbp, &vxlan.gbp))
+        .or_else(|| differs("learning", &wish.learning, &vxlan.learning))
+        .or_else(|| differs("group", &wish.has_default_remote, &vxlan.has_default_remote))
+        .or_else(|| differs("l2miss", &wish.l2miss, &vxlan.l2miss))
+}
+
+/// The device, and whether it was there before.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) link: LinkId,
+    pub(super) is_new: bool,
+}
+
+/// Has the device be there as wished, peers aside. `impose_mtu` is for a start and for a wish that
+/// changed: afterwards an operator's own MTU is respected.
+pub(super) async fn establish(
+    netlink: &Netlink,
+    wish: &Wish,
+    impose_mtu: bool,
+) -> Result<Found, NetlinkError> {
+    let mut found = netlink.vxlan_link(&wish.name).await?;
+    if let Some(link) = &found
+        && let Some(why) = judge(&wish.vxlan, link)
+    {
+        warn!("{} cannot stay as it is: {why}; making it again", wish.name);
+        netlink.remove_link(&link.link.id).await?;
+        found = None;
+    }
+    let is_new = found.is_none();
+    let found = match found {
+        Some(found) => found,
+        None => make(netlink, wish).await?,
+    };
+    let link = found.link.id;
+    if found.mac != Some(wish.mac) {
+        // Some hosts' device managers give new devices an address of their own.
+        info!("{} gets its hardware address {}", wish.name, wish.mac);
+        netlink.set_mac(&link, wish.mac).await?;
+    }
+    if impose_mtu && found.link.mtu_bytes != wish.mtu_bytes {
+        netlink.set_mtu(&link, wish.mtu_bytes).await?;
+    }
+    Ok(Found { link, is_new })
+}
+
+/// Gives the device the host's address in the overlay, takes others of the overlay from it, and
+/// switches it on.
+pub(super) async fn switch_on(
+    netlink: &Netlink,
+    link: &LinkId,
+    addresses: &[Address],
+    network: Prefix,
+    address: Ipv4Addr,
+) -> Result<(), NetlinkError> {
+    let on_device = || addresses.iter().filter(|owned| owned.interface_index == link.index);
+    let is_own =
+        |owned: &Address| owned.address == address && owned.prefix_length_bits == HOST_LENGTH_BITS;
+    if !on_device().any(is_own) {
+        ignore_there(netlink.add_address(link, address, HOST_LENGTH_BITS).await)?;
+    }
+    for owned in on_device().filter(|owned| network.contains(owned.address) && !is_own(owned)) {
+        let removed = netlink.remove_address(link, owned.address, owned.prefix_length_bits).await;
+        removed.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })?;
+    }
+    let is_up = netlink.link(link.index).await?.is_some_and(|found| found.is_up);
+    if is_up { Ok(()) } else { netlink.set_up(link).await }
+}
+
+async fn make(netlink: &Netlink, wish: &Wish) -> Result<VxlanLink, NetlinkError> {
+    let Wish { name, vxlan, mac, mtu_bytes } = wish;
+    ignore_there(netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await)?;
+    refuse_router_advertisements(name);
+    netlink.vxlan_link(name).await?.ok_or_else(|| NetlinkError::vanished(name))
+}
+
+/// The overlay has no routers that could advertise themselves. Without IPv6 there is no such file.
+fn refuse_router_advertisements(name: &str) {
+    let path = format!("/proc/sys/net/ipv6/conf/{name}/accept_ra");
+    if let Err(error) = std::fs::write(&path, "0") {
+        debug!("cannot set {path} to 0: {error}");
+    }
+}
+
+fn ignore_there(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
+    result.or_else(|error| if error.is_already_there() { Ok(()) } else { Err(error) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::state::Link;
+
+    fn settings() -> VxlanBackendConfig {
+        VxlanBackendConfig::parse(&serde_json::json!({"VNI": 18888})).unwrap()
+    }
+
+    fn external() -> ExternalInterface {
+        let address = Ipv4Addr::new(192, 0, 2, 1);
+        ExternalInterface {
+            name: "eth0".to_owned(),
+            index: 2,
+            address,
+            public_address: address,
+            mtu_bytes: 1500,
+        }
+    }
+
+    fn found(vxlan: Option<Vxlan>) -> VxlanLink {
+        let link = Link {
+            id: LinkId { index: 9, name: "flannel.18888".to_owned() },
+            mtu_bytes: 1450,
+            transmit_queue_length: 1000,
+            is_up: true,
+            is_running: true,
+        };
+        VxlanLink { link, mac: None, vxlan }
+    }
+
+    #[test]
+    fn a_device_stays_unless_something_that_cannot_be_changed_differs() {
+        assert_eq!(name(&settings()), "flannel.18888");
+        let wish = vxlan(&settings(), &external());
+        let kernels = Vxlan { port: Some(8472), ..wish.clone() };
+        assert_eq!(judge(&wish, &found(Some(kernels.clone()))), None, "the kernel's port");
+        type Change = fn(&mut Vxlan);
+        let changed: [(&str, Change); 8] = [
+            ("VNI", |vxlan| vxlan.vni = 1),
+            ("index", |vxlan| vxlan.parent_index = 3),
+            ("local", |vxlan| vxlan.local = None),
+            ("GBP", |vxlan| vxlan.gbp = true),
+            ("learning", |vxlan| vxlan.learning = true),
+            ("group", |vxlan| vxlan.has_default_remote = true),
+            ("l2miss", |vxlan| vxlan.l2miss = true),
+            ("port", |vxlan| vxlan.port = Some(4789)),
+        ];
+        let wish = Vxlan { port: Some(8472), ..wish };
+        for (what, change) in changed {
+            let mut other = kernels.clone();
+            change(&mut other);
+            let why = judge(&wish, &found(Some(other))).unwrap_or_default();
+            assert!(why.contains(what), "{what} differs, and the reason is {why:?}");
+        }
+        assert!(judge(&wish, &found(None)).is_some_and(|why| why.contains("no vxlan")));
+    }
+
+    #[test]
+    fn the_mtu_is_the_wires_less_50() {
+        assert_eq!(mtu_bytes(&settings(), &external()), 1450);
+        let settings = VxlanBackendConfig { mtu_bytes: Some(1400), ..settings() };
+        assert_eq!(
+            mtu_bytes(&settings, &external()),
+            1350,
+            "Backend.MTU is the wire's, as flannel's"
+        );
+    }
+}

@@ -1,0 +1,169 @@
+//! The `Backend` object's keys of the backends beside udp, with flannel's names and defaults.
+
+use serde_json::Value;
+
+use super::{MTU_BYTES_MAX, MTU_BYTES_MIN, NetworkConfigError, json, wrong};
+
+/// Bytes that a vxlan tunnel over IPv4 adds: outer IPv4 (20), UDP (8), VXLAN (8), inner Ethernet
+/// (14).
+pub const VXLAN_OVERHEAD_BYTES: u32 = 50;
+
+/// flannel's VNI.
+const VNI_DEFAULT: u32 = 1;
+
+/// A device's name has 15 characters, of which `flannel.` takes eight.
+const VNI_MAX: u32 = 9_999_999;
+
+/// The vxlan backend's own keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VxlanBackendConfig {
+    /// VXLAN network identifier, and the number in the device's name.
+    pub vni: u32,
+    /// UDP port; `None` leaves it to the kernel, which has 8472.
+    pub port: Option<u16>,
+    /// Whether packets carry the group policy extension.
+    pub gbp: bool,
+    /// Whether the device learns from what it receives.
+    pub learning: bool,
+    /// Whether hosts of one link send to each other without a tunnel.
+    pub direct_routing: bool,
+    /// What the tunnel's packets may have on the wire; the external interface's MTU by default.
+    pub mtu_bytes: Option<u32>,
+}
+
+impl VxlanBackendConfig {
+    /// Reads the vxlan backend's keys from `BackendConfig::settings`.
+    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let vni =
+            number(settings, ("VNI", "Backend.VNI"), (0, VNI_MAX), "a number from 0 to 9999999")?;
+        let port = number(settings, ("Port", "Backend.Port"), (0, 65_535), PORT_EXPECTED)?;
+        let mtu_bytes = number(
+            settings,
+            ("MTU", "Backend.MTU"),
+            (MTU_BYTES_MIN + VXLAN_OVERHEAD_BYTES, MTU_BYTES_MAX),
+            "a number from 118 to 65535",
+        )?;
+        Ok(Self {
+            vni: vni.unwrap_or(VNI_DEFAULT),
+            port: port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
+            gbp: flag(settings, "GBP", "Backend.GBP")?,
+            learning: flag(settings, "Learning", "Backend.Learning")?,
+            direct_routing: flag(settings, "DirectRouting", "Backend.DirectRouting")?,
+            mtu_bytes,
+        })
+    }
+}
+
+const PORT_EXPECTED: &str = "a number from 0 to 65535";
+
+/// The extension backend's own keys: commands, not given where empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ExtensionBackendConfig {
+    /// Run before the lease is taken; what it prints is published with the lease.
+    pub pre_startup: Option<String>,
+    /// Run once this host has its subnet.
+    pub post_startup: Option<String>,
+    /// Run for each other host.
+    pub subnet_add: Option<String>,
+    /// Run for each other host that is gone.
+    pub subnet_remove: Option<String>,
+}
+
+impl ExtensionBackendConfig {
+    /// Reads the extension backend's keys from `BackendConfig::settings`.
+    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
+        Ok(Self {
+            pre_startup: text(settings, "PreStartupCommand", "Backend.PreStartupCommand")?,
+            post_startup: text(settings, "PostStartupCommand", "Backend.PostStartupCommand")?,
+            subnet_add: text(settings, "SubnetAddCommand", "Backend.SubnetAddCommand")?,
+            subnet_remove: text(settings, "SubnetRemoveCommand", "Backend.SubnetRemoveCommand")?,
+        })
+    }
+}
+
+fn number(
+    settings: &Value,
+    (name, key): (&str, &'static str),
+    (min, max): (u32, u32),
+    expected: &'static str,
+) -> Result<Option<u32>, NetworkConfigError> {
+    let Some(value) = json::member(settings, name).filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let number = number.filter(|number| (min..=max).contains(number));
+    number.map(Some).ok_or_else(|| wrong(key, expected, value))
+}
+
+fn flag(settings: &Value, name: &str, key: &'static str) -> Result<bool, NetworkConfigError> {
+    super::boolean(key, json::member(settings, name).unwrap_or(&Value::Null), false)
+}
+
+fn text(
+    settings: &Value,
+    name: &str,
+    key: &'static str,
+) -> Result<Option<String>, NetworkConfigError> {
+    match json::member(settings, name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(other) => Err(wrong(key, "a command in a string", other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_empty_vxlan_object_has_flannels_defaults() {
+        let config = VxlanBackendConfig::parse(&json!({"Type": "vxlan"})).unwrap();
+        let expected = VxlanBackendConfig {
+            vni: 1,
+            port: None,
+            gbp: false,
+            learning: false,
+            direct_routing: false,
+            mtu_bytes: None,
+        };
+        assert_eq!(config, expected);
+        assert_eq!(VxlanBackendConfig::parse(&json!({"Port": 0})).unwrap(), expected);
+    }
+
+    #[test]
+    fn vxlan_keys_are_read_in_any_case_and_bounded() {
+        let config = VxlanBackendConfig::parse(&json!({
+            "vni": 18888, "port": 4789, "gbp": true, "learning": true, "directrouting": true,
+            "mtu": 9000,
+        }))
+        .unwrap();
+        assert_eq!((config.vni, config.port, config.mtu_bytes), (18888, Some(4789), Some(9000)));
+        assert!(config.gbp && config.learning && config.direct_routing);
+        for bad in [
+            json!({"VNI": 10_000_000}),
+            json!({"VNI": -1}),
+            json!({"VNI": "1"}),
+            json!({"Port": 65_536}),
+            json!({"MTU": 117}),
+            json!({"GBP": 1}),
+        ] {
+            let error = VxlanBackendConfig::parse(&bad).unwrap_err().to_string();
+            assert!(error.contains("Backend."), "{bad} is refused without its key: {error}");
+        }
+    }
+
+    #[test]
+    fn an_extension_has_the_commands_that_are_given() {
+        let config = ExtensionBackendConfig::parse(&json!({
+            "PreStartupCommand": "hello you", "subnetaddcommand": "add", "SubnetRemoveCommand": " ",
+        }))
+        .unwrap();
+        assert_eq!(config.pre_startup.as_deref(), Some("hello you"));
+        assert_eq!(config.subnet_add.as_deref(), Some("add"));
+        assert_eq!((config.post_startup, config.subnet_remove), (None, None));
+        assert!(ExtensionBackendConfig::parse(&json!({"PreStartupCommand": ["a"]})).is_err());
+    }
+}
