@@ -168,7 +168,7 @@ async fn drain(mut stream: impl AsyncRead + Unpin, mut take: impl FnMut(&[u8])) 
     }
 }
 
-/// Cuts output into lines. Longer ones than [`Lines::LENGTH_MAX`] are nobody's here and are left
+/// Cuts output into lines. Longer ones than 16 KiB are nobody's here and are left
 /// out, so that what is kept stays small.
 #[derive(Debug, Default)]
 pub struct Lines {
