@@ -23,6 +23,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("engine", &["device", "sys", "forward", "offload", "route", "stats"]),
     ("config", &["route::Prefix"]),
     ("host", &["route::Prefix", "config::options"]),
+    ("netfilter", &["route::Prefix", "host::chain"]),
     ("control", &["route::Prefix", "config"]),
     (
         "backend",
@@ -67,7 +68,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("libc", &["src/sys/"]),
     ("netlink_packet_route", &["src/host/netlink"]),
     ("rtnetlink", &["src/host/netlink"]),
-    ("tokio", &["src/control/", "src/host/", "src/backend/", "src/daemon/"]),
+    ("tokio", &["src/control/", "src/host/", "src/netfilter/", "src/backend/", "src/daemon/"]),
 ];
 
 /// Longest line, in characters.
@@ -348,7 +349,7 @@ fn root() -> PathBuf {
 
 /// Files below the package's root whose name passes `wanted`, hidden and built ones aside.
 fn files(wanted: fn(&str) -> bool) -> Vec<PathBuf> {
-    const FOLDERS: [&str; 6] = ["src", "tests", "benches", "fuzz", "scripts", ".ci"];
+    const FOLDERS: [&str; 7] = ["src", "tests", "benches", "fuzz", "scripts", "deploy", ".ci"];
     let mut open: Vec<_> = FOLDERS.iter().map(|folder| root().join(folder)).collect();
     open.push(root());
     let mut found = Vec::new();

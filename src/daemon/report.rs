@@ -14,6 +14,7 @@ use crate::backend::BackendKind;
 use crate::backend::status::{Carrier, Counters, PlaneState, Ways};
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
+use crate::netfilter::keeper::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 
@@ -39,6 +40,8 @@ pub struct Running {
     pub carrier: Carrier,
     /// Failed tries to write the subnet file.
     pub subnet_file_failures: Arc<AtomicU64>,
+    /// The rules, if any are kept.
+    pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
 /// The counters of all workers together.
@@ -108,6 +111,7 @@ impl Report {
             status["dataplane"] = plane.description.clone().into();
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
+            status["rules"] = rules_json(running);
             status["backend"] = json!({ "kind": running.kind.name() });
             match &running.carrier {
                 Carrier::Workers { stats, routes } => {
@@ -174,6 +178,7 @@ impl Report {
             let name = "flannel_subnet_file_failures_total";
             out.family(name, "counter", "Times that writing the subnet file failed.");
             out.sample(name, "", failures);
+            out.rules(running);
         }
         out.0
     }
@@ -192,6 +197,18 @@ fn routes_json(routes: &Published, failed: &FailedSends) -> Value {
             })
         })
         .collect()
+}
+
+fn rules_json(running: &Running) -> Value {
+    let Some((flavour, state)) = &running.rules else { return Value::Null };
+    let state = *state.borrow();
+    json!({
+        "kept_by": flavour.name(),
+        "in_place": state.is_in_place,
+        "checks": state.checks,
+        "repairs": state.repairs,
+        "failures": state.failures,
+    })
 }
 
 fn ways_json(ways: &Ways) -> Value {
@@ -267,6 +284,22 @@ impl Metrics {
 
     fn sample(&mut self, name: &str, labels: &str, value: u64) {
         writeln!(self.0, "{name}{labels} {value}").ok();
+    }
+
+    fn rules(&mut self, running: &Running) {
+        let Some((_, state)) = &running.rules else { return };
+        let state = *state.borrow();
+        self.family("flannel_rules_in_place", "gauge", "Whether the last look found the rules.");
+        self.sample("flannel_rules_in_place", "", u64::from(state.is_in_place));
+        let counters = [
+            ("flannel_rules_checks_total", "Looks at the rules that succeeded.", state.checks),
+            ("flannel_rules_repairs_total", "Looks that found rules missing.", state.repairs),
+            ("flannel_rules_failures_total", "Looks or repairs that failed.", state.failures),
+        ];
+        for (name, help, value) in counters {
+            self.family(name, "counter", help);
+            self.sample(name, "", value);
+        }
     }
 
     fn backend(&mut self, counters: &Counters) {

@@ -9,16 +9,20 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 
 use crate::control::clock::format_rfc3339;
+use crate::daemon::install;
 use crate::daemon::status::fetch_unix;
 
 const SOCKET_DEFAULT: &str = "/run/flannel/weft.sock";
 
 const USAGE: &str = "Usage: weft status [--socket PATH] [-o json]
        weft metrics [--socket PATH]
+       weft install-conf FILE PLACE
        weft version
 
 status   lease, peers, dataplane, and every dropped packet by reason
 metrics  the same counters in Prometheus text format
+install-conf  copies a JSON file to its place, which holds the old one or the new one at any time;
+              also what weft does under the name install-conf
 
 --socket PATH  the daemon's --status-socket (default /run/flannel/weft.sock)
 -o json        the whole status as one JSON object
@@ -31,9 +35,16 @@ const EXIT_DEGRADED: u8 = 1;
 /// Exit code for no answer, and for misuse.
 const EXIT_FAILED: u8 = 2;
 
-/// Runs the tool on its arguments, its own name excluded.
+/// A second name of the tool, under which it does this one thing: where flannel's image has a
+/// program of this name.
+const INSTALL_CONF: &str = "install-conf";
+
+/// Runs the tool on its arguments, its own name first.
 #[must_use]
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
+    let name = arguments.next().map(PathBuf::from).unwrap_or_default();
+    let implied = name.file_name().is_some_and(|name| name == INSTALL_CONF);
+    let arguments = implied.then(|| INSTALL_CONF.to_owned()).into_iter().chain(arguments);
     match run(arguments) {
         Ok((text, code)) => {
             // A reader that went away, such as `head`, has what it wanted.
@@ -57,6 +68,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
     };
     match request.command {
         Command::Help => Ok((USAGE.to_owned(), ExitCode::SUCCESS)),
+        Command::InstallConf(copy) => Ok((copy.run()?, ExitCode::SUCCESS)),
         Command::Version => Ok((format!("{}\n", env!("CARGO_PKG_VERSION")), ExitCode::SUCCESS)),
         Command::Metrics => {
             Ok((String::from_utf8_lossy(&fetch("/metrics")?).into_owned(), ExitCode::SUCCESS))
@@ -75,6 +87,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
 enum Command {
     Help,
     Version,
+    InstallConf(install::Copy),
     Metrics,
     Status { json: bool },
 }
@@ -89,6 +102,7 @@ impl Request {
         let mut socket = PathBuf::from(SOCKET_DEFAULT);
         let mut command = match arguments.next().as_deref() {
             None | Some("-h" | "--help" | "help") => Command::Help,
+            Some(INSTALL_CONF) => Command::InstallConf(install::Copy::parse(arguments.by_ref())?),
             Some("version" | "--version") => Command::Version,
             Some("metrics") => Command::Metrics,
             Some("status") => Command::Status { json: false },
@@ -150,6 +164,14 @@ fn render(status: &Value) -> String {
             format!("{subnet} of {network}, public address {}", text(&lease["public_ip"])),
         );
         line("dataplane", text(&status["dataplane"]));
+    }
+    let rules = &status["rules"];
+    if rules.is_object() {
+        let place =
+            if rules["in_place"] == true { "in place" } else { "NOT in place: see the log" };
+        let (repairs, failures) = (text(&rules["repairs"]), text(&rules["failures"]));
+        let kept_by = text(&rules["kept_by"]);
+        line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
     }
     if status["backend"]["kind"].as_str().is_some_and(|kind| kind != "udp") {
         line("backend", render_backend(&status["backend"]));
@@ -288,6 +310,16 @@ mod tests {
         let told = "10.5.3.0/24 via 192.0.2.3:8285, 7 packets could not be sent";
         assert!(route(7).contains(told), "{}", route(7));
         assert!(!route(0).contains("could not"), "{}", route(0));
+    }
+
+    #[test]
+    fn rules_are_on_the_screen_if_any_are_kept() {
+        let rules =
+            json!({ "kept_by": "nftables", "in_place": false, "repairs": 2, "failures": 3 });
+        let screen = render(&json!({ "rules": rules }));
+        let line = "rules      nftables, NOT in place: see the log; 2 repairs, 3 failures";
+        assert!(screen.contains(line), "{screen}");
+        assert!(!render(&json!({ "rules": null })).contains("rules"));
     }
 
     #[test]
