@@ -1,6 +1,9 @@
 //! The backends beside udp, with real traffic between two hosts: what they set up, what becomes of
 //! it when weftd or the device is gone, and what they leave alone.
 
+#![expect(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
+#![expect(clippy::print_stdout, reason = "measured times belong into the report of the run")]
+
 #[path = "../support/mod.rs"]
 mod support;
 
