@@ -89,6 +89,11 @@ pub enum Event {
         /// The store's revision when it began to watch.
         revision: i64,
     },
+    /// Nothing that matters changed up to this revision.
+    Progress {
+        /// The store's revision.
+        revision: i64,
+    },
     /// A lease was written.
     Put(Lease),
     /// A key was written with something that is no lease.
