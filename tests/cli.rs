@@ -300,8 +300,7 @@ fn values_without_sense_exit_1_and_are_named() {
 
 #[test]
 fn what_is_not_built_refuses_by_name() {
-    let cases: [(&str, &str, &str); 8] = [
-        ("kube-subnet-mgr", "true", "Kubernetes"),
+    let cases: [(&str, &str, &str); 7] = [
         ("ip-masq", "true", "Masquerading"),
         ("iptables-forward-rules", "true", "FORWARD"),
         ("ip-blackhole-route", "true", "blackhole"),

@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use crate::backend::BackendKind;
 use crate::config::network::{NetworkConfig, NetworkConfigError, UdpBackendConfig};
-use crate::config::options::Options;
+use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::acquire::AcquireError;
 use crate::control::backoff::Backoff;
@@ -31,11 +31,17 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// flanneld's phrase, which operators grep for.
 const BACKEND_PHRASE: &str = "Error fetching backend";
+/// The same of a store that cannot be used.
+pub(super) const MANAGER_PHRASE: &str = "Failed to create SubnetManager";
+/// The same of a node that gets no lease or no device.
+pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 
 /// Where a start has got to when it has a subnet.
 pub(super) struct Begun {
     pub(super) plan: Plan,
     pub(super) external: ExternalInterface,
+    /// How it was found.
+    pub(super) interface: InterfaceOptions,
     pub(super) held: Held,
 }
 
@@ -54,9 +60,11 @@ impl Held {
     }
 }
 
-impl From<Remembered> for Begun {
-    fn from(Remembered { plan, external, known }: Remembered) -> Self {
-        Self { plan, external, held: Held::Cached(known) }
+impl Begun {
+    fn cached(remembered: Remembered, options: &Options) -> Self {
+        let Remembered { plan, external, known } = remembered;
+        let interface = options.interface.clone();
+        Self { plan, external, interface, held: Held::Cached(known) }
     }
 }
 
@@ -69,14 +77,20 @@ pub(super) async fn begin(
     let mut warm = WarmStart::prepare(options, previous).await;
     let plan = match wait_for_plan(manager, &mut warm).await? {
         ControlFlow::Continue(plan) => plan,
-        ControlFlow::Break(remembered) => return Ok(remembered.into()),
+        ControlFlow::Break(remembered) => return Ok(Begun::cached(remembered, options)),
     };
     info!("Found network config - Backend type: {}", plan.network.backend.kind);
-    let external = external_interface(options).await?;
+    let mut interface = options.interface.clone();
+    if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
+        interface.public_ip = Some(address);
+    }
+    let external = external_interface(&interface).await?;
     let attributes = LeaseAttributes::udp(external.public_address);
     Ok(match acquire_until_leased(manager, plan, &attributes, &mut warm).await? {
-        ControlFlow::Continue((plan, own)) => Begun { plan, external, held: Held::Leased(own) },
-        ControlFlow::Break(remembered) => remembered.into(),
+        ControlFlow::Continue((plan, own)) => {
+            Begun { plan, external, interface, held: Held::Leased(own) }
+        }
+        ControlFlow::Break(remembered) => Begun::cached(remembered, options),
     })
 }
 
@@ -163,6 +177,9 @@ async fn acquire_until_leased(
             Ok(own) => return Ok(ControlFlow::Continue((plan, own))),
             Err(error) => error,
         };
+        if error.is_final() {
+            return Err(anyhow::Error::from(error).context(REGISTRATION_PHRASE));
+        }
         let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
         let error = anyhow::Error::from(error);
         if is_unreachable(&error)
@@ -207,8 +224,10 @@ impl Told {
     }
 }
 
-pub(super) async fn external_interface(options: &Options) -> anyhow::Result<ExternalInterface> {
+pub(super) async fn external_interface(
+    options: &InterfaceOptions,
+) -> anyhow::Result<ExternalInterface> {
     let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
-    let external = discover(&netlink, &options.interface).await?;
+    let external = discover(&netlink, options).await?;
     Ok(external)
 }

@@ -79,6 +79,8 @@ impl Report {
                 "renewals": self.control.renewals(),
                 "failures": self.control.store_failures(),
                 "rejected": rejected,
+                "subnet_refused": self.control.subnet_is_refused(),
+                "refused_subnet": self.control.refused_subnet().map(|subnet| subnet.to_string()),
             },
             "stale_as_of_unix": self.control.cached_as_of_unix(),
             "cache": {
@@ -130,6 +132,12 @@ impl Report {
         let (stale, control) = (self.control.cached_as_of_unix(), &self.control);
         out.family("flannel_stale", "gauge", "Whether lease and peers are from the cache.");
         out.sample("flannel_stale", "", u64::from(stale.is_some()));
+        out.family(
+            "flannel_subnet_refused",
+            "gauge",
+            "Whether the cluster assigned another subnet.",
+        );
+        out.sample("flannel_subnet_refused", "", u64::from(control.subnet_is_refused()));
         out.family("flannel_cache_writes_total", "counter", "Times that the cache was written.");
         out.sample("flannel_cache_writes_total", "", control.cache_writes());
         out.family("flannel_cache_failures_total", "counter", "Times that writing it failed.");

@@ -19,7 +19,7 @@ use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::Peers;
 use crate::control::manager::{SubnetManager, Timing};
 use crate::control::run::End;
-use crate::daemon::begin::{Begun, Held, Plan, begin};
+use crate::daemon::begin::{Begun, Held, MANAGER_PHRASE, Plan, REGISTRATION_PHRASE, begin};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
@@ -109,7 +109,8 @@ async fn serve(
     let _lock = lock(options)?;
     let previous = read_previous(options);
     let manager = SubnetManager::connect(&options.store, previous.subnet)
-        .context("Failed to create SubnetManager")?
+        .await
+        .context(MANAGER_PHRASE)?
         .with_timing(timing);
     let manager = match identity::of_this_host() {
         Ok(identity) => manager.with_identity(identity),
@@ -148,11 +149,11 @@ async fn work(
     readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Begun { plan, external, held } = begin(options, manager, previous).await?;
+    let Begun { plan, external, interface, held } = begin(options, manager, previous).await?;
     let subnet = held.subnet();
     let setup = UdpSetup {
         external: external.clone(),
-        interface: options.interface.clone(),
+        interface,
         follow_address: options.follow_address,
         settings: plan.settings,
         network: plan.network.network,
@@ -161,7 +162,7 @@ async fn work(
         engine: options.engine,
         workers: options.workers,
     };
-    let network = UdpNetwork::start(setup).await.context("Error registering network")?;
+    let network = UdpNetwork::start(setup).await.context(REGISTRATION_PHRASE)?;
     warn_of_missing_rules(options.forward_rules, plan.network.enable_nftables);
     let subnet_file = SubnetFile {
         network: plan.network.network,
@@ -181,7 +182,7 @@ async fn work(
     });
     info!("Running backend.");
     notify::ready();
-    let ready = tell_readiness(readiness, writer.state(), network.state());
+    let ready = tell_readiness(readiness, manager, writer.state(), network.state());
     let plane = network.state();
     let cache = cache_writer(options, manager, &plan);
     let from_cache = matches!(held, Held::Cached(_));
@@ -229,6 +230,7 @@ async fn watch_config(
 /// `/readyz` is green while the subnet file is written and the plane is up.
 async fn tell_readiness(
     readiness: &Readiness,
+    manager: &SubnetManager,
     mut file_written: watch::Receiver<bool>,
     mut plane: watch::Receiver<PlaneState>,
 ) -> Infallible {
@@ -238,6 +240,7 @@ async fn tell_readiness(
         readiness.set(is_ready);
         if is_ready && !is_told {
             info!("flannel is ready");
+            manager.network_is_up();
             is_told = true;
         }
         let changed = tokio::select! {

@@ -135,6 +135,10 @@ fn render(status: &Value) -> String {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
     }
+    if status["store"]["subnet_refused"] == true {
+        let other = text(&status["store"]["refused_subnet"]);
+        line("refused", format!("the cluster assigned {other} to this node; the log says more"));
+    }
     let lease = &status["lease"];
     if lease.is_object() {
         let (subnet, network) = (text(&lease["subnet"]), text(&lease["network"]));
