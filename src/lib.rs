@@ -23,3 +23,4 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod host;
+pub mod netfilter;

@@ -4,7 +4,14 @@
 //! load and store replace a locked add. Totals obey one law, exactly, in each direction:
 //! packets received = packets forwarded + packets dropped (all reasons).
 
+mod by_peer;
+mod long_sends;
+
+use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use by_peer::{FAILING_PEERS_MAX, FailedSends};
+pub use long_sends::{LONG_BYTES, LongSends};
 
 /// A count written by one thread and read by any.
 ///
@@ -194,9 +201,22 @@ pub struct WorkerStats {
     pub tun_fallbacks: Counter,
     /// Datagrams that the kernel dropped because the receive buffer was full (SO_RXQ_OVFL).
     pub receive_overflows: Counter,
+    /// Packets that could not be sent to a peer, for a reason that is the peer's own.
+    pub failed_sends: FailedSends,
+    /// Who was sent long datagrams lately; no count, so in no total.
+    pub long_sends: LongSends,
 }
 
 impl WorkerStats {
+    /// Counts `packets` to `peer` that could not be sent for `reason`. A full buffer is no peer's
+    /// own, so the peer's count leaves it out.
+    pub fn drop_send(&self, peer: SocketAddrV4, reason: DropReason, packets: u64) {
+        self.egress.drop(reason, packets);
+        if reason != DropReason::SendBufferFull {
+            self.failed_sends.add(peer, packets);
+        }
+    }
+
     /// The sums over `workers`, as they are now.
     #[must_use]
     pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {
@@ -209,6 +229,7 @@ impl WorkerStats {
             total.gso_fallbacks.add(worker.gso_fallbacks.get());
             total.tun_fallbacks.add(worker.tun_fallbacks.get());
             total.receive_overflows.add(worker.receive_overflows.get());
+            total.failed_sends.add_all(&worker.failed_sends);
         }
         total
     }
@@ -244,7 +265,10 @@ mod tests {
             &worker.receive_overflows,
         ];
         (1..).zip(rest).for_each(|(number, counter)| counter.add(number));
+        let peer = "192.0.2.1:8285".parse().unwrap();
+        worker.failed_sends.add(peer, 3);
         let total = WorkerStats::total([&worker, &worker]);
+        assert_eq!(total.failed_sends.each().collect::<Vec<_>>(), [(peer, 6)]);
         let numbers = |stats: &WorkerStats| -> Vec<u64> {
             let text = format!("{stats:?}");
             let digits = text.split(|c: char| !c.is_ascii_digit());
@@ -253,6 +277,15 @@ mod tests {
         let twice: Vec<u64> = numbers(&worker).iter().map(|number| 2 * number).collect();
         assert!(!twice.contains(&0), "a counter was added: extend this test");
         assert_eq!(numbers(&total), twice);
+    }
+
+    #[test]
+    fn a_full_buffer_is_no_peers_own_fault() {
+        let (worker, peer) = (WorkerStats::default(), "192.0.2.1:8285".parse().unwrap());
+        worker.drop_send(peer, DropReason::SendBufferFull, 5);
+        worker.drop_send(peer, DropReason::SendForbidden, 2);
+        assert_eq!(worker.egress.drops_total(), 7);
+        assert_eq!(worker.failed_sends.each().collect::<Vec<_>>(), [(peer, 2)]);
     }
 
     #[test]

@@ -9,12 +9,14 @@ use weft::stats::DropReason;
 
 const README: &str = include_str!("../README.md");
 
+/// Their paths are from the root, wherever they stand.
 const DOCUMENTS: &[(&str, &str)] = &[
     ("README.md", README),
     ("ARCHITECTURE.md", include_str!("../ARCHITECTURE.md")),
     ("CONTRIBUTING.md", include_str!("../CONTRIBUTING.md")),
     ("CHANGELOG.md", include_str!("../CHANGELOG.md")),
     ("SECURITY.md", include_str!("../SECURITY.md")),
+    ("deploy/README.md", include_str!("../deploy/README.md")),
 ];
 
 /// Flags that flanneld does not have.
@@ -110,7 +112,8 @@ fn the_map_names_every_module() {
 
 /// What a document names in code marks or links and what looks like a path of this package.
 fn named_paths(document: &str) -> BTreeSet<&str> {
-    const FOLDERS: [&str; 6] = ["src/", "tests/", "benches/", "fuzz/", "scripts/", "./scripts/"];
+    const FOLDERS: [&str; 7] =
+        ["src/", "tests/", "benches/", "fuzz/", "scripts/", "./scripts/", "deploy/"];
     let marked = document.split('`').skip(1).step_by(2).flat_map(str::split_whitespace);
     let marked = marked.filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder)));
     let linked = document.split("](").skip(1).filter_map(|rest| rest.split(')').next());

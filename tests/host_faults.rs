@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
+use weft::daemon::status::fetch_unix;
 
-use support::cluster::Cluster;
+use support::cluster::{Cluster, host_address};
 use support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, wait_until};
 use support::overlay::{CONFIG, Overlay, local_store};
 use support::status::Status;
@@ -80,6 +81,61 @@ fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
     for host in 0..2 {
         Status::settled(&overlay.dir(host));
     }
+}
+
+#[test]
+fn traffic_resumes_at_once_when_the_carrier_is_back() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let hosts = &overlay.lab.hosts;
+    let device = || overlay.lab.hosts[0].exec(&["ip", "-o", "link", "show", "flannel0"]);
+    let before = device();
+    let mut took: Vec<_> = (0..20)
+        .map(|round| {
+            // By turns the near end, which loses its routes, and the far one, which is a cable.
+            let (host, what) = (&hosts[round % 2], ["near", "far"][round % 2]);
+            host.exec(&["ip", "link", "set", "wire0", "down"]);
+            thread::sleep(Duration::from_millis(150));
+            host.exec(&["ip", "link", "set", "wire0", "up"]);
+            overlay.traffic_resumes(RESUME, &format!("the {what} end of the link came up again"))
+        })
+        .collect();
+    took.sort_unstable();
+    println!("resumed after {:?} to {:?}, median {:?}", took[0], took[19], took[10]);
+    assert_eq!(device(), before, "the overlay's device was made again for a link that was down");
+    let log = overlay.daemons[0].output();
+    assert!(!log.contains("made again"), "the tunnel was made again: {log}");
+    for host in 0..2 {
+        Status::settled(&overlay.dir(host));
+    }
+}
+
+#[test]
+fn an_underlay_device_that_is_renamed_stays_the_tunnels() {
+    let overlay = Overlay::start();
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let near = &overlay.lab.hosts[0];
+    for (old, new) in [("wire0", "uplink7"), ("uplink7", "wire0")] {
+        near.exec(&["ip", "link", "set", old, "down"]);
+        near.exec(&["ip", "link", "set", old, "name", new]);
+        near.exec(&["ip", "link", "set", new, "up"]);
+        let took = overlay.traffic_resumes(RESUME, "the interface was renamed");
+        wait_until(FOLLOW, "the status names the interface as it is", || {
+            let status = overlay.status(0).0;
+            let told = status["dataplane"].as_str().unwrap_or_default();
+            status["interface"] == new && told.contains(&format!(" {new} "))
+        });
+        // Under its new name it is watched as before.
+        for mtu_bytes in [1400_u32, 1500] {
+            near.exec(&["ip", "link", "set", new, "mtu", &mtu_bytes.to_string()]);
+            wait_until(FOLLOW, "subnet.env follows the MTU of a renamed interface", || {
+                let env = SubnetEnv::read(&overlay.dir(0).join("subnet.env"));
+                env.is_some_and(|env| env.mtu_bytes == mtu_bytes - 28)
+            });
+        }
+        println!("{old} to {new}: resumed after {took:?}");
+    }
+    Status::settled(&overlay.dir(0));
 }
 
 #[test]
@@ -249,9 +305,24 @@ fn a_peer_that_cannot_be_sent_to_costs_the_other_peers_nothing() {
             let counted = after.drops("egress", reason) - before.drops("egress", reason);
             assert_eq!(counted, sent[1], "{what} is not counted as {reason}: {}", after.0);
         }
+        let failed = [1, 2].map(|host| {
+            let peer = host_address(host);
+            after.failed_sends(peer) - before.failed_sends(peer)
+        });
+        let expected = if reason.is_empty() { 0 } else { sent[1] };
+        assert_eq!(failed, [0, expected], "{what}: the operator is not shown which peer it is");
         assert!(told <= 2 * LOG_LINES_MAX, "{what}: {told} lines: {}", three.daemons[0].output());
         host.exec(end);
     }
+    let metrics = fetch_unix(&three.dir(0).join("weft.sock"), "/metrics").expect("it runs");
+    let metrics = String::from_utf8_lossy(&metrics).into_owned();
+    let of_peers: Vec<_> = metrics
+        .lines()
+        .filter(|line| line.starts_with("flannel_peer_failed_sends_total"))
+        .collect();
+    let failed = Status::of(&three.dir(0)).failed_sends(host_address(2));
+    let expected = format!(r#"flannel_peer_failed_sends_total{{peer="172.20.0.3:8285"}} {failed}"#);
+    assert_eq!(of_peers, [expected], "the metric names another peer, or none");
 }
 
 /// A file system of its own with little room, unmounted on drop.
@@ -332,6 +403,12 @@ fn a_disk_without_room_keeps_the_old_subnet_file_until_there_is_room() {
         println!("{fault}: written after {:?}", started.elapsed());
         let log = overlay.daemons[0].output();
         assert_eq!(log.matches("Failed to write subnet file").count(), 1, "{log}");
+        let failures = overlay.status(0).0["subnet_file"]["failures"].as_u64();
+        let metrics = fetch_unix(&overlay.dir(0).join("weft.sock"), "/metrics").expect("it runs");
+        let metrics = String::from_utf8_lossy(&metrics).into_owned();
+        let failures = failures.filter(|count| *count > 0).expect("failed writes are counted");
+        let expected = format!("\nflannel_subnet_file_failures_total {failures}\n");
+        assert!(metrics.contains(&expected), "{expected:?} is not among {metrics}");
         overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
     }
 }

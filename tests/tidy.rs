@@ -23,8 +23,12 @@ const MAP: &[(&str, &[&str])] = &[
     ("engine", &["device", "sys", "forward", "offload", "route", "stats"]),
     ("config", &["route::Prefix"]),
     ("host", &["route::Prefix", "config::options"]),
+    ("netfilter", &["route::Prefix", "host::chain"]),
     ("control", &["route::Prefix", "config"]),
-    ("backend", &["control", "host", "device", "engine", "forward", "route", "stats", "config"]),
+    (
+        "backend",
+        &["control", "host", "device", "engine", "forward", "packet", "route", "stats", "config"],
+    ),
     ("daemon", &["*"]),
 ];
 
@@ -65,7 +69,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("libc", &["src/sys/"]),
     ("netlink_packet_route", &["src/host/netlink"]),
     ("rtnetlink", &["src/host/netlink"]),
-    ("tokio", &["src/control/", "src/host/", "src/backend/", "src/daemon/"]),
+    ("tokio", &["src/control/", "src/host/", "src/netfilter/", "src/backend/", "src/daemon/"]),
     ("tower", &["src/control/store/kube"]),
 ];
 
@@ -347,7 +351,7 @@ fn root() -> PathBuf {
 
 /// Files below the package's root whose name passes `wanted`, hidden and built ones aside.
 fn files(wanted: fn(&str) -> bool) -> Vec<PathBuf> {
-    const FOLDERS: [&str; 6] = ["src", "tests", "benches", "fuzz", "scripts", ".ci"];
+    const FOLDERS: [&str; 7] = ["src", "tests", "benches", "fuzz", "scripts", "deploy", ".ci"];
     let mut open: Vec<_> = FOLDERS.iter().map(|folder| root().join(folder)).collect();
     open.push(root());
     let mut found = Vec::new();

@@ -3,7 +3,9 @@
 
 mod fallback;
 mod pacing;
+mod paths;
 mod peers;
+mod prober;
 mod take_over;
 mod team;
 mod underlay;
@@ -36,6 +38,7 @@ use crate::stats::WorkerStats;
 
 use self::pacing::Pacing;
 use self::peers::PeerSet;
+use self::prober::Prober;
 use self::take_over::take_over;
 use self::team::{Orders, Seat, Team};
 
@@ -122,6 +125,8 @@ pub struct PlaneState {
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
+    /// The interface that carries the tunnel, by the name that it has now.
+    pub interface: String,
     /// MTU of the overlay, in bytes; it follows the external interface.
     pub mtu_bytes: u16,
     /// The address that peers send to; it follows the external interface.
@@ -152,7 +157,8 @@ struct Keeper {
     netlink: Netlink,
     events: Events,
     underlay: UnderlayWatch,
-    /// The underlay that the MTU was made for.
+    prober: Prober,
+    /// The underlay that the MTU was made for; `setup.external` is ahead of it after a move.
     known: Underlay,
     worker_count: NonZeroU16,
     /// One for each worker.
@@ -200,6 +206,7 @@ impl UdpNetwork {
         let orders = orders(&setup, &workers_mtu_bytes, &routes, &ends_sender);
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
         let plane = Plane { overlay, team, offload: tun_offload };
+        let prober = Prober::open(setup.subnet.network(), mtu_bytes);
         let follower = Follower {
             port: setup.settings.port,
             routes: routes.clone(),
@@ -213,6 +220,7 @@ impl UdpNetwork {
             netlink,
             events,
             underlay,
+            prober,
             known,
             worker_count,
             seats,
@@ -224,6 +232,7 @@ impl UdpNetwork {
             state: watch::Sender::new(PlaneState {
                 is_up: false,
                 description: String::new(),
+                interface: String::new(),
                 mtu_bytes,
                 public_address,
                 workers: Vec::new(),
@@ -311,6 +320,7 @@ impl Keeper {
                     Ok(Change::Away) => self.look_for_address().await,
                     Err(error) => self.listen_again(&error.into()).await,
                 },
+                () = self.prober.changed(&self.seats, &self.routes) => self.follow_path().await,
             }
         }
     }
@@ -342,7 +352,9 @@ impl Keeper {
         let told = description.clone();
         let (mtu_bytes, public_address) = (self.mtu_bytes, self.setup.external.public_address);
         let is_up = true;
-        let state = PlaneState { is_up, description, mtu_bytes, public_address, workers };
+        let interface = self.setup.external.name.clone();
+        let state =
+            PlaneState { is_up, description, interface, mtu_bytes, public_address, workers };
         self.state.send_replace(state);
         told
     }

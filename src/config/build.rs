@@ -15,8 +15,8 @@ use crate::config::duration;
 use crate::config::flag_table::{FLAGS, Setting, Settings, Slot, Source, Support};
 use crate::config::go_flags::environment_name;
 use crate::config::options::{
-    ClientCertificate, Credentials, EngineChoice, EtcdOptions, ForwardRules, InterfaceOptions,
-    LogFormat, OffloadChoice, Options, StoreOptions, WorkersChoice,
+    ClientCertificate, Credentials, EngineChoice, EtcdOptions, InterfaceOptions, LogFormat,
+    OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -93,7 +93,7 @@ pub(super) fn options(
         interface: interface(&settings)?,
         follow_address: settings.follow_address.value,
         health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,
-        forward_rules: forward_rules(&settings),
+        rules: rules(&settings)?,
         engine: engine(&settings.engine.value)?,
         workers: workers(&settings.workers.value)?,
         offload: offload(&settings.offload.value)?,
@@ -202,13 +202,22 @@ fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
 
-fn forward_rules(settings: &Settings) -> ForwardRules {
-    let setting = &settings.iptables_forward_rules;
-    match (setting.is_given(), setting.value) {
-        (false, _) => ForwardRules::Default,
-        (true, true) => ForwardRules::On,
-        (true, false) => ForwardRules::Off,
-    }
+fn rules(settings: &Settings) -> Result<RuleOptions, OptionError> {
+    let seconds = settings.iptables_resync.value;
+    let resync = match u64::try_from(seconds) {
+        Ok(valid @ 1..) => Duration::from_secs(valid),
+        _ => {
+            let problem = format!("{seconds} is no period: use 1 or more seconds");
+            return Err(value("--iptables-resync", problem));
+        }
+    };
+    Ok(RuleOptions {
+        masquerade: settings.ip_masq.value,
+        random_ports: !settings.ip_masq_fully_random_disable.value,
+        forward: settings.iptables_forward_rules.value,
+        blackhole_route: settings.ip_blackhole_route.value,
+        resync,
+    })
 }
 
 fn engine(text: &str) -> Result<EngineChoice, OptionError> {

@@ -69,6 +69,7 @@ pub(super) enum Support {
     Missing(&'static str),
     /// It only modifies an unbuilt feature, so a value other than the default warns. Holds the
     /// flag or feature without which flanneld ignores it too.
+    #[cfg_attr(feature = "kube", expect(dead_code, reason = "all such features are built"))]
     Idle(&'static str),
 }
 
@@ -279,33 +280,32 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag {
         name: "ip-blackhole-route",
         slot: Slot::Bool(|s| &mut s.ip_blackhole_route),
-        support: Support::Missing("The blackhole route of the own subnet"),
-        help: "add a blackhole route for the own subnet (not built)",
+        support: Support::Built,
+        help: "keep a blackhole route for the own subnet, behind any other route to it",
     },
     Flag {
         name: "ip-masq",
         slot: Slot::Bool(|s| &mut s.ip_masq),
-        support: Support::Missing("Masquerading of traffic that leaves the overlay"),
-        help: "masquerade traffic that leaves the overlay (not built)",
+        support: Support::Built,
+        help: "masquerade traffic that leaves the overlay",
     },
     Flag {
         name: "ip-masq-fully-random-disable",
         slot: Slot::Bool(|s| &mut s.ip_masq_fully_random_disable),
-        support: Support::Idle("--ip-masq"),
-        help: "masquerade without random source ports (no effect: ip-masq is not built)",
+        support: Support::Built,
+        help: "masquerade without random source ports",
     },
     Flag {
         name: "iptables-forward-rules",
         slot: Slot::Bool(|s| &mut s.iptables_forward_rules),
-        support: Support::Missing("Setting of accept rules in the FORWARD chain"),
-        help: "add accept rules to the FORWARD chain (not built: no rules are set, and asking \
-               for them refuses)",
+        support: Support::Built,
+        help: "add accept rules for the overlay network to the FORWARD chain",
     },
     Flag {
         name: "iptables-resync",
         slot: Slot::Int(|s| &mut s.iptables_resync),
-        support: Support::Idle("iptables rules"),
-        help: "`seconds` between checks of iptables rules (no effect: rules are not built)",
+        support: Support::Built,
+        help: "`seconds` between looks at the rules of iptables or nftables",
     },
     Flag {
         name: "kube-annotation-prefix",

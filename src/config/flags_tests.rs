@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::options::{
-    EngineChoice, EtcdOptions, ForwardRules, LogFormat, OffloadChoice, StoreOptions, WorkersChoice,
+    EngineChoice, EtcdOptions, LogFormat, OffloadChoice, RuleOptions, StoreOptions, WorkersChoice,
 };
 
 fn outcome(words: &[&str], variables: &[(&str, &str)]) -> Outcome {
@@ -65,7 +65,14 @@ fn defaults_are_flanneld_s() {
     assert_eq!(options.status_socket, PathBuf::from("/run/flannel/weft.sock"));
     assert_eq!(options.renew_margin, Duration::from_secs(3600));
     assert_eq!(options.health, None);
-    assert_eq!(options.forward_rules, ForwardRules::Default);
+    let rules = RuleOptions {
+        masquerade: false,
+        random_ports: true,
+        forward: true,
+        blackhole_route: false,
+        resync: Duration::from_secs(5),
+    };
+    assert_eq!(options.rules, rules);
     assert_eq!(options.engine, EngineChoice::Auto);
     assert_eq!(options.workers, WorkersChoice::Auto);
     assert_eq!(options.offload, OffloadChoice::ALL);
@@ -352,10 +359,6 @@ fn the_local_store_excludes_etcd() {
 #[test]
 fn unbuilt_features_refuse_and_name_what_is_missing() {
     for (word, missing) in [
-        ("--ip-masq", "Masquerading"),
-        ("--ip-blackhole-route=t", "blackhole route"),
-        ("--iptables-forward-rules", "FORWARD chain"),
-        ("--iptables-forward-rules=true", "FORWARD chain"),
         ("--public-ipv6=2001:db8::1", "IPv6"),
         ("--vmodule=a=1", "log per source file"),
         ("--log_backtrace_at=a.go:1", "stack trace"),
@@ -386,7 +389,21 @@ fn unbuilt_features_switched_off_are_fine() {
         "--iptables-resync=5",
         "--set-node-network-unavailable=true",
     ]);
-    assert_eq!(options.forward_rules, ForwardRules::Off);
+    let rules = options.rules;
+    assert!(!rules.masquerade && !rules.blackhole_route && !rules.forward, "{rules:?}");
+}
+
+#[test]
+fn rules_are_as_flanneld_s_flags_say() {
+    assert!(run(&["--ip-masq"]).rules.masquerade);
+    assert!(run(&["--ip-blackhole-route=t"]).rules.blackhole_route);
+    assert!(run(&["--iptables-forward-rules"]).rules.forward);
+    assert!(!run(&["--iptables-forward-rules=false"]).rules.forward);
+    assert!(!run(&["--ip-masq-fully-random-disable"]).rules.random_ports);
+    assert_eq!(run(&["--iptables-resync=9"]).rules.resync, Duration::from_secs(9));
+    for period in ["0", "-5"] {
+        assert_refused(&["--iptables-resync", period], "--iptables-resync");
+    }
 }
 
 #[test]
@@ -397,8 +414,6 @@ fn flags_that_only_modify_an_unbuilt_feature_warn_once() {
         ("--kube-annotation-prefix=example.org", "--kube-subnet-mgr"),
         ("--net-config-path=/n", "--kube-subnet-mgr"),
         ("--set-node-network-unavailable=false", "--kube-subnet-mgr"),
-        ("--ip-masq-fully-random-disable", "--ip-masq"),
-        ("--iptables-resync=9", "iptables rules"),
     ] {
         let (_, warnings) = run_with(&[word], &[]);
         assert_eq!(warnings.len(), 1, "{word}: {warnings:?}");

@@ -29,8 +29,8 @@ pub struct Options {
     pub start_from_cache: bool,
     /// Where `/healthz` and `/readyz` listen; `None` when off.
     pub health: Option<SocketAddr>,
-    /// Whether `--iptables-forward-rules` was left at its default, switched on, or switched off.
-    pub forward_rules: ForwardRules,
+    /// Which rules and routes of the firewall's kind to set.
+    pub rules: RuleOptions,
     /// Which packet engine to run.
     pub engine: EngineChoice,
     /// How many packet workers to run.
@@ -141,15 +141,19 @@ pub struct InterfaceOptions {
     pub public_ip: Option<Ipv4Addr>,
 }
 
-/// What was said about forward rules.
+/// Which rules to set on the host, and how often to look after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ForwardRules {
-    /// Nothing was said; flannel's default is on.
-    Default,
-    /// `--iptables-forward-rules=true`.
-    On,
-    /// `--iptables-forward-rules=false`.
-    Off,
+pub struct RuleOptions {
+    /// `--ip-masq`.
+    pub masquerade: bool,
+    /// Not `--ip-masq-fully-random-disable`.
+    pub random_ports: bool,
+    /// `--iptables-forward-rules`.
+    pub forward: bool,
+    /// `--ip-blackhole-route`.
+    pub blackhole_route: bool,
+    /// `--iptables-resync`.
+    pub resync: Duration,
 }
 
 /// Which packet engine runs.

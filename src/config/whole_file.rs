@@ -40,8 +40,8 @@ pub enum FileError {
     },
     /// Root's scripts would source what anybody may replace.
     #[error(
-        "{path} is writable by everybody (mode {mode:o}): remove that right, or choose another \
-         --subnet-file",
+        "{path} is writable by everybody (mode {mode:o}): remove that right, or keep the file \
+         elsewhere (of weftd: --subnet-file)",
         path = path.display()
     )]
     DirectoryWritable {
@@ -53,7 +53,7 @@ pub enum FileError {
     /// The directory's owner could replace the file.
     #[error(
         "{path} belongs to user {owner}, neither root nor this process: change its owner, or \
-         choose another --subnet-file",
+         keep the file elsewhere (of weftd: --subnet-file)",
         path = path.display()
     )]
     DirectoryOwner {

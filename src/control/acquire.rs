@@ -201,6 +201,7 @@ impl SubnetManager {
         }
         let free = free_subnets(config, taken.clone(), candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
+            self.status.exhausted();
             return Err(exhausted(config));
         };
         info!("Picking subnet in range {} ... {}", first.network(), last.network());

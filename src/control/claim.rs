@@ -1,6 +1,7 @@
 //! Who this node is, for the claim on its PublicIP that keeps two nodes from sharing a subnet, and
 //! the loop that keeps the claim. What a claim is in a store is the store's business.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -72,6 +73,56 @@ impl NodeIdentity {
         let is_twin = self.hostname == own.hostname && self.machine_id == own.machine_id;
         let twin = if is_twin { ": the last boot of this machine, or a clone of it" } else { "" };
         format!("node {host:?} (machine-id {machine:?}, boot {boot:?}{twin})")
+    }
+}
+
+/// What a store shows at the key of a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClaimEntry<'a> {
+    /// Who claims, as JSON.
+    pub(crate) value: &'a [u8],
+    /// When it was last written.
+    pub(crate) revision: i64,
+    /// The lease that ends it; 0 for none.
+    pub(crate) lease: i64,
+}
+
+/// A claim's key as last seen, not held by another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) public_ip: Ipv4Addr,
+    /// 0 is absent.
+    pub(crate) revision: i64,
+    pub(crate) is_ours: bool,
+}
+
+impl Claim {
+    /// The claim of `public_ip` before anything was seen of it.
+    pub(crate) fn unseen(public_ip: Ipv4Addr) -> Self {
+        Self { public_ip, revision: 0, is_ours: false }
+    }
+
+    /// The same, gone with its lease.
+    pub(crate) fn lapsed(self) -> Self {
+        Self::unseen(self.public_ip)
+    }
+
+    /// What the claim of `public_ip` is to the node `own` if its key shows this.
+    pub(crate) fn judge(
+        own: &NodeIdentity,
+        public_ip: Ipv4Addr,
+        found: Option<ClaimEntry<'_>>,
+    ) -> Result<Self, StoreError> {
+        let Some(ClaimEntry { value, revision, lease }) = found else {
+            return Ok(Self::unseen(public_ip));
+        };
+        let unheld = Self { public_ip, revision, is_ours: false };
+        let Some(holder) = NodeIdentity::from_json(value) else { return Ok(unheld) };
+        if !holder.is_same_as(own) {
+            return Err(StoreError::Duplicate { public_ip, holder: holder.describe_to(own) });
+        }
+        // One that does not end would outlive us.
+        Ok(Self { is_ours: lease != 0, ..unheld })
     }
 }
 

@@ -10,6 +10,7 @@ mod follow;
 mod own;
 mod say;
 mod stale;
+mod twin;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -29,6 +30,7 @@ use follow::{Follow, Outage};
 use own::Hold;
 pub(super) use say::Say;
 use stale::Stale;
+use twin::Twin;
 
 /// Share by which listings are spread.
 const RELIST_JITTER: f64 = 0.2;
@@ -147,6 +149,7 @@ pub(super) struct Machine {
     own_end_said: Option<Duration>,
     /// Changes of the own entry before this revision are older than our last write.
     own_since: i64,
+    twin: Twin,
 
     /// Everything in the store that is a lease, by key.
     mirror: BTreeMap<String, Lease>,
@@ -239,6 +242,7 @@ impl Machine {
             own_read: None,
             own_end_said: None,
             own_since,
+            twin: Twin::default(),
             mirror: BTreeMap::new(),
             revision: None,
             follow: Follow::Waiting { at: now.boot },

@@ -3,11 +3,12 @@
 //! (`run`).
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::config::network::NetworkConfig;
 use crate::config::options::StoreOptions;
 use crate::control::cache::Known;
 use crate::control::clock;
@@ -92,6 +93,7 @@ pub struct SubnetManager {
     pub(super) status: Arc<ControlStatus>,
     pub(super) timing: Timing,
     pub(super) known: watch::Sender<Option<Arc<Known>>>,
+    pub(super) used_config: OnceLock<NetworkConfig>,
 }
 
 /// The subnet that this node holds.
@@ -126,8 +128,8 @@ impl SubnetManager {
 
     pub(super) fn over(store: Store, previous: Option<Prefix>) -> Self {
         let known = watch::Sender::new(None);
-        let timing = Timing::default();
-        Self { store, previous, status: Arc::default(), timing, known }
+        let (status, timing, used_config) = (Arc::default(), Timing::default(), OnceLock::new());
+        Self { store, previous, status, timing, known, used_config }
     }
 
     /// The same manager with other durations. Those that are the default suit the store.
@@ -191,6 +193,11 @@ impl SubnetManager {
         let result = self.store.config().await;
         self.note(&result);
         result
+    }
+
+    /// The node goes by `config`, and does to the end: a run compares with it what the store has.
+    pub fn go_by(&self, config: &NetworkConfig) {
+        self.used_config.set(config.clone()).ok();
     }
 
     /// Keeps the status up to date with what the store just did.

@@ -7,17 +7,16 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::control::cache::Known;
 use crate::control::clock;
+use crate::control::config_check::ConfigCheck;
 use crate::control::lease::{LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Say};
 use crate::control::manager::{OwnLease, SubnetManager};
-use crate::control::network_check::NetworkCheck;
 use crate::control::store::{Event as Change, StoreError, Watch};
-use crate::route::Prefix;
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
 /// suspended and a timer does not.
@@ -46,9 +45,9 @@ impl SubnetManager {
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
-        let (random, network) = (fastrand::Rng::new(), own.network);
-        let machine = Machine::new(own, renew_margin, self.timing, random, now());
-        self.keep(machine, Driver::new(self, peers, attributes, network)).await
+        let machine = Machine::new(own, renew_margin, self.timing, fastrand::Rng::new(), now());
+        let check = ConfigCheck::new(self, false);
+        revoked(self.keep(machine, Driver::new(self, peers, attributes, check)).await)
     }
 
     /// As `run_moving`, by what the last run knew, until the store answers: then the same subnet
@@ -66,22 +65,27 @@ impl SubnetManager {
             self.store.claim(known.own.attributes.public_ip).await
         {
             error!("{error}");
-            return End::Duplicate;
+            return revoked(End::Duplicate);
         }
-        let (random, network) = (fastrand::Rng::new(), known.network);
+        let random = fastrand::Rng::new();
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
-        self.keep(machine, Driver::new(self, peers, attributes, network)).await
+        let check = ConfigCheck::new(self, true);
+        revoked(self.keep(machine, Driver::new(self, peers, attributes, check)).await)
     }
 
     async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
-        let end = tokio::select! {
+        tokio::select! {
             end = driver.drive(machine) => end,
             end = self.keep_claim() => end,
             never = self.store.keep_assigned(&self.status) => match never {},
-        };
-        warn!("Lease has been revoked. Shutting down daemon.");
-        end
+        }
     }
+}
+
+/// flannel's last words on a lost lease, however it was lost.
+fn revoked(end: End) -> End {
+    warn!("Lease has been revoked. Shutting down daemon.");
+    end
 }
 
 fn now() -> Now {
@@ -100,7 +104,7 @@ struct Driver<'a> {
     attributes: Receiver<LeaseAttributes>,
     request: Option<Pin<Box<dyn Future<Output = Answer> + Send + 'a>>>,
     watch: Option<Watch>,
-    network_check: NetworkCheck<'a>,
+    config_check: ConfigCheck<'a>,
 }
 
 impl<'a> Driver<'a> {
@@ -108,10 +112,9 @@ impl<'a> Driver<'a> {
         manager: &'a SubnetManager,
         peers: &'a Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
-        network: Prefix,
+        config_check: ConfigCheck<'a>,
     ) -> Self {
-        let network_check = NetworkCheck::new(network);
-        Self { manager, peers, attributes, request: None, watch: None, network_check }
+        Self { manager, peers, attributes, request: None, watch: None, config_check }
     }
 
     async fn drive(mut self, mut machine: Machine) -> End {
@@ -171,7 +174,12 @@ impl<'a> Driver<'a> {
             Command::Count { peers, held } => status.published(peers, held),
             Command::Reject(rejected) => status.reject(&rejected),
             Command::Expires(unix_seconds) => status.lease_expires(unix_seconds),
-            Command::Say(say) => log(&say),
+            Command::Say(say) => {
+                if let Say::WrittenInOurName { .. } = say {
+                    status.written_by_others();
+                }
+                log(&say);
+            }
             Command::End(end) => return Some(end),
         }
         None
@@ -185,7 +193,7 @@ impl<'a> Driver<'a> {
             changes = next_changes(&mut self.watch), if wants_changes => {
                 Answer::Other(Event::Changed(changes))
             }
-            () = self.network_check.done() => return Event::Timer,
+            () = self.config_check.done() => return Event::Timer,
             attributes = next_attributes(&mut self.attributes) => {
                 return Event::Moved(attributes);
             }
@@ -208,7 +216,7 @@ impl<'a> Driver<'a> {
                 self.manager.note(answer);
                 if answer.is_ok() {
                     self.manager.status.listed();
-                    self.network_check.begin(self.manager);
+                    self.config_check.begin();
                 }
             }
             Event::Opened(answer) => self.manager.note(answer),
@@ -249,6 +257,9 @@ async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAtt
 fn log(say: &Say) {
     if say.is_warning() {
         warn!("{say}");
+    } else if let Say::WrittenInOurName { .. } = say {
+        // Counted, and said lately.
+        debug!("{say}");
     } else {
         info!("{say}");
     }

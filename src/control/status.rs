@@ -103,12 +103,15 @@ pub struct ControlStatus {
     cached_as_of_unix: AtomicU64,
     /// Network and length of a subnet that the cluster assigned in place of ours; 0 if none did.
     reassigned: AtomicU64,
+    config_differs: AtomicBool,
     cache_writes: AtomicU64,
     cache_failures: AtomicU64,
     relists: AtomicU64,
     renewals: AtomicU64,
     store_failures: AtomicU64,
     conflicts: AtomicU64,
+    written_by_others: AtomicU64,
+    subnets_exhausted: AtomicU64,
     rejected: [AtomicU64; RejectReason::ALL.len()],
     remembered: Mutex<Remembered>,
 }
@@ -168,6 +171,13 @@ impl ControlStatus {
         is_subnet.then(|| Prefix::new(Ipv4Addr::from_bits(address), length_bits))?
     }
 
+    /// Whether the store has another network configuration than the one this node goes by: a
+    /// restart is needed to apply it.
+    #[must_use]
+    pub fn restart_needed(&self) -> bool {
+        self.config_differs.load(Ordering::Relaxed)
+    }
+
     /// Times that the cache was written.
     #[must_use]
     pub fn cache_writes(&self) -> u64 {
@@ -202,6 +212,18 @@ impl ControlStatus {
     #[must_use]
     pub fn conflicts(&self) -> u64 {
         self.conflicts.load(Ordering::Relaxed)
+    }
+
+    /// Times that somebody else wrote the own lease with our PublicIP.
+    #[must_use]
+    pub fn written_by_others_total(&self) -> u64 {
+        self.written_by_others.load(Ordering::Relaxed)
+    }
+
+    /// Tries to get a subnet that found none free.
+    #[must_use]
+    pub fn subnets_exhausted(&self) -> u64 {
+        self.subnets_exhausted.load(Ordering::Relaxed)
     }
 
     /// Distinct entries that were rejected for `reason`.
@@ -250,6 +272,10 @@ impl ControlStatus {
         self.reassigned.store(packed, Ordering::Relaxed);
     }
 
+    pub(crate) fn config_differs(&self, differs: bool) {
+        self.config_differs.store(differs, Ordering::Relaxed);
+    }
+
     pub(crate) fn cache_written(&self, succeeded: bool) {
         let counter = if succeeded { &self.cache_writes } else { &self.cache_failures };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -265,6 +291,14 @@ impl ControlStatus {
 
     pub(crate) fn conflicted(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn written_by_others(&self) {
+        self.written_by_others.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn exhausted(&self) {
+        self.subnets_exhausted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts each entry on first sight and logs the first few of them.

@@ -147,9 +147,7 @@ async fn wait_for_plan(
 }
 
 /// The inner error may go away when somebody writes the configuration; the outer one is final.
-pub(super) async fn read_config(
-    manager: &SubnetManager,
-) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
+async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<NetworkConfig>> {
     let bytes = match manager.network_config().await {
         Ok(bytes) => bytes,
         Err(error) => return Ok(Err(error.into())),

@@ -1,7 +1,10 @@
 //! What weftd says about itself on the status socket: one JSON object for `weft status`, and the
 //! same counters as Prometheus text. Reads counters; never touches the dataplane.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
@@ -10,18 +13,20 @@ use tokio::sync::watch;
 use crate::backend::udp::PlaneState;
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
-use crate::host::interface::ExternalInterface;
+use crate::netfilter::keeper::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
-use crate::stats::{DirectionStats, DropReason, WorkerStats};
+use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 
 /// Peers that one status lists; the count is always exact.
 const PEERS_LISTED_MAX: usize = 1000;
 
+/// Peers that have a metric of their own, those with the most failed sends. Their number bounds
+/// what a scrape costs whoever keeps it; all failed sends are in `flannel_drops_total`.
+const PEERS_MEASURED_MAX: usize = 100;
+
 /// What is known once the dataplane runs.
 #[derive(Debug)]
 pub struct Running {
-    /// The interface that carries the tunnel.
-    pub external: ExternalInterface,
     /// The whole overlay.
     pub network: Prefix,
     /// This host's lease.
@@ -32,6 +37,10 @@ pub struct Running {
     pub stats: Vec<Arc<WorkerStats>>,
     /// The published routes.
     pub routes: Published,
+    /// Failed tries to write the subnet file.
+    pub subnet_file_failures: Arc<AtomicU64>,
+    /// The rules, if any are kept.
+    pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
 impl Running {
@@ -78,10 +87,13 @@ impl Report {
                 "lease_expires_unix": self.control.lease_expires_unix(),
                 "renewals": self.control.renewals(),
                 "failures": self.control.store_failures(),
+                "written_by_others": self.control.written_by_others_total(),
+                "subnets_exhausted": self.control.subnets_exhausted(),
                 "rejected": rejected,
                 "subnet_refused": self.control.subnet_is_refused(),
                 "refused_subnet": self.control.refused_subnet().map(|subnet| subnet.to_string()),
             },
+            "restart_needed": self.control.restart_needed(),
             "stale_as_of_unix": self.control.cached_as_of_unix(),
             "cache": {
                 "writes": self.control.cache_writes(),
@@ -98,10 +110,13 @@ impl Report {
                 "public_ip": plane.public_address.to_string(),
                 "mtu_bytes": plane.mtu_bytes,
             });
-            status["interface"] = running.external.name.clone().into();
+            status["interface"] = plane.interface.into();
             let total = running.total();
             status["dataplane"] = plane.description.into();
-            status["routes"] = routes_json(&running.routes);
+            status["routes"] = routes_json(&running.routes, &total.failed_sends);
+            status["subnet_file"] =
+                json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
+            status["rules"] = rules_json(running);
             status["egress"] = direction_json(&total.egress);
             status["ingress"] = direction_json(&total.ingress);
             status["worker"] = worker_json(&total);
@@ -138,6 +153,8 @@ impl Report {
             "Whether the cluster assigned another subnet.",
         );
         out.sample("flannel_subnet_refused", "", u64::from(control.subnet_is_refused()));
+        out.family("flannel_restart_needed", "gauge", "Whether the store has another network.");
+        out.sample("flannel_restart_needed", "", u64::from(control.restart_needed()));
         out.family("flannel_cache_writes_total", "counter", "Times that the cache was written.");
         out.sample("flannel_cache_writes_total", "", control.cache_writes());
         out.family("flannel_cache_failures_total", "counter", "Times that writing it failed.");
@@ -150,6 +167,18 @@ impl Report {
             out.family("flannel_lease_expiry_seconds", "gauge", "End of the own lease, unix time.");
             out.sample("flannel_lease_expiry_seconds", "", seconds);
         }
+        out.family(
+            "flannel_lease_written_by_others_total",
+            "counter",
+            "Times that somebody else wrote the own lease with this node's PublicIP.",
+        );
+        out.sample("flannel_lease_written_by_others_total", "", control.written_by_others_total());
+        out.family(
+            "flannel_subnets_exhausted_total",
+            "counter",
+            "Tries that found no free subnet.",
+        );
+        out.sample("flannel_subnets_exhausted_total", "", control.subnets_exhausted());
         out.family("flannel_store_rejected_total", "counter", "Store entries that were ignored.");
         for reason in RejectReason::ALL {
             let label = format!("{{why=\"{}\"}}", reason.name());
@@ -157,17 +186,41 @@ impl Report {
         }
         if let Some(running) = self.running.get() {
             out.dataplane(&running.total());
+            let failures = running.subnet_file_failures.load(Ordering::Relaxed);
+            let name = "flannel_subnet_file_failures_total";
+            out.family(name, "counter", "Times that writing the subnet file failed.");
+            out.sample(name, "", failures);
+            out.rules(running);
         }
         out.0
     }
 }
 
-fn routes_json(routes: &Published) -> Value {
+fn routes_json(routes: &Published, failed: &FailedSends) -> Value {
     let table = routes.load();
+    let failed: BTreeMap<_, _> = failed.each().collect();
     let listed = table.peers().iter().take(PEERS_LISTED_MAX);
     listed
-        .map(|peer| json!({ "subnet": peer.subnet.to_string(), "via": peer.address.to_string() }))
+        .map(|peer| {
+            json!({
+                "subnet": peer.subnet.to_string(),
+                "via": peer.address.to_string(),
+                "failed_sends": failed.get(&peer.address).copied().unwrap_or(0),
+            })
+        })
         .collect()
+}
+
+fn rules_json(running: &Running) -> Value {
+    let Some((flavour, state)) = &running.rules else { return Value::Null };
+    let state = *state.borrow();
+    json!({
+        "kept_by": flavour.name(),
+        "in_place": state.is_in_place,
+        "checks": state.checks,
+        "repairs": state.repairs,
+        "failures": state.failures,
+    })
 }
 
 fn direction_json(stats: &DirectionStats) -> Value {
@@ -210,6 +263,22 @@ impl Metrics {
         writeln!(self.0, "{name}{labels} {value}").ok();
     }
 
+    fn rules(&mut self, running: &Running) {
+        let Some((_, state)) = &running.rules else { return };
+        let state = *state.borrow();
+        self.family("flannel_rules_in_place", "gauge", "Whether the last look found the rules.");
+        self.sample("flannel_rules_in_place", "", u64::from(state.is_in_place));
+        let counters = [
+            ("flannel_rules_checks_total", "Looks at the rules that succeeded.", state.checks),
+            ("flannel_rules_repairs_total", "Looks that found rules missing.", state.repairs),
+            ("flannel_rules_failures_total", "Looks or repairs that failed.", state.failures),
+        ];
+        for (name, help, value) in counters {
+            self.family(name, "counter", help);
+            self.sample(name, "", value);
+        }
+    }
+
     fn dataplane(&mut self, stats: &WorkerStats) {
         let directions = [("egress", &stats.egress), ("ingress", &stats.ingress)];
         type Read = fn(&DirectionStats) -> u64;
@@ -236,7 +305,39 @@ impl Metrics {
                 self.sample("flannel_drops_total", &labels, stats.drops(*reason));
             }
         }
+        self.failed_sends(&stats.failed_sends);
         self.family("flannel_receive_overflows_total", "counter", "Datagrams lost in the socket.");
         self.sample("flannel_receive_overflows_total", "", stats.receive_overflows.get());
+    }
+
+    fn failed_sends(&mut self, failed: &FailedSends) {
+        let name = "flannel_peer_failed_sends_total";
+        self.family(name, "counter", "Packets that could not be sent to this peer.");
+        let mut peers: Vec<_> = failed.each().collect();
+        peers.sort_unstable_by_key(|(peer, packets)| (Reverse(*packets), *peer));
+        for (peer, packets) in peers.into_iter().take(PEERS_MEASURED_MAX) {
+            self.sample(name, &format!("{{peer=\"{peer}\"}}"), packets);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peers_with_the_most_failed_sends_have_a_metric_each_and_their_number_is_bounded() {
+        let failed = FailedSends::default();
+        for number in 0..2 * PEERS_MEASURED_MAX as u16 {
+            let peer = format!("192.0.2.{}:8285", number).parse();
+            let Ok(peer) = peer else { break };
+            failed.add(peer, u64::from(number) + 1);
+        }
+        let mut out = Metrics(String::new());
+        out.failed_sends(&failed);
+        let samples: Vec<_> = out.0.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(samples.len(), PEERS_MEASURED_MAX);
+        let worst = "flannel_peer_failed_sends_total{peer=\"192.0.2.199:8285\"} 200";
+        assert_eq!(samples[0], worst);
     }
 }

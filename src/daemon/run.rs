@@ -13,8 +13,7 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::backend::udp::{PlaneState, UdpNetwork, UdpSetup};
-use crate::config::network::NetworkConfig;
-use crate::config::options::{ForwardRules, Options};
+use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::Peers;
 use crate::control::manager::{SubnetManager, Timing};
@@ -25,10 +24,11 @@ use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
+use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
-use crate::daemon::warm_start::compare_config;
 use crate::host::lock::{DaemonLock, LockError};
+use crate::netfilter::keeper::RuleState;
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
@@ -152,7 +152,7 @@ async fn work(
     let Begun { plan, external, interface, held } = begin(options, manager, previous).await?;
     let subnet = held.subnet();
     let setup = UdpSetup {
-        external: external.clone(),
+        external,
         interface,
         follow_address: options.follow_address,
         settings: plan.settings,
@@ -163,36 +163,44 @@ async fn work(
         workers: options.workers,
     };
     let network = UdpNetwork::start(setup).await.context(REGISTRATION_PHRASE)?;
-    warn_of_missing_rules(options.forward_rules, plan.network.enable_nftables);
+    let keeper = rules::keeper(options, &plan.network, subnet, previous);
+    let (rule_state, kept_rules) = (keeper.state(), keeper.kept());
+    let mut keep_rules = std::pin::pin!(keeper.keep());
+    tokio::select! {
+        error = &mut keep_rules => return Err(rules::fatal(error)),
+        () = rules::settled(rule_state.clone()) => {}
+    }
     let subnet_file = SubnetFile {
         network: plan.network.network,
         subnet,
         mtu_bytes: u32::from(network.mtu_bytes()),
-        masquerade: false,
+        masquerade: options.rules.masquerade,
     };
     let writer = SubnetWriter::new(&options.subnet_file, subnet_file);
     writer.write_first();
     report.running(Running {
-        external,
         network: plan.network.network,
         subnet,
         dataplane: network.state(),
         stats: network.stats(),
         routes: network.routes(),
+        subnet_file_failures: writer.failures(),
+        rules: kept_rules,
     });
     info!("Running backend.");
     notify::ready();
-    let ready = tell_readiness(readiness, manager, writer.state(), network.state());
+    let ready = tell_readiness(readiness, manager, writer.state(), network.state(), rule_state);
     let plane = network.state();
     let cache = cache_writer(options, manager, &plan);
-    let from_cache = matches!(held, Held::Cached(_));
+    manager.go_by(&plan.network);
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
         never = ready => match never {},
+        error = keep_rules => Err(rules::fatal(error)),
+        never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
         never = writer.keep(plane) => match never {},
         never = keep_cache(cache.as_ref(), manager) => match never {},
-        never = watch_config(manager, &plan.network, from_cache) => match never {},
         end = carry(manager, held, options.renew_margin, network) => {
             if let Some(cache) = &cache {
                 cache.forget();
@@ -216,24 +224,16 @@ async fn keep_cache(cache: Option<&CacheWriter>, manager: &SubnetManager) -> Inf
     }
 }
 
-async fn watch_config(
-    manager: &SubnetManager,
-    used: &NetworkConfig,
-    from_cache: bool,
-) -> Infallible {
-    if from_cache {
-        compare_config(manager, used).await;
-    }
-    std::future::pending().await
-}
-
-/// `/readyz` is green while the subnet file is written and the plane is up.
+/// `/readyz` is green while the subnet file is written and the plane is up, and rules were set.
 async fn tell_readiness(
     readiness: &Readiness,
     manager: &SubnetManager,
     mut file_written: watch::Receiver<bool>,
     mut plane: watch::Receiver<PlaneState>,
+    mut rules: watch::Receiver<RuleState>,
 ) -> Infallible {
+    // Its sender goes with a start that fails, and so does this.
+    rules.wait_for(|rules| rules.is_settled).await.ok();
     let mut is_told = false;
     loop {
         let is_ready = *file_written.borrow_and_update() && plane.borrow_and_update().is_up;
@@ -329,23 +329,6 @@ fn read_previous(options: &Options) -> Previous {
         warn!("{}: {complaint}", options.subnet_file.display());
     }
     previous
-}
-
-fn warn_of_missing_rules(rules: ForwardRules, enable_nftables: bool) {
-    if enable_nftables {
-        warn!(
-            "EnableNFTables in the network configuration has no effect: this weftd sets no rules, \
-             neither with nftables nor with iptables"
-        );
-    }
-    match rules {
-        ForwardRules::Default => warn!(
-            "no forward rules are set, because this weftd has none yet: if the FORWARD policy is \
-             DROP, accept the overlay network there yourself; --iptables-forward-rules=false \
-             silences this"
-        ),
-        ForwardRules::On | ForwardRules::Off => {}
-    }
 }
 
 /// SIGINT and SIGTERM; either stops the daemon.

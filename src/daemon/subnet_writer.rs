@@ -3,6 +3,8 @@
 
 use std::convert::Infallible;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -22,13 +24,20 @@ pub struct SubnetWriter<'a> {
     path: &'a Path,
     file: SubnetFile,
     is_written: watch::Sender<bool>,
+    failures: Arc<AtomicU64>,
 }
 
 impl<'a> SubnetWriter<'a> {
     /// Will write `file` to `path`.
     #[must_use]
     pub fn new(path: &'a Path, file: SubnetFile) -> Self {
-        Self { path, file, is_written: watch::Sender::new(false) }
+        Self { path, file, is_written: watch::Sender::new(false), failures: Arc::default() }
+    }
+
+    /// Failed tries so far.
+    #[must_use]
+    pub fn failures(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.failures)
     }
 
     /// Whether what is on the disk is true, and each change of that.
@@ -39,7 +48,9 @@ impl<'a> SubnetWriter<'a> {
 
     /// The try at start, before anybody is told that the backend runs.
     pub fn write_first(&self) {
-        self.tell(&self.file.write(self.path));
+        let result = self.file.write(self.path);
+        self.count(&result);
+        self.tell(&result);
     }
 
     /// Tries on until the file is written, and writes it again whenever the plane's MTU changes.
@@ -68,10 +79,20 @@ impl<'a> SubnetWriter<'a> {
     async fn write_again(&self, tell_failure: bool) {
         let (path, file) = (self.path.to_owned(), self.file);
         // A disk that is out of order can keep a write for seconds; the lease must not wait.
-        match tokio::task::spawn_blocking(move || file.write(&path)).await {
-            Ok(result) if result.is_ok() || tell_failure => self.tell(&result),
-            Ok(_) | Err(_) => _ = self.is_written.send_replace(false),
+        let Ok(result) = tokio::task::spawn_blocking(move || file.write(&path)).await else {
+            self.is_written.send_replace(false);
+            return;
+        };
+        self.count(&result);
+        if result.is_ok() || tell_failure {
+            self.tell(&result);
+        } else {
+            self.is_written.send_replace(false);
         }
+    }
+
+    fn count(&self, result: &Result<(), FileError>) {
+        self.failures.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
     }
 
     fn tell(&self, result: &Result<(), FileError>) {

@@ -9,16 +9,20 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 
 use crate::control::clock::format_rfc3339;
+use crate::daemon::install;
 use crate::daemon::status::fetch_unix;
 
 const SOCKET_DEFAULT: &str = "/run/flannel/weft.sock";
 
 const USAGE: &str = "Usage: weft status [--socket PATH] [-o json]
        weft metrics [--socket PATH]
+       weft install-conf FILE PLACE
        weft version
 
 status   lease, peers, dataplane, and every dropped packet by reason
 metrics  the same counters in Prometheus text format
+install-conf  copies a JSON file to its place, which holds the old one or the new one at any time;
+              also what weft does under the name install-conf
 
 --socket PATH  the daemon's --status-socket (default /run/flannel/weft.sock)
 -o json        the whole status as one JSON object
@@ -31,9 +35,16 @@ const EXIT_DEGRADED: u8 = 1;
 /// Exit code for no answer, and for misuse.
 const EXIT_FAILED: u8 = 2;
 
-/// Runs the tool on its arguments, its own name excluded.
+/// A second name of the tool, under which it does this one thing: where flannel's image has a
+/// program of this name.
+const INSTALL_CONF: &str = "install-conf";
+
+/// Runs the tool on its arguments, its own name first.
 #[must_use]
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
+pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
+    let name = arguments.next().map(PathBuf::from).unwrap_or_default();
+    let implied = name.file_name().is_some_and(|name| name == INSTALL_CONF);
+    let arguments = implied.then(|| INSTALL_CONF.to_owned()).into_iter().chain(arguments);
     match run(arguments) {
         Ok((text, code)) => {
             // A reader that went away, such as `head`, has what it wanted.
@@ -57,6 +68,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
     };
     match request.command {
         Command::Help => Ok((USAGE.to_owned(), ExitCode::SUCCESS)),
+        Command::InstallConf(copy) => Ok((copy.run()?, ExitCode::SUCCESS)),
         Command::Version => Ok((format!("{}\n", env!("CARGO_PKG_VERSION")), ExitCode::SUCCESS)),
         Command::Metrics => {
             Ok((String::from_utf8_lossy(&fetch("/metrics")?).into_owned(), ExitCode::SUCCESS))
@@ -75,6 +87,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
 enum Command {
     Help,
     Version,
+    InstallConf(install::Copy),
     Metrics,
     Status { json: bool },
 }
@@ -89,6 +102,7 @@ impl Request {
         let mut socket = PathBuf::from(SOCKET_DEFAULT);
         let mut command = match arguments.next().as_deref() {
             None | Some("-h" | "--help" | "help") => Command::Help,
+            Some(INSTALL_CONF) => Command::InstallConf(install::Copy::parse(arguments.by_ref())?),
             Some("version" | "--version") => Command::Version,
             Some("metrics") => Command::Metrics,
             Some("status") => Command::Status { json: false },
@@ -130,7 +144,10 @@ fn render(status: &Value) -> String {
     let ready = if status["ready"] == true { "ready" } else { "not ready" };
     line("weftd", format!("{} {ready}", text(&status["version"])));
     let store = if status["store"]["up"] == true { "up" } else { "down" };
-    line("store", format!("{store}, {} failures", text(&status["store"]["failures"])));
+    let others = status["store"]["written_by_others"].as_u64().filter(|times| *times > 0);
+    let others = others.map(|times| format!(", our lease written by others {times} times"));
+    let others = others.unwrap_or_default();
+    line("store", format!("{store}, {} failures{others}", text(&status["store"]["failures"])));
     if let Some(as_of) = status["stale_as_of_unix"].as_u64() {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
@@ -138,6 +155,11 @@ fn render(status: &Value) -> String {
     if status["store"]["subnet_refused"] == true {
         let other = text(&status["store"]["refused_subnet"]);
         line("refused", format!("the cluster assigned {other} to this node; the log says more"));
+    }
+
+    if status["restart_needed"] == true {
+        let advice = "going on with the old one; restart weftd and then the pods of this host";
+        line("restart", format!("the store has another network configuration; {advice}"));
     }
     let lease = &status["lease"];
     if lease.is_object() {
@@ -148,12 +170,23 @@ fn render(status: &Value) -> String {
         );
         line("dataplane", text(&status["dataplane"]));
     }
+    let rules = &status["rules"];
+    if rules.is_object() {
+        let place =
+            if rules["in_place"] == true { "in place" } else { "NOT in place: see the log" };
+        let (repairs, failures) = (text(&rules["repairs"]), text(&rules["failures"]));
+        let kept_by = text(&rules["kept_by"]);
+        line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
+    }
     let held = status["peers_held"].as_u64().filter(|held| *held > 0);
     let held =
         held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
     line("peers", format!("{}{}", text(&status["peers"]), held.unwrap_or_default()));
     for route in status["routes"].as_array().into_iter().flatten() {
-        line("", format!("{} via {}", text(&route["subnet"]), text(&route["via"])));
+        let failed = route["failed_sends"].as_u64().filter(|failed| *failed > 0);
+        let failed = failed.map(|failed| format!(", {failed} packets could not be sent"));
+        let (subnet, via) = (text(&route["subnet"]), text(&route["via"]));
+        line("", format!("{subnet} via {via}{}", failed.unwrap_or_default()));
     }
     for direction in ["egress", "ingress"] {
         let counters = &status[direction];
@@ -249,6 +282,30 @@ mod tests {
         assert!(text.contains("stale      lease and peers are from the cache"), "{text}");
         assert!(text.contains("2000-02-29T23:59:59Z"), "{text}");
         assert!(!screen(None).contains("stale"), "{}", screen(None));
+        let text = render(&json!({ "ready": true, "restart_needed": true }));
+        assert!(text.contains("restart    the store has another network configuration"), "{text}");
+        assert!(!screen(None).contains("restart"), "{}", screen(None));
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_sent_to_stands_out() {
+        let route = |failed: u64| {
+            let (subnet, via) = ("10.5.3.0/24", "192.0.2.3:8285");
+            render(&json!({ "routes": [{ "subnet": subnet, "via": via, "failed_sends": failed }] }))
+        };
+        let told = "10.5.3.0/24 via 192.0.2.3:8285, 7 packets could not be sent";
+        assert!(route(7).contains(told), "{}", route(7));
+        assert!(!route(0).contains("could not"), "{}", route(0));
+    }
+
+    #[test]
+    fn rules_are_on_the_screen_if_any_are_kept() {
+        let rules =
+            json!({ "kept_by": "nftables", "in_place": false, "repairs": 2, "failures": 3 });
+        let screen = render(&json!({ "rules": rules }));
+        let line = "rules      nftables, NOT in place: see the log; 2 repairs, 3 failures";
+        assert!(screen.contains(line), "{screen}");
+        assert!(!render(&json!({ "rules": null })).contains("rules"));
     }
 
     #[test]
@@ -256,6 +313,15 @@ mod tests {
         let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
         assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));
         assert!(!screen(0).contains("held"), "{}", screen(0));
+    }
+
+    #[test]
+    fn somebody_who_writes_our_lease_is_on_the_screen() {
+        let screen = |times: u64| {
+            render(&json!({ "store": { "up": true, "failures": 0, "written_by_others": times } }))
+        };
+        assert!(screen(2).contains("our lease written by others 2 times"), "{}", screen(2));
+        assert!(!screen(0).contains("others"), "{}", screen(0));
     }
 
     #[test]

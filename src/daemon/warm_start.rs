@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::time::sleep;
-use tracing::{error, info, warn};
+use tracing::warn;
 
 use crate::config::network::NetworkConfig;
 use crate::config::options::Options;
@@ -15,9 +14,8 @@ use crate::config::subnet_file::Previous;
 use crate::config::whole_file;
 use crate::control::cache::{self, Expected, Known};
 use crate::control::clock;
-use crate::control::manager::SubnetManager;
 use crate::control::store::StoreError;
-use crate::daemon::begin::{Plan, external_interface, read_config};
+use crate::daemon::begin::{Plan, external_interface};
 use crate::daemon::cache_writer::cache_path;
 use crate::host::interface::ExternalInterface;
 
@@ -25,9 +23,6 @@ use crate::host::interface::ExternalInterface;
 /// within a second, of which device, address and route need a part; a store that is well answers
 /// within a tenth, and a start that was hasty is confirmed a moment later.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Between two tries to compare the network configuration: nobody waits for it.
-const COMPARE_RETRY: Duration = Duration::from_secs(1);
 
 /// What a start can go by while the store is away.
 #[derive(Debug)]
@@ -130,34 +125,6 @@ async fn recall<'a>(
 pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
     let store_error = error.chain().find_map(|cause| cause.downcast_ref::<StoreError>());
     store_error.is_some_and(|error| !error.store_answered())
-}
-
-/// Once the store has confirmed the lease: says if it has another network configuration than
-/// the one that was gone by.
-pub(super) async fn compare_config(manager: &SubnetManager, used: &NetworkConfig) {
-    let mut known = manager.known();
-    if known.wait_for(Option::is_some).await.is_err() {
-        return;
-    }
-    let advice = "going on with the one from the cache; restart weftd to apply it";
-    loop {
-        match read_config(manager).await {
-            Ok(Ok(found)) if found == *used => {
-                info!("The store has the network configuration of the cache");
-                return;
-            }
-            Ok(Ok(found)) => {
-                let network = found.network;
-                error!("The network configuration has changed (Network {network}); {advice}");
-                return;
-            }
-            Ok(Err(error)) if is_unreachable(&error) => sleep(COMPARE_RETRY).await,
-            Ok(Err(error)) | Err(error) => {
-                error!("Couldn't fetch network config: {error:#}; {advice}");
-                return;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

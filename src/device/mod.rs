@@ -7,5 +7,6 @@ pub mod kernel;
 mod socket;
 mod tun;
 
+pub use crate::sys::echo::only_echo_replies;
 pub use socket::{SocketError, TunnelSocket};
 pub use tun::{Tun, TunError, TunOffload};

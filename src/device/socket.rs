@@ -124,6 +124,11 @@ impl TunnelSocket {
         sys::set_fragmenting(self.socket.as_fd(), fragmenting).ok();
     }
 
+    /// Sends one datagram, besides those of the worker that owns the socket.
+    pub fn send_to(&self, bytes: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
+        self.socket.send_to(bytes, peer)
+    }
+
     /// Interface address and port.
     #[must_use]
     pub fn address(&self) -> SocketAddrV4 {

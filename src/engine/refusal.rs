@@ -13,7 +13,9 @@ pub(super) enum SendRefusal {
     Form,
     /// No buffer for now: wait for room, once, then try again.
     Busy,
-    /// An earlier datagram's ICMP error was queued on the socket; the send never began.
+    /// Interrupted, or an earlier datagram's ICMP error; the send never began. The tunnel's socket
+    /// is unconnected and has no IP_RECVERR, so the kernel queues no such error on it; this holds
+    /// should that ever change.
     Stale,
     /// The datagram can't go: drop it for this reason.
     Drop(DropReason),

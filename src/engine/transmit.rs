@@ -2,13 +2,14 @@
 
 use std::cell::Cell;
 use std::io::IoSlice;
+use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::forward::{Egress, Pass};
 use crate::offload::{
-    MESSAGES_MAX, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan, VNET_HEADER_BYTES,
+    MESSAGES_MAX, Message, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan, VNET_HEADER_BYTES,
 };
 use crate::stats::{DirectionStats, DropReason};
 use crate::sys::{Range, udp::SendBatch};
@@ -81,7 +82,7 @@ impl Transmit {
             let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
             batch.push(message.destination, segment_bytes, plan.pieces(index).iter().map(as_range));
         }
-        let mut refusing = None;
+        let (mut refusing, long_sends) = (None, &config.stats.long_sends);
         carry_out(
             batch.len(),
             |index| messages[index].segments > 1,
@@ -91,6 +92,7 @@ impl Transmit {
                 Outcome::Sent => {
                     for message in &messages[range] {
                         let packets = u64::from(message.segments);
+                        long_sends.mark(message.destination, message.segment_bytes);
                         count_sent(stats, 1, packets, u64::from(message.bytes));
                     }
                 }
@@ -98,7 +100,7 @@ impl Transmit {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
                     gather_datagrams(plan, range.start, singles);
-                    let sent = send_one_by_one(config, stats, arena, singles, waited);
+                    let sent = send_one_by_one(config, message.destination, arena, singles, waited);
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
                         // What refuses single datagrams as well has nothing against trains.
@@ -106,7 +108,8 @@ impl Transmit {
                     }
                 }
                 Outcome::Dropped(reason) => {
-                    stats.drop(reason, u64::from(messages[range.start].segments));
+                    let Message { destination, segments, .. } = messages[range.start];
+                    config.stats.drop_send(destination, reason, u64::from(segments));
                 }
             },
         );
@@ -136,17 +139,17 @@ fn gather_datagrams(plan: &SendPlan, index: usize, singles: &mut SendBatch) {
     });
 }
 
-/// Sends the datagrams of a refused message, the same bytes, each on its own; returns how many
-/// went.
+/// Sends the datagrams of a refused message to `destination`, the same bytes, each on its own;
+/// returns how many went.
 fn send_one_by_one(
     config: &WorkerConfig,
-    stats: &DirectionStats,
+    destination: SocketAddrV4,
     arena: &[u8],
     singles: &mut SendBatch,
     waited: &Cell<bool>,
 ) -> usize {
-    let mut sent = 0;
-    let mut sent_bytes = 0;
+    let stats = &config.stats;
+    let (mut sent, mut sent_bytes) = (0, 0);
     let lengths: [u64; SEGMENTS_MAX] = std::array::from_fn(|index| singles.bytes(index));
     carry_out(
         singles.len(),
@@ -158,11 +161,11 @@ fn send_one_by_one(
                 sent += range.len();
                 sent_bytes += lengths[range].iter().sum::<u64>();
             }
-            Outcome::Refused => stats.drop(DropReason::SendFailed, 1),
-            Outcome::Dropped(reason) => stats.drop(reason, 1),
+            Outcome::Refused => stats.drop_send(destination, DropReason::SendFailed, 1),
+            Outcome::Dropped(reason) => stats.drop_send(destination, reason, 1),
         },
     );
-    count_sent(stats, sent as u64, sent as u64, sent_bytes);
+    count_sent(&stats.egress, sent as u64, sent as u64, sent_bytes);
     sent
 }
 

@@ -22,6 +22,7 @@ use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use tokio::time::timeout;
 
 use crate::host::state::{Address, Link, LinkId, PathToHost, Route, RouteSpec};
+use crate::route::Prefix;
 
 pub use events::Events;
 
@@ -32,6 +33,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// A listing that the kernel marks as interrupted by a change is asked for again. Each attempt
 /// takes well below a millisecond, so five in a row interrupted means constant change.
 const LISTING_ATTEMPTS_MAX: u32 = 5;
+
+/// The metric of a blackhole route: the last of all. With flannel's 0 it takes the traffic of the
+/// pods' bridge, if it is there before the bridge has its address.
+pub const BLACKHOLE_METRIC: u32 = u32::MAX;
 
 /// A connection to the routing part of the kernel, for the network namespace in which the thread
 /// was when it opened the connection. Clones share it; it ends when the last one is dropped.
@@ -278,6 +283,21 @@ impl Netlink {
     pub async fn remove_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
         let request = RouteNetlinkMessage::DelRoute(decode::route_message(route));
         self.edit(Operation::new("remove route", route), request, 0).await
+    }
+
+    /// Adds a route that drops what is for `destination`, behind any other route to it.
+    pub async fn add_blackhole(&self, destination: Prefix) -> Result<(), NetlinkError> {
+        let operation = Operation::new("add blackhole route", destination);
+        let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
+        let request = RouteNetlinkMessage::NewRoute(message);
+        self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
+    }
+
+    /// Removes the route that [`Self::add_blackhole`] adds.
+    pub async fn remove_blackhole(&self, destination: Prefix) -> Result<(), NetlinkError> {
+        let operation = Operation::new("remove blackhole route", destination);
+        let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
+        self.edit(operation, RouteNetlinkMessage::DelRoute(message), 0).await
     }
 
     async fn one_link(

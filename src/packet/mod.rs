@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod checksum;
+pub mod echo;
 pub mod icmp;
 pub mod ipv4;
 pub mod limiter;

@@ -9,6 +9,7 @@
 
 use std::io;
 
+pub mod echo;
 pub mod ring;
 pub mod steering;
 pub mod tun;

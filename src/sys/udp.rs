@@ -52,7 +52,12 @@ pub fn force_buffers(socket: BorrowedFd<'_>, receive: c_int, send: c_int) -> io:
     set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send)
 }
 
-fn set_int(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+pub(super) fn set_int(
+    socket: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+    value: c_int,
+) -> io::Result<()> {
     let bytes = size_of::<c_int>() as libc::socklen_t;
     // SAFETY: the option value is one int that outlives the call, and `bytes` is its size.
     let result = unsafe {

@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "measured times belong into the report of the run")]
 
 mod clock;
+mod crowd;
 mod members;
 mod outage;
 mod owner;
@@ -14,5 +15,6 @@ mod site;
 mod start;
 #[path = "../support/mod.rs"]
 mod support;
+mod twin;
 mod watch;
 mod wiped;

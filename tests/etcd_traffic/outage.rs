@@ -14,7 +14,7 @@ use crate::support::control::PREFIX;
 use crate::support::lab::{Namespace, wait_until};
 use crate::support::members::Version;
 use crate::support::status::Status;
-use crate::support::told::control_time;
+use crate::support::told::{control_time, process_time};
 
 /// Requests a second of one node that finds its store again.
 const REQUESTS_PER_SECOND_MAX: u64 = 10;
@@ -22,22 +22,29 @@ const REQUESTS_PER_SECOND_MAX: u64 = 10;
 /// To be where one was before the outage, subnet and peers.
 const CONVERGE: Duration = Duration::from_secs(10);
 
-/// Share of a processor that the control plane may use while the store is away.
+/// Share of a processor that the control plane, or a daemon without packets, may use while the
+/// store is away.
 const CONTROL_SHARE_MAX: f64 = 0.005;
 
 /// F3: etcd dies and returns.
 #[test]
 fn a_dead_etcd_costs_no_packet_and_no_processor() {
-    // Longer than it takes for the pauses between two tries to reach their longest.
-    const OUTAGE: Duration = Duration::from_secs(9);
-    let mut site = Site::start(Plan::of(Version::V3_4));
+    const OUTAGE: Duration = Duration::from_secs(60);
+    // The third has no traffic: what it uses is for the store alone.
+    const IDLE: usize = 2;
+    let mut site = Site::start(Plan { hosts: 3, ..Plan::of(Version::V3_4) });
     let before = site.entries();
     let ((), report) = site.with_traffic(|site, _| {
         let told = site.listen();
         site.etcd.process.stop(Signal::KILL, Duration::from_secs(2));
         let before = [0, 1].map(|host: usize| control_time(&site.daemons[host]));
+        let idle_before = process_time(&site.daemons[IDLE]);
         let began = Instant::now();
         thread::sleep(OUTAGE);
+        let idle = process_time(&site.daemons[IDLE]) - idle_before;
+        let share = idle.as_secs_f64() / began.elapsed().as_secs_f64();
+        println!("without etcd, an idle daemon used {:.2} %", share * 100.0);
+        assert!(share <= CONTROL_SHARE_MAX, "an idle daemon uses {idle:?} to wait for etcd");
         for (host, before) in before.into_iter().enumerate() {
             let used = control_time(&site.daemons[host]) - before;
             let share = used.as_secs_f64() / began.elapsed().as_secs_f64();
@@ -52,18 +59,24 @@ fn a_dead_etcd_costs_no_packet_and_no_processor() {
         let cluster = Arc::clone(&site.cluster);
         site.etcd.spawn(&cluster.switch);
         let back = Instant::now();
-        for host in 0..2 {
+        for host in 0..3 {
             wait_until(RECONNECT, "the daemons find etcd again", || {
                 Status::of(&site.dir(host)).0["store"]["up"] == true
             });
             println!("host {host} found it again after {:?}", back.elapsed());
+        }
+        // What is written afterwards is seen.
+        let key = format!("{PREFIX}/subnets/10.5.255.0-24");
+        site.ctl(&["put", &key, r#"{"PublicIP":"172.20.0.77","PublicIPv6":null}"#]);
+        for host in 0..3 {
+            site.wait_for_routes(host, 3);
         }
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
             let lines = told.assert_plain(
                 daemon,
                 "without the store for",
-                &["keeping all 1 peers and trying again"],
+                &["keeping all 2 peers and trying again"],
             );
             println!("host {host}: at most {lines} lines a second");
         }

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use weft::daemon::status::fetch_unix;
 
 use crate::site::{Entry, Plan, Site};
 use crate::support::lab::{Process, SubnetEnv, wait_until};
@@ -38,6 +39,16 @@ fn a_node_that_slept_past_its_lease_leaves_the_subnet_to_the_one_that_waited_for
         let mut late = site.weftd(LATE, &[]);
         wait_until(Duration::from_secs(5), "a full network is told", || {
             late.output().contains("No subnet yet, still trying: out of subnets")
+        });
+        let exhausted = || {
+            let bytes = fetch_unix(&site.dir(LATE).join("weft.sock"), "/metrics").ok()?;
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            let line =
+                text.lines().find(|line| line.starts_with("flannel_subnets_exhausted_total"));
+            line?.rsplit_once(' ')?.1.parse::<u64>().ok()
+        };
+        wait_until(Duration::from_secs(5), "a full network is counted at each try", || {
+            exhausted().is_some_and(|tries| tries >= 2)
         });
         nap(site);
         let taken = sleep_until_taken(site, &mut late);

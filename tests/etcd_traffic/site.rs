@@ -72,6 +72,8 @@ pub(crate) struct Site {
     pub(crate) etcd: NamespaceEtcd,
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) leases: Vec<SubnetEnv>,
+    /// Whether somebody else writes the first host's lease.
+    pub(crate) has_twin: bool,
     plan: Plan,
     files: TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -89,7 +91,19 @@ impl Site {
         let relay = cluster.switch.enter(|| Proxy::between(listen, target));
         let files = tempfile::tempdir().expect("a directory for the test");
         let (daemons, pods, leases) = (Vec::new(), Arc::default(), Vec::new());
-        let site = Self { daemons, pods, relay, etcd, cluster, leases, plan, files, _alone: alone };
+        let has_twin = false;
+        let site = Self {
+            daemons,
+            pods,
+            relay,
+            etcd,
+            cluster,
+            leases,
+            has_twin,
+            plan,
+            files,
+            _alone: alone,
+        };
         if let Some(config) = site.plan.config {
             site.ctl(&["put", &format!("{PREFIX}/config"), config]);
         }
@@ -237,6 +251,9 @@ impl Site {
             let status = Status::of(&self.dir(host)).0;
             assert_eq!(status["store"]["up"], true, "the store does not count as up: {status}");
             assert_eq!(status["ready"], true, "the node is not ready: {status}");
+            let others = status["store"]["written_by_others"].as_u64();
+            let is_written = others.is_some_and(|times| times > 0);
+            assert_eq!(is_written, host == 0 && self.has_twin, "who wrote its lease? {status}");
         }
     }
 

@@ -199,7 +199,7 @@ fn what_cannot_start_says_why() {
 }
 
 /// As the pod of flannel's DaemonSet is started: by the paths of a pod, over TLS, by the service
-/// account's token, and told by the API which Node it is on. Its `--ip-masq` is left out here.
+/// account's token, and told by the API which Node it is on.
 #[test]
 fn the_pod_of_a_stock_daemonset_starts() {
     const SCRIPT: &str = r#"set -e
@@ -210,7 +210,7 @@ fn the_pod_of_a_stock_daemonset_starts() {
         mkdir -p /etc/kube-flannel
         cp "$1/net-conf.json" /etc/kube-flannel/
         mount --bind "$1/run" /run
-        exec "$2" --kube-subnet-mgr"#;
+        exec "$2" --ip-masq --kube-subnet-mgr"#;
     let (lab, files) = (Lab::two_hosts(), Files::new());
     let directory = files.0.path();
     let certificates = Certificates::new(directory, &format!("IP:{}", UNDERLAY[0]));

@@ -109,20 +109,7 @@ impl Namespace {
     /// Runs `work` on a thread of its own inside the namespace. Sockets and `/proc/sys/net` are
     /// the namespace's; `/sys` stays the machine's.
     pub(crate) fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        let path = Path::new("/run/netns").join(&self.name);
-        let handle = File::open(&path).expect("an existing namespace has a handle");
-        let inside = || {
-            move_into_link_name_space(
-                std::os::fd::AsFd::as_fd(&handle),
-                Some(LinkNameSpaceType::Network),
-            )
-            .expect("root may enter a network namespace");
-            work()
-        };
-        thread::scope(|scope| match scope.spawn(inside).join() {
-            Ok(outcome) => outcome,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
+        enter_at(&Path::new("/run/netns").join(&self.name), work)
     }
 
     /// Joins two namespaces by a veth pair, both ends up, with this MTU.
@@ -144,6 +131,23 @@ impl Namespace {
         let listing = Command::new("ip").args(["netns", "pids", &self.name]).output();
         listing.map_or_else(|_| Vec::new(), |output| parse_process_ids(&output.stdout))
     }
+}
+
+/// Runs `work` on a thread of its own inside the network namespace whose handle is at `path`.
+pub(crate) fn enter_at<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> T {
+    let handle = File::open(path).expect("an existing namespace has a handle");
+    let inside = || {
+        move_into_link_name_space(
+            std::os::fd::AsFd::as_fd(&handle),
+            Some(LinkNameSpaceType::Network),
+        )
+        .expect("root may enter a network namespace");
+        work()
+    };
+    thread::scope(|scope| match scope.spawn(inside).join() {
+        Ok(outcome) => outcome,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
 }
 
 impl Drop for Namespace {

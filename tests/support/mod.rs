@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 pub(crate) mod cluster;
+pub(crate) mod confine;
 pub mod control;
 pub mod etcd;
 pub(crate) mod flows;

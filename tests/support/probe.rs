@@ -43,6 +43,7 @@ pub(crate) struct Probe {
 #[derive(Debug)]
 pub(crate) struct Report {
     sent: [u64; 2],
+    refused: [u64; 2],
     lost: [u64; 2],
     reordered: u64,
     longest_gap: Duration,
@@ -96,6 +97,7 @@ impl Probe {
         let count = |of: fn(&Numbered) -> u64| probe.ways.each_ref().map(of);
         let report = Report {
             sent: count(|way| way.sent.load(Ordering::Relaxed)),
+            refused: count(|way| way.refused.load(Ordering::Relaxed)),
             lost: count(Numbered::missing),
             reordered: count(|way| way.reordered.load(Ordering::Relaxed)).iter().sum(),
             longest_gap: Duration::from_nanos(
@@ -167,11 +169,11 @@ impl Report {
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { sent, lost, reordered, longest_gap, flows, resets, drops } = self;
+        let Self { sent, refused, lost, reordered, longest_gap, flows, resets, drops } = self;
         write!(
             f,
-            "lost {lost:?} of {sent:?} datagrams, {reordered} reordered, longest gap \
-             {longest_gap:.1?}; {resets} resets, {flows}; drops: {drops}"
+            "lost {lost:?} of {sent:?} datagrams ({refused:?} refused at once), {reordered} \
+             reordered, longest gap {longest_gap:.1?}; {resets} resets, {flows}; drops: {drops}"
         )
     }
 }
@@ -186,16 +188,38 @@ fn resets(ends: &[End<'_>; 2]) -> u64 {
     ends.iter().map(of).sum()
 }
 
-/// Everything that counts dropped packets on the way, by name.
+/// What else the kernel's IP and UDP drop, by group and name in procfs.
+const QUIET_DROPS: [(&str, &str); 11] = [
+    ("Ip", "InHdrErrors"),
+    ("Ip", "InAddrErrors"),
+    ("Ip", "InDiscards"),
+    ("Ip", "OutDiscards"),
+    ("Ip", "OutNoRoutes"),
+    ("Udp", "InErrors"),
+    ("Udp", "NoPorts"),
+    ("Udp", "SndbufErrors"),
+    ("Udp", "InCsumErrors"),
+    ("Udp", "MemErrors"),
+    ("IpExt", "InNoRoutes"),
+];
+
+/// Everything that counts dropped packets on the way, by name, and how many came through weft.
 struct Drops(Vec<(String, u64)>);
 
 impl Drops {
     fn of(ends: &[End<'_>; 2]) -> Self {
-        let mut all = vec![("the kernel's backlog, a busy machine".to_owned(), backlog_drops())];
+        let mut all = vec![
+            ("the kernel's backlog, a busy machine".to_owned(), backlog_drops()),
+            ("waiting for a neighbour's address".to_owned(), neighbour_drops()),
+        ];
         for (number, end) in ends.iter().enumerate() {
             for (place, namespace) in [("pod", end.pod), ("host", end.host)] {
                 let full = kernel_counter(namespace, "Udp", "RcvbufErrors");
                 all.push((format!("full socket in {place} {number}, a busy machine"), full));
+                for (group, name) in QUIET_DROPS {
+                    let count = kernel_counter(namespace, group, name);
+                    all.push((format!("{group}{name} of {place} {number}"), count));
+                }
                 for (device, dropped) in device_drops(namespace) {
                     all.push((format!("{device} of {place} {number}, its queue"), dropped));
                 }
@@ -203,6 +227,11 @@ impl Drops {
             // A daemon that is gone has no counters, and the packets are missed all the same.
             let Some(status) = Status::try_of(&end.dir) else { continue };
             for direction in ["egress", "ingress"] {
+                // No loss, but where the sums part the packets went.
+                for counter in ["packets_received", "packets_forwarded"] {
+                    let count = status.count(direction, counter);
+                    all.push((format!("weft {number}, {direction} {counter}"), count));
+                }
                 let reasons = status.0[direction]["drops"].as_object().cloned();
                 for (reason, count) in reasons.unwrap_or_default() {
                     let name = format!("weft {number}, {direction}: {reason}");
@@ -231,6 +260,15 @@ fn backlog_drops() -> u64 {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").expect("procfs is mounted");
     let dropped = text.lines().filter_map(|line| line.split_whitespace().nth(1));
     dropped.filter_map(|count| u64::from_str_radix(count, 16).ok()).sum()
+}
+
+/// Packets that waited for the link-layer address of a neighbour until there was no room.
+fn neighbour_drops() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/stat/arp_cache").expect("procfs is mounted");
+    let mut lines = text.lines().map(str::split_whitespace);
+    let place = lines.next().and_then(|mut names| names.position(|n| n == "unresolved_discards"));
+    let Some(place) = place else { return 0 };
+    lines.filter_map(|mut counts| u64::from_str_radix(counts.nth(place)?, 16).ok()).sum()
 }
 
 /// Packets that a device dropped, either way.

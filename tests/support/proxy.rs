@@ -19,8 +19,8 @@ pub enum Mode {
     Silent,
     /// Relays, but once a client has written a lease on a connection, it hears nothing there.
     LosesAnswers,
-    /// Relays, but news that a key is deleted gets lost.
-    LosesDeletes,
+    /// Relays, but what a watch brings of the keys of [`LOST_KEYS`] gets lost.
+    LosesEvents,
 }
 
 /// What only the write of a lease sends to etcd.
@@ -65,7 +65,7 @@ impl Proxy {
         self.mode.send_replace(mode);
     }
 
-    /// Messages that got lost in [`Mode::LosesDeletes`].
+    /// Messages that got lost in [`Mode::LosesEvents`].
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -105,9 +105,9 @@ async fn relay(
             _ = mode.changed() => {}
         }
     }
-    if first == Mode::LosesDeletes {
+    if first == Mode::LosesEvents {
         tokio::select! {
-            _ = relay_without_deletes(client, server, &lost) => {}
+            _ = relay_without_events(client, server, &lost) => {}
             _ = mode.wait_for(|mode| *mode == Mode::Cut) => {}
         }
         return;
@@ -149,14 +149,33 @@ async fn relay_until_write(client: &mut TcpStream, server: &mut TcpStream) -> st
     }
 }
 
-/// What only an event of a deletion has in it: the event's type, 1, and the tag of its entry
-/// (`mvccpb.Event`).
-const DELETE_MARK: &[u8] = &[0x08, 0x01, 0x12];
+/// Keys of which no event arrives in [`Mode::LosesEvents`].
+const LOST_KEYS: &[u8] = b"/coreos.com/network/subnets/10.5.255.";
+
+/// Whether the message is an answer to a watch with an event of a key that gets lost, and not a
+/// listing that has such a key. Before the key are, each with its length, the tags of the key (1 of
+/// `mvccpb.KeyValue`), of the entry (2 of `mvccpb.Event`), of the event's type if that is a
+/// deletion, and of the event (11 of `WatchResponse`).
+fn is_lost_event(message: &[u8]) -> bool {
+    const EVENT: u8 = 11 << 3 | 2;
+    const ENTRY: u8 = 2 << 3 | 2;
+    const TYPE: [u8; 2] = [1 << 3, 1];
+    let mut parts = message.windows(LOST_KEYS.len());
+    let Some(at) = parts.position(|part| part == LOST_KEYS) else { return false };
+    let before = &message[at.saturating_sub(12)..at];
+    // A length has one byte or two.
+    (2..=3).any(|skipped| {
+        before.windows(skipped + 3).any(|part| {
+            let rest = &part[skipped..];
+            part[0] == EVENT && (rest[0] == ENTRY || rest.starts_with(&TYPE) && rest[2] == ENTRY)
+        })
+    })
+}
 
 /// Frames of HTTP/2: a length of three bytes, a type, five more bytes, and the payload
 /// (RFC 9113 4.1). A message of gRPC that is one DATA frame can be taken out whole; what is lost of
 /// the flow-control window is a few hundred bytes.
-async fn relay_without_deletes(
+async fn relay_without_events(
     client: TcpStream,
     server: TcpStream,
     lost: &AtomicU64,
@@ -172,9 +191,7 @@ async fn relay_without_deletes(
             let is_data = frame[3] == 0;
             frame.resize(HEADER_BYTES + length, 0);
             from_server.read_exact(&mut frame[HEADER_BYTES..]).await?;
-            let payload = &frame[HEADER_BYTES..];
-            let mut parts = payload.windows(DELETE_MARK.len());
-            if is_data && parts.any(|part| part == DELETE_MARK) {
+            if is_data && is_lost_event(&frame[HEADER_BYTES..]) {
                 lost.fetch_add(1, Ordering::Relaxed);
             } else {
                 to_client.write_all(&frame).await?;

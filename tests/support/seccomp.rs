@@ -55,7 +55,8 @@ pub(crate) fn make_calls_dear() {
     install(&mut program);
 }
 
-fn install(program: &mut [libc::sock_filter]) {
+/// Installs a filter for the calling thread and for what it starts from now on.
+pub(crate) fn install(program: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: the filter is copied during the call from a slice that outlives it, and its length
     // is the slice's.

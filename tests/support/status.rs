@@ -48,6 +48,14 @@ impl Status {
         drops.map_or(0, |drops| drops.values().filter_map(Value::as_u64).sum())
     }
 
+    /// Packets that could not be sent to the peer at `address`, of all that are listed.
+    pub(crate) fn failed_sends(&self, address: std::net::Ipv4Addr) -> u64 {
+        let address = format!("{address}:8285");
+        let routes = self.0["routes"].as_array().expect("the status lists routes");
+        let to_it = routes.iter().filter(|route| route["via"] == address.as_str());
+        to_it.map(|route| route["failed_sends"].as_u64().expect("a count")).sum()
+    }
+
     /// Peers in the published route table.
     pub(crate) fn routes(&self) -> usize {
         self.0["routes"].as_array().map_or(0, Vec::len)

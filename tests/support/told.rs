@@ -92,3 +92,15 @@ pub(crate) fn control_time(daemon: &Process) -> Duration {
     let nanoseconds = text.split_whitespace().next().and_then(|first| first.parse().ok());
     Duration::from_nanos(nanoseconds.expect("schedstat begins with a number of nanoseconds"))
 }
+
+/// Time that all threads of the daemon have had on a processor, in the kernel's hundredths of a
+/// second (proc_pid_stat(5), fields 14 and 15).
+pub(crate) fn process_time(daemon: &Process) -> Duration {
+    let path = format!("/proc/{}/stat", daemon.pid().as_raw_nonzero());
+    let text = std::fs::read_to_string(path).expect("the daemon runs");
+    // The program's name, which is the second field, may hold anything.
+    let (_, after_name) = text.rsplit_once(')').expect("stat has a name");
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 10)
+}

@@ -208,6 +208,8 @@ fn echoed(socket: &UdpSocket, target: SocketAddr, sent: &[u8]) -> bool {
 pub(crate) struct Numbered {
     /// Datagrams sent so far.
     pub(crate) sent: AtomicU64,
+    /// Of those, how many the pod's own kernel refused.
+    pub(crate) refused: AtomicU64,
     /// Different numbers received.
     pub(crate) received: AtomicU64,
     /// Arrivals that came after a higher number.
@@ -235,8 +237,10 @@ impl Numbered {
             for _ in 0..(due - number).min(32) {
                 packet[..8].copy_from_slice(&number.to_be_bytes());
                 // An ICMP error of before comes back as an error of the next call.
-                if socket.send_to(&packet, target).is_err() {
-                    socket.send_to(&packet, target).ok();
+                if socket.send_to(&packet, target).is_err()
+                    && socket.send_to(&packet, target).is_err()
+                {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
                 }
                 number += 1;
                 self.sent.store(number, Ordering::Relaxed);

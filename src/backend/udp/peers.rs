@@ -37,8 +37,8 @@ impl PeerSet {
                 known => {
                     let was = known.map(|peer| peer.address);
                     news.tell(|| match was {
-                        None => info!("Subnet added: {subnet} via {address}"),
-                        Some(was) => info!("Subnet moved: {subnet} from {was} to {address}"),
+                        None => format!("Subnet added: {subnet} via {address}"),
+                        Some(was) => format!("Subnet moved: {subnet} from {was} to {address}"),
                     });
                     Arc::new(Peer {
                         subnet: *subnet,
@@ -50,9 +50,13 @@ impl PeerSet {
             next.insert(*subnet, peer);
         }
         for subnet in self.peers.keys() {
-            news.tell(|| info!("Subnet removed: {subnet}"));
+            news.tell(|| format!("Subnet removed: {subnet}"));
         }
-        news.sum_up(next.len());
+        // One place for all of them: the log's limit is per place, and a cluster that starts makes
+        // many updates in a second.
+        for line in news.summed_up(next.len()) {
+            info!("{line}");
+        }
         self.peers = next;
     }
 
@@ -67,26 +71,27 @@ fn carried_by_udp(lease: &Lease) -> bool {
     matches!(lease.attributes.backend_type.as_str(), "" | "udp")
 }
 
+/// What an update changed, for the log.
 #[derive(Default)]
 struct News {
     count: usize,
+    lines: Vec<String>,
 }
 
 impl News {
-    fn tell(&mut self, line: impl FnOnce()) {
+    fn tell(&mut self, line: impl FnOnce() -> String) {
         self.count += 1;
         if self.count <= LOGGED_PER_UPDATE_MAX {
-            line();
+            self.lines.push(line());
         }
     }
 
-    fn sum_up(&self, peers: usize) {
-        if self.count > LOGGED_PER_UPDATE_MAX {
-            info!(
-                "{} more changes of subnets; {peers} peers now",
-                self.count - LOGGED_PER_UPDATE_MAX
-            );
+    fn summed_up(mut self, peers: usize) -> Vec<String> {
+        let more = self.count - self.lines.len();
+        if more > 0 {
+            self.lines.push(format!("{more} more changes of subnets; {peers} peers now"));
         }
+        self.lines
     }
 }
 
@@ -127,6 +132,22 @@ mod tests {
         assert_eq!(table.len(), 1, "a vxlan node would never answer on the tunnel port");
         let (_, peer) = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
         assert_eq!(peer.address.to_string(), "192.0.2.1:8285");
+    }
+
+    #[test]
+    fn news_are_few_lines_whatever_their_kind() {
+        let mut news = News::default();
+        for number in 0..LOGGED_PER_UPDATE_MAX {
+            news.tell(|| format!("line {number}"));
+        }
+        assert_eq!(news.lines.len(), LOGGED_PER_UPDATE_MAX);
+        for _ in 0..5 {
+            news.tell(|| panic!("a line that nobody reads is made"));
+        }
+        let lines = news.summed_up(13);
+        assert_eq!(lines.len(), LOGGED_PER_UPDATE_MAX + 1, "{lines:?}");
+        assert_eq!(lines.last().unwrap(), "5 more changes of subnets; 13 peers now");
+        assert!(News::default().summed_up(13).is_empty(), "news about nothing");
     }
 
     #[test]

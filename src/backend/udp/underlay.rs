@@ -9,7 +9,7 @@ use tracing::{info, warn};
 use crate::control::lease::LeaseAttributes;
 use crate::host::chain::chain;
 use crate::host::interface::{ExternalInterface, rediscover};
-use crate::host::mtu::followed_mtu_bytes;
+use crate::host::mtu::{MtuError, followed_mtu_bytes};
 use crate::host::netlink::Netlink;
 use crate::host::underlay::{Underlay, UnderlayWatch};
 
@@ -73,14 +73,15 @@ impl Keeper {
         self.setup.external.name.clone_from(&self.known.name);
         self.setup.external.mtu_bytes = self.known.mtu_bytes;
         let Underlay { name, mtu_bytes: external_bytes } = &self.known;
-        let configured_bytes = self.setup.settings.mtu_bytes;
-        let mtu_bytes = match followed_mtu_bytes(*external_bytes, configured_bytes) {
-            Ok(mtu_bytes) => mtu_bytes,
+        let ceiling_bytes = match self.ceiling_bytes() {
+            Ok(ceiling_bytes) => ceiling_bytes,
             Err(error) => {
                 warn!("the overlay keeps its MTU of {}: {}", self.mtu_bytes, chain(&error));
                 return;
             }
         };
+        self.prober.set_ceiling(ceiling_bytes);
+        let mtu_bytes = self.prober.limit_bytes().unwrap_or(ceiling_bytes);
         if mtu_bytes == self.mtu_bytes {
             self.tell_is_up();
             return;
@@ -102,6 +103,42 @@ impl Keeper {
                 self.known = before;
                 self.listen_again(&error).await;
                 return;
+            }
+        }
+        self.mtu_bytes = mtu_bytes;
+        self.workers_mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
+        self.tell_is_up();
+    }
+
+    /// The largest MTU of the overlay that the interface beneath it and the configuration allow.
+    fn ceiling_bytes(&self) -> Result<u16, MtuError> {
+        followed_mtu_bytes(self.known.mtu_bytes, self.setup.settings.mtu_bytes)
+    }
+
+    /// Fits the overlay to the narrowest path to a peer, of which no router tells.
+    pub(super) async fn follow_path(&mut self) {
+        let Ok(ceiling_bytes) = self.ceiling_bytes() else { return };
+        let mtu_bytes = self.prober.limit_bytes().unwrap_or(ceiling_bytes).min(ceiling_bytes);
+        if mtu_bytes == self.mtu_bytes {
+            return;
+        }
+        let device = self.device_name().to_owned();
+        let why = match self.prober.narrowest() {
+            Some((peer, _)) => format!(
+                "packets to {peer} of more than {mtu_bytes} bytes get lost, and no ICMP message \
+                 says why: some path is narrower than {}, and filtered",
+                self.known.name
+            ),
+            None => "the paths to all peers take what the interface takes".to_owned(),
+        };
+        let before = self.mtu_bytes;
+        match self.plane.overlay.follow_mtu(mtu_bytes).await {
+            Ok(true) => warn!("{why}; the MTU of {device} goes from {before} to {mtu_bytes}"),
+            Ok(false) => warn!("{why}; but someone else set the MTU of {device}; left as it is"),
+            Err(error) => {
+                warn!("{why}; the MTU of {device} cannot follow, trying again: {}", chain(&error));
+                self.prober.tell_again();
+                return self.listen_again(&error).await;
             }
         }
         self.mtu_bytes = mtu_bytes;

@@ -239,6 +239,7 @@ impl Machine {
         if wiped {
             self.own_since = 0;
             self.unwatched_until = 0;
+            self.twin.unsure = true;
         }
         self.newest = snapshot.revision;
         self.cluster = snapshot.cluster;

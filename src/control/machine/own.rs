@@ -163,6 +163,7 @@ impl Machine {
         what: Write,
         own_seen: Option<i64>,
     ) {
+        self.judge_suspect(&answer, own_seen);
         match answer {
             Ok(granted) if own_seen.is_some_and(|seen| seen != granted.lease.revision) => {
                 // It was written, and somebody wrote again before we heard of it.
@@ -342,6 +343,7 @@ impl Machine {
         if found.revision == self.own.lease.revision {
             return;
         }
+        self.suspect_twin(&found);
         let id = |lifetime| match lifetime {
             Lifetime::Reservation => None,
             Lifetime::Leased { id, .. } => Some(id),
@@ -360,7 +362,7 @@ impl Machine {
             // Restoring it will extend it, and not sooner than is good.
             Some(_) if self.hold != Hold::Held && self.ends_in_the_store() => {}
             // Written with another lease, of unknown age: renewing tells.
-            Some(_) => self.renew_at = Some(self.now.boot),
+            Some(_) => self.renew_at = Some(self.renewal_of_foreign()),
         }
     }
 

@@ -22,6 +22,8 @@ pub(in crate::control) enum Say {
     ReadFirst { subnet: Prefix },
     /// The own entry, which somebody rewrote, says again what this node says.
     Restored { subnet: Prefix },
+    /// Somebody else wrote the own entry, with our PublicIP; `alarm` unless that was said lately.
+    WrittenInOurName { subnet: Prefix, public_ip: Ipv4Addr, alarm: bool },
     /// The own entry tells the node's new address.
     Moved { subnet: Prefix, to: Ipv4Addr },
     /// The own entry had become junk.
@@ -74,6 +76,7 @@ impl Say {
             | Self::Duplicate { .. }
             | Self::StoreFailed { .. }
             | Self::Holding { .. } => true,
+            Self::WrittenInOurName { alarm, .. } => *alarm,
             Self::Released(released) => released.over > 0,
         }
     }
@@ -99,6 +102,7 @@ impl fmt::Display for Say {
             Self::Restored { subnet } => {
                 write!(f, "Somebody rewrote the lease of {subnet}; restored it")
             }
+            Self::WrittenInOurName { subnet, public_ip, .. } => twin(f, *subnet, *public_ip),
             Self::Moved { subnet, to } => {
                 write!(f, "The lease of {subnet} stays, and now says PublicIP {to}")
             }
@@ -160,6 +164,16 @@ fn alarm(
          {hold} (--stale-hold). If that was not meant, restore the store's data, the network \
          configuration included; nodes that run register again by themselves. If it was, restart \
          weftd"
+    )
+}
+
+fn twin(f: &mut fmt::Formatter<'_>, subnet: Prefix, public_ip: Ipv4Addr) -> fmt::Result {
+    write!(
+        f,
+        "ALARM: somebody else wrote the lease of {subnet} with our PublicIP {public_ip}. If that \
+         was no operator, another node, such as one that runs flanneld, has the same address, and \
+         both give their pods addresses of one subnet: give one of them another address with \
+         --public-ip or --iface, and restart it. Keeping the lease, and not writing over it"
     )
 }
 

@@ -350,3 +350,101 @@ fn a_node_that_moves_says_so_at_once_and_keeps_its_subnet() {
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
     assert_eq!(end(&machine.handle(stolen, at(3))), Some(End::Revoked { new_owner }));
 }
+
+/// The watch shows the own entry as of `revision`.
+fn own_written(revision: i64) -> Event {
+    Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, revision))]))
+}
+
+/// Whether the operator is alarmed, if the line was there at all.
+fn alarm(commands: &[Command]) -> Option<bool> {
+    commands.iter().find_map(|command| {
+        let Command::Say(Say::WrittenInOurName { alarm, .. }) = command else { return None };
+        Some(*alarm)
+    })
+}
+
+#[test]
+fn a_node_of_flannel_with_our_address_is_an_alarm_and_not_a_fight() {
+    let mut machine = watching(Timing::default());
+    let renews = |commands: &[Command]| {
+        let rewrites =
+            |command: &Command| matches!(command, Command::Update { .. } | Command::Create { .. });
+        assert!(!commands.iter().any(rewrites), "it writes over the other's: {commands:?}");
+        commands.iter().any(|command| matches!(command, Command::Renew { .. }))
+    };
+    let commands = machine.handle(own_written(11), at(10));
+    assert_eq!((alarm(&commands), end(&commands)), (Some(true), None), "{commands:?}");
+    assert!(says(&commands, "PublicIP 192.0.2.1"), "whose? {commands:?}");
+    assert!(renews(&commands), "how long the other's lease lives, nobody looks");
+    machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 11), 10))), at(10));
+    // In a loop it is counted each time, and not told, and not answered each time.
+    let (mut told, mut renewals) = (0, 0);
+    for revision in 12..112 {
+        let seconds = 10 + (revision as u64 - 11) / 10;
+        let commands = machine.handle(own_written(revision), at(seconds));
+        told += usize::from(alarm(&commands) == Some(false));
+        let renewed = renews(&commands) || renews(&machine.handle(Event::Timer, at(seconds)));
+        if renewed {
+            renewals += 1;
+            machine
+                .handle(Event::Written(Ok(granted(lease(OWN, 1, revision), seconds))), at(seconds));
+        }
+    }
+    assert_eq!(told, 100, "writes of others are not counted");
+    assert!((1..=5).contains(&renewals), "{renewals} renewals in 10 s");
+    let commands = machine.handle(own_written(200), at(2 * 3600));
+    assert_eq!(alarm(&commands), Some(true), "the alarm is never repeated");
+}
+
+#[test]
+fn what_this_node_or_an_operator_wrote_is_no_alarm() {
+    // The watch shows our write before its answer comes, or without one.
+    let renewing = || {
+        let mut machine = watching(Timing::default());
+        let mut seconds = 23 * 3600;
+        while !matches!(machine.asked, Asked::Write { .. }) {
+            seconds += 1;
+            if let Asked::List { .. } = machine.asked {
+                let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
+                machine.handle(listing(&[all, vec![lease(OWN, 1, 7)]].concat(), 10), at(seconds));
+            }
+            machine.handle(Event::Timer, at(seconds));
+        }
+        (machine, seconds)
+    };
+    let answered = |revision| Event::Written(Ok(granted(lease(OWN, 1, revision), 82_800)));
+    let (mut machine, seconds) = renewing();
+    assert_eq!(alarm(&machine.handle(own_written(11), at(seconds))), None);
+    assert_eq!(alarm(&machine.handle(answered(11), at(seconds))), None, "its own write");
+
+    let unanswered = || {
+        let detail = "no answer".to_owned();
+        Event::Written(Err(StoreError::Unavailable { operation: "renewing the lease", detail }))
+    };
+    let (mut machine, seconds) = renewing();
+    machine.handle(unanswered(), at(seconds));
+    let commands = machine.handle(own_written(11), at(seconds + 1));
+    assert_eq!(alarm(&commands), None, "its own write, of which it never heard");
+
+    // Somebody else was faster, and then not ours was written.
+    let (mut machine, seconds) = renewing();
+    assert_eq!(alarm(&machine.handle(own_written(11), at(seconds))), None);
+    let conflict = Event::Written(Err(StoreError::Conflict { key: lease(OWN, 0, 0).key }));
+    assert_eq!(alarm(&machine.handle(conflict, at(seconds))), Some(true), "a write is missed");
+    // Or just after ours.
+    let (mut machine, seconds) = renewing();
+    machine.handle(own_written(11), at(seconds));
+    machine.handle(own_written(12), at(seconds));
+    assert_eq!(alarm(&machine.handle(answered(11), at(seconds))), Some(true), "a write is missed");
+
+    let mut machine = watching(Timing::default());
+    let reservation = Lease { lifetime: Lifetime::Reservation, ..lease(OWN, 1, 11) };
+    let commands = machine.handle(Event::Changed(Ok(vec![Change::Put(reservation)])), at(10));
+    assert!(says(&commands, "became a reservation") && alarm(&commands).is_none());
+    // A store that is restored from a backup.
+    let mut machine = watching(Timing::default());
+    machine.handle(Event::Changed(Err(StoreError::HistoryLost { revision: 10 })), at(10));
+    let commands = machine.handle(listing(&[lease(OWN, 1, 5)], 9), at(10));
+    assert_eq!(alarm(&commands), None, "{commands:?}");
+}

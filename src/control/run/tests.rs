@@ -292,6 +292,7 @@ async fn an_incomplete_listing_removes_nothing() {
     sleep(Duration::from_millis(500)).await;
     assert!(!daemon.task.is_finished(), "a lease beyond the end of a listing counts as revoked");
     daemon.put("10.5.200.0-24", "192.0.2.3");
+    daemon.wait_for(&["192.0.2.2", "192.0.2.3"]).await;
     sleep(Duration::from_millis(500)).await;
     assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2", "192.0.2.3"]);
     daemon.store.remove("10.5.1.0-24");

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::StoreError;
 use super::etcd::{EtcdLease, EtcdStore, Page};
 use crate::control::causes::with_causes;
-use crate::control::claim::{CLAIM_TTL, NodeIdentity};
+use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
 use crate::control::clock;
 
 /// Tries of one write while its claim turns out to be another than was known: absent, lapsed, of
@@ -37,15 +37,6 @@ pub(super) struct Claims {
     is_denied: bool,
 }
 
-/// The claim's key as last seen, not held by another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Claim {
-    public_ip: Ipv4Addr,
-    /// 0 is absent.
-    revision: i64,
-    is_ours: bool,
-}
-
 /// A write of the own entry: `operation` if `condition` holds.
 #[derive(Debug, Default)]
 pub(super) struct Write {
@@ -61,8 +52,8 @@ impl Claims {
     /// What to claim together with a write for `public_ip`, if anything.
     fn wanted(&self, public_ip: Ipv4Addr) -> Option<Claim> {
         let claims = self.node.is_some() && !self.is_denied;
-        let unseen = Claim { public_ip, revision: 0, is_ours: false };
-        claims.then(|| self.current.filter(|claim| claim.public_ip == public_ip).unwrap_or(unseen))
+        let current = self.current.filter(|claim| claim.public_ip == public_ip);
+        claims.then(|| current.unwrap_or_else(|| Claim::unseen(public_ip)))
     }
 
     /// What the claim is if its key shows this.
@@ -71,22 +62,19 @@ impl Claims {
         public_ip: Ipv4Addr,
         found: Option<&KeyValue>,
     ) -> Result<Claim, StoreError> {
-        let node = self.node.clone().unwrap_or_default();
-        let revision = found.map_or(0, KeyValue::mod_revision);
-        let unheld = Claim { public_ip, revision, is_ours: false };
-        let Some(found) = found else { return Ok(unheld) };
-        let Some(holder) = NodeIdentity::from_json(found.value()) else { return Ok(unheld) };
-        if !holder.is_same_as(&node) {
-            return Err(StoreError::Duplicate { public_ip, holder: holder.describe_to(&node) });
-        }
-        // One that does not end would outlive us.
-        if found.lease() == 0 {
-            return Ok(unheld);
-        }
-        if self.lease.is_none_or(|lease| lease.id != found.lease()) {
+        let own = self.node.clone().unwrap_or_default();
+        let shown = found.map(|found| ClaimEntry {
+            value: found.value(),
+            revision: found.mod_revision(),
+            lease: found.lease(),
+        });
+        let claim = Claim::judge(&own, public_ip, shown)?;
+        if let Some(found) = found.filter(|_| claim.is_ours)
+            && self.lease.is_none_or(|lease| lease.id != found.lease())
+        {
             self.lease = Some(EtcdLease::unknown(found.lease()));
         }
-        Ok(Claim { is_ours: true, ..unheld })
+        Ok(claim)
     }
 
     /// Forgets the etcd lease if it is `old`; whether it was.
@@ -291,7 +279,7 @@ impl EtcdStore {
                 return Ok(());
             }
             claims.lease = None;
-            claims.current = Some(Claim { revision: 0, is_ours: false, ..claim });
+            claims.current = Some(claim.lapsed());
         }
         drop(claims);
         let (name, key) = ("claiming the PublicIP", self.claim_path(claim.public_ip));

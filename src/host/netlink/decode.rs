@@ -182,6 +182,17 @@ pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
 }
 
 /// `RT_SCOPE_*` of linux/rtnetlink.h.
+/// flannel's blackhole routes are `RTPROT_BOOT`, too.
+pub(super) fn blackhole_message(destination: Prefix, metric: u32) -> RouteMessage {
+    RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(destination.network(), destination.length_bits())
+        .scope(RouteScope::Universe)
+        .protocol(RouteProtocol::BOOT.0.into())
+        .kind(RouteType::BlackHole)
+        .priority(metric)
+        .build()
+}
+
 fn scope_from_number(number: u8) -> Scope {
     match number {
         0 => Scope::Global,

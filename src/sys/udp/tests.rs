@@ -51,6 +51,31 @@ fn noise(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 7 % 251) as u8).collect()
 }
 
+/// Errors of earlier datagrams come back to a socket that is connected or asked for them
+/// (IP_RECVERR); `__udp4_lib_err`, net/ipv4/udp.c, gives them to no other. The tunnel's is neither,
+/// so there is no error queue to drain, and a peer without a listener costs nobody a send.
+#[test]
+fn an_unconnected_socket_is_told_no_error_of_an_earlier_datagram() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let (tunnel, _) = loopback();
+    let (connected, _) = loopback();
+    let (gone, nobody) = loopback();
+    drop(gone);
+    connected.connect(nobody).unwrap();
+    connected.send(b"x").unwrap();
+    for _ in 0..3 {
+        send(&tunnel, nobody, None, b"xy");
+    }
+    let told = |socket: &UdpSocket| {
+        let mut source = [PollFd::new(socket, PollFlags::empty())];
+        poll(&mut source, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 })).unwrap();
+        source[0].revents().contains(PollFlags::ERR)
+    };
+    assert!(told(&connected), "loopback sends no port unreachable: this test shows nothing");
+    assert!(!told(&tunnel), "an error waits on the tunnel's socket, and its queue is not drained");
+    assert!(tunnel.take_error().unwrap().is_none());
+}
+
 #[test]
 fn a_train_leaves_as_its_datagrams() {
     let (sender, sender_address) = loopback();

@@ -6,10 +6,12 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::{Command, End, Event, Hold, Machine, Now};
+use super::claims::Claims;
 use super::store::{Point, Request, SimStore, unavailable};
 use super::{MARGIN, STALE_HOLD, World, network, timing};
 use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
+use crate::control::claim::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::OwnLease;
 use crate::control::store::{Event as Change, Granted, Snapshot, StoreError};
@@ -32,11 +34,33 @@ pub(super) enum Answer {
     Written(Result<Granted, StoreError>),
 }
 
+impl Answer {
+    pub(super) fn is_ok(&self) -> bool {
+        match self {
+            Self::Listed(answer) => answer.is_ok(),
+            // Opening a watch says nothing about the claim.
+            Self::Opened(_) => false,
+            Self::Written(answer) => answer.is_ok(),
+        }
+    }
+
+    pub(super) fn is_unavailable(&self) -> bool {
+        let error = match self {
+            Self::Listed(answer) => answer.as_ref().err(),
+            Self::Opened(answer) => answer.as_ref().err(),
+            Self::Written(answer) => answer.as_ref().err(),
+        };
+        matches!(error, Some(StoreError::Unavailable { .. }))
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) op: Op,
     /// The node's boot clock when it asked.
     pub(super) asked: Duration,
+    /// What it knew of its claim then.
+    pub(super) claims: Claims,
     /// Once the store has carried it out, with the point after it.
     pub(super) answer: Option<(Answer, Point)>,
 }
@@ -73,6 +97,15 @@ pub(super) struct Node {
     pub(super) previous: Option<Prefix>,
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
+    pub(super) claims: Claims,
+    /// When its claim is kept next, by the world's time.
+    pub(super) keep_at: Duration,
+    /// The point at which the store last said that the claim is its own.
+    pub(super) claim_seen: Point,
+    /// Whether a write that it gave up went in later: its entry may say again what it was.
+    pub(super) was_overtaken: bool,
+    /// Whether another node has the same addresses.
+    pub(super) has_twin: bool,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
     /// Whether this run began so; the cache may be of before the node was elsewhere.
@@ -96,7 +129,8 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(number: u8, boot_offset: Duration) -> Self {
+    /// `number` gives the addresses, which twins share; `identity` tells twins apart, or does not.
+    pub(super) fn new(number: u8, identity: NodeIdentity, boot_offset: Duration) -> Self {
         let addresses = [0, 100].map(|offset| Ipv4Addr::new(192, 0, 2, number + offset));
         Self {
             public_ip: addresses[0],
@@ -110,6 +144,11 @@ impl Node {
             wall_offset: 0,
             previous: None,
             known: None,
+            claims: Claims::of(identity),
+            keep_at: Duration::ZERO,
+            claim_seen: (0, 0),
+            was_overtaken: false,
+            has_twin: false,
             is_from_cache: false,
             began_from_cache: false,
             cluster: 0,
@@ -152,39 +191,67 @@ impl Node {
             Life::Acquiring { .. } => None,
             Life::Running(machine) => machine.next_wake(),
         };
-        at.map(|at| at.saturating_sub(self.boot_offset))
+        let keep_at = self.runs().then_some(self.keep_at);
+        at.map(|at| at.saturating_sub(self.boot_offset)).into_iter().chain(keep_at).min()
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        matches!(self.life, Life::Running(_))
     }
 
     pub(super) fn ask(&mut self, op: Op, time: Duration) {
         assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
-        self.request = Some(InFlight { op, asked: self.boot(time), answer: None });
+        let (asked, claims) = (self.boot(time), self.claims.clone());
+        self.request = Some(InFlight { op, asked, claims, answer: None });
     }
 
     pub(super) fn crash(&mut self) {
-        let fresh = Self::new(self.addresses[0].octets()[3], self.boot_offset);
+        let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
+        let fresh = Self::new(number, identity, self.boot_offset);
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
-        let (public_ip, known) = (self.public_ip, self.known.take());
-        *self = Self { public_ip, previous, known, wall_offset, is_cut, ..fresh };
+        let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
+        *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
     }
+}
+
+/// Where and when an operation is carried out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    pub(super) time: Duration,
+    /// The node's boot clock when it asked.
+    pub(super) asked: Duration,
+    pub(super) cluster: u64,
+    pub(super) is_late: bool,
 }
 
 /// Carries out `op` as of now.
 pub(super) fn execute(
     store: &mut SimStore,
     op: &Op,
-    time: Duration,
-    asked: Duration,
-    cluster: u64,
+    claims: &mut Claims,
+    moment: Moment,
 ) -> Answer {
-    match op {
-        Op::List => Answer::Listed(Ok(store.list())),
-        Op::Watch { revision } => Answer::Opened(store.watch(*revision, cluster)),
-        Op::Renew { held } => Answer::Written(store.renew(&Request { held, time, asked })),
-        Op::Update { held } => Answer::Written(store.update(&Request { held, time, asked })),
-        Op::Create { subnet, attributes } => {
-            Answer::Written(store.create(*subnet, attributes.clone(), time, asked))
+    let Moment { time, asked, cluster, is_late } = moment;
+    let written = match op {
+        Op::List => {
+            return Answer::Listed(store.read_claim(claims).map(|()| store.list()));
         }
-    }
+        Op::Watch { revision } => return Answer::Opened(store.watch(*revision, cluster)),
+        Op::Renew { held } => {
+            let write = |store: &mut SimStore| store.renew(&Request { held, time, asked });
+            store.claiming(claims, held.attributes.public_ip, (time, is_late), write)
+        }
+        Op::Update { held } => {
+            let write = |store: &mut SimStore| store.update(&Request { held, time, asked });
+            store.claiming(claims, held.attributes.public_ip, (time, is_late), write)
+        }
+        Op::Create { subnet, attributes } => {
+            let write =
+                |store: &mut SimStore| store.create(*subnet, attributes.clone(), time, asked);
+            store.claiming(claims, attributes.public_ip, (time, is_late), write)
+        }
+    };
+    Answer::Written(written)
 }
 
 pub(super) fn failure(op: &Op) -> Answer {
@@ -204,6 +271,8 @@ impl World {
         node.previous = Some(known.own.subnet);
         node.cluster = known.cluster;
         node.told = (known.cluster, known.revision);
+        node.claims.claim(known.own.attributes.public_ip);
+        node.keep_at = time;
         (node.is_from_cache, node.began_from_cache) = (true, true);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
         let machine = Machine::from_cache(known, MARGIN, timing(), random, node.now(time));
@@ -215,7 +284,7 @@ impl World {
     /// Gives a node the answer to its request.
     pub(super) fn deliver_answer(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        let Some(InFlight { op, asked, answer: Some((answer, point)) }) = node.request.take()
+        let Some(InFlight { op, asked, answer: Some((answer, point)), .. }) = node.request.take()
         else {
             panic!("there is no answer to deliver");
         };
@@ -272,6 +341,9 @@ impl World {
             }
             Answer::Written(Ok(Granted { lease, expires })) => {
                 node.previous = Some(lease.subnet);
+                // What acquiring listed, the machine has not seen.
+                node.mirror = (0, 0);
+                node.keep_at = time;
                 let own = OwnLease { lease, expires, network: network().network };
                 let random = fastrand::Rng::with_seed(self.random.u64(..));
                 let machine = Machine::new(own, MARGIN, timing(), random, node.now(time));
@@ -279,7 +351,8 @@ impl World {
                 self.handle(index, Event::Timer);
             }
             Answer::Listed(Err(_)) | Answer::Written(Err(_)) | Answer::Opened(_) => {
-                let at = node.boot(time) + Duration::from_millis(500);
+                let pause = if node.has_twin { 4_000 } else { 500 };
+                let at = node.boot(time) + Duration::from_millis(pause);
                 node.life = Life::Acquiring { at };
             }
         }
@@ -374,14 +447,13 @@ impl World {
         self.nodes[index].is_accident = false;
     }
 
-    fn restart_after(&mut self, index: usize, end: End) {
+    pub(super) fn restart_after(&mut self, index: usize, end: End) {
         self.check_end(index, end);
         let node = &mut self.nodes[index];
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
-        let End::Revoked { new_owner } = end else { panic!("no node has a double: {end:?}") };
-        self.log(index, &format!("lost its subnet to {new_owner:?}"));
+        self.log(index, &format!("lost its subnet: {end:?}"));
     }
 }
 

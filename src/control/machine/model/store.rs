@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::TTL;
+use super::{TTL, claims};
+use crate::control::claim::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::status::RejectReason;
 use crate::control::store::{Event as Change, Granted, Rejected, Snapshot, StoreError};
@@ -32,6 +33,9 @@ pub(super) struct SimStore {
     pub(super) compacted: i64,
     pub(super) is_down: bool,
     pub(super) entries: BTreeMap<Prefix, Entry>,
+    pub(super) claims: BTreeMap<Ipv4Addr, claims::Entry>,
+    /// Until when an address is some node's, by an observer.
+    pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, Duration)>,
     /// Changes of this cluster, in order.
     pub(super) history: Vec<(i64, Change)>,
     /// When each etcd lease ends.
@@ -98,7 +102,7 @@ impl SimStore {
         }
     }
 
-    fn remember(&mut self) {
+    pub(super) fn remember(&mut self) {
         let entries = self.entries.iter();
         let state = entries.filter_map(|(subnet, entry)| Self::decode(*subnet, entry).ok());
         self.states.insert((self.cluster, self.revision), state.collect());
@@ -149,6 +153,7 @@ impl SimStore {
             self.ends.iter().filter(|(_, end)| **end <= time).map(|(id, _)| *id).collect();
         for id in ended {
             self.ends.remove(&id);
+            self.end_claims(id);
             let entries = self.entries.iter();
             let bound = entries.filter(|(_, entry)| entry.lease == id);
             let bound: Vec<_> = bound.map(|(subnet, _)| *subnet).collect();
@@ -179,9 +184,30 @@ impl SimStore {
     }
 
     fn grant(&mut self, time: Duration) -> i64 {
+        self.grant_for(time, TTL)
+    }
+
+    pub(super) fn grant_for(&mut self, time: Duration, ttl: Duration) -> i64 {
         self.leases += 1;
-        self.ends.insert(self.leases, time + TTL);
+        self.ends.insert(self.leases, time + ttl);
         self.leases
+    }
+
+    pub(super) fn end_of(&self, lease: i64) -> Option<Duration> {
+        self.ends.get(&lease).copied()
+    }
+
+    /// Whether the lease was there to be extended.
+    pub(super) fn extend_claim(&mut self, lease: i64, end: Duration) -> bool {
+        self.ends.get_mut(&lease).map(|until| *until = end).is_some()
+    }
+
+    /// Its node left the address.
+    pub(super) fn revoke_claim(&mut self, lease: i64) {
+        self.ends.remove(&lease);
+        self.end_claims(lease);
+        let claims = &self.claims;
+        self.claimed.retain(|public_ip, _| claims.contains_key(public_ip));
     }
 
     /// The lease for a key of this lifetime, and whether it is a new one.
@@ -281,6 +307,8 @@ impl SimStore {
         self.revision = revision;
         self.compacted = revision;
         self.entries.clear();
+        self.claims.clear();
+        self.claimed.clear();
         self.history.clear();
         self.ends.clear();
         self.meddled.extend(all);

@@ -1,8 +1,10 @@
 //! Clusters on a real etcd: many nodes that start at once, stores that stop under traffic, and
-//! stores that come late.
+//! stores that come late; nodes with one address (`twins`).
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
+#[path = "../support/mod.rs"]
 mod support;
+mod twins;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -21,7 +23,7 @@ use support::overlay::CONFIG;
 use support::status::Status;
 use support::traffic::{Numbered, kernel_counter, port, udp_socket};
 
-/// How long the store is away in the outage tests.
+/// How long the store is away.
 const OUTAGE: Duration = Duration::from_secs(60);
 
 const PACKETS_PER_SECOND: u64 = 10_000;
@@ -245,11 +247,9 @@ impl Load {
     }
 }
 
-/// The store goes away by `lose` for a minute under traffic and comes back by `restore`.
-fn outage(
-    lose: impl FnOnce(&mut NamespaceEtcd),
-    restore: impl FnOnce(&mut NamespaceEtcd, &Cluster),
-) -> String {
+/// A killed one is `tests/etcd_traffic/outage.rs`'s.
+#[test]
+fn a_minute_with_a_frozen_etcd_loses_no_packet() {
     let (mut nodes, mut etcd) = Nodes::new(2);
     let leases = nodes.start_all();
     assert_reaches_all(&nodes, 0, &leases);
@@ -257,7 +257,7 @@ fn outage(
         wait_until(Duration::from_secs(5), "traffic flows before the outage", || {
             load.numbered.received.load(Ordering::Relaxed) > PACKETS_PER_SECOND
         });
-        lose(&mut etcd);
+        etcd.process.signal(Signal::STOP);
         thread::sleep(OUTAGE);
         for host in 0..2 {
             let status = Status::of(&nodes.dir(host));
@@ -265,7 +265,7 @@ fn outage(
             assert_eq!(status.0["ready"], true, "an outage of the store is not the node's");
             assert_eq!(status.routes(), 1, "routes were withdrawn in the outage");
         }
-        restore(&mut etcd, &nodes.cluster);
+        etcd.process.signal(Signal::CONT);
         // What is written afterwards is seen.
         let key = format!("{PREFIX}/subnets/10.5.255.0-24");
         let value = r#"{"PublicIP":"172.20.0.77","PublicIPv6":null}"#;
@@ -282,26 +282,6 @@ fn outage(
         let lines = daemon.output().lines().count();
         assert!(lines < 60, "the outage filled the log: {}", daemon.output());
     }
-    summary
-}
-
-#[test]
-fn a_minute_without_a_killed_etcd_loses_no_packet() {
-    let summary = outage(
-        |etcd| {
-            etcd.process.stop(Signal::KILL, Duration::from_secs(1));
-        },
-        |etcd, cluster| etcd.spawn(&cluster.switch),
-    );
-    println!("killed: {summary}");
-}
-
-#[test]
-fn a_minute_with_a_frozen_etcd_loses_no_packet() {
-    let summary = outage(
-        |etcd| etcd.process.signal(Signal::STOP),
-        |etcd, _| etcd.process.signal(Signal::CONT),
-    );
     println!("frozen: {summary}");
 }
 

@@ -1,0 +1,66 @@
+{{/*
+Labels and annotations of an object: its own, then those of all objects. Takes a list: the labels
+that it always has, the values' own maps from the nearest to the farthest.
+*/}}
+{{- define "weft.merged" -}}
+{{- $merged := dict -}}
+{{- range . -}}
+{{- $merged = merge $merged (default dict .) -}}
+{{- end -}}
+{{- with $merged }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* Options of weftd beside flannel.args. */}}
+{{- define "weft.args" -}}
+{{- $fast := .Values.flannel.fast -}}
+{{- $args := list -}}
+{{- with .Values.flannel.healthz.port }}{{ $args = append $args (printf "--healthz-port=%d" (int .)) }}{{ end -}}
+{{- with $fast.engine }}{{ $args = append $args (printf "--engine=%s" .) }}{{ end -}}
+{{- with $fast.offload }}{{ $args = append $args (printf "--offload=%s" .) }}{{ end -}}
+{{- with $fast.workers }}{{ $args = append $args (printf "--workers=%v" .) }}{{ end -}}
+{{- with $fast.logFormat }}{{ $args = append $args (printf "--log-format=%s" .) }}{{ end -}}
+{{- range concat .Values.flannel.args $args }}
+- {{ . | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* net-conf.json, in the order of the manifest. */}}
+{{- define "weft.netConf" -}}
+{{- $f := .Values.flannel -}}
+{{- $known := list "vxlan" "host-gw" "udp" "alloc" -}}
+{{- if not (has $f.backend $known) -}}
+{{- fail (printf "flannel.backend is %s; weft has %s" $f.backend (join ", " $known)) -}}
+{{- end -}}
+{
+{{- if .Values.podCidr }}
+  "Network": {{ .Values.podCidr | quote }},
+{{- else }}
+  "EnableIPv4": false,
+{{- end }}
+{{- if .Values.podCidrv6 }}
+  "IPv6Network": {{ .Values.podCidrv6 | quote }},
+  "EnableIPv6": true,
+{{- end }}
+  "EnableNFTables": {{ $f.enableNFTables }},
+  "Backend": {
+{{- if and $f.backendPort (has $f.backend (list "vxlan" "udp")) }}
+    "Port": {{ int $f.backendPort }},
+{{- end }}
+{{- if and $f.mtu (has $f.backend (list "vxlan" "udp")) }}
+    "MTU": {{ int $f.mtu }},
+{{- end }}
+{{- if eq $f.backend "vxlan" }}
+{{- with $f.vni }}
+    "VNI": {{ int . }},
+{{- end }}
+{{- with $f.GBP }}
+    "GBP": {{ . }},
+{{- end }}
+{{- with $f.directRouting }}
+    "DirectRouting": {{ . }},
+{{- end }}
+{{- end }}
+    "Type": {{ $f.backend | quote }}
+  }
+}
+{{- end -}}

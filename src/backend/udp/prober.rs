@@ -1,0 +1,173 @@
+//! Measures the paths to peers in use: sends the echoes that `paths` asks for, through the tunnel
+//! as any packet goes, and hears their answers on a raw socket. Decides nothing.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::RecvFlags;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::device::only_echo_replies;
+use crate::packet::echo::{read_reply, write_request};
+use crate::route::{Peer, Published, Table};
+
+use super::paths::{Paths, Probe};
+use super::team::Seat;
+
+/// How often the workers' marks are looked at while some peer is in use, and while none is: a
+/// look costs little, but an idle host is not to be woken often. With a second, a path that was
+/// narrow before its first use is found in less than two.
+const LOOK: Duration = Duration::from_millis(200);
+const LOOK_IDLE: Duration = Duration::from_secs(1);
+
+/// Between two rounds at least, should something be due all the time.
+const ROUND_MIN: Duration = Duration::from_millis(10);
+
+/// Room for the answers to several searches at once.
+const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
+
+/// Answers taken in at a time, far more than were asked for: a flood of what nobody asked for must
+/// not hold up the control plane.
+const ANSWERS_MAX: usize = 1024;
+
+/// Any packet fits.
+const PACKET_BYTES_MAX: usize = 64 << 10;
+
+/// The measuring of one daemon's paths.
+pub(super) struct Prober {
+    paths: Paths,
+    /// `None` where it can't be had; then nothing is measured.
+    answers: Option<Socket>,
+    own: Ipv4Addr,
+    token: u64,
+    buffer: Box<[u8]>,
+    probes: Vec<Probe>,
+    /// `None` to tell again.
+    told: Option<Option<u16>>,
+}
+
+impl Prober {
+    /// Of the host with the TUN address `own`, which must be there.
+    pub(super) fn open(own: Ipv4Addr, ceiling_bytes: u16) -> Self {
+        let answers = open(own).inspect_err(|error| {
+            warn!(
+                "paths that are narrower than the interface and don't say so will not be noticed: \
+                 no raw ICMP socket: {error}; grant CAP_NET_RAW"
+            );
+        });
+        Self {
+            paths: Paths::new(ceiling_bytes, fastrand::u64(..)),
+            answers: answers.ok(),
+            own,
+            token: fastrand::u64(..),
+            buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
+            probes: Vec::new(),
+            told: Some(None),
+        }
+    }
+
+    /// The longest packet that all paths take, if some take less than the interface.
+    pub(super) fn limit_bytes(&self) -> Option<u16> {
+        self.paths.limit_bytes()
+    }
+
+    /// What was told last could not be followed.
+    pub(super) fn tell_again(&mut self) {
+        self.told = None;
+    }
+
+    /// The narrowest path and what it takes, if any is narrow.
+    pub(super) fn narrowest(&self) -> Option<(SocketAddrV4, u16)> {
+        self.paths.narrowest()
+    }
+
+    /// What the interface allows is another now.
+    pub(super) fn set_ceiling(&mut self, ceiling_bytes: u16) {
+        self.paths.set_ceiling(ceiling_bytes, Instant::now());
+    }
+
+    /// Measures until the longest packet that all paths take is another than was told. Cancel-safe:
+    /// waiting is all that it does in between.
+    pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
+        loop {
+            if self.answers.is_none() {
+                return std::future::pending().await;
+            }
+            self.round(seats, routes);
+            let limit_bytes = Some(self.paths.limit_bytes());
+            if limit_bytes != self.told {
+                self.told = limit_bytes;
+                return;
+            }
+            // Answers wait in the socket: none is urgent before something is due.
+            let pause = match self.paths.next_due() {
+                Some(due) => due.duration_since(Instant::now()).clamp(ROUND_MIN, LOOK),
+                None => LOOK_IDLE,
+            };
+            sleep(pause).await;
+        }
+    }
+
+    /// Takes in what has come, then asks what is due: in this order, so that a late look takes no
+    /// answer for missing.
+    fn round(&mut self, seats: &[Seat], routes: &Published) {
+        let now = Instant::now();
+        self.hear(now);
+        self.note_use(seats, &routes.load(), now);
+        self.paths.tick(now, &mut self.probes);
+        let mut probes = std::mem::take(&mut self.probes);
+        for Probe { endpoint, target, bytes } in probes.drain(..) {
+            let packet = &mut self.buffer[..usize::from(bytes)];
+            write_request(packet, self.own, target, self.token);
+            // What the kernel refuses is lost, as what a router drops.
+            seats[0].socket.send_to(packet, endpoint).ok();
+        }
+        self.probes = probes;
+    }
+
+    fn hear(&mut self, now: Instant) {
+        let Some(answers) = &self.answers else { return };
+        for _ in 0..ANSWERS_MAX {
+            let received = rustix::net::recv(answers, &mut *self.buffer, RecvFlags::DONTWAIT);
+            let Ok((received, _)) = received else { return };
+            let packet = &self.buffer[..received.min(self.buffer.len())];
+            if let Some((target, bytes)) = read_reply(packet, self.token) {
+                self.paths.answered(target, bytes, now);
+            }
+        }
+    }
+
+    fn note_use(&mut self, seats: &[Seat], table: &Table, now: Instant) {
+        let mut used: Vec<_> = seats.iter().flat_map(|seat| seat.stats.long_sends.take()).collect();
+        used.sort_unstable();
+        used.dedup();
+        let target = |peer: &Peer| peer.subnet.network();
+        if !used.is_empty() {
+            // From anywhere, so that of too many all get their turns.
+            let (before, from) = table.peers().split_at(fastrand::usize(..=table.len()));
+            for peer in from.iter().chain(before) {
+                if used.binary_search(&peer.address).is_ok() {
+                    self.paths.used(peer.address, target(peer), now);
+                }
+            }
+        }
+        self.paths.retain(|endpoint, address| {
+            table
+                .lookup(address)
+                .is_some_and(|(_, peer)| peer.address == endpoint && target(peer) == address)
+        });
+    }
+}
+
+fn open(own: Ipv4Addr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
+    only_echo_replies(socket.as_fd())?;
+    socket.set_nonblocking(true)?;
+    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+    socket.bind(&SocketAddr::from((own, 0)).into())?;
+    Ok(socket)
+}

@@ -1,0 +1,166 @@
+//! Whether the store still has the network configuration that this node goes by. Another one is
+//! not applied while the daemon runs, because every pod could lose its address: the operator is
+//! told, by the log and by the status.
+
+use std::pin::Pin;
+
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use crate::config::network::NetworkConfig;
+use crate::control::backoff::Backoff;
+use crate::control::causes::with_causes;
+use crate::control::manager::SubnetManager;
+
+/// Longest text of a backend's settings that is shown.
+const SHOWN_CHARS_MAX: usize = 200;
+
+/// What the store has, compared with what this node goes by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Found {
+    Same,
+    /// In these words.
+    Other(String),
+    /// Not there or not readable, for this reason: what runs goes on, a start would wait.
+    Unreadable(String),
+}
+
+/// Reads the configuration again after each listing: a store that lost its data, was replaced or
+/// was edited shows at the next one.
+pub(super) struct ConfigCheck<'a> {
+    manager: &'a SubnetManager,
+    /// What this node goes by; nothing is compared without.
+    used: Option<NetworkConfig>,
+    /// Whether it is from the cache, and the store has not been asked yet.
+    from_cache: bool,
+    /// Whether it was read before the last listing.
+    is_listed: bool,
+    /// What was last said, so that it is said once.
+    told: Found,
+    under_way: Option<Pin<Box<dyn Future<Output = Found> + Send + 'a>>>,
+}
+
+impl<'a> ConfigCheck<'a> {
+    /// For what `manager` goes by, be it `from_cache`. If it is not, it was read a moment ago, and
+    /// the first listing is no reason to read it again.
+    pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
+        let used = manager.used_config.get().cloned();
+        let (told, under_way) = (Found::Same, None);
+        Self { manager, used, from_cache, is_listed: from_cache, told, under_way }
+    }
+
+    /// Everything was listed: asks for the configuration, beside all that goes on.
+    pub(super) fn begin(&mut self) {
+        let is_due = std::mem::replace(&mut self.is_listed, true);
+        if let Some(used) = self.used.clone().filter(|_| is_due) {
+            self.under_way = Some(Box::pin(compare(self.manager, used)));
+        }
+    }
+
+    /// Waits until the configuration is there, and says what is to be said. For ever if it was not
+    /// asked for.
+    pub(super) async fn done(&mut self) {
+        let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
+        let found = under_way.await;
+        self.under_way = None;
+        let is_first = std::mem::take(&mut self.from_cache);
+        self.manager.status.config_differs(matches!(found, Found::Other(_)));
+        if found == self.told && !is_first {
+            return;
+        }
+        match &found {
+            Found::Same if is_first => {
+                info!("The store has the network configuration of the cache")
+            }
+            Found::Same => {
+                info!("The store has the network configuration again by which this node goes");
+            }
+            Found::Other(other) => warn!(
+                "The network configuration in the store {other}; going on with the old one. To \
+                 apply the new one, restart weftd and then the pods of this host"
+            ),
+            Found::Unreadable(why) => warn!(
+                "Couldn't fetch network config: {why}; going on with the last one. A restart of \
+                 weftd would wait for it"
+            ),
+        }
+        self.told = found;
+    }
+}
+
+/// Reads until the store answers: a listing that comes first asks anew.
+async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Found {
+    let mut backoff = Backoff::default();
+    let bytes = loop {
+        match manager.network_config().await {
+            Ok(bytes) => break bytes,
+            Err(error) if error.store_answered() => return Found::Unreadable(with_causes(&error)),
+            // An outage is the machine's to report.
+            Err(_) => sleep(backoff.next_wait()).await,
+        }
+    };
+    match NetworkConfig::parse(&bytes) {
+        Ok(found) => difference(&used, &found).map_or(Found::Same, Found::Other),
+        Err(error) => Found::Unreadable(with_causes(&error)),
+    }
+}
+
+/// What of `used` is otherwise in `found`, for an operator; `None` if nothing is.
+fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
+    let NetworkConfig {
+        network,
+        subnet_length_bits,
+        subnet_min,
+        subnet_max,
+        enable_nftables,
+        backend,
+    } = found;
+    if *network != used.network {
+        return Some(format!(
+            "is now for {network}, and not for {}, in which this node has its subnet",
+            used.network
+        ));
+    }
+    let mut changed = Vec::new();
+    if *subnet_length_bits != used.subnet_length_bits {
+        changed.push(format!("SubnetLen {subnet_length_bits}"));
+    }
+    if (*subnet_min, *subnet_max) != (used.subnet_min, used.subnet_max) {
+        changed.push(format!("SubnetMin {subnet_min}, SubnetMax {subnet_max}"));
+    }
+    if *enable_nftables != used.enable_nftables {
+        changed.push(format!("EnableNFTables {enable_nftables}"));
+    }
+    if *backend != used.backend {
+        let settings = backend.settings.to_string();
+        let shown: String = settings.chars().take(SHOWN_CHARS_MAX).collect();
+        changed.push(format!("Backend {shown}"));
+    }
+    (!changed.is_empty()).then(|| format!("has changed: it now says {}", changed.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> NetworkConfig {
+        NetworkConfig::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn every_part_of_another_configuration_is_told() {
+        let used = config(r#"{"Network":"10.5.0.0/16"}"#);
+        let differs = |text: &str| difference(&used, &config(text));
+        assert_eq!(differs(r#"{ "Network": "10.5.0.0/16", "SubnetLen": 24 }"#), None);
+        for (text, words) in [
+            (r#"{"Network":"10.9.0.0/16"}"#, "is now for 10.9.0.0/16, and not for 10.5.0.0/16"),
+            (r#"{"Network":"10.5.0.0/16","SubnetLen":25}"#, "SubnetLen 25"),
+            (r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.9.0"}"#, "SubnetMin 10.5.9.0"),
+            (r#"{"Network":"10.5.0.0/16","EnableNFTables":true}"#, "EnableNFTables true"),
+            (r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":9}}"#, "\"Port\":9"),
+        ] {
+            let told = differs(text).expect("a configuration that changed goes unnoticed");
+            assert!(told.contains(words), "an operator is not told {words}: {told}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Somebody else writes the own entry in this node's name. A node of flannel that has the same
+//! PublicIP does, at its start and at each of its renewals: it claims no address, so nothing else
+//! tells of it. Pure.
+
+use std::time::Duration;
+
+use super::{Asked, Machine, Say};
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::store::{Granted, StoreError};
+
+/// Between two alarms. flannel renews a lease every 23 hours, so each of its renewals is one.
+const ALARM_PERIOD: Duration = Duration::from_secs(60 * 60);
+/// Between two renewals that answer such a write: whoever writes in a loop sets no pace for us.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
+
+/// What is known of others that write the own entry.
+#[derive(Debug, Default)]
+pub(super) struct Twin {
+    /// The next change may be ours all the same: a write got no answer, or the store came back
+    /// with another history.
+    pub(super) unsure: bool,
+    /// A change came while a write of ours is under way, and may be that write.
+    suspect: bool,
+    quiet_until: Duration,
+    renewal_from: Duration,
+}
+
+impl Machine {
+    /// The own entry is `found`, and its version not the one that we know.
+    pub(super) fn suspect_twin(&mut self, found: &Lease) {
+        let in_our_name = found.attributes.public_ip == self.own.lease.attributes.public_ip;
+        // A reservation is an operator's, and what is from the cache may be older than our own
+        // last write.
+        let is_reservation = found.lifetime == Lifetime::Reservation;
+        if !in_our_name || is_reservation || self.from_cache {
+            return;
+        }
+        match self.asked {
+            _ if std::mem::take(&mut self.twin.unsure) => {}
+            Asked::Write { .. } => self.twin.suspect = true,
+            Asked::Nothing | Asked::List { .. } | Asked::Watch => self.tell_of_twin(),
+        }
+    }
+
+    /// The `answer` to a write tells whether what was seen meanwhile, last at revision
+    /// `own_seen`, was that write.
+    pub(super) fn judge_suspect(
+        &mut self,
+        answer: &Result<Granted, StoreError>,
+        own_seen: Option<i64>,
+    ) {
+        let suspect = std::mem::take(&mut self.twin.suspect);
+        let was_ours = match answer {
+            Ok(granted) => own_seen.is_none_or(|seen| seen == granted.lease.revision),
+            Err(error) => !error.nothing_was_written(),
+        };
+        // What was seen of a write without an answer is known by now.
+        self.twin.unsure = !suspect && answer.is_err() && (was_ours || self.twin.unsure);
+        if suspect && !was_ours {
+            self.tell_of_twin();
+        }
+    }
+
+    /// When the lease that somebody else wrote is to be renewed: now, the first time.
+    pub(super) fn renewal_of_foreign(&mut self) -> Duration {
+        let now = self.now.boot;
+        if self.twin.renewal_from > now {
+            return self.twin.renewal_from;
+        }
+        self.twin.renewal_from = now + RENEWAL_PAUSE;
+        now
+    }
+
+    fn tell_of_twin(&mut self) {
+        let (subnet, public_ip) = (self.own.lease.subnet, self.own.lease.attributes.public_ip);
+        let alarm = self.twin.quiet_until <= self.now.boot;
+        if alarm {
+            self.twin.quiet_until = self.now.boot + ALARM_PERIOD;
+        }
+        self.say(Say::WrittenInOurName { subnet, public_ip, alarm });
+    }
+}

@@ -1,0 +1,158 @@
+//! Golden text, and what nft 1.0.6 prints of it.
+
+use serde_json::json;
+
+use super::*;
+use crate::netfilter::rules::Wanted;
+
+const HEAD: &str = "add table ip flannel-ipv4 { comment \"rules for flannel-ipv4\" ; }\n";
+const MASQUERADE: &str = include_str!("../golden/masquerade.nft");
+const FORWARD: &str = include_str!("../golden/forward.nft");
+/// `nft -j list table ip flannel-ipv4` once all of these are in.
+const LISTING: &str = include_str!("../golden/listing.json");
+
+fn wanted() -> Wanted {
+    Wanted {
+        network: "10.5.0.0/16".parse().unwrap(),
+        subnet: "10.5.3.0/24".parse().unwrap(),
+        masquerade: true,
+        forward: true,
+        random_ports: true,
+    }
+}
+
+/// The listing after `change` to its objects.
+fn listing(change: impl FnOnce(&mut Vec<Value>)) -> Found {
+    let mut list: Value = serde_json::from_str(LISTING).unwrap();
+    change(list["nftables"].as_array_mut().unwrap());
+    Found::parse(&list.to_string()).unwrap()
+}
+
+fn need(found: &Found, pass: Pass) -> Option<String> {
+    transaction(&wanted().chains(), found, pass)
+}
+
+fn rules_of<'v>(objects: &'v [Value], chain: &str) -> Vec<&'v Value> {
+    objects.iter().filter(|object| object["rule"]["chain"] == chain).collect()
+}
+
+#[test]
+fn a_bare_host_gets_flannel_s_rules_with_the_third_return_as_iptables_has_it() {
+    for pass in [Pass::First, Pass::Check] {
+        let text = need(&Found::default(), pass).unwrap();
+        assert_eq!(text, format!("{HEAD}{MASQUERADE}{FORWARD}"));
+    }
+}
+
+#[test]
+fn what_was_not_asked_for_is_left_out() {
+    let plain = Wanted { random_ports: false, forward: false, ..wanted() };
+    let text = transaction(&plain.chains(), &Found::default(), Pass::First).unwrap();
+    assert_eq!(text, format!("{HEAD}{}", MASQUERADE.replace(" fully-random", "")));
+    let forward = Wanted { masquerade: false, ..wanted() };
+    let text = transaction(&forward.chains(), &Found::default(), Pass::First).unwrap();
+    assert_eq!(text, format!("{HEAD}{FORWARD}"));
+}
+
+#[test]
+fn nothing_missing_is_nothing_to_do() {
+    let newer = LISTING.replace("\"fully-random\"", "[\"fully-random\"]");
+    for text in [LISTING, &newer] {
+        for pass in [Pass::First, Pass::Check] {
+            assert_eq!(need(&Found::parse(text).unwrap(), pass), None);
+        }
+    }
+}
+
+#[test]
+fn each_rule_that_goes_missing_brings_its_chain_back() {
+    for (chain, count, whole) in [("postrtg", 6, MASQUERADE), ("forward", 2, FORWARD)] {
+        for missing in 0..count {
+            let found = listing(|objects| {
+                let handle = rules_of(objects, chain)[missing]["rule"]["handle"].clone();
+                objects.retain(|object| object["rule"]["handle"] != handle);
+            });
+            let text = need(&found, Pass::Check);
+            assert_eq!(text, Some(format!("{HEAD}{whole}")), "{chain} without rule {missing}");
+        }
+    }
+}
+
+#[test]
+fn another_network_in_the_table_stays_after_the_first_pass() {
+    let with_theirs = |objects: &mut Vec<Value>| {
+        let ours =
+            Value::from(rules_of(objects, "forward").into_iter().cloned().collect::<Vec<_>>());
+        let theirs =
+            ours.to_string().replace("10.5", "10.6").replace("\"handle\":", "\"handle\":9");
+        let theirs: Vec<Value> = serde_json::from_str(&theirs).unwrap();
+        objects.extend(theirs);
+    };
+    let found = listing(with_theirs);
+    assert_eq!(need(&found, Pass::Check), None);
+    assert_eq!(need(&found, Pass::First), Some(format!("{HEAD}{FORWARD}")));
+    let mut kept = Value::Null;
+    let found = listing(|objects| {
+        with_theirs(objects);
+        kept = rules_of(objects, "forward")[0]["rule"]["handle"].clone();
+        let gone = rules_of(objects, "forward")[1]["rule"]["handle"].clone();
+        objects.retain(|object| object["rule"]["handle"] != gone);
+    });
+    let repair = format!(
+        "delete rule ip flannel-ipv4 forward handle {kept}\n\
+         add rule ip flannel-ipv4 forward ip saddr 10.5.0.0/16 accept\n\
+         add rule ip flannel-ipv4 forward ip daddr 10.5.0.0/16 accept\n"
+    );
+    assert_eq!(need(&found, Pass::Check), Some(format!("{HEAD}{repair}")));
+}
+
+#[test]
+fn a_chain_without_its_hook_is_not_ours() {
+    let json = r#"{"nftables":[{"chain":{"name":"forward","handle":1}}]}"#;
+    let forward = Wanted { masquerade: false, ..wanted() };
+    let text = transaction(&forward.chains(), &Found::parse(json).unwrap(), Pass::Check);
+    assert_eq!(text, Some(format!("{HEAD}{FORWARD}")));
+}
+
+#[test]
+fn rules_of_others_are_not_read_as_ours() {
+    let from = |op: &str, right: Value| {
+        let left = json!({ "payload": { "protocol": "ip", "field": "saddr" } });
+        json!([{ "match": { "op": op, "left": left, "right": right } }, { "accept": null }])
+    };
+    let mark = json!({ "op": "==", "left": { "meta": { "key": "mark" } }, "right": 16384 });
+    assert!(parse_rule(&from("==", json!("192.0.2.1"))).is_some(), "the form itself is right");
+    for foreign in [
+        from("in", json!("192.0.2.1")),
+        from("==", json!({ "prefix": { "addr": "10.5.0.0", "len": 99 } })),
+        from("==", json!({ "set": ["192.0.2.1"] })),
+        json!([{ "match": mark }, { "return": null }]),
+        json!([{ "counter": { "packets": 0, "bytes": 0 } }, { "return": null }]),
+        json!([{ "masquerade": { "flags": ["random"] } }]),
+        json!([{ "masquerade": { "flags": "fully-random", "port": 7 } }]),
+        json!([{ "drop": null }]),
+        json!([7]),
+        json!([]),
+        json!(null),
+    ] {
+        assert_eq!(parse_rule(&foreign), None, "{foreign}");
+    }
+}
+
+#[test]
+fn only_flannel_s_tables_are_removed() {
+    let tables = [("ip", "filter"), ("inet", TABLE), ("ip", TABLE), ("ip6", TABLE_IPV6)];
+    let objects =
+        tables.map(|(family, name)| json!({ "table": { "family": family, "name": name } }));
+    let own = own_tables(&json!({ "nftables": objects }).to_string()).unwrap();
+    let text = "delete table ip flannel-ipv4\ndelete table ip6 flannel-ipv6\n";
+    assert_eq!(removal(&own).as_deref(), Some(text));
+    assert_eq!(removal(&own_tables(r#"{"nftables":[]}"#).unwrap()), None);
+}
+
+#[test]
+fn output_that_is_no_list_is_an_error() {
+    for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
+        assert!(Found::parse(text).is_err() && own_tables(text).is_err(), "{text}");
+    }
+}

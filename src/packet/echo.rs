@@ -1,0 +1,89 @@
+//! ICMP echo, RFC 792: a request of any length, and what a reply to it says. Every kernel answers,
+//! so a peer needs no part in being measured.
+
+use std::net::Ipv4Addr;
+
+use crate::packet::checksum;
+use crate::packet::icmp::ICMP_HEADER_BYTES;
+use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
+
+/// The shortest request: headers and the token.
+pub const ECHO_BYTES_MIN: usize = TOKEN_AT + size_of::<u64>();
+
+const TOKEN_AT: usize = HEADER_BYTES_MIN + ICMP_HEADER_BYTES;
+
+const REQUEST: u8 = 8;
+const REPLY: u8 = 0;
+
+/// IANA's recommended default.
+const TTL: u8 = 64;
+
+/// Makes all of `packet` an echo request. `token` comes back in the reply, and is what tells ours
+/// from those that others asked for or made up.
+///
+/// # Panics
+/// When `packet` is shorter than [`ECHO_BYTES_MIN`] or longer than any packet.
+pub fn write_request(packet: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr, token: u64) {
+    assert!((ECHO_BYTES_MIN..=usize::from(u16::MAX)).contains(&packet.len()));
+    let total_bytes = packet.len() as u16;
+    packet.fill(0);
+    packet[0] = 0x45;
+    packet[2..4].copy_from_slice(&total_bytes.to_be_bytes());
+    packet[8] = TTL;
+    packet[9] = protocol::ICMP;
+    packet[12..16].copy_from_slice(&source.octets());
+    packet[16..20].copy_from_slice(&destination.octets());
+    packet[HEADER_BYTES_MIN] = REQUEST;
+    packet[TOKEN_AT..ECHO_BYTES_MIN].copy_from_slice(&token.to_be_bytes());
+    let (ip, icmp) = packet.split_at_mut(HEADER_BYTES_MIN);
+    let sum = checksum::finish(checksum::sum(icmp));
+    icmp[2..4].copy_from_slice(&sum);
+    let sum = checksum::finish(checksum::sum(ip));
+    ip[10..12].copy_from_slice(&sum);
+}
+
+/// Who answers a request with this token, and how long the packet is; `None` of anything else.
+#[must_use]
+pub fn read_reply(packet: &[u8], token: u64) -> Option<(Ipv4Addr, u16)> {
+    let header = Ipv4Header::parse(packet).ok()?;
+    let icmp = packet.get(usize::from(header.header_bytes)..usize::from(header.total_bytes))?;
+    let is_ours = header.protocol == protocol::ICMP
+        && icmp.first() == Some(&REPLY)
+        && icmp.get(ICMP_HEADER_BYTES..)?.first_chunk() == Some(&token.to_be_bytes());
+    is_ours.then_some((header.source, header.total_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEAR: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+    const FAR: Ipv4Addr = Ipv4Addr::new(10, 5, 2, 0);
+
+    /// What a kernel makes of a request (`icmp_echo`, net/ipv4/icmp.c).
+    fn answer(request: &[u8]) -> Vec<u8> {
+        let mut reply = request.to_vec();
+        reply[12..16].copy_from_slice(&request[16..20]);
+        reply[16..20].copy_from_slice(&request[12..16]);
+        reply[HEADER_BYTES_MIN] = REPLY;
+        reply
+    }
+
+    #[test]
+    fn a_request_is_a_packet_with_sound_checksums_and_its_reply_is_known() {
+        for bytes in [ECHO_BYTES_MIN, 548, 1371, 1472, 65_507] {
+            let mut request = vec![0xff; bytes];
+            write_request(&mut request, NEAR, FAR, 0x0123_4567_89ab_cdef);
+            let header = Ipv4Header::parse(&request).expect("every kernel takes it");
+            assert_eq!((header.source, header.destination), (NEAR, FAR));
+            let icmp = &request[HEADER_BYTES_MIN..];
+            assert_eq!(checksum::finish(checksum::sum(icmp)), [0, 0], "{bytes} bytes");
+            let reply = answer(&request);
+            let read = read_reply(&reply, 0x0123_4567_89ab_cdef);
+            assert_eq!(read, Some((FAR, bytes as u16)));
+            assert_eq!(read_reply(&reply, 1), None, "somebody else's reply");
+            assert_eq!(read_reply(&request, 0x0123_4567_89ab_cdef), None, "a request");
+            assert_eq!(read_reply(&reply[..bytes - 1], 0x0123_4567_89ab_cdef), None, "cut off");
+        }
+    }
+}

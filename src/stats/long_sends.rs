@@ -1,0 +1,78 @@
+//! Who was sent long datagrams since somebody last looked: marks, not counts, so that what watches
+//! the paths of those in use need not watch those of all.
+
+use std::fmt;
+use std::net::SocketAddrV4;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::by_peer::{FREE, pack, unpack};
+
+/// Datagrams beyond this length are long: no path is taken to be narrower, so whatever is shorter
+/// passes every one. 576 bytes, which each IPv4 host has to take (RFC 791), less IPv4 and UDP
+/// headers.
+pub const LONG_BYTES: u16 = 548;
+
+/// Places for marks, chosen by the last byte of an address; of two that share one, the later
+/// stands.
+const PLACES: usize = 256;
+
+/// The marks of one worker.
+///
+/// A mark is set by a load and seldom a store, and taken by another thread; one that is set while
+/// it is being taken may be lost, and the next datagram sets it again.
+pub struct LongSends(Box<[AtomicU64]>);
+
+impl Default for LongSends {
+    fn default() -> Self {
+        Self(std::iter::repeat_with(|| AtomicU64::new(FREE)).take(PLACES).collect())
+    }
+}
+
+impl fmt::Debug for LongSends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LongSends").finish_non_exhaustive()
+    }
+}
+
+impl LongSends {
+    /// Marks `peer`, which was sent datagrams of `datagram_bytes`, if they are long.
+    #[inline]
+    pub fn mark(&self, peer: SocketAddrV4, datagram_bytes: u16) {
+        if datagram_bytes <= LONG_BYTES {
+            return;
+        }
+        let place = &self.0[usize::from(peer.ip().octets()[3])];
+        let packed = pack(peer);
+        if place.load(Ordering::Relaxed) != packed {
+            place.store(packed, Ordering::Relaxed);
+        }
+    }
+
+    /// Those who are marked; forgets them.
+    pub fn take(&self) -> impl Iterator<Item = SocketAddrV4> {
+        self.0.iter().filter_map(|place| {
+            let packed = place.load(Ordering::Relaxed);
+            if packed == FREE {
+                return None;
+            }
+            place.store(FREE, Ordering::Relaxed);
+            Some(unpack(packed))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_long_datagrams_mark_and_a_mark_is_taken_once() {
+        let (near, far) = ("192.0.2.1:8285".parse().unwrap(), "192.0.2.2:8285".parse().unwrap());
+        let sends = LongSends::default();
+        sends.mark(near, LONG_BYTES);
+        sends.mark(far, LONG_BYTES + 1);
+        sends.mark(far, 1472);
+        assert_eq!(sends.take().collect::<Vec<_>>(), [far]);
+        assert_eq!(sends.take().count(), 0);
+    }
+}
