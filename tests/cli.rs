@@ -300,8 +300,7 @@ fn values_without_sense_exit_1_and_are_named() {
 
 #[test]
 fn what_is_not_built_refuses_by_name() {
-    let cases: [(&str, &str, &str); 5] = [
-        ("kube-subnet-mgr", "true", "Kubernetes"),
+    let cases: [(&str, &str, &str); 4] = [
         ("public-ipv6", "2001:db8::1", "IPv6"),
         ("vmodule", "a=1", "log"),
         ("log_backtrace_at", "a.go:1", "log"),

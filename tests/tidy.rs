@@ -65,10 +65,12 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("etcd_client", &["src/control/store/etcd"]),
     ("inotify", &["src/control/store/local"]),
     ("io_uring", &["src/sys/"]),
+    ("kube", &["src/control/store/kube"]),
     ("libc", &["src/sys/"]),
     ("netlink_packet_route", &["src/host/netlink"]),
     ("rtnetlink", &["src/host/netlink"]),
     ("tokio", &["src/control/", "src/host/", "src/netfilter/", "src/backend/", "src/daemon/"]),
+    ("tower", &["src/control/store/kube"]),
 ];
 
 /// Longest line, in characters.

@@ -1,6 +1,7 @@
 //! Checks what the flags mean and turns it into [`Options`]. Everything wrong ends here with an
 //! error that names the flag; nothing downstream checks an option again.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use hyper::Uri;
 use regex::Regex;
 
+use crate::config::build_kube::{kube, warn_of_other_stores};
 use crate::config::duration;
 use crate::config::flag_table::{FLAGS, Setting, Settings, Slot, Source, Support};
 use crate::config::go_flags::environment_name;
@@ -62,24 +64,31 @@ pub(super) enum OptionError {
         absent: &'static str,
     },
     /// Leases can live in one place only.
-    #[error("--local-store and {etcd} (flag or environment) exclude each other: keep one of them")]
+    #[error("--local-store and {other} (flag or environment) exclude each other: keep one of them")]
     TwoStores {
-        /// The etcd flag.
-        etcd: String,
+        /// The other store's flag.
+        other: String,
     },
+    /// Flags and variables of Kubernetes.
+    #[cfg(feature = "kube")]
+    #[error(transparent)]
+    Kube(#[from] crate::config::kube::KubeOptionError),
 }
 
 /// Checks `settings` and builds the options. What can be ignored is added to `warnings`.
 pub(super) fn options(
     mut settings: Settings,
+    variable: impl Fn(&str) -> Option<OsString>,
     warnings: &mut Vec<String>,
 ) -> Result<Options, OptionError> {
     refuse_unbuilt(&mut settings, warnings)?;
+    warn_of_other_stores(&settings, warnings);
     check_peer_check(&settings.peer_check.value)?;
     let subnet_file = subnet_file(&settings.subnet_file.value)?;
     Ok(Options {
         stale_hold: stale_hold(&settings.stale_hold.value)?,
-        start_from_cache: settings.start_from_cache.value,
+        // What the cache remembers is a lease of a store in which nodes choose.
+        start_from_cache: settings.start_from_cache.value && !settings.kube_subnet_mgr.value,
         renew_margin: renew_margin(settings.subnet_lease_renew_margin.value)?,
         interface: interface(&settings)?,
         follow_address: settings.follow_address.value,
@@ -92,7 +101,7 @@ pub(super) fn options(
         verbosity: u8::try_from(settings.v.value.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&settings.status_socket.value, &subnet_file)?,
         subnet_file,
-        store: store(settings)?,
+        store: store(settings, variable)?,
     })
 }
 
@@ -309,7 +318,16 @@ fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError>
     Ok(path)
 }
 
-fn store(settings: Settings) -> Result<StoreOptions, OptionError> {
+fn store(
+    settings: Settings,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Result<StoreOptions, OptionError> {
+    if settings.kube_subnet_mgr.value {
+        if settings.local_store.is_given() {
+            return Err(OptionError::TwoStores { other: "--kube-subnet-mgr".to_owned() });
+        }
+        return kube(&settings, variable);
+    }
     let directory = &settings.local_store;
     if directory.is_given() && directory.value.is_empty() {
         return Err(value("--local-store", "an empty path names no directory".to_owned()));
@@ -327,7 +345,7 @@ fn store(settings: Settings) -> Result<StoreOptions, OptionError> {
         ("--etcd-password", settings.etcd_password.is_given()),
     ];
     match etcd_flags.iter().find(|(_, given)| *given) {
-        Some((flag, _)) => Err(OptionError::TwoStores { etcd: (*flag).to_owned() }),
+        Some((flag, _)) => Err(OptionError::TwoStores { other: (*flag).to_owned() }),
         None => Ok(StoreOptions::Local(PathBuf::from(settings.local_store.value))),
     }
 }
@@ -370,8 +388,30 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
                        FLANNELD_ETCD_PASSWORD instead";
         return Err(value(FLAG, problem.to_owned()));
     }
+    let whole = url(FLAG, text, PathPart::Forbidden)?;
+    match tls_flag {
+        Some(flag) if whole.starts_with("http:") => {
+            let problem = format!(
+                "{text:?} is plain http, but {flag} is given: certificates need https:// endpoints"
+            );
+            Err(value(FLAG, problem))
+        }
+        Some(_) | None => Ok(whole),
+    }
+}
+
+/// Whether a server may be below a path, as behind a proxy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum PathPart {
+    Forbidden,
+    #[cfg(feature = "kube")]
+    Allowed,
+}
+
+/// Reads the URL of a server.
+pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<String, OptionError> {
     let wrong = |why: &str| {
-        Err(value(FLAG, format!("{text:?} {why}: write http://host:port or https://host:port")))
+        Err(value(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))
     };
     let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let Ok(url) = whole.parse::<Uri>() else { return wrong("is not a URL") };
@@ -387,18 +427,11 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
     if !after_host.is_empty() && authority.port_u16().is_none_or(|port| port == 0) {
         return wrong("has a bad port");
     }
-    if url.path() != "/" || url.query().is_some() {
+    let has_path = url.path() != "/" && path == PathPart::Forbidden;
+    if has_path || url.query().is_some() {
         return wrong("has a path");
     }
-    match tls_flag {
-        Some(flag) if scheme == Some("http") => {
-            let problem = format!(
-                "{text:?} is plain http, but {flag} is given: certificates need https:// endpoints"
-            );
-            Err(value(FLAG, problem))
-        }
-        Some(_) | None => Ok(whole),
-    }
+    Ok(whole)
 }
 
 /// The prefix as flanneld's keys have it, which Go's `path.Join` makes: no empty parts, no dots,
@@ -440,10 +473,10 @@ fn both<T>(
 }
 
 /// In Go an empty text is the same as a flag left out.
-fn optional(text: &str) -> Option<&str> {
+pub(super) fn optional(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-fn value(flag: &'static str, problem: String) -> OptionError {
+pub(super) fn value(flag: &'static str, problem: String) -> OptionError {
     OptionError::Value { flag, problem }
 }

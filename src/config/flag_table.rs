@@ -69,6 +69,7 @@ pub(super) enum Support {
     Missing(&'static str),
     /// It only modifies an unbuilt feature, so a value other than the default warns. Holds the
     /// flag or feature without which flanneld ignores it too.
+    #[cfg_attr(feature = "kube", expect(dead_code, reason = "all such features are built"))]
     Idle(&'static str),
 }
 
@@ -179,7 +180,13 @@ impl Default for Settings {
     }
 }
 
-const KUBE: Support = Support::Idle("--kube-subnet-mgr");
+#[cfg(feature = "kube")]
+const KUBE: (Support, Support) = (Support::Built, Support::Built);
+#[cfg(not(feature = "kube"))]
+const KUBE: (Support, Support) = (
+    Support::Missing("The Kubernetes subnet manager (cargo feature kube)"),
+    Support::Idle("--kube-subnet-mgr"),
+);
 
 /// Every flag, in the order of Go's usage text (by name).
 pub(super) const FLAGS: &[Flag] = &[
@@ -303,26 +310,26 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag {
         name: "kube-annotation-prefix",
         slot: Slot::Text(|s| &mut s.kube_annotation_prefix),
-        support: KUBE,
-        help: "prefix of the node annotations (no effect: kube-subnet-mgr is not built)",
+        support: KUBE.1,
+        help: "`prefix` of the node annotations",
     },
     Flag {
         name: "kube-api-url",
         slot: Slot::Text(|s| &mut s.kube_api_url),
-        support: KUBE,
-        help: "URL of the Kubernetes API server (no effect: kube-subnet-mgr is not built)",
+        support: KUBE.1,
+        help: "`URL` of the Kubernetes API server; without it, of the kubeconfig or the pod",
     },
     Flag {
         name: "kube-subnet-mgr",
         slot: Slot::Bool(|s| &mut s.kube_subnet_mgr),
-        support: Support::Missing("The Kubernetes subnet manager"),
-        help: "take leases from the Kubernetes API (not built)",
+        support: KUBE.0,
+        help: "take the subnet of this Node from the Kubernetes API",
     },
     Flag {
         name: "kubeconfig-file",
         slot: Slot::Text(|s| &mut s.kubeconfig_file),
-        support: KUBE,
-        help: "kubeconfig `file` (no effect: kube-subnet-mgr is not built)",
+        support: KUBE.1,
+        help: "kubeconfig `file`; without it, the pod's service account",
     },
     Flag {
         name: "local-store",
@@ -345,8 +352,8 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag {
         name: "net-config-path",
         slot: Slot::Text(|s| &mut s.net_config_path),
-        support: KUBE,
-        help: "network configuration `file` (no effect: kube-subnet-mgr is not built)",
+        support: KUBE.1,
+        help: "network configuration `file` with kube-subnet-mgr",
     },
     Flag {
         name: "offload",
@@ -376,9 +383,8 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag {
         name: "set-node-network-unavailable",
         slot: Slot::Bool(|s| &mut s.set_node_network_unavailable),
-        support: KUBE,
-        help: "clear the node's NetworkUnavailable condition (no effect: kube-subnet-mgr is \
-               not built)",
+        support: KUBE.1,
+        help: "clear the Node's NetworkUnavailable condition once the network works",
     },
     Flag {
         name: "stale-hold",

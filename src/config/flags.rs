@@ -74,8 +74,8 @@ pub fn parse(
         return Outcome::Version;
     }
     let mut warnings: Vec<_> = ignored.iter().map(ToString::to_string).collect();
-    warnings.extend(go_flags::read_environment(variable, &mut settings));
-    match build::options(settings, &mut warnings) {
+    warnings.extend(go_flags::read_environment(&variable, &mut settings));
+    match build::options(settings, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
         Err(error) => Outcome::Refuse { message: one_line(&error), usage: false },
     }

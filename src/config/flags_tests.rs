@@ -53,6 +53,8 @@ fn etcd_of(options: Options) -> EtcdOptions {
     match options.store {
         StoreOptions::Etcd(etcd) => etcd,
         StoreOptions::Local(directory) => panic!("local store {}", directory.display()),
+        #[cfg(feature = "kube")]
+        StoreOptions::Kube(kube) => panic!("Kubernetes {kube:?}"),
     }
 }
 
@@ -357,7 +359,6 @@ fn the_local_store_excludes_etcd() {
 #[test]
 fn unbuilt_features_refuse_and_name_what_is_missing() {
     for (word, missing) in [
-        ("--kube-subnet-mgr", "Kubernetes subnet manager"),
         ("--public-ipv6=2001:db8::1", "IPv6"),
         ("--vmodule=a=1", "log per source file"),
         ("--log_backtrace_at=a.go:1", "stack trace"),
@@ -366,8 +367,12 @@ fn unbuilt_features_refuse_and_name_what_is_missing() {
         assert_refused(&[word], missing);
         assert_refused(&[word], "is not built");
     }
-    let (message, _) = refused(&[], &[("FLANNELD_KUBE_SUBNET_MGR", "true")]);
-    assert!(message.contains("remove FLANNELD_KUBE_SUBNET_MGR"), "{message}");
+    let (message, _) = refused(&[], &[("FLANNELD_IP_MASQ", "true")]);
+    assert!(message.contains("remove FLANNELD_IP_MASQ"), "{message}");
+    if cfg!(not(feature = "kube")) {
+        assert_refused(&["--kube-subnet-mgr"], "Kubernetes subnet manager");
+        assert_refused(&["--kube-subnet-mgr"], "is not built");
+    }
 }
 
 #[test]
@@ -415,6 +420,40 @@ fn flags_that_only_modify_an_unbuilt_feature_warn_once() {
         let flag = word.split('=').next().unwrap();
         assert!(warnings[0].starts_with(flag) && warnings[0].contains(feature), "{warnings:?}");
     }
+}
+
+#[cfg(feature = "kube")]
+#[test]
+fn kubernetes_excludes_other_stores_and_says_what_it_does_not_read() {
+    let node = [("NODE_NAME", "n1")];
+    let run = |words: &[&str]| run_with(&[&["--kube-subnet-mgr"], words].concat(), &node);
+    let (options, warnings) = run(&["--kube-api-url=https://k:6443/c/1", "--kubeconfig-file=/k"]);
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert!(!options.start_from_cache, "goes by a cache of leases");
+    let StoreOptions::Kube(kube) = options.store else { panic!("another store") };
+    assert_eq!(kube.api_url.as_deref(), Some("https://k:6443/c/1"));
+    assert!(kube.clear_network_unavailable && !kube.wait_for_ever);
+    for word in [
+        "--etcd-endpoints=http://a:1",
+        "--etcd-password=p",
+        "--subnet-lease-renew-margin=9",
+        "--start-from-cache=true",
+    ] {
+        let (_, warnings) = run(&[word]);
+        let flag = word.split('=').next().unwrap();
+        assert!(warnings.len() == 1 && warnings[0].starts_with(flag), "{warnings:?}");
+    }
+    for (word, shown) in [
+        ("--local-store=/d", "exclude each other"),
+        ("--kube-api-url=ftp://k", "--kube-api-url"),
+        ("--kube-api-url=https://u:secret@k", "must not hold a user"),
+        ("--kube-annotation-prefix=a/b/c", "--kube-annotation-prefix"),
+    ] {
+        let (message, _) = refused(&["--kube-subnet-mgr", word], &node);
+        assert!(message.contains(shown) && !message.contains("secret"), "{message}");
+    }
+    let (message, _) = refused(&["--kube-subnet-mgr"], &[]);
+    assert!(message.contains("env variables POD_NAME and POD_NAMESPACE must be set"), "{message}");
 }
 
 #[test]

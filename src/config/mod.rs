@@ -1,12 +1,15 @@
 //! Everything an operator writes, parsed once into types.
 
 pub mod flags;
+#[cfg(feature = "kube")]
+pub mod kube;
 pub mod network;
 pub mod options;
 pub mod subnet_file;
 pub mod whole_file;
 
 mod build;
+mod build_kube;
 mod duration;
 mod flag_table;
 mod go_flags;

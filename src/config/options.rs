@@ -7,6 +7,9 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(feature = "kube")]
+use crate::config::kube::KubeOptions;
+
 /// Everything an operator chose.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -57,6 +60,9 @@ pub enum StoreOptions {
     Etcd(EtcdOptions),
     /// A directory of files, for labs, single machines and file-managed clusters.
     Local(PathBuf),
+    /// The Kubernetes API.
+    #[cfg(feature = "kube")]
+    Kube(KubeOptions),
 }
 
 impl StoreOptions {
@@ -70,6 +76,11 @@ impl StoreOptions {
                 format!("etcd {prefix} at {}", endpoints.join(","))
             }
             Self::Local(directory) => format!("local {}", directory.display()),
+            #[cfg(feature = "kube")]
+            Self::Kube(options) => {
+                let url = options.api_url.as_deref().unwrap_or("the cluster");
+                format!("kubernetes at {url}")
+            }
         }
     }
 }

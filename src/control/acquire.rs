@@ -13,7 +13,7 @@ use crate::control::causes::with_causes;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::{OwnLease, SubnetManager};
-use crate::control::store::{Granted, Snapshot, StoreError};
+use crate::control::store::{AssignError, Granted, Snapshot, StoreError};
 use crate::route::Prefix;
 
 /// Free subnets to pick from, as in flannel.
@@ -54,9 +54,36 @@ pub enum AcquireError {
     /// Others were faster, again and again.
     #[error("lost the races for all subnets of {LISTINGS_MAX} listings against other nodes")]
     Contended,
+    /// The store assigns subnets, and not to this node.
+    #[error(transparent)]
+    Assigned(AssignError),
     /// The store failed.
     #[error("cannot acquire a lease")]
     Store(#[from] StoreError),
+}
+
+impl From<AssignError> for AcquireError {
+    fn from(error: AssignError) -> Self {
+        match error {
+            AssignError::Store(error) => Self::Store(error),
+            other @ (AssignError::NoNode { .. }
+            | AssignError::Unassigned { .. }
+            | AssignError::Outside { .. }
+            | AssignError::Unusable { .. }
+            | AssignError::NotSynced { .. }) => Self::Assigned(other),
+        }
+    }
+}
+
+impl AcquireError {
+    /// Whether only an operator can help, and then only with another start.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Assigned(error) => error.is_final(),
+            Self::Exhausted { .. } | Self::Contended | Self::Store(_) => false,
+        }
+    }
 }
 
 /// Which subnet an attempt would like.
@@ -81,6 +108,9 @@ impl SubnetManager {
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
     ) -> Result<OwnLease, AcquireError> {
+        if let Some(assigned) = self.store.take_assigned(config.network, attributes).await {
+            return self.assigned(assigned, config);
+        }
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
         let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
         self.store.claim(attributes.public_ip).await?;
@@ -120,6 +150,21 @@ impl SubnetManager {
         let snapshot = snapshot?;
         let held = held_by(&snapshot.leases, public_ip, config, self.previous);
         Ok(held.map(|lease| lease.attributes.clone()))
+    }
+
+    fn assigned(
+        &self,
+        assigned: Result<Granted, AssignError>,
+        config: &NetworkConfig,
+    ) -> Result<OwnLease, AcquireError> {
+        let granted = assigned.map_err(AcquireError::from);
+        match &granted {
+            Err(AcquireError::Store(error)) if !error.store_answered() => {
+                self.status.store_failed()
+            }
+            Ok(_) | Err(_) => self.status.store_answered(),
+        }
+        Ok(OwnLease::new(granted?, config.network))
     }
 
     /// As `acquire`, for as long as it takes: a full network, a store that is down and a store

@@ -2,6 +2,7 @@
 //! read the network configuration, acquire a subnet (`acquire`), keep it and follow the others
 //! (`run`).
 
+use std::net::Ipv4Addr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,8 +15,10 @@ use crate::control::clock;
 use crate::control::lease::Lease;
 use crate::control::status::ControlStatus;
 use crate::control::store::etcd::{EtcdOptionsError, EtcdStore};
+#[cfg(feature = "kube")]
+use crate::control::store::kube::{KubeOptionsError, KubeStore};
 use crate::control::store::local::LocalStore;
-use crate::control::store::{Granted, Store, StoreError};
+use crate::control::store::{AssignError, Granted, Store, StoreError};
 use crate::route::Prefix;
 
 /// flannel's fixed lease time.
@@ -25,9 +28,16 @@ pub const RENEW_RETRY: Duration = Duration::from_secs(60);
 /// How often everything is listed although the watch seems to work: a change that it lost heals
 /// within 6 minutes, and a thousand nodes cost 3 listings a second.
 pub const RELIST_PERIOD: Duration = Duration::from_secs(300);
+/// The same where an entry is a whole Node of some 15 KB: in a cluster of 6,000, each of whose
+/// nodes lists all of them, three listings in ten seconds. The watch breaks and begins anew every
+/// few minutes, and says by itself if it cannot continue.
+pub const RELIST_PERIOD_NODES: Duration = Duration::from_secs(6 * 60 * 60);
 /// How long changes are collected before they are published: a burst costs one route table, and
 /// nobody notices a fiftieth of a second.
 pub const PUBLISH_WINDOW: Duration = Duration::from_millis(20);
+/// The same for a cluster of 6,000, each of whose Nodes may change at any time: ten route tables a
+/// second at the most. The API's own way to its watches takes as long.
+pub const PUBLISH_WINDOW_NODES: Duration = Duration::from_millis(100);
 /// How long peers stay after most of them vanished at once: time for an operator to see the alarm
 /// and to bring the store's data back, and for nodes to register again by themselves.
 pub const STALE_HOLD: Duration = Duration::from_secs(15 * 60);
@@ -69,6 +79,10 @@ pub enum ConnectError {
     /// The local store's directory.
     #[error("--local-store cannot be used")]
     Local(#[source] StoreError),
+    /// Kubernetes' options.
+    #[cfg(feature = "kube")]
+    #[error(transparent)]
+    Kube(#[from] KubeOptionsError),
 }
 
 /// This node's access to the leases.
@@ -94,10 +108,16 @@ pub struct OwnLease {
 }
 
 impl SubnetManager {
-    /// Checks the options and prepares the store. etcd need not be reachable yet.
+    /// Checks the options and prepares the store, which need not be reachable yet. In a pod that
+    /// does not know its Node, the API has to tell.
     /// `previous` is the subnet of the last run, from the subnet file.
-    pub fn connect(options: &StoreOptions, previous: Option<Prefix>) -> Result<Self, ConnectError> {
+    pub async fn connect(
+        options: &StoreOptions,
+        previous: Option<Prefix>,
+    ) -> Result<Self, ConnectError> {
         let store = match options {
+            #[cfg(feature = "kube")]
+            StoreOptions::Kube(options) => Store::Kube(Box::new(KubeStore::open(options).await?)),
             StoreOptions::Etcd(options) => Store::Etcd(Box::new(EtcdStore::new(options)?)),
             StoreOptions::Local(directory) => {
                 Store::Local(LocalStore::open(directory.clone()).map_err(ConnectError::Local)?)
@@ -112,10 +132,19 @@ impl SubnetManager {
         Self { store, previous, status, timing, known, used_config }
     }
 
-    /// The same manager with other durations.
+    /// The same manager with other durations. Those that are the default suit the store.
     #[must_use]
     pub fn with_timing(mut self, timing: Timing) -> Self {
         self.timing = timing;
+        if self.store.assigns() {
+            let usual = Timing::default();
+            if timing.relist_period == usual.relist_period {
+                self.timing.relist_period = RELIST_PERIOD_NODES;
+            }
+            if timing.publish_window == usual.publish_window {
+                self.timing.publish_window = PUBLISH_WINDOW_NODES;
+            }
+        }
         self
     }
 
@@ -123,9 +152,11 @@ impl SubnetManager {
     #[must_use]
     pub fn describe(&self) -> String {
         let previous = self.previous.map_or_else(|| "None".to_owned(), |p| p.to_string());
-        let kind = match self.store {
+        let kind = match &self.store {
             Store::Etcd(_) => "Etcd Local Manager",
             Store::Local(_) => "Local Store Manager",
+            #[cfg(feature = "kube")]
+            Store::Kube(store) => return format!("Kubernetes Subnet Manager - {}", store.node()),
             #[cfg(test)]
             Store::Memory(_) => "Memory Manager",
         };
@@ -143,6 +174,17 @@ impl SubnetManager {
     #[must_use]
     pub fn known(&self) -> watch::Receiver<Option<Arc<Known>>> {
         self.known.subscribe()
+    }
+
+    /// Before an interface is looked for: waits for the first answer of a store that assigns
+    /// subnets, and gives the address that its operator chose for this node, if one was chosen.
+    pub async fn sync(&self) -> Result<Option<Ipv4Addr>, AssignError> {
+        self.store.sync().await
+    }
+
+    /// The network works: a store that assigns subnets may tell the cluster.
+    pub fn network_is_up(&self) {
+        self.store.network_is_up();
     }
 
     /// The network configuration as its operator wrote it. An error is worth another try each
@@ -189,8 +231,8 @@ impl OwnLease {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_manager_is_announced_in_flannels_words() {
+    #[tokio::test]
+    async fn the_manager_is_announced_in_flannels_words() {
         let options = StoreOptions::Etcd(crate::config::options::EtcdOptions {
             endpoints: vec!["http://127.0.0.1:4001".to_owned()],
             prefix: "/coreos.com/network".to_owned(),
@@ -198,10 +240,10 @@ mod tests {
             client_certificate: None,
             credentials: None,
         });
-        let manager = SubnetManager::connect(&options, None).unwrap();
+        let manager = SubnetManager::connect(&options, None).await.unwrap();
         assert_eq!(manager.describe(), "Etcd Local Manager with Previous Subnet: None");
         let previous = "10.5.34.0/24".parse().ok();
-        let manager = SubnetManager::connect(&options, previous).unwrap();
+        let manager = SubnetManager::connect(&options, previous).await.unwrap();
         assert_eq!(manager.describe(), "Etcd Local Manager with Previous Subnet: 10.5.34.0/24");
     }
 }

@@ -77,6 +77,7 @@ impl SubnetManager {
         tokio::select! {
             end = driver.drive(machine) => end,
             end = self.keep_claim() => end,
+            never = self.store.keep_assigned(&self.status) => match never {},
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,12 +11,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tracing::warn;
 
 use crate::control::store::Rejected;
+use crate::route::Prefix;
 
 /// Distinct rejected entries that are remembered, to count and log each once: as many as a store
 /// may hold leases, 8 bytes each.
 const REMEMBERED_MAX: usize = crate::control::store::ENTRIES_MAX;
 /// Rejected entries logged per look at the store; the rest of a flood becomes one line.
 const LOGGED_PER_LOOK_MAX: usize = 5;
+
+/// Marks of a subnet that was assigned in place of ours: above its address and length.
+#[cfg(any(test, feature = "kube"))]
+const REASSIGNED: u64 = 1 << 63;
+const REASSIGNED_KNOWN: u64 = 1 << 62;
 
 /// Why an entry of the store is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -94,6 +101,8 @@ pub struct ControlStatus {
     held_peers: AtomicU64,
     /// 0 unless lease and peers are from the cache.
     cached_as_of_unix: AtomicU64,
+    /// Network and length of a subnet that the cluster assigned in place of ours; 0 if none did.
+    reassigned: AtomicU64,
     config_differs: AtomicBool,
     cache_writes: AtomicU64,
     cache_failures: AtomicU64,
@@ -143,6 +152,23 @@ impl ControlStatus {
     #[must_use]
     pub fn cached_as_of_unix(&self) -> Option<u64> {
         Some(self.cached_as_of_unix.load(Ordering::Relaxed)).filter(|&seconds| seconds != 0)
+    }
+
+    /// Whether the cluster assigned another subnet to this node than the one it goes on with, or
+    /// one that cannot be used.
+    #[must_use]
+    pub fn subnet_is_refused(&self) -> bool {
+        self.reassigned.load(Ordering::Relaxed) != 0
+    }
+
+    /// That other subnet, if it is one.
+    #[must_use]
+    pub fn refused_subnet(&self) -> Option<Prefix> {
+        let packed = self.reassigned.load(Ordering::Relaxed);
+        let address = u32::try_from(packed >> 8 & u64::from(u32::MAX)).ok()?;
+        let length_bits = u8::try_from(packed & 0xff).ok()?;
+        let is_subnet = packed & REASSIGNED_KNOWN != 0;
+        is_subnet.then(|| Prefix::new(Ipv4Addr::from_bits(address), length_bits))?
     }
 
     /// Whether the store has another network configuration than the one this node goes by: a
@@ -232,6 +258,20 @@ impl ControlStatus {
         self.cached_as_of_unix.store(0, Ordering::Relaxed);
     }
 
+    /// The cluster assigned another subnet in place of ours, which is refused; or no more.
+    #[cfg(any(test, feature = "kube"))]
+    pub(crate) fn subnet_reassigned(&self, is_refused: bool, other: Option<Prefix>) {
+        let packed = match (is_refused, other) {
+            (false, _) => 0,
+            (true, None) => REASSIGNED,
+            (true, Some(subnet)) => {
+                let address = u64::from(subnet.network().to_bits()) << 8;
+                REASSIGNED | REASSIGNED_KNOWN | address | u64::from(subnet.length_bits())
+            }
+        };
+        self.reassigned.store(packed, Ordering::Relaxed);
+    }
+
     pub(crate) fn config_differs(&self, differs: bool) {
         self.config_differs.store(differs, Ordering::Relaxed);
     }
@@ -314,6 +354,22 @@ mod tests {
         assert_eq!(status.rejected(RejectReason::BadValue), 1);
         assert_eq!(status.rejected(RejectReason::TooLarge), 1);
         assert_eq!(status.rejected(RejectReason::OwnAddress), 0);
+    }
+
+    #[test]
+    fn a_refused_subnet_is_told_until_it_is_over() {
+        let status = ControlStatus::default();
+        assert!(!status.subnet_is_refused());
+        for text in ["10.244.7.0/24", "0.0.0.0/0", "255.255.255.255/32"] {
+            let subnet = text.parse().ok();
+            status.subnet_reassigned(true, subnet);
+            assert!(status.subnet_is_refused());
+            assert_eq!(status.refused_subnet(), subnet);
+        }
+        status.subnet_reassigned(true, None);
+        assert_eq!((status.subnet_is_refused(), status.refused_subnet()), (true, None));
+        status.subnet_reassigned(false, None);
+        assert_eq!((status.subnet_is_refused(), status.refused_subnet()), (false, None));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use crate::backend::network::Settings;
 use crate::config::network::{NetworkConfig, NetworkConfigError};
-use crate::config::options::Options;
+use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::acquire::AcquireError;
 use crate::control::backoff::Backoff;
@@ -31,14 +31,17 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// flanneld's phrase, which operators grep for.
 const BACKEND_PHRASE: &str = "Error fetching backend";
-
-/// And the next one.
-pub(super) const REGISTER_PHRASE: &str = "Error registering network";
+/// The same of a store that cannot be used.
+pub(super) const MANAGER_PHRASE: &str = "Failed to create SubnetManager";
+/// The same of a node that gets no lease or no device.
+pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 
 /// Where a start has got to when it has a subnet.
 pub(super) struct Begun {
     pub(super) plan: Plan,
     pub(super) external: ExternalInterface,
+    /// How it was found.
+    pub(super) interface: InterfaceOptions,
     pub(super) held: Held,
     /// What this node says of itself.
     pub(super) attributes: LeaseAttributes,
@@ -60,14 +63,15 @@ impl Held {
 }
 
 impl Begun {
-    async fn remembered(remembered: Remembered) -> anyhow::Result<Self> {
+    async fn remembered(remembered: Remembered, options: &Options) -> anyhow::Result<Self> {
         let Remembered { plan, external, mut known } = remembered;
         let former = Some(&known.own.attributes);
         let attributes =
-            plan.settings.introduce(&external, former).await.context(REGISTER_PHRASE)?;
+            plan.settings.introduce(&external, former).await.context(REGISTRATION_PHRASE)?;
         // Of itself a node says what it would say on a start with the store.
         known.own.attributes = attributes.clone();
-        Ok(Self { plan, external, held: Held::Cached(known), attributes })
+        let interface = options.interface.clone();
+        Ok(Self { plan, external, interface, held: Held::Cached(known), attributes })
     }
 }
 
@@ -80,15 +84,19 @@ pub(super) async fn begin(
     let mut warm = WarmStart::prepare(options, previous).await;
     let plan = match wait_for_plan(manager, &mut warm).await? {
         ControlFlow::Continue(plan) => plan,
-        ControlFlow::Break(remembered) => return Begun::remembered(remembered).await,
+        ControlFlow::Break(remembered) => return Begun::remembered(remembered, options).await,
     };
     info!("Found network config - Backend type: {}", plan.network.backend.kind);
-    let external = external_interface(options).await?;
+    let mut interface = options.interface.clone();
+    if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
+        interface.public_ip = Some(address);
+    }
+    let external = external_interface(&interface).await?;
     match acquire_until_leased(manager, plan, &external, &mut warm).await? {
         ControlFlow::Continue((plan, own, attributes)) => {
-            Ok(Begun { plan, external, held: Held::Leased(own), attributes })
+            Ok(Begun { plan, external, interface, held: Held::Leased(own), attributes })
         }
-        ControlFlow::Break(remembered) => Begun::remembered(remembered).await,
+        ControlFlow::Break(remembered) => Begun::remembered(remembered, options).await,
     }
 }
 
@@ -169,6 +177,9 @@ async fn acquire_until_leased(
             Ok((own, attributes)) => return Ok(ControlFlow::Continue((plan, own, attributes))),
             Err(error) => error,
         };
+        if error.is_final() {
+            return Err(anyhow::Error::from(error).context(REGISTRATION_PHRASE));
+        }
         let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
         let error = anyhow::Error::from(error);
         if is_unreachable(&error)
@@ -218,7 +229,7 @@ async fn acquire_once(
                 Err(error) => return Ok(Err(error.into())),
             };
             let introduced = plan.settings.introduce(external, former.as_ref()).await;
-            introduced.context(REGISTER_PHRASE)?
+            introduced.context(REGISTRATION_PHRASE)?
         }
     };
     let own = manager.acquire(&plan.network, &attributes).await;
@@ -243,8 +254,10 @@ impl Told {
     }
 }
 
-pub(super) async fn external_interface(options: &Options) -> anyhow::Result<ExternalInterface> {
+pub(super) async fn external_interface(
+    options: &InterfaceOptions,
+) -> anyhow::Result<ExternalInterface> {
     let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
-    let external = discover(&netlink, &options.interface).await?;
+    let external = discover(&netlink, options).await?;
     Ok(external)
 }

@@ -89,6 +89,8 @@ impl Report {
                 "written_by_others": self.control.written_by_others_total(),
                 "subnets_exhausted": self.control.subnets_exhausted(),
                 "rejected": rejected,
+                "subnet_refused": self.control.subnet_is_refused(),
+                "refused_subnet": self.control.refused_subnet().map(|subnet| subnet.to_string()),
             },
             "restart_needed": self.control.restart_needed(),
             "stale_as_of_unix": self.control.cached_as_of_unix(),
@@ -138,6 +140,12 @@ impl Report {
         let (stale, control) = (self.control.cached_as_of_unix(), &self.control);
         out.family("flannel_stale", "gauge", "Whether lease and peers are from the cache.");
         out.sample("flannel_stale", "", u64::from(stale.is_some()));
+        out.family(
+            "flannel_subnet_refused",
+            "gauge",
+            "Whether the cluster assigned another subnet.",
+        );
+        out.sample("flannel_subnet_refused", "", u64::from(control.subnet_is_refused()));
         out.family("flannel_restart_needed", "gauge", "Whether the store has another network.");
         out.sample("flannel_restart_needed", "", u64::from(control.restart_needed()));
         out.family("flannel_cache_writes_total", "counter", "Times that the cache was written.");

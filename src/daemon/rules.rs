@@ -66,7 +66,14 @@ fn tell_of_bridge(flavour: Flavour, store: &StoreOptions) {
             "{BRIDGE_FILTER} does not exist: iptables does not see traffic between pods of this \
              host; services of Kubernetes need the kernel module br_netfilter"
         ),
+        #[cfg(feature = "kube")]
+        StoreOptions::Kube(_) if !is_seen => warn!(
+            "{BRIDGE_FILTER} does not exist: services of Kubernetes do not work between pods of \
+             this host; load the kernel module br_netfilter"
+        ),
         StoreOptions::Etcd(_) | StoreOptions::Local(_) => {}
+        #[cfg(feature = "kube")]
+        StoreOptions::Kube(_) => {}
     }
 }
 

@@ -19,7 +19,7 @@ use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::Peers;
 use crate::control::manager::{SubnetManager, Timing};
 use crate::control::run::End;
-use crate::daemon::begin::{Begun, Held, Plan, REGISTER_PHRASE, begin};
+use crate::daemon::begin::{Begun, Held, MANAGER_PHRASE, Plan, REGISTRATION_PHRASE, begin};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
@@ -110,7 +110,8 @@ async fn serve(
     let _lock = lock(options)?;
     let previous = read_previous(options);
     let manager = SubnetManager::connect(&options.store, previous.subnet)
-        .context("Failed to create SubnetManager")?
+        .await
+        .context(MANAGER_PHRASE)?
         .with_timing(timing);
     let manager = match identity::of_this_host() {
         Ok(identity) => manager.with_identity(identity),
@@ -149,12 +150,13 @@ async fn work(
     readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Begun { plan, external, held, attributes } = begin(options, manager, previous).await?;
+    let Begun { plan, external, interface, held, attributes } =
+        begin(options, manager, previous).await?;
     let subnet = held.subnet();
     let kind = plan.settings.kind();
     let setup = Setup {
         external,
-        interface: options.interface.clone(),
+        interface,
         follow_address: options.follow_address,
         settings: plan.settings.clone(),
         network: plan.network.network,
@@ -165,7 +167,7 @@ async fn work(
         engine: options.engine,
         workers: options.workers,
     };
-    let network = Network::start(setup).await.context(REGISTER_PHRASE)?;
+    let network = Network::start(setup).await.context(REGISTRATION_PHRASE)?;
     let keeper = rules::keeper(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (keeper.state(), keeper.kept());
     let mut keep_rules = std::pin::pin!(keeper.keep());
@@ -192,7 +194,7 @@ async fn work(
     });
     info!("Running backend.");
     notify::ready();
-    let ready = tell_readiness(readiness, writer.state(), network.state(), rule_state);
+    let ready = tell_readiness(readiness, manager, writer.state(), network.state(), rule_state);
     let plane = network.state();
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
@@ -230,6 +232,7 @@ async fn keep_cache(cache: Option<&CacheWriter>, manager: &SubnetManager) -> Inf
 /// `/readyz` is green while the subnet file is written and the plane is up, and rules were set.
 async fn tell_readiness(
     readiness: &Readiness,
+    manager: &SubnetManager,
     mut file_written: watch::Receiver<bool>,
     mut plane: watch::Receiver<PlaneState>,
     mut rules: watch::Receiver<RuleState>,
@@ -242,6 +245,7 @@ async fn tell_readiness(
         readiness.set(is_ready);
         if is_ready && !is_told {
             info!("flannel is ready");
+            manager.network_is_up();
             is_told = true;
         }
         let changed = tokio::select! {

@@ -152,6 +152,11 @@ fn render(status: &Value) -> String {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
     }
+    if status["store"]["subnet_refused"] == true {
+        let other = text(&status["store"]["refused_subnet"]);
+        line("refused", format!("the cluster assigned {other} to this node; the log says more"));
+    }
+
     if status["restart_needed"] == true {
         let advice = "going on with the old one; restart weftd and then the pods of this host";
         line("restart", format!("the store has another network configuration; {advice}"));

@@ -114,7 +114,7 @@ async fn recall<'a>(
 ) -> anyhow::Result<Remembered> {
     let bytes = whole_file::read_private(path, cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
-    let external = external_interface(options).await?;
+    let external = external_interface(&options.interface).await?;
     let cache = cache::parse(&bytes, &expected(external.public_address))?;
     let plan = Plan::new(cache.config).context("the network configuration in it is no use")?;
     Ok(Remembered { plan, external, known: cache.known })

@@ -8,8 +8,9 @@ use futures_util::future::join_all;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{sleep, timeout};
 use weft::config::options::StoreOptions;
-use weft::control::{AcquireError, Lifetime, SubnetManager};
+use weft::control::{AcquireError, Lifetime};
 
+use crate::support::control::connect;
 use crate::support::etcd::Etcd;
 use crate::{PREFIX, Running, manager_at, network, node, options, path, short_leases, subnet_path};
 
@@ -93,7 +94,7 @@ async fn a_restart_keeps_the_subnet() {
     etcd.ctl(&["del", &path(first.lease.subnet)]);
     let with_previous = |previous: &str| {
         let store = StoreOptions::Etcd(options(&[&etcd.url()]));
-        SubnetManager::connect(&store, previous.parse().ok()).unwrap()
+        connect(&store, previous.parse().ok()).unwrap()
     };
     let again = with_previous("10.5.200.0/24").acquire(&network(), &node(1)).await.unwrap();
     assert_eq!(again.lease.subnet.to_string(), "10.5.200.0/24", "subnet.env was not heeded");

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use weft::config::options::{ClientCertificate, Credentials, EtcdOptions, Secret, StoreOptions};
+use weft::control::AcquireError;
 use weft::control::store::StoreError;
-use weft::control::{AcquireError, SubnetManager};
 
+use crate::support::control::connect;
 use crate::support::etcd::{Etcd, Security};
 use crate::{
     MARGIN, PREFIX, Running, SOON, manager, network, node, options, short_leases, subnet_path,
@@ -65,10 +66,10 @@ async fn tls_works_with_the_authority_alone() {
     let error = manager(with_ca("client.crt")).network_config().await.unwrap_err().to_string();
     assert!(error.to_lowercase().contains("certificate"), "unhelpful message: {error}");
     let none = StoreOptions::Etcd(options(&[&etcd.url()]));
-    let error = SubnetManager::connect(&none, None).unwrap_err().to_string();
+    let error = connect(&none, None).unwrap_err().to_string();
     assert!(error.contains("--etcd-cafile"), "unhelpful message: {error}");
     let missing = StoreOptions::Etcd(with_ca("missing.crt"));
-    let error = SubnetManager::connect(&missing, None).unwrap_err().to_string();
+    let error = connect(&missing, None).unwrap_err().to_string();
     assert!(error.contains("missing.crt"), "unhelpful message: {error}");
 }
 

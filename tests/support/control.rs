@@ -5,11 +5,13 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use weft::config::network::{BackendConfig, NetworkConfig};
 use weft::config::options::{EtcdOptions, StoreOptions};
+use weft::control::manager::ConnectError;
 use weft::control::{End, LeaseAttributes, OwnLease, Peers, SubnetManager, Timing};
 use weft::route::Prefix;
 
@@ -29,7 +31,16 @@ pub fn options(endpoints: &[&str]) -> EtcdOptions {
 }
 
 pub fn manager(options: EtcdOptions) -> SubnetManager {
-    SubnetManager::connect(&StoreOptions::Etcd(options), None).unwrap()
+    connect(&StoreOptions::Etcd(options), None).unwrap()
+}
+
+/// Checks the options of a store that need not be asked for anything.
+pub fn connect(
+    options: &StoreOptions,
+    previous: Option<Prefix>,
+) -> Result<SubnetManager, ConnectError> {
+    let connected = SubnetManager::connect(options, previous).now_or_never();
+    connected.expect("nobody has to be asked")
 }
 
 pub fn manager_at(url: &str) -> SubnetManager {

@@ -89,26 +89,34 @@ impl Machine {
     fn on_change(&mut self, change: Change, accident: Option<i64>) {
         match change {
             Change::Live { revision } => self.on_live(revision),
+            Change::Progress { revision } => self.see(revision),
             Change::Everything(snapshot) => self.on_snapshot(snapshot, None),
             Change::Put(lease) => {
                 let (key, revision) = (lease.key.clone(), lease.revision);
                 if self.is_news(&key, revision) {
+                    let before = self.mirror.get(&key);
+                    let is_new = before.is_none_or(|before| !leads_the_same_way(before, &lease));
                     self.insert(lease);
-                    self.on_changed(&key, revision, accident);
+                    if is_new || key == self.own.lease.key {
+                        self.on_changed(&key, revision, accident);
+                    }
                 }
             }
             Change::Rejected(rejected) => {
                 self.commands.push(Command::Reject(vec![rejected.clone()]));
                 if self.is_news(&rejected.key, rejected.revision) {
-                    self.mirror.remove(&rejected.key);
-                    self.plan_publication();
+                    if self.mirror.remove(&rejected.key).is_some() {
+                        self.plan_publication();
+                    }
                     self.on_own_unreadable(&rejected);
                 }
             }
             Change::Deleted { key, revision } => {
                 if self.is_news(&key, revision) {
-                    self.mirror.remove(&key);
-                    self.on_changed(&key, revision, accident);
+                    let was_there = self.mirror.remove(&key).is_some();
+                    if was_there || key == self.own.lease.key {
+                        self.on_changed(&key, revision, accident);
+                    }
                 }
             }
         }
@@ -127,9 +135,13 @@ impl Machine {
     /// Whether the change is newer than the last listing and than our own last write. The mirror
     /// contains its revision from now on.
     fn is_news(&mut self, key: &str, revision: i64) -> bool {
+        self.see(revision);
+        self.would_be_news(key, revision)
+    }
+
+    fn see(&mut self, revision: i64) {
         self.revision = self.revision.map(|seen| seen.max(revision));
         self.newest = self.newest.max(revision);
-        self.would_be_news(key, revision)
     }
 
     fn would_be_news(&self, key: &str, revision: i64) -> bool {
@@ -243,7 +255,10 @@ impl Machine {
             let (key, revision) = match change {
                 Change::Deleted { key, revision } => (key, *revision),
                 Change::Rejected(rejected) => (&rejected.key, rejected.revision),
-                Change::Live { .. } | Change::Put(_) | Change::Everything(_) => continue,
+                Change::Live { .. }
+                | Change::Progress { .. }
+                | Change::Put(_)
+                | Change::Everything(_) => continue,
             };
             if *key == self.own.lease.key && self.would_be_news(key, revision) {
                 own_lost = Some(revision);
@@ -363,4 +378,12 @@ impl Machine {
             self.say(Say::StoreAnswers { seconds: (self.now.boot - outage.since).as_secs() });
         }
     }
+}
+
+/// Whether traffic goes the same way by both versions of an entry: a renewal, or a part of it that
+/// nobody here looks at.
+fn leads_the_same_way(before: &Lease, after: &Lease) -> bool {
+    before.subnet == after.subnet
+        && before.attributes == after.attributes
+        && before.created_revision == after.created_revision
 }

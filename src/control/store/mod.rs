@@ -3,11 +3,24 @@
 //!
 //! A store keeps no opinion about who should own what: `acquire` and `run` decide.
 
+mod assigned;
 pub mod etcd;
 mod etcd_claim;
 mod etcd_connection;
 mod etcd_tls;
 mod etcd_watch;
+#[cfg(feature = "kube")]
+pub mod kube;
+#[cfg(feature = "kube")]
+mod kube_connection;
+#[cfg(feature = "kube")]
+mod kube_list;
+#[cfg(feature = "kube")]
+mod kube_node;
+#[cfg(feature = "kube")]
+mod kube_own;
+#[cfg(feature = "kube")]
+mod kube_watch;
 pub mod local;
 mod local_claim;
 mod local_files;
@@ -17,6 +30,9 @@ pub mod memory;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+pub use self::assigned::AssignError;
+#[cfg(feature = "kube")]
+use self::kube::{KubeStore, not_ours};
 use crate::control::claim::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, ValueError, parse_key};
 use crate::control::status::RejectReason;
@@ -37,6 +53,9 @@ pub enum Store {
     Etcd(Box<etcd::EtcdStore>),
     /// A directory of files.
     Local(local::LocalStore),
+    /// The Kubernetes API.
+    #[cfg(feature = "kube")]
+    Kube(Box<KubeStore>),
     /// A map, for tests of the logic above.
     #[cfg(test)]
     Memory(memory::MemoryStore),
@@ -48,6 +67,9 @@ pub enum Watch {
     Etcd(Box<etcd_watch::EtcdWatch>),
     /// Of a directory.
     Local(Box<local::LocalWatch>),
+    /// Of a cluster's Nodes.
+    #[cfg(feature = "kube")]
+    Kube(Box<kube_watch::KubeWatch>),
     /// Of a map.
     #[cfg(test)]
     Memory(memory::MemoryWatch),
@@ -87,6 +109,11 @@ pub enum Event {
     /// The watch is established; changes up to this revision happened before.
     Live {
         /// The store's revision when it began to watch.
+        revision: i64,
+    },
+    /// Nothing that matters changed up to this revision.
+    Progress {
+        /// The store's revision.
         revision: i64,
     },
     /// A lease was written.
@@ -167,7 +194,7 @@ pub enum StoreError {
     /// The store answered that we may not.
     #[error(
         "{operation}: the store refused: {detail}; check user, password, certificates and the \
-         role's permission on the prefix"
+         role's permissions"
     )]
     Refused {
         /// What was being done.
@@ -279,6 +306,9 @@ impl Store {
         match self {
             Self::Etcd(store) => Self::Etcd(Box::new(store.with_identity(node))),
             Self::Local(store) => Self::Local(store.with_identity(node)),
+            // Its Node is its identity.
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => Self::Kube(store),
             #[cfg(test)]
             Self::Memory(store) => Self::Memory(store),
         }
@@ -293,6 +323,8 @@ impl Store {
                 Ok(())
             }
             Self::Local(store) => store.claim(public_ip).await,
+            #[cfg(feature = "kube")]
+            Self::Kube(_) => Ok(()),
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
         }
@@ -304,6 +336,8 @@ impl Store {
             Self::Etcd(store) => store.keep_claim().await,
             // It ends with the process.
             Self::Local(_) => Ok(()),
+            #[cfg(feature = "kube")]
+            Self::Kube(_) => Ok(()),
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
         }
@@ -314,6 +348,8 @@ impl Store {
         match self {
             Self::Etcd(store) => store.config().await,
             Self::Local(store) => store.config().await,
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => Ok(store.config()),
             #[cfg(test)]
             Self::Memory(store) => store.config().await,
         }
@@ -324,6 +360,8 @@ impl Store {
         match self {
             Self::Etcd(store) => store.list().await,
             Self::Local(store) => store.list().await,
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => store.list().await,
             #[cfg(test)]
             Self::Memory(store) => store.list().await,
         }
@@ -339,6 +377,8 @@ impl Store {
         match self {
             Self::Etcd(store) => store.create(subnet, value, ttl).await,
             Self::Local(store) => store.create(subnet, value, ttl).await,
+            #[cfg(feature = "kube")]
+            Self::Kube(_) => Err(not_ours("creating the lease")),
             #[cfg(test)]
             Self::Memory(store) => store.create(subnet, value, ttl).await,
         }
@@ -376,6 +416,8 @@ impl Store {
         match self {
             Self::Etcd(store) => store.update(held, value, ttl).await,
             Self::Local(store) => store.update(held, value, ttl).await,
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => store.update(held, value).await,
             #[cfg(test)]
             Self::Memory(store) => store.update(held, value, ttl).await,
         }
@@ -386,6 +428,8 @@ impl Store {
         match self {
             Self::Etcd(store) => store.renew(held, ttl).await,
             Self::Local(store) => store.update(held, &held.attributes, ttl).await,
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => store.update(held, &held.attributes).await,
             #[cfg(test)]
             Self::Memory(store) => store.update(held, &held.attributes, ttl).await,
         }
@@ -396,6 +440,8 @@ impl Store {
         match self {
             Self::Etcd(store) => store.delete(held).await,
             Self::Local(store) => store.delete(held).await,
+            #[cfg(feature = "kube")]
+            Self::Kube(_) => Err(not_ours("deleting the lease")),
             #[cfg(test)]
             Self::Memory(store) => store.delete(held).await,
         }
@@ -406,6 +452,8 @@ impl Store {
         match self {
             Self::Etcd(store) => Ok(Watch::Etcd(Box::new(store.watch(revision).await?))),
             Self::Local(store) => Ok(Watch::Local(Box::new(store.watch().await?))),
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => Ok(Watch::Kube(Box::new(store.watch(revision).await?))),
             #[cfg(test)]
             Self::Memory(store) => Ok(Watch::Memory(store.watch(revision)?)),
         }
@@ -418,6 +466,8 @@ impl Watch {
         match self {
             Self::Etcd(watch) => watch.next().await,
             Self::Local(watch) => watch.next().await,
+            #[cfg(feature = "kube")]
+            Self::Kube(watch) => watch.next().await,
             #[cfg(test)]
             Self::Memory(watch) => watch.next().await,
         }

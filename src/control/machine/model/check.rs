@@ -57,7 +57,12 @@ impl World {
             let key = match change {
                 Change::Deleted { key, .. } => key,
                 Change::Rejected(rejected) => &rejected.key,
-                Change::Live { .. } | Change::Put(_) | Change::Everything(_) => continue,
+                Change::Live { .. }
+                | Change::Progress { .. }
+                | Change::Put(_)
+                | Change::Everything(_) => {
+                    continue;
+                }
             };
             if *key == own {
                 own_lost = Some(*revision);

@@ -1,0 +1,214 @@
+//! The options of the Kubernetes store: flags and the variables that a pod's manifest sets. Pure.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Longest name of a Node or pod (RFC 1123, as Kubernetes validates it).
+const NAME_CHARACTERS_MAX: usize = 253;
+
+/// How to reach the API and what to write there.
+#[derive(Debug, Clone)]
+pub struct KubeOptions {
+    /// `--kube-api-url`.
+    pub api_url: Option<String>,
+    /// `--kubeconfig-file`. Without it and without a URL: the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// What the names of the annotations begin with.
+    pub annotations: AnnotationPrefix,
+    /// The network configuration's file.
+    pub network_config: PathBuf,
+    /// Whether the Node's NetworkUnavailable condition is cleared.
+    pub clear_network_unavailable: bool,
+    /// How to find the Node's name.
+    pub node: NodeSource,
+    /// Whether a start waits for the API for ever, and not ten minutes.
+    pub wait_for_ever: bool,
+}
+
+/// Where the Node's name comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeSource {
+    /// `NODE_NAME`.
+    Named(String),
+    /// The pod says on which Node it runs.
+    Pod {
+        /// `POD_NAMESPACE`.
+        namespace: String,
+        /// `POD_NAME`.
+        name: String,
+    },
+}
+
+/// A prefix of annotations that ends in a slash, or in a word and a hyphen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnnotationPrefix(String);
+
+/// Why the store cannot be used with these flags and variables.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum KubeOptionError {
+    #[error(
+        "env variables POD_NAME and POD_NAMESPACE must be set, or NODE_NAME: --kube-subnet-mgr \
+         has to know its Node, and {0}"
+    )]
+    NoNode(&'static str),
+    #[error("env {variable}={value:?} {problem}")]
+    Variable { variable: &'static str, value: String, problem: &'static str },
+    #[error("--kube-annotation-prefix: subnet/kube: {problem}, not {prefix:?}")]
+    Prefix { prefix: String, problem: &'static str },
+}
+
+impl AnnotationPrefix {
+    /// flannel's rules: a domain, one slash at the most, and a word that may be missing.
+    pub(super) fn parse(text: &str) -> Result<Self, KubeOptionError> {
+        let wrong = |problem| KubeOptionError::Prefix { prefix: text.to_owned(), problem };
+        if text.matches('/').count() > 1 {
+            return Err(wrong("prefix can contain at most single slash"));
+        }
+        let (domain, word) = text.split_once('/').unwrap_or((text, ""));
+        let is_word = |part: &str| {
+            let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
+            !part.is_empty() && part.bytes().all(allowed)
+        };
+        let is_domain = domain.contains('.') && domain.split('.').all(is_word);
+        if !is_domain || !(word.is_empty() || is_word(word)) {
+            return Err(wrong("prefix must be in a format: fqdn/[0-9a-z-_]*"));
+        }
+        let hyphen = if word.is_empty() || word.ends_with('-') { "" } else { "-" };
+        Ok(Self(format!("{domain}/{word}{hyphen}")))
+    }
+
+    /// The whole name of an annotation.
+    #[must_use]
+    pub fn name(&self, annotation: &str) -> String {
+        format!("{}{annotation}", self.0)
+    }
+}
+
+/// What the environment adds to the flags.
+pub(super) struct Environment {
+    pub(super) node: NodeSource,
+    pub(super) wait_for_ever: bool,
+}
+
+impl Environment {
+    pub(super) fn read(
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, KubeOptionError> {
+        let value = |variable_name: &'static str| match variable(variable_name) {
+            None => Ok(None),
+            Some(value) => match value.into_string() {
+                Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+                Err(raw) => Err(KubeOptionError::Variable {
+                    variable: variable_name,
+                    value: raw.to_string_lossy().into_owned(),
+                    problem: "is not UTF-8",
+                }),
+            },
+        };
+        check_queue_depth(value("EVENT_QUEUE_DEPTH")?)?;
+        let wait_for_ever = value("CONT_WHEN_CACHE_NOT_READY")?.is_some_and(|text| text == "true");
+        let node = match (value("NODE_NAME")?, value("POD_NAMESPACE")?, value("POD_NAME")?) {
+            (Some(node), _, _) => NodeSource::Named(name("NODE_NAME", node)?),
+            (None, Some(namespace), Some(pod)) => NodeSource::Pod {
+                namespace: name("POD_NAMESPACE", namespace)?,
+                name: name("POD_NAME", pod)?,
+            },
+            (None, None, Some(_)) => return Err(KubeOptionError::NoNode("POD_NAMESPACE is not")),
+            (None, Some(_), None) => return Err(KubeOptionError::NoNode("POD_NAME is not")),
+            (None, None, None) => return Err(KubeOptionError::NoNode("none of them is")),
+        };
+        Ok(Self { node, wait_for_ever })
+    }
+}
+
+/// There is no queue here that could fill, but a typing mistake is one all the same.
+fn check_queue_depth(depth: Option<String>) -> Result<(), KubeOptionError> {
+    let Some(value) = depth else { return Ok(()) };
+    match value.parse::<i64>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(KubeOptionError::Variable {
+            variable: "EVENT_QUEUE_DEPTH",
+            value,
+            problem: "format error: it is no whole number",
+        }),
+    }
+}
+
+/// A name that goes into a URL as it is.
+fn name(variable: &'static str, value: String) -> Result<String, KubeOptionError> {
+    let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    let is_name = value.len() <= NAME_CHARACTERS_MAX
+        && value.bytes().all(allowed)
+        && !value.starts_with(['.', '-']);
+    if is_name {
+        return Ok(value);
+    }
+    let problem = "is no name of a Kubernetes object";
+    Err(KubeOptionError::Variable { variable, value, problem })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, KubeOptionError> {
+        Environment::read(|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    #[test]
+    fn prefixes_are_completed_and_checked_as_flannel_does() {
+        for (given, expected) in [
+            ("flannel.alpha.coreos.com", "flannel.alpha.coreos.com/backend-type"),
+            ("flannel.alpha.coreos.com/", "flannel.alpha.coreos.com/backend-type"),
+            ("flannel.alpha.coreos.com/foo", "flannel.alpha.coreos.com/foo-backend-type"),
+            ("flannel.alpha.coreos.com/foo-", "flannel.alpha.coreos.com/foo-backend-type"),
+            ("a.b/0_9", "a.b/0_9-backend-type"),
+        ] {
+            let prefix = AnnotationPrefix::parse(given).unwrap();
+            assert_eq!(prefix.name("backend-type"), expected, "{given}");
+        }
+        for given in ["", "/", "org", "org/foo", "a.b/c/d", "a.b/Foo", "A.b/", "a..b", "a.b/c d"] {
+            let error = AnnotationPrefix::parse(given).unwrap_err().to_string();
+            assert!(error.contains("--kube-annotation-prefix") && error.contains("prefix "));
+        }
+    }
+
+    #[test]
+    fn the_node_is_named_or_found_by_the_pod() {
+        let node = |variables: &[(&str, &str)]| read(variables).map(|found| found.node);
+        let pod = [("POD_NAME", "weft-x2"), ("POD_NAMESPACE", "kube-flannel")];
+        let by_pod =
+            NodeSource::Pod { namespace: "kube-flannel".to_owned(), name: "weft-x2".to_owned() };
+        assert_eq!(node(&pod), Ok(by_pod));
+        let named = [pod.as_slice(), &[("NODE_NAME", "n1.example")]].concat();
+        assert_eq!(node(&named), Ok(NodeSource::Named("n1.example".to_owned())));
+        for missing in [&pod[..1], &pod[1..], &[], &[("NODE_NAME", ""), pod[0]]] {
+            let error = node(missing).unwrap_err().to_string();
+            for name in ["POD_NAME", "POD_NAMESPACE", "NODE_NAME"] {
+                assert!(error.contains(name), "{name} is not in: {error}");
+            }
+        }
+        let slash = node(&[("NODE_NAME", "../pods")]).unwrap_err().to_string();
+        assert!(slash.contains("NODE_NAME=\"../pods\""), "{slash}");
+    }
+
+    #[test]
+    fn a_queue_depth_has_to_be_a_number_and_nothing_else_of_it_matters() {
+        let with = |depth| read(&[("NODE_NAME", "n1"), ("EVENT_QUEUE_DEPTH", depth)]);
+        for depth in ["", "0", "1", "-5", "+7", "100000"] {
+            assert!(with(depth).is_ok(), "{depth:?} was refused");
+        }
+        for depth in ["five", "5k", "1.5", " 5"] {
+            let error = with(depth).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains("EVENT_QUEUE_DEPTH"), "{depth:?}: {error:?}");
+        }
+        let waits = |text| {
+            let variables = [("NODE_NAME", "n1"), ("CONT_WHEN_CACHE_NOT_READY", text)];
+            read(&variables).unwrap().wait_for_ever
+        };
+        assert!(waits("true") && !waits("True") && !waits("1") && !waits(""));
+    }
+}

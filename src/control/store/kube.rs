@@ -1,0 +1,486 @@
+//! Leases in the Kubernetes API: a node's subnet is what the cluster assigned to its Node, what it
+//! says of itself is in the Node's annotations, and nothing expires.
+//!
+//! The own Node's part is kept by `keep` and not by the lease machine, which only could lose a
+//! subnet that nobody can take: listings show the machine its own lease as it was written.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{error, info, warn};
+
+pub use super::kube_connection::KubeOptionsError;
+use super::kube_connection::{Ask, Connection, REQUEST_TIMEOUT, next_bytes};
+use super::kube_list::{ITEM_BYTES_MAX, ListMetadata, ListReader};
+use super::kube_node::{Names, Node, parse_revision};
+use super::kube_own::{OwnNode, Step, patch_of};
+use super::kube_watch::KubeWatch;
+use super::{AssignError, Granted, Snapshot, StoreError};
+use crate::config::kube::{KubeOptions, NodeSource};
+use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
+use crate::control::backoff::Backoff;
+use crate::control::causes::with_causes;
+use crate::control::clock;
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::status::ControlStatus;
+use crate::route::Prefix;
+
+/// Nodes of one page: client-go's number.
+const PAGE_NODES: usize = 500;
+/// How often a listing begins anew because the server forgot the version it is of.
+const LISTINGS_MAX: usize = 3;
+/// Most pages: as many Nodes as a store may have leases, and as many that are none.
+const PAGES_MAX: usize = 2 * super::ENTRIES_MAX / PAGE_NODES + 1;
+/// How long flannel waits for its first listing.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(600);
+/// First and longest pause between two tries to write the own Node, or to find the own pod.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// How long one line about the own Node need not be repeated.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
+
+/// The Kubernetes API as a store.
+pub struct KubeStore {
+    connection: Arc<Connection>,
+    names: Arc<Names>,
+    own: Arc<OwnNode>,
+    network_config: Vec<u8>,
+    clear_network_unavailable: bool,
+    sync_timeout: Duration,
+}
+
+impl fmt::Debug for KubeStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KubeStore").field("node", &self.own.name()).finish_non_exhaustive()
+    }
+}
+
+impl KubeStore {
+    /// Reads the files that the options name, and learns which Node this is: of the API, if only
+    /// the pod's name is known, for as long as it takes to answer.
+    pub async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
+        let connection = Connection::open(options).await?;
+        let network_config = read_network_config(options)?;
+        let sync_timeout = if options.wait_for_ever { Duration::MAX } else { SYNC_TIMEOUT };
+        let node = match &options.node {
+            NodeSource::Named(name) => name.clone(),
+            NodeSource::Pod { namespace, name } => {
+                node_of_pod(&connection, namespace, name, sync_timeout).await?
+            }
+        };
+        Ok(Self {
+            connection: Arc::new(connection),
+            names: Arc::new(Names::new(&options.annotations)),
+            own: Arc::new(OwnNode::new(node)),
+            network_config,
+            clear_network_unavailable: options.clear_network_unavailable,
+            sync_timeout,
+        })
+    }
+
+    /// The own Node's name.
+    pub(in crate::control) fn node(&self) -> &str {
+        self.own.name()
+    }
+
+    pub(super) fn config(&self) -> Vec<u8> {
+        self.network_config.clone()
+    }
+
+    pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
+        let mut last = StoreError::HistoryLost { revision: 0 };
+        for _ in 0..LISTINGS_MAX {
+            match self.list_once().await {
+                Err(lost @ StoreError::HistoryLost { .. }) => last = lost,
+                other => return other,
+            }
+        }
+        Err(StoreError::Unavailable { operation: "listing Nodes", detail: with_causes(&last) })
+    }
+
+    async fn list_once(&self) -> Result<Snapshot, StoreError> {
+        let (mut snapshot, mut own, mut next) = (Snapshot::default(), None, String::new());
+        for _ in 0..PAGES_MAX {
+            let path = match next.as_str() {
+                "" => format!("/api/v1/nodes?limit={PAGE_NODES}"),
+                next => format!("/api/v1/nodes?limit={PAGE_NODES}&continue={}", escaped(next)),
+            };
+            let metadata = self
+                .read_list(&Ask::get("listing Nodes", path), |node| match node {
+                    Ok(node) if self.own.is(&node.name) => own = Some(node),
+                    Ok(node) => {
+                        if let Some(entry) = node.lease() {
+                            snapshot.add(entry);
+                        }
+                    }
+                    Err(error) => snapshot.add(Err(error)),
+                })
+                .await?;
+            next = metadata.next;
+            if next.is_empty() {
+                snapshot.revision = revision_of(&metadata.resource_version)?;
+                break;
+            }
+        }
+        snapshot.complete &= next.is_empty();
+        self.own.listed(own, snapshot.revision);
+        snapshot.leases.extend(self.own_lease());
+        Ok(snapshot)
+    }
+
+    /// Reads one page without keeping it.
+    async fn read_list(
+        &self,
+        ask: &Ask,
+        mut give: impl FnMut(Result<Node, super::Rejected>),
+    ) -> Result<ListMetadata, StoreError> {
+        let mut body = self.connection.ask(ask).await?.into_body();
+        let mut reader = ListReader::default();
+        let whole = async {
+            while let Some(bytes) = next_bytes(&mut body).await? {
+                let item = |item: &[u8]| {
+                    give(
+                        Node::parse(item, &self.names)
+                            .map_err(super::kube_node::NodeError::rejected),
+                    );
+                };
+                reader.feed(&bytes, item).map_err(|error| with_causes(&error))?;
+            }
+            reader.finish().map_err(|error| with_causes(&error))
+        };
+        let read = timeout(REQUEST_TIMEOUT, whole).await;
+        read.unwrap_or_else(|_elapsed| Err(format!("not complete within {REQUEST_TIMEOUT:?}")))
+            .map_err(|detail| ask.unavailable(detail))
+    }
+
+    fn own_lease(&self) -> Option<Lease> {
+        let held = self.own.held()?;
+        Some(self.lease(held.subnet, held.written))
+    }
+
+    /// The own lease, which has no version of its own: nobody else writes it.
+    fn lease(&self, subnet: Prefix, attributes: LeaseAttributes) -> Lease {
+        Lease {
+            subnet,
+            key: self.own.name().to_owned(),
+            attributes,
+            revision: 0,
+            created_revision: 0,
+            lifetime: Lifetime::Reservation,
+        }
+    }
+
+    pub(super) async fn watch(&self, revision: i64) -> Result<KubeWatch, StoreError> {
+        let (connection, names) = (Arc::clone(&self.connection), Arc::clone(&self.names));
+        KubeWatch::open(connection, names, Arc::clone(&self.own), revision).await
+    }
+
+    /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels
+    /// allow, while getting one Node is newer.
+    async fn read_own(&self) -> Result<Option<Node>, StoreError> {
+        let path = format!("/api/v1/nodes?fieldSelector=metadata.name%3D{}", self.own.name());
+        let ask = Ask::get("reading the own Node", path);
+        let mut found = None;
+        let give = |node: Result<Node, _>| match node {
+            Ok(node) if self.own.is(&node.name) => found = Some(Ok(node)),
+            Ok(_) => {}
+            Err(rejected) => found = Some(Err(rejected)),
+        };
+        let metadata = self.read_list(&ask, give).await?;
+        let found = found.transpose().map_err(|rejected| ask.unavailable(rejected.detail))?;
+        self.own.listed(found.clone(), revision_of(&metadata.resource_version)?);
+        Ok(found)
+    }
+
+    /// Waits for the API's first answer, and gives the address that the operator set on the Node
+    /// for this node to use, if there is one.
+    pub(super) async fn sync(&self) -> Result<Option<Ipv4Addr>, AssignError> {
+        info!("Starting kube subnet manager");
+        info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
+        let began = Instant::now();
+        let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+        let mut told = Told::default();
+        let node = loop {
+            match self.read_own().await {
+                Ok(node) => break node,
+                Err(source) if began.elapsed() >= self.sync_timeout => {
+                    let minutes = self.sync_timeout.as_secs() / 60;
+                    return Err(AssignError::NotSynced { minutes, source });
+                }
+                Err(error) => told.once(with_causes(&error), |text| {
+                    warn!("The Kubernetes API does not answer yet, trying on: {text}");
+                }),
+            }
+            sleep(backoff.next_wait()).await;
+        };
+        info!("Node controller sync successful");
+        let Some(text) = node.as_ref().and_then(Node::node_public_ip) else { return Ok(None) };
+        let name = &self.names.node_public_ip;
+        let Ok(address) = text.parse() else {
+            let node = self.own.name().to_owned();
+            let detail = format!("its annotation {name} is {text:?}, which is no IPv4 address");
+            return Err(AssignError::Unusable { node, detail });
+        };
+        info!("Using {address} of the node annotation {name:?} as --public-ip");
+        Ok(Some(address))
+    }
+
+    /// Takes the subnet that the cluster assigned to the own Node, and says so there.
+    pub(super) async fn take_assigned(
+        &self,
+        network: Prefix,
+        attributes: &LeaseAttributes,
+    ) -> Result<Granted, AssignError> {
+        let node = || self.own.name().to_owned();
+        let Some(found) = self.read_own().await? else {
+            return Err(AssignError::NoNode { node: node() });
+        };
+        let subnet = match found.subnet() {
+            Ok(Some(subnet)) => subnet,
+            Ok(None) => return Err(AssignError::Unassigned { node: node() }),
+            Err(detail) => return Err(AssignError::Unusable { node: node(), detail }),
+        };
+        if !network.covers(subnet) {
+            return Err(AssignError::Outside { node: node(), subnet, network });
+        }
+        self.own.hold(subnet, attributes);
+        self.write().await?;
+        Ok(Granted { lease: self.lease(subnet, attributes.clone()), expires: None })
+    }
+
+    /// Says `value` of this node from now on.
+    pub(super) async fn update(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+    ) -> Result<Granted, StoreError> {
+        self.own.hold(held.subnet, value);
+        self.write().await?;
+        Ok(Granted { lease: self.lease(held.subnet, value.clone()), expires: None })
+    }
+
+    pub(super) fn network_is_up(&self) {
+        if self.clear_network_unavailable {
+            self.own.network_is_up();
+        }
+    }
+
+    /// Writes the annotations now, if they do not say what they should.
+    async fn write(&self) -> Result<(), StoreError> {
+        match self.write_step().await? {
+            Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Ok(()),
+            Step::AwaitNode => Err(self.cannot_write("there is no such Node")),
+            Step::AwaitSubnet => Err(self.cannot_write("it has no pod cidr")),
+            Step::Refuse(detail, _) => Err(self.cannot_write(&detail)),
+        }
+    }
+
+    /// Writes what is due next, and says what it was.
+    async fn write_step(&self) -> Result<Step, StoreError> {
+        let (step, says) = self.own.next_step(&self.names);
+        let Some(patch) = patch_of(&step, clock::unix_seconds()) else {
+            if let (Step::Rest, Some(held)) = (&step, self.own.held()) {
+                self.own.written(&held.desired);
+            }
+            return Ok(step);
+        };
+        if let Step::Annotate { overwrite: Some(overwrite), .. } = &step {
+            let name = &self.names.public_ip_overwrite;
+            info!("Overriding public ip with '{overwrite}' from node annotation '{name}'");
+        }
+        let path = format!("/api/v1/nodes/{}/status", self.own.name());
+        let ask = Ask::patch("writing the own Node", path, patch);
+        let bytes = self.connection.ask_whole(&ask, ITEM_BYTES_MAX).await?;
+        let node = Node::parse(&bytes, &self.names);
+        let node = node.map_err(|error| ask.unavailable(with_causes(&error)))?;
+        self.own.note(node, false);
+        match (&step, says) {
+            (Step::TellUp(uid), _) => {
+                info!("Told the Node {:?} that its network is available", self.own.name());
+                self.own.told_up(uid.clone());
+            }
+            (_, Some(says)) => self.own.written(&says),
+            (_, None) => {}
+        }
+        Ok(step)
+    }
+
+    fn cannot_write(&self, detail: &str) -> StoreError {
+        StoreError::Unavailable {
+            operation: "writing the own Node",
+            detail: format!("node {:?}: {detail}", self.own.name()),
+        }
+    }
+
+    /// Keeps what the own Node says true, for ever.
+    pub(super) async fn keep(&self, status: &ControlStatus) {
+        let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+        let (mut told, mut failures) = (Said::Fine, Told::default());
+        loop {
+            match self.write_step().await {
+                // Whoever changes it back again and again does not make this a storm.
+                Ok(Step::Annotate { .. } | Step::TellUp(_)) => sleep(backoff.next_wait()).await,
+                Ok(step) => {
+                    backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+                    self.tell(step, &mut told, status);
+                    self.own.changed().await;
+                }
+                Err(error) => {
+                    failures.once(with_causes(&error), |text| {
+                        warn!("Cannot write the own Node, trying on: {text}");
+                    });
+                    sleep(backoff.next_wait()).await;
+                }
+            }
+        }
+    }
+
+    /// Says once what became of the own Node.
+    fn tell(&self, step: Step, told: &mut Said, status: &ControlStatus) {
+        let (node, held) = (self.own.name(), self.own.held().map(|held| held.subnet));
+        let Some(held) = held else { return };
+        let refused = match &step {
+            Step::Refuse(_, found) => Some(*found),
+            Step::Rest
+            | Step::AwaitNode
+            | Step::AwaitSubnet
+            | Step::Annotate { .. }
+            | Step::TellUp(_) => None,
+        };
+        status.subnet_reassigned(refused.is_some(), refused.flatten());
+        let say = match step {
+            Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Said::Fine,
+            Step::AwaitNode => Said::Awaits("is gone from the API"),
+            Step::AwaitSubnet => Said::Awaits("has no pod cidr any more"),
+            Step::Refuse(detail, _) => Said::Refuses(detail),
+        };
+        if say == *told {
+            return;
+        }
+        match &say {
+            Said::Fine => info!("The Node {node:?} shows this node's subnet {held} again"),
+            Said::Awaits(why) => warn!(
+                "The Node {node:?} {why}: keeping the subnet {held} and all peers, and writing its \
+                 annotations when it is back"
+            ),
+            Said::Refuses(detail) => error!(
+                "Refusing the change of the Node {node:?}: {detail}, and this node's pods have \
+                 addresses of {held}; going on with {held}, which other nodes may not route here. \
+                 To use the new one, drain the node, restart weftd and then its pods"
+            ),
+        }
+        *told = say;
+    }
+}
+
+/// What was last said of the own Node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Said {
+    Fine,
+    Awaits(&'static str),
+    Refuses(String),
+}
+
+/// Says a thing when it is new, and again once a minute.
+#[derive(Default)]
+struct Told(Option<(String, Instant)>);
+
+impl Told {
+    fn once(&mut self, text: String, say: impl FnOnce(&str)) {
+        let quiet =
+            self.0.as_ref().is_some_and(|(last, at)| *last == text && at.elapsed() < REPORT_PERIOD);
+        if !quiet {
+            say(&text);
+            self.0 = Some((text, Instant::now()));
+        }
+    }
+}
+
+/// What only a node that chooses its subnet does.
+pub(super) fn not_ours(operation: &'static str) -> StoreError {
+    let detail = "the cluster assigns the subnet of a Node".to_owned();
+    StoreError::Refused { operation, detail }
+}
+
+fn revision_of(version: &str) -> Result<i64, StoreError> {
+    parse_revision(version).ok_or_else(|| StoreError::Unavailable {
+        operation: "listing Nodes",
+        detail: format!("the resourceVersion {version:?} is no number"),
+    })
+}
+
+fn read_network_config(options: &KubeOptions) -> Result<Vec<u8>, KubeOptionsError> {
+    let path = options.network_config.display().to_string();
+    let read = || {
+        use std::io::Read;
+        let mut bytes = Vec::new();
+        let limit = CONFIG_BYTES_MAX as u64 + 1;
+        std::fs::File::open(&options.network_config)?.take(limit).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => match NetworkConfig::parse(&bytes) {
+            Ok(_) => Ok(bytes),
+            Err(source) => Err(KubeOptionsError::NetworkConfig { path, source }),
+        },
+        Err(source) => Err(KubeOptionsError::ReadNetworkConfig { path, source }),
+    }
+}
+
+/// Asks the pod on which Node it runs.
+async fn node_of_pod(
+    connection: &Connection,
+    namespace: &str,
+    name: &str,
+    sync_timeout: Duration,
+) -> Result<String, KubeOptionsError> {
+    #[derive(serde::Deserialize)]
+    struct Pod {
+        spec: PodSpec,
+    }
+    #[derive(serde::Deserialize)]
+    struct PodSpec {
+        #[serde(rename = "nodeName", default)]
+        node_name: String,
+    }
+    let pod = || format!("{namespace}/{name}");
+    let failed = |detail: String| KubeOptionsError::Pod { pod: pod(), detail };
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let ask = Ask::get("reading the own pod", path);
+    let (began, mut told) = (Instant::now(), Told::default());
+    let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
+    loop {
+        match connection.ask_whole(&ask, ITEM_BYTES_MAX).await {
+            Ok(bytes) => {
+                let pod = serde_json::from_slice::<Pod>(&bytes);
+                let pod = pod.map_err(|error| failed(error.to_string()))?;
+                if pod.spec.node_name.is_empty() {
+                    return Err(failed("node name not present in pod spec".to_owned()));
+                }
+                return Ok(pod.spec.node_name);
+            }
+            Err(refused @ StoreError::Refused { .. }) => return Err(failed(with_causes(&refused))),
+            Err(error) if began.elapsed() >= sync_timeout => {
+                return Err(failed(with_causes(&error)));
+            }
+            Err(error) => told.once(with_causes(&error), |text| {
+                warn!("Cannot find this pod's Node yet, trying on: {text}");
+            }),
+        }
+        sleep(backoff.next_wait()).await;
+    }
+}
+
+/// A text as part of a URL's query.
+fn escaped(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut escaped, byte| {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+        escaped
+    })
+}

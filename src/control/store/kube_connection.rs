@@ -1,0 +1,338 @@
+//! Requests to the Kubernetes API: who answers, who we are, how long an answer may take, and when
+//! the server wants to be asked again. What an answer means is the store's business.
+
+use std::error::Error;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, Client, ConfigExt};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Config, Error as KubeError};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep_until, timeout};
+use tower::{BoxError, ServiceBuilder};
+
+use super::StoreError;
+use crate::config::kube::KubeOptions;
+use crate::control::causes::with_causes;
+
+/// How long an answer may take, from the connection to the last byte: a page of a list in a large
+/// cluster takes a server in trouble some seconds.
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may take: three tries of TCP.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A silent connection is asked for a sign of life, three times: a watch notices within 20 s that
+/// its server is gone without a word.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(3), 3);
+/// Longest that a server can make this node wait; beyond is a mistake of somebody.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
+/// What the wait is longer by, at the most: all nodes were told the same.
+const RETRY_AFTER_SPREAD: f64 = 0.5;
+/// Longest error that is read.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// Longest part of it that is shown.
+const SHOWN_CHARACTERS_MAX: usize = 300;
+
+/// Why the API cannot be asked at all. Trying again does not help.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeOptionsError {
+    /// The kubeconfig, the URL or the service account.
+    #[error("fail to create kubernetes config: {0}")]
+    Config(String),
+    /// The network configuration's file.
+    #[error("failed to read net conf: {path}")]
+    ReadNetworkConfig {
+        /// Which file.
+        path: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// What is in it.
+    #[error("error parsing subnet config: {path}")]
+    NetworkConfig {
+        /// Which file.
+        path: String,
+        /// What is wrong.
+        #[source]
+        source: crate::config::network::NetworkConfigError,
+    },
+    /// The pod that weftd should run in.
+    #[error("error retrieving pod spec for '{pod}': {detail}")]
+    Pod {
+        /// Namespace and name.
+        pod: String,
+        /// What the API said.
+        detail: String,
+    },
+}
+
+/// A way to the API.
+pub(super) struct Connection {
+    client: Client,
+    /// The server asked not to be asked before.
+    not_before: Mutex<Option<Instant>>,
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Connection")
+    }
+}
+
+/// An error of the API, as it writes them.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Status {
+    #[serde(default)]
+    pub(super) message: String,
+    #[serde(default)]
+    pub(super) code: u16,
+    #[serde(default)]
+    details: Option<StatusDetails>,
+}
+
+#[derive(Debug, Deserialize)]
+struct StatusDetails {
+    #[serde(rename = "retryAfterSeconds", default)]
+    retry_after_seconds: u64,
+}
+
+/// One request.
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    /// In words, for errors.
+    pub(super) operation: &'static str,
+    method: Method,
+    path: String,
+    body: Option<String>,
+}
+
+impl Ask {
+    pub(super) fn get(operation: &'static str, path: String) -> Self {
+        Self { operation, method: Method::GET, path, body: None }
+    }
+
+    pub(super) fn patch(operation: &'static str, path: String, body: String) -> Self {
+        Self { operation, method: Method::PATCH, path, body: Some(body) }
+    }
+
+    fn request(&self) -> Result<Request<Body>, StoreError> {
+        let request = Request::builder()
+            .method(self.method.clone())
+            .uri(&self.path)
+            .header(ACCEPT, "application/json")
+            .header(USER_AGENT, concat!("weftd/", env!("CARGO_PKG_VERSION")));
+        let request = match &self.body {
+            None => request.body(Body::empty()),
+            Some(body) => request
+                .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
+                .body(Body::from(body.clone().into_bytes())),
+        };
+        request.map_err(|error| self.unavailable(error.to_string()))
+    }
+
+    pub(super) fn unavailable(&self, detail: String) -> StoreError {
+        StoreError::Unavailable { operation: self.operation, detail }
+    }
+}
+
+impl Connection {
+    /// Reads who the server is and who we are. It need not be reachable yet.
+    pub(super) async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
+        let config = config(options).await?;
+        let client = client(&config)
+            .map_err(|error| KubeOptionsError::Config(with_causes(error.as_ref())))?;
+        Ok(Self { client, not_before: Mutex::new(None) })
+    }
+
+    /// Asks, and waits for an answer that is no error.
+    pub(super) async fn ask(&self, ask: &Ask) -> Result<Response<Body>, StoreError> {
+        let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wait) = wait {
+            sleep_until(wait).await;
+        }
+        let answer = timeout(REQUEST_TIMEOUT, self.client.send(ask.request()?)).await;
+        let answer = answer.map_err(|_elapsed| no_answer(ask))?;
+        let answer = answer.map_err(|error| ask.unavailable(with_causes(&error)))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let (parts, body) = answer.into_parts();
+        let text = timeout(REQUEST_TIMEOUT, read(body, ERROR_BYTES_MAX)).await;
+        let text = text.ok().and_then(Result::ok).unwrap_or_default();
+        let status = serde_json::from_slice(&text).unwrap_or_default();
+        Err(self.refusal(ask, parts.status, &parts.headers, &status))
+    }
+
+    /// As `ask`, for an answer that is read as a whole.
+    pub(super) async fn ask_whole(
+        &self,
+        ask: &Ask,
+        bytes_max: usize,
+    ) -> Result<Vec<u8>, StoreError> {
+        let body = self.ask(ask).await?.into_body();
+        let bytes = timeout(REQUEST_TIMEOUT, read(body, bytes_max)).await;
+        bytes.map_err(|_elapsed| no_answer(ask))?.map_err(|detail| ask.unavailable(detail))
+    }
+
+    /// What an error of the API means, which came as a `code` or in a watch.
+    pub(super) fn refusal(
+        &self,
+        ask: &Ask,
+        code: StatusCode,
+        headers: &HeaderMap,
+        status: &Status,
+    ) -> StoreError {
+        let operation = ask.operation;
+        let message: String = status.message.chars().take(SHOWN_CHARACTERS_MAX).collect();
+        let detail = format!("{code}: {message}");
+        match code {
+            StatusCode::GONE => StoreError::HistoryLost { revision: 0 },
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                StoreError::Refused { operation, detail }
+            }
+            StatusCode::NOT_FOUND => StoreError::Unavailable { operation, detail },
+            _ => {
+                self.note_retry_after(headers, status);
+                StoreError::Unavailable { operation, detail }
+            }
+        }
+    }
+
+    fn note_retry_after(&self, headers: &HeaderMap, status: &Status) {
+        let header = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let body = status.details.as_ref().map(|details| details.retry_after_seconds);
+        let Some(seconds) = header.or(body).filter(|seconds: &u64| *seconds > 0) else { return };
+        let wait = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
+        let wait = wait.mul_f64(1.0 + RETRY_AFTER_SPREAD * fastrand::f64());
+        let until = Instant::now() + wait;
+        *self.not_before.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+    }
+}
+
+fn no_answer(ask: &Ask) -> StoreError {
+    ask.unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))
+}
+
+/// The next bytes of an answer; `None` at its end.
+pub(super) async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>, String> {
+    loop {
+        match body.frame().await {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(with_causes(&error)),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+async fn read(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, String> {
+    let mut whole = Vec::new();
+    while let Some(bytes) = next_bytes(&mut body).await? {
+        if whole.len() + bytes.len() > bytes_max {
+            return Err(format!("the answer has more than {bytes_max} bytes"));
+        }
+        whole.extend_from_slice(&bytes);
+    }
+    Ok(whole)
+}
+
+/// flannel's order: the file and the URL, which wins over the file's; else the service account.
+async fn config(options: &KubeOptions) -> Result<Config, KubeOptionsError> {
+    let wrong = |detail: String| KubeOptionsError::Config(detail);
+    let url = match &options.api_url {
+        None => None,
+        Some(text) => {
+            let url: Uri =
+                text.parse().map_err(|error| wrong(format!("--kube-api-url {text:?}: {error}")))?;
+            Some(url)
+        }
+    };
+    match (&options.kubeconfig, url) {
+        (None, None) => Config::incluster().map_err(|error| {
+            wrong(format!(
+                "{}; outside of a pod, give --kubeconfig-file or --kube-api-url",
+                with_causes(&error)
+            ))
+        }),
+        (None, Some(url)) => Ok(Config::new(url)),
+        (Some(path), url) => {
+            let shown = path.display();
+            let file = Kubeconfig::read_from(path)
+                .map_err(|error| wrong(format!("{shown}: {}", without_text(&error))))?;
+            let of_context = KubeConfigOptions::default();
+            let mut config = Config::from_custom_kubeconfig(file, &of_context)
+                .await
+                .map_err(|error| wrong(format!("{shown}: {}", without_text(&error))))?;
+            if config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some() {
+                return Err(wrong(format!(
+                    "{shown}: its user logs in by running a program, which weftd never does: give \
+                     that user a token, a token file or a client certificate"
+                )));
+            }
+            if config.proxy_url.is_some() {
+                return Err(wrong(format!("{shown}: a proxy-url is not built into this weftd")));
+            }
+            config.cluster_url = url.unwrap_or(config.cluster_url);
+            Ok(config)
+        }
+    }
+}
+
+/// The error without the file's own text, of which a part may be a secret.
+fn without_text(error: &KubeconfigError) -> String {
+    if let KubeconfigError::Parse(_) = error {
+        return "it is not the YAML of a kubeconfig".to_owned();
+    }
+    with_causes(error)
+}
+
+fn client(config: &Config) -> Result<Client, Box<KubeError>> {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    let (idle, interval, retries) = KEEPALIVE;
+    connector.set_keepalive(Some(idle));
+    connector.set_keepalive_interval(Some(interval));
+    connector.set_keepalive_retries(Some(retries));
+    let connector = config.rustls_https_connector_with_connector(connector)?;
+    let client = HttpClient::builder(TokioExecutor::new()).build(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(|error| -> BoxError { Box::<dyn Error + Send + Sync>::from(error) })
+        .service(client);
+    Ok(Client::new(service, config.default_namespace.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(text: &str) -> Status {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn errors_of_the_api_are_read_as_it_writes_them() {
+        let gone = status(
+            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
+                "message":"too old resource version: 3 (9)","reason":"Expired","code":410}"#,
+        );
+        assert_eq!((gone.code, gone.message.as_str()), (410, "too old resource version: 3 (9)"));
+        let busy = status(r#"{"message":"","details":{"retryAfterSeconds":4},"code":429}"#);
+        assert_eq!(busy.details.unwrap().retry_after_seconds, 4);
+    }
+}

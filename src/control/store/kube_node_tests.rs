@@ -1,0 +1,131 @@
+//! Nodes as Kubernetes writes them, and as nobody should.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+const P: &str = "flannel.alpha.coreos.com/";
+
+fn names() -> Names {
+    let options = ["weftd", "--kube-subnet-mgr"].map(std::ffi::OsString::from);
+    let outcome = crate::config::flags::parse(options, |name| {
+        (name == "NODE_NAME").then(|| std::ffi::OsString::from("n1"))
+    });
+    let crate::config::flags::Outcome::Run(options, _) = outcome else { panic!("{outcome:?}") };
+    let crate::config::options::StoreOptions::Kube(options) = options.store else {
+        panic!("another store")
+    };
+    Names::new(&options.annotations)
+}
+
+fn node(annotations: Value, spec: Value) -> Value {
+    json!({
+        "kind": "Node", "apiVersion": "v1",
+        "metadata": {
+            "name": "n2", "uid": "u", "resourceVersion": "42",
+            "creationTimestamp": "2026-11-21T08:30:00Z", "annotations": annotations,
+        },
+        "spec": spec,
+        "status": {"images": [{"names": ["a"]}]},
+    })
+}
+
+fn vxlan() -> Value {
+    json!({
+        format!("{P}kube-subnet-manager"): "true",
+        format!("{P}backend-type"): "vxlan",
+        format!("{P}backend-data"): r#"{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:ff"}"#,
+        format!("{P}public-ip"): "192.0.2.2",
+        "other": "annotation",
+    })
+}
+
+fn parse(node: &Value) -> Node {
+    Node::parse(node.to_string().as_bytes(), &names()).unwrap()
+}
+
+#[test]
+fn a_node_is_a_lease_with_all_that_its_backend_says() {
+    let spec = json!({"podCIDR": "10.244.2.0/24", "podCIDRs": ["10.244.2.0/24", "fd00:2::/64"]});
+    let lease = parse(&node(vxlan(), spec)).lease().unwrap().unwrap();
+    assert_eq!((lease.key.as_str(), lease.subnet.to_string().as_str()), ("n2", "10.244.2.0/24"));
+    assert_eq!((lease.revision, lease.lifetime), (42, Lifetime::Reservation));
+    assert_eq!(lease.created_revision, 1_795_249_800, "the older Node would not be told");
+    assert_eq!(lease.attributes.backend_type, "vxlan");
+    let data = lease.attributes.backend_data.unwrap();
+    assert_eq!(data.0.get(), r#"{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:ff"}"#);
+}
+
+#[test]
+fn only_the_marker_makes_a_node_a_peer() {
+    let spec = json!({"podCIDR": "10.244.2.0/24"});
+    for marker in [Value::Null, "false".into(), "True".into(), "".into()] {
+        let mut annotations = vxlan();
+        let key = format!("{P}kube-subnet-manager");
+        if marker.is_null() {
+            annotations.as_object_mut().unwrap().remove(&key);
+        } else {
+            annotations[key] = marker;
+        }
+        assert!(parse(&node(annotations, spec.clone())).lease().is_none());
+    }
+}
+
+#[test]
+fn the_patch_holds_what_differs_and_nothing_else() {
+    let names = names();
+    let found = parse(&node(vxlan(), json!({"podCIDR": "10.244.2.0/24"})));
+    let lease = found.lease().unwrap().unwrap();
+    assert_eq!(found.annotation_patch(&lease.attributes, &names), None);
+    let udp = LeaseAttributes::udp(lease.attributes.public_ip);
+    let expected = format!(
+        r#"{{"metadata":{{"annotations":{{"{P}backend-data":"null","{P}backend-type":""}}}}}}"#
+    );
+    assert_eq!(found.annotation_patch(&udp, &names), Some(expected));
+    let mut overwritten = vxlan();
+    overwritten[format!("{P}public-ip-overwrite")] = "198.51.100.7".into();
+    let found = parse(&node(overwritten, json!({})));
+    let expected = format!(r#"{{"metadata":{{"annotations":{{"{P}public-ip":"198.51.100.7"}}}}}}"#);
+    assert_eq!(found.annotation_patch(&lease.attributes, &names), Some(expected));
+}
+
+#[test]
+fn data_that_would_break_out_of_its_place_is_no_data() {
+    let mut annotations = vxlan();
+    annotations[format!("{P}backend-data")] = r#"1,"PublicIP":"203.0.113.1""#.into();
+    let found = parse(&node(annotations, json!({"podCIDR": "10.244.2.0/24"})));
+    let rejected = found.lease().unwrap().unwrap_err();
+    assert_eq!(rejected.reason, RejectReason::BadValue, "{rejected:?}");
+}
+
+#[test]
+fn a_broken_node_still_says_which_it_is() {
+    let broken = node(json!({"a": 1}), json!({}));
+    let error = Node::parse(broken.to_string().as_bytes(), &names()).unwrap_err();
+    assert!(matches!(&error, NodeError::Malformed { name, revision: 42, .. } if name == "n2"));
+    let error = Node::parse(b"{}", &names()).unwrap_err();
+    assert!(matches!(error, NodeError::Unknown(_)), "{error:?}");
+    let mut odd = node(json!({}), json!({}));
+    odd["metadata"]["resourceVersion"] = "abc".into();
+    let error = Node::parse(odd.to_string().as_bytes(), &names()).unwrap_err().to_string();
+    assert!(error.contains("resourceVersion"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_annotation_and_no_subnet_break_the_reader(
+        public_ip in ".{0,40}",
+        data in r#"[\[\]{}",:a0-9 ]{0,40}"#,
+        cidrs in prop::collection::vec("[0-9a-f./:]{0,20}", 0..4),
+    ) {
+        let mut annotations = vxlan();
+        annotations[format!("{P}public-ip")] = public_ip.into();
+        annotations[format!("{P}backend-data")] = data.into();
+        let found = parse(&node(annotations, json!({"podCIDRs": cidrs})));
+        let lease = found.lease().expect("its marker is there");
+        prop_assert!(lease.is_err() || found.subnet().is_ok_and(|subnet| subnet.is_some()));
+        let udp = LeaseAttributes::udp(Ipv4Addr::LOCALHOST);
+        prop_assert!(found.annotation_patch(&udp, &names()).is_some());
+    }
+}

@@ -1,0 +1,194 @@
+//! This node's own Node object: what it should say, what it says, and what to do about it. The
+//! subnet is the cluster's to assign; a Node that was deleted and made again is told everything
+//! anew, and one with another subnet is refused, because every pod here would lose its address.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::kube_node::{Names, Node, condition_patch};
+use crate::control::lease::LeaseAttributes;
+use crate::route::Prefix;
+
+/// The own Node, shared by list, watch and whoever writes it.
+#[derive(Debug)]
+pub(super) struct OwnNode {
+    name: String,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    held: Option<Held>,
+    seen: Seen,
+    /// Whether the network works and the Node may be told so.
+    is_up: bool,
+    /// The uid of the Node that was told.
+    told_up: Option<String>,
+}
+
+/// What this node holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) subnet: Prefix,
+    /// What the annotations should say.
+    pub(super) desired: LeaseAttributes,
+    /// What they said when they were last right.
+    pub(super) written: LeaseAttributes,
+}
+
+/// The own Node as last heard of.
+#[derive(Debug, Default)]
+enum Seen {
+    #[default]
+    Unknown,
+    Gone {
+        revision: i64,
+    },
+    There(Box<Node>),
+}
+
+/// What is due.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing, until something changes.
+    Rest,
+    /// There is no Node; it will come back.
+    AwaitNode,
+    /// The Node has no subnet; it will get one.
+    AwaitSubnet,
+    /// The Node has another subnet, or none that can be used.
+    Refuse(String, Option<Prefix>),
+    /// The annotations are to be patched.
+    Annotate {
+        /// With this.
+        patch: String,
+        /// The operator's address, if it is what is published.
+        overwrite: Option<String>,
+    },
+    /// The network works: the Node is to be told.
+    TellUp(String),
+}
+
+impl OwnNode {
+    pub(super) fn new(name: String) -> Self {
+        Self { name, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn is(&self, name: &str) -> bool {
+        self.name == name
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there may be something to do.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// An event or an answer about the Node, unless it is older than what is known.
+    pub(super) fn note(&self, node: Node, deleted: bool) {
+        let mut state = self.state();
+        let known = match &state.seen {
+            Seen::Unknown => i64::MIN,
+            Seen::Gone { revision } => *revision,
+            Seen::There(node) => node.revision,
+        };
+        if node.revision < known {
+            return;
+        }
+        state.seen = if deleted {
+            Seen::Gone { revision: node.revision }
+        } else {
+            Seen::There(Box::new(node))
+        };
+        self.changed.notify_one();
+    }
+
+    /// What a listing of `revision` has, which is true whatever was seen before.
+    pub(super) fn listed(&self, node: Option<Node>, revision: i64) {
+        self.state().seen =
+            node.map_or(Seen::Gone { revision }, |node| Seen::There(Box::new(node)));
+        self.changed.notify_one();
+    }
+
+    /// From now on the node holds `subnet` and says `desired` of itself.
+    pub(super) fn hold(&self, subnet: Prefix, desired: &LeaseAttributes) {
+        let mut state = self.state();
+        match &mut state.held {
+            Some(held) if held.subnet == subnet => held.desired = desired.clone(),
+            held => {
+                let (desired, written) = (desired.clone(), desired.clone());
+                *held = Some(Held { subnet, desired, written });
+            }
+        }
+        self.changed.notify_one();
+    }
+
+    pub(super) fn held(&self) -> Option<Held> {
+        self.state().held.clone()
+    }
+
+    /// The annotations say what they should.
+    pub(super) fn written(&self, attributes: &LeaseAttributes) {
+        if let Some(held) = &mut self.state().held {
+            held.written = attributes.clone();
+        }
+    }
+
+    /// The network works.
+    pub(super) fn network_is_up(&self) {
+        self.state().is_up = true;
+        self.changed.notify_one();
+    }
+
+    /// The Node knows that the network works.
+    pub(super) fn told_up(&self, uid: String) {
+        self.state().told_up = Some(uid);
+    }
+
+    /// What to do now, and what the annotations will say then.
+    pub(super) fn next_step(&self, names: &Names) -> (Step, Option<LeaseAttributes>) {
+        let state = self.state();
+        let Some(held) = &state.held else { return (Step::Rest, None) };
+        let node = match &state.seen {
+            Seen::Unknown => return (Step::Rest, None),
+            Seen::Gone { .. } => return (Step::AwaitNode, None),
+            Seen::There(node) => node,
+        };
+        let step = match node.subnet() {
+            Ok(None) => Step::AwaitSubnet,
+            Err(detail) => Step::Refuse(detail, None),
+            Ok(Some(other)) if other != held.subnet => {
+                Step::Refuse(format!("its pod cidr is now {other}"), Some(other))
+            }
+            Ok(Some(_)) => match node.annotation_patch(&held.desired, names) {
+                Some(patch) => {
+                    let overwrite = node.overwrite().map(str::to_owned);
+                    return (Step::Annotate { patch, overwrite }, Some(held.desired.clone()));
+                }
+                None if state.is_up && state.told_up.as_ref() != Some(&node.uid) => {
+                    Step::TellUp(node.uid.clone())
+                }
+                None => Step::Rest,
+            },
+        };
+        (step, None)
+    }
+}
+
+/// The patch of a step that writes; `None` of the others.
+pub(super) fn patch_of(step: &Step, now_unix: u64) -> Option<String> {
+    match step {
+        Step::Annotate { patch, .. } => Some(patch.clone()),
+        Step::TellUp(_) => Some(condition_patch(now_unix)),
+        Step::Rest | Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => None,
+    }
+}

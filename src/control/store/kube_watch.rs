@@ -1,0 +1,273 @@
+//! A watch on all Nodes: lines of JSON over one answer that does not end. The server ends it every
+//! few minutes, and it goes on from the last version seen without anybody noticing.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::{HeaderMap, StatusCode};
+use kube::client::Body;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, sleep_until};
+
+use super::kube_connection::{Ask, Connection, Status, next_bytes};
+use super::kube_list::ITEM_BYTES_MAX;
+use super::kube_node::{Names, Node, NodeError, parse_revision};
+use super::kube_own::OwnNode;
+use super::{Event, StoreError};
+use crate::control::backoff::jittered;
+
+/// How long the server is asked to serve one watch. client-go's are 5 to 10 minutes; ours are as
+/// long as a silent server may go unnoticed.
+const SERVED_FOR: Duration = Duration::from_secs(270);
+/// Share by which that is spread, so that nodes which began together do not end together.
+const SERVED_JITTER: f64 = 0.1;
+/// How much longer the answer may be silent: then it is not the server who speaks.
+const GRACE: Duration = Duration::from_secs(15);
+/// A watch that ends sooner is refused in another way, and not tried again at once.
+const SERVED_MIN: Duration = Duration::from_secs(1);
+/// How long a new watch must be silent to be believed: one that continues from a version that the
+/// server has forgotten says so at once.
+const BELIEVED_AFTER: Duration = Duration::from_millis(300);
+/// Longest line: one object and a few words.
+const LINE_BYTES_MAX: usize = ITEM_BYTES_MAX + 4096;
+
+const OPERATION: &str = "watching Nodes";
+
+type Opening = Pin<Box<dyn Future<Output = Result<Body, StoreError>> + Send>>;
+
+/// A live watch on all Nodes.
+pub struct KubeWatch {
+    connection: Arc<Connection>,
+    names: Arc<Names>,
+    own: Arc<OwnNode>,
+    /// The last version seen.
+    revision: i64,
+    phase: Phase,
+    /// Until when the first watch is silent, if it is to be announced still.
+    unannounced: Option<Instant>,
+    began: Instant,
+    ends: Instant,
+    /// Begin of a line whose end has not come.
+    line: Vec<u8>,
+}
+
+enum Phase {
+    Opening(Opening),
+    Reading(Box<Body>),
+}
+
+#[derive(Deserialize)]
+struct RawEvent<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: BookmarkMetadata,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BookmarkMetadata {
+    resource_version: String,
+}
+
+fn ask(revision: i64, served_for: Duration) -> Ask {
+    let seconds = served_for.as_secs();
+    let path = format!(
+        "/api/v1/nodes?watch=true&resourceVersion={revision}&allowWatchBookmarks=true\
+         &timeoutSeconds={seconds}"
+    );
+    Ask::get(OPERATION, path)
+}
+
+impl KubeWatch {
+    /// Opens the watch for changes after `revision`, and waits until the server accepts it.
+    pub(super) async fn open(
+        connection: Arc<Connection>,
+        names: Arc<Names>,
+        own: Arc<OwnNode>,
+        revision: i64,
+    ) -> Result<Self, StoreError> {
+        let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
+        let body = connection.ask(&ask(revision, served_for)).await?.into_body();
+        let now = Instant::now();
+        Ok(Self {
+            connection,
+            names,
+            own,
+            revision,
+            phase: Phase::Reading(Box::new(body)),
+            unannounced: Some(now + BELIEVED_AFTER),
+            began: now,
+            ends: now + served_for + GRACE,
+            line: Vec::new(),
+        })
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+        loop {
+            let body = match &mut self.phase {
+                Phase::Reading(body) => body,
+                Phase::Opening(opening) => {
+                    let body = opening.await?;
+                    self.phase = Phase::Reading(Box::new(body));
+                    continue;
+                }
+            };
+            let believed = async {
+                match self.unannounced {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let bytes = tokio::select! {
+                biased;
+                bytes = next_bytes(body) => bytes,
+                () = believed => {
+                    self.unannounced = None;
+                    return Ok(vec![Event::Live { revision: self.revision }]);
+                }
+                () = sleep_until(self.ends) => Err("the server went silent".to_owned()),
+            };
+            match bytes {
+                Err(detail) => {
+                    return Err(StoreError::Unavailable { operation: OPERATION, detail });
+                }
+                Ok(None) => self.go_on()?,
+                Ok(Some(bytes)) => {
+                    let events = self.take(&bytes)?;
+                    if !events.is_empty() {
+                        return Ok(events);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The server ended the watch, as it was asked to, or because it stops.
+    fn go_on(&mut self) -> Result<(), StoreError> {
+        let now = Instant::now();
+        if now - self.began < SERVED_MIN {
+            let detail = "the server ended the watch at once".to_owned();
+            return Err(StoreError::Unavailable { operation: OPERATION, detail });
+        }
+        self.line.clear();
+        let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
+        (self.began, self.ends) = (now, now + served_for + GRACE);
+        let (connection, ask) = (Arc::clone(&self.connection), ask(self.revision, served_for));
+        self.phase = Phase::Opening(Box::pin(async move {
+            connection.ask(&ask).await.map(hyper::Response::into_body)
+        }));
+        Ok(())
+    }
+
+    /// The events of all lines that `bytes` complete.
+    fn take(&mut self, bytes: &[u8]) -> Result<Vec<Event>, StoreError> {
+        let mut events = Vec::new();
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let event = if self.line.is_empty() {
+                self.read(&rest[..end])?
+            } else {
+                self.line.extend_from_slice(&rest[..end]);
+                let line = std::mem::take(&mut self.line);
+                self.read(&line)?
+            };
+            rest = &rest[end + 1..];
+            push(&mut events, event);
+        }
+        if self.line.len() + rest.len() > LINE_BYTES_MAX {
+            let detail = format!("an event has more than {LINE_BYTES_MAX} bytes");
+            return Err(StoreError::Unavailable { operation: OPERATION, detail });
+        }
+        self.line.extend_from_slice(rest);
+        if !events.is_empty() && self.unannounced.take().is_some() {
+            events.insert(0, Event::Live { revision: self.revision });
+        }
+        Ok(events)
+    }
+
+    fn read(&mut self, line: &[u8]) -> Result<Option<Event>, StoreError> {
+        if line.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        // Whatever it says was missed: a listing tells.
+        let missed = StoreError::HistoryLost { revision: self.revision };
+        let Ok(RawEvent { kind, object }) = serde_json::from_slice(line) else {
+            return Err(missed);
+        };
+        let object = object.get().as_bytes();
+        let event = match kind.as_str() {
+            "ERROR" => return Err(self.refusal(object)),
+            "BOOKMARK" => {
+                let bookmark = serde_json::from_slice::<Bookmark>(object).ok();
+                let version = bookmark.map(|bookmark| bookmark.metadata.resource_version);
+                let Some(revision) = version.as_deref().and_then(parse_revision) else {
+                    return Err(missed);
+                };
+                Event::Progress { revision }
+            }
+            "ADDED" | "MODIFIED" | "DELETED" => match Node::parse(object, &self.names) {
+                Ok(node) => self.of_node(node, kind == "DELETED"),
+                Err(malformed @ NodeError::Malformed { .. }) => {
+                    Event::Rejected(malformed.rejected())
+                }
+                Err(NodeError::Unknown(_)) => return Err(missed),
+            },
+            _ => return Ok(None),
+        };
+        self.revision = self.revision.max(revision_of(&event));
+        Ok(Some(event))
+    }
+
+    fn of_node(&self, node: Node, deleted: bool) -> Event {
+        let revision = node.revision;
+        if self.own.is(&node.name) {
+            self.own.note(node, deleted);
+            return Event::Progress { revision };
+        }
+        if deleted {
+            return Event::Deleted { key: node.name, revision };
+        }
+        match node.lease() {
+            Some(Ok(lease)) => Event::Put(lease),
+            Some(Err(rejected)) => Event::Rejected(rejected),
+            None => Event::Deleted { key: node.name, revision },
+        }
+    }
+
+    fn refusal(&self, object: &[u8]) -> StoreError {
+        let status: Status = serde_json::from_slice(object).unwrap_or_default();
+        let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let ask = ask(self.revision, SERVED_FOR);
+        self.connection.refusal(&ask, code, &HeaderMap::new(), &status)
+    }
+}
+
+fn revision_of(event: &Event) -> i64 {
+    match event {
+        Event::Live { revision }
+        | Event::Progress { revision }
+        | Event::Deleted { revision, .. } => *revision,
+        Event::Put(lease) => lease.revision,
+        Event::Rejected(rejected) => rejected.revision,
+        Event::Everything(snapshot) => snapshot.revision,
+    }
+}
+
+/// Of several steps of progress only the last counts.
+fn push(events: &mut Vec<Event>, event: Option<Event>) {
+    match (events.last_mut(), event) {
+        (_, None) => {}
+        (Some(last @ Event::Progress { .. }), Some(event @ Event::Progress { .. })) => {
+            *last = event;
+        }
+        (_, Some(event)) => events.push(event),
+    }
+}

@@ -1,0 +1,250 @@
+//! weftd with the Kubernetes store in namespaces: real packets, a stock manifest's arguments, and
+//! what a stop leaves.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::NET_CONF;
+use crate::kube_api::{KubeApi, PREFIX, What, node};
+use crate::secure::Certificates;
+use crate::support::lab::{
+    LEASE_TIMEOUT, Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until,
+};
+use crate::support::status::Status;
+
+const PORT: u16 = 6443;
+/// The start promised after a PodCIDR is there, and a busy machine.
+const READY: Duration = Duration::from_secs(20);
+
+/// An API that both hosts of a lab reach, on the first of them.
+fn listen(lab: &Lab) -> TcpListener {
+    lab.hosts[0].enter(|| TcpListener::bind((UNDERLAY[0], PORT)).expect("nobody else listens"))
+}
+
+/// Files of the daemons of one test.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Self {
+        let files = Self(tempfile::tempdir().unwrap());
+        std::fs::write(files.0.path().join("net-conf.json"), NET_CONF).unwrap();
+        files
+    }
+
+    fn host(&self, host: usize) -> PathBuf {
+        self.0.path().join(format!("h{host}"))
+    }
+
+    fn weftd(&self, lab: &Lab, host: usize, arguments: &[&str]) -> Process {
+        let dir = self.host(host);
+        let flags = [
+            WEFTD.to_owned(),
+            "--kube-subnet-mgr".to_owned(),
+            format!("--kube-api-url=http://{}:{PORT}", UNDERLAY[0]),
+            format!("--net-config-path={}", self.0.path().join("net-conf.json").display()),
+            format!("--subnet-file={}", dir.join("subnet.env").display()),
+            format!("--status-socket={}", dir.join("weft.sock").display()),
+            format!("--iface={}", UNDERLAY[host]),
+            "--iptables-forward-rules=false".to_owned(),
+            "--healthz-ip=127.0.0.1".to_owned(),
+            "--healthz-port=8081".to_owned(),
+        ];
+        let argv: Vec<&str> =
+            flags.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+        let mut command = lab.hosts[host].command(&argv);
+        Process::start(command.env("NODE_NAME", format!("n{host}")), "weftd")
+    }
+}
+
+/// The status code of a health probe.
+fn probe(host: &Namespace, path: &str) -> Option<u16> {
+    host.enter(|| {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 8081)).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        text.split(' ').nth(1)?.parse().ok()
+    })
+}
+
+fn is_told_up(api: &KubeApi, name: &str) -> bool {
+    api.node(name)["status"]["conditions"].to_string().contains("\"FlannelIsUp\"")
+}
+
+fn knows_the_other(files: &Files, host: usize) -> bool {
+    Status::try_of(&files.host(host)).is_some_and(|status| status.routes() == 1)
+}
+
+#[test]
+fn two_nodes_carry_packets_and_outlive_the_api() {
+    let (lab, files) = (Lab::two_hosts(), Files::new());
+    let api = KubeApi::serve(listen(&lab));
+    api.put_node(&node("n0", Some("10.244.0.0/24")));
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let mut daemons = [files.weftd(&lab, 0, &[]), files.weftd(&lab, 1, &[])];
+    let mut lease =
+        |host: usize| SubnetEnv::wait(&files.host(host).join("subnet.env"), &mut daemons[host]);
+    let leases = [lease(0), lease(1)];
+    // The first subnet of the network, which etcd's nodes never get, is a Node's like any other.
+    assert_eq!([&leases[0].subnet, &leases[1].subnet], ["10.244.0.1/24", "10.244.1.1/24"]);
+    lab.connect_pods(leases.each_ref());
+    for host in 0..2 {
+        let what = "each node learns the other's Node";
+        wait_until(LEASE_TIMEOUT, what, || knows_the_other(&files, host));
+    }
+    assert!(
+        lab.ping(0, leases[1].pod_address(), 1400),
+        "pods of two Nodes do not reach each other"
+    );
+    assert!(lab.ping(1, leases[0].pod_address(), 56));
+    for name in ["n0", "n1"] {
+        wait_until(READY, "the Node knows its network is up", || is_told_up(&api, name));
+    }
+    assert_eq!(probe(&lab.hosts[0], "/readyz"), Some(200));
+    for phrase in [
+        "Created subnet manager: Kubernetes Subnet Manager - n0",
+        "Starting kube subnet manager",
+        "Waiting 10m0s for node controller to sync",
+        "Node controller sync successful",
+        "Found network config - Backend type: udp",
+    ] {
+        let output = daemons[0].output();
+        assert!(output.contains(phrase), "operators grep for {phrase:?}:\n{output}");
+    }
+    // A Node that goes away is nobody's peer any more, and comes back by itself.
+    api.delete_node("n1");
+    let gone = || Status::of(&files.host(0)).routes() == 0;
+    wait_until(READY, "the route to a deleted Node is gone", gone);
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    wait_until(READY, "a Node made again is a peer again", || knows_the_other(&files, 0));
+    assert!(lab.ping(0, leases[1].pod_address(), 56), "no traffic to a Node that was made again");
+    // Without the API all goes on, and a stop is quick and leaves the annotations.
+    let annotations = api.annotations("n0");
+    drop(api);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(lab.ping(0, leases[1].pod_address(), 56), "pods are cut off by an API that is down");
+    let started = Instant::now();
+    let ended = daemons[0].stop(Signal::TERM, Duration::from_secs(1));
+    println!("stopped without the API in {:?}", started.elapsed());
+    assert_eq!(ended.code(), Some(0));
+    assert_eq!(annotations[&format!("{PREFIX}public-ip")], UNDERLAY[0].to_string());
+    assert!(files.host(0).join("subnet.env").exists(), "subnet.env was taken away");
+}
+
+#[test]
+fn a_start_waits_for_the_subnet_and_a_changed_one_is_refused() {
+    let (lab, files) = (Lab::two_hosts(), Files::new());
+    let api = KubeApi::serve(listen(&lab));
+    api.put_node(&node("n0", None));
+    let mut daemon = files.weftd(&lab, 0, &[]);
+    let waits = "node \"n0\" pod cidr not assigned";
+    wait_until(READY, "the log says what is waited for", || daemon.output().contains(waits));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(daemon.output().matches(waits).count(), 1, "{}", daemon.output());
+    assert_eq!(probe(&lab.hosts[0], "/readyz"), Some(503), "ready without a subnet");
+    assert_eq!(probe(&lab.hosts[0], "/healthz"), Some(200));
+    assert!(daemon.ended().is_none(), "the daemon ended for lack of a PodCIDR");
+    api.edit("n0", |node| node["spec"] = json!({"podCIDR": "10.244.5.0/24"}));
+    let lease = SubnetEnv::wait(&files.host(0).join("subnet.env"), &mut daemon);
+    assert_eq!(lease.subnet, "10.244.5.1/24");
+    wait_until(READY, "ready", || probe(&lab.hosts[0], "/readyz") == Some(200));
+    wait_until(READY, "the watch is open", || api.watches() == 1);
+    // The same Node with another subnet.
+    api.delete_node("n0");
+    api.put_node(&node("n0", Some("10.244.6.0/24")));
+    wait_until(READY, "the change is refused", || {
+        Status::of(&files.host(0)).0["store"]["refused_subnet"] == "10.244.6.0/24"
+    });
+    let output = daemon.output();
+    let refused = "Refusing the change of the Node \"n0\": its pod cidr is now 10.244.6.0/24";
+    assert_eq!(output.matches(refused).count(), 1, "{output}");
+    assert_eq!(Status::of(&files.host(0)).0["store"]["subnet_refused"], true);
+    let devices = lab.hosts[0].exec(&["ip", "-o", "address", "show", "flannel0"]);
+    assert!(devices.contains("10.244.5.0/32"), "the network changed: {devices}");
+    // Another stop, of a start that waits.
+    let ended = daemon.stop(Signal::TERM, Duration::from_secs(1));
+    assert_eq!(ended.code(), Some(0));
+}
+
+#[test]
+fn what_cannot_start_says_why() {
+    let (lab, files) = (Lab::two_hosts(), Files::new());
+    let api = KubeApi::serve(listen(&lab));
+    api.put_node(&node("n0", Some("10.99.0.0/24")));
+    let mut outside = files.weftd(&lab, 0, &[]);
+    assert_eq!(outside.wait(READY).code(), Some(1));
+    assert!(
+        outside.output().contains("doesn't contain \"10.99.0.0/24\" PodCIDR of the \"n0\" node")
+    );
+    let mut no_file = files.weftd(&lab, 0, &["--net-config-path=/nonexistent/net-conf.json"]);
+    assert_eq!(no_file.wait(READY).code(), Some(1));
+    let said =
+        "Failed to create SubnetManager: failed to read net conf: /nonexistent/net-conf.json";
+    assert!(no_file.output().contains(said), "{}", no_file.output());
+    let no_node = Command::new(WEFTD).arg("--kube-subnet-mgr").env_clear().output().unwrap();
+    let text = String::from_utf8_lossy(&no_node.stderr).into_owned();
+    assert_eq!(no_node.status.code(), Some(1));
+    assert!(text.contains("POD_NAME and POD_NAMESPACE must be set, or NODE_NAME"), "{text}");
+    let depth = [("NODE_NAME", "n0"), ("EVENT_QUEUE_DEPTH", "many")];
+    let depth = Command::new(WEFTD).arg("--kube-subnet-mgr").envs(depth).output().unwrap();
+    let text = String::from_utf8_lossy(&depth.stderr).into_owned();
+    assert!(depth.status.code() == Some(1) && text.contains("EVENT_QUEUE_DEPTH"), "{text}");
+}
+
+/// As the pod of flannel's DaemonSet is started: by the paths of a pod, over TLS, by the service
+/// account's token, and told by the API which Node it is on.
+#[test]
+fn the_pod_of_a_stock_daemonset_starts() {
+    const SCRIPT: &str = r#"set -e
+        mkdir -p "$1/upper" "$1/work"
+        mount -t tmpfs tmpfs "$1/upper"
+        mkdir "$1/upper/u" "$1/upper/w"
+        mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper/u,workdir=$1/upper/w" /etc
+        mkdir -p /etc/kube-flannel
+        cp "$1/net-conf.json" /etc/kube-flannel/
+        mount --bind "$1/run" /run
+        exec "$2" --ip-masq --kube-subnet-mgr"#;
+    let (lab, files) = (Lab::two_hosts(), Files::new());
+    let directory = files.0.path();
+    let certificates = Certificates::new(directory, &format!("IP:{}", UNDERLAY[0]));
+    let token = "the-token-of-the-service-account";
+    let account = directory.join("run/secrets/kubernetes.io/serviceaccount");
+    std::fs::create_dir_all(&account).unwrap();
+    std::fs::create_dir_all(directory.join("run/flannel")).unwrap();
+    std::fs::write(account.join("token"), token).unwrap();
+    std::fs::write(account.join("namespace"), "kube-flannel").unwrap();
+    std::fs::copy(certificates.authority(), account.join("ca.crt")).unwrap();
+    let api = KubeApi::secure(listen(&lab), certificates.acceptor(), token);
+    api.put_node(&node("worker", Some("10.244.3.0/24")));
+    api.put_pod("kube-flannel", "kube-flannel-ds-x7k2p", "worker");
+    let path = directory.to_str().unwrap();
+    let host = &lab.hosts[1];
+    host.exec(&["ip", "route", "add", "default", "dev", "wire0"]);
+    let mut command = host.command(&["sh", "-c", SCRIPT, "sh", path, WEFTD]);
+    let environment = [
+        ("POD_NAME", "kube-flannel-ds-x7k2p"),
+        ("POD_NAMESPACE", "kube-flannel"),
+        ("EVENT_QUEUE_DEPTH", "5000"),
+        ("CONT_WHEN_CACHE_NOT_READY", "false"),
+        ("KUBERNETES_SERVICE_HOST", "172.20.0.1"),
+        ("KUBERNETES_SERVICE_PORT", "6443"),
+    ];
+    let mut daemon = Process::start(command.envs(environment), "weftd");
+    let lease = SubnetEnv::wait(&directory.join("run/flannel/subnet.env"), &mut daemon);
+    assert_eq!(lease.subnet, "10.244.3.1/24");
+    wait_until(READY, "the Node knows its network is up", || is_told_up(&api, "worker"));
+    let public_ip = &api.annotations("worker")[&format!("{PREFIX}public-ip")];
+    assert_eq!(*public_ip, UNDERLAY[1].to_string());
+    assert_eq!(api.seen(What::Pod).len(), 1);
+    assert!(!daemon.output().contains(token), "the token is in the log");
+    let ended = daemon.stop(Signal::TERM, Duration::from_secs(1));
+    assert_eq!(ended.code(), Some(0));
+    assert!(!Path::new("/etc/kube-flannel/net-conf.json").exists(), "the machine was changed");
+}

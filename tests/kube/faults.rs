@@ -1,0 +1,247 @@
+//! An API in trouble: what its watches, lists and errors do to the peers, which is nothing that
+//! the network needs.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::sleep;
+use weft::control::{RejectReason, Timing};
+
+use crate::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
+use crate::{Host, SOON, control, eventually};
+
+/// A cluster with the own Node n1 and others, and its follower.
+async fn cluster(others: u8, timing: Timing) -> (KubeApi, control::Running) {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    for number in 2..2 + others {
+        api.put_node(&other(number));
+    }
+    let running = Host::with_timing(&api, "n1", timing).await.start(1).await;
+    (api, running)
+}
+
+fn other(number: u8) -> serde_json::Value {
+    let (name, cidr) = (format!("n{number}"), format!("10.244.{number}.0/24"));
+    flannel_node(&name, &cidr, &format!("192.0.2.{number}"))
+}
+
+#[tokio::test]
+async fn nodes_come_change_and_go() {
+    let (api, mut running) = cluster(1, Timing::default()).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the first listing").await;
+    api.put_node(&other(3));
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "a Node joined").await;
+    // One without flannel, and one without a subnet, are nobody's peers.
+    api.put_node(&node("bare", Some("10.244.9.0/24")));
+    api.edit("n3", |node| {
+        node["metadata"]["annotations"][format!("{PREFIX}public-ip")] = "192.0.2.33".into();
+    });
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.33"], SOON, "a Node moved").await;
+    api.edit("n3", |node| {
+        let annotations = node["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(&format!("{PREFIX}kube-subnet-manager"));
+    });
+    running.wait_for_peers(&["192.0.2.2"], SOON, "a Node lost its marker").await;
+    api.put_node(&other(3));
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "and got it back").await;
+    api.delete_node("n2");
+    running.wait_for_peers(&["192.0.2.3"], SOON, "a Node was deleted").await;
+    assert_eq!(api.seen(What::List).len(), 1, "listed although the watch told everything");
+}
+
+#[tokio::test]
+async fn a_cluster_larger_than_a_page_is_read_in_pages_of_one_version() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    for number in 0..1200_u16 {
+        let [high, low] = number.to_be_bytes();
+        let cidr = format!("10.244.{}.{}/28", 16 + (number >> 4), (number & 15) << 4);
+        let node = flannel_node(&format!("m{number:04}"), &cidr, &format!("192.1.{high}.{low}"));
+        api.put_node(&node);
+    }
+    let mut running = Host::new(&api, "n1").await.start(1).await;
+    let all = running.peers.wait_for(|peers| peers.len() == 1200);
+    tokio::time::timeout(SOON, all).await.expect("not all Nodes are peers").unwrap();
+    assert_eq!((api.seen(What::List).len(), api.seen(What::NextPage).len()), (1, 2));
+    // The server forgets the version in the middle of a list: it begins anew.
+    api.fail(What::NextPage, Fault::Status(410, None));
+    api.compact();
+    api.fail(What::Watch, Fault::GoneInStream);
+    api.end_watches();
+    eventually("everything is listed again", || api.seen(What::List).len() >= 3).await;
+    eventually("and watched", || api.watches() == 1).await;
+    assert_eq!(running.peers.borrow().len(), 1200);
+}
+
+#[tokio::test]
+async fn a_version_that_is_gone_leads_to_a_listing_in_whatever_way_it_is_said() {
+    let (api, mut running) = cluster(1, Timing::default()).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
+    eventually("the watch is open", || api.watches() == 1).await;
+    for (round, fault) in [Fault::GoneInStream, Fault::Status(410, None)].into_iter().enumerate() {
+        // What the watch will not tell.
+        let number = 3 + u8::try_from(round).unwrap();
+        sleep(Duration::from_millis(1100)).await;
+        api.fail(What::Watch, fault);
+        api.end_watches();
+        eventually("the watch is over", || api.watches() == 0).await;
+        api.put_node(&other(number));
+        let expected: Vec<_> = (2..=number).map(|n| format!("192.0.2.{n}")).collect();
+        let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        running.wait_for_peers(&expected, SOON, "410 Gone").await;
+        eventually("the watch is open again", || api.watches() == 1).await;
+    }
+    assert_eq!(api.seen(What::List).len(), 3, "one listing for each 410, and the first");
+    assert_eq!(running.manager.status().store_failures(), 0, "410 is no outage");
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_goes_on_from_the_last_bookmark_without_a_listing() {
+    let (api, mut running) = cluster(1, Timing::default()).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
+    eventually("the watch is open", || api.watches() == 1).await;
+    for _ in 0..100 {
+        api.heartbeat("n2");
+    }
+    api.bookmark();
+    sleep(Duration::from_millis(1200)).await;
+    // Whoever continues from before the bookmark is told that it is gone.
+    api.compact();
+    api.end_watches();
+    eventually("the watch is opened again", || api.seen(What::Watch).len() >= 2).await;
+    api.put_node(&other(3));
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "the watch went on").await;
+    assert_eq!(api.seen(What::List).len(), 1, "listed all Nodes because a watch ended in time");
+    assert_eq!(running.manager.status().store_failures(), 0, "counts as an outage");
+}
+
+#[tokio::test]
+async fn no_error_of_the_api_withdraws_a_peer() {
+    let timing = Timing { relist_period: Duration::from_millis(400), ..Timing::default() };
+    let (api, mut running) = cluster(5, timing).await;
+    let all = ["192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.5", "192.0.2.6"];
+    running.wait_for_peers(&all, SOON, "the start").await;
+    let before = api.seen(What::List).len();
+    for fault in [
+        Fault::Status(500, None),
+        Fault::Status(503, None),
+        Fault::Status(401, None),
+        Fault::Status(403, None),
+        Fault::Status(404, None),
+        Fault::Cut,
+        Fault::Empty,
+        Fault::Empty,
+    ] {
+        api.fail(What::List, fault);
+    }
+    running.peers.mark_unchanged();
+    eventually("all errors have been seen", || api.seen(What::List).len() >= before + 9).await;
+    assert!(!running.peers.has_changed().unwrap(), "an error or an empty list changed the peers");
+    assert_eq!(control::addresses(&running.peers.borrow()).len(), 5);
+    running.assert_running("the API was in trouble");
+}
+
+#[tokio::test]
+async fn an_event_that_got_lost_is_found_by_the_next_listing() {
+    let timing = Timing { relist_period: Duration::from_millis(500), ..Timing::default() };
+    let (api, mut running) = cluster(3, timing).await;
+    let all = ["192.0.2.2", "192.0.2.3", "192.0.2.4"];
+    running.wait_for_peers(&all, SOON, "the start").await;
+    api.lose_silently("n3");
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.4"], SOON, "a deletion was lost").await;
+}
+
+#[tokio::test]
+async fn a_server_that_asks_to_be_left_alone_is() {
+    let (api, mut running) = cluster(1, Timing::default()).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
+    eventually("the watch is open", || api.watches() == 1).await;
+    sleep(Duration::from_millis(1100)).await;
+    api.fail(What::Watch, Fault::Status(429, Some(2)));
+    api.end_watches();
+    eventually("the watch is refused", || api.seen(What::Watch).len() >= 2).await;
+    let refused_at = api.seen(What::Watch)[1].at;
+    api.put_node(&other(3));
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "429").await;
+    let next = api.seen(What::Watch)[2].at;
+    let waited = next - refused_at;
+    assert!(waited >= Duration::from_secs(2), "asked again after {waited:?}, told to wait 2 s");
+    assert!(waited < Duration::from_secs(4), "stayed away for {waited:?}");
+    // Without a time, by itself: not at once, and not in step with others.
+    for _ in 0..5 {
+        api.fail(What::Watch, Fault::Status(500, None));
+    }
+    sleep(Duration::from_millis(1100)).await;
+    let before = api.seen(What::Watch).len();
+    api.end_watches();
+    eventually("five errors and a success", || api.seen(What::Watch).len() >= before + 6).await;
+    let tries: Vec<_> = api.seen(What::Watch)[before..].iter().map(|seen| seen.at).collect();
+    let pauses: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    println!("pauses after 500: {pauses:?}");
+    assert!(pauses[4] > 4 * pauses[0] / 2, "the pauses do not grow: {pauses:?}");
+}
+
+#[tokio::test]
+async fn a_broken_node_harms_no_other_and_is_counted() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let edit = |name: &str, key: &str, value: &str| {
+        let mut node = other(name[1..].parse().unwrap());
+        node["metadata"]["annotations"][format!("{PREFIX}{key}")] = value.into();
+        api.put_node(&node);
+    };
+    edit("n11", "public-ip", "not an address");
+    edit("n12", "backend-data", r#"{"VNI":1,"#);
+    edit("n13", "backend-data", &format!("\"{}\"", "x".repeat(5000)));
+    edit("n14", "backend-data", &format!("{}{}", "[".repeat(60), "]".repeat(60)));
+    let mut odd = other(15);
+    odd["metadata"]["annotations"] = json!({"a": {"b": 1}});
+    api.put_node(&odd);
+    let mut nowhere = other(16);
+    nowhere["spec"] = json!({"podCIDR": "somewhere"});
+    api.put_node(&nowhere);
+    api.put_node(&other(2));
+    let mut running = Host::new(&api, "n1").await.start(1).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "broken Nodes in the list").await;
+    let mut late = other(17);
+    late["metadata"]["annotations"] = json!("none");
+    api.put_node(&late);
+    api.put_node(&other(3));
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "a broken Node in the watch").await;
+    let status = running.manager.status();
+    let counts = [RejectReason::BadValue, RejectReason::TooLarge, RejectReason::BadKey]
+        .map(|reason| status.rejected(reason));
+    assert_eq!(counts, [5, 1, 1], "bad values, large ones, bad subnets");
+}
+
+#[tokio::test]
+async fn of_two_nodes_with_one_subnet_the_older_one_has_it() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let mut young = flannel_node("a2", "10.244.2.0/24", "192.0.2.2");
+    young["metadata"]["creationTimestamp"] = "2026-11-20T09:00:00Z".into();
+    api.put_node(&young);
+    api.put_node(&flannel_node("b3", "10.244.2.0/24", "192.0.2.3"));
+    api.put_node(&flannel_node("c4", "10.244.1.0/25", "192.0.2.4"));
+    let mut running = Host::new(&api, "n1").await.start(1).await;
+    running.wait_for_peers(&["192.0.2.3"], SOON, "two Nodes with one subnet").await;
+    let status = running.manager.status();
+    assert_eq!(status.rejected(RejectReason::OverlapsOther), 1);
+    assert_eq!(status.rejected(RejectReason::OverlapsOwn), 1);
+    // The older one goes, and the younger one's traffic flows.
+    api.delete_node("b3");
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the older of two Nodes went").await;
+}
+
+#[tokio::test]
+async fn a_slow_api_keeps_nobody_from_stopping() {
+    let (api, mut running) = cluster(1, Timing::default()).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
+    let host = Host::new(&api, "n1").await;
+    api.fail(What::Own, Fault::Slow(Duration::from_secs(60)));
+    let acquiring = tokio::time::timeout(Duration::from_millis(300), host.acquire(1)).await;
+    assert!(acquiring.is_err(), "the API answered");
+    running.task.abort();
+    assert!(running.task.await.unwrap_err().is_cancelled());
+}

@@ -1,0 +1,293 @@
+//! The own Node: its annotations to the byte, its subnet early, late, changed and gone.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use weft::control::{AcquireError, SubnetManager, Timing};
+
+use crate::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
+use crate::{Host, SOON, address, control, eventually, options};
+
+/// flannel's annotations of a Node.
+fn said(api: &KubeApi, name: &str) -> BTreeMap<String, String> {
+    let annotations = api.annotations(name).into_iter();
+    annotations
+        .filter_map(|(key, value)| Some((key.strip_prefix(PREFIX)?.to_owned(), value)))
+        .collect()
+}
+
+fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+/// What a udp node says.
+fn udp(public_ip: &str) -> BTreeMap<String, String> {
+    map(&[
+        ("backend-data", "null"),
+        ("backend-type", ""),
+        ("kube-subnet-manager", "true"),
+        ("public-ip", public_ip),
+    ])
+}
+
+#[tokio::test]
+async fn the_annotations_are_flannels_to_the_byte() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let host = Host::new(&api, "n1").await;
+    assert_eq!(host.manager.describe(), "Kubernetes Subnet Manager - n1");
+    let own = host.acquire(1).await.unwrap();
+    assert_eq!(own.lease.subnet.to_string(), "10.244.1.0/24");
+    assert_eq!(own.expires_unix(), None, "a Node's subnet does not expire");
+    let patches = api.seen(What::Patch);
+    assert_eq!(patches.len(), 1);
+    assert_eq!(patches[0].path, "/api/v1/nodes/n1/status", "not the status subresource");
+    assert_eq!(patches[0].content_type, "application/strategic-merge-patch+json");
+    let p = PREFIX;
+    let expected =
+        format!(r#"{{"metadata":{{"annotations":{{"{p}backend-data":"null","{p}backend-type":"","#)
+            + &format!(r#""{p}kube-subnet-manager":"true","{p}public-ip":"192.0.2.1"}}}}}}"#);
+    assert_eq!(patches[0].body, expected);
+    assert_eq!(said(&api, "n1"), udp("192.0.2.1"));
+    // A restart finds all as it should be, and one that moved writes what differs.
+    Host::new(&api, "n1").await.acquire(1).await.unwrap();
+    assert_eq!(api.seen(What::Patch).len(), 1, "wrote what was there");
+    Host::new(&api, "n1").await.acquire(2).await.unwrap();
+    let body = &api.seen(What::Patch)[1].body;
+    assert_eq!(
+        *body,
+        format!(r#"{{"metadata":{{"annotations":{{"{p}public-ip":"192.0.2.2"}}}}}}"#)
+    );
+}
+
+#[tokio::test]
+async fn a_node_without_any_annotation_works() {
+    let api = KubeApi::local();
+    let mut bare = node("n1", Some("10.244.1.0/24"));
+    bare["metadata"].as_object_mut().unwrap().remove("annotations");
+    api.put_node(&bare);
+    let mut none = node("n2", Some("10.244.2.0/24"));
+    none["metadata"]["annotations"] = Value::Null;
+    api.put_node(&none);
+    let mut first = Host::new(&api, "n1").await.start(1).await;
+    Host::new(&api, "n2").await.acquire(2).await.unwrap();
+    assert_eq!(said(&api, "n2"), udp("192.0.2.2"));
+    first.wait_for_peers(&["192.0.2.2"], SOON, "a Node that had no annotations").await;
+}
+
+#[tokio::test]
+async fn the_operators_addresses_are_heeded() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    api.edit("n1", |node| {
+        let annotations = &mut node["metadata"]["annotations"];
+        annotations[format!("{PREFIX}public-ip-overwrite")] = "198.51.100.1".into();
+        annotations[format!("{PREFIX}node-public-ip")] = "192.0.2.77".into();
+    });
+    let host = Host::new(&api, "n1").await;
+    let set = host.manager.sync().await.unwrap();
+    assert_eq!(set, Some("192.0.2.77".parse().unwrap()));
+    let mut running = host.start(1).await;
+    assert_eq!(said(&api, "n1")["public-ip"], "198.51.100.1", "the overwrite is not published");
+    assert_eq!(said(&api, "n1")["public-ip-overwrite"], "198.51.100.1");
+    // Taken away, the node's own is published, without a restart.
+    api.edit("n1", |node| {
+        let annotations = node["metadata"]["annotations"].as_object_mut().unwrap();
+        annotations.remove(&format!("{PREFIX}public-ip-overwrite"));
+    });
+    eventually("the node's own address is published again", || {
+        said(&api, "n1")["public-ip"] == "192.0.2.1"
+    })
+    .await;
+    running.wait_for_peers(&[], SOON, "a node is its own peer").await;
+    api.edit("n1", |node| {
+        node["metadata"]["annotations"][format!("{PREFIX}node-public-ip")] = "none".into();
+    });
+    let error = Host::new(&api, "n1").await.manager.sync().await.unwrap_err();
+    assert!(error.is_final() && error.to_string().contains("node-public-ip"), "{error}");
+}
+
+#[tokio::test]
+async fn another_prefix_is_used_for_reading_and_writing() {
+    let api = KubeApi::local();
+    for (name, cidr) in [("n1", "10.244.1.0/24"), ("n2", "10.244.2.0/24")] {
+        api.put_node(&node(name, Some(cidr)));
+    }
+    api.put_node(&flannel_node("n3", "10.244.3.0/24", "192.0.2.3"));
+    let files = tempfile::tempdir().unwrap();
+    let url = format!("--kube-api-url={}", api.url());
+    let arguments = [url.as_str(), "--kube-annotation-prefix=a.example/blue"];
+    let host = |name: &'static str| {
+        let options = options(files.path(), &arguments, &[("NODE_NAME", name)]);
+        async move { SubnetManager::connect(&options.store, None).await.unwrap() }
+    };
+    let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
+    let first = host("n1").await;
+    let own = first.acquire(&network, &address(1)).await.unwrap();
+    let mut first = control::Running::start(first, own, control::MARGIN);
+    host("n2").await.acquire(&network, &address(2)).await.unwrap();
+    assert_eq!(api.annotations("n2")["a.example/blue-public-ip"], "192.0.2.2");
+    first.wait_for_peers(&["192.0.2.2"], SOON, "peers of another prefix are seen").await;
+}
+
+#[tokio::test]
+async fn what_a_start_waits_for_and_what_it_fails_for() {
+    let api = KubeApi::local();
+    let host = Host::new(&api, "n1").await;
+    let waits = |error: AcquireError, phrase: &str| {
+        assert!(error.to_string().contains(phrase) && !error.is_final(), "{error}");
+    };
+    waits(host.acquire(1).await.unwrap_err(), "there is no Node \"n1\" yet");
+    api.put_node(&node("n1", None));
+    waits(host.acquire(1).await.unwrap_err(), "node \"n1\" pod cidr not assigned");
+    let assign = |cidrs: &[&str]| {
+        api.edit("n1", |node| node["spec"] = json!({"podCIDR": cidrs[0], "podCIDRs": cidrs}));
+    };
+    assign(&["10.99.1.0/24"]);
+    let outside = host.acquire(1).await.unwrap_err();
+    assert!(outside.is_final(), "flannel exits");
+    let phrase = "subnet \"10.244.0.0/16\" specified in the flannel net config doesn't contain \
+                  \"10.99.1.0/24\" PodCIDR of the \"n1\" node";
+    assert!(outside.to_string().contains(phrase), "{outside}");
+    for unusable in [&["fd00::/64"][..], &["10.244.1.0"], &["10.244.1.0/24", "fd00::/64", "x"]] {
+        assign(unusable);
+        assert!(host.acquire(1).await.unwrap_err().is_final(), "{unusable:?} was taken");
+    }
+    assert!(api.seen(What::Patch).is_empty(), "wrote to a Node without a usable subnet");
+    assign(&["fd00:1::/64", "10.244.9.0/24"]);
+    let own = host.acquire(1).await.unwrap();
+    assert_eq!(own.lease.subnet.to_string(), "10.244.9.0/24", "the IPv4 one of two");
+}
+
+#[tokio::test]
+async fn a_node_that_was_deleted_and_made_again_is_told_everything_anew() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    api.put_node(&flannel_node("n2", "10.244.2.0/24", "192.0.2.2"));
+    let mut running = Host::new(&api, "n1").await.start(1).await;
+    running.manager.network_is_up();
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
+    eventually("the Node knows that its network is up", || condition(&api).is_some()).await;
+    api.delete_node("n1");
+    sleep(Duration::from_millis(200)).await;
+    running.assert_running("the own Node was deleted");
+    assert_eq!(running.peers.borrow().len(), 1, "peers were given up with the own Node");
+    // The kubelet registers it, the subnet comes a little later.
+    let mut made_again = node("n1", None);
+    made_again["metadata"]["uid"] = "another-uid".into();
+    api.put_node(&made_again);
+    let patches = api.seen(What::Patch).len();
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(api.seen(What::Patch).len(), patches, "wrote to a Node without a subnet");
+    api.edit("n1", |node| node["spec"] = json!({"podCIDR": "10.244.1.0/24"}));
+    eventually("the annotations are written again", || said(&api, "n1") == udp("192.0.2.1")).await;
+    eventually("the condition is set again", || condition(&api).is_some()).await;
+    assert!(!running.manager.status().subnet_is_refused());
+    running.assert_running("the own Node was made again");
+}
+
+fn condition(api: &KubeApi) -> Option<Value> {
+    let node = api.node("n1");
+    let conditions = node["status"]["conditions"].as_array()?;
+    conditions.iter().find(|condition| condition["type"] == "NetworkUnavailable").cloned()
+}
+
+#[tokio::test]
+async fn another_subnet_is_refused_and_the_old_network_goes_on() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    api.put_node(&flannel_node("n2", "10.244.2.0/24", "192.0.2.2"));
+    let mut running = Host::new(&api, "n1").await.start(1).await;
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
+    let status = running.manager.status();
+    api.delete_node("n1");
+    api.put_node(&node("n1", Some("10.244.7.0/24")));
+    eventually("the change is refused", || status.subnet_is_refused()).await;
+    assert_eq!(status.refused_subnet(), "10.244.7.0/24".parse().ok());
+    assert!(said(&api, "n1").is_empty(), "others would send this node's new subnet here");
+    running.assert_running("the subnet changed");
+    assert_eq!(running.peers.borrow().len(), 1, "the old network ended");
+    api.delete_node("n1");
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    eventually("the old subnet is back", || !status.subnet_is_refused()).await;
+    eventually("the annotations are written", || said(&api, "n1") == udp("192.0.2.1")).await;
+}
+
+#[tokio::test]
+async fn what_others_write_to_the_own_annotations_is_put_right_without_a_storm() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let running = Host::new(&api, "n1").await.start(1).await;
+    eventually("the watch is open", || api.watches() == 1).await;
+    for _ in 0..5 {
+        api.edit("n1", |node| {
+            node["metadata"]["annotations"][format!("{PREFIX}public-ip")] = "203.0.113.9".into();
+        });
+        let right = || said(&api, "n1") == udp("192.0.2.1");
+        eventually("the annotations are put right", right).await;
+    }
+    let before = api.seen(What::Patch).len();
+    assert!(before <= 7, "{before} patches for five changes");
+    for _ in 0..50 {
+        api.heartbeat("n1");
+    }
+    sleep(Duration::from_millis(300)).await;
+    assert_eq!(api.seen(What::Patch).len(), before, "heartbeats make it write");
+    running.assert_running("somebody else wrote the annotations");
+}
+
+#[tokio::test]
+async fn the_condition_is_flannels_and_comes_with_the_network() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let running = Host::new(&api, "n1").await.start(1).await;
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(condition(&api), None, "said that a network works that does not");
+    api.fail(What::Patch, Fault::Status(500, None));
+    running.manager.network_is_up();
+    eventually("the condition is set in spite of an error", || condition(&api).is_some()).await;
+    let patch = api.seen(What::Patch).pop().unwrap();
+    let condition = condition(&api).unwrap();
+    let time = condition["lastTransitionTime"].as_str().unwrap();
+    let expected = r#"{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False",
+        "lastHeartbeatTime":"TIME",
+        "lastTransitionTime":"TIME","reason":"FlannelIsUp",
+        "message":"Flannel is running on this node"}]}}"#;
+    let expected = expected.replace(",\n        ", ",").replace("TIME", time);
+    assert_eq!(patch.body, expected);
+    assert_eq!((time.len(), time.ends_with('Z')), (20, true), "{time} is no time of Kubernetes");
+    let left = api.node("n1")["status"]["conditions"].as_array().unwrap().len();
+    assert_eq!(left, 4, "the kubelet's conditions were touched");
+}
+
+#[tokio::test]
+async fn the_pod_tells_the_node_and_the_flag_leaves_the_condition_alone() {
+    let api = KubeApi::local();
+    api.put_node(&node("worker.example", Some("10.244.1.0/24")));
+    api.put_pod("kube-flannel", "weft-abcde", "worker.example");
+    let files = tempfile::tempdir().unwrap();
+    let url = format!("--kube-api-url={}", api.url());
+    let arguments = [url.as_str(), "--set-node-network-unavailable=false"];
+    let pod = [("POD_NAME", "weft-abcde"), ("POD_NAMESPACE", "kube-flannel")];
+    let options = options(files.path(), &arguments, &pod);
+    // An API that is not there yet is waited for.
+    api.fail(What::Pod, Fault::Status(503, None));
+    let manager = SubnetManager::connect(&options.store, None).await.unwrap();
+    assert_eq!(manager.describe(), "Kubernetes Subnet Manager - worker.example");
+    let manager = manager.with_timing(Timing::default());
+    let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
+    let own = manager.acquire(&network, &address(1)).await.unwrap();
+    let running = control::Running::start(manager, own, control::MARGIN);
+    running.manager.network_is_up();
+    sleep(Duration::from_millis(300)).await;
+    let conditions = api.node("worker.example")["status"]["conditions"].to_string();
+    assert!(!conditions.contains("NetworkUnavailable"), "{conditions}");
+    api.fail(What::Pod, Fault::Status(403, None));
+    let refused = SubnetManager::connect(&options.store, None).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("error retrieving pod spec for 'kube-flannel/weft-abcde'"),
+        "{refused}"
+    );
+}
