@@ -122,6 +122,7 @@ impl World {
             }
             return;
         }
+        assert_ne!(node.mirror, (0, 0), "node {index} publishes before it knows anybody");
         let mut expected = select(node, store.state_at(node.mirror));
         node.held.retain(|subnet, (_, until)| {
             *until > boot && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))

@@ -98,6 +98,8 @@ pub(super) struct Node {
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
     pub(super) claims: Claims,
+    /// Drawn for claims.
+    pub(super) numbers: u64,
     /// When its claim is kept next, by the world's time.
     pub(super) keep_at: Duration,
     /// The point at which the store last said that the claim is its own.
@@ -106,6 +108,10 @@ pub(super) struct Node {
     pub(super) was_overtaken: bool,
     /// Whether another node has the same addresses.
     pub(super) has_twin: bool,
+    /// Whether the twin has the same boot, too, so that each looks like a restart of the other.
+    pub(super) is_copy: bool,
+    /// Whether it ended because its copy took its claim, and nobody starts it again.
+    pub(super) has_yielded: bool,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
     /// Whether this run began so; the cache may be of before the node was elsewhere.
@@ -144,11 +150,14 @@ impl Node {
             wall_offset: 0,
             previous: None,
             known: None,
-            claims: Claims::of(identity),
+            claims: Claims::of(identity, 0),
+            numbers: 0,
             keep_at: Duration::ZERO,
             claim_seen: (0, 0),
             was_overtaken: false,
             has_twin: false,
+            is_copy: false,
+            has_yielded: false,
             is_from_cache: false,
             began_from_cache: false,
             cluster: 0,
@@ -201,13 +210,17 @@ impl Node {
 
     pub(super) fn ask(&mut self, op: Op, time: Duration) {
         assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
+        let numbers = &mut self.numbers;
+        self.claims.draw(numbers);
         let (asked, claims) = (self.boot(time), self.claims.clone());
         self.request = Some(InFlight { op, asked, claims, answer: None });
     }
 
     pub(super) fn crash(&mut self) {
         let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
-        let fresh = Self::new(number, identity, self.boot_offset);
+        let (numbers, is_copy) = (self.numbers, self.is_copy);
+        let claims = Claims::of(identity.clone(), numbers);
+        let fresh = Self { claims, numbers, is_copy, ..Self::new(number, identity, self.boot_offset) };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
         let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
         *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
@@ -453,6 +466,10 @@ impl World {
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
+        if node.is_copy && end == End::Duplicate {
+            // Started again, it would be the last of the two, and the other had to yield.
+            (node.life, node.has_yielded) = (Life::Down, true);
+        }
         self.log(index, &format!("lost its subnet: {end:?}"));
     }
 }
