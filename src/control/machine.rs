@@ -290,9 +290,7 @@ impl Machine {
             }
             (Event::Written(answer), Asked::Write { what, over, own_seen }) => {
                 self.asked = Asked::Nothing;
-                if answer.as_ref().is_err_and(|error| !error.nothing_was_written()) {
-                    self.unanswered = Some(over);
-                }
+                self.note_unanswered(&answer, over);
                 self.on_written(answer, what, own_seen);
             }
             (Event::Changed(changes), _) => self.on_changes(changes),

@@ -267,8 +267,9 @@ impl World {
         let (time, cluster) = (self.time, self.nodes[index].cluster);
         let moment = Moment { time, asked, cluster, is_late: true };
         let answer = execute(&mut self.store, &op, &mut claims, moment);
-        let is_create = matches!(op, Op::Create { .. });
-        self.nodes[index].was_overtaken |= answer.is_ok() && is_create;
+        let node = &mut self.nodes[index];
+        node.was_overtaken |= answer.is_ok() && matches!(op, Op::Create { .. });
+        node.was_preceded |= answer.is_ok() && claims.run != node.claims.run;
         self.log(index, &format!("has a late {op:?}"));
     }
 
@@ -366,6 +367,7 @@ impl World {
         let node = &mut nodes[index];
         let Some(request) = node.request.as_mut() else { return };
         let (op, asked, cluster) = (request.op.clone(), request.asked, node.cluster);
+        node.claims.draw(&mut node.numbers);
         let (mut claims, moment) =
             (node.claims.clone(), Moment { time, asked, cluster, is_late: false });
         let mut execute = || execute(store, &op, &mut claims, moment);

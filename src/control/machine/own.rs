@@ -159,6 +159,15 @@ impl Machine {
         }
     }
 
+    /// A write over `over` may have gone in, or may still. That an entry is there which was to be
+    /// created may be for the same request, sent twice.
+    pub(super) fn note_unanswered(&mut self, answer: &Result<Granted, StoreError>, over: i64) {
+        let is_open = |error: &StoreError| over == ABSENT || !error.nothing_was_written();
+        if answer.as_ref().is_err_and(is_open) {
+            self.unanswered = Some(over);
+        }
+    }
+
     /// What became of a write.
     pub(super) fn on_written(
         &mut self,
@@ -327,7 +336,8 @@ impl Machine {
     fn is_own(&self, found: &Lease) -> bool {
         let address = found.attributes.public_ip;
         let is_ours_still = found.created_revision == self.own.lease.created_revision
-            || self.unanswered == Some(ABSENT);
+            || self.unanswered == Some(ABSENT)
+            || matches!(self.asked, Asked::Write { over: ABSENT, .. });
         address == self.own.lease.attributes.public_ip
             || self.moved_from.contains(&address) && is_ours_still
     }

@@ -147,7 +147,10 @@ impl World {
         let Some(subnet) = node.previous else { panic!("node {index} lost what it never had") };
         let new_owner = match end {
             End::Revoked { new_owner } => new_owner,
-            End::Duplicate => return assert!(node.has_twin, "node {index} takes itself for two"),
+            End::Duplicate => {
+                let is_told = node.has_twin || node.was_preceded;
+                return assert!(is_told, "node {index} takes itself for two");
+            }
         };
         match new_owner {
             Some(owner) => {

@@ -104,8 +104,13 @@ pub(super) struct Node {
     pub(super) keep_at: Duration,
     /// The point at which the store last said that the claim is its own.
     pub(super) claim_seen: Point,
-    /// Whether a write that it gave up went in later: its entry may say again what it was.
+    /// Whether it created an entry by a write that it had given up, after another of its writes
+    /// had created that entry and it was deleted again. Nobody can tell whose such an entry is, if
+    /// the node moved meanwhile, so it is left to whoever has that address.
     pub(super) was_overtaken: bool,
+    /// Whether a write of an earlier run went in while this one runs, and claimed the address. The
+    /// connection of a process ends with it, so that takes a claim that lapsed at once.
+    pub(super) was_preceded: bool,
     /// Whether another node has the same addresses.
     pub(super) has_twin: bool,
     /// Whether the twin has the same boot, too, so that each looks like a restart of the other.
@@ -155,6 +160,7 @@ impl Node {
             keep_at: Duration::ZERO,
             claim_seen: (0, 0),
             was_overtaken: false,
+            was_preceded: false,
             has_twin: false,
             is_copy: false,
             has_yielded: false,
