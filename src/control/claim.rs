@@ -71,7 +71,11 @@ impl NodeIdentity {
     /// This holder of a claim in words, for the node `own`, which would like to have it.
     pub(crate) fn describe_to(&self, own: &Self) -> String {
         let is_twin = self.hostname == own.hostname && self.machine_id == own.machine_id;
-        self.describe(if is_twin { ": the last boot of this machine, or a clone of it" } else { "" })
+        self.describe(if is_twin {
+            ": the last boot of this machine, or a clone of it"
+        } else {
+            ""
+        })
     }
 
     /// The same, of one that has our name and boot, and took our claim.
@@ -125,7 +129,7 @@ impl Claim {
     }
 
     /// The same, to be written again with another number.
-    pub(crate) fn to_be_renumbered(self) -> Self {
+    pub(crate) fn with_another_number(self) -> Self {
         Self { is_ours: false, ..self }
     }
 }
@@ -157,21 +161,24 @@ impl Claimant {
         Self { node, numbers: VecDeque::new(), is_pending: false, held: None }
     }
 
-    /// What to write; `draw` gives a number that nobody else draws. Until it is `written`, it stays
-    /// the same.
+    /// What to write; `draw` gives a number that nobody else draws.
     pub(crate) fn value(&mut self, draw: impl FnOnce() -> u64) -> Vec<u8> {
-        let pending = self.numbers.back().filter(|_| self.is_pending).copied();
-        let number = pending.unwrap_or_else(|| {
-            self.is_pending = true;
-            if self.numbers.len() == NUMBERS_MAX {
-                self.numbers.pop_front();
-            }
-            let number = draw();
-            self.numbers.push_back(number);
-            number
-        });
-        let value = ClaimValue { node: self.node.clone(), number };
+        let value = ClaimValue { node: self.node.clone(), number: self.number(draw) };
         serde_json::to_vec(&value).unwrap_or_default()
+    }
+
+    /// The number to write. Until it is `written`, it stays the same.
+    pub(crate) fn number(&mut self, draw: impl FnOnce() -> u64) -> u64 {
+        if let Some(pending) = self.numbers.back().filter(|_| self.is_pending) {
+            return *pending;
+        }
+        if self.numbers.len() == NUMBERS_MAX {
+            self.numbers.pop_front();
+        }
+        let number = draw();
+        self.numbers.push_back(number);
+        self.is_pending = true;
+        number
     }
 
     /// The last value is in the store.
@@ -294,13 +301,16 @@ mod tests {
     fn who_took_our_claim_with_our_name_is_named_and_the_claim_of_a_last_run_is_taken() {
         let address = Ipv4Addr::new(192, 0, 2, 1);
         let entry = |value, revision| Some(ClaimEntry { value, revision, lease: 7 });
-        let mut first = Claimant::of(node("a", None, "boot-1"));
+        let claimant = || Claimant::of(node("a", None, "boot-1"));
+        let mut first = claimant();
         let value = first.value(|| 1);
         assert_eq!(first.value(|| 2), value, "a write without an answer is tried again as it was");
         first.written(address);
         assert!(first.judge(address, entry(&value, 1)).unwrap().is_ours);
-        assert!(!first.judge(address, Some(ClaimEntry { value: &value, revision: 2, lease: 0 })).unwrap().is_ours);
-        let mut restarted = Claimant::of(node("a", None, "boot-1"));
+        let endless = Some(ClaimEntry { value: &value, revision: 2, lease: 0 });
+        assert!(!first.judge(address, endless).unwrap().is_ours, "it would outlive its node");
+
+        let mut restarted = claimant();
         let seen = restarted.judge(address, entry(&value, 1)).expect("a restart refuses itself");
         assert!(!seen.is_ours && seen.value == value, "it has to be claimed anew");
         let taken = restarted.value(|| 3);
@@ -308,6 +318,24 @@ mod tests {
         assert!(restarted.judge(address, entry(&taken, 2)).unwrap().is_ours);
         let refusal = first.judge(address, entry(&taken, 2)).unwrap_err().to_string();
         assert!(refusal.contains("after this one"), "the cause is not named: {refusal}");
+        let elsewhere = Ipv4Addr::new(192, 0, 2, 2);
+        let seen = first.judge(elsewhere, entry(&taken, 2)).expect("what it never held");
+        assert!(!seen.is_ours);
+    }
+
+    #[test]
+    fn of_two_copies_of_a_running_machine_each_finds_the_number_of_the_other() {
+        let address = Ipv4Addr::new(192, 0, 2, 1);
+        let entry = |value, revision| Some(ClaimEntry { value, revision, lease: 7 });
+        let mut one = Claimant::of(node("a", None, "boot-1"));
+        let before = one.value(|| 1);
+        one.written(address);
+        let mut other = one.clone();
+        let next = one.value(|| 2);
+        one.written(address);
+        assert!(one.judge(address, entry(&next, 2)).unwrap().is_ours);
+        assert!(one.judge(address, entry(&before, 3)).unwrap().is_ours, "its own late write");
+        other.judge(address, entry(&next, 2)).expect_err("two nodes own one subnet");
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //!
 //! In every third schedule the second node is a clone of the first: the same address and name,
 //! another boot. Only one of them may own a subnet, and the other gets one when that one is gone.
-//! A copy with the same boot is, to its claim, a restart, and is not told apart here either.
+//! Or it is a copy with the same boot, which looks like a restart: whoever claims the address last
+//! has the subnet, and the other ends for good. Clones do not move.
 //!
 //! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time.
 //! Of its list, the model, before there were clones in it, did not notice these:
@@ -247,7 +248,9 @@ impl World {
     /// Gives a node another address, of which it has two.
     fn move_node(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        // A clone that moves away is none any more.
+        // Open: a clone that moves before it is told that its claim was taken writes its new address
+        // over the other's entry, whose node ends by that. Only the claim on the new address is in
+        // that transaction.
         if node.has_twin || matches!(node.life, Life::Acquiring { .. }) {
             return;
         }

@@ -303,10 +303,10 @@ impl EtcdStore {
                 Some(kept) => {
                     claims.lease = Some(kept);
                     claims.keeps += 1;
-                    if claims.keeps % KEEPS_PER_NUMBER != 0 {
+                    if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
                         return Ok(());
                     }
-                    claims.current = Some(claim.clone().to_be_renumbered());
+                    claims.current = Some(claim.clone().with_another_number());
                 }
                 None => {
                     claims.lease = None;

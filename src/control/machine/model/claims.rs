@@ -51,7 +51,7 @@ impl Claims {
 
     /// Draws the number of the next write, which the node knows before it sends it.
     pub(super) fn draw(&mut self, numbers: &mut u64) {
-        self.claimant.value(|| {
+        self.claimant.number(|| {
             *numbers += 1;
             *numbers
         });
@@ -173,10 +173,10 @@ impl SimStore {
                     self.claimed.insert(claim.public_ip, (claims.node.clone(), claims.run, until));
                 }
                 claims.keeps += 1;
-                if claims.keeps % KEEPS_PER_NUMBER != 0 {
+                if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
                     return Ok(false);
                 }
-                claims.current = Some(claim.clone().to_be_renumbered());
+                claims.current = Some(claim.clone().with_another_number());
             } else {
                 claims.lease = None;
                 claims.current = Some(claim.lapsed());

@@ -226,7 +226,8 @@ impl Node {
         let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
         let (numbers, is_copy) = (self.numbers, self.is_copy);
         let claims = Claims::of(identity.clone(), numbers);
-        let fresh = Self { claims, numbers, is_copy, ..Self::new(number, identity, self.boot_offset) };
+        let fresh =
+            Self { claims, numbers, is_copy, ..Self::new(number, identity, self.boot_offset) };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
         let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
         *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
