@@ -248,9 +248,9 @@ impl World {
     /// Gives a node another address, of which it has two.
     fn move_node(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        // Open: a clone that moves before it is told that its claim was taken writes its new address
-        // over the other's entry, whose node ends by that. Only the claim on the new address is in
-        // that transaction.
+        // Open: a clone that moves before it is told that its claim was taken writes its new
+        // address over the other's entry, whose node ends by that. Only the claim on the new
+        // address is in that transaction.
         if node.has_twin || matches!(node.life, Life::Acquiring { .. }) {
             return;
         }

@@ -27,8 +27,8 @@ const TRIES_MAX: u32 = 3;
 const LEASE_LEFT_MIN: Duration = Duration::from_secs(10);
 
 /// How often a claim is kept alive before it is written with another number. That its lease lives
-/// says nothing of the key: who was replaced finds it so within half a minute, also by a copy of its
-/// machine that knows the same numbers.
+/// says nothing of the key: who was replaced finds it so within half a minute, also by a copy of
+/// its machine that knows the same numbers.
 const KEEPS_PER_NUMBER: u64 = 3;
 
 /// What is known of the own claim.

@@ -6,9 +6,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::End;
-use super::node::{Life, Op, Own, hold};
+use super::node::{Life, Op};
 use super::store::Point;
-use super::{Node, World, network};
+use super::{Node, STALE_HOLD, World, network};
 use crate::control::lease::Lease;
 use crate::control::peers::{self, Node as View};
 use crate::control::store::{Event as Change, Snapshot};
@@ -236,4 +236,29 @@ fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
     let view = View { network: network().network, subnet, public_ip: node.public_ip };
     let (peers, _) = peers::select(state.iter(), &subnet.key(), view);
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
+}
+
+/// How the own lease fared when peers vanished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Own {
+    Kept,
+    /// It was deleted in the same revision.
+    Deleted,
+    /// It is not in a listing.
+    Lapsed,
+}
+
+/// What the node holds from now on, of what it publishes, if `missing` vanished.
+fn hold(node: &mut Node, missing: &[Prefix], own: Own, wiped: bool, boot: Duration) -> bool {
+    let own_lost = usize::from(own == Own::Deleted);
+    let nodes = node.published.len() - node.held.len() + own_lost;
+    let lost = missing.len() + own_lost;
+    let most = lost >= 2 && lost * 2 > nodes;
+    let accident = wiped || (!missing.is_empty() && (own == Own::Lapsed || most));
+    if accident {
+        for subnet in missing {
+            node.held.insert(*subnet, (node.published[subnet], boot + STALE_HOLD));
+        }
+    }
+    accident
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::{Command, End, Event, Hold, Machine, Now};
 use super::claims::Claims;
 use super::store::{Point, Request, SimStore, unavailable};
-use super::{MARGIN, STALE_HOLD, World, network, timing};
+use super::{MARGIN, World, network, timing};
 use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::claim::NodeIdentity;
@@ -479,35 +479,4 @@ impl World {
         }
         self.log(index, &format!("lost its subnet: {end:?}"));
     }
-}
-
-/// How the own lease fared when peers vanished.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Own {
-    Kept,
-    /// It was deleted in the same revision.
-    Deleted,
-    /// It is not in a listing.
-    Lapsed,
-}
-
-/// What the node holds from now on, of what it publishes, if `missing` vanished.
-pub(super) fn hold(
-    node: &mut Node,
-    missing: &[Prefix],
-    own: Own,
-    wiped: bool,
-    boot: Duration,
-) -> bool {
-    let own_lost = usize::from(own == Own::Deleted);
-    let nodes = node.published.len() - node.held.len() + own_lost;
-    let lost = missing.len() + own_lost;
-    let most = lost >= 2 && lost * 2 > nodes;
-    let accident = wiped || (!missing.is_empty() && (own == Own::Lapsed || most));
-    if accident {
-        for subnet in missing {
-            node.held.insert(*subnet, (node.published[subnet], boot + STALE_HOLD));
-        }
-    }
-    accident
 }
