@@ -11,25 +11,8 @@
 //! Or it is a copy with the same boot, which looks like a restart: whoever claims the address last
 //! has the subnet, and the other ends for good. Clones do not move.
 //!
-//! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time.
-//! Of its list, the model, before there were clones in it, did not notice these:
-//!
-//! | Changed | Why |
-//! |---|---|
-//! | changes as of the listing count as news | the same: they are in the mirror as they are |
-//! | the own last write is no news | the same: it is what was adopted |
-//! | after a failed retaking the mirror counts as known | the next listing heals it in time |
-//! | what is known of the own revision stays old | the next listing heals it in time |
-//! | a deletion never ends the run | `tests.rs`: a few deletions are administration |
-//! | an earlier own address stays the own for ever | `tests.rs`: a node that moves |
-//! | a lapsed subnet is taken without looking for overlaps | `run/tests.rs`, with longer leases |
-//! | a change in an outage, or before the watch, counts as watched | open |
-//! | a listing after an outage counts as watched; a wipe revokes the own lease | open |
-//! | a store that went back is not noticed; a wipe leaves the old revisions in force | open |
-//! | changes from between request and listing count | open |
-//! | a lapsed subnet that is looked for is given up; one that came back is not looked at | open |
-//! | a reservation is renewed like a lease; a held peer vanishes again | open |
-//! | what is from the cache, or of before a move, is remembered as fresh | open |
+//! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time;
+//! `scripts/mutations.md` has what caught each, and what nothing did.
 
 mod check;
 mod claims;
