@@ -112,7 +112,7 @@ enum Asked {
     Nothing,
     List { at: Duration },
     Watch,
-    Write { what: Write, own_seen: Option<i64> },
+    Write { what: Write, over: i64, own_seen: Option<i64> },
 }
 
 /// Why the own entry is being written.
@@ -141,6 +141,9 @@ pub(super) struct Machine {
     hold: Hold,
     /// Earlier addresses of this node that the own entry may still show.
     moved_from: BTreeSet<Ipv4Addr>,
+    /// What a write that got no answer compared with: while the entry is as of then, that write
+    /// may still go in.
+    unanswered: Option<i64>,
     renew_at: Option<Duration>,
     rewrite_backoff: Backoff,
     /// When the last listing was asked for that told about the own entry.
@@ -237,6 +240,7 @@ impl Machine {
             from_cache: false,
             hold: Hold::Held,
             moved_from: BTreeSet::new(),
+            unanswered: None,
             renew_at: None,
             rewrite_backoff: Backoff::between(own::REWRITE_PAUSE.0, own::REWRITE_PAUSE.1),
             own_read: None,
@@ -284,8 +288,9 @@ impl Machine {
                 self.asked = Asked::Nothing;
                 self.on_opened(answer);
             }
-            (Event::Written(answer), Asked::Write { what, own_seen }) => {
+            (Event::Written(answer), Asked::Write { what, over, own_seen }) => {
                 self.asked = Asked::Nothing;
+                self.note_unanswered(&answer, over);
                 self.on_written(answer, what, own_seen);
             }
             (Event::Changed(changes), _) => self.on_changes(changes),
@@ -391,7 +396,11 @@ impl Machine {
         }
     }
 
+    /// Not before everything was listed: whoever is not known yet would lose its traffic.
     fn plan_publication(&mut self) {
+        if self.published.is_none() && self.revision.is_none() {
+            return;
+        }
         let at = self.now.boot + self.timing.publish_window;
         self.publish_at.get_or_insert(at);
     }

@@ -11,12 +11,14 @@ use weft::control::claim::CLAIM_TTL;
 use weft::control::{End, LeaseAttributes, NodeIdentity, SubnetManager};
 
 use crate::support::etcd::Etcd;
-use crate::{MARGIN, PREFIX, Running, manager, manager_at, network, node, options, short_leases};
+use crate::{
+    MARGIN, PREFIX, Running, SOON, manager, manager_at, network, node, options, short_leases,
+};
 
 /// A node that claims again at once may take so much longer to start.
 const RESTART: Duration = Duration::from_secs(1);
-/// As long as a lost claim may stay unnoticed: three times the pace at which it is kept.
-const NOTICED: Duration = Duration::from_secs(30);
+/// As long as a lost claim may stay unnoticed: three times the longest pace at which it is kept.
+const NOTICED: Duration = Duration::from_secs(36);
 
 /// Peers know a new address within this time.
 const CONVERGE: Duration = Duration::from_secs(2);
@@ -130,6 +132,40 @@ async fn a_lapsed_claim_comes_back_and_one_that_another_node_took_ends_the_run()
     etcd.ctl(&["put", &path, &other]);
     assert_eq!(running.end(NOTICED, "two nodes share a subnet").await, End::Duplicate);
     assert!(etcd.get(&path).unwrap().contains("node-b"), "the claim was stolen back");
+}
+
+#[tokio::test]
+async fn of_two_copies_of_one_node_the_one_that_claimed_last_goes_on_and_the_other_ends() {
+    let etcd = Etcd::start();
+    // Hostname, machine-id and boot are the same: a snapshot of a machine, resumed twice.
+    let start = async || {
+        let manager = named(&etcd.url(), "node-a");
+        let started = Instant::now();
+        let own = manager.acquire(&network(), &node(1)).await.expect("a restart is refused");
+        assert!(started.elapsed() < RESTART, "a restart takes {:?}", started.elapsed());
+        (manager, own)
+    };
+    let (manager, own) = start().await;
+    let subnet = own.lease.subnet;
+    let first = Running::start(manager, own, MARGIN);
+    // That one is stopped until the next has its place.
+    let (stopped, stopped_own) = start().await;
+    let (manager, own) = start().await;
+    assert_eq!(own.lease.subnet, subnet, "a restart changes the subnet");
+    let last = Running::start(manager, own, MARGIN);
+    let began = Instant::now();
+    assert_eq!(first.end(NOTICED + SOON, "two copies own one subnet").await, End::Duplicate);
+    println!("a running copy ended after {:?}", began.elapsed());
+    let woken = Running::start(stopped, stopped_own, MARGIN);
+    let began = Instant::now();
+    assert_eq!(woken.end(SOON, "it does not yield when it wakes").await, End::Duplicate);
+    println!("a copy that was stopped ended {:?} after it woke", began.elapsed());
+    last.assert_running("it claimed last");
+    // Several writes of the claim with other numbers do not make it another's.
+    sleep(NOTICED).await;
+    last.assert_running("it is alone");
+    let subnets = etcd.keys(&format!("{PREFIX}/subnets"));
+    assert_eq!(subnets.len(), 1, "a copy has another subnet: {subnets:?}");
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ const REPORT_PAUSE: Duration = Duration::from_secs(5);
 /// at once, and not the last one that goes on.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 /// Stands for the revision of an entry that a snapshot does not have.
-const ABSENT: i64 = i64::MIN;
+pub(super) const ABSENT: i64 = i64::MIN;
 
 /// How the store is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The own lease: renewed by compare-and-set, checked against every look at the store, taken
 //! again if it lapsed, given up if somebody else holds the subnet. Pure.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use super::follow::ABSENT;
 use super::{Asked, Command, End, Follow, Machine, Now, Say, Write};
 use crate::control::backoff::jittered;
 use crate::control::causes::with_causes;
@@ -103,6 +103,7 @@ impl Machine {
 
     fn ask_write(&mut self, what: Write) {
         let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
+        let mut over = held.revision;
         let command = match (what, self.hold) {
             (Write::Renew, _) => Command::Renew { held, ttl },
             (Write::Restore, _) => {
@@ -111,15 +112,17 @@ impl Machine {
             }
             (Write::Repair, Hold::Unreadable { repair: Some(revision) }) => {
                 self.hold = Hold::Unreadable { repair: None };
+                over = revision;
                 Command::Update { held: Lease { revision, ..held }, ttl }
             }
             (Write::Repair, _) => Command::Update { held, ttl },
             (Write::Retake, _) => {
                 self.hold = Hold::Lapsed { free: false };
+                over = ABSENT;
                 Command::Create { subnet: held.subnet, attributes: held.attributes, ttl }
             }
         };
-        self.asked = Asked::Write { what, own_seen: None };
+        self.asked = Asked::Write { what, over, own_seen: None };
         self.commands.push(command);
     }
 
@@ -153,6 +156,15 @@ impl Machine {
             Follow::Watching { .. } => self.ask_list(),
             // Not sooner than is good for a store in trouble.
             Follow::Waiting { .. } | Follow::Listing | Follow::Opening => self.revision = None,
+        }
+    }
+
+    /// A write over `over` may have gone in, or may still. That an entry is there which was to be
+    /// created may be for the same request, sent twice.
+    pub(super) fn note_unanswered(&mut self, answer: &Result<Granted, StoreError>, over: i64) {
+        let is_open = |error: &StoreError| over == ABSENT || !error.nothing_was_written();
+        if answer.as_ref().is_err_and(is_open) {
+            self.unanswered = Some(over);
         }
     }
 
@@ -223,6 +235,7 @@ impl Machine {
         let written = std::mem::replace(&mut self.own.lease.attributes, attributes);
         let Lease { revision, created_revision, .. } = self.own.lease;
         self.own_since = revision;
+        self.unanswered = self.unanswered.filter(|over| *over == revision);
         if created_revision != 0 {
             self.newest = self.newest.max(revision);
         }
@@ -275,7 +288,7 @@ impl Machine {
         }
     }
 
-    /// The store says who we are.
+    /// The store says who we are, and no write of before can change it.
     fn arrived(&mut self) {
         if !std::mem::take(&mut self.moved_from).is_empty() {
             // What may be remembered now.
@@ -296,7 +309,7 @@ impl Machine {
     pub(super) fn check_own(&mut self, watched: bool) {
         let subnet = self.own.lease.subnet;
         match self.mirror.get(&self.own.lease.key) {
-            Some(found) if self.is_own_address(found.attributes.public_ip) => {
+            Some(found) if self.is_own(found) => {
                 let found = found.clone();
                 self.follow_own(found);
             }
@@ -317,16 +330,29 @@ impl Machine {
         }
     }
 
-    fn is_own_address(&self, address: Ipv4Addr) -> bool {
-        address == self.own.lease.attributes.public_ip || self.moved_from.contains(&address)
+    /// Whether it shows an address of this node. An earlier one counts in the entry that was ours
+    /// all along, which nobody else may write, or in one that a write of ours may have made: a new
+    /// entry is of whoever has that address now.
+    fn is_own(&self, found: &Lease) -> bool {
+        let address = found.attributes.public_ip;
+        let is_ours_still = found.created_revision == self.own.lease.created_revision
+            || self.unanswered == Some(ABSENT)
+            || matches!(self.asked, Asked::Write { over: ABSENT, .. });
+        address == self.own.lease.attributes.public_ip
+            || self.moved_from.contains(&address) && is_ours_still
     }
 
     /// The entry is ours, but its version, its lifetime or what it says of this node may have
     /// changed. The last is for this node alone to say.
     fn follow_own(&mut self, found: Lease) {
         let attributes = self.own.lease.attributes.clone();
+        if self.unanswered.is_some_and(|over| over != found.revision) {
+            self.unanswered = None;
+        }
+        // A write of an earlier address may still go in: ours has to be over it, or seen.
+        let may_change = self.unanswered.is_some() && !self.moved_from.is_empty();
         self.hold = match self.hold {
-            _ if found.attributes == attributes => Hold::Held,
+            _ if found.attributes == attributes && !may_change => Hold::Held,
             Hold::Rewritten { at } => Hold::Rewritten { at },
             Hold::Held | Hold::Unreadable { .. } | Hold::Lapsed { .. } | Hold::Lost => {
                 let wait = self.rewrite_backoff.next_wait_by(&mut self.random);

@@ -351,6 +351,47 @@ fn a_node_that_moves_says_so_at_once_and_keeps_its_subnet() {
     assert_eq!(end(&machine.handle(stolen, at(3))), Some(End::Revoked { new_owner }));
 }
 
+#[test]
+fn a_late_write_of_a_node_that_moved_back_does_not_end_it() {
+    let mut machine = watching(Timing::default());
+    let moved = |host: u8| Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)));
+    let lost = || {
+        let detail = "no answer".to_owned();
+        Event::Written(Err(StoreError::Unavailable { operation: "moving the lease", detail }))
+    };
+    machine.handle(moved(2), at(2));
+    machine.handle(moved(1), at(2));
+    machine.handle(lost(), at(2));
+    machine.handle(lost(), at(2));
+    assert!(machine.handle(Event::Timer, at(5)).contains(&Command::List));
+    // Its entry is as it was, and the first of the two may still go in.
+    machine.handle(listing(&[lease(OWN, 1, 7)], 10), at(5));
+    machine.handle(Event::Opened(Ok(())), at(5));
+    let attributes = lease(OWN, 2, 0).attributes;
+    let late = Lease { attributes, revision: 11, ..lease(OWN, 1, 7) };
+    let mut commands = machine.handle(Event::Changed(Ok(vec![Change::Put(late)])), at(5));
+    assert_eq!(end(&commands), None, "it gives its subnet up to itself");
+    for seconds in 6..600 {
+        commands.extend(machine.handle(Event::Timer, at(seconds)));
+    }
+    let restores = |command: &Command| {
+        let Command::Update { held, .. } = command else { return false };
+        (held.revision, held.attributes.public_ip.octets()[3]) == (11, 1)
+    };
+    assert!(commands.iter().any(restores), "its entry keeps an address of before: {commands:?}");
+}
+
+#[test]
+fn who_has_the_address_of_before_and_the_lapsed_subnet_keeps_both() {
+    let mut machine = watching(Timing::default());
+    let moved = Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 2)));
+    let commands = machine.handle(moved, at(DAY_SECONDS + 10));
+    assert!(commands.contains(&Command::List), "it writes without looking: {commands:?}");
+    let commands = machine.handle(listing(&[lease(OWN, 1, 12)], 12), at(DAY_SECONDS + 10));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
+    assert_eq!(end(&commands), Some(End::Revoked { new_owner }), "two nodes own one subnet");
+}
+
 /// The watch shows the own entry as of `revision`.
 fn own_written(revision: i64) -> Event {
     Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, revision))]))

@@ -17,7 +17,7 @@ use tracing::warn;
 use super::StoreError;
 use super::etcd::{EtcdLease, EtcdStore, Page};
 use crate::control::causes::with_causes;
-use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
+use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, Claimant, NodeIdentity};
 use crate::control::clock;
 
 /// Tries of one write while its claim turns out to be another than was known: absent, lapsed, of
@@ -26,13 +26,20 @@ const TRIES_MAX: u32 = 3;
 /// An etcd lease with less than this left is not bound to a new claim.
 const LEASE_LEFT_MIN: Duration = Duration::from_secs(10);
 
+/// How often a claim is kept alive before it is written with another number. That its lease lives
+/// says nothing of the key: who was replaced finds it so within half a minute, also by a copy of
+/// its machine that knows the same numbers.
+const KEEPS_PER_NUMBER: u64 = 3;
+
 /// What is known of the own claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Nobody claims anything without.
-    node: Option<NodeIdentity>,
+    claimant: Option<Claimant>,
     current: Option<Claim>,
     lease: Option<EtcdLease>,
+    /// How often it was kept alive.
+    keeps: u64,
     /// Our user has no permission for the key.
     is_denied: bool,
 }
@@ -46,14 +53,14 @@ pub(super) struct Write {
 
 impl Claims {
     pub(super) fn of(node: NodeIdentity) -> Self {
-        Self { node: Some(node), ..Self::default() }
+        Self { claimant: Some(Claimant::of(node)), ..Self::default() }
     }
 
     /// What to claim together with a write for `public_ip`, if anything.
     fn wanted(&self, public_ip: Ipv4Addr) -> Option<Claim> {
-        let claims = self.node.is_some() && !self.is_denied;
-        let current = self.current.filter(|claim| claim.public_ip == public_ip);
-        claims.then(|| current.unwrap_or_else(|| Claim::unseen(public_ip)))
+        let claims = self.claimant.is_some() && !self.is_denied;
+        let current = self.current.as_ref().filter(|claim| claim.public_ip == public_ip);
+        claims.then(|| current.cloned().unwrap_or_else(|| Claim::unseen(public_ip)))
     }
 
     /// What the claim is if its key shows this.
@@ -62,19 +69,30 @@ impl Claims {
         public_ip: Ipv4Addr,
         found: Option<&KeyValue>,
     ) -> Result<Claim, StoreError> {
-        let own = self.node.clone().unwrap_or_default();
+        let Some(claimant) = &mut self.claimant else { return Ok(Claim::unseen(public_ip)) };
         let shown = found.map(|found| ClaimEntry {
             value: found.value(),
             revision: found.mod_revision(),
             lease: found.lease(),
         });
-        let claim = Claim::judge(&own, public_ip, shown)?;
+        let claim = claimant.judge(public_ip, shown)?;
         if let Some(found) = found.filter(|_| claim.is_ours)
             && self.lease.is_none_or(|lease| lease.id != found.lease())
         {
             self.lease = Some(EtcdLease::unknown(found.lease()));
         }
         Ok(claim)
+    }
+
+    /// What is to be written of a claim.
+    fn value(&mut self) -> Vec<u8> {
+        self.claimant.as_mut().map(|claimant| claimant.value(draw)).unwrap_or_default()
+    }
+
+    fn written(&mut self, public_ip: Ipv4Addr) {
+        if let Some(claimant) = &mut self.claimant {
+            claimant.written(public_ip);
+        }
     }
 
     /// Forgets the etcd lease if it is `old`; whether it was.
@@ -110,8 +128,8 @@ impl EtcdStore {
         from: &[u8],
         options: &GetOptions,
     ) -> Result<Option<Page>, StoreError> {
-        let current = self.claims.lock().await.current;
-        let Some(Claim { public_ip, .. }) = current else { return Ok(None) };
+        let current = self.claims.lock().await.current.as_ref().map(|claim| claim.public_ip);
+        let Some(public_ip) = current else { return Ok(None) };
         let both = [self.look(public_ip), TxnOp::get(from, Some(options.clone()))];
         let transaction = Txn::new().and_then(both);
         let read = |mut client: etcd_client::Client| {
@@ -124,7 +142,7 @@ impl EtcdStore {
                 let found = answers.next().and_then(first_key);
                 let mut claims = self.claims.lock().await;
                 let seen = claims.judge(public_ip, found.as_ref())?;
-                if claims.current.is_some_and(|claim| claim.public_ip == public_ip) {
+                if claims.current.as_ref().is_some_and(|claim| claim.public_ip == public_ip) {
                     claims.current = Some(seen);
                 }
                 Ok(answers.next().and_then(found_by).map(|found| Page {
@@ -168,11 +186,11 @@ impl EtcdStore {
             drop(claims);
             return self.write_alone(name, key, write).await;
         };
-        let moves = claims.current.is_some_and(|current| current.public_ip != public_ip);
+        let moves = claims.current.as_ref().is_some_and(|current| current.public_ip != public_ip);
         let left_behind = if moves { claims.lease.take() } else { None };
         let old = claims.lease.map(|lease| lease.id);
         for _ in 0..TRIES_MAX {
-            let transaction = self.with_claim(&mut claims, claim, &write).await?;
+            let (transaction, value) = self.with_claim(&mut claims, &claim, &write).await?;
             let response = match self.transact(name, transaction).await {
                 Err(error) if is_permission(&error) => {
                     claims.current.get_or_insert(claim);
@@ -191,8 +209,9 @@ impl EtcdStore {
             };
             let revision = response.header().map_or(0, |header| header.revision());
             if response.succeeded() {
-                if !claim.is_ours {
-                    claim = Claim { revision, is_ours: true, ..claim };
+                if let Some(value) = value {
+                    claim = Claim { public_ip, revision, value, is_ours: true };
+                    claims.written(public_ip);
                 }
                 claims.current = Some(claim);
                 let is_reused =
@@ -240,29 +259,35 @@ impl EtcdStore {
         Ok(response.header().map_or(0, |header| header.revision()))
     }
 
-    /// `write` as a transaction that holds the claim, takes it if it is free, and else shows it.
+    /// `write` as a transaction that holds the claim, takes it if it is free, and else shows it;
+    /// and what it makes of the claim, if it writes it.
     async fn with_claim(
         &self,
         claims: &mut Claims,
-        claim: Claim,
+        claim: &Claim,
         write: &Write,
-    ) -> Result<Txn, StoreError> {
+    ) -> Result<(Txn, Option<Vec<u8>>), StoreError> {
         let path = self.claim_path(claim.public_ip);
-        let unchanged = Compare::mod_revision(path.as_str(), CompareOp::Equal, claim.revision);
+        let same_revision = Compare::mod_revision(path.as_str(), CompareOp::Equal, claim.revision);
+        let same_value = Compare::value(path.as_str(), CompareOp::Equal, claim.value.clone());
+        // A key that is absent has no value to compare.
+        let same_value = (claim.revision != 0).then_some(same_value);
+        let unchanged = std::iter::once(same_revision).chain(same_value);
         let mut operations: Vec<_> = write.operation.iter().cloned().collect();
+        let mut value = None;
         if !claim.is_ours {
             let lease = match claims.lasting_lease() {
                 Some(lease) => lease,
                 None => self.grant(CLAIM_TTL).await?,
             };
             claims.lease = Some(lease);
-            let value = claims.node.as_ref().map(NodeIdentity::to_json).unwrap_or_default();
             let bound = PutOptions::new().with_lease(lease.id);
-            operations.push(TxnOp::put(path, value, Some(bound)));
+            let value = value.insert(claims.value());
+            operations.push(TxnOp::put(path, value.clone(), Some(bound)));
         }
-        let conditions: Vec<_> = write.condition.iter().cloned().chain([unchanged]).collect();
+        let conditions: Vec<_> = write.condition.iter().cloned().chain(unchanged).collect();
         let look = self.look(claim.public_ip);
-        Ok(Txn::new().when(conditions).and_then(operations).or_else([look]))
+        Ok((Txn::new().when(conditions).and_then(operations).or_else([look]), value))
     }
 
     async fn transact(&self, name: &'static str, txn: Txn) -> Result<TxnResponse, StoreError> {
@@ -272,14 +297,22 @@ impl EtcdStore {
     /// Keeps the claim alive, or claims again what lapsed.
     pub(super) async fn keep_claim(&self) -> Result<(), StoreError> {
         let mut claims = self.claims.lock().await;
-        let Some(claim) = claims.current else { return Ok(()) };
+        let Some(claim) = claims.current.clone() else { return Ok(()) };
         if let Some(lease) = claims.lease.filter(|_| claim.is_ours) {
-            if let Some(kept) = self.keep_alive(lease.id, Duration::ZERO).await? {
-                claims.lease = Some(kept);
-                return Ok(());
+            match self.keep_alive(lease.id, Duration::ZERO).await? {
+                Some(kept) => {
+                    claims.lease = Some(kept);
+                    claims.keeps += 1;
+                    if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
+                        return Ok(());
+                    }
+                    claims.current = Some(claim.clone().with_another_number());
+                }
+                None => {
+                    claims.lease = None;
+                    claims.current = Some(claim.lapsed());
+                }
             }
-            claims.lease = None;
-            claims.current = Some(claim.lapsed());
         }
         drop(claims);
         let (name, key) = ("claiming the PublicIP", self.claim_path(claim.public_ip));
@@ -289,6 +322,14 @@ impl EtcdStore {
         }
         result.map(|_| ())
     }
+}
+
+/// A number that nobody else draws, not even a copy of this process in a copy of its machine: from
+/// the kernel, which knows when its machine was copied.
+fn draw() -> u64 {
+    let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
+    let last = uuid.trim().rsplit('-').next().unwrap_or_default();
+    u64::from_str_radix(last, 16).unwrap_or_else(|_| fastrand::u64(1..))
 }
 
 /// Whether the store said that our user may not touch a key.

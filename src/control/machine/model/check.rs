@@ -6,9 +6,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::End;
-use super::node::{Life, Op, Own, hold};
+use super::node::{Life, Op};
 use super::store::Point;
-use super::{Node, World, network};
+use super::{Node, STALE_HOLD, World, network};
 use crate::control::lease::Lease;
 use crate::control::peers::{self, Node as View};
 use crate::control::store::{Event as Change, Snapshot};
@@ -127,6 +127,7 @@ impl World {
             }
             return;
         }
+        assert_ne!(node.mirror, (0, 0), "node {index} publishes before it knows anybody");
         let mut expected = select(node, store.state_at(node.mirror));
         node.held.retain(|subnet, (_, until)| {
             *until > boot && !expected.keys().any(|leased: &Prefix| leased.overlaps(*subnet))
@@ -151,7 +152,10 @@ impl World {
         let Some(subnet) = node.previous else { panic!("node {index} lost what it never had") };
         let new_owner = match end {
             End::Revoked { new_owner } => new_owner,
-            End::Duplicate => return assert!(node.has_twin, "node {index} takes itself for two"),
+            End::Duplicate => {
+                let is_told = node.has_twin || node.was_preceded;
+                return assert!(is_told, "node {index} takes itself for two");
+            }
         };
         match new_owner {
             Some(owner) => {
@@ -237,4 +241,29 @@ fn select(node: &Node, state: &[Lease]) -> BTreeMap<Prefix, Ipv4Addr> {
     let view = View { network: network().network, subnet, public_ip: node.public_ip };
     let (peers, _) = peers::select(state.iter(), &subnet.key(), view);
     peers.into_iter().map(|(subnet, lease)| (subnet, lease.attributes.public_ip)).collect()
+}
+
+/// How the own lease fared when peers vanished.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Own {
+    Kept,
+    /// It was deleted in the same revision.
+    Deleted,
+    /// It is not in a listing.
+    Lapsed,
+}
+
+/// What the node holds from now on, of what it publishes, if `missing` vanished.
+fn hold(node: &mut Node, missing: &[Prefix], own: Own, wiped: bool, boot: Duration) -> bool {
+    let own_lost = usize::from(own == Own::Deleted);
+    let nodes = node.published.len() - node.held.len() + own_lost;
+    let lost = missing.len() + own_lost;
+    let most = lost >= 2 && lost * 2 > nodes;
+    let accident = wiped || (!missing.is_empty() && (own == Own::Lapsed || most));
+    if accident {
+        for subnet in missing {
+            node.held.insert(*subnet, (node.published[subnet], boot + STALE_HOLD));
+        }
+    }
+    accident
 }

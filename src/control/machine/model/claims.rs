@@ -5,11 +5,13 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::store::SimStore;
-use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
+use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, Claimant, NodeIdentity};
 use crate::control::store::StoreError;
 
 /// Tries of one write, each after a look at the claim that was another than was known.
 const TRIES_MAX: u32 = 3;
+/// Of the store of etcd, less, because schedules are short.
+const KEEPS_PER_NUMBER: u64 = 2;
 
 /// A claim in the store.
 #[derive(Debug, Clone)]
@@ -23,16 +25,18 @@ pub(super) struct Entry {
 #[derive(Debug, Clone)]
 pub(super) struct Claims {
     pub(super) node: NodeIdentity,
+    /// Which run of which node, for the observer.
+    pub(super) run: u64,
+    claimant: Claimant,
     pub(super) current: Option<Claim>,
     lease: Option<i64>,
-    /// In which cluster the claim was last looked at. In another one, its revision may be that of
-    /// another node's by chance, which is likely here, and is not among billions of revisions.
-    cluster: u64,
+    keeps: u64,
 }
 
 impl Claims {
-    pub(super) fn of(node: NodeIdentity) -> Self {
-        Self { node, current: None, lease: None, cluster: 0 }
+    pub(super) fn of(node: NodeIdentity, run: u64) -> Self {
+        let claimant = Claimant::of(node.clone());
+        Self { node, run, claimant, current: None, lease: None, keeps: 0 }
     }
 
     /// From now on this is the address to claim.
@@ -41,8 +45,16 @@ impl Claims {
     }
 
     fn wanted(&self, public_ip: Ipv4Addr) -> Claim {
-        let current = self.current.filter(|claim| claim.public_ip == public_ip);
+        let current = self.current.clone().filter(|claim| claim.public_ip == public_ip);
         current.unwrap_or_else(|| Claim::unseen(public_ip))
+    }
+
+    /// Draws the number of the next write, which the node knows before it sends it.
+    pub(super) fn draw(&mut self, numbers: &mut u64) {
+        self.claimant.number(|| {
+            *numbers += 1;
+            *numbers
+        });
     }
 
     /// What a try of unknown outcome leaves: the lease that it may have bound.
@@ -59,8 +71,7 @@ impl SimStore {
             revision: found.revision,
             lease: found.lease,
         });
-        let claim = Claim::judge(&claims.node, public_ip, shown)?;
-        claims.cluster = self.cluster;
+        let claim = claims.claimant.judge(public_ip, shown)?;
         if let Some(found) = found.filter(|_| claim.is_ours) {
             claims.lease = Some(found.lease);
         }
@@ -69,7 +80,7 @@ impl SimStore {
 
     /// A listing reads the claim, too.
     pub(super) fn read_claim(&self, claims: &mut Claims) -> Result<(), StoreError> {
-        if let Some(Claim { public_ip, .. }) = claims.current {
+        if let Some(public_ip) = claims.current.as_ref().map(|claim| claim.public_ip) {
             claims.current = Some(self.judge(claims, public_ip)?);
         }
         Ok(())
@@ -85,16 +96,16 @@ impl SimStore {
         mut write: impl FnMut(&mut Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let mut claim = claims.wanted(public_ip);
-        let moves = claims.current.is_some_and(|current| current.public_ip != public_ip);
+        let moves = claims.current.as_ref().is_some_and(|current| current.public_ip != public_ip);
         let left_behind = if moves { claims.lease.take() } else { None };
         for _ in 0..TRIES_MAX {
-            let shown = self.claims.get(&public_ip).map_or(0, |found| found.revision);
-            if shown == claim.revision {
+            let shown = self.claims.get(&public_ip);
+            let (revision, value) =
+                shown.map_or((0, &[][..]), |found| (found.revision, &found.value));
+            if revision == claim.revision && value == claim.value {
                 let before = self.revision;
                 let written = write(self)?;
-                if !claim.is_ours || claims.cluster == self.cluster {
-                    self.assert_free(&claims.node, public_ip, time);
-                }
+                self.assert_free(claims, public_ip, time);
                 if !claim.is_ours {
                     claim = self.put_claim(claims, public_ip, before, time);
                 }
@@ -131,35 +142,47 @@ impl SimStore {
         }
         let lasting = claims.lease.filter(|lease| self.end_of(*lease).is_some());
         let lease = lasting.unwrap_or_else(|| self.grant_for(time, CLAIM_TTL));
-        (claims.lease, claims.cluster) = (Some(lease), self.cluster);
+        claims.lease = Some(lease);
         let until = self.end_of(lease).unwrap_or_default();
-        self.claimed.insert(public_ip, (claims.node.clone(), until));
-        let (value, revision) = (claims.node.to_json(), self.revision);
-        self.claims.insert(public_ip, Entry { value, revision, lease });
-        Claim { public_ip, revision, is_ours: true }
+        self.claimed.insert(public_ip, (claims.node.clone(), claims.run, until));
+        let numbers = &mut self.numbers;
+        let value = claims.claimant.value(|| {
+            *numbers += 1;
+            *numbers
+        });
+        claims.claimant.written(public_ip);
+        let revision = self.revision;
+        self.claims.insert(public_ip, Entry { value: value.clone(), revision, lease });
+        Claim { public_ip, revision, value, is_ours: true }
     }
 
-    /// Keeps the claim alive, or claims again what lapsed.
+    /// Keeps the claim alive, or claims again what lapsed. Returns whether that tells the node
+    /// whose the claim is; its lease alone does not.
     pub(super) fn keep_claim(
         &mut self,
         claims: &mut Claims,
         time: Duration,
-    ) -> Result<(), StoreError> {
-        let Some(claim) = claims.current else { return Ok(()) };
+    ) -> Result<bool, StoreError> {
+        let Some(claim) = claims.current.clone() else { return Ok(false) };
         if let Some(lease) = claims.lease.filter(|_| claim.is_ours) {
             if self.extend_claim(lease, time + CLAIM_TTL) {
                 // After a move of unknown outcome, the lease may be that of the other address.
                 let bound = self.claims.get(&claim.public_ip);
                 if bound.is_some_and(|found| found.lease == lease) {
                     let until = time + CLAIM_TTL;
-                    self.claimed.insert(claim.public_ip, (claims.node.clone(), until));
+                    self.claimed.insert(claim.public_ip, (claims.node.clone(), claims.run, until));
                 }
-                return Ok(());
+                claims.keeps += 1;
+                if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
+                    return Ok(false);
+                }
+                claims.current = Some(claim.clone().with_another_number());
+            } else {
+                claims.lease = None;
+                claims.current = Some(claim.lapsed());
             }
-            claims.lease = None;
-            claims.current = Some(claim.lapsed());
         }
-        self.claiming(claims, claim.public_ip, (time, false), |_| Ok(()))
+        self.claiming(claims, claim.public_ip, (time, false), |_| Ok(true))
     }
 
     /// What is bound to the etcd lease is gone with it.
@@ -173,9 +196,10 @@ impl SimStore {
     }
 
     /// The observer: nobody writes for an address that another node claims.
-    fn assert_free(&self, node: &NodeIdentity, public_ip: Ipv4Addr, time: Duration) {
+    fn assert_free(&self, claims: &Claims, public_ip: Ipv4Addr, time: Duration) {
+        let Claims { node, run, .. } = claims;
         let other = self.claimed.get(&public_ip);
-        let other = other.filter(|(holder, until)| holder != node && *until > time);
-        assert!(other.is_none(), "{node:?} writes as {public_ip}, which {other:?} has");
+        let other = other.filter(|(holder, _, until)| holder != node && *until > time);
+        assert!(other.is_none(), "{node:?} {run} writes as {public_ip}, which {other:?} has");
     }
 }

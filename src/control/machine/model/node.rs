@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::super::{Command, End, Event, Hold, Machine, Now};
 use super::claims::Claims;
 use super::store::{Point, Request, SimStore, unavailable};
-use super::{MARGIN, STALE_HOLD, World, network, timing};
+use super::{MARGIN, World, network, timing};
 use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::claim::NodeIdentity;
@@ -98,14 +98,25 @@ pub(super) struct Node {
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
     pub(super) claims: Claims,
+    /// Drawn for claims.
+    pub(super) numbers: u64,
     /// When its claim is kept next, by the world's time.
     pub(super) keep_at: Duration,
     /// The point at which the store last said that the claim is its own.
     pub(super) claim_seen: Point,
-    /// Whether a write that it gave up went in later: its entry may say again what it was.
+    /// Whether it created an entry by a write that it had given up, after another of its writes
+    /// had created that entry and it was deleted again. Nobody can tell whose such an entry is, if
+    /// the node moved meanwhile, so it is left to whoever has that address.
     pub(super) was_overtaken: bool,
+    /// Whether a write of an earlier run went in while this one runs, and claimed the address. The
+    /// connection of a process ends with it, so that takes a claim that lapsed at once.
+    pub(super) was_preceded: bool,
     /// Whether another node has the same addresses.
     pub(super) has_twin: bool,
+    /// Whether the twin has the same boot, too, so that each looks like a restart of the other.
+    pub(super) is_copy: bool,
+    /// Whether it ended because its copy took its claim, and nobody starts it again.
+    pub(super) has_yielded: bool,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
     /// Whether this run began so; the cache may be of before the node was elsewhere.
@@ -144,11 +155,15 @@ impl Node {
             wall_offset: 0,
             previous: None,
             known: None,
-            claims: Claims::of(identity),
+            claims: Claims::of(identity, 0),
+            numbers: 0,
             keep_at: Duration::ZERO,
             claim_seen: (0, 0),
             was_overtaken: false,
+            was_preceded: false,
             has_twin: false,
+            is_copy: false,
+            has_yielded: false,
             is_from_cache: false,
             began_from_cache: false,
             cluster: 0,
@@ -201,13 +216,18 @@ impl Node {
 
     pub(super) fn ask(&mut self, op: Op, time: Duration) {
         assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
+        let numbers = &mut self.numbers;
+        self.claims.draw(numbers);
         let (asked, claims) = (self.boot(time), self.claims.clone());
         self.request = Some(InFlight { op, asked, claims, answer: None });
     }
 
     pub(super) fn crash(&mut self) {
         let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
-        let fresh = Self::new(number, identity, self.boot_offset);
+        let (numbers, is_copy) = (self.numbers, self.is_copy);
+        let claims = Claims::of(identity.clone(), numbers);
+        let fresh =
+            Self { claims, numbers, is_copy, ..Self::new(number, identity, self.boot_offset) };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
         let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
         *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
@@ -453,37 +473,10 @@ impl World {
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
+        if node.is_copy && end == End::Duplicate {
+            // Started again, it would be the last of the two, and the other had to yield.
+            (node.life, node.has_yielded) = (Life::Down, true);
+        }
         self.log(index, &format!("lost its subnet: {end:?}"));
     }
-}
-
-/// How the own lease fared when peers vanished.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Own {
-    Kept,
-    /// It was deleted in the same revision.
-    Deleted,
-    /// It is not in a listing.
-    Lapsed,
-}
-
-/// What the node holds from now on, of what it publishes, if `missing` vanished.
-pub(super) fn hold(
-    node: &mut Node,
-    missing: &[Prefix],
-    own: Own,
-    wiped: bool,
-    boot: Duration,
-) -> bool {
-    let own_lost = usize::from(own == Own::Deleted);
-    let nodes = node.published.len() - node.held.len() + own_lost;
-    let lost = missing.len() + own_lost;
-    let most = lost >= 2 && lost * 2 > nodes;
-    let accident = wiped || (!missing.is_empty() && (own == Own::Lapsed || most));
-    if accident {
-        for subnet in missing {
-            node.held.insert(*subnet, (node.published[subnet], boot + STALE_HOLD));
-        }
-    }
-    accident
 }

@@ -35,7 +35,9 @@ pub(super) struct SimStore {
     pub(super) entries: BTreeMap<Prefix, Entry>,
     pub(super) claims: BTreeMap<Ipv4Addr, claims::Entry>,
     /// Until when an address is some node's, by an observer.
-    pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, Duration)>,
+    pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, u64, Duration)>,
+    /// Drawn for claims.
+    pub(super) numbers: u64,
     /// Changes of this cluster, in order.
     pub(super) history: Vec<(i64, Change)>,
     /// When each etcd lease ends.
