@@ -73,7 +73,7 @@ impl Host {
 #[test]
 fn a_backend_that_is_not_built_refuses_by_name() {
     let host = Host::new();
-    for (backend, names) in [("vxlan", "vxlan"), ("wireguard", "wireguard"), ("magic", "magic")] {
+    for (backend, names) in [("ipip", "ipip"), ("wireguard", "wireguard"), ("magic", "magic")] {
         let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
         let mut daemon = host.weftd(&config, &[]);
         let status = daemon.wait(Duration::from_secs(5));

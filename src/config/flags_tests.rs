@@ -367,8 +367,8 @@ fn unbuilt_features_refuse_and_name_what_is_missing() {
         assert_refused(&[word], missing);
         assert_refused(&[word], "is not built");
     }
-    let (message, _) = refused(&[], &[("FLANNELD_IP_MASQ", "true")]);
-    assert!(message.contains("remove FLANNELD_IP_MASQ"), "{message}");
+    let (message, _) = refused(&[], &[("FLANNELD_PUBLIC_IPV6", "2001:db8::1")]);
+    assert!(message.contains("remove FLANNELD_PUBLIC_IPV6"), "{message}");
     if cfg!(not(feature = "kube")) {
         assert_refused(&["--kube-subnet-mgr"], "Kubernetes subnet manager");
         assert_refused(&["--kube-subnet-mgr"], "is not built");

@@ -56,7 +56,7 @@ fn vxlan_stands_in_the_tables_as_flannels_does() {
         assert_eq!(status["backend"]["kind"], "vxlan", "{status}");
     }
     // After a reboot there is no device; the hardware address is that of the lease.
-    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
+    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
     assert!(overlay.lab.hosts[0].succeeds(&["ip", "link", "show", "flannel.1"]), "a stop removes");
     overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel.1"]);
     overlay.restart(0, &[]);
@@ -114,7 +114,7 @@ fn vxlan_follows_what_leases_say_and_ignores_other_backends() {
 fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
     let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     let mac = published_mac(&overlay, 0);
-    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
+    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
     let host = &overlay.lab.hosts[0];
     let stale = ["dev", "flannel.1"];
     host.exec(
@@ -151,7 +151,7 @@ fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
     assert!(routes.contains("10.5.211.0/24 via 172.20.0.2"), "a foreign route is gone: {routes}");
     assert!(routes.contains(foreign), "a foreign route into the device is gone: {routes}");
     // Another port, as an operator changes it.
-    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
+    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
     let config = VXLAN.replace(r#""vxlan""#, r#""vxlan","Port":4789,"GBP":true"#);
     std::fs::write(overlay.files().join("store/config"), config).unwrap();
     overlay.restart(0, &[]);
@@ -159,6 +159,7 @@ fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
     wait_for_text(&overlay, 0, link, "dstport 4789", true);
     wait_for_text(&overlay, 0, link, "gbp", true);
     wait_for_text(&overlay, 0, link, &mac, true);
+    overlay.daemons[1].stop(Signal::TERM, Duration::from_secs(5));
     overlay.restart(1, &[]);
     overlay.traffic_resumes(Duration::from_secs(10), "another port on both hosts");
 }
@@ -171,7 +172,7 @@ fn host_gw_keeps_to_its_own_routes() {
     let network = overlay.leases[1].network();
     let route = format!("{network}/24 via 172.20.0.2 dev wire0 proto 119");
     wait_for_text(&overlay, 0, ROUTES, &route, true);
-    overlay.daemons[0].stop(Signal::KILL, Duration::from_secs(2));
+    overlay.daemons[0].stop(Signal::KILL, Duration::from_secs(5));
     let host = &overlay.lab.hosts[0];
     assert!(host.exec(ROUTES).contains(&route), "a stop removes routes");
     let add = ["ip", "route", "add"];
