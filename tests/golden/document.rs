@@ -73,7 +73,8 @@ fn document() -> String {
     write!(
         text,
         "\n## Cases\n\nOf {} cases and flags of flanneld, {same} have flanneld's outcome; these \
-         {count} have another.\n\n| Case | Section | Given | flanneld | weftd |\n|---|---|---|---|---|\n",
+         {count} have another.\n\n\
+         | Case | Area | Given | flanneld | weftd |\n|---|---|---|---|---|\n",
         same + count,
     )
     .expect("a string");

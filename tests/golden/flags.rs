@@ -104,7 +104,7 @@ impl Flag {
         for (words, variable) in self.spellings() {
             let ended = self.start(&words, variable.as_deref());
             let spelling =
-                variable.map_or(words.join(" "), |name| format!("{name}={}", self.value));
+                variable.map_or_else(|| words.join(" "), |name| format!("{name}={}", self.value));
             objections.extend(self.objection(&ended).map(|text| format!("{spelling}: {text}")));
         }
         let default = defaults.get(self.name).map_or("-", String::as_str);

@@ -99,6 +99,6 @@ pub(crate) fn subnet_env(case: &Case) -> String {
 
 pub(crate) fn previous(case: &Case) -> String {
     let Previous { network, subnet, .. } = Previous::parse(&case.given.replace(';', "\n"));
-    let text = |prefix: Option<Prefix>| prefix.map_or("none".to_owned(), |p| p.to_string());
+    let text = |prefix: Option<Prefix>| prefix.map_or_else(|| "none".to_owned(), |p| p.to_string());
     format!("{} {}", text(network), text(subnet))
 }

@@ -87,6 +87,6 @@ pub(crate) fn outcome(case: &Case) -> String {
         _ if first.starts_with("Usage:") => "",
         _ => " + more",
     };
-    let code = ended.code.map_or("a signal".to_owned(), |code| code.to_string());
+    let code = ended.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
     format!("exit {code}: {first}{also}")
 }
