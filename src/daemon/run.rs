@@ -30,6 +30,7 @@ use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::netfilter::keeper::RuleState;
+use crate::route::Prefix;
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
@@ -175,13 +176,9 @@ async fn work(
         error = &mut keep_rules => return Err(rules::fatal(error)),
         () = rules::settled(rule_state.clone()) => {}
     }
-    let subnet_file = SubnetFile {
-        network: plan.network.network,
-        subnet,
-        mtu_bytes: network.state().borrow().mtu_bytes,
-        masquerade: options.rules.masquerade,
-    };
-    let writer = SubnetWriter::new(&options.subnet_file, subnet_file);
+    let mtu_bytes = network.state().borrow().mtu_bytes;
+    let file = subnet_file(options, &plan, subnet, mtu_bytes);
+    let writer = SubnetWriter::new(&options.subnet_file, file);
     writer.write_first();
     report.running(Running {
         network: plan.network.network,
@@ -213,6 +210,11 @@ async fn work(
             bail!("{}", describe_end(end))
         }
     }
+}
+
+fn subnet_file(options: &Options, plan: &Plan, subnet: Prefix, mtu_bytes: u32) -> SubnetFile {
+    let (network, masquerade) = (plan.network.network, options.rules.masquerade);
+    SubnetFile { network, subnet, mtu_bytes, masquerade }
 }
 
 fn cache_writer(options: &Options, manager: &SubnetManager, plan: &Plan) -> Option<CacheWriter> {
