@@ -97,6 +97,19 @@ fn a_backend_without_a_type_refuses() {
 }
 
 #[test]
+fn a_host_without_the_interface_ends_with_a_failure() {
+    let host = Host::new();
+    let store = local_store(host.dir.path(), CONFIG);
+    let subnet_file = format!("--subnet-file={}", host.subnet_env().display());
+    let mut daemon = host.namespace.spawn(&[WEFTD, "--iface=absent0", &subnet_file, &store]);
+    let status = daemon.wait(Duration::from_secs(5));
+    let log = daemon.output();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("absent0"), "the missing interface is not named: {log}");
+    assert!(!host.subnet_env().exists(), "a subnet file without an interface");
+}
+
+#[test]
 fn a_full_network_that_is_enlarged_has_room() {
     let host = Host::new();
     let full = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.7.0","SubnetMax":"10.5.7.0"}"#;

@@ -33,6 +33,14 @@ pub(super) enum SyntaxError {
         /// What is wrong with it.
         problem: ValueProblem,
     },
+    /// A value that is no boolean, worded as in Go.
+    #[error("invalid boolean value {value:?} for -{flag}: {}", ValueProblem::Syntax)]
+    Boolean {
+        /// The flag's name.
+        flag: &'static str,
+        /// The text given.
+        value: String,
+    },
     /// Bytes that are no text. Holds the flag, never the value, which may be a secret.
     #[error("the argument or value of {0} is not UTF-8")]
     NotUtf8(String),
@@ -203,7 +211,9 @@ fn assign(
             *at_source = source;
         }
         Slot::Bool(at) => {
-            let parsed = parse_bool(&value).ok_or_else(|| refuse(ValueProblem::Syntax))?;
+            let Some(parsed) = parse_bool(&value) else {
+                return Err(SyntaxError::Boolean { flag: flag.name, value });
+            };
             at(settings).set(parsed, source);
         }
         Slot::Int(at) => {

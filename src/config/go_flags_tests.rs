@@ -73,8 +73,8 @@ fn complaints_are_gos() {
         (&["--v"], "flag needs an argument: -v"),
         (&["--v=x"], r#"invalid value "x" for flag -v: parse error"#),
         (&["--v=99999999999999999999"], "value out of range"),
-        (&["--ip-masq=yes"], r#"invalid value "yes" for flag -ip-masq: parse error"#),
-        (&["--ip-masq="], r#"invalid value "" for flag -ip-masq: parse error"#),
+        (&["--ip-masq=yes"], r#"invalid boolean value "yes" for -ip-masq: parse error"#),
+        (&["--ip-masq="], r#"invalid boolean value "" for -ip-masq: parse error"#),
     ] {
         let error = read(words).unwrap_err().to_string();
         assert!(error.contains(complaint), "{words:?}: {error}");
