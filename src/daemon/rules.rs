@@ -64,8 +64,8 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
     match options.store {
         StoreOptions::Etcd(_) | StoreOptions::Local(_) => {
             info!(
-                "{BRIDGE_FILTER} does not exist: iptables does not see traffic between pods of \
-                 this host; services of Kubernetes need the kernel module br_netfilter"
+                "{BRIDGE_FILTER}: {error}: iptables does not see traffic between pods of this \
+                 host; services of Kubernetes need the kernel module br_netfilter"
             );
             Ok(())
         }

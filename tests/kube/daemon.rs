@@ -160,8 +160,9 @@ fn a_start_waits_for_the_subnet_and_a_changed_one_is_refused() {
     wait_until(READY, "the change is refused", || {
         Status::of(&files.host(0)).0["store"]["refused_subnet"] == "10.244.6.0/24"
     });
-    let output = daemon.output();
     let refused = "Refusing the change of the Node \"n0\": its pod cidr is now 10.244.6.0/24";
+    wait_until(READY, "the log says so", || daemon.output().contains(refused));
+    let output = daemon.output();
     assert_eq!(output.matches(refused).count(), 1, "{output}");
     assert_eq!(Status::of(&files.host(0)).0["store"]["subnet_refused"], true);
     let devices = lab.hosts[0].exec(&["ip", "-o", "address", "show", "flannel0"]);

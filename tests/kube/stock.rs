@@ -152,7 +152,12 @@ impl Site {
         for (from, to) in [(0, 1), (1, 0)] {
             let target = self.leases[to].pod_address();
             for size in [56, mtu_bytes - 28] {
-                assert!(self.lab.ping(from, target, size), "no answer to {size} bytes of {from}");
+                let told = || [0, 1].map(|host| Status::of(&self.run(host)).0.to_string());
+                assert!(
+                    self.lab.ping(from, target, size),
+                    "no answer to {size} bytes of pod {from}: {:#?}",
+                    told()
+                );
             }
         }
         let [near, far] = &self.lab.pods;
@@ -194,8 +199,8 @@ impl Site {
         assert_eq!(patches[0].body, expected);
         let condition = self.api.node(&format!("worker-{host}"))["status"]["conditions"].clone();
         let up = condition.as_array().unwrap().iter();
-        let up = up.filter(|condition| condition["type"] == "NetworkUnavailable");
-        let up = up.last().expect("the Node is told that its network works");
+        let mut up = up.filter(|condition| condition["type"] == "NetworkUnavailable");
+        let up = up.next_back().expect("the Node is told that its network works");
         let time = up["lastTransitionTime"].as_str().unwrap();
         let times = format!(r#""lastHeartbeatTime":"{time}","lastTransitionTime":"{time}""#);
         let reason = r#""reason":"FlannelIsUp","message":"Flannel is running on this node""#;
@@ -348,9 +353,9 @@ fn a_stock_daemonset_with_vxlan_runs_weftd_and_keeps_its_address_over_a_kill_and
     let mut site = Site::start("vxlan", PEERS);
     site.is_as_published(1450);
     let macs = [0, 1].map(|host| site.mac(host));
-    for host in 0..2 {
+    for (host, mac) in macs.iter().enumerate() {
         wait_until(READY, "told up", || is_told_up(&site.api, &format!("worker-{host}")));
-        site.tells(host, &format!(r#"{{"VNI":1,"VtepMAC":"{}"}}"#, macs[host]), "vxlan");
+        site.tells(host, &format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#), "vxlan");
         let routes = site.lab.hosts[host].exec(&["ip", "route", "show", "dev", "flannel.1"]);
         assert_eq!(routes.lines().count(), PEERS, "routes to nodes of other backends: {routes}");
     }
