@@ -152,12 +152,9 @@ impl Site {
         for (from, to) in [(0, 1), (1, 0)] {
             let target = self.leases[to].pod_address();
             for size in [56, mtu_bytes - 28] {
-                let told = || [0, 1].map(|host| Status::of(&self.run(host)).0.to_string());
-                assert!(
-                    self.lab.ping(from, target, size),
-                    "no answer to {size} bytes of pod {from}: {:#?}",
-                    told()
-                );
+                // A ping may be lost to a neighbour that is being resolved.
+                let what = format!("answers to pings of {size} bytes of pod {from}");
+                wait_until(READY, &what, || self.lab.ping(from, target, size));
             }
         }
         let [near, far] = &self.lab.pods;
