@@ -53,8 +53,8 @@ fn tell_of_recycling(wanted: &Wanted, previous: &Previous) {
 }
 
 /// Without br_netfilter iptables does not see what passes between pods of one bridge. The overlay's
-/// own rules are about what leaves the bridge; it is Kubernetes' services that need it, and with the
-/// Kubernetes store flanneld's words end the start.
+/// own rules are about what leaves the bridge; it is Kubernetes' services that need it, and with
+/// the Kubernetes store flanneld's words end the start.
 pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow::Result<()> {
     let RuleOptions { masquerade, forward, .. } = options.rules;
     if network.enable_nftables || !(masquerade || forward) {

@@ -189,10 +189,15 @@ impl Site {
         let patches = self.patches(host);
         assert_eq!(patches.len(), 2, "{patches:?}");
         let data = backend_data.replace('"', "\\\"");
-        let expected = format!(
-            r#"{{"metadata":{{"annotations":{{"{PREFIX}backend-data":"{data}","{PREFIX}backend-type":"{backend_type}","{PREFIX}kube-subnet-manager":"true","{PREFIX}public-ip":"{}"}}}}}}"#,
-            UNDERLAY[host]
-        );
+        let annotations = [
+            ("backend-data", data.as_str()),
+            ("backend-type", backend_type),
+            ("kube-subnet-manager", "true"),
+            ("public-ip", &UNDERLAY[host].to_string()),
+        ]
+        .map(|(key, value)| format!(r#""{PREFIX}{key}":"{value}""#))
+        .join(",");
+        let expected = format!(r#"{{"metadata":{{"annotations":{{{annotations}}}}}}}"#);
         assert_eq!(patches[0].body, expected);
         let condition = self.api.node(&format!("worker-{host}"))["status"]["conditions"].clone();
         let up = condition.as_array().unwrap().iter();
@@ -201,12 +206,9 @@ impl Site {
         let time = up["lastTransitionTime"].as_str().unwrap();
         let times = format!(r#""lastHeartbeatTime":"{time}","lastTransitionTime":"{time}""#);
         let reason = r#""reason":"FlannelIsUp","message":"Flannel is running on this node""#;
-        assert_eq!(
-            patches[1].body,
-            format!(
-                r#"{{"status":{{"conditions":[{{"type":"NetworkUnavailable","status":"False",{times},{reason}}}]}}}}"#
-            )
-        );
+        let up = format!(r#""type":"NetworkUnavailable","status":"False",{times},{reason}"#);
+        let expected = format!(r#"{{"status":{{"conditions":[{{{up}}}]}}}}"#);
+        assert_eq!(patches[1].body, expected);
         // Last: after the rules, after the file that pods wait for.
         let told = SystemTime::now() - patches[1].at.elapsed();
         let file = std::fs::metadata(self.run(host).join("subnet.env")).unwrap();
@@ -265,10 +267,15 @@ impl Site {
 
 /// The ConfigMap's text.
 fn net_conf(backend: &str) -> String {
-    format!(
-        "{{\n  \"Network\": \"10.244.0.0/16\",\n  \"EnableNFTables\": false,\n  \"Backend\": {{\n    \
-         \"Type\": \"{backend}\"\n  }}\n}}\n"
-    )
+    const TEXT: &str = r#"{
+  "Network": "10.244.0.0/16",
+  "EnableNFTables": false,
+  "Backend": {
+    "Type": "vxlan"
+  }
+}
+"#;
+    TEXT.replace("vxlan", backend)
 }
 
 fn is_ready(run: &Path, peers: usize) -> bool {
