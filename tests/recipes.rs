@@ -192,7 +192,8 @@ fn tcp_both_ways(client: &Host, server: &Host, address: &str) {
     let listener = enter_at(&server.pod(), || TcpListener::bind((address, 0))).unwrap();
     let target = listener.local_addr().unwrap();
     let there = enter_at(&client.pod(), || TcpStream::connect_timeout(&target, STALL)).unwrap();
-    let (back, _) = listener.accept().unwrap();
+    let (back, seen) = listener.accept().unwrap();
+    assert_eq!(seen.ip().to_string(), client.pod_address(), "a pod is seen with another address");
     let bytes: Vec<u8> = (0..16_u32 << 20).map(|index| (index ^ (index >> 11)) as u8).collect();
     for (mut from, mut to) in [(&there, &back), (&back, &there)] {
         to.set_read_timeout(Some(STALL)).unwrap();
@@ -266,7 +267,7 @@ fn docker_s_options_follow_a_lease_in_etcd() {
     start(&mut host, 1);
     let docker = blocks("Docker");
     let lease = SubnetEnv::read(&host.subnet_env()).unwrap();
-    let expected = format!("DOCKER_OPTS=\" --bip={} --ip-masq=true --mtu={MTU}\"\n", lease.subnet);
+    let expected = format!("DOCKER_OPTS=\" --bip={} --ip-masq=false --mtu={MTU}\"\n", lease.subnet);
     assert_eq!(host.run(docker[0]), expected);
     host.run(docker[1]);
     let asked = host.asked();

@@ -145,6 +145,10 @@ impl SubnetManager {
         config: &NetworkConfig,
         public_ip: Ipv4Addr,
     ) -> Result<Option<LeaseAttributes>, StoreError> {
+        if let Some(former) = self.store.former().await {
+            self.note(&former);
+            return former;
+        }
         let snapshot = self.store.list().await;
         self.note(&snapshot);
         let snapshot = snapshot?;

@@ -17,6 +17,7 @@ use crate::control::backoff::Backoff;
 use crate::control::cache::Known;
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::{OwnLease, SubnetManager};
+use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::host::interface::{ExternalInterface, discover};
 use crate::host::netlink::Netlink;
@@ -65,6 +66,7 @@ impl Held {
 impl Begun {
     async fn remembered(remembered: Remembered, options: &Options) -> anyhow::Result<Self> {
         let Remembered { plan, external, mut known } = remembered;
+        rules::check_bridge(options, &plan.network)?;
         let former = Some(&known.own.attributes);
         let attributes =
             plan.settings.introduce(&external, former).await.context(REGISTRATION_PHRASE)?;
@@ -87,6 +89,7 @@ pub(super) async fn begin(
         ControlFlow::Break(remembered) => return Begun::remembered(remembered, options).await,
     };
     info!("Found network config - Backend type: {}", plan.network.backend.kind);
+    rules::check_bridge(options, &plan.network)?;
     let mut interface = options.interface.clone();
     if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
         interface.public_ip = Some(address);

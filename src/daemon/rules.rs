@@ -2,7 +2,6 @@
 //! waits for, and what it does not start without.
 
 use std::convert::Infallible;
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -37,7 +36,6 @@ pub(super) fn keeper(
     let flavour = if network.enable_nftables { Flavour::Nftables } else { Flavour::Iptables };
     if !wanted.is_nothing() {
         tell_of_recycling(&wanted, previous);
-        tell_of_bridge(flavour, &options.store);
     }
     RuleKeeper::new(flavour, wanted, resync)
 }
@@ -55,25 +53,28 @@ fn tell_of_recycling(wanted: &Wanted, previous: &Previous) {
 }
 
 /// Without br_netfilter iptables does not see what passes between pods of one bridge. The overlay's
-/// own rules are about what leaves the bridge; it is Kubernetes' services that need it.
-fn tell_of_bridge(flavour: Flavour, store: &StoreOptions) {
-    let is_seen = match flavour {
-        Flavour::Nftables => true,
-        Flavour::Iptables => Path::new(BRIDGE_FILTER).exists(),
-    };
-    match store {
-        StoreOptions::Etcd(_) | StoreOptions::Local(_) if !is_seen => info!(
-            "{BRIDGE_FILTER} does not exist: iptables does not see traffic between pods of this \
-             host; services of Kubernetes need the kernel module br_netfilter"
-        ),
+/// own rules are about what leaves the bridge; it is Kubernetes' services that need it, and with
+/// the Kubernetes store flanneld's words end the start.
+pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow::Result<()> {
+    let RuleOptions { masquerade, forward, .. } = options.rules;
+    if network.enable_nftables || !(masquerade || forward) {
+        return Ok(());
+    }
+    let Err(error) = std::fs::metadata(BRIDGE_FILTER) else { return Ok(()) };
+    match options.store {
+        StoreOptions::Etcd(_) | StoreOptions::Local(_) => {
+            info!(
+                "{BRIDGE_FILTER}: {error}: iptables does not see traffic between pods of this \
+                 host; services of Kubernetes need the kernel module br_netfilter"
+            );
+            Ok(())
+        }
         #[cfg(feature = "kube")]
-        StoreOptions::Kube(_) if !is_seen => warn!(
-            "{BRIDGE_FILTER} does not exist: services of Kubernetes do not work between pods of \
-             this host; load the kernel module br_netfilter"
+        StoreOptions::Kube(_) => anyhow::bail!(
+            "Failed to check br_netfilter: stat {BRIDGE_FILTER}: {error}; services of Kubernetes \
+             do not work between pods of this host without it: load the kernel module \
+             br_netfilter, or set EnableNFTables in the network configuration"
         ),
-        StoreOptions::Etcd(_) | StoreOptions::Local(_) => {}
-        #[cfg(feature = "kube")]
-        StoreOptions::Kube(_) => {}
     }
 }
 

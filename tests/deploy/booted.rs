@@ -26,6 +26,12 @@ ask status /opt/bin/weft status
 pid=$(systemctl show weftd -p MainPID --value)
 ask rights grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/$pid/status
 ask env cat /run/flannel/subnet.env
+for try in {1..100}; do
+    iptables -t nat -S FLANNEL-POSTRTG && break
+    sleep 0.1
+done >/dev/null 2>&1
+ask nat iptables -t nat -S FLANNEL-POSTRTG
+ask forward iptables -S FLANNEL-FWD
 ask usr nsenter --target $pid --mount touch /usr/weft-was-here
 ask lock nsenter --target $pid --mount touch /run/xtables.lock
 kill -KILL $pid
@@ -57,7 +63,7 @@ fn prepare(files: &Path) {
     fs::set_permissions(files.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(files.join("weft-probe.service"), PROBE_UNIT).unwrap();
     let options = "WEFTD_OPTIONS=--engine=io_uring --workers=2\nFLANNELD_IFACE=eth9\n\
-                   FLANNELD_LOCAL_STORE=/var/lib/weft\n";
+                   FLANNELD_LOCAL_STORE=/var/lib/weft\nFLANNELD_IP_MASQ=true\n";
     fs::write(files.join("weftd"), text("systemd/weftd.default") + options).unwrap();
 }
 
@@ -130,13 +136,17 @@ fn systemd_runs_the_unit_as_it_is() {
     assert_eq!(answer("lock"), "", "iptables could not lock: {answers}");
     let env = answer("env");
     assert!(env.starts_with("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5."), "{env}");
+    assert!(env.ends_with("FLANNEL_IPMASQ=true\n"), "{env}");
+    let rules = answer("nat");
+    assert!(rules.contains("-s 10.5.0.0/16") && rules.contains("MASQUERADE"), "{answers}");
+    assert!(answer("forward").contains("-s 10.5.0.0/16"), "{answers}");
     assert_eq!(answer("again"), "NRestarts=1\nActiveState=active\n", "{answers}");
     assert_eq!(answer("same"), env, "kill -9 and Restart= changed the subnet");
     assert_eq!(answer("ended"), "Result=success\nActiveState=inactive\n", "{answers}");
     assert_eq!(answer("kept"), env, "a stop removed subnet.env");
     assert_eq!(answer("docker"), "", "{answers}");
     let subnet = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).unwrap();
-    let options = format!("DOCKER_OPTS=\" --bip={subnet} --ip-masq=true --mtu=1472\"\n");
+    let options = format!("DOCKER_OPTS=\" --bip={subnet} --ip-masq=false --mtu=1472\"\n");
     assert_eq!(answer("options"), options);
     assert!(!answer("log").contains("not permitted"), "{}", answer("log"));
 }

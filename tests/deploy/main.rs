@@ -8,7 +8,13 @@ mod booted;
 mod chart;
 mod container;
 mod docker_opts;
+#[cfg(feature = "kube")]
+#[path = "../support/kube_api.rs"]
+#[allow(dead_code, unreachable_pub, reason = "this program uses a part of it")]
+mod kube_api;
 mod manifest;
+#[cfg(feature = "kube")]
+mod pod;
 mod sandbox;
 #[path = "../support/mod.rs"]
 mod support;

@@ -20,19 +20,19 @@ use crate::text;
 use crate::unit::settings;
 
 /// CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, as the kernel shows a set.
-const CAPABILITIES: &str = "0000008000003000";
+pub(crate) const CAPABILITIES: &str = "0000008000003000";
 
 const NAMESPACES: u32 = 0x7e02_0000;
 
 /// What surrounds a program.
-struct Sandbox {
+pub(crate) struct Sandbox {
     calls: AllowList,
     capabilities: Vec<String>,
 }
 
 impl Sandbox {
     /// Runs `work` on a thread of `host` with the filter and the file system of the sandbox.
-    fn inside<T: Send>(
+    pub(crate) fn inside<T: Send>(
         &self,
         host: &crate::support::lab::Namespace,
         work: impl FnOnce() -> T + Send,
@@ -45,7 +45,7 @@ impl Sandbox {
     }
 
     /// The command with its capabilities.
-    fn command(&self, argv: &[&str]) -> Command {
+    pub(crate) fn command(&self, argv: &[&str]) -> Command {
         let mut words = with_capabilities(&self.capabilities).into_iter();
         let mut command = Command::new(words.next().unwrap());
         command.args(words).args(argv);
@@ -104,7 +104,7 @@ fn of_the_unit() -> Sandbox {
 }
 
 /// The profile of the chart, and what its DaemonSet adds.
-fn of_the_pod() -> Sandbox {
+pub(crate) fn of_the_pod() -> Sandbox {
     let profile: Value = serde_json::from_str(&text("chart/files/weftd-seccomp.json")).unwrap();
     let mut calls = AllowList::default();
     for rule in profile["syscalls"].as_array().unwrap() {
@@ -182,7 +182,7 @@ impl Confined {
 }
 
 /// A line of `/proc/PID/status`.
-fn process_status(pid: i32, name: &str) -> String {
+pub(crate) fn process_status(pid: i32, name: &str) -> String {
     let text = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"));
     let text = text.expect("the daemon runs");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

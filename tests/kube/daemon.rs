@@ -1,9 +1,8 @@
-//! weftd with the Kubernetes store in namespaces: real packets, a stock manifest's arguments, and
-//! what a stop leaves.
+//! weftd with the Kubernetes store in namespaces: real packets, and what a stop leaves.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -12,19 +11,18 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::NET_CONF;
-use crate::kube_api::{KubeApi, PREFIX, What, node};
-use crate::secure::Certificates;
+use crate::kube_api::{KubeApi, PREFIX, node};
 use crate::support::lab::{
     LEASE_TIMEOUT, Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until,
 };
 use crate::support::status::Status;
 
-const PORT: u16 = 6443;
+pub(crate) const PORT: u16 = 6443;
 /// The start promised after a PodCIDR is there, and a busy machine.
-const READY: Duration = Duration::from_secs(20);
+pub(crate) const READY: Duration = Duration::from_secs(20);
 
 /// An API that both hosts of a lab reach, on the first of them.
-fn listen(lab: &Lab) -> TcpListener {
+pub(crate) fn listen(lab: &Lab) -> TcpListener {
     lab.hosts[0].enter(|| TcpListener::bind((UNDERLAY[0], PORT)).expect("nobody else listens"))
 }
 
@@ -64,7 +62,7 @@ impl Files {
 }
 
 /// The status code of a health probe.
-fn probe(host: &Namespace, path: &str) -> Option<u16> {
+pub(crate) fn probe(host: &Namespace, path: &str) -> Option<u16> {
     host.enter(|| {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 8081)).ok()?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
@@ -74,7 +72,7 @@ fn probe(host: &Namespace, path: &str) -> Option<u16> {
     })
 }
 
-fn is_told_up(api: &KubeApi, name: &str) -> bool {
+pub(crate) fn is_told_up(api: &KubeApi, name: &str) -> bool {
     api.node(name)["status"]["conditions"].to_string().contains("\"FlannelIsUp\"")
 }
 
@@ -162,8 +160,9 @@ fn a_start_waits_for_the_subnet_and_a_changed_one_is_refused() {
     wait_until(READY, "the change is refused", || {
         Status::of(&files.host(0)).0["store"]["refused_subnet"] == "10.244.6.0/24"
     });
-    let output = daemon.output();
     let refused = "Refusing the change of the Node \"n0\": its pod cidr is now 10.244.6.0/24";
+    wait_until(READY, "the log says so", || daemon.output().contains(refused));
+    let output = daemon.output();
     assert_eq!(output.matches(refused).count(), 1, "{output}");
     assert_eq!(Status::of(&files.host(0)).0["store"]["subnet_refused"], true);
     let devices = lab.hosts[0].exec(&["ip", "-o", "address", "show", "flannel0"]);
@@ -196,55 +195,4 @@ fn what_cannot_start_says_why() {
     let depth = Command::new(WEFTD).arg("--kube-subnet-mgr").envs(depth).output().unwrap();
     let text = String::from_utf8_lossy(&depth.stderr).into_owned();
     assert!(depth.status.code() == Some(1) && text.contains("EVENT_QUEUE_DEPTH"), "{text}");
-}
-
-/// As the pod of flannel's DaemonSet is started: by the paths of a pod, over TLS, by the service
-/// account's token, and told by the API which Node it is on.
-#[test]
-fn the_pod_of_a_stock_daemonset_starts() {
-    const SCRIPT: &str = r#"set -e
-        mkdir -p "$1/upper" "$1/work"
-        mount -t tmpfs tmpfs "$1/upper"
-        mkdir "$1/upper/u" "$1/upper/w"
-        mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper/u,workdir=$1/upper/w" /etc
-        mkdir -p /etc/kube-flannel
-        cp "$1/net-conf.json" /etc/kube-flannel/
-        mount --bind "$1/run" /run
-        exec "$2" --ip-masq --kube-subnet-mgr"#;
-    let (lab, files) = (Lab::two_hosts(), Files::new());
-    let directory = files.0.path();
-    let certificates = Certificates::new(directory, &format!("IP:{}", UNDERLAY[0]));
-    let token = "the-token-of-the-service-account";
-    let account = directory.join("run/secrets/kubernetes.io/serviceaccount");
-    std::fs::create_dir_all(&account).unwrap();
-    std::fs::create_dir_all(directory.join("run/flannel")).unwrap();
-    std::fs::write(account.join("token"), token).unwrap();
-    std::fs::write(account.join("namespace"), "kube-flannel").unwrap();
-    std::fs::copy(certificates.authority(), account.join("ca.crt")).unwrap();
-    let api = KubeApi::secure(listen(&lab), certificates.acceptor(), token);
-    api.put_node(&node("worker", Some("10.244.3.0/24")));
-    api.put_pod("kube-flannel", "kube-flannel-ds-x7k2p", "worker");
-    let path = directory.to_str().unwrap();
-    let host = &lab.hosts[1];
-    host.exec(&["ip", "route", "add", "default", "dev", "wire0"]);
-    let mut command = host.command(&["sh", "-c", SCRIPT, "sh", path, WEFTD]);
-    let environment = [
-        ("POD_NAME", "kube-flannel-ds-x7k2p"),
-        ("POD_NAMESPACE", "kube-flannel"),
-        ("EVENT_QUEUE_DEPTH", "5000"),
-        ("CONT_WHEN_CACHE_NOT_READY", "false"),
-        ("KUBERNETES_SERVICE_HOST", "172.20.0.1"),
-        ("KUBERNETES_SERVICE_PORT", "6443"),
-    ];
-    let mut daemon = Process::start(command.envs(environment), "weftd");
-    let lease = SubnetEnv::wait(&directory.join("run/flannel/subnet.env"), &mut daemon);
-    assert_eq!(lease.subnet, "10.244.3.1/24");
-    wait_until(READY, "the Node knows its network is up", || is_told_up(&api, "worker"));
-    let public_ip = &api.annotations("worker")[&format!("{PREFIX}public-ip")];
-    assert_eq!(*public_ip, UNDERLAY[1].to_string());
-    assert_eq!(api.seen(What::Pod).len(), 1);
-    assert!(!daemon.output().contains(token), "the token is in the log");
-    let ended = daemon.stop(Signal::TERM, Duration::from_secs(1));
-    assert_eq!(ended.code(), Some(0));
-    assert!(!Path::new("/etc/kube-flannel/net-conf.json").exists(), "the machine was changed");
 }

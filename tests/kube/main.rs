@@ -13,6 +13,7 @@ mod faults;
 mod own_node;
 mod scale;
 mod secure;
+mod stock;
 
 use std::ffi::OsString;
 use std::path::Path;

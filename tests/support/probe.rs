@@ -75,18 +75,22 @@ impl Probe {
         let (outcome, flows) = thread::scope(|scope| {
             // Also when `during` panics: a scope waits for its threads.
             let stop = StopOnDrop(&probe);
-            for way in 0..2 {
+            let senders = [0, 1].map(|way: usize| {
                 let (numbered, sockets) = (&probe.ways[way], &sockets);
                 scope.spawn(move || numbered.receive(&sockets[1 - way]));
                 scope.spawn(move || {
                     numbered.send(&sockets[way], targets[way], PACKETS_PER_SECOND);
-                });
-            }
+                })
+            });
             let flows = scope.spawn(|| flows.talk(&probe.stop));
             probe.wait_for_more();
             let outcome = during(&probe);
             probe.wait_for_more();
             probe.stop_sending();
+            // What is sent after nothing was missing for a moment would count as lost.
+            for sender in senders {
+                sender.join().expect("a sender sends to the end");
+            }
             let deadline = Instant::now() + DRAIN;
             while probe.lost() > 0 && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(10));

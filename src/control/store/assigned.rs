@@ -100,6 +100,20 @@ impl Store {
         }
     }
 
+    /// Of a store that assigns: what it says of this node from an earlier run, if that can be read.
+    /// `None` of a store that assigns none.
+    pub(in crate::control) async fn former(
+        &self,
+    ) -> Option<Result<Option<LeaseAttributes>, StoreError>> {
+        match self {
+            #[cfg(feature = "kube")]
+            Self::Kube(store) => Some(store.former().await),
+            Self::Etcd(_) | Self::Local(_) => None,
+            #[cfg(test)]
+            Self::Memory(_) => None,
+        }
+    }
+
     /// Takes the subnet that the store assigned; `None` of a store that assigns none.
     pub(in crate::control) async fn take_assigned(
         &self,

@@ -227,6 +227,11 @@ impl KubeStore {
         Ok(Some(address))
     }
 
+    /// What the own Node's annotations say from an earlier run; `None` if that can't be used.
+    pub(super) async fn former(&self) -> Result<Option<LeaseAttributes>, StoreError> {
+        Ok(self.read_own().await?.and_then(|node| node.attributes().ok()))
+    }
+
     /// Takes the subnet that the cluster assigned to the own Node, and says so there.
     pub(super) async fn take_assigned(
         &self,

@@ -214,7 +214,8 @@ impl Node {
         }))
     }
 
-    fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
+    /// What its annotations say.
+    pub(super) fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
         let bad = |detail| (RejectReason::BadValue, detail);
         let public_ip = self.said.public_ip.as_deref().unwrap_or_default();
         let Ok(public_ip) = public_ip.parse::<Ipv4Addr>() else {
