@@ -215,7 +215,7 @@ impl Machine {
         let found = self.mirror.get(&self.own.lease.key).map(|lease| lease.revision);
         self.own_seen(found.unwrap_or(ABSENT));
         let watched = self.outage.is_none() && self.followed;
-        self.check_own(watched && !accident && !wiped);
+        self.check_own(watched && !accident);
         match self.hold {
             Hold::Lapsed { .. } if complete => self.plan_retaking(),
             // The entry is from a backup, and its lease of unknown age: renewing tells.

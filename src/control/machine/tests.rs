@@ -3,6 +3,8 @@
 use super::*;
 use crate::control::lease::Lifetime;
 
+mod fences;
+
 const OWN: u8 = 100;
 const DAY_SECONDS: u64 = 86_400;
 

@@ -1,0 +1,160 @@
+//! Single fences that random schedules hardly ever reach: each test fails without its fence.
+
+use super::*;
+
+/// Nothing is listed but for a reason.
+fn quiet() -> Timing {
+    Timing { relist_period: Duration::from_secs(100 * DAY_SECONDS), ..Timing::default() }
+}
+
+fn down() -> StoreError {
+    StoreError::Unavailable { operation: "test", detail: String::new() }
+}
+
+fn peers() -> Vec<Lease> {
+    (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect()
+}
+
+fn creates(commands: &[Command]) -> bool {
+    commands.iter().any(|command| matches!(command, Command::Create { .. }))
+}
+
+fn moved(host: u8) -> Event {
+    Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)))
+}
+
+#[test]
+fn after_a_conflict_the_store_is_listed() {
+    let mut machine = watching(quiet());
+    let now = DAY_SECONDS - 3600;
+    let commands = machine.handle(Event::Timer, at(now));
+    assert!(matches!(machine.asked, Asked::Write { .. }), "{commands:?}");
+    let conflict = StoreError::Conflict { key: lease(OWN, 0, 0).key };
+    let mut commands = machine.handle(Event::Written(Err(conflict)), at(now));
+    commands.extend(machine.handle(Event::Timer, at(now + 1)));
+    assert!(commands.contains(&Command::List), "who wrote, it never learns: {commands:?}");
+}
+
+#[test]
+fn a_deletion_that_a_watch_tells_before_it_is_live_does_not_end_the_run() {
+    let mut machine = watching(quiet());
+    machine.handle(Event::Changed(Err(down())), at(10));
+    let commands = machine.handle(Event::Timer, at(15));
+    assert!(commands.contains(&Command::Watch { revision: 10 }), "{commands:?}");
+    machine.handle(Event::Opened(Ok(())), at(15));
+    let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 11)])), at(15));
+    assert_eq!(end(&commands), None, "a lease that lapsed in an outage ends the daemon");
+}
+
+#[test]
+fn a_listing_after_an_outage_that_lacks_only_the_own_lease_does_not_end_the_run() {
+    let mut machine = watching(quiet());
+    machine.handle(Event::Changed(Err(down())), at(10));
+    machine.handle(Event::Timer, at(15));
+    let lost = StoreError::HistoryLost { revision: 10 };
+    let commands = machine.handle(Event::Opened(Err(lost)), at(15));
+    assert!(commands.contains(&Command::List), "{commands:?}");
+    let commands = machine.handle(listing(&peers(), 12), at(15));
+    assert_eq!(end(&commands), None, "a lease that lapsed in an outage ends the daemon");
+    assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
+}
+
+/// What a watching machine does on a listing as of before what it has seen.
+fn restored(leases: Vec<Lease>, complete: bool) -> (Machine, Vec<Command>) {
+    let mut machine = watching(quiet());
+    let lost = StoreError::HistoryLost { revision: 10 };
+    machine.handle(Event::Changed(Err(lost)), at(10));
+    let snapshot = Snapshot { leases, revision: 5, cluster: 1, complete, ..Snapshot::default() };
+    let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
+    (machine, commands)
+}
+
+#[test]
+fn a_backup_that_lacks_only_the_own_lease_does_not_end_the_run() {
+    let (_, commands) = restored(peers(), true);
+    assert_eq!(end(&commands), None, "a backup from before its lease ends the daemon");
+    assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
+}
+
+#[test]
+fn after_a_wipe_revisions_below_the_old_ones_are_news() {
+    // Nothing is told of the own entry, which was last written at revision 7.
+    let (mut machine, commands) = restored(peers(), false);
+    assert!(commands.contains(&Command::Watch { revision: 5 }), "{commands:?}");
+    machine.handle(Event::Opened(Ok(())), at(10));
+    let taken = Event::Changed(Ok(vec![Change::Put(lease(OWN, 9, 6))]));
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
+    let commands = machine.handle(taken, at(11));
+    assert_eq!(end(&commands), Some(End::Revoked { new_owner }), "two nodes own one subnet");
+}
+
+#[test]
+fn a_change_that_comes_while_a_listing_is_under_way_is_watched_again() {
+    let mut machine = watching(Timing::default());
+    assert!(machine.handle(Event::Timer, at(3600)).contains(&Command::List));
+    let change = Event::Changed(Ok(vec![Change::Put(lease(5, 15, 11))]));
+    let commands = machine.handle(change, at(3600));
+    assert_eq!(commands, [Command::DropWatch]);
+    // The listing is of before the change.
+    let commands =
+        machine.handle(listing(&[peers(), vec![lease(OWN, 1, 7)]].concat(), 10), at(3600));
+    let again = Command::Watch { revision: 10 };
+    assert!(commands.contains(&again), "the change is lost: {commands:?}");
+}
+
+#[test]
+fn what_happens_to_the_entry_of_a_held_peer_does_not_hold_it_longer() {
+    let mut machine = watching(quiet());
+    let gone = |revision| {
+        let changes = [1, 2, 3, 4].map(|third| deleted(third, revision)).to_vec();
+        Event::Changed(Ok(changes))
+    };
+    machine.handle(gone(11), at(10));
+    assert_eq!(counts(&machine.handle(Event::Timer, at(11))), Some((4, 4)));
+    machine.handle(gone(12), at(600));
+    machine.handle(Event::Timer, at(601));
+    let commands = machine.handle(Event::Timer, at(10 + 15 * 60));
+    assert_eq!(counts(&commands), Some((0, 0)), "peers are held for ever");
+}
+
+#[test]
+fn a_listing_that_is_due_while_the_lease_is_renewed_comes_after_it() {
+    let mut machine = watching(Timing::default());
+    let now = DAY_SECONDS - 3600;
+    let commands = machine.handle(Event::Timer, at(now));
+    let is_write = matches!(machine.asked, Asked::Write { .. });
+    assert!(is_write && machine.relist_at <= at(now).boot, "{commands:?}");
+    let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 7), now))), at(now));
+    assert!(commands.contains(&Command::List), "the listing is left out: {commands:?}");
+}
+
+#[test]
+fn a_node_remembers_only_what_the_store_confirmed() {
+    let (mut machine, _) = from_cache();
+    machine.handle(listing(&[peers(), vec![lease(OWN, 1, 7)]].concat(), 12), at(6));
+    let commands = machine.handle(Event::Timer, at(7));
+    assert!(counts(&commands).is_some() && remembers(&commands).is_none(), "{commands:?}");
+
+    let mut machine = watching(quiet());
+    machine.handle(moved(2), at(2));
+    let commands = machine.handle(Event::Timer, at(3));
+    let early = "a restart would take its own entry for another's";
+    assert!(counts(&commands).is_some() && remembers(&commands).is_none(), "{early}: {commands:?}");
+    machine.handle(Event::Written(Ok(granted(lease(OWN, 2, 11), 3))), at(3));
+    let commands = machine.handle(Event::Timer, at(4));
+    let known = remembers(&commands).expect("where it moved is never remembered");
+    assert_eq!(known.own.attributes.public_ip, Ipv4Addr::new(192, 0, 2, 2));
+}
+
+#[test]
+fn the_entry_that_it_just_creates_is_its_own_although_it_moved_meanwhile() {
+    let mut machine = watching(quiet());
+    let commands = machine.handle(Event::Timer, at(2 * DAY_SECONDS));
+    assert!(commands.contains(&Command::List), "{commands:?}");
+    let commands = machine.handle(listing(&peers(), 12), at(2 * DAY_SECONDS));
+    assert!(creates(&commands), "{commands:?}");
+    machine.handle(moved(2), at(2 * DAY_SECONDS));
+    let created = Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, 13))]));
+    let commands = machine.handle(created, at(2 * DAY_SECONDS));
+    assert_eq!(end(&commands), None, "it gives its subnet up to itself");
+}
