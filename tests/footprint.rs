@@ -19,8 +19,8 @@ use support::traffic::{tcp_transfer, udp_sizes};
 
 const PEERS: u8 = 100;
 
-/// Of the 24 MiB that are promised for a hundred peers, what is left beside the 8 MiB that a release
-/// build maps of its own file.
+/// Of the 24 MiB that are promised for a hundred peers, what is left beside the 8 MiB that a
+/// release build maps of its own file.
 const OWN_BYTES_MAX: u64 = 16 << 20;
 
 /// A thousandth of one processor.
@@ -42,8 +42,8 @@ fn status_bytes(process: &Process, name: &str) -> u64 {
     number * 1024
 }
 
-/// The most memory that was resident so far, in bytes, without the program's file: the program under
-/// test may be a debug build, of which 20 MiB are mapped.
+/// The most memory that was resident so far, in bytes, without the program's file: the program
+/// under test may be a debug build, of which 20 MiB are mapped.
 fn own_bytes_peak(process: &Process) -> u64 {
     status_bytes(process, "VmHWM").saturating_sub(status_bytes(process, "RssFile"))
 }
