@@ -128,8 +128,10 @@ impl EtcdStore {
         from: &[u8],
         options: &GetOptions,
     ) -> Result<Option<Page>, StoreError> {
-        let current = self.claims.lock().await.current.as_ref().map(|claim| claim.public_ip);
-        let Some(public_ip) = current else { return Ok(None) };
+        let before = self.claims.lock().await.current.clone();
+        let Some(public_ip) = before.as_ref().map(|claim| claim.public_ip) else {
+            return Ok(None);
+        };
         let both = [self.look(public_ip), TxnOp::get(from, Some(options.clone()))];
         let transaction = Txn::new().and_then(both);
         let read = |mut client: etcd_client::Client| {
@@ -141,9 +143,10 @@ impl EtcdStore {
                 let mut answers = response.op_responses().into_iter();
                 let found = answers.next().and_then(first_key);
                 let mut claims = self.claims.lock().await;
-                let seen = claims.judge(public_ip, found.as_ref())?;
-                if claims.current.as_ref().is_some_and(|claim| claim.public_ip == public_ip) {
-                    claims.current = Some(seen);
+                // What was written meanwhile is newer than what was read: it would show the claim
+                // of our last run as one that was made after ours.
+                if claims.current == before {
+                    claims.current = Some(claims.judge(public_ip, found.as_ref())?);
                 }
                 Ok(answers.next().and_then(found_by).map(|found| Page {
                     revision: response.header().map_or(0, |header| header.revision()),
