@@ -48,17 +48,15 @@ fn own_bytes_peak(process: &Process) -> u64 {
     status_bytes(process, "VmHWM").saturating_sub(status_bytes(process, "RssFile"))
 }
 
-/// Processor time so far, of threads that have ended, too.
+/// Processor time of all its threads so far, to the nanosecond: `stat` counts whole ticks of 10 ms,
+/// and whoever runs at the tick pays for all of it.
 fn processor_time(process: &Process) -> Duration {
-    /// Linux reports in this unit to programs, whatever its own (USER_HZ, proc(5)).
-    const TICK: Duration = Duration::from_millis(10);
-    let path = format!("/proc/{}/stat", process.pid().as_raw_nonzero());
-    let text = fs::read_to_string(path).expect("the daemon runs");
-    // The fields after the name, which may contain anything: utime and stime are 14 and 15.
-    let (_, fields) = text.rsplit_once(") ").expect("the name is in parentheses");
-    let ticks = fields.split(' ').skip(11).take(2);
-    let ticks = ticks.map(|field| field.parse::<u32>().expect("a number of ticks"));
-    TICK * ticks.sum::<u32>()
+    let threads = format!("/proc/{}/task", process.pid().as_raw_nonzero());
+    let time = |thread: fs::DirEntry| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    };
+    fs::read_dir(threads).expect("the daemon runs").filter_map(|thread| time(thread.ok()?)).sum()
 }
 
 /// Open descriptors and threads.
@@ -91,7 +89,8 @@ fn a_hundred_peers_cost_little_memory_and_no_time() {
     thread::sleep(Duration::from_secs(2));
     let (before, started) = (processor_time(&daemon), Instant::now());
     thread::sleep(IDLE_TIME);
-    let share = (processor_time(&daemon) - before).as_secs_f64() / started.elapsed().as_secs_f64();
+    let share = processor_time(&daemon).saturating_sub(before).as_secs_f64()
+        / started.elapsed().as_secs_f64();
     let (resident, own) = (status_bytes(&daemon, "VmRSS"), own_bytes_peak(&daemon));
     println!("{PEERS} peers: RSS {} KiB, without the file {} KiB", resident / 1024, own / 1024);
     println!("idle CPU {:.4} % over {IDLE_TIME:?}; {:?}", share * 100.0, handles(&daemon));
