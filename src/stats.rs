@@ -217,6 +217,13 @@ impl WorkerStats {
         }
     }
 
+    /// A copy of the counters as they are now. The worker goes on counting: two readings of the
+    /// same counter differ, so what has to agree is computed from one copy.
+    #[must_use]
+    pub fn read_once(&self) -> Self {
+        Self::total([self])
+    }
+
     /// The sums over `workers`, as they are now.
     #[must_use]
     pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {

@@ -69,19 +69,25 @@ fn forwarded(worker: &Value, direction: &str) -> u64 {
     worker[direction]["packets_forwarded"].as_u64().expect("a worker counts packets")
 }
 
-/// Checks the law of conservation for each worker, and that the sums are the totals.
-fn check_counters(status: &Status) {
+/// Checks that the workers' counters add up to the totals, which holds at any moment.
+fn check_sums(status: &Status) {
     for direction in ["egress", "ingress"] {
-        let mut sum = 0;
+        let sum: u64 = workers(status).iter().map(|worker| forwarded(worker, direction)).sum();
+        assert_eq!(sum, status.count(direction, "packets_forwarded"), "{direction}: {}", status.0);
+    }
+}
+
+/// Checks the sums, and the law of conservation for each worker, which holds once all is handed on.
+fn check_counters(status: &Status) {
+    check_sums(status);
+    for direction in ["egress", "ingress"] {
         for worker in workers(status) {
             let count = |name: &str| worker[direction][name].as_u64().expect("a worker counts");
             let drops = worker[direction]["drops"].as_object().expect("a worker lists its drops");
             let dropped: u64 = drops.values().filter_map(Value::as_u64).sum();
             let (received, forwarded) = (count("packets_received"), count("packets_forwarded"));
             assert_eq!(received, forwarded + dropped, "{direction} of {worker}");
-            sum += forwarded;
         }
-        assert_eq!(sum, status.count(direction, "packets_forwarded"), "{direction}: {}", status.0);
     }
 }
 
@@ -101,6 +107,7 @@ fn every_flow_stays_in_order_and_all_workers_take_part() {
 
 fn one_way_flows(overlay: &Overlay, count: usize) {
     let flows: Vec<Numbered> = (0..FLOWS).map(|_| Numbered::default()).collect();
+    let mut under_load = Vec::new();
     thread::scope(|scope| {
         for flow in &flows {
             let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
@@ -109,11 +116,15 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
             scope.spawn(move || flow.send(&near, target, FLOW_RATE));
             scope.spawn(move || flow.receive(&far));
         }
-        thread::sleep(Duration::from_secs(3));
+        for _ in 0..30 {
+            thread::sleep(Duration::from_millis(100));
+            under_load.push(Status::of(&overlay.dir(0)));
+        }
         flows.iter().for_each(|flow| flow.stop.store(true, Ordering::Relaxed));
         thread::sleep(Duration::from_millis(300));
         flows.iter().for_each(|flow| flow.drained.store(true, Ordering::Relaxed));
     });
+    under_load.iter().for_each(check_sums);
     let reordered: Vec<_> =
         flows.iter().map(|flow| flow.reordered.load(Ordering::Relaxed)).collect();
     assert_eq!(reordered, [0; FLOWS], "{count} workers reorder flows");

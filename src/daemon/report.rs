@@ -44,11 +44,6 @@ pub struct Running {
     pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
-/// The counters of all workers together.
-fn total(stats: &[Arc<WorkerStats>]) -> WorkerStats {
-    WorkerStats::total(stats.iter().map(Arc::as_ref))
-}
-
 /// The daemon's state, for whoever asks.
 #[derive(Debug)]
 pub struct Report {
@@ -117,8 +112,10 @@ impl Report {
             status["backend"] = json!({ "kind": running.kind.name() });
             match &running.carrier {
                 Carrier::Workers { stats, routes } => {
-                    status["routes"] = routes_json(routes, &total(stats).failed_sends);
-                    workers_json(&mut status, &plane, stats);
+                    let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();
+                    let total = WorkerStats::total(&read);
+                    status["routes"] = routes_json(routes, &total.failed_sends);
+                    workers_json(&mut status, &plane, &total, &read);
                 }
                 Carrier::Other { counters, ways } => {
                     status["routes"] = ways_json(&ways.borrow());
@@ -179,7 +176,9 @@ impl Report {
         }
         if let Some(running) = self.running.get() {
             match &running.carrier {
-                Carrier::Workers { stats, .. } => out.dataplane(&total(stats)),
+                Carrier::Workers { stats, .. } => {
+                    out.dataplane(&WorkerStats::total(stats.iter().map(Arc::as_ref)));
+                }
                 Carrier::Other { counters, .. } => out.backend(counters),
             }
             let failures = running.subnet_file_failures.load(Ordering::Relaxed);
@@ -235,11 +234,16 @@ fn counters_json(backend: &mut Value, counters: &Counters) {
     backend["repairs"] = counters.repairs.get().into();
 }
 
-fn workers_json(status: &mut Value, plane: &PlaneState, stats: &[Arc<WorkerStats>]) {
-    let total = total(stats);
+/// The workers' counters, of which `total` is the sum: a reader may add them up and compare.
+fn workers_json(
+    status: &mut Value,
+    plane: &PlaneState,
+    total: &WorkerStats,
+    stats: &[WorkerStats],
+) {
     status["egress"] = direction_json(&total.egress);
     status["ingress"] = direction_json(&total.ingress);
-    status["worker"] = worker_json(&total);
+    status["worker"] = worker_json(total);
     let workers = plane.workers.iter().zip(stats).enumerate();
     status["workers"] = workers
         .map(|(index, (state, stats))| {

@@ -61,9 +61,9 @@ impl Status {
         self.0["routes"].as_array().map_or(0, Vec::len)
     }
 
-    /// Waits until in both directions packets received = forwarded + dropped, and gives the status
-    /// of then. A packet is counted when it is taken in, and again when it has been handed on; in
-    /// between it is neither, but not for long.
+    /// Waits until in both directions packets received = forwarded + dropped, for each worker as
+    /// for all together, and gives the status of then. A packet is counted when it is taken in,
+    /// and again when it has been handed on; in between it is neither, but not for long.
     ///
     /// # Panics
     /// When the sums stay different: packets are lost without a reason, or counted twice.
@@ -72,13 +72,21 @@ impl Status {
         let mut status = Self::of(dir);
         wait_until(Duration::from_secs(5), "packets received = forwarded + dropped", || {
             status = Self::of(dir);
-            ["egress", "ingress"].into_iter().all(|direction| status.is_conserved(direction))
+            let workers = status.0["workers"].as_array().into_iter().flatten();
+            let mut each = std::iter::once(&status.0).chain(workers);
+            each.all(|counted| {
+                ["egress", "ingress"].map(|way| is_conserved(&counted[way])) == [true; 2]
+            })
         });
         status
     }
+}
 
-    fn is_conserved(&self, direction: &str) -> bool {
-        let forwarded = self.count(direction, "packets_forwarded");
-        self.count(direction, "packets_received") == forwarded + self.drops_total(direction)
-    }
+/// Whether of one direction, packets received = forwarded + dropped.
+fn is_conserved(direction: &Value) -> bool {
+    let count = |name: &str| direction[name].as_u64();
+    let drops = direction["drops"].as_object();
+    let dropped: u64 = drops.map_or(0, |drops| drops.values().filter_map(Value::as_u64).sum());
+    let forwarded = count("packets_forwarded").expect("the status counts packets");
+    count("packets_received") == Some(forwarded + dropped)
 }
