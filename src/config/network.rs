@@ -78,7 +78,7 @@ pub enum NetworkConfigError {
     #[error("SubnetLen must be less than /31, it is {0}")]
     SubnetLengthTooLong(u64),
     /// `SubnetLen` and `Network` leave fewer than four subnets.
-    #[error("Network must be able to accommodate at least four subnets: {network} in /{length}")]
+    #[error("network must be able to accommodate at least four subnets: {network} in /{length}")]
     TooFewSubnets {
         /// The network.
         network: Prefix,
@@ -86,7 +86,7 @@ pub enum NetworkConfigError {
         length: u64,
     },
     /// No `SubnetLen`, and no useful default for a network that small.
-    #[error("Network is too small. Minimum useful network prefix is /28, it is {0}")]
+    #[error("network is too small. Minimum useful network prefix is /28, it is {0}")]
     NetworkTooSmall(Prefix),
     /// `Network` is absent or empty.
     #[error("please define a correct Network parameter in the flannel config, such as 10.5.0.0/16")]
@@ -290,8 +290,7 @@ fn network(value: &Value) -> Result<Prefix, NetworkConfigError> {
         return Err(NetworkConfigError::NoNetwork);
     }
     let network: Option<Prefix> = value.as_str().and_then(|text| text.parse().ok());
-    let network = network
-        .ok_or_else(|| wrong("Network", "an IPv4 network such as \"10.5.0.0/16\"", value))?;
+    let network = network.ok_or_else(|| wrong("Network", json::NETWORK_FORM, value))?;
     // flannel takes 0.0.0.0/0 for "not given".
     if network.length_bits() == 0 { Err(NetworkConfigError::NoNetwork) } else { Ok(network) }
 }
@@ -337,8 +336,7 @@ fn bound(
         return Ok(None);
     }
     let address: Option<Ipv4Addr> = value.as_str().and_then(|text| text.parse().ok());
-    let address =
-        address.ok_or_else(|| wrong(key, "an IPv4 address such as \"10.5.16.0\"", value))?;
+    let address = address.ok_or_else(|| wrong(key, json::ADDRESS_FORM, value))?;
     if address.is_unspecified() {
         return Ok(None);
     }

@@ -1,5 +1,5 @@
 //! Go's JSON habits that serde_json does not have: keys match in any case, the last of several
-//! wins, `null` leaves a value alone. Knows the keys, never their meaning.
+//! wins, `null` leaves a value alone unless it is an address. Knows the keys, never their meaning.
 
 use std::fmt;
 
@@ -9,6 +9,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::config::network::NetworkConfigError;
+
+/// How `Network` is written.
+pub(super) const NETWORK_FORM: &str = "an IPv4 network such as \"10.5.0.0/16\"";
+/// How `SubnetMin` and `SubnetMax` are written.
+pub(super) const ADDRESS_FORM: &str = "an IPv4 address such as \"10.5.16.0\"";
 
 /// The configuration's values; `null` where absent.
 #[derive(Debug, Default)]
@@ -47,10 +52,19 @@ impl RawConfig {
             let value: Value = read(&text)?;
             if !value.is_null() {
                 *slot = value;
+            } else if let Some((key, expected)) = address_key(&key) {
+                return Err(NetworkConfigError::Value { key, expected, found: "null".to_owned() });
             }
         }
         Ok(raw)
     }
+}
+
+/// The keys whose values flannel's own types read: they are shown `null` as well, and refuse it.
+fn address_key(key: &str) -> Option<(&'static str, &'static str)> {
+    const KEYS: [(&str, &str); 3] =
+        [("Network", NETWORK_FORM), ("SubnetMin", ADDRESS_FORM), ("SubnetMax", ADDRESS_FORM)];
+    KEYS.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(key))
 }
 
 /// The member of `object` called `name` in any case.

@@ -61,7 +61,7 @@ fn keys_in_any_case_last_wins_null_is_nothing() {
         r#"{"NETWORK":"10.4.0.0/16","subnetlen":25}"#,
         r#"{"Network":"10.3.0.0/16","SubnetLen":24,"network":"10.4.0.0/16","sUBNETlEN":25}"#,
         r#"{"network":"10.3.0.0/16","SubnetLen":25,"Network":"10.4.0.0/16"}"#,
-        r#"{"Network":"10.4.0.0/16","SubnetLen":25,"Network":null,"SubnetMin":null}"#,
+        r#"{"Network":"10.4.0.0/16","SubnetLen":25,"SubnetLen":null,"EnableIPv6":null}"#,
         r#" {"Network":"10.4.0.0/16","SubnetLen":25,"Other":{"a":[1]},"IPv6Network":"fc00::/48"} "#,
     ] {
         assert_eq!(summary(text), expected, "{text}");
@@ -75,13 +75,13 @@ fn checks_speak_flannels_phrases() {
         (r#"{"Network":"10.3.0.0/16","SubnetLen":300}"#, "SubnetLen must be less than /31"),
         (
             r#"{"Network":"10.3.0.0/16","SubnetLen":17}"#,
-            "Network must be able to accommodate at least four subnets",
+            "network must be able to accommodate at least four subnets",
         ),
         (r#"{"Network":"10.3.0.0/29","SubnetLen":30}"#, "accommodate at least four subnets"),
         (r#"{"Network":"10.3.0.0/32","SubnetLen":30}"#, "accommodate at least four subnets"),
         (
             r#"{"Network":"10.3.0.0/29"}"#,
-            "Network is too small. Minimum useful network prefix is /28",
+            "network is too small. Minimum useful network prefix is /28",
         ),
         ("{}", "please define a correct Network parameter in the flannel config"),
         ("null", "please define a correct Network parameter"),
@@ -122,6 +122,9 @@ fn wrong_types_and_values_name_the_key() {
         (r#""SubnetLen":"24""#, "SubnetLen in"),
         (r#""SubnetLen":99999999999999999999"#, "SubnetLen in"),
         (r#""SubnetMin":"x""#, "SubnetMin in"),
+        (r#""Network":null"#, "Network in the network configuration must be an IPv4 network"),
+        (r#""subnetmin":null"#, "SubnetMin in"),
+        (r#""SubnetMax":null,"SubnetMax":"10.3.9.0""#, "SubnetMax in"),
         (r#""SubnetMax":4"#, "SubnetMax in"),
         (r#""EnableIPv4":"yes""#, "EnableIPv4 in"),
         (r#""EnableIPv6":1"#, "EnableIPv6 in"),
