@@ -107,6 +107,8 @@ fn link(host: &Namespace, device: &str) -> String {
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
     let kept = text.split_once(": ").map(|(_, rest)| rest).unwrap_or_default();
     let kept = kept.split("addrgenmode").next().unwrap_or(kept);
+    // One line for ip(8) is several, joined by backslashes.
+    let kept = kept.replace('\\', " ");
     let words: Vec<_> = kept.split_whitespace().collect();
     let is_queue =
         |index: usize| words[index] == "qlen" || (index > 0 && words[index - 1] == "qlen");
