@@ -18,16 +18,20 @@ const MAP: &[(&str, &[&str])] = &[
     ("route", &["packet"]),
     ("offload", &["packet", "stats"]),
     ("forward", &["packet", "route", "offload", "stats"]),
+    ("failure", &[]),
     ("sys", &[]),
     ("device", &["sys", "offload"]),
     ("engine", &["device", "sys", "forward", "offload", "route", "stats"]),
     ("config", &["route::Prefix"]),
     ("host", &["route::Prefix", "config::options"]),
-    ("netfilter", &["route::Prefix", "host::chain"]),
-    ("control", &["route::Prefix", "config"]),
+    ("netfilter", &["route::Prefix", "failure", "host::chain"]),
+    ("control", &["route::Prefix", "failure", "config"]),
     (
         "backend",
-        &["control", "host", "device", "engine", "forward", "packet", "route", "stats", "config"],
+        &[
+            "control", "host", "device", "engine", "forward", "packet", "route", "stats", "config",
+            "failure",
+        ],
     ),
     ("daemon", &["*"]),
 ];

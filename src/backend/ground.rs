@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
@@ -15,6 +15,7 @@ use crate::backend::network::{Setup, StartError};
 use crate::backend::status::Teller;
 use crate::config::options::InterfaceOptions;
 use crate::control::lease::{LeaseAttributes, Peers};
+use crate::failure::Told;
 use crate::host::chain::chain;
 use crate::host::interface::{ExternalInterface, rediscover};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
@@ -38,9 +39,6 @@ const AWAY: Duration = Duration::from_millis(300);
 /// Pauses before what failed is tried again, doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// The same complaint again within this time is counted, not logged.
-const TELL_PERIOD: Duration = Duration::from_secs(60);
-
 /// The common part of such a backend.
 #[derive(Debug)]
 pub(super) struct Ground {
@@ -54,7 +52,7 @@ pub(super) struct Ground {
     pub(super) attributes: watch::Sender<LeaseAttributes>,
     pub(super) teller: Teller,
     retry: Duration,
-    told: BTreeMap<&'static str, (String, Instant)>,
+    told: BTreeMap<&'static str, Told>,
 }
 
 /// What the kernel says, as far as every such backend asks.
@@ -231,15 +229,7 @@ impl Ground {
 
     /// Logs a complaint about `subject` when it is new, and once a minute while it lasts.
     pub(super) fn tell(&mut self, subject: &'static str, text: String) {
-        let now = Instant::now();
-        let is_known = self
-            .told
-            .get(subject)
-            .is_some_and(|(last, at)| *last == text && now.duration_since(*at) < TELL_PERIOD);
-        if !is_known {
-            warn!("{text}");
-            self.told.insert(subject, (text, now));
-        }
+        self.told.entry(subject).or_default().once(&text, |text| warn!("{text}"));
     }
 
     /// Removes routes of ours. Gives how many could not be removed.
