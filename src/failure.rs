@@ -1,10 +1,31 @@
-//! How a failure is told: not twice in a minute. Decides nothing about it, and writes no log.
+//! How a failure is told: in one line with all its causes, and not twice in a minute. Decides
+//! nothing about it, and writes no log.
 
+use std::error::Error;
 use std::time::{Duration, Instant};
 
 /// For how long what was said need not be said again. An operator who looks at the last minute of
 /// the log sees every failure that lasts.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
+
+/// `error` and its causes, outermost first.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
+    described(error.to_string(), error.source())
+}
+
+/// `text`, then the causes that it does not contain already.
+pub(crate) fn described(mut text: String, cause: Option<&(dyn Error + 'static)>) -> String {
+    let mut next = cause;
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
 
 /// What was last said of one subject: a thing is said when it is new, and once a minute while it
 /// lasts.
@@ -38,7 +59,26 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Level {
+        text: &'static str,
+        source: io::Error,
+    }
+
+    #[test]
+    fn every_level_is_named_once() {
+        let level = |text| Level { text, source: io::Error::other("no right to") };
+        let error = level("cannot open the lock");
+        assert_eq!(with_causes(&error), "cannot open the lock: no right to");
+        let error = level("cannot open the lock, for there is no right to");
+        assert_eq!(with_causes(&error), error.text, "a cause is told twice");
+        assert_eq!(described("it failed".to_owned(), error.source()), "it failed: no right to");
+    }
 
     #[test]
     fn a_failure_that_lasts_is_said_once_a_minute() {

@@ -23,8 +23,8 @@ const MAP: &[(&str, &[&str])] = &[
     ("device", &["sys", "offload"]),
     ("engine", &["device", "sys", "forward", "offload", "route", "stats"]),
     ("config", &["route::Prefix"]),
-    ("host", &["route::Prefix", "config::options"]),
-    ("netfilter", &["route::Prefix", "failure", "host::chain"]),
+    ("host", &["route::Prefix", "failure", "config::options"]),
+    ("netfilter", &["route::Prefix", "failure"]),
     ("control", &["route::Prefix", "failure", "config"]),
     (
         "backend",

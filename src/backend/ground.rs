@@ -15,8 +15,7 @@ use crate::backend::network::{Setup, StartError};
 use crate::backend::status::Teller;
 use crate::config::options::InterfaceOptions;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::failure::Told;
-use crate::host::chain::chain;
+use crate::failure::{Told, with_causes};
 use crate::host::interface::{ExternalInterface, rediscover};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route, RouteProtocol, RouteSpec};
@@ -208,12 +207,14 @@ impl Ground {
 
     /// Goes on over another connection to the kernel, if one can be had.
     pub(super) fn reopen(&mut self, error: &NetlinkError) {
-        let text = format!("lost touch with the kernel, opening it again: {}", chain(error));
+        let text = format!("lost touch with the kernel, opening it again: {}", with_causes(error));
         self.tell("connection", text);
         let reopened = Netlink::events().and_then(|events| Ok((events, Netlink::open()?)));
         match reopened {
             Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
-            Err(error) => warn!("cannot open the kernel's network state again: {}", chain(&error)),
+            Err(error) => {
+                warn!("cannot open the kernel's network state again: {}", with_causes(&error))
+            }
         }
     }
 
@@ -223,7 +224,7 @@ impl Ground {
         if error.is_connection_lost() {
             self.reopen(error);
         } else {
-            self.tell("pass", format!("{}; trying again", chain(error)));
+            self.tell("pass", format!("{}; trying again", with_causes(error)));
         }
     }
 
@@ -248,7 +249,7 @@ impl Ground {
         self.teller.counters.failures.add(errors.len());
         if let Some(first) = errors.first() {
             let more = errors.len() - 1;
-            let text = chain(first);
+            let text = with_causes(first);
             let more = if more == 0 { String::new() } else { format!(" (and {more} more)") };
             self.tell(subject, format!("{text}{more}; trying again"));
         }

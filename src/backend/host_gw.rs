@@ -15,7 +15,7 @@ use crate::backend::network::{Setup, StartError};
 use crate::backend::routes::{self, Routes};
 use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::NetlinkError;
 use crate::host::state::{LinkId, Route, RouteProtocol, RouteSpec, Scope};
@@ -161,7 +161,7 @@ impl HostGwNetwork {
         let text = format!(
             "{}: no way to {more} more hosts either; host-gw needs every host on the same link as \
              {}, other hosts need a backend with a tunnel",
-            chain(error),
+            with_causes(error),
             route.interface.name
         );
         self.ground.tell("unreachable", text);

@@ -26,7 +26,7 @@ use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, Work
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::device::{SocketError, Tun, TunError, TunOffload, kernel};
 use crate::engine::{Engine, RingError, SpawnError, WorkerEnd};
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, overlay_mtu_bytes};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
@@ -374,7 +374,7 @@ impl Keeper {
         loop {
             sleep(self.pacing.pause(Instant::now())).await;
             let Err(error) = self.try_rebuild(&name).await else { break };
-            let text = chain(&error);
+            let text = with_causes(&error);
             if text != told {
                 error!("cannot make {name} again: {text}; trying on");
                 told = text;
@@ -406,7 +406,10 @@ impl Keeper {
     }
 
     async fn listen_again(&mut self, error: &OverlayError) {
-        warn!("lost touch with the kernel's network state, opening it again: {}", chain(error));
+        warn!(
+            "lost touch with the kernel's network state, opening it again: {}",
+            with_causes(error)
+        );
         sleep(self.pacing.pause(Instant::now())).await;
         if self.reopen_netlink() {
             self.pacing.whole(Instant::now());

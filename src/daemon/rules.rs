@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::netfilter::keeper::{Flavour, RuleError, RuleKeeper, RuleState};
 use crate::netfilter::rules::Wanted;
@@ -126,5 +126,5 @@ pub(super) async fn keep_blackhole(
 }
 
 fn tell_of_route(subnet: Prefix, error: &NetlinkError) {
-    warn!("blackhole route of {subnet}: {}; trying again", chain(error));
+    warn!("blackhole route of {subnet}: {}; trying again", with_causes(error));
 }

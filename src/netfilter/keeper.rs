@@ -8,8 +8,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
 
-use crate::failure::Told;
-use crate::host::chain::chain;
+use crate::failure::{Told, with_causes};
 use crate::netfilter::diff::Pass;
 use crate::netfilter::iptables::{self, Ability};
 use crate::netfilter::nftables;
@@ -232,7 +231,7 @@ impl RuleKeeper {
     /// Says why it failed, when that is news.
     fn tell(&mut self, error: &RuleError) {
         let flavour = self.flavour.name();
-        self.told.once(&chain(error), |text| {
+        self.told.once(&with_causes(error), |text| {
             error!("Failed to ensure {flavour} rules: {text}; trying again");
         });
     }
@@ -296,7 +295,7 @@ impl RuleKeeper {
                 debug!("no look for {} rules of an earlier run: {error}", other.name());
             }
             Err(error) => {
-                let (name, text) = (other.name(), chain(&error));
+                let (name, text) = (other.name(), with_causes(&error));
                 if !std::mem::replace(&mut self.is_other_told, true) {
                     warn!("{name} rules of an earlier run may be left, trying again: {text}");
                 }

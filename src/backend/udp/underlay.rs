@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use tracing::{info, warn};
 
 use crate::control::lease::LeaseAttributes;
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::interface::{ExternalInterface, rediscover};
 use crate::host::mtu::{MtuError, followed_mtu_bytes};
 use crate::host::netlink::Netlink;
@@ -36,7 +36,7 @@ impl Keeper {
             return self.tell_of_address(format!(
                 "the address of {name} went from {from} to {to}, but the tunnel cannot follow, \
                  trying on: {}",
-                chain(&error)
+                with_causes(&error)
             ));
         }
         self.address_told = None;
@@ -76,7 +76,7 @@ impl Keeper {
         let ceiling_bytes = match self.ceiling_bytes() {
             Ok(ceiling_bytes) => ceiling_bytes,
             Err(error) => {
-                warn!("the overlay keeps its MTU of {}: {}", self.mtu_bytes, chain(&error));
+                warn!("the overlay keeps its MTU of {}: {}", self.mtu_bytes, with_causes(&error));
                 return;
             }
         };
@@ -99,7 +99,10 @@ impl Keeper {
                 before.mtu_bytes
             ),
             Err(error) => {
-                warn!("{device} cannot follow the MTU of {name}, trying again: {}", chain(&error));
+                warn!(
+                    "{device} cannot follow the MTU of {name}, trying again: {}",
+                    with_causes(&error)
+                );
                 self.known = before;
                 self.listen_again(&error).await;
                 return;
@@ -136,7 +139,10 @@ impl Keeper {
             Ok(true) => warn!("{why}; the MTU of {device} goes from {before} to {mtu_bytes}"),
             Ok(false) => warn!("{why}; but someone else set the MTU of {device}; left as it is"),
             Err(error) => {
-                warn!("{why}; the MTU of {device} cannot follow, trying again: {}", chain(&error));
+                warn!(
+                    "{why}; the MTU of {device} cannot follow, trying again: {}",
+                    with_causes(&error)
+                );
                 self.prober.tell_again();
                 return self.listen_again(&error).await;
             }
@@ -160,7 +166,7 @@ impl Keeper {
                 true
             }
             Err(error) => {
-                warn!("cannot open the kernel's network state again: {}", chain(&error));
+                warn!("cannot open the kernel's network state again: {}", with_causes(&error));
                 false
             }
         }

@@ -22,11 +22,10 @@ use super::{AssignError, Granted, Snapshot, StoreError};
 use crate::config::kube::{KubeOptions, NodeSource};
 use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
-use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::status::ControlStatus;
-use crate::failure::Told;
+use crate::failure::{Told, with_causes};
 use crate::route::Prefix;
 
 /// Nodes of one page: client-go's number.
