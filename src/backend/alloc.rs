@@ -6,13 +6,12 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::backend::network::Setup;
-use crate::backend::status::{Carrier, PlaneState, Teller};
-use crate::control::lease::{LeaseAttributes, Peers};
+use crate::backend::status::Teller;
+use crate::control::lease::Peers;
 
 /// A running alloc backend.
 #[derive(Debug)]
 pub struct AllocNetwork {
-    attributes: watch::Sender<LeaseAttributes>,
     teller: Teller,
 }
 
@@ -22,26 +21,11 @@ impl AllocNetwork {
     pub fn start(setup: &Setup) -> Self {
         let external = &setup.external;
         let description = format!("alloc: subnet {} only, carried by nobody here", setup.subnet);
-        let teller = Teller::new(description, external.mtu_bytes, external);
-        Self { attributes: watch::Sender::new(setup.attributes.clone()), teller }
+        Self { teller: Teller::new(description, external.mtu_bytes, setup) }
     }
 
-    /// Its state, which stays.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.teller.state.subscribe()
-    }
-
-    /// What this node says of itself.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.attributes.subscribe()
-    }
-
-    /// Nobody that weftd knows.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.teller.carrier()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.teller
     }
 
     /// Leaves the leases to others.

@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 
 use crate::backend::ground::of_type;
 use crate::backend::network::Setup;
-use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::backend::status::{Teller, Ways};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::interface::ExternalInterface;
@@ -66,7 +66,6 @@ struct Entry {
 #[derive(Debug)]
 pub struct ExtensionNetwork {
     settings: ExtensionBackendConfig,
-    attributes: watch::Sender<LeaseAttributes>,
     teller: Teller,
     entries: BTreeMap<Prefix, Entry>,
 }
@@ -103,16 +102,15 @@ fn json_string(text: &str) -> serde_json::Result<RawJson> {
 impl ExtensionNetwork {
     /// Runs the command after the start.
     pub async fn start(
-        setup: Setup,
+        setup: &Setup,
         settings: ExtensionBackendConfig,
     ) -> Result<Self, ExtensionError> {
-        let Setup { external, network, subnet, attributes, .. } = setup;
         match &settings.post_startup {
             Some(command) => {
                 let variables = vec![
-                    ("NETWORK", network.to_string()),
-                    ("SUBNET", subnet.to_string()),
-                    ("PUBLIC_IP", attributes.public_ip.to_string()),
+                    ("NETWORK", setup.network.to_string()),
+                    ("SUBNET", setup.subnet.to_string()),
+                    ("PUBLIC_IP", setup.attributes.public_ip.to_string()),
                     ("IPV6SUBNET", String::new()),
                     ("PUBLIC_IPV6", String::new()),
                 ];
@@ -120,28 +118,13 @@ impl ExtensionNetwork {
             }
             None => info!("No post startup command configured - skipping"),
         }
-        let description = format!("extension: commands over {}", external.name);
-        let teller = Teller::new(description, external.mtu_bytes, &external);
-        let attributes = watch::Sender::new(attributes);
-        Ok(Self { settings, attributes, teller, entries: BTreeMap::new() })
+        let description = format!("extension: commands over {}", setup.external.name);
+        let teller = Teller::new(description, setup.external.mtu_bytes, setup);
+        Ok(Self { settings, teller, entries: BTreeMap::new() })
     }
 
-    /// Its state, which stays.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.teller.state.subscribe()
-    }
-
-    /// What this node says of itself.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.attributes.subscribe()
-    }
-
-    /// Whatever the commands have set up.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.teller.carrier()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.teller
     }
 
     /// Follows the leases. What the commands did stays when this is dropped.

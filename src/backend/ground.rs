@@ -48,7 +48,6 @@ pub(super) struct Ground {
     follow_address: bool,
     /// Where our routes may lie.
     networks: Vec<Prefix>,
-    pub(super) attributes: watch::Sender<LeaseAttributes>,
     pub(super) teller: Teller,
     retry: Duration,
     told: BTreeMap<&'static str, Told>,
@@ -98,7 +97,6 @@ impl Ground {
             interface: setup.interface.clone(),
             follow_address: setup.follow_address,
             networks,
-            attributes: watch::Sender::new(setup.attributes.clone()),
             teller,
             retry: RETRY.0,
             told: BTreeMap::new(),
@@ -163,7 +161,7 @@ impl Ground {
         info!("the address of {name} went from {from} to {to}; following");
         self.external = found;
         let public_address = self.external.public_address;
-        self.attributes.send_modify(|said| said.public_ip = public_address);
+        self.teller.attributes.send_modify(|said| said.public_ip = public_address);
         self.teller.state(|state| state.public_address = public_address);
         true
     }

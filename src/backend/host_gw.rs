@@ -13,7 +13,7 @@ use tracing::info;
 use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
 use crate::backend::network::{Setup, StartError};
 use crate::backend::routes::{self, Routes};
-use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::backend::status::{Teller, Ways};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
@@ -50,26 +50,12 @@ impl HostGwNetwork {
         let ExternalInterface { name, mtu_bytes, .. } = &setup.external;
         let description = format!("host-gw: routes over {name}, mtu {mtu_bytes}");
         info!("{description}");
-        let teller = Teller::new(description, *mtu_bytes, &setup.external);
+        let teller = Teller::new(description, *mtu_bytes, &setup);
         Ok(Self { ground: Ground::new(&setup, TYPE, teller)?, set: Routes::new() })
     }
 
-    /// Its state, and each change of it.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.ground.teller.state.subscribe()
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.ground.attributes.subscribe()
-    }
-
-    /// The kernel.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.ground.teller.carrier()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.ground.teller
     }
 
     /// Follows the leases and repairs routes. Routes stay when this is dropped.

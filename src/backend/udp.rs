@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::backend::status::PlaneState;
+use crate::backend::status::{Carrier, PlaneState, View};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
 use crate::control::lease::{LeaseAttributes, Peers};
@@ -34,7 +34,6 @@ use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE
 use crate::host::state::LinkId;
 use crate::host::underlay::{Change, Underlay, UnderlayWatch};
 use crate::route::{Prefix, Published, Table};
-use crate::stats::WorkerStats;
 
 use self::pacing::Pacing;
 use self::peers::PeerSet;
@@ -229,28 +228,15 @@ impl UdpNetwork {
         Ok(Self { keeper, follower })
     }
 
-    /// The counters of each worker; they outlive a rebuilt device.
-    #[must_use]
-    pub fn stats(&self) -> Vec<Arc<WorkerStats>> {
-        self.keeper.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect()
-    }
-
-    /// Where routes are published.
-    #[must_use]
-    pub fn routes(&self) -> Published {
-        self.follower.routes.clone()
-    }
-
-    /// The plane as it is, and each change of it.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.keeper.state.subscribe()
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.keeper.attributes.subscribe()
+    pub(super) fn view(&self) -> View {
+        let Self { keeper, follower } = self;
+        // The counters outlive a rebuilt device.
+        let stats = keeper.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
+        View {
+            state: keeper.state.subscribe(),
+            attributes: keeper.attributes.subscribe(),
+            carrier: Carrier::Workers { stats, routes: follower.routes.clone() },
+        }
     }
 
     /// Follows the leases, and makes again what breaks; neither waits for the other. Runs until it

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
 use crate::backend::network::{Setup, StartError};
-use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::backend::status::{Teller, Ways};
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::device::kernel;
@@ -92,7 +92,7 @@ impl VxlanNetwork {
         }
         let failed = |source| StartError::Netlink { kind: TYPE, source };
         let mac = vtep_mac(&setup.attributes).expect("introduce made the attributes");
-        let teller = Teller::new(String::new(), mtu_bytes, external);
+        let teller = Teller::new(String::new(), mtu_bytes, &setup);
         let mut network = Self {
             ground: Ground::new(&setup, TYPE, teller)?,
             settings,
@@ -108,22 +108,8 @@ impl VxlanNetwork {
         Ok(network)
     }
 
-    /// Its state, and each change of it.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.ground.teller.state.subscribe()
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.ground.attributes.subscribe()
-    }
-
-    /// The kernel.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.ground.teller.carrier()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.ground.teller
     }
 
     /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
