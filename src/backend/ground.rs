@@ -1,10 +1,11 @@
-//! What backends that configure the kernel have in common: a connection to it, its news, the
-//! external interface as it is now, and when to look again.
+//! What backends that configure the kernel have in common: the loop of looking, comparing and
+//! waiting, a connection to the kernel, its news, and the external interface as it is now.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
@@ -37,6 +38,54 @@ const AWAY: Duration = Duration::from_millis(300);
 
 /// Pauses before what failed is tried again, doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// A backend that compares what the leases ask for with what the kernel has.
+pub(super) trait Grounded {
+    /// Everything is compared this often even if the kernel reports no change.
+    const RECHECK: Duration;
+
+    fn ground(&mut self) -> &mut Ground;
+
+    /// Compares and edits. `peers` are missing before the first listing, when nobody knows which
+    /// of those that the kernel has are stale.
+    async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError>;
+}
+
+/// Follows the leases and repairs what breaks. Everything stays when this is dropped.
+pub(super) async fn follow<B: Grounded>(
+    backend: &mut B,
+    mut leases: watch::Receiver<Arc<Peers>>,
+) -> Infallible {
+    let mut is_listed = false;
+    loop {
+        let begun = Instant::now();
+        let peers = {
+            let listed = leases.borrow_and_update();
+            is_listed |= listed.has_changed();
+            Arc::clone(&listed)
+        };
+        let pass = match pass(backend, is_listed.then_some(&*peers)).await {
+            Ok(pass) => pass,
+            Err(error) => {
+                backend.ground().fail(&error);
+                Pass::Partly
+            }
+        };
+        is_listed |= backend.ground().wait(&mut leases, begun.elapsed(), pass, B::RECHECK).await;
+    }
+}
+
+async fn pass(backend: &mut impl Grounded, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
+    let ground = backend.ground();
+    let mut seen = ground.look().await?;
+    if seen.external.is_none() && ground.look_for_address().await {
+        seen = ground.look().await?;
+    }
+    if seen.external.is_none() {
+        return Ok(Pass::Away);
+    }
+    backend.compare(seen, peers).await
+}
 
 /// The common part of such a backend.
 #[derive(Debug)]
@@ -137,7 +186,7 @@ impl Ground {
 
     /// The external interface has lost its address: takes its next one, if it has one. Gives
     /// whether the backend has to be set up for another address.
-    pub(super) async fn look_for_address(&mut self) -> bool {
+    async fn look_for_address(&mut self) -> bool {
         let Ok(found) = rediscover(&self.netlink, &self.interface).await else {
             let (name, address) = (self.external.name.clone(), self.external.address);
             self.tell("address", format!("{name} has no longer the address {address}; waiting"));
@@ -168,7 +217,7 @@ impl Ground {
 
     /// Waits until there is something to do: other leases, news of the kernel, or `period` over.
     /// `took` is how long the last pass took. Gives whether it was the leases.
-    pub(super) async fn wait(
+    async fn wait(
         &mut self,
         leases: &mut watch::Receiver<Arc<Peers>>,
         took: Duration,
@@ -204,7 +253,7 @@ impl Ground {
     }
 
     /// Goes on over another connection to the kernel, if one can be had.
-    pub(super) fn reopen(&mut self, error: &NetlinkError) {
+    fn reopen(&mut self, error: &NetlinkError) {
         let text = format!("lost touch with the kernel, opening it again: {}", with_causes(error));
         self.tell("connection", text);
         let reopened = Netlink::events().and_then(|events| Ok((events, Netlink::open()?)));
@@ -217,7 +266,7 @@ impl Ground {
     }
 
     /// Tells of a pass that could not even look.
-    pub(super) fn fail(&mut self, error: &NetlinkError) {
+    fn fail(&mut self, error: &NetlinkError) {
         self.teller.counters.failures.add(1);
         if error.is_connection_lost() {
             self.reopen(error);

@@ -8,13 +8,13 @@ mod plan;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
+use crate::backend::ground::{Ground, Grounded, Pass, REQUESTS_MAX, Seen, follow, of_type};
 use crate::backend::network::{Setup, StartError};
 use crate::backend::status::{Teller, Ways};
 use crate::config::network::VxlanBackendConfig;
@@ -29,10 +29,6 @@ use crate::route::Prefix;
 use self::data::{TYPE, data, vtep_mac};
 use self::device::{Found, Wish, judge};
 use self::plan::{Actual, Peer, Plan, Step, Wanted};
-
-/// Everything is compared this often even if the kernel reports no change; it reports none of
-/// neighbours and forwarding entries.
-const RECHECK: Duration = Duration::from_secs(30);
 
 /// A running vxlan backend.
 #[derive(Debug)]
@@ -113,52 +109,8 @@ impl VxlanNetwork {
     }
 
     /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
-    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let mut is_listed = false;
-        loop {
-            let begun = Instant::now();
-            is_listed |= leases.has_changed().unwrap_or(false);
-            let peers = Arc::clone(&leases.borrow_and_update());
-            // Before the first listing nobody knows which peers are stale.
-            let pass = match self.pass(is_listed.then_some(&*peers)).await {
-                Ok(pass) => pass,
-                Err(error) => {
-                    self.ground.fail(&error);
-                    Pass::Partly
-                }
-            };
-            is_listed |= self.ground.wait(&mut leases, begun.elapsed(), pass, RECHECK).await;
-        }
-    }
-
-    /// Compares and edits.
-    async fn pass(&mut self, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
-        let mut seen = self.ground.look().await?;
-        if seen.external.is_none() && self.ground.look_for_address().await {
-            seen = self.ground.look().await?;
-        }
-        if seen.external.is_none() {
-            return Ok(Pass::Away);
-        }
-        let Found { link, is_new } = self.establish(&seen).await?;
-        let Some(peers) = peers else { return Ok(self.whole()) };
-        // With an old device its routes went as well.
-        let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };
-        let wanted = self.wanted(peers, &link).await;
-        let actual = self.actual(&link, routes).await?;
-        let networks = self.ground.networks().to_vec();
-        let is_own = |route: &Route| {
-            let is_into_device =
-                route.next_hops.iter().any(|hop| hop.interface_index == link.index);
-            (is_into_device && Ground::is_inside(&networks, route))
-                || Ground::is_marked(&networks, route)
-        };
-        let plan = plan::diff(&wanted, &actual, is_own);
-        let failed = self.program(&link, &plan.steps, &wanted, &actual).await;
-        let stuck = self.clear(&link, &plan).await;
-        self.tell(wanted, &failed);
-        let whole = self.whole();
-        Ok(if failed.is_empty() && stuck == 0 { whole } else { Pass::Partly })
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        follow(self, leases).await
     }
 
     fn whole(&self) -> Pass {
@@ -341,6 +293,37 @@ impl VxlanNetwork {
         counters.programmed.set(self.set.len());
         let ways: Ways = self.set.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
         self.ground.teller.ways(ways);
+    }
+}
+
+impl Grounded for VxlanNetwork {
+    /// The kernel reports no change of neighbours and forwarding entries.
+    const RECHECK: Duration = Duration::from_secs(30);
+
+    fn ground(&mut self) -> &mut Ground {
+        &mut self.ground
+    }
+
+    async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
+        let Found { link, is_new } = self.establish(&seen).await?;
+        let Some(peers) = peers else { return Ok(self.whole()) };
+        // With an old device its routes went as well.
+        let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };
+        let wanted = self.wanted(peers, &link).await;
+        let actual = self.actual(&link, routes).await?;
+        let networks = self.ground.networks().to_vec();
+        let is_own = |route: &Route| {
+            let is_into_device =
+                route.next_hops.iter().any(|hop| hop.interface_index == link.index);
+            (is_into_device && Ground::is_inside(&networks, route))
+                || Ground::is_marked(&networks, route)
+        };
+        let plan = plan::diff(&wanted, &actual, is_own);
+        let failed = self.program(&link, &plan.steps, &wanted, &actual).await;
+        let stuck = self.clear(&link, &plan).await;
+        self.tell(wanted, &failed);
+        let whole = self.whole();
+        Ok(if failed.is_empty() && stuck == 0 { whole } else { Pass::Partly })
     }
 }
 
