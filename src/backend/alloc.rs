@@ -1,35 +1,36 @@
 //! The alloc backend: a subnet and its `subnet.env`. Somebody else carries the packets.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 
-use tokio::sync::watch;
-
-use crate::backend::network::Setup;
+use crate::backend::address::Beneath;
+use crate::backend::network::{Setup, StartError};
 use crate::backend::status::Teller;
-use crate::control::lease::Peers;
 
 /// A running alloc backend.
 #[derive(Debug)]
 pub struct AllocNetwork {
+    beneath: Beneath,
     teller: Teller,
 }
 
 impl AllocNetwork {
     /// There is nothing to set up.
-    #[must_use]
-    pub fn start(setup: &Setup) -> Self {
-        let external = &setup.external;
+    pub fn start(setup: &Setup) -> Result<Self, StartError> {
+        let failed = |source| StartError::Netlink { kind: "alloc", source };
+        let beneath = Beneath::new(setup).map_err(failed)?;
         let description = format!("alloc: subnet {} only, carried by nobody here", setup.subnet);
-        Self { teller: Teller::new(description, external.mtu_bytes, setup) }
+        let teller = Teller::new(description, setup.external.mtu_bytes, setup);
+        Ok(Self { beneath, teller })
     }
 
     pub(super) fn teller(&self) -> &Teller {
         &self.teller
     }
 
-    /// Leaves the leases to others.
-    pub async fn run(&mut self, _leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        std::future::pending().await
+    /// Follows the interface, for the lease and `subnet.env`; leaves the leases to others.
+    pub async fn run(&mut self) -> Infallible {
+        loop {
+            self.beneath.changed(&self.teller).await;
+        }
     }
 }

@@ -12,12 +12,12 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use crate::backend::address::NextAddress;
 use crate::backend::network::{Setup, StartError};
 use crate::backend::status::Teller;
-use crate::config::options::InterfaceOptions;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::failure::{Told, with_causes};
-use crate::host::interface::{ExternalInterface, rediscover};
+use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route, RouteProtocol, RouteSpec};
 use crate::route::Prefix;
@@ -93,8 +93,7 @@ pub(super) struct Ground {
     pub(super) netlink: Netlink,
     events: Events,
     pub(super) external: ExternalInterface,
-    interface: InterfaceOptions,
-    follow_address: bool,
+    next_address: NextAddress,
     /// Where our routes may lie.
     networks: Vec<Prefix>,
     pub(super) teller: Teller,
@@ -143,8 +142,7 @@ impl Ground {
             netlink,
             events,
             external: setup.external.clone(),
-            interface: setup.interface.clone(),
-            follow_address: setup.follow_address,
+            next_address: NextAddress::new(&setup.interface, setup.follow_address),
             networks,
             teller,
             retry: RETRY.0,
@@ -187,31 +185,11 @@ impl Ground {
     /// The external interface has lost its address: takes its next one, if it has one. Gives
     /// whether the backend has to be set up for another address.
     async fn look_for_address(&mut self) -> bool {
-        let Ok(found) = rediscover(&self.netlink, &self.interface).await else {
-            let (name, address) = (self.external.name.clone(), self.external.address);
-            self.tell("address", format!("{name} has no longer the address {address}; waiting"));
+        let Some(found) = self.next_address.look(&self.netlink, &self.external).await else {
             return false;
         };
-        let (from, to) = (self.external.address, found.address);
-        if found.name != self.external.name || from == to {
-            return false;
-        }
-        let name = found.name.clone();
-        if !self.follow_address {
-            self.tell(
-                "address",
-                format!(
-                    "the address of {name} is no longer {from} but {to}, and \
-                     --follow-address=false: weftd must be restarted to use it"
-                ),
-            );
-            return false;
-        }
-        info!("the address of {name} went from {from} to {to}; following");
+        self.teller.moved(&self.external, &found);
         self.external = found;
-        let public_address = self.external.public_address;
-        self.teller.attributes.send_modify(|said| said.public_ip = public_address);
-        self.teller.state(|state| state.public_address = public_address);
         true
     }
 

@@ -126,7 +126,7 @@ pub enum Network {
     /// Plain routes.
     HostGw(Box<HostGwNetwork>),
     /// A subnet only.
-    Alloc(AllocNetwork),
+    Alloc(Box<AllocNetwork>),
     /// Commands.
     Extension(Box<ExtensionNetwork>),
 }
@@ -196,7 +196,7 @@ impl Network {
                 Ok(Self::Vxlan(Box::new(network)))
             }
             Settings::HostGw => Ok(Self::HostGw(Box::new(HostGwNetwork::start(setup)?))),
-            Settings::Alloc => Ok(Self::Alloc(AllocNetwork::start(&setup))),
+            Settings::Alloc => Ok(Self::Alloc(Box::new(AllocNetwork::start(&setup)?))),
             Settings::Extension(settings) => {
                 let network = ExtensionNetwork::start(&setup, settings).await?;
                 Ok(Self::Extension(Box::new(network)))
@@ -223,7 +223,7 @@ impl Network {
             Self::Udp(network) => network.run(leases).await,
             Self::Vxlan(network) => network.run(leases).await,
             Self::HostGw(network) => network.run(leases).await,
-            Self::Alloc(network) => network.run(leases).await,
+            Self::Alloc(network) => network.run().await,
             Self::Extension(network) => network.run(leases).await,
         }
     }

@@ -12,6 +12,7 @@ use tracing::info;
 use crate::backend::network::Setup;
 use crate::backend::udp::WorkerState;
 use crate::control::lease::LeaseAttributes;
+use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 
@@ -141,6 +142,16 @@ impl Teller {
             change(state);
             *state != before
         });
+    }
+
+    /// Tells that the backend goes on with the address of `to`.
+    pub(super) fn moved(&self, from: &ExternalInterface, to: &ExternalInterface) {
+        info!("the address of {} went from {} to {}; following", to.name, from.address, to.address);
+        let public_ip = to.public_address;
+        self.attributes.send_if_modified(|said| {
+            std::mem::replace(&mut said.public_ip, public_ip) != public_ip
+        });
+        self.state(|state| state.public_address = public_ip);
     }
 
     /// Logs what differs from the last time, in flannel's words.

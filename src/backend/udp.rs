@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use crate::backend::address::NextAddress;
 use crate::backend::status::{Carrier, PlaneState, View};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
@@ -153,8 +154,7 @@ struct Keeper {
     state: watch::Sender<PlaneState>,
     /// What this node says of itself.
     attributes: watch::Sender<LeaseAttributes>,
-    /// What was last said about an address that is not followed.
-    address_told: Option<String>,
+    next_address: NextAddress,
     /// Why io_uring is not used, as the log has it.
     fallback_told: Option<String>,
 }
@@ -176,6 +176,7 @@ impl UdpNetwork {
         let events = Netlink::events()?;
         let underlay = UnderlayWatch::new(netlink.clone(), setup.external.address)?;
         let known = setup.external.underlay();
+        let next_address = NextAddress::new(&setup.interface, setup.follow_address);
         let worker_count = team::count(setup.workers);
         let (queues, overlay, sockets) =
             take_over(&netlink, &setup, mtu_bytes, worker_count).await?;
@@ -220,7 +221,7 @@ impl UdpNetwork {
                 workers: Vec::new(),
             }),
             attributes: watch::Sender::new(LeaseAttributes::udp(public_address)),
-            address_told: None,
+            next_address,
             fallback_told: None,
         };
         keeper.tell_of_fallback();

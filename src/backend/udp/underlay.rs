@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use crate::control::lease::LeaseAttributes;
 use crate::failure::with_causes;
-use crate::host::interface::{ExternalInterface, rediscover};
+use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, followed_mtu_bytes};
 use crate::host::netlink::Netlink;
 use crate::host::underlay::{Underlay, UnderlayWatch};
@@ -17,37 +17,20 @@ use super::take_over::bind_sockets;
 use super::{Keeper, UdpError};
 
 impl Keeper {
-    /// The tunnel's address is gone: takes the next one of the same interface, if it has one. Of
-    /// another interface it takes none, which would be gone with the next failure of the first.
+    /// The tunnel's address is gone: takes the next one of the same interface, if it has one.
     pub(super) async fn look_for_address(&mut self) {
         let before = &self.setup.external;
-        let Ok(found) = rediscover(&self.netlink, &self.setup.interface).await else { return };
-        if found.name != before.name || found.address == before.address {
-            return;
-        }
+        let look = self.next_address.look(&self.netlink, before);
+        let Some(found) = look.await else { return };
         let (name, from, to) = (before.name.clone(), before.address, found.address);
-        if !self.setup.follow_address {
-            return self.tell_of_address(format!(
-                "the address of {name} is no longer {from} but {to}, and --follow-address=false: \
-                 weftd must be restarted to use it, and carries nothing until then"
-            ));
-        }
         if let Err(error) = self.move_to(found) {
-            return self.tell_of_address(format!(
+            return self.next_address.complain(&format!(
                 "the address of {name} went from {from} to {to}, but the tunnel cannot follow, \
                  trying on: {}",
                 with_causes(&error)
             ));
         }
-        self.address_told = None;
         self.rebuild(&format!("the address of {name} went from {from} to {to}")).await;
-    }
-
-    fn tell_of_address(&mut self, text: String) {
-        if self.address_told.as_ref() != Some(&text) {
-            warn!("{text}");
-            self.address_told = Some(text);
-        }
     }
 
     /// Binds the sockets of the next workers, and tells the peers where they are.
