@@ -1,6 +1,7 @@
 //! The vxlan backend: the kernel's VXLAN device, and for each other host a neighbour, a
 //! forwarding entry and a route. The kernel carries the packets, and goes on without weftd.
 
+mod checksum;
 mod data;
 mod device;
 mod plan;
@@ -19,7 +20,6 @@ use crate::backend::network::{Setup, StartError};
 use crate::backend::status::{Teller, Ways};
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::device::kernel;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::{Netlink, NetlinkError};
@@ -74,7 +74,6 @@ impl VxlanNetwork {
              DirectRouting={direct_routing}",
             port.unwrap_or(0)
         );
-        warn_of_old_kernel(&kernel::release());
         let external = &setup.external;
         let mtu_bytes = device::mtu_bytes(&settings, external);
         if mtu_bytes < OVERLAY_MTU_BYTES_MIN {
@@ -138,6 +137,9 @@ impl VxlanNetwork {
             warn!("{} was deleted by someone else; made again, with its peers", wish.name);
             self.ground.teller.counters.repairs.add(1);
             self.ground.teller.state(|state| state.is_up = false);
+        }
+        if found.is_new || self.imposed_mtu_bytes == 0 {
+            checksum::settle(&found.link.name, found.is_new);
         }
         self.imposed_mtu_bytes = mtu_bytes;
         let address = self.subnet.network();
@@ -364,16 +366,4 @@ async fn program_one(
         netlink.remove_neighbour(link, *entry).await.ok();
     }
     Err(error)
-}
-
-/// Before 5.7 the kernel's NAT spoilt checksums that a vxlan device leaves to be filled in later,
-/// and connections took a minute to come up.
-fn warn_of_old_kernel(release: &str) {
-    if kernel::spoils_vxlan_checksums(release) {
-        warn!(
-            "kernel {release} may spoil checksums of vxlan packets that it masquerades (fixed in \
-             5.7 and in stable releases of 2020); if connections take a minute to open, run \
-             `ethtool -K flannel.1 tx-checksum-ip-generic off`"
-        );
-    }
 }
