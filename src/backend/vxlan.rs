@@ -8,6 +8,7 @@ mod plan;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,7 +129,13 @@ impl VxlanNetwork {
         };
         let mtu_bytes = wish.mtu_bytes;
         let impose_mtu = mtu_bytes != self.imposed_mtu_bytes;
-        let found = device::establish(&self.ground.netlink, &wish, impose_mtu).await?;
+        let found = match device::establish(&self.ground.netlink, &wish, impose_mtu).await {
+            Ok(found) => found,
+            Err(error) => {
+                self.tell_of_no_device(&wish, &error).await;
+                return Err(error);
+            }
+        };
         if impose_mtu && self.imposed_mtu_bytes != 0 {
             let from = self.imposed_mtu_bytes;
             info!("the MTU of {} follows that beneath it, from {from} to {mtu_bytes}", wish.name);
@@ -154,6 +161,24 @@ impl VxlanNetwork {
         Ok(found)
     }
 
+    /// Without the device no packet flows. That of another name may have its place: the kernel has
+    /// one for each VNI and port.
+    async fn tell_of_no_device(&mut self, wish: &Wish, error: &NetlinkError) {
+        let name = &wish.name;
+        if !matches!(self.ground.netlink.vxlan_link(name).await, Ok(None)) {
+            return;
+        }
+        self.ground.teller.state(|state| state.is_up = false);
+        if error.is_already_there() {
+            let text = format!(
+                "{name} cannot be made: another device has VNI {vni} and the same port, see \
+                 `ip -d link show type vxlan`; remove it, or give one of them another VNI",
+                vni = wish.vxlan.vni
+            );
+            self.ground.tell("device", text);
+        }
+    }
+
     fn describe(&self) -> String {
         let (settings, external) = (&self.settings, &self.ground.external);
         let port = settings.port.map_or_else(|| "8472".to_owned(), |port| port.to_string());
@@ -171,15 +196,17 @@ impl VxlanNetwork {
 
     /// What the leases ask for.
     async fn wanted(&mut self, peers: &Peers, link: &LinkId) -> Wanted {
-        let mut macs = BTreeMap::new();
+        let mut macs: BTreeMap<MacAddress, (Prefix, Ipv4Addr)> = BTreeMap::new();
         let (mut wanted, mut unusable) = (Wanted::new(), Vec::new());
         for (subnet, public_ip, attributes) in of_type(peers, TYPE, &self.ground.teller) {
             let Some(mac) = vtep_mac(attributes) else {
                 unusable.push(format!("{subnet} of {public_ip} names no VtepMAC"));
                 continue;
             };
-            // The kernel sends what is for one hardware address to one host.
-            if let Some(other) = macs.insert(mac, subnet) {
+            // The kernel sends what is for one hardware address to one host, which may have two
+            // subnets: an old lease lingers beside the new one.
+            let (other, host) = *macs.entry(mac).or_insert((subnet, public_ip));
+            if host != public_ip {
                 unusable.push(format!("{subnet} has the VtepMAC {mac} of {other}"));
                 continue;
             }
