@@ -10,10 +10,10 @@ use tokio::time::sleep;
 use tracing::{error, warn};
 
 use crate::control::backoff::jittered;
-use crate::control::causes::with_causes;
 use crate::control::manager::SubnetManager;
 use crate::control::run::End;
 use crate::control::store::StoreError;
+use crate::failure::with_causes;
 
 /// Life of a claim after its node is gone. As long as kubelet's leases are trusted, within a
 /// factor: a node that takes over an address waits no longer than that.

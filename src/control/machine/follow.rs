@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Asked, Command, Hold, Machine, Say, stale};
-use crate::control::causes::with_causes;
 use crate::control::lease::{Lease, parse_key};
 use crate::control::store::{Event as Change, Rejected, Snapshot, StoreError};
+use crate::failure::with_causes;
 
 /// Between two reports of one outage, after the first.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::follow::ABSENT;
 use super::{Asked, Command, End, Follow, Machine, Now, Say, Write};
 use crate::control::backoff::jittered;
-use crate::control::causes::with_causes;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::manager::OwnLease;
 use crate::control::store::{Granted, StoreError};
+use crate::failure::with_causes;
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
 /// renew together.

@@ -16,9 +16,9 @@ use tracing::warn;
 
 use super::StoreError;
 use super::etcd::{EtcdLease, EtcdStore, Page};
-use crate::control::causes::with_causes;
 use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, Claimant, NodeIdentity};
 use crate::control::clock;
+use crate::failure::with_causes;
 
 /// Tries of one write while its claim turns out to be another than was known: absent, lapsed, of
 /// the last run.

@@ -13,8 +13,8 @@ use tracing::warn;
 
 use super::StoreError;
 use super::local_files::{failed, read_bounded};
-use crate::control::causes::with_causes;
 use crate::control::claim::NodeIdentity;
+use crate::failure::with_causes;
 
 /// More than any claim has.
 const CLAIM_BYTES_MAX: usize = 4096;
