@@ -1,6 +1,8 @@
 //! Who this node is, for the claim on its PublicIP that keeps two nodes from sharing a subnet, and
 //! the loop that keeps the claim. What a claim is in a store is the store's business.
 
+pub(crate) mod ledger;
+
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -121,16 +123,6 @@ impl Claim {
     /// The claim of `public_ip` before anything was seen of it.
     pub(crate) fn unseen(public_ip: Ipv4Addr) -> Self {
         Self { public_ip, revision: 0, value: Vec::new(), is_ours: false }
-    }
-
-    /// The same, gone with its lease.
-    pub(crate) fn lapsed(&self) -> Self {
-        Self::unseen(self.public_ip)
-    }
-
-    /// The same, to be written again with another number.
-    pub(crate) fn with_another_number(self) -> Self {
-        Self { is_ours: false, ..self }
     }
 }
 

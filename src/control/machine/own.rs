@@ -105,7 +105,12 @@ impl Machine {
         let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
         let mut over = held.revision;
         let command = match (what, self.hold) {
-            (Write::Renew, _) => Command::Renew { held, ttl },
+            // Under the address that it shows: the claim of another comes with the write that
+            // tells it.
+            (Write::Renew, _) => {
+                let found = self.mirror.get(&held.key).cloned();
+                Command::Renew { held: found.unwrap_or(held), ttl }
+            }
             (Write::Restore, _) => {
                 self.hold = Hold::Held;
                 Command::Update { held, ttl }

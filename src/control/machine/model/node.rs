@@ -27,6 +27,17 @@ pub(super) enum Op {
     Create { subnet: Prefix, attributes: LeaseAttributes },
 }
 
+impl Op {
+    /// The address whose claim it writes with.
+    pub(super) fn claims(&self) -> Option<Ipv4Addr> {
+        match self {
+            Self::List | Self::Watch { .. } => None,
+            Self::Renew { held } | Self::Update { held } => Some(held.attributes.public_ip),
+            Self::Create { attributes, .. } => Some(attributes.public_ip),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) enum Answer {
     Listed(Result<Snapshot, StoreError>),
@@ -115,7 +126,7 @@ pub(super) struct Node {
     pub(super) has_twin: bool,
     /// Whether the twin has the same boot, too, so that each looks like a restart of the other.
     pub(super) is_copy: bool,
-    /// Whether it ended because its copy took its claim, and nobody starts it again.
+    /// Whether it ended because its copy took its claim, and has the same address still.
     pub(super) has_yielded: bool,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
@@ -252,6 +263,7 @@ pub(super) fn execute(
     moment: Moment,
 ) -> Answer {
     let Moment { time, asked, cluster, is_late } = moment;
+    let to = op.claims();
     let written = match op {
         Op::List => {
             return Answer::Listed(store.read_claim(claims).map(|()| store.list()));
@@ -259,16 +271,16 @@ pub(super) fn execute(
         Op::Watch { revision } => return Answer::Opened(store.watch(*revision, cluster)),
         Op::Renew { held } => {
             let write = |store: &mut SimStore| store.renew(&Request { held, time, asked });
-            store.claiming(claims, held.attributes.public_ip, (time, is_late), write)
+            store.claiming(claims, to, (time, is_late), write)
         }
         Op::Update { held } => {
             let write = |store: &mut SimStore| store.update(&Request { held, time, asked });
-            store.claiming(claims, held.attributes.public_ip, (time, is_late), write)
+            store.claiming(claims, to, (time, is_late), write)
         }
         Op::Create { subnet, attributes } => {
             let write =
                 |store: &mut SimStore| store.create(*subnet, attributes.clone(), time, asked);
-            store.claiming(claims, attributes.public_ip, (time, is_late), write)
+            store.claiming(claims, to, (time, is_late), write)
         }
     };
     Answer::Written(written)
@@ -467,14 +479,22 @@ impl World {
         self.nodes[index].is_accident = false;
     }
 
+    /// Whether a twin has the same address now.
+    pub(super) fn shares_address(&self, index: usize) -> bool {
+        let [one, other] = [index, 1_usize.wrapping_sub(index)].map(|at| self.nodes.get(at));
+        let both = one.zip(other).filter(|(one, _)| one.has_twin);
+        both.is_some_and(|(one, other)| one.public_ip == other.public_ip)
+    }
+
     pub(super) fn restart_after(&mut self, index: usize, end: End) {
         self.check_end(index, end);
+        let shares_address = self.shares_address(index);
         let node = &mut self.nodes[index];
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
-        if node.is_copy && end == End::Duplicate {
-            // Started again, it would be the last of the two, and the other had to yield.
+        if node.is_copy && shares_address && end == End::Duplicate {
+            // Nobody starts it again before one of them has another address.
             (node.life, node.has_yielded) = (Life::Down, true);
         }
         self.log(index, &format!("lost its subnet: {end:?}"));
