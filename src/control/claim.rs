@@ -210,6 +210,20 @@ impl Claimant {
         }
         Ok(unheld)
     }
+
+    /// The same of a claim that this run may have had: it wrote it and got no answer.
+    pub(crate) fn judge_tried(
+        &mut self,
+        public_ip: Ipv4Addr,
+        found: Option<ClaimEntry<'_>>,
+    ) -> Result<Claim, StoreError> {
+        let held = self.held.replace(public_ip);
+        let claim = self.judge(public_ip, found);
+        if !claim.as_ref().is_ok_and(|claim| claim.is_ours) {
+            self.held = held;
+        }
+        claim
+    }
 }
 
 impl ClaimValue {

@@ -145,30 +145,30 @@ impl Ledger {
         to: Option<Ipv4Addr>,
         shown: &[(Ipv4Addr, Option<ClaimEntry<'_>>)],
     ) -> Result<Option<Claim>, StoreError> {
-        let mut judge = |public_ip: Ipv4Addr| {
+        let entry = |public_ip: Ipv4Addr| {
             let found = shown.iter().find(|(shown, _)| *shown == public_ip);
-            self.claimant.judge(public_ip, found.and_then(|(_, entry)| *entry))
+            found.and_then(|(_, entry)| *entry)
         };
         if let Some(current) = self.current.as_ref().map(|claim| claim.public_ip) {
-            let seen = judge(current);
+            let seen = self.claimant.judge(current, entry(current));
             if seen.as_ref().is_ok_and(|claim| claim.is_ours) {
                 self.current = Some(seen?);
-            } else if let Some(moved) = self
-                .tried
-                .iter()
-                .find_map(|claim| judge(claim.public_ip).ok().filter(|claim| claim.is_ours))
-            {
-                // Whose the address is that it left does not matter.
-                (self.current, self.tried) = (Some(moved), Vec::new());
             } else {
-                self.current = Some(seen?);
-                let tried = self.tried.iter().map(|claim| judge(claim.public_ip));
-                self.tried = tried.collect::<Result<_, _>>()?;
+                let tried = self.tried.iter().map(|claim| claim.public_ip);
+                let tried: Vec<_> =
+                    tried.map(|ip| self.claimant.judge_tried(ip, entry(ip))).collect();
+                let moved = tried.iter().flatten().find(|claim| claim.is_ours);
+                (self.current, self.tried) = match moved {
+                    // Whose the address is that it left does not matter.
+                    Some(moved) => (Some(moved.clone()), Vec::new()),
+                    None => (Some(seen?), tried.into_iter().collect::<Result<_, _>>()?),
+                };
             }
         }
-        match to.filter(|to| self.current.as_ref().is_none_or(|claim| claim.public_ip != *to)) {
-            Some(to) => judge(to).map(Some),
-            None => Ok(self.current.clone()),
+        let current = self.current.as_ref();
+        match to.filter(|to| current.is_none_or(|claim| claim.public_ip != *to)) {
+            Some(to) => self.claimant.judge(to, entry(to)).map(Some),
+            None => Ok(current.cloned()),
         }
     }
 }

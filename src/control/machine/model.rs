@@ -354,7 +354,7 @@ impl World {
         let (op, asked, cluster) = (request.op.clone(), request.asked, node.cluster);
         node.claims.draw(&mut node.numbers);
         let (mut claims, moment) =
-            (node.claims.clone(), Moment { time, asked, cluster, is_late: false });
+            (node.claims.to_try(), Moment { time, asked, cluster, is_late: false });
         let to = op.claims();
         let mut execute = || execute(store, &op, &mut claims, moment);
         let reachable = !node.is_cut;
@@ -380,7 +380,7 @@ impl World {
         };
         let answer: Answer = if store.is_down { failure(&op) } else { answer };
         if answer.is_unavailable() {
-            node.claims.unanswered(&claims, to);
+            node.claims.unanswered(claims, to);
         } else {
             node.claims = claims;
             if answer.is_ok() {
@@ -400,10 +400,10 @@ impl World {
         }
         let numbers = &mut node.numbers;
         node.claims.draw(numbers);
-        let mut claims = node.claims.clone();
+        let mut claims = node.claims.to_try();
         let kept = store.keep_claim(&mut claims, time);
         if faulty && random.u8(..15) == 0 {
-            return node.claims.unanswered(&claims, None);
+            return node.claims.unanswered(claims, None);
         }
         node.claims = claims;
         match kept {

@@ -36,6 +36,8 @@ pub(super) struct Claims {
     /// Which run of which node, for the observer.
     pub(super) run: u64,
     ledger: Ledger,
+    /// As it was when the last transaction was sent.
+    sent: Option<Box<Ledger>>,
     lease: Option<i64>,
     keeps: u64,
 }
@@ -43,7 +45,7 @@ pub(super) struct Claims {
 impl Claims {
     pub(super) fn of(node: NodeIdentity, run: u64) -> Self {
         let ledger = Ledger::of(node.clone());
-        Self { node, run, ledger, lease: None, keeps: 0 }
+        Self { node, run, ledger, sent: None, lease: None, keeps: 0 }
     }
 
     /// From now on this is the address to claim.
@@ -61,10 +63,18 @@ impl Claims {
         });
     }
 
-    /// What a try of unknown outcome, for the address `to`, leaves: the lease that it may have
-    /// bound, and the address at which the entry may be.
-    pub(super) fn unanswered(&mut self, tried: &Self, to: Option<Ipv4Addr>) {
+    /// The same, to be tried with: what comes of it, only an answer tells.
+    pub(super) fn to_try(&self) -> Self {
+        Self { sent: None, ..self.clone() }
+    }
+
+    /// What a try of unknown outcome, for the address `to`, leaves: what was known when it was
+    /// sent, the lease that it may have bound, and the address at which the entry may be.
+    pub(super) fn unanswered(&mut self, tried: Self, to: Option<Ipv4Addr>) {
         self.lease = tried.lease;
+        if let Some(sent) = tried.sent {
+            self.ledger = *sent;
+        }
         if let Some(target) = to.and_then(|to| self.ledger.target(Some(to))) {
             self.ledger.unanswered(target);
         }
@@ -111,6 +121,7 @@ impl SimStore {
                 *numbers += 1;
                 *numbers
             });
+            claims.sent = Some(Box::new(claims.ledger.clone()));
             if terms.unchanged.iter().all(|claim| self.is_unchanged(claim)) {
                 let before = self.revision;
                 let written = write(self)?;
