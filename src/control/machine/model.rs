@@ -253,7 +253,6 @@ impl World {
         let moment = Moment { time, asked, cluster, is_late: true };
         let answer = execute(&mut self.store, &op, &mut claims, moment);
         let node = &mut self.nodes[index];
-        node.was_overtaken |= answer.is_ok() && matches!(op, Op::Create { .. });
         node.was_preceded |= answer.is_ok() && claims.run != node.claims.run;
         self.log(index, &format!("has a late {op:?}"));
     }

@@ -108,8 +108,10 @@ impl Machine {
             // Under the address that it shows: the claim of another comes with the write that
             // tells it.
             (Write::Renew, _) => {
-                let found = self.mirror.get(&held.key).cloned();
-                Command::Renew { held: found.unwrap_or(held), ttl }
+                let found = self.mirror.get(&held.key).map(|found| &found.attributes);
+                let elsewhere = found.filter(|found| found.public_ip != held.attributes.public_ip);
+                let attributes = elsewhere.unwrap_or(&held.attributes).clone();
+                Command::Renew { held: Lease { attributes, ..held }, ttl }
             }
             (Write::Restore, _) => {
                 self.hold = Hold::Held;

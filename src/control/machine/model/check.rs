@@ -164,7 +164,6 @@ impl World {
                 assert!(
                     owned
                         && (node.began_from_cache
-                            || node.was_overtaken
                             || node.has_twin
                             || !node.addresses.contains(&owner)),
                     "node {index} gave {subnet} to {owner}"

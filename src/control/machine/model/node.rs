@@ -115,12 +115,10 @@ pub(super) struct Node {
     pub(super) keep_at: Duration,
     /// The point at which the store last said that the claim is its own.
     pub(super) claim_seen: Point,
-    /// Whether it created an entry by a write that it had given up, after another of its writes
-    /// had created that entry and it was deleted again. Nobody can tell whose such an entry is, if
-    /// the node moved meanwhile, so it is left to whoever has that address.
-    pub(super) was_overtaken: bool,
-    /// Whether a write of an earlier run went in while this one runs, and claimed the address. The
-    /// connection of a process ends with it, so that takes a claim that lapsed at once.
+    /// Whether a write of an earlier run went in while this one runs. That takes a claim of this
+    /// run that had lapsed, and by its number nobody can tell it from a copy of this machine that
+    /// took it: of the two, the one that claimed last owns the subnet, so this one ends. With
+    /// etcd it is as good as impossible, for the connection of a process ends with the process.
     pub(super) was_preceded: bool,
     /// Whether another node has the same addresses.
     pub(super) has_twin: bool,
@@ -170,7 +168,6 @@ impl Node {
             numbers: 0,
             keep_at: Duration::ZERO,
             claim_seen: (0, 0),
-            was_overtaken: false,
             was_preceded: false,
             has_twin: false,
             is_copy: false,
