@@ -271,12 +271,8 @@ impl Machine {
     /// Takes an event and says what to do now. An answer that was not asked for changes nothing.
     pub(super) fn handle(&mut self, event: Event, now: Now) -> Vec<Command> {
         self.now = now;
-        match (self.asked, &self.hold) {
-            (_, Hold::Lost) => return Vec::new(),
-            (
-                Asked::Nothing | Asked::List { .. } | Asked::Watch | Asked::Write { .. },
-                Hold::Held | Hold::Rewritten { .. } | Hold::Unreadable { .. } | Hold::Lapsed { .. },
-            ) => {}
+        if self.hold == Hold::Lost {
+            return Vec::new();
         }
         match (event, self.asked) {
             (Event::Timer, _) => {}
