@@ -3,8 +3,8 @@
 //! takes it away when the node is gone.
 //!
 //! Every write of the own subnet carries the claim in its transaction: it happens only if the claim
-//! is ours, or nobody's, and then it becomes ours in the same moment. What it compares and writes of
-//! claims is decided in `control::claim::ledger`.
+//! is ours, or nobody's, and then it becomes ours in the same moment. What a write compares and
+//! writes of claims is the ledger's to say, `control::claim::ledger`.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
