@@ -195,7 +195,8 @@ impl Machine {
             self.insert(lease);
         }
         self.revision = Some(revision);
-        self.listed_until = revision;
+        // A change may be of what an incomplete listing lacks.
+        self.listed_until = if complete { revision } else { self.listed_until.min(revision) };
         self.plan_publication();
         let accident = complete && self.hold_missing(wiped);
         let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();

@@ -322,7 +322,7 @@ impl EtcdStore {
         etcd_lease: Option<EtcdLease>,
     ) -> Result<i64, StoreError> {
         let write = Write { condition: Some(condition), operation: Some(operation) };
-        let result = self.write_claiming(name, key, public_ip, write).await;
+        let result = self.write_claiming(name, key, Some(public_ip), write).await;
         if result.as_ref().is_err_and(StoreError::nothing_was_written)
             && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
         {
