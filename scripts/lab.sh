@@ -162,13 +162,13 @@ lab_proxy() {
 }
 
 # lab_plane_weft DIR ARGUMENT...: weftd on both hosts and the pods that its leases ask for. The
-# arguments choose the store. Host N's files are in DIR/hN.
+# arguments choose the store, WEFTD another program. Host N's files are in DIR/hN.
 lab_plane_weft() {
-    local dir=$1 end subnet=() mtu
+    local dir=$1 end subnet=() mtu program=${WEFTD:-$REPO/target/release/weftd}
     shift
     for end in 1 2; do
         mkdir -p "$dir/h$end"
-        spawn_in "h$end" "$dir/h$end/weftd.log" "$REPO/target/release/weftd" "$@" \
+        spawn_in "h$end" "$dir/h$end/weftd.log" "$program" "$@" \
             --iface "${UNDERLAY[end]}" --subnet-file "$dir/h$end/subnet.env" \
             --status-socket "$dir/h$end/weft.sock" --iptables-forward-rules=false
         WEFTD_PID[end]=$SPAWNED

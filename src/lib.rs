@@ -22,5 +22,6 @@ pub mod backend;
 pub mod config;
 pub mod control;
 pub mod daemon;
+mod failure;
 pub mod host;
 pub mod netfilter;

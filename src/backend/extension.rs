@@ -2,27 +2,31 @@
 //! never through a shell, and tries again those that fail.
 
 mod command;
+mod hosts;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use crate::backend::address::Beneath;
 use crate::backend::ground::of_type;
 use crate::backend::network::Setup;
-use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::backend::status::Teller;
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::interface::ExternalInterface;
+use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
 use self::command::{Variables, quote, run};
+use self::hosts::{Hosts, Peer, Task};
 
 pub use self::command::CommandError;
 
@@ -32,8 +36,9 @@ const TYPE: &str = "extension";
 /// Commands that run at once: one that hangs must not keep all other hosts waiting.
 const COMMANDS_MAX: usize = 8;
 
-/// Pauses before a command that failed is tried again, doubled each time.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// How long what hosts have come to may wait to be told: a cluster that starts is one piece of
+/// news, and telling costs a walk over all hosts.
+const TELL_DELAY: Duration = Duration::from_millis(100);
 
 /// The extension backend cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -44,31 +49,18 @@ pub enum ExtensionError {
     /// Its output is published with the lease.
     #[error("the output of PreStartupCommand is no use for a lease")]
     Output(#[from] ValueError),
-}
-
-/// One other host, as its commands are told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Peer {
-    public_ip: Ipv4Addr,
-    data: String,
-}
-
-/// What is set up for one subnet, and what should be.
-#[derive(Debug, Default)]
-struct Entry {
-    wanted: Option<Peer>,
-    applied: Option<Peer>,
-    /// When to try again, and the pause after that, if the last try failed.
-    retry: Option<(Instant, Duration)>,
+    /// The interface cannot be watched.
+    #[error("cannot watch the external interface")]
+    Netlink(#[from] NetlinkError),
 }
 
 /// A running extension backend.
 #[derive(Debug)]
 pub struct ExtensionNetwork {
     settings: ExtensionBackendConfig,
-    attributes: watch::Sender<LeaseAttributes>,
+    beneath: Beneath,
     teller: Teller,
-    entries: BTreeMap<Prefix, Entry>,
+    hosts: Hosts,
 }
 
 /// Runs the command before the start; what it prints is what the node says of itself.
@@ -103,16 +95,15 @@ fn json_string(text: &str) -> serde_json::Result<RawJson> {
 impl ExtensionNetwork {
     /// Runs the command after the start.
     pub async fn start(
-        setup: Setup,
+        setup: &Setup,
         settings: ExtensionBackendConfig,
     ) -> Result<Self, ExtensionError> {
-        let Setup { external, network, subnet, attributes, .. } = setup;
         match &settings.post_startup {
             Some(command) => {
                 let variables = vec![
-                    ("NETWORK", network.to_string()),
-                    ("SUBNET", subnet.to_string()),
-                    ("PUBLIC_IP", attributes.public_ip.to_string()),
+                    ("NETWORK", setup.network.to_string()),
+                    ("SUBNET", setup.subnet.to_string()),
+                    ("PUBLIC_IP", setup.attributes.public_ip.to_string()),
                     ("IPV6SUBNET", String::new()),
                     ("PUBLIC_IPV6", String::new()),
                 ];
@@ -120,143 +111,145 @@ impl ExtensionNetwork {
             }
             None => info!("No post startup command configured - skipping"),
         }
-        let description = format!("extension: commands over {}", external.name);
-        let teller = Teller::new(description, external.mtu_bytes, &external);
-        let attributes = watch::Sender::new(attributes);
-        Ok(Self { settings, attributes, teller, entries: BTreeMap::new() })
+        let (description, mtu_bytes) = (describe(&setup.external), setup.external.mtu_bytes);
+        let teller = Teller::new(description, mtu_bytes, setup);
+        Ok(Self { settings, beneath: Beneath::new(setup)?, teller, hosts: Hosts::default() })
     }
 
-    /// Its state, which stays.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.teller.state.subscribe()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.teller
     }
 
-    /// What this node says of itself.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.attributes.subscribe()
-    }
-
-    /// Whatever the commands have set up.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.teller.carrier()
-    }
-
-    /// Follows the leases. What the commands did stays when this is dropped.
-    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let mut is_news = false;
-        loop {
-            if is_news || leases.has_changed().unwrap_or(false) {
-                let peers = Arc::clone(&leases.borrow_and_update());
-                self.update(&peers);
-            }
-            self.work().await;
-            self.tell();
-            if self.entries.values().any(|entry| entry.is_due(Instant::now())) {
-                continue;
-            }
-            let next = self.entries.values().filter_map(|entry| Some(entry.retry?.0)).min();
-            let retry = async {
-                match next {
-                    Some(at) => sleep(at.saturating_duration_since(Instant::now())).await,
-                    None => std::future::pending().await,
-                }
-            };
-            is_news = tokio::select! {
-                changed = leases.changed() => {
-                    if changed.is_err() {
-                        // The control plane has ended; everything stays as it is.
-                        std::future::pending::<()>().await;
-                    }
-                    true
-                }
-                () = retry => false,
-            };
+    /// Follows the leases and the interface. What the commands did stays when this is dropped; one
+    /// that runs is killed.
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        let Self { settings, beneath, teller, hosts } = self;
+        tokio::select! {
+            never = follow_interface(settings, beneath, teller) => never,
+            never = follow_leases(settings, hosts, teller, leases) => never,
         }
-    }
-
-    fn update(&mut self, peers: &Peers) {
-        for entry in self.entries.values_mut() {
-            entry.wanted = None;
-        }
-        let mut unusable = 0;
-        for (subnet, public_ip, attributes) in of_type(peers, TYPE, &self.teller) {
-            let Some(data) = data_of(attributes) else {
-                unusable += 1;
-                continue;
-            };
-            let entry = self.entries.entry(subnet).or_default();
-            entry.wanted = Some(Peer { public_ip, data });
-        }
-        if unusable > 0 && self.teller.counters.unusable.get() != unusable as u64 {
-            warn!("{unusable} leases of extension nodes have data that is no string; ignored");
-        }
-        self.teller.counters.unusable.set(unusable);
-    }
-
-    /// Runs commands for a few hosts that are due.
-    async fn work(&mut self) {
-        let (settings, now) = (&self.settings, Instant::now());
-        let due = self.entries.iter_mut().filter(|(_, entry)| entry.is_due(now));
-        let runs = due.take(COMMANDS_MAX).map(async |(subnet, entry)| {
-            let outcome = entry.apply(settings, *subnet).await;
-            (entry, outcome)
-        });
-        for (entry, outcome) in join_all(runs).await {
-            let Err(failure) = outcome else {
-                entry.retry = None;
-                continue;
-            };
-            self.teller.counters.failures.add(1);
-            let pause = entry.retry.map_or(RETRY.0, |(_, pause)| pause);
-            error!("{failure}; trying again in {} s", pause.as_secs());
-            entry.retry = Some((Instant::now() + pause, (pause * 2).min(RETRY.1)));
-        }
-        self.entries.retain(|_, entry| entry.wanted.is_some() || entry.applied.is_some());
-    }
-
-    fn tell(&self) {
-        let applied = self
-            .entries
-            .iter()
-            .filter_map(|(subnet, entry)| Some((*subnet, entry.applied.as_ref()?)));
-        let ways: Ways = applied.map(|(subnet, peer)| (subnet, peer.public_ip)).collect();
-        let failed = self.entries.values().filter(|entry| entry.retry.is_some()).count();
-        self.teller.counters.programmed.set(ways.len());
-        self.teller.counters.failed.set(failed);
-        self.teller.ways(ways);
     }
 }
 
-impl Entry {
-    fn is_due(&self, now: Instant) -> bool {
-        self.wanted != self.applied && self.retry.is_none_or(|(at, _)| at <= now)
-    }
+fn describe(external: &ExternalInterface) -> String {
+    format!("extension: commands over {}", external.name)
+}
 
-    /// Takes away what was set up for other values, and sets up what is wanted.
-    async fn apply(
-        &mut self,
-        settings: &ExtensionBackendConfig,
-        subnet: Prefix,
-    ) -> Result<(), CommandError> {
-        if let Some(old) = self.applied.clone() {
-            let removed = run_for(settings.subnet_remove.as_ref(), subnet, &old).await;
-            // A host that is there under other values must be reached, whatever the old ones left.
-            if let Err(failure) = removed {
-                if self.wanted.is_none() {
-                    return Err(failure);
-                }
-                warn!("{failure}; going on with the new values");
-            }
-            self.applied = None;
+async fn follow_interface(
+    settings: &ExtensionBackendConfig,
+    beneath: &mut Beneath,
+    teller: &Teller,
+) -> Infallible {
+    let has_start_commands = settings.pre_startup.is_some() || settings.post_startup.is_some();
+    loop {
+        let before = beneath.external().address;
+        let external = beneath.changed(teller).await;
+        teller.state(|state| state.description = describe(external));
+        if has_start_commands && external.address != before {
+            let address = external.address;
+            warn!(
+                "The commands of the start are not run again for the new address {address}: if \
+                 they set something up for {before}, restart weftd"
+            );
         }
-        let Some(wanted) = self.wanted.clone() else { return Ok(()) };
-        run_for(settings.subnet_add.as_ref(), subnet, &wanted).await?;
-        self.applied = Some(wanted);
-        Ok(())
     }
+}
+
+async fn follow_leases(
+    settings: &ExtensionBackendConfig,
+    hosts: &mut Hosts,
+    teller: &Teller,
+    mut leases: watch::Receiver<Arc<Peers>>,
+) -> Infallible {
+    let mut running = FuturesUnordered::new();
+    let mut tell_at = None;
+    loop {
+        while running.len() < COMMANDS_MAX
+            && let Some(task) = hosts.begin(Instant::now())
+        {
+            running.push(perform(settings, task));
+        }
+        // With every slot taken, a host that is due waits for a command to end.
+        let retry_at = hosts.next_retry().filter(|_| running.len() < COMMANDS_MAX);
+        tokio::select! {
+            changed = leases.changed() => {
+                if changed.is_err() {
+                    // The control plane has ended; everything stays as it is.
+                    std::future::pending::<()>().await;
+                }
+                let peers = Arc::clone(&leases.borrow_and_update());
+                hosts.want(wanted(&peers, teller));
+            }
+            Some((task, applied, failure)) = running.next() => {
+                let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
+                if let Some(failure) = failure {
+                    teller.counters.failures.add(1);
+                    error!("{failure}; trying again in {} s", pause.as_secs());
+                }
+                tell_at.get_or_insert_with(|| Instant::now() + TELL_DELAY);
+            }
+            () = until(retry_at) => {}
+            () = until(tell_at) => {
+                tell_at = None;
+                tell(hosts, teller);
+            }
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep(at.saturating_duration_since(Instant::now())).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn wanted(peers: &Peers, teller: &Teller) -> BTreeMap<Prefix, Peer> {
+    let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
+    for (subnet, public_ip, attributes) in of_type(peers, TYPE, teller) {
+        match data_of(attributes) {
+            Some(data) => {
+                wanted.insert(subnet, Peer { public_ip, data });
+            }
+            None => unusable += 1,
+        }
+    }
+    if unusable > 0 && teller.counters.unusable.get() != unusable as u64 {
+        warn!("{unusable} leases of extension nodes have data that is no string; ignored");
+    }
+    teller.counters.unusable.set(unusable);
+    wanted
+}
+
+fn tell(hosts: &Hosts, teller: &Teller) {
+    let ways = hosts.ways();
+    teller.counters.programmed.set(ways.len());
+    teller.counters.failed.set(hosts.failed());
+    teller.ways(ways);
+}
+
+/// Gives what is set up for the subnet after it, and what went wrong.
+async fn perform(
+    settings: &ExtensionBackendConfig,
+    task: Task,
+) -> (Task, Option<Peer>, Option<CommandError>) {
+    let Task { subnet, from, to } = &task;
+    if let Some(old) = from
+        && let Err(failure) = run_for(settings.subnet_remove.as_ref(), *subnet, old).await
+    {
+        if to.is_none() {
+            let applied = from.clone();
+            return (task, applied, Some(failure));
+        }
+        // A host that is there under other values must be reached, whatever the old ones left.
+        warn!("{failure}; going on with the new values");
+    }
+    let failure = match to {
+        Some(new) => run_for(settings.subnet_add.as_ref(), *subnet, new).await.err(),
+        None => None,
+    };
+    let applied = if failure.is_some() { None } else { to.clone() };
+    (task, applied, failure)
 }
 
 async fn run_for(
@@ -289,6 +282,8 @@ fn data_of(attributes: &LeaseAttributes) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]

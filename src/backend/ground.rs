@@ -1,7 +1,8 @@
-//! What backends that configure the kernel have in common: a connection to it, its news, the
-//! external interface as it is now, and when to look again.
+//! What backends that configure the kernel have in common: the loop of looking, comparing and
+//! waiting, a connection to the kernel, its news, and the external interface as it is now.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,12 +12,12 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use crate::backend::address::NextAddress;
 use crate::backend::network::{Setup, StartError};
 use crate::backend::status::Teller;
-use crate::config::options::InterfaceOptions;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::host::chain::chain;
-use crate::host::interface::{ExternalInterface, rediscover};
+use crate::failure::{Told, with_causes};
+use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route, RouteProtocol, RouteSpec};
 use crate::route::Prefix;
@@ -38,8 +39,53 @@ const AWAY: Duration = Duration::from_millis(300);
 /// Pauses before what failed is tried again, doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// The same complaint again within this time is counted, not logged.
-const TELL_PERIOD: Duration = Duration::from_secs(60);
+/// A backend that compares what the leases ask for with what the kernel has.
+pub(super) trait Grounded {
+    /// Everything is compared this often even if the kernel reports no change.
+    const RECHECK: Duration;
+
+    fn ground(&mut self) -> &mut Ground;
+
+    /// Compares and edits. `peers` are missing before the first listing, when nobody knows which
+    /// of those that the kernel has are stale.
+    async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError>;
+}
+
+/// Follows the leases and repairs what breaks. Everything stays when this is dropped.
+pub(super) async fn follow<B: Grounded>(
+    backend: &mut B,
+    mut leases: watch::Receiver<Arc<Peers>>,
+) -> Infallible {
+    let mut is_listed = false;
+    loop {
+        let begun = Instant::now();
+        let peers = {
+            let listed = leases.borrow_and_update();
+            is_listed |= listed.has_changed();
+            Arc::clone(&listed)
+        };
+        let pass = match pass(backend, is_listed.then_some(&*peers)).await {
+            Ok(pass) => pass,
+            Err(error) => {
+                backend.ground().fail(&error);
+                Pass::Partly
+            }
+        };
+        is_listed |= backend.ground().wait(&mut leases, begun.elapsed(), pass, B::RECHECK).await;
+    }
+}
+
+async fn pass(backend: &mut impl Grounded, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
+    let ground = backend.ground();
+    let mut seen = ground.look().await?;
+    if seen.external.is_none() && ground.look_for_address().await {
+        seen = ground.look().await?;
+    }
+    if seen.external.is_none() {
+        return Ok(Pass::Away);
+    }
+    backend.compare(seen, peers).await
+}
 
 /// The common part of such a backend.
 #[derive(Debug)]
@@ -47,14 +93,12 @@ pub(super) struct Ground {
     pub(super) netlink: Netlink,
     events: Events,
     pub(super) external: ExternalInterface,
-    interface: InterfaceOptions,
-    follow_address: bool,
+    next_address: NextAddress,
     /// Where our routes may lie.
     networks: Vec<Prefix>,
-    pub(super) attributes: watch::Sender<LeaseAttributes>,
     pub(super) teller: Teller,
     retry: Duration,
-    told: BTreeMap<&'static str, (String, Instant)>,
+    told: BTreeMap<&'static str, Told>,
 }
 
 /// What the kernel says, as far as every such backend asks.
@@ -98,10 +142,8 @@ impl Ground {
             netlink,
             events,
             external: setup.external.clone(),
-            interface: setup.interface.clone(),
-            follow_address: setup.follow_address,
+            next_address: NextAddress::new(&setup.interface, setup.follow_address),
             networks,
-            attributes: watch::Sender::new(setup.attributes.clone()),
             teller,
             retry: RETRY.0,
             told: BTreeMap::new(),
@@ -142,38 +184,18 @@ impl Ground {
 
     /// The external interface has lost its address: takes its next one, if it has one. Gives
     /// whether the backend has to be set up for another address.
-    pub(super) async fn look_for_address(&mut self) -> bool {
-        let Ok(found) = rediscover(&self.netlink, &self.interface).await else {
-            let (name, address) = (self.external.name.clone(), self.external.address);
-            self.tell("address", format!("{name} has no longer the address {address}; waiting"));
+    async fn look_for_address(&mut self) -> bool {
+        let Some(found) = self.next_address.look(&self.netlink, &self.external).await else {
             return false;
         };
-        let (from, to) = (self.external.address, found.address);
-        if found.name != self.external.name || from == to {
-            return false;
-        }
-        let name = found.name.clone();
-        if !self.follow_address {
-            self.tell(
-                "address",
-                format!(
-                    "the address of {name} is no longer {from} but {to}, and \
-                     --follow-address=false: weftd must be restarted to use it"
-                ),
-            );
-            return false;
-        }
-        info!("the address of {name} went from {from} to {to}; following");
+        self.teller.moved(&self.external, &found);
         self.external = found;
-        let public_address = self.external.public_address;
-        self.attributes.send_modify(|said| said.public_ip = public_address);
-        self.teller.state(|state| state.public_address = public_address);
         true
     }
 
     /// Waits until there is something to do: other leases, news of the kernel, or `period` over.
     /// `took` is how long the last pass took. Gives whether it was the leases.
-    pub(super) async fn wait(
+    async fn wait(
         &mut self,
         leases: &mut watch::Receiver<Arc<Peers>>,
         took: Duration,
@@ -209,37 +231,31 @@ impl Ground {
     }
 
     /// Goes on over another connection to the kernel, if one can be had.
-    pub(super) fn reopen(&mut self, error: &NetlinkError) {
-        let text = format!("lost touch with the kernel, opening it again: {}", chain(error));
+    fn reopen(&mut self, error: &NetlinkError) {
+        let text = format!("lost touch with the kernel, opening it again: {}", with_causes(error));
         self.tell("connection", text);
         let reopened = Netlink::events().and_then(|events| Ok((events, Netlink::open()?)));
         match reopened {
             Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
-            Err(error) => warn!("cannot open the kernel's network state again: {}", chain(&error)),
+            Err(error) => {
+                warn!("cannot open the kernel's network state again: {}", with_causes(&error))
+            }
         }
     }
 
     /// Tells of a pass that could not even look.
-    pub(super) fn fail(&mut self, error: &NetlinkError) {
+    fn fail(&mut self, error: &NetlinkError) {
         self.teller.counters.failures.add(1);
         if error.is_connection_lost() {
             self.reopen(error);
         } else {
-            self.tell("pass", format!("{}; trying again", chain(error)));
+            self.tell("pass", format!("{}; trying again", with_causes(error)));
         }
     }
 
     /// Logs a complaint about `subject` when it is new, and once a minute while it lasts.
     pub(super) fn tell(&mut self, subject: &'static str, text: String) {
-        let now = Instant::now();
-        let is_known = self
-            .told
-            .get(subject)
-            .is_some_and(|(last, at)| *last == text && now.duration_since(*at) < TELL_PERIOD);
-        if !is_known {
-            warn!("{text}");
-            self.told.insert(subject, (text, now));
-        }
+        self.told.entry(subject).or_default().once(&text, |text| warn!("{text}"));
     }
 
     /// Removes routes of ours. Gives how many could not be removed.
@@ -258,7 +274,7 @@ impl Ground {
         self.teller.counters.failures.add(errors.len());
         if let Some(first) = errors.first() {
             let more = errors.len() - 1;
-            let text = chain(first);
+            let text = with_causes(first);
             let more = if more == 0 { String::new() } else { format!(" (and {more} more)") };
             self.tell(subject, format!("{text}{more}; trying again"));
         }

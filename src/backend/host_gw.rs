@@ -4,18 +4,18 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
+use crate::backend::ground::{Ground, Grounded, Pass, REQUESTS_MAX, Seen, follow, of_type};
 use crate::backend::network::{Setup, StartError};
 use crate::backend::routes::{self, Routes};
-use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::backend::status::{Teller, Ways};
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::NetlinkError;
 use crate::host::state::{LinkId, Route, RouteProtocol, RouteSpec, Scope};
@@ -23,9 +23,6 @@ use crate::route::Prefix;
 
 /// The type in a lease.
 pub const TYPE: &str = "host-gw";
-
-/// flannel's period; what the kernel reports is repaired at once.
-const RECHECK: Duration = Duration::from_secs(10);
 
 /// A running host-gw backend.
 #[derive(Debug)]
@@ -50,67 +47,20 @@ impl HostGwNetwork {
         let ExternalInterface { name, mtu_bytes, .. } = &setup.external;
         let description = format!("host-gw: routes over {name}, mtu {mtu_bytes}");
         info!("{description}");
-        let teller = Teller::new(description, *mtu_bytes, &setup.external);
+        let teller = Teller::new(description, *mtu_bytes, &setup);
         Ok(Self { ground: Ground::new(&setup, TYPE, teller)?, set: Routes::new() })
     }
 
-    /// Its state, and each change of it.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.ground.teller.state.subscribe()
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.ground.attributes.subscribe()
-    }
-
-    /// The kernel.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.ground.teller.carrier()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.ground.teller
     }
 
     /// Follows the leases and repairs routes. Routes stay when this is dropped.
-    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        // Before the first listing nobody knows which routes are stale.
-        if leases.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        loop {
-            let begun = Instant::now();
-            let peers = Arc::clone(&leases.borrow_and_update());
-            let pass = match self.pass(&peers).await {
-                Ok(pass) => pass,
-                Err(error) => {
-                    self.ground.fail(&error);
-                    Pass::Partly
-                }
-            };
-            self.ground.wait(&mut leases, begun.elapsed(), pass, RECHECK).await;
-        }
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        follow(self, leases).await
     }
 
-    /// Compares and edits.
-    async fn pass(&mut self, peers: &Peers) -> Result<Pass, NetlinkError> {
-        let mut seen = self.ground.look().await?;
-        if seen.external.is_none() && self.ground.look_for_address().await {
-            seen = self.ground.look().await?;
-        }
-        let Some(external) = seen.external.clone() else { return Ok(Pass::Away) };
-        self.follow(&external.id, external.mtu_bytes);
-        let wanted = wanted(peers, &external.id, &self.ground.teller);
-        let networks = self.ground.networks().to_vec();
-        let is_own = |route: &Route| Ground::is_marked(&networks, route);
-        let diff = routes::diff(&wanted, &seen.routes, is_own);
-        let failed = self.set(&diff.set, &seen).await;
-        let stuck = self.ground.remove_routes(&diff.remove).await;
-        self.tell(wanted, &failed);
-        Ok(Pass::is_whole_if(failed.is_empty() && stuck == 0))
-    }
-
-    fn follow(&self, external: &LinkId, mtu_bytes: u32) {
+    fn tell_of_external(&self, external: &LinkId, mtu_bytes: u32) {
         self.ground.teller.state(|state| {
             state.mtu_bytes = mtu_bytes;
             state.interface.clone_from(&external.name);
@@ -161,7 +111,7 @@ impl HostGwNetwork {
         let text = format!(
             "{}: no way to {more} more hosts either; host-gw needs every host on the same link as \
              {}, other hosts need a backend with a tunnel",
-            chain(error),
+            with_causes(error),
             route.interface.name
         );
         self.ground.tell("unreachable", text);
@@ -176,6 +126,29 @@ impl HostGwNetwork {
         let ways: Ways =
             self.set.iter().filter_map(|(subnet, route)| Some((*subnet, route.gateway?))).collect();
         self.ground.teller.ways(ways);
+    }
+}
+
+impl Grounded for HostGwNetwork {
+    /// flannel's period; what the kernel reports is repaired at once.
+    const RECHECK: Duration = Duration::from_secs(10);
+
+    fn ground(&mut self) -> &mut Ground {
+        &mut self.ground
+    }
+
+    async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
+        let Some(external) = &seen.external else { return Ok(Pass::Away) };
+        self.tell_of_external(&external.id, external.mtu_bytes);
+        let Some(peers) = peers else { return Ok(Pass::Whole) };
+        let wanted = wanted(peers, &external.id, &self.ground.teller);
+        let networks = self.ground.networks().to_vec();
+        let is_own = |route: &Route| Ground::is_marked(&networks, route);
+        let diff = routes::diff(&wanted, &seen.routes, is_own);
+        let failed = self.set(&diff.set, &seen).await;
+        let stuck = self.ground.remove_routes(&diff.remove).await;
+        self.tell(wanted, &failed);
+        Ok(Pass::is_whole_if(failed.is_empty() && stuck == 0))
     }
 }
 

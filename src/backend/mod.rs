@@ -1,5 +1,6 @@
 //! What a lease means on this host, per backend kind: a closed set, one file each.
 
+mod address;
 pub mod alloc;
 pub mod extension;
 mod ground;

@@ -10,7 +10,7 @@ use tracing::warn;
 use crate::backend::alloc::AllocNetwork;
 use crate::backend::extension::{self, ExtensionError, ExtensionNetwork};
 use crate::backend::host_gw::{self, HostGwNetwork};
-use crate::backend::status::{Carrier, PlaneState};
+use crate::backend::status::View;
 use crate::backend::udp::{UdpError, UdpNetwork, UdpSetup};
 use crate::backend::vxlan::{self, VxlanNetwork};
 use crate::backend::{BackendError, BackendKind};
@@ -126,7 +126,7 @@ pub enum Network {
     /// Plain routes.
     HostGw(Box<HostGwNetwork>),
     /// A subnet only.
-    Alloc(AllocNetwork),
+    Alloc(Box<AllocNetwork>),
     /// Commands.
     Extension(Box<ExtensionNetwork>),
 }
@@ -196,49 +196,23 @@ impl Network {
                 Ok(Self::Vxlan(Box::new(network)))
             }
             Settings::HostGw => Ok(Self::HostGw(Box::new(HostGwNetwork::start(setup)?))),
-            Settings::Alloc => Ok(Self::Alloc(AllocNetwork::start(&setup))),
+            Settings::Alloc => Ok(Self::Alloc(Box::new(AllocNetwork::start(&setup)?))),
             Settings::Extension(settings) => {
-                let network = ExtensionNetwork::start(setup, settings).await?;
+                let network = ExtensionNetwork::start(&setup, settings).await?;
                 Ok(Self::Extension(Box::new(network)))
             }
         }
     }
 
-    /// The plane as it is, and each change of it.
+    /// What the rest of the daemon sees of it.
     #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
+    pub fn view(&self) -> View {
         match self {
-            Self::Udp(network) => network.state(),
-            Self::Vxlan(network) => network.state(),
-            Self::HostGw(network) => network.state(),
-            Self::Alloc(network) => network.state(),
-            Self::Extension(network) => network.state(),
-        }
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        match self {
-            Self::Udp(network) => network.attributes(),
-            Self::Vxlan(network) => network.attributes(),
-            Self::HostGw(network) => network.attributes(),
-            Self::Alloc(network) => network.attributes(),
-            Self::Extension(network) => network.attributes(),
-        }
-    }
-
-    /// Who carries the packets, and where their figures are.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        match self {
-            Self::Udp(network) => {
-                Carrier::Workers { stats: network.stats(), routes: network.routes() }
-            }
-            Self::Vxlan(network) => network.carrier(),
-            Self::HostGw(network) => network.carrier(),
-            Self::Alloc(network) => network.carrier(),
-            Self::Extension(network) => network.carrier(),
+            Self::Udp(network) => network.view(),
+            Self::Vxlan(network) => network.teller().view(),
+            Self::HostGw(network) => network.teller().view(),
+            Self::Alloc(network) => network.teller().view(),
+            Self::Extension(network) => network.teller().view(),
         }
     }
 
@@ -249,7 +223,7 @@ impl Network {
             Self::Udp(network) => network.run(leases).await,
             Self::Vxlan(network) => network.run(leases).await,
             Self::HostGw(network) => network.run(leases).await,
-            Self::Alloc(network) => network.run(leases).await,
+            Self::Alloc(network) => network.run().await,
             Self::Extension(network) => network.run(leases).await,
         }
     }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::backend::network::Setup;
 use crate::backend::udp::WorkerState;
+use crate::control::lease::LeaseAttributes;
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
@@ -93,27 +95,44 @@ pub enum Carrier {
     },
 }
 
+/// All that the rest of the daemon sees of a backend.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The plane as it is, and each change of it.
+    pub state: watch::Receiver<PlaneState>,
+    /// What this node says of itself, and each change of it.
+    pub attributes: watch::Receiver<LeaseAttributes>,
+    /// Who carries the packets, and where their figures are.
+    pub carrier: Carrier,
+}
+
 /// The sending ends, for a backend without workers.
 #[derive(Debug)]
 pub(super) struct Teller {
     pub(super) state: watch::Sender<PlaneState>,
+    pub(super) attributes: watch::Sender<LeaseAttributes>,
     pub(super) counters: Arc<Counters>,
     ways: watch::Sender<Arc<Ways>>,
 }
 
 impl Teller {
-    /// Carries over `external`.
-    pub(super) fn new(description: String, mtu_bytes: u32, external: &ExternalInterface) -> Self {
-        let (workers, is_up) = (Vec::new(), true);
+    pub(super) fn new(description: String, mtu_bytes: u32, setup: &Setup) -> Self {
+        let (workers, is_up, external) = (Vec::new(), true, &setup.external);
         let (interface, public_address) = (external.name.clone(), external.public_address);
         let state =
             PlaneState { is_up, description, interface, mtu_bytes, public_address, workers };
         let (state, ways) = (watch::Sender::new(state), watch::Sender::default());
-        Self { state, counters: Arc::default(), ways }
+        let attributes = watch::Sender::new(setup.attributes.clone());
+        Self { state, attributes, counters: Arc::default(), ways }
     }
 
-    pub(super) fn carrier(&self) -> Carrier {
-        Carrier::Other { counters: Arc::clone(&self.counters), ways: self.ways.subscribe() }
+    pub(super) fn view(&self) -> View {
+        let (counters, ways) = (Arc::clone(&self.counters), self.ways.subscribe());
+        View {
+            state: self.state.subscribe(),
+            attributes: self.attributes.subscribe(),
+            carrier: Carrier::Other { counters, ways },
+        }
     }
 
     /// Changes the state, and wakes its readers only if it differs.
@@ -123,6 +142,16 @@ impl Teller {
             change(state);
             *state != before
         });
+    }
+
+    /// Tells that the backend goes on with the address of `to`.
+    pub(super) fn moved(&self, from: &ExternalInterface, to: &ExternalInterface) {
+        info!("the address of {} went from {} to {}; following", to.name, from.address, to.address);
+        let public_ip = to.public_address;
+        self.attributes.send_if_modified(|said| {
+            std::mem::replace(&mut said.public_ip, public_ip) != public_ip
+        });
+        self.state(|state| state.public_address = public_ip);
     }
 
     /// Logs what differs from the last time, in flannel's words.

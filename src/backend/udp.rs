@@ -20,13 +20,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::backend::status::PlaneState;
+use crate::backend::address::NextAddress;
+use crate::backend::status::{Carrier, PlaneState, View};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::device::{SocketError, Tun, TunError, TunOffload, kernel};
 use crate::engine::{Engine, RingError, SpawnError, WorkerEnd};
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, overlay_mtu_bytes};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
@@ -34,7 +35,6 @@ use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE
 use crate::host::state::LinkId;
 use crate::host::underlay::{Change, Underlay, UnderlayWatch};
 use crate::route::{Prefix, Published, Table};
-use crate::stats::WorkerStats;
 
 use self::pacing::Pacing;
 use self::peers::PeerSet;
@@ -154,8 +154,7 @@ struct Keeper {
     state: watch::Sender<PlaneState>,
     /// What this node says of itself.
     attributes: watch::Sender<LeaseAttributes>,
-    /// What was last said about an address that is not followed.
-    address_told: Option<String>,
+    next_address: NextAddress,
     /// Why io_uring is not used, as the log has it.
     fallback_told: Option<String>,
 }
@@ -177,6 +176,7 @@ impl UdpNetwork {
         let events = Netlink::events()?;
         let underlay = UnderlayWatch::new(netlink.clone(), setup.external.address)?;
         let known = setup.external.underlay();
+        let next_address = NextAddress::new(&setup.interface, setup.follow_address);
         let worker_count = team::count(setup.workers);
         let (queues, overlay, sockets) =
             take_over(&netlink, &setup, mtu_bytes, worker_count).await?;
@@ -221,7 +221,7 @@ impl UdpNetwork {
                 workers: Vec::new(),
             }),
             attributes: watch::Sender::new(LeaseAttributes::udp(public_address)),
-            address_told: None,
+            next_address,
             fallback_told: None,
         };
         keeper.tell_of_fallback();
@@ -229,28 +229,15 @@ impl UdpNetwork {
         Ok(Self { keeper, follower })
     }
 
-    /// The counters of each worker; they outlive a rebuilt device.
-    #[must_use]
-    pub fn stats(&self) -> Vec<Arc<WorkerStats>> {
-        self.keeper.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect()
-    }
-
-    /// Where routes are published.
-    #[must_use]
-    pub fn routes(&self) -> Published {
-        self.follower.routes.clone()
-    }
-
-    /// The plane as it is, and each change of it.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.keeper.state.subscribe()
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.keeper.attributes.subscribe()
+    pub(super) fn view(&self) -> View {
+        let Self { keeper, follower } = self;
+        // The counters outlive a rebuilt device.
+        let stats = keeper.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
+        View {
+            state: keeper.state.subscribe(),
+            attributes: keeper.attributes.subscribe(),
+            carrier: Carrier::Workers { stats, routes: follower.routes.clone() },
+        }
     }
 
     /// Follows the leases, and makes again what breaks; neither waits for the other. Runs until it
@@ -374,7 +361,7 @@ impl Keeper {
         loop {
             sleep(self.pacing.pause(Instant::now())).await;
             let Err(error) = self.try_rebuild(&name).await else { break };
-            let text = chain(&error);
+            let text = with_causes(&error);
             if text != told {
                 error!("cannot make {name} again: {text}; trying on");
                 told = text;
@@ -406,7 +393,10 @@ impl Keeper {
     }
 
     async fn listen_again(&mut self, error: &OverlayError) {
-        warn!("lost touch with the kernel's network state, opening it again: {}", chain(error));
+        warn!(
+            "lost touch with the kernel's network state, opening it again: {}",
+            with_causes(error)
+        );
         sleep(self.pacing.pause(Instant::now())).await;
         if self.reopen_netlink() {
             self.pacing.whole(Instant::now());

@@ -1,25 +1,26 @@
 //! The vxlan backend: the kernel's VXLAN device, and for each other host a neighbour, a
 //! forwarding entry and a route. The kernel carries the packets, and goes on without weftd.
 
+mod checksum;
 mod data;
 mod device;
 mod plan;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::backend::ground::{Ground, Pass, REQUESTS_MAX, Seen, of_type};
+use crate::backend::ground::{Ground, Grounded, Pass, REQUESTS_MAX, Seen, follow, of_type};
 use crate::backend::network::{Setup, StartError};
-use crate::backend::status::{Carrier, PlaneState, Teller, Ways};
+use crate::backend::status::{Teller, Ways};
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::device::kernel;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::{Netlink, NetlinkError};
@@ -29,10 +30,6 @@ use crate::route::Prefix;
 use self::data::{TYPE, data, vtep_mac};
 use self::device::{Found, Wish, judge};
 use self::plan::{Actual, Peer, Plan, Step, Wanted};
-
-/// Everything is compared this often even if the kernel reports no change; it reports none of
-/// neighbours and forwarding entries.
-const RECHECK: Duration = Duration::from_secs(30);
 
 /// A running vxlan backend.
 #[derive(Debug)]
@@ -78,7 +75,6 @@ impl VxlanNetwork {
              DirectRouting={direct_routing}",
             port.unwrap_or(0)
         );
-        warn_of_old_kernel(&kernel::release());
         let external = &setup.external;
         let mtu_bytes = device::mtu_bytes(&settings, external);
         if mtu_bytes < OVERLAY_MTU_BYTES_MIN {
@@ -92,7 +88,7 @@ impl VxlanNetwork {
         }
         let failed = |source| StartError::Netlink { kind: TYPE, source };
         let mac = vtep_mac(&setup.attributes).expect("introduce made the attributes");
-        let teller = Teller::new(String::new(), mtu_bytes, external);
+        let teller = Teller::new(String::new(), mtu_bytes, &setup);
         let mut network = Self {
             ground: Ground::new(&setup, TYPE, teller)?,
             settings,
@@ -108,71 +104,13 @@ impl VxlanNetwork {
         Ok(network)
     }
 
-    /// Its state, and each change of it.
-    #[must_use]
-    pub fn state(&self) -> watch::Receiver<PlaneState> {
-        self.ground.teller.state.subscribe()
-    }
-
-    /// What this node says of itself, and each change of it.
-    #[must_use]
-    pub fn attributes(&self) -> watch::Receiver<LeaseAttributes> {
-        self.ground.attributes.subscribe()
-    }
-
-    /// The kernel.
-    #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.ground.teller.carrier()
+    pub(super) fn teller(&self) -> &Teller {
+        &self.ground.teller
     }
 
     /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
-    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let mut is_listed = false;
-        loop {
-            let begun = Instant::now();
-            is_listed |= leases.has_changed().unwrap_or(false);
-            let peers = Arc::clone(&leases.borrow_and_update());
-            // Before the first listing nobody knows which peers are stale.
-            let pass = match self.pass(is_listed.then_some(&*peers)).await {
-                Ok(pass) => pass,
-                Err(error) => {
-                    self.ground.fail(&error);
-                    Pass::Partly
-                }
-            };
-            is_listed |= self.ground.wait(&mut leases, begun.elapsed(), pass, RECHECK).await;
-        }
-    }
-
-    /// Compares and edits.
-    async fn pass(&mut self, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
-        let mut seen = self.ground.look().await?;
-        if seen.external.is_none() && self.ground.look_for_address().await {
-            seen = self.ground.look().await?;
-        }
-        if seen.external.is_none() {
-            return Ok(Pass::Away);
-        }
-        let Found { link, is_new } = self.establish(&seen).await?;
-        let Some(peers) = peers else { return Ok(self.whole()) };
-        // With an old device its routes went as well.
-        let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };
-        let wanted = self.wanted(peers, &link).await;
-        let actual = self.actual(&link, routes).await?;
-        let networks = self.ground.networks().to_vec();
-        let is_own = |route: &Route| {
-            let is_into_device =
-                route.next_hops.iter().any(|hop| hop.interface_index == link.index);
-            (is_into_device && Ground::is_inside(&networks, route))
-                || Ground::is_marked(&networks, route)
-        };
-        let plan = plan::diff(&wanted, &actual, is_own);
-        let failed = self.program(&link, &plan.steps, &wanted, &actual).await;
-        let stuck = self.clear(&link, &plan).await;
-        self.tell(wanted, &failed);
-        let whole = self.whole();
-        Ok(if failed.is_empty() && stuck == 0 { whole } else { Pass::Partly })
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        follow(self, leases).await
     }
 
     fn whole(&self) -> Pass {
@@ -191,7 +129,13 @@ impl VxlanNetwork {
         };
         let mtu_bytes = wish.mtu_bytes;
         let impose_mtu = mtu_bytes != self.imposed_mtu_bytes;
-        let found = device::establish(&self.ground.netlink, &wish, impose_mtu).await?;
+        let found = match device::establish(&self.ground.netlink, &wish, impose_mtu).await {
+            Ok(found) => found,
+            Err(error) => {
+                self.tell_of_no_device(&wish, &error).await;
+                return Err(error);
+            }
+        };
         if impose_mtu && self.imposed_mtu_bytes != 0 {
             let from = self.imposed_mtu_bytes;
             info!("the MTU of {} follows that beneath it, from {from} to {mtu_bytes}", wish.name);
@@ -200,6 +144,9 @@ impl VxlanNetwork {
             warn!("{} was deleted by someone else; made again, with its peers", wish.name);
             self.ground.teller.counters.repairs.add(1);
             self.ground.teller.state(|state| state.is_up = false);
+        }
+        if found.is_new || self.imposed_mtu_bytes == 0 {
+            checksum::settle(&found.link.name, found.is_new);
         }
         self.imposed_mtu_bytes = mtu_bytes;
         let address = self.subnet.network();
@@ -212,6 +159,24 @@ impl VxlanNetwork {
             (state.description, state.mtu_bytes) = (description, mtu_bytes);
         });
         Ok(found)
+    }
+
+    /// Without the device no packet flows. That of another name may have its place: the kernel has
+    /// one for each VNI and port.
+    async fn tell_of_no_device(&mut self, wish: &Wish, error: &NetlinkError) {
+        let name = &wish.name;
+        if !matches!(self.ground.netlink.vxlan_link(name).await, Ok(None)) {
+            return;
+        }
+        self.ground.teller.state(|state| state.is_up = false);
+        if error.is_already_there() {
+            let text = format!(
+                "{name} cannot be made: another device has VNI {vni} and the same port, see \
+                 `ip -d link show type vxlan`; remove it, or give one of them another VNI",
+                vni = wish.vxlan.vni
+            );
+            self.ground.tell("device", text);
+        }
     }
 
     fn describe(&self) -> String {
@@ -231,15 +196,17 @@ impl VxlanNetwork {
 
     /// What the leases ask for.
     async fn wanted(&mut self, peers: &Peers, link: &LinkId) -> Wanted {
-        let mut macs = BTreeMap::new();
+        let mut macs: BTreeMap<MacAddress, (Prefix, Ipv4Addr)> = BTreeMap::new();
         let (mut wanted, mut unusable) = (Wanted::new(), Vec::new());
         for (subnet, public_ip, attributes) in of_type(peers, TYPE, &self.ground.teller) {
             let Some(mac) = vtep_mac(attributes) else {
                 unusable.push(format!("{subnet} of {public_ip} names no VtepMAC"));
                 continue;
             };
-            // The kernel sends what is for one hardware address to one host.
-            if let Some(other) = macs.insert(mac, subnet) {
+            // The kernel sends what is for one hardware address to one host, which may have two
+            // subnets: an old lease lingers beside the new one.
+            let (other, host) = *macs.entry(mac).or_insert((subnet, public_ip));
+            if host != public_ip {
                 unusable.push(format!("{subnet} has the VtepMAC {mac} of {other}"));
                 continue;
             }
@@ -358,6 +325,37 @@ impl VxlanNetwork {
     }
 }
 
+impl Grounded for VxlanNetwork {
+    /// The kernel reports no change of neighbours and forwarding entries.
+    const RECHECK: Duration = Duration::from_secs(30);
+
+    fn ground(&mut self) -> &mut Ground {
+        &mut self.ground
+    }
+
+    async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
+        let Found { link, is_new } = self.establish(&seen).await?;
+        let Some(peers) = peers else { return Ok(self.whole()) };
+        // With an old device its routes went as well.
+        let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };
+        let wanted = self.wanted(peers, &link).await;
+        let actual = self.actual(&link, routes).await?;
+        let networks = self.ground.networks().to_vec();
+        let is_own = |route: &Route| {
+            let is_into_device =
+                route.next_hops.iter().any(|hop| hop.interface_index == link.index);
+            (is_into_device && Ground::is_inside(&networks, route))
+                || Ground::is_marked(&networks, route)
+        };
+        let plan = plan::diff(&wanted, &actual, is_own);
+        let failed = self.program(&link, &plan.steps, &wanted, &actual).await;
+        let stuck = self.clear(&link, &plan).await;
+        self.tell(wanted, &failed);
+        let whole = self.whole();
+        Ok(if failed.is_empty() && stuck == 0 { whole } else { Pass::Partly })
+    }
+}
+
 /// Sets a peer's neighbour, forwarding entry and route, in this order. What a refusal leaves half
 /// done is taken back, as far as it was not there before.
 async fn program_one(
@@ -395,16 +393,4 @@ async fn program_one(
         netlink.remove_neighbour(link, *entry).await.ok();
     }
     Err(error)
-}
-
-/// Before 5.7 the kernel's NAT spoilt checksums that a vxlan device leaves to be filled in later,
-/// and connections took a minute to come up.
-fn warn_of_old_kernel(release: &str) {
-    if kernel::spoils_vxlan_checksums(release) {
-        warn!(
-            "kernel {release} may spoil checksums of vxlan packets that it masquerades (fixed in \
-             5.7 and in stable releases of 2020); if connections take a minute to open, run \
-             `ethtool -K flannel.1 tx-checksum-ip-generic off`"
-        );
-    }
 }

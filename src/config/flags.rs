@@ -95,5 +95,4 @@ fn one_line(error: &dyn std::error::Error) -> String {
 }
 
 #[cfg(test)]
-#[path = "flags_tests.rs"]
 mod tests;

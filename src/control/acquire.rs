@@ -9,11 +9,11 @@ use tracing::{info, warn};
 
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
-use crate::control::causes::with_causes;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::{OwnLease, SubnetManager};
 use crate::control::store::{AssignError, Granted, Snapshot, StoreError};
+use crate::failure::with_causes;
 use crate::route::Prefix;
 
 /// Free subnets to pick from, as in flannel.

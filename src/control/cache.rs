@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::config::network::{NetworkConfig, NetworkConfigError};
-use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime, Peers, ValueError, Version};
 use crate::control::peers::{self, Node};
 use crate::control::store::ENTRIES_MAX;
+use crate::failure::with_causes;
 use crate::route::Prefix;
 
 /// Oldest cache that a start may go by: a lease's life. Who was away for longer has lost his

@@ -1,6 +1,8 @@
 //! Who this node is, for the claim on its PublicIP that keeps two nodes from sharing a subnet, and
 //! the loop that keeps the claim. What a claim is in a store is the store's business.
 
+pub(crate) mod ledger;
+
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -10,10 +12,10 @@ use tokio::time::sleep;
 use tracing::{error, warn};
 
 use crate::control::backoff::jittered;
-use crate::control::causes::with_causes;
 use crate::control::manager::SubnetManager;
 use crate::control::run::End;
 use crate::control::store::StoreError;
+use crate::failure::with_causes;
 
 /// Life of a claim after its node is gone. As long as kubelet's leases are trusted, within a
 /// factor: a node that takes over an address waits no longer than that.
@@ -122,16 +124,6 @@ impl Claim {
     pub(crate) fn unseen(public_ip: Ipv4Addr) -> Self {
         Self { public_ip, revision: 0, value: Vec::new(), is_ours: false }
     }
-
-    /// The same, gone with its lease.
-    pub(crate) fn lapsed(&self) -> Self {
-        Self::unseen(self.public_ip)
-    }
-
-    /// The same, to be written again with another number.
-    pub(crate) fn with_another_number(self) -> Self {
-        Self { is_ours: false, ..self }
-    }
 }
 
 /// A node that claims addresses, and the numbers by which it knows the claims that it wrote itself:
@@ -217,6 +209,20 @@ impl Claimant {
             return Err(StoreError::Duplicate { public_ip, holder: holder.describe_successor() });
         }
         Ok(unheld)
+    }
+
+    /// The same of a claim that this run may have had: it wrote it and got no answer.
+    pub(crate) fn judge_tried(
+        &mut self,
+        public_ip: Ipv4Addr,
+        found: Option<ClaimEntry<'_>>,
+    ) -> Result<Claim, StoreError> {
+        let held = self.held.replace(public_ip);
+        let claim = self.judge(public_ip, found);
+        if !claim.as_ref().is_ok_and(|claim| claim.is_ours) {
+            self.held = held;
+        }
+        claim
     }
 }
 

@@ -9,8 +9,8 @@ use tracing::{info, warn};
 
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
-use crate::control::causes::with_causes;
 use crate::control::manager::SubnetManager;
+use crate::failure::with_causes;
 
 /// Longest text of a backend's settings that is shown.
 const SHOWN_CHARS_MAX: usize = 200;

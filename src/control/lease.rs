@@ -9,10 +9,10 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::status::RejectReason;
 use crate::control::store::Rejected;
+use crate::failure::with_causes;
 use crate::route::Prefix;
 
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about

@@ -82,7 +82,7 @@ pub(super) enum Command {
     Watch { revision: i64 },
     /// Forget the watch, if there is one.
     DropWatch,
-    /// Extend the lease if nobody wrote over `held`.
+    /// Extend the lease if nobody wrote over `held`, which is the entry as it is in the store.
     Renew { held: Lease, ttl: Duration },
     /// Write what `held` says over the entry of its revision, and extend the lease.
     Update { held: Lease, ttl: Duration },
@@ -194,6 +194,7 @@ impl Machine {
         now: Now,
     ) -> Self {
         let mut machine = Self::idle(own, renew_margin, timing, random, now);
+        machine.insert(machine.own.lease.clone());
         machine.plan_renewal();
         machine
     }
@@ -270,12 +271,8 @@ impl Machine {
     /// Takes an event and says what to do now. An answer that was not asked for changes nothing.
     pub(super) fn handle(&mut self, event: Event, now: Now) -> Vec<Command> {
         self.now = now;
-        match (self.asked, &self.hold) {
-            (_, Hold::Lost) => return Vec::new(),
-            (
-                Asked::Nothing | Asked::List { .. } | Asked::Watch | Asked::Write { .. },
-                Hold::Held | Hold::Rewritten { .. } | Hold::Unreadable { .. } | Hold::Lapsed { .. },
-            ) => {}
+        if self.hold == Hold::Lost {
+            return Vec::new();
         }
         match (event, self.asked) {
             (Event::Timer, _) => {}

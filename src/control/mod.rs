@@ -7,7 +7,6 @@
 pub mod acquire;
 pub mod backoff;
 pub mod cache;
-mod causes;
 pub mod choose;
 pub mod claim;
 pub mod clock;

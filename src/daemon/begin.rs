@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::Context;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::backend::network::Settings;
@@ -19,6 +19,7 @@ use crate::control::lease::LeaseAttributes;
 use crate::control::manager::{OwnLease, SubnetManager};
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
+use crate::failure::Told;
 use crate::host::interface::{ExternalInterface, discover};
 use crate::host::netlink::Netlink;
 use crate::route::Prefix;
@@ -26,9 +27,6 @@ use crate::route::Prefix;
 /// First and longest pause between two tries to read the network configuration. flanneld's is a
 /// second; a little less, and a node is ready within a second of its store.
 const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
-
-/// Between two log lines that say the same about what keeps the start waiting.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// flanneld's phrase, which operators grep for.
 const BACKEND_PHRASE: &str = "Error fetching backend";
@@ -143,7 +141,7 @@ async fn wait_for_plan(
                     return Ok(ControlFlow::Break(remembered));
                 }
                 let text = format!("Couldn't fetch network config: {error:#}; trying again");
-                told.once(text, |text| error!("{text}"));
+                told.once(&text, |text| error!("{text}"));
             }
         }
         sleep(backoff.next_wait()).await;
@@ -190,7 +188,8 @@ async fn acquire_until_leased(
         {
             return Ok(ControlFlow::Break(remembered));
         }
-        told.once(format!("No subnet yet, still trying: {error:#}"), |text| warn!("{text}"));
+        let text = format!("No subnet yet, still trying: {error:#}");
+        told.once(&text, |text| warn!("{text}"));
         sleep(backoff.next_wait()).await;
         if !is_exhausted {
             continue;
@@ -205,7 +204,7 @@ async fn acquire_until_leased(
             // The remedy may hold a slip of the pen.
             Err(error) => {
                 let text = format!("Couldn't fetch network config: {error:#}");
-                told_config.once(text, |text| error!("{text}; going on with the last one"));
+                told_config.once(&text, |text| error!("{text}; going on with the last one"));
             }
         }
     }
@@ -238,23 +237,6 @@ async fn acquire_once(
     let own = manager.acquire(&plan.network, &attributes).await;
     *introduced = Some(attributes.clone());
     Ok(own.map(|own| (own, attributes)))
-}
-
-/// Says a thing when it is new, and again once a minute.
-#[derive(Default)]
-struct Told(Option<(String, Instant)>);
-
-impl Told {
-    fn once(&mut self, text: String, say: impl FnOnce(&str)) {
-        let now = Instant::now();
-        match &self.0 {
-            Some((last, at)) if *last == text && now.duration_since(*at) < REPORT_PERIOD => {}
-            Some(_) | None => {
-                say(&text);
-                self.0 = Some((text, now));
-            }
-        }
-    }
 }
 
 pub(super) async fn external_interface(

@@ -18,7 +18,7 @@ use crate::config::whole_file::{self, FileError};
 use crate::control::cache::{self, CacheError, Known};
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".cache";
@@ -118,7 +118,7 @@ impl CacheWriter {
             Err(error) => warn!(
                 "Failed to write the cache {path}: {}; a start without the store would go by an \
                  older one or wait; trying again every {} s",
-                chain(error),
+                with_causes(error),
                 self.retry.as_secs()
             ),
         }

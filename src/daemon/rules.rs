@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
-use crate::host::chain::chain;
+use crate::failure::{Told, with_causes};
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::netfilter::keeper::{Flavour, RuleError, RuleKeeper, RuleState};
 use crate::netfilter::rules::Wanted;
@@ -101,30 +101,74 @@ pub(super) async fn keep_blackhole(
     if !options.blackhole_route {
         return std::future::pending().await;
     }
-    let netlink = loop {
-        match Netlink::open() {
-            Ok(netlink) => break netlink,
-            Err(error) => tell_of_route(subnet, &error),
-        }
-        sleep(options.resync).await;
-    };
-    if let Some(stale) = previous.filter(|previous| *previous != subnet) {
-        match netlink.remove_blackhole(stale).await {
-            Ok(()) => info!("removed the blackhole route of the earlier subnet {stale}"),
-            Err(error) if error.is_already_gone() => {}
-            Err(error) => tell_of_route(stale, &error),
-        }
-    }
+    let mut route =
+        Blackhole { subnet, stale: previous.filter(|old| *old != subnet), netlink: None };
+    let mut told = Told::default();
     loop {
-        match netlink.add_blackhole(subnet).await {
-            Ok(()) => info!("added a blackhole route for {subnet}"),
-            Err(error) if error.is_already_there() => {}
-            Err(error) => tell_of_route(subnet, &error),
+        match route.settle().await {
+            Ok(()) => _ = told.forget(),
+            Err(error) => told.once(&with_causes(&error), |text| {
+                warn!("blackhole route of {subnet}: {text}; trying again");
+            }),
         }
         sleep(options.resync).await;
     }
 }
 
-fn tell_of_route(subnet: Prefix, error: &NetlinkError) {
-    warn!("blackhole route of {subnet}: {}; trying again", chain(error));
+/// The blackhole route of the own subnet, and that of an earlier subnet until it is gone.
+struct Blackhole {
+    subnet: Prefix,
+    stale: Option<Prefix>,
+    netlink: Option<Netlink>,
+}
+
+impl Blackhole {
+    /// Has the one be there and the other not. A connection that is lost is opened again by the
+    /// next try.
+    async fn settle(&mut self) -> Result<(), NetlinkError> {
+        let netlink = match self.netlink.take() {
+            Some(netlink) => netlink,
+            None => Netlink::open()?,
+        };
+        let result = self.settle_over(&netlink).await;
+        let is_lost = result.as_ref().is_err_and(NetlinkError::is_connection_lost);
+        self.netlink = (!is_lost).then_some(netlink);
+        result
+    }
+
+    async fn settle_over(&mut self, netlink: &Netlink) -> Result<(), NetlinkError> {
+        let subnet = self.subnet;
+        match netlink.add_blackhole(subnet).await {
+            Ok(()) => info!("added a blackhole route for {subnet}"),
+            Err(error) if error.is_already_there() => {}
+            Err(error) => return Err(error),
+        }
+        let Some(stale) = self.stale else { return Ok(()) };
+        match netlink.remove_blackhole(stale).await {
+            Ok(()) => info!("removed the blackhole route of the earlier subnet {stale}"),
+            Err(error) if error.is_already_gone() => {}
+            Err(error) => return Err(error),
+        }
+        self.stale = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_died_is_opened_again() {
+        let runtime =
+            || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // Its task dies with the runtime that it was opened on, so nothing is edited.
+        let first = runtime();
+        let netlink = first.block_on(async { Netlink::open().unwrap() });
+        drop(first);
+        let subnet = "10.5.1.0/24".parse().unwrap();
+        let mut route = Blackhole { subnet, stale: None, netlink: Some(netlink) };
+        assert!(runtime().block_on(route.settle()).is_err());
+        assert!(route.netlink.is_none(), "the route is never set again");
+    }
 }

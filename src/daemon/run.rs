@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tracing::{error, info, warn};
 
 use crate::backend::network::{Network, Setup};
-use crate::backend::status::PlaneState;
+use crate::backend::status::{PlaneState, View};
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
-use crate::control::lease::Peers;
+use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::{SubnetManager, Timing};
 use crate::control::run::End;
 use crate::daemon::begin::{Begun, Held, MANAGER_PHRASE, Plan, REGISTRATION_PHRASE, begin};
@@ -169,6 +169,7 @@ async fn work(
         workers: options.workers,
     };
     let network = Network::start(setup).await.context(REGISTRATION_PHRASE)?;
+    let View { state: plane, attributes, carrier } = network.view();
     let keeper = rules::keeper(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (keeper.state(), keeper.kept());
     let mut keep_rules = std::pin::pin!(keeper.keep());
@@ -176,7 +177,7 @@ async fn work(
         error = &mut keep_rules => return Err(rules::fatal(error)),
         () = rules::settled(rule_state.clone()) => {}
     }
-    let mtu_bytes = network.state().borrow().mtu_bytes;
+    let mtu_bytes = plane.borrow().mtu_bytes;
     let file = subnet_file(options, &plan, subnet, mtu_bytes);
     let writer = SubnetWriter::new(&options.subnet_file, file);
     writer.write_first();
@@ -184,15 +185,14 @@ async fn work(
         network: plan.network.network,
         subnet,
         kind,
-        dataplane: network.state(),
-        carrier: network.carrier(),
+        dataplane: plane.clone(),
+        carrier,
         subnet_file_failures: writer.failures(),
         rules: kept_rules,
     });
     info!("Running backend.");
     notify::ready();
-    let ready = tell_readiness(readiness, manager, writer.state(), network.state(), rule_state);
-    let plane = network.state();
+    let ready = tell_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
     tokio::select! {
@@ -203,7 +203,7 @@ async fn work(
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
         never = writer.keep(plane) => match never {},
         never = keep_cache(cache.as_ref(), manager) => match never {},
-        end = carry(manager, held, options.renew_margin, network) => {
+        end = carry(manager, held, options.renew_margin, network, attributes) => {
             if let Some(cache) = &cache {
                 cache.forget();
             }
@@ -267,10 +267,10 @@ async fn carry(
     held: Held,
     renew_margin: Duration,
     mut network: Network,
+    attributes: watch::Receiver<LeaseAttributes>,
 ) -> End {
     let _farewell = Farewell;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
-    let attributes = network.attributes();
     let follow = async {
         match held {
             Held::Leased(own) => manager.run_moving(own, renew_margin, &sender, attributes).await,

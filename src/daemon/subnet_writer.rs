@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
 use crate::config::whole_file::FileError;
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
 const RETRY: Duration = Duration::from_secs(5);
@@ -101,7 +101,7 @@ impl<'a> SubnetWriter<'a> {
             Ok(()) => info!("Wrote subnet file to {}", self.path.display()),
             Err(error) => warn!(
                 "Failed to write subnet file: {}; trying again every {} s",
-                chain(error),
+                with_causes(error),
                 RETRY.as_secs()
             ),
         }

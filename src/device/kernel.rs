@@ -32,6 +32,25 @@ fn version(release: &str) -> Option<[u32; 3]> {
     Some([major, next(), next()])
 }
 
+/// The release of kernel.org that the running kernel was made of. Distributions count for
+/// themselves: `uname -r` says 4.19.0-27 for what is 4.19.316.
+#[must_use]
+pub fn upstream_release() -> String {
+    let uname = rustix::system::uname();
+    let build = uname.version().to_string_lossy();
+    // Ubuntu's.
+    let signature = std::fs::read_to_string("/proc/version_signature").unwrap_or_default();
+    upstream(&uname.release().to_string_lossy(), &build, &signature).to_owned()
+}
+
+/// Debian names it in the build (`uname -v`), Ubuntu in the signature.
+fn upstream<'a>(release: &'a str, build: &'a str, signature: &'a str) -> &'a str {
+    let is_release = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
+    let ubuntus = signature.strip_prefix("Ubuntu ").and_then(|words| words.split(' ').next_back());
+    let debians = build.split_once("Debian ").and_then(|(_, words)| words.split(' ').next());
+    ubuntus.or(debians).map(str::trim).filter(is_release).unwrap_or(release)
+}
+
 /// The running kernel's release.
 #[must_use]
 pub fn release() -> String {
@@ -56,6 +75,27 @@ mod tests {
         for release in ["5.7.0", "6.1.0-28-amd64", "5.4.41", "4.19.123", "unknown"] {
             assert!(!spoils_vxlan_checksums(release), "{release} is warned of");
         }
-        assert!(version(&release()).is_some(), "this kernel's own release is unreadable");
+        for release in [release(), upstream_release()] {
+            assert!(
+                version(&release).is_some(),
+                "this kernel's own release {release} is unreadable"
+            );
+        }
+    }
+
+    #[test]
+    fn the_release_beneath_a_distributions_number_is_found() {
+        let debian = "#1 SMP Debian 4.19.316-1 (2024-06-25)";
+        assert_eq!(upstream("4.19.0-27-amd64", debian, ""), "4.19.316-1");
+        let early = "#1 SMP Debian 4.19.118-2 (2020-04-29)";
+        assert!(spoils_vxlan_checksums(upstream("4.19.0-9-amd64", early, "")));
+        let ubuntu = "Ubuntu 5.4.0-216.236-generic 5.4.292\n";
+        let build = "#236-Ubuntu SMP Fri Apr 11 19:53:21 UTC 2025";
+        assert_eq!(upstream("5.4.0-216-generic", build, ubuntu), "5.4.292");
+        assert!(!spoils_vxlan_checksums("5.4.292"), "Ubuntu's throughput falls for nothing");
+        for (build, signature) in [("#1 SMP PREEMPT_DYNAMIC", ""), ("Debian ", "Ubuntu "), ("", "")]
+        {
+            assert_eq!(upstream("5.6.1-arch1", build, signature), "5.6.1-arch1");
+        }
     }
 }

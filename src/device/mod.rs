@@ -1,8 +1,10 @@
-//! Owned devices: the TUN device and the UDP socket, with what each was probed to support.
+//! Owned devices: the TUN device and the UDP socket, with what each was probed to support; what is
+//! known of kernels and of other devices.
 //!
 //! A capability is found once, when the device is opened, and lowered for good when the kernel
 //! refuses it at run time; the engines ask, they don't guess.
 
+pub mod checksum;
 pub mod kernel;
 mod socket;
 mod tun;

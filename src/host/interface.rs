@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use regex::Regex;
 
 use crate::config::options::InterfaceOptions;
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Address, Link, PathToHost, Route};
 use crate::host::underlay::Underlay;
@@ -179,7 +179,7 @@ async fn path_to(netlink: &Netlink, destination: IpAddr) -> Result<PathToHost, S
     match destination.to_canonical() {
         IpAddr::V4(destination) => {
             let path = netlink.path_to(destination).await;
-            path.map_err(|error| chain(&error))
+            path.map_err(|error| with_causes(&error))
         }
         IpAddr::V6(destination) => {
             Err(format!("{destination} is an IPv6 address, but the tunnel runs over IPv4"))

@@ -3,12 +3,10 @@
 //! Pure decisions (`interface::select`, `overlay::diff`, `mtu`) work on the snapshots of `state`;
 //! only `netlink` talks to the kernel. Nothing here knows leases, peers or packets.
 
-pub mod chain;
 pub mod interface;
 pub mod lock;
 pub mod mtu;
 pub mod netlink;
 pub mod overlay;
-
 pub mod state;
 pub mod underlay;

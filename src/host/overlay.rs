@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{LinkId, Route};
 
@@ -238,7 +238,7 @@ impl Overlay {
     }
 
     fn tell_failure(&mut self, error: &OverlayError) {
-        let text = chain(error);
+        let text = with_causes(error);
         if self.told.failure.as_ref() != Some(&text) {
             tracing::warn!("{text}; trying again every {} ms", RETRY_INTERVAL.as_millis());
             self.told.failure = Some(text);

@@ -2,13 +2,13 @@
 //! it does. Decides when; what to change is `diff`'s, how it is spelled `iptables` and `nftables`.
 
 use std::future::pending;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
 
-use crate::host::chain::chain;
+use crate::failure::{Told, with_causes};
 use crate::netfilter::diff::Pass;
 use crate::netfilter::iptables::{self, Ability};
 use crate::netfilter::nftables;
@@ -23,9 +23,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Tries at start before a refusal is believed: rules of others may change between our look and
 /// our transaction.
 const START_TRIES_MAX: u32 = 3;
-
-/// Between two log lines about a failure that stays the same.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// Longest list that is read from nft: our own table, and the names of all.
 const LIST_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -102,7 +99,7 @@ pub struct RuleKeeper {
     /// Rules of the other flavour may still be there.
     is_other_due: bool,
     is_other_told: bool,
-    told: Option<(String, Instant)>,
+    told: Told,
     state: watch::Sender<RuleState>,
 }
 
@@ -117,7 +114,7 @@ impl RuleKeeper {
             ability: None,
             is_other_due: true,
             is_other_told: false,
-            told: None,
+            told: Told::default(),
             state: watch::Sender::new(RuleState::default()),
         }
     }
@@ -220,7 +217,7 @@ impl RuleKeeper {
     }
 
     fn succeeded(&mut self, is_repair: bool) {
-        if self.told.take().is_some() {
+        if self.told.forget() {
             info!("the {} rules are in place", self.flavour.name());
         }
         self.state.send_modify(|state| {
@@ -233,15 +230,10 @@ impl RuleKeeper {
 
     /// Says why it failed, when that is news.
     fn tell(&mut self, error: &RuleError) {
-        let (text, now) = (chain(error), Instant::now());
-        let is_news = |(last, at): &(String, Instant)| {
-            *last != text || now.duration_since(*at) >= REPORT_PERIOD
-        };
-        if self.told.as_ref().is_none_or(is_news) {
-            let flavour = self.flavour.name();
+        let flavour = self.flavour.name();
+        self.told.once(&with_causes(error), |text| {
             error!("Failed to ensure {flavour} rules: {text}; trying again");
-            self.told = Some((text, now));
-        }
+        });
     }
 
     async fn pass_iptables(&mut self, pass: Pass) -> Result<bool, RuleError> {
@@ -303,7 +295,7 @@ impl RuleKeeper {
                 debug!("no look for {} rules of an earlier run: {error}", other.name());
             }
             Err(error) => {
-                let (name, text) = (other.name(), chain(&error));
+                let (name, text) = (other.name(), with_causes(&error));
                 if !std::mem::replace(&mut self.is_other_told, true) {
                     warn!("{name} rules of an earlier run may be left, trying again: {text}");
                 }

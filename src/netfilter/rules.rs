@@ -150,3 +150,19 @@ pub enum Verdict {
         random_ports: bool,
     },
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The rules that the golden texts spell.
+    pub(in crate::netfilter) fn wanted() -> Wanted {
+        Wanted {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet: "10.5.3.0/24".parse().unwrap(),
+            masquerade: true,
+            forward: true,
+            random_ports: true,
+        }
+    }
+}

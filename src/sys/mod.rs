@@ -7,9 +7,11 @@
     reason = "system calls that no safe crate wraps; each block says why it holds"
 )]
 
+use std::ffi::c_int;
 use std::io;
 
 pub mod echo;
+pub mod ethtool;
 pub mod ring;
 pub mod steering;
 pub mod tun;
@@ -56,4 +58,22 @@ impl Answer {
     fn result(self) -> io::Result<usize> {
         usize::try_from(self.0).map_err(|_negative| io::Error::from_raw_os_error(-self.0))
     }
+}
+
+/// An empty request to the kernel about the network device `name`.
+fn request_for(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: `ifreq` is plain old data for which all zeroes is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name too long"));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// The kernel's answer to a call that gives nothing but its success.
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use super::{check, request_for};
+
 const TUNSETIFF: c_ulong = 0x4004_54ca;
 const TUNSETOFFLOAD: c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: c_ulong = 0x4004_54d8;
@@ -42,14 +44,7 @@ pub fn open(name: &str, flags: i16) -> io::Result<(OwnedFd, String)> {
         .write(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
         .open("/dev/net/tun")?;
-    // SAFETY: `ifreq` is plain old data for which all zeroes is a valid value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    if name.len() >= request.ifr_name.len() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "interface name too long"));
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
+    let mut request = request_for(name)?;
     request.ifr_ifru.ifru_flags = flags;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is and outlives the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw mut request) })?;
@@ -71,8 +66,4 @@ pub fn set_vnet_header(tun: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
     check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETVNETHDRSZ, &raw const bytes) })?;
     // SAFETY: TUNSETVNETLE reads one int, which outlives the call.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETVNETLE, &raw const little_endian) })
-}
-
-fn check(result: c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

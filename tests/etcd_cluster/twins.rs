@@ -1,6 +1,8 @@
 //! Two hosts whose weftd have one PublicIP: the second is told whose it is, waits, and takes over.
 //! They share a kernel, so each has a hostname of its own, as two hosts do.
 
+use std::net::Ipv4Addr;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,8 +23,19 @@ const NAMES: [&str; 2] = ["node-a", "node-b"];
 
 /// Starts the daemon of a host by the name of it, with the first host's PublicIP.
 fn weftd(nodes: &Nodes, host: usize, arguments: &[&str]) -> Process {
-    let subnet_file = format!("--subnet-file={}", nodes.dir(host).join("subnet.env").display());
-    let (iface, public_ip) = (host_address(host), host_address(0));
+    weftd_at(nodes, host, host_address(0), &nodes.dir(host), arguments)
+}
+
+/// The same, with any PublicIP and with its files in `dir`.
+fn weftd_at(
+    nodes: &Nodes,
+    host: usize,
+    public_ip: Ipv4Addr,
+    dir: &Path,
+    arguments: &[&str],
+) -> Process {
+    let subnet_file = format!("--subnet-file={}", dir.join("subnet.env").display());
+    let iface = host_address(host);
     let (iface, public_ip) = (format!("--iface={iface}"), format!("--public-ip={public_ip}"));
     let endpoints = format!("--etcd-endpoints=http://{SWITCH_ADDRESS}:2379");
     let named = ["unshare", "--uts", "sh", "-c", "hostname \"$0\" && exec \"$@\"", NAMES[host]];
@@ -34,6 +47,38 @@ fn weftd(nodes: &Nodes, host: usize, arguments: &[&str]) -> Process {
 
 fn is_ready(nodes: &Nodes, host: usize) -> bool {
     Status::try_of(&nodes.dir(host)).is_some_and(|status| status.0["ready"] == true)
+}
+
+/// F15, as both hosts boot at once, again and again.
+#[test]
+fn of_two_weftd_that_start_at_once_with_one_public_ip_one_gets_the_subnet() {
+    const TRIES: u8 = 100;
+    let (nodes, etcd) = Nodes::new(2);
+    let (mut won, mut slowest, began) = ([0; 2], Duration::ZERO, Instant::now());
+    for number in 1..=TRIES {
+        // Claims outlive their nodes.
+        let public_ip = Ipv4Addr::new(198, 51, 100, number);
+        let dirs = [0, 1].map(|host: usize| nodes.dir(host).join(number.to_string()));
+        let has_subnet = |host: usize| SubnetEnv::read(&dirs[host].join("subnet.env")).is_some();
+        let mut daemons = [0, 1].map(|host| weftd_at(&nodes, host, public_ip, &dirs[host], &[]));
+        let started = Instant::now();
+        let mut winner = 0;
+        wait_until(SOON, "one gets a subnet, and the other is told whose the address is", || {
+            winner = usize::from(has_subnet(1));
+            let refusal = format!("PublicIP {public_ip} belongs to node \"{}\"", NAMES[winner]);
+            has_subnet(winner) && daemons[1 - winner].output().contains(&refusal)
+        });
+        slowest = slowest.max(started.elapsed());
+        assert!(!has_subnet(1 - winner), "two nodes share a subnet");
+        won[winner] += 1;
+        for daemon in &mut daemons {
+            assert!(daemon.ended().is_none(), "{}", daemon.output());
+            daemon.stop(Signal::KILL, SOON);
+        }
+    }
+    let subnets = nodes.stored(&etcd).len();
+    assert_eq!(subnets, usize::from(TRIES), "a refused node left a lease behind");
+    println!("{TRIES} tries in {:?}, 0 shared, won {won:?}, slowest {slowest:?}", began.elapsed());
 }
 
 /// F15, to the end of the first node and back.

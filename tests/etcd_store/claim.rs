@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use weft::config::options::{Credentials, EtcdOptions, Secret};
 use weft::control::claim::CLAIM_TTL;
-use weft::control::{End, LeaseAttributes, NodeIdentity, SubnetManager};
+use weft::control::{End, LeaseAttributes, NodeIdentity, OwnLease, SubnetManager};
 
 use crate::support::etcd::Etcd;
 use crate::{
@@ -205,6 +206,55 @@ async fn a_user_without_permission_for_the_claim_gets_a_subnet_all_the_same() {
     running.assert_running("it may not claim");
 }
 
+/// A node that runs, and what it is told of its own address.
+fn start_moving(
+    manager: SubnetManager,
+    own: OwnLease,
+) -> (watch::Sender<LeaseAttributes>, JoinHandle<End>) {
+    let (sender, _peers) = watch::channel(Arc::default());
+    let (attributes, said) = watch::channel(own.lease.attributes.clone());
+    let run = async move { manager.run_moving(own, MARGIN, &sender, said).await };
+    (attributes, tokio::spawn(run))
+}
+
+/// Where the loser or the winner of two copies goes before the loser knows that it lost.
+#[tokio::test]
+async fn of_two_copies_the_one_that_lost_its_claim_never_takes_the_subnet_along() {
+    let etcd = Etcd::start();
+    for (round, winner_moves) in [(0_u8, false), (1, true)] {
+        let (here, there) = (10 * round + 1, 10 * round + 2);
+        let start = async || {
+            let manager = named(&etcd.url(), "node-a");
+            let own = manager.acquire(&network(), &node(here)).await.expect("it is a restart");
+            let subnet = own.lease.subnet;
+            let key = format!("{PREFIX}/subnets/{}-24", subnet.network());
+            let status = manager.status();
+            (start_moving(manager, own), key, status)
+        };
+        let ((of_loser, loser), key, status) = start().await;
+        let ((of_winner, winner), same_key, _) = start().await;
+        assert_eq!(key, same_key, "a restart changes the subnet");
+        // From here on the entry looks to the loser as if it had written it itself.
+        let started = Instant::now();
+        while status.written_by_others_total() == 0 {
+            assert!(started.elapsed() < SOON, "it does not see who writes its lease");
+            sleep(Duration::from_millis(5)).await;
+        }
+        let moves = if winner_moves { &of_winner } else { &of_loser };
+        moves.send_replace(node(there));
+        let end = timeout(SOON, loser).await.expect("two copies own one subnet").unwrap();
+        println!("ended {:?} after {:?}: {end:?}", moves.borrow().public_ip, started.elapsed());
+        let [here, there] = [here, there].map(|host| format!("192.0.2.{host}"));
+        let (owns, left) = if winner_moves { (&there, &here) } else { (&here, &there) };
+        let entry = etcd.get(&key).expect("the lease is gone");
+        assert!(entry.contains(&format!("\"{owns}\"")), "it was taken along: {entry}");
+        assert!(etcd.get(&claim_path(owns)).is_some(), "nobody claims {owns}");
+        assert_eq!(etcd.get(&claim_path(left)), None, "nobody else may have {left}");
+        assert!(!winner.is_finished(), "the one that claimed last ends, too");
+        winner.abort();
+    }
+}
+
 #[tokio::test]
 async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
     let etcd = Etcd::start();
@@ -214,9 +264,7 @@ async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let subnet = own.lease.subnet;
-    let (sender, _peers) = watch::channel(Arc::default());
-    let (attributes, said) = watch::channel(node(1));
-    let task = tokio::spawn(async move { manager.run_moving(own, MARGIN, &sender, said).await });
+    let (attributes, task) = start_moving(manager, own);
     let mut old = 1;
     for new in 2..8_u8 {
         let both = [format!("192.0.2.{old}"), format!("192.0.2.{new}")];

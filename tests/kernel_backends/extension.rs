@@ -2,6 +2,9 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use crate::support::lab::{Lab, Process, SubnetEnv, wait_until};
 use crate::support::overlay::local_store;
@@ -9,7 +12,8 @@ use crate::support::status::Status;
 use crate::{SOON, put, value};
 
 /// Writes its arguments, the variables that it is promised, and its input to a file of its own,
-/// prints what flannel's commands print, and fails while `fail` exists.
+/// prints what flannel's commands print, fails while `fail` exists, and hangs, with a child, for
+/// the subnet that `hang` names.
 const RECORDER: &str = r#"#!/bin/sh
 dir=$(dirname "$0")
 input=$(cat)
@@ -19,6 +23,9 @@ input=$(cat)
   printf ' SECRET=%s INHERITED=%s INPUT=[%s]\n' "$NOTIFY_SOCKET" "$TEST_OF_WEFT" "$input"
 } >> "$dir/calls"
 if [ "$1" = add ] && [ -e "$dir/fail" ]; then echo cannot add; exit 3; fi
+if [ "$1" = add ] && [ "$SUBNET" = "$(cat "$dir/hang" 2>/dev/null)" ]; then
+  sleep 600 & echo $! > "$dir/child"; wait
+fi
 echo "  out <$1>; \$(touch $dir/shell)  "
 echo err >&2
 "#;
@@ -54,6 +61,7 @@ impl Site {
         command.args([
             crate::support::lab::WEFTD,
             "--iface=172.20.0.1",
+            "--iface=wire0",
             "--iptables-forward-rules=false",
             &format!("--subnet-file={}", home.join("subnet.env").display()),
             &format!("--status-socket={}", home.join("weft.sock").display()),
@@ -154,4 +162,48 @@ fn an_add_that_fails_is_told_and_tried_again() {
     assert!(site.told("failures") >= 2);
     assert!(site.daemon.ended().is_none());
     drop(site.lab);
+}
+
+#[test]
+fn a_command_that_hangs_keeps_no_other_host_waiting_and_no_stop() {
+    let mut site = Site::start();
+    std::fs::write(site.files().join("hang"), "10.5.100.0/24").unwrap();
+    put(site.files(), "10.5.100.0-24", &value("172.20.0.2", "extension", r#""x""#));
+    let child = site.files().join("child");
+    wait_until(SOON, "the command hangs", || child.exists());
+    put(site.files(), "10.5.101.0-24", &value("172.20.0.3", "extension", r#""y""#));
+    wait_until(SOON, "the other host is added", || site.told("peers_programmed") == 1);
+    let begun = Instant::now();
+    site.daemon.stop(Signal::TERM, Duration::from_secs(5));
+    println!("stopped {:?} after SIGTERM, beside a command that hangs", begun.elapsed());
+    let child = std::fs::read_to_string(child).unwrap();
+    let process = Path::new("/proc").join(child.trim());
+    wait_until(SOON, "the command's child is gone with it", || !is_running(&process));
+}
+
+/// Whether there is a process; one that only waits to be buried is none.
+fn is_running(process: &Path) -> bool {
+    let stat = std::fs::read_to_string(process.join("stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+}
+
+#[test]
+fn a_changed_address_is_told_and_the_commands_of_the_start_are_left_to_the_operator() {
+    let site = Site::start();
+    let host = &site.lab.hosts[0];
+    host.exec(&["ip", "address", "delete", "172.20.0.1/24", "dev", "wire0"]);
+    host.exec(&["ip", "address", "add", "172.20.0.11/24", "dev", "wire0"]);
+    let lease = SubnetEnv::read(&site.home().join("subnet.env")).unwrap();
+    let own = site.files().join(format!("store/subnets/{}-24", lease.network()));
+    wait_until(SOON, "the lease says the new address and keeps its data", || {
+        let own = std::fs::read_to_string(&own).unwrap();
+        own.contains(r#""PublicIP":"172.20.0.11""#) && own.contains("out \\u003cpre")
+    });
+    wait_until(SOON, "the operator is told", || {
+        site.daemon.output().contains("not run again for the new address 172.20.0.11")
+    });
+    assert_eq!((site.calls("<pre>").len(), site.calls("<post>").len()), (1, 1));
+    // Peers are followed as before.
+    put(site.files(), "10.5.100.0-24", &value("172.20.0.2", "extension", r#""x""#));
+    wait_until(SOON, "a peer is added", || site.told("peers_programmed") == 1);
 }

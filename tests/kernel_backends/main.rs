@@ -7,6 +7,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod checksum;
 mod direct;
 mod extension;
 mod lease_only;

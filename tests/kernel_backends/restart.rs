@@ -11,7 +11,7 @@ use crate::support::overlay::Overlay;
 use crate::support::probe::{End, Probe};
 use crate::support::status::Status;
 use crate::support::traffic::tcp_transfer;
-use crate::{HOST_GW, VXLAN, put, told, value, vtep};
+use crate::{HOST_GW, SOON, VXLAN, put, told, value, vtep};
 
 /// The end of a process on a busy machine; how soon a stop is promised, other tests hold.
 const STOP: Duration = Duration::from_secs(5);
@@ -114,4 +114,24 @@ fn a_deleted_device_comes_back_with_every_peer() {
     let took = overlay.traffic_resumes(Duration::from_secs(5), "the device was switched off");
     println!("traffic again {took:?} after the device was switched off");
     wait_until(Duration::from_secs(5), "all peers are set up again", || tables() == before);
+}
+
+#[test]
+fn a_device_in_the_way_is_named_and_the_node_is_not_ready_meanwhile() {
+    let overlay = Overlay::start_with(VXLAN, [&[], &[]]);
+    overlay.traffic_resumes(SOON, "the start");
+    let ready = || overlay.status(0).0["ready"] == true;
+    wait_until(SOON, "the node is ready", ready);
+    // In one go, before weftd puts its device back.
+    let batch = overlay.files().join("batch");
+    let other = "link add other type vxlan id 1 dstport 8472 dev wire0 nolearning";
+    std::fs::write(&batch, format!("link delete flannel.1\n{other}\n")).unwrap();
+    overlay.lab.hosts[0].exec(&["ip", "-batch", batch.to_str().unwrap()]);
+    wait_until(SOON, "the operator is told what is in the way", || {
+        overlay.daemons[0].output().contains("another device has VNI 1 and the same port")
+    });
+    wait_until(SOON, "nobody is told that pods can talk", || !ready());
+    overlay.lab.hosts[0].exec(&["ip", "link", "delete", "other"]);
+    overlay.traffic_resumes(SOON, "the other device is gone");
+    wait_until(SOON, "the node is ready again", ready);
 }

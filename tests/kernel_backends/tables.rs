@@ -94,6 +94,12 @@ fn vxlan_follows_what_leases_say_and_ignores_other_backends() {
     assert_eq!(count(FDB, "permanent"), 21);
     assert_eq!(count(NEIGHBOURS, "PERMANENT"), 21);
     assert_eq!(count(ROUTES, "via 10.5."), 21, "a node of another backend has a route");
+    // Two subnets of one host, as while an old lease lingers.
+    put(overlay.files(), "10.5.152.0-24", &value("172.20.1.1", "vxlan", &vtep(1)));
+    wait_for_text(&overlay, 0, ROUTES, "10.5.152.0/24 via 10.5.152.0 dev flannel.1", true);
+    wait_for_text(&overlay, 0, NEIGHBOURS, "10.5.152.0 lladdr 0a:00:00:00:00:01 PERM", true);
+    assert_eq!(count(FDB, "dst 172.20.1.1 "), 1, "one place for both");
+    assert_eq!(told(&overlay, 0, "leases_unusable"), 2);
     // Under the same subnet: another hardware address, then another host.
     put(overlay.files(), "10.5.200.0-24", &value("172.20.1.0", "vxlan", &vtep(777)));
     wait_for_text(&overlay, 0, NEIGHBOURS, "10.5.200.0 lladdr 0a:00:00:00:03:09 PERM", true);

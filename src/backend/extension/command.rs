@@ -85,7 +85,8 @@ async fn run_within(
     });
     let start = |source| CommandError::Start { command: command.to_owned(), source };
     let (mut child, mut output) = spawn(&words, variables).map_err(start)?;
-    let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    // After the child, so that it is dropped before: what is left of the group is known by it.
+    let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
     let mut written = Vec::new();
     let ended = {
         let mut end = std::pin::pin!(timeout(time_max, feed_and_wait(&mut child, stdin)));
@@ -97,11 +98,15 @@ async fn run_within(
         }
     };
     let status = match ended {
-        Ok(status) => Some(status.map_err(start)?),
+        Ok(status) => {
+            let status = status.map_err(start)?;
+            group.release();
+            Some(status)
+        }
         Err(_elapsed) => {
-            // Its children as well: a script's `sleep` would outlive the script.
-            group.map(|group| kill_process_group(group, Signal::KILL));
-            child.wait().await.ok();
+            drop(group);
+            // One that the kernel cannot end, as in a dead file system, is not waited for.
+            timeout(OUTPUT_GRACE, child.wait()).await.ok();
             None
         }
     };
@@ -112,6 +117,26 @@ async fn run_within(
         Some(status) if status.success() => Ok(output),
         Some(status) => Err(CommandError::Failed { command, status, output: quote(&output) }),
         None => Err(CommandError::TooSlow { command, output: quote(&output) }),
+    }
+}
+
+/// The processes of a command that has not ended. They are killed together: a script's `sleep`
+/// would outlive the script.
+struct Group(Option<Pid>);
+
+impl Group {
+    /// Lets be what the command left running on purpose.
+    fn release(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            // Without a process in it there is nothing to kill.
+            kill_process_group(leader, Signal::KILL).ok();
+        }
     }
 }
 
@@ -204,6 +229,8 @@ pub(super) fn quote(output: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::*;
 
     fn value(name: &str) -> Option<String> {
@@ -247,6 +274,51 @@ mod tests {
             assert!(error.to_string().contains("/nonexistent/of/weft"), "{error}");
             let long = run("head -c 1000000 /dev/zero", &variables, "").await.unwrap();
             assert_eq!(long.len(), OUTPUT_BYTES_MAX, "output fills the memory");
+        });
+    }
+
+    /// Whether a process runs; one that only waits for its parent to hear of its end does not.
+    fn runs(id: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+    }
+
+    #[test]
+    fn the_children_of_a_command_go_with_it_unless_it_leaves_them_on_purpose() {
+        let dir = tempfile::tempdir().unwrap();
+        let (script, told) = (dir.path().join("script"), dir.path().join("child"));
+        // Told in one step, so that a reader never finds half a number.
+        let text =
+            "sleep 600 >/dev/null 2>&1 & echo $! > $2.new; mv $2.new $2; [ $1 = leave ] || wait";
+        std::fs::write(&script, text).unwrap();
+        let command = |what: &str| format!("sh {} {what} {}", script.display(), told.display());
+        let child = || std::fs::read_to_string(&told).unwrap().trim().to_owned();
+        let pause = || sleep(Duration::from_millis(5));
+        let soon = Duration::from_secs(30);
+        enter(async {
+            let (command, none) = (command("hang"), Variables::new());
+            let begun = async {
+                while !told.exists() {
+                    pause().await;
+                }
+            };
+            tokio::select! {
+                result = run(&command, &none, "") => panic!("it does not hang: {result:?}"),
+                begun = timeout(soon, begun) => begun.expect("the script begins"),
+            }
+            let gone = async {
+                while runs(&child()) {
+                    pause().await;
+                }
+            };
+            let gone = timeout(soon, gone).await;
+            assert!(gone.is_ok(), "a stop leaves the children of a script behind");
+        });
+        enter(async {
+            run(&command("leave"), &Variables::new(), "").await.unwrap();
+            assert!(runs(&child()), "what a command started for good is killed");
+            let left = child().parse().ok().and_then(Pid::from_raw).unwrap();
+            rustix::process::kill_process(left, Signal::KILL).unwrap();
         });
     }
 

@@ -6,7 +6,7 @@ use std::io;
 use rustix::io::Errno;
 
 use crate::engine::{RingError, SpawnError};
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 
 use super::UdpError;
 
@@ -21,7 +21,7 @@ pub(super) fn report(error: &RingError) -> String {
     format!(
         "io_uring is not used: {}; the mmsg engine runs instead, with the same answers and more \
          system calls; to change that, {}, or choose --engine=mmsg",
-        chain(error),
+        with_causes(error),
         cure(error, io_uring_disabled()),
     )
 }
@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn a_refusal_to_start_names_the_cure() {
         let error = refusal(SpawnError::Ring(RingError::TunSilent));
-        let text = chain(&error);
+        let text = with_causes(&error);
         assert!(text.contains("kernel 6.4") && text.contains("--engine=auto"), "{text}");
         let error = refusal(SpawnError::Thread(Errno::AGAIN.into()));
-        assert!(chain(&error).contains("packet worker"), "{error}");
+        assert!(with_causes(&error).contains("packet worker"), "{error}");
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use tracing::{info, warn};
 
 use crate::control::lease::LeaseAttributes;
-use crate::host::chain::chain;
-use crate::host::interface::{ExternalInterface, rediscover};
+use crate::failure::with_causes;
+use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, followed_mtu_bytes};
 use crate::host::netlink::Netlink;
 use crate::host::underlay::{Underlay, UnderlayWatch};
@@ -17,37 +17,20 @@ use super::take_over::bind_sockets;
 use super::{Keeper, UdpError};
 
 impl Keeper {
-    /// The tunnel's address is gone: takes the next one of the same interface, if it has one. Of
-    /// another interface it takes none, which would be gone with the next failure of the first.
+    /// The tunnel's address is gone: takes the next one of the same interface, if it has one.
     pub(super) async fn look_for_address(&mut self) {
         let before = &self.setup.external;
-        let Ok(found) = rediscover(&self.netlink, &self.setup.interface).await else { return };
-        if found.name != before.name || found.address == before.address {
-            return;
-        }
+        let look = self.next_address.look(&self.netlink, before);
+        let Some(found) = look.await else { return };
         let (name, from, to) = (before.name.clone(), before.address, found.address);
-        if !self.setup.follow_address {
-            return self.tell_of_address(format!(
-                "the address of {name} is no longer {from} but {to}, and --follow-address=false: \
-                 weftd must be restarted to use it, and carries nothing until then"
-            ));
-        }
         if let Err(error) = self.move_to(found) {
-            return self.tell_of_address(format!(
+            return self.next_address.complain(&format!(
                 "the address of {name} went from {from} to {to}, but the tunnel cannot follow, \
                  trying on: {}",
-                chain(&error)
+                with_causes(&error)
             ));
         }
-        self.address_told = None;
         self.rebuild(&format!("the address of {name} went from {from} to {to}")).await;
-    }
-
-    fn tell_of_address(&mut self, text: String) {
-        if self.address_told.as_ref() != Some(&text) {
-            warn!("{text}");
-            self.address_told = Some(text);
-        }
     }
 
     /// Binds the sockets of the next workers, and tells the peers where they are.
@@ -76,7 +59,7 @@ impl Keeper {
         let ceiling_bytes = match self.ceiling_bytes() {
             Ok(ceiling_bytes) => ceiling_bytes,
             Err(error) => {
-                warn!("the overlay keeps its MTU of {}: {}", self.mtu_bytes, chain(&error));
+                warn!("the overlay keeps its MTU of {}: {}", self.mtu_bytes, with_causes(&error));
                 return;
             }
         };
@@ -99,7 +82,10 @@ impl Keeper {
                 before.mtu_bytes
             ),
             Err(error) => {
-                warn!("{device} cannot follow the MTU of {name}, trying again: {}", chain(&error));
+                warn!(
+                    "{device} cannot follow the MTU of {name}, trying again: {}",
+                    with_causes(&error)
+                );
                 self.known = before;
                 self.listen_again(&error).await;
                 return;
@@ -136,7 +122,10 @@ impl Keeper {
             Ok(true) => warn!("{why}; the MTU of {device} goes from {before} to {mtu_bytes}"),
             Ok(false) => warn!("{why}; but someone else set the MTU of {device}; left as it is"),
             Err(error) => {
-                warn!("{why}; the MTU of {device} cannot follow, trying again: {}", chain(&error));
+                warn!(
+                    "{why}; the MTU of {device} cannot follow, trying again: {}",
+                    with_causes(&error)
+                );
                 self.prober.tell_again();
                 return self.listen_again(&error).await;
             }
@@ -160,7 +149,7 @@ impl Keeper {
                 true
             }
             Err(error) => {
-                warn!("cannot open the kernel's network state again: {}", chain(&error));
+                warn!("cannot open the kernel's network state again: {}", with_causes(&error));
                 false
             }
         }

@@ -129,9 +129,17 @@ pub(super) async fn switch_on(
 
 async fn make(netlink: &Netlink, wish: &Wish) -> Result<VxlanLink, NetlinkError> {
     let Wish { name, vxlan, mac, mtu_bytes } = wish;
-    ignore_there(netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await)?;
-    refuse_router_advertisements(name);
-    netlink.vxlan_link(name).await?.ok_or_else(|| NetlinkError::vanished(name))
+    let made = netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await;
+    match (made, netlink.vxlan_link(name).await?) {
+        (Ok(()), Some(found)) => {
+            refuse_router_advertisements(name);
+            Ok(found)
+        }
+        // Somebody made one of this name a moment ago; the next pass judges it.
+        (Err(error), Some(found)) if error.is_already_there() => Ok(found),
+        (Err(error), _) => Err(error),
+        (Ok(()), None) => Err(NetlinkError::vanished(name)),
+    }
 }
 
 /// The overlay has no routers that could advertise themselves. Without IPv6 there is no such file.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Asked, Command, Hold, Machine, Say, stale};
-use crate::control::causes::with_causes;
 use crate::control::lease::{Lease, parse_key};
 use crate::control::store::{Event as Change, Rejected, Snapshot, StoreError};
+use crate::failure::with_causes;
 
 /// Between two reports of one outage, after the first.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
@@ -195,7 +195,8 @@ impl Machine {
             self.insert(lease);
         }
         self.revision = Some(revision);
-        self.listed_until = revision;
+        // A change may be of what an incomplete listing lacks.
+        self.listed_until = if complete { revision } else { self.listed_until.min(revision) };
         self.plan_publication();
         let accident = complete && self.hold_missing(wiped);
         let own = rejected.iter().find(|rejected| rejected.key == self.own.lease.key).cloned();

@@ -9,7 +9,7 @@
 //! In every third schedule the second node is a clone of the first: the same address and name,
 //! another boot. Only one of them may own a subnet, and the other gets one when that one is gone.
 //! Or it is a copy with the same boot, which looks like a restart: whoever claims the address last
-//! has the subnet, and the other ends for good. Clones do not move.
+//! has the subnet, and the other ends for good. Clones move, too.
 //!
 //! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time;
 //! `scripts/mutations.md` has what caught each, and what nothing did.
@@ -127,9 +127,11 @@ impl World {
 
     fn start(&mut self, index: usize) {
         let Life::Down = self.nodes[index].life else { return };
-        if self.nodes[index].has_yielded {
+        // Started again, it would be the last of the two, and the other had to yield.
+        if self.nodes[index].has_yielded && self.shares_address(index) {
             return;
         }
+        self.nodes[index].has_yielded = false;
         // A cache of another address is refused.
         let public_ip = self.nodes[index].public_ip;
         let known = self.nodes[index].known.clone();
@@ -231,10 +233,7 @@ impl World {
     /// Gives a node another address, of which it has two.
     fn move_node(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        // Open: a clone that moves before it is told that its claim was taken writes its new
-        // address over the other's entry, whose node ends by that. Only the claim on the new
-        // address is in that transaction.
-        if node.has_twin || matches!(node.life, Life::Acquiring { .. }) {
+        if let Life::Acquiring { .. } = node.life {
             return;
         }
         node.public_ip =
@@ -254,7 +253,6 @@ impl World {
         let moment = Moment { time, asked, cluster, is_late: true };
         let answer = execute(&mut self.store, &op, &mut claims, moment);
         let node = &mut self.nodes[index];
-        node.was_overtaken |= answer.is_ok() && matches!(op, Op::Create { .. });
         node.was_preceded |= answer.is_ok() && claims.run != node.claims.run;
         self.log(index, &format!("has a late {op:?}"));
     }
@@ -355,7 +353,8 @@ impl World {
         let (op, asked, cluster) = (request.op.clone(), request.asked, node.cluster);
         node.claims.draw(&mut node.numbers);
         let (mut claims, moment) =
-            (node.claims.clone(), Moment { time, asked, cluster, is_late: false });
+            (node.claims.to_try(), Moment { time, asked, cluster, is_late: false });
+        let to = op.claims();
         let mut execute = || execute(store, &op, &mut claims, moment);
         let reachable = !node.is_cut;
         let fault = if faulty { random.u8(..30) } else { u8::MAX };
@@ -380,7 +379,7 @@ impl World {
         };
         let answer: Answer = if store.is_down { failure(&op) } else { answer };
         if answer.is_unavailable() {
-            node.claims.unanswered(&claims);
+            node.claims.unanswered(claims, to);
         } else {
             node.claims = claims;
             if answer.is_ok() {
@@ -400,10 +399,10 @@ impl World {
         }
         let numbers = &mut node.numbers;
         node.claims.draw(numbers);
-        let mut claims = node.claims.clone();
+        let mut claims = node.claims.to_try();
         let kept = store.keep_claim(&mut claims, time);
         if faulty && random.u8(..15) == 0 {
-            return node.claims.unanswered(&claims);
+            return node.claims.unanswered(claims, None);
         }
         node.claims = claims;
         match kept {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::follow::ABSENT;
 use super::{Asked, Command, End, Follow, Machine, Now, Say, Write};
 use crate::control::backoff::jittered;
-use crate::control::causes::with_causes;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::manager::OwnLease;
 use crate::control::store::{Granted, StoreError};
+use crate::failure::with_causes;
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
 /// renew together.
@@ -76,11 +76,12 @@ impl Machine {
     pub(super) fn ask_own(&mut self) -> bool {
         let now = self.now.boot;
         let renewal_due = self.renew_at.is_some_and(|at| at <= now);
-        let what = match self.hold {
-            Hold::Held | Hold::Rewritten { .. } if renewal_due => Write::Renew,
-            Hold::Rewritten { at } if at <= now => Write::Restore,
-            Hold::Unreadable { repair: Some(_) } => Write::Repair,
-            Hold::Lapsed { free: true } => Write::Retake,
+        let known = self.own.lease.revision;
+        let (what, over) = match self.hold {
+            Hold::Held | Hold::Rewritten { .. } if renewal_due => (Write::Renew, known),
+            Hold::Rewritten { at } if at <= now => (Write::Restore, known),
+            Hold::Unreadable { repair: Some(junk) } => (Write::Repair, junk),
+            Hold::Lapsed { free: true } => (Write::Retake, ABSENT),
             Hold::Unreadable { repair: None } | Hold::Lapsed { free: false } if renewal_due => {
                 // There is nothing to renew: see what there is.
                 self.renew_at = Some(now + RENEW_AFTER_CONFLICT);
@@ -94,31 +95,35 @@ impl Machine {
             | Hold::Lost => return false,
         };
         if self.may_write() {
-            self.ask_write(what);
+            self.ask_write(what, over);
             return true;
         }
         self.read_first();
         self.asked != Asked::Nothing
     }
 
-    fn ask_write(&mut self, what: Write) {
+    /// Writes the own entry over its revision `over`.
+    fn ask_write(&mut self, what: Write, over: i64) {
         let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
-        let mut over = held.revision;
-        let command = match (what, self.hold) {
-            (Write::Renew, _) => Command::Renew { held, ttl },
-            (Write::Restore, _) => {
+        let command = match what {
+            // Under the address that it shows: the claim of another comes with the write that
+            // tells it.
+            Write::Renew => {
+                let found = self.mirror.get(&held.key).map(|found| &found.attributes);
+                let elsewhere = found.filter(|found| found.public_ip != held.attributes.public_ip);
+                let attributes = elsewhere.unwrap_or(&held.attributes).clone();
+                Command::Renew { held: Lease { attributes, ..held }, ttl }
+            }
+            Write::Restore => {
                 self.hold = Hold::Held;
                 Command::Update { held, ttl }
             }
-            (Write::Repair, Hold::Unreadable { repair: Some(revision) }) => {
+            Write::Repair => {
                 self.hold = Hold::Unreadable { repair: None };
-                over = revision;
-                Command::Update { held: Lease { revision, ..held }, ttl }
+                Command::Update { held: Lease { revision: over, ..held }, ttl }
             }
-            (Write::Repair, _) => Command::Update { held, ttl },
-            (Write::Retake, _) => {
+            Write::Retake => {
                 self.hold = Hold::Lapsed { free: false };
-                over = ABSENT;
                 Command::Create { subnet: held.subnet, attributes: held.attributes, ttl }
             }
         };

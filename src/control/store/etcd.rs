@@ -17,10 +17,10 @@ use super::etcd_connection::{Connection, classify, config_key};
 use super::etcd_watch::{EtcdWatch, Origin};
 use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
 use crate::config::options::EtcdOptions;
-use crate::control::causes::with_causes;
 use crate::control::claim::NodeIdentity;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
+use crate::failure::with_causes;
 use crate::route::Prefix;
 
 pub use super::etcd_connection::EtcdOptionsError;
@@ -322,7 +322,7 @@ impl EtcdStore {
         etcd_lease: Option<EtcdLease>,
     ) -> Result<i64, StoreError> {
         let write = Write { condition: Some(condition), operation: Some(operation) };
-        let result = self.write_claiming(name, key, public_ip, write).await;
+        let result = self.write_claiming(name, key, Some(public_ip), write).await;
         if result.as_ref().is_err_and(StoreError::nothing_was_written)
             && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
         {

@@ -3,7 +3,8 @@
 //! takes it away when the node is gone.
 //!
 //! Every write of the own subnet carries the claim in its transaction: it happens only if the claim
-//! is ours, or nobody's, and then it becomes ours in the same moment.
+//! is ours, or nobody's, and then it becomes ours in the same moment. What a write compares and
+//! writes of claims is the ledger's to say, `control::claim::ledger`.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -16,9 +17,10 @@ use tracing::warn;
 
 use super::StoreError;
 use super::etcd::{EtcdLease, EtcdStore, Page};
-use crate::control::causes::with_causes;
-use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, Claimant, NodeIdentity};
+use crate::control::claim::ledger::{Ledger, Terms};
+use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
 use crate::control::clock;
+use crate::failure::with_causes;
 
 /// Tries of one write while its claim turns out to be another than was known: absent, lapsed, of
 /// the last run.
@@ -34,14 +36,12 @@ const KEEPS_PER_NUMBER: u64 = 3;
 /// What is known of the own claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Nobody claims anything without.
-    claimant: Option<Claimant>,
-    current: Option<Claim>,
+    /// Nobody claims anything without: a node without a name, or a user without permission.
+    ledger: Option<Ledger>,
+    /// What ends all claims of this run.
     lease: Option<EtcdLease>,
     /// How often it was kept alive.
     keeps: u64,
-    /// Our user has no permission for the key.
-    is_denied: bool,
 }
 
 /// A write of the own entry: `operation` if `condition` holds.
@@ -53,46 +53,71 @@ pub(super) struct Write {
 
 impl Claims {
     pub(super) fn of(node: NodeIdentity) -> Self {
-        Self { claimant: Some(Claimant::of(node)), ..Self::default() }
+        Self { ledger: Some(Ledger::of(node)), ..Self::default() }
     }
 
-    /// What to claim together with a write for `public_ip`, if anything.
-    fn wanted(&self, public_ip: Ipv4Addr) -> Option<Claim> {
-        let claims = self.claimant.is_some() && !self.is_denied;
-        let current = self.current.as_ref().filter(|claim| claim.public_ip == public_ip);
-        claims.then(|| current.cloned().unwrap_or_else(|| Claim::unseen(public_ip)))
+    fn known(&self) -> Vec<Claim> {
+        self.ledger.as_ref().map(Ledger::known).unwrap_or_default()
     }
 
-    /// What the claim is if its key shows this.
-    fn judge(
+    /// What to write with, now that the claims' keys show this.
+    fn see(
         &mut self,
-        public_ip: Ipv4Addr,
-        found: Option<&KeyValue>,
-    ) -> Result<Claim, StoreError> {
-        let Some(claimant) = &mut self.claimant else { return Ok(Claim::unseen(public_ip)) };
-        let shown = found.map(|found| ClaimEntry {
-            value: found.value(),
-            revision: found.mod_revision(),
-            lease: found.lease(),
+        to: Option<Ipv4Addr>,
+        shown: &[(Ipv4Addr, Option<KeyValue>)],
+    ) -> Result<Option<Claim>, StoreError> {
+        let Some(ledger) = &mut self.ledger else { return Ok(None) };
+        let shown: Vec<_> =
+            shown.iter().map(|(ip, found)| (*ip, found.as_ref().map(entry))).collect();
+        let target = ledger.see(to, &shown)?;
+        let ours = ledger.current().filter(|claim| claim.is_ours);
+        let bound = ours.and_then(|claim| {
+            shown.iter().find(|(ip, _)| *ip == claim.public_ip).and_then(|(_, found)| *found)
         });
-        let claim = claimant.judge(public_ip, shown)?;
-        if let Some(found) = found.filter(|_| claim.is_ours)
-            && self.lease.is_none_or(|lease| lease.id != found.lease())
+        if let Some(ClaimEntry { lease, .. }) = bound
+            && self.lease.is_none_or(|known| known.id != lease)
         {
-            self.lease = Some(EtcdLease::unknown(found.lease()));
+            self.lease = Some(EtcdLease::unknown(lease));
         }
-        Ok(claim)
+        Ok(target)
     }
 
-    /// What is to be written of a claim.
-    fn value(&mut self) -> Vec<u8> {
-        self.claimant.as_mut().map(|claimant| claimant.value(draw)).unwrap_or_default()
+    /// The claim to write with for the address `to`, or where the entry is; `None` is without.
+    fn target(&mut self, to: Option<Ipv4Addr>) -> Option<Claim> {
+        let ledger = self.ledger.as_mut()?;
+        if let Some(first) = to.filter(|_| ledger.current().is_none()) {
+            ledger.claim(first);
+        }
+        ledger.target(to)
     }
 
-    fn written(&mut self, public_ip: Ipv4Addr) {
-        if let Some(claimant) = &mut self.claimant {
-            claimant.written(public_ip);
+    fn terms(&mut self, target: Option<Claim>) -> Option<(Claim, Terms)> {
+        let (ledger, target) = (self.ledger.as_mut()?, target?);
+        let terms = ledger.terms(&target, draw);
+        Some((target, terms))
+    }
+
+    fn unchanged(&self, target: Option<&Claim>) -> Vec<Claim> {
+        let both = self.ledger.as_ref().zip(target);
+        both.map(|(ledger, target)| ledger.unchanged(target)).unwrap_or_default()
+    }
+
+    fn written(&mut self, target: Claim, terms: Terms, revision: i64) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.written(target, terms, revision);
         }
+    }
+
+    /// The write with the claim `target` failed; whether it goes in all the same, nobody knows.
+    fn failed(&mut self, target: Claim, error: &StoreError) {
+        if let Some(ledger) = self.ledger.as_mut().filter(|_| !error.nothing_was_written()) {
+            ledger.unanswered(target);
+        }
+    }
+
+    /// The etcd lease, if it is another than `old` and bound to nothing.
+    fn granted_since(&mut self, old: Option<i64>) -> Option<EtcdLease> {
+        self.lease.take_if(|lease| lease.fresh && Some(lease.id) != old)
     }
 
     /// Forgets the etcd lease if it is `old`; whether it was.
@@ -111,7 +136,10 @@ impl EtcdStore {
     /// From now on this is the address to claim. Nothing is asked of the store.
     pub(super) async fn claim(&self, public_ip: Ipv4Addr) {
         let mut claims = self.claims.lock().await;
-        claims.current = claims.wanted(public_ip);
+        if claims.ledger.as_mut().is_some_and(|ledger| ledger.claim(public_ip)) {
+            // A claim of before ends with it.
+            claims.lease = None;
+        }
     }
 
     fn claim_path(&self, public_ip: Ipv4Addr) -> String {
@@ -128,27 +156,29 @@ impl EtcdStore {
         from: &[u8],
         options: &GetOptions,
     ) -> Result<Option<Page>, StoreError> {
-        let before = self.claims.lock().await.current.clone();
-        let Some(public_ip) = before.as_ref().map(|claim| claim.public_ip) else {
+        let before = self.claims.lock().await.known();
+        if before.is_empty() {
             return Ok(None);
-        };
-        let both = [self.look(public_ip), TxnOp::get(from, Some(options.clone()))];
-        let transaction = Txn::new().and_then(both);
+        }
+        let looks = before.iter().map(|claim| self.look(claim.public_ip));
+        let all: Vec<_> = looks.chain([TxnOp::get(from, Some(options.clone()))]).collect();
+        let transaction = Txn::new().and_then(all);
         let read = |mut client: etcd_client::Client| {
             let transaction = transaction.clone();
             async move { client.txn(transaction).await }
         };
         match self.connection.read("listing leases", read).await {
             Ok(response) => {
-                let mut answers = response.op_responses().into_iter();
-                let found = answers.next().and_then(first_key);
+                let mut answers = response.op_responses();
+                let page = answers.pop().and_then(found_by);
+                let shown = shown(before.iter().map(|claim| claim.public_ip), answers);
                 let mut claims = self.claims.lock().await;
                 // What was written meanwhile is newer than what was read: it would show the claim
                 // of our last run as one that was made after ours.
-                if claims.current == before {
-                    claims.current = Some(claims.judge(public_ip, found.as_ref())?);
+                if claims.known() == before {
+                    claims.see(None, &shown)?;
                 }
-                Ok(answers.next().and_then(found_by).map(|found| Page {
+                Ok(page.map(|found| Page {
                     revision: response.header().map_or(0, |header| header.revision()),
                     cluster: response.header().map_or(0, |header| header.cluster_id()),
                     found,
@@ -163,40 +193,56 @@ impl EtcdStore {
     /// After a request that was refused with the claim, and is not without.
     pub(super) async fn deny_claim(&self) {
         let mut claims = self.claims.lock().await;
-        let Some(Claim { public_ip, .. }) = claims.current.take() else { return };
-        if !std::mem::replace(&mut claims.is_denied, true) {
-            warn!(
-                "etcd refuses the key {}, so another node with the same PublicIP would not be \
-                 noticed; going on without. Grant the role readwrite on the prefix {}/weft/ and \
-                 restart weftd",
-                self.claim_path(public_ip),
-                self.prefix()
-            );
-        }
+        let current = claims.ledger.as_ref().and_then(Ledger::current);
+        let Some(public_ip) = current.map(|claim| claim.public_ip) else { return };
+        claims.ledger = None;
+        warn!(
+            "etcd refuses the key {}, so another node with the same PublicIP would not be \
+             noticed; going on without. Grant the role readwrite on the prefix {}/weft/ and \
+             restart weftd",
+            self.claim_path(public_ip),
+            self.prefix()
+        );
     }
 
-    /// Carries out `write`, which is for the node at `public_ip`, if nobody else claims that
-    /// address, and returns the store's revision after it.
+    /// Carries out `write` with the claim of the address `to`, or with the one that the entry has,
+    /// if nobody else has it, and returns the store's revision after it.
     pub(super) async fn write_claiming(
         &self,
         name: &'static str,
         key: &str,
-        public_ip: Ipv4Addr,
+        to: Option<Ipv4Addr>,
         write: Write,
     ) -> Result<i64, StoreError> {
         let mut claims = self.claims.lock().await;
-        let Some(mut claim) = claims.wanted(public_ip) else {
-            drop(claims);
-            return self.write_alone(name, key, write).await;
-        };
-        let moves = claims.current.as_ref().is_some_and(|current| current.public_ip != public_ip);
-        let left_behind = if moves { claims.lease.take() } else { None };
         let old = claims.lease.map(|lease| lease.id);
+        let mut target = claims.target(to);
         for _ in 0..TRIES_MAX {
-            let (transaction, value) = self.with_claim(&mut claims, &claim, &write).await?;
-            let response = match self.transact(name, transaction).await {
+            let Some((claim, terms)) = claims.terms(target.take()) else {
+                drop(claims);
+                return self.write_alone(name, key, write).await;
+            };
+            let transaction = self.with_claim(&mut claims, &claim, &terms, &write).await?;
+            match self.transact(name, transaction).await {
+                Ok(response) if response.succeeded() => {
+                    let revision = response.header().map_or(0, |header| header.revision());
+                    claims.written(claim, terms, revision);
+                    return Ok(revision);
+                }
+                Ok(response) => {
+                    let shown = shown(terms.look.iter().copied(), response.op_responses());
+                    let seen = claims.see(to, &shown);
+                    if seen.is_err()
+                        && let Some(lease) = claims.granted_since(old)
+                    {
+                        self.revoke(lease.id).await;
+                    }
+                    target = seen?;
+                    if claims.unchanged(target.as_ref()) == terms.unchanged {
+                        break;
+                    }
+                }
                 Err(error) if is_permission(&error) => {
-                    claims.current.get_or_insert(claim);
                     drop(claims);
                     let written = self.write_alone(name, key, write).await;
                     if !written.as_ref().is_err_and(is_permission) {
@@ -205,44 +251,16 @@ impl EtcdStore {
                     return written;
                 }
                 // The store lost its data, and the claim's lease with it.
-                Err(error) if !claim.is_ours && is_unknown_lease(&error) && claims.forget(old) => {
-                    continue;
+                Err(error)
+                    if terms.put.is_some() && is_unknown_lease(&error) && claims.forget(old) =>
+                {
+                    target = Some(claim);
                 }
-                response => response?,
-            };
-            let revision = response.header().map_or(0, |header| header.revision());
-            if response.succeeded() {
-                if let Some(value) = value {
-                    claim = Claim { public_ip, revision, value, is_ours: true };
-                    claims.written(public_ip);
+                Err(error) => {
+                    claims.failed(claim, &error);
+                    return Err(error);
                 }
-                claims.current = Some(claim);
-                let is_reused =
-                    left_behind.map(|lease| lease.id) == claims.lease.map(|lease| lease.id);
-                drop(claims);
-                // The last address is free for others.
-                if let Some(EtcdLease { id, .. }) = left_behind.filter(|_| !is_reused) {
-                    self.revoke(id).await;
-                }
-                return Ok(revision);
             }
-            let found = response.op_responses().into_iter().next().and_then(first_key);
-            let seen = claims.judge(public_ip, found.as_ref());
-            if seen.is_err()
-                && let Some(EtcdLease { id, fresh: true, .. }) = claims.lease.take()
-            {
-                self.revoke(id).await;
-            }
-            let seen = seen?;
-            if seen == claim {
-                break;
-            }
-            claim = seen;
-        }
-        if moves {
-            claims.lease = left_behind;
-        } else {
-            claims.current = Some(claim);
         }
         Err(StoreError::Conflict { key: key.to_owned() })
     }
@@ -262,35 +280,39 @@ impl EtcdStore {
         Ok(response.header().map_or(0, |header| header.revision()))
     }
 
-    /// `write` as a transaction that holds the claim, takes it if it is free, and else shows it;
-    /// and what it makes of the claim, if it writes it.
+    /// `write` as a transaction on these terms for the claim `target`; else it shows the claims.
     async fn with_claim(
         &self,
         claims: &mut Claims,
-        claim: &Claim,
+        target: &Claim,
+        terms: &Terms,
         write: &Write,
-    ) -> Result<(Txn, Option<Vec<u8>>), StoreError> {
-        let path = self.claim_path(claim.public_ip);
-        let same_revision = Compare::mod_revision(path.as_str(), CompareOp::Equal, claim.revision);
-        let same_value = Compare::value(path.as_str(), CompareOp::Equal, claim.value.clone());
-        // A key that is absent has no value to compare.
-        let same_value = (claim.revision != 0).then_some(same_value);
-        let unchanged = std::iter::once(same_revision).chain(same_value);
+    ) -> Result<Txn, StoreError> {
+        let mut conditions: Vec<_> = write.condition.iter().cloned().collect();
+        for Claim { public_ip, revision, value, .. } in &terms.unchanged {
+            let path = self.claim_path(*public_ip);
+            conditions.push(Compare::mod_revision(path.as_str(), CompareOp::Equal, *revision));
+            // A key that is absent has no value to compare.
+            if *revision != 0 {
+                conditions.push(Compare::value(path, CompareOp::Equal, value.clone()));
+            }
+        }
         let mut operations: Vec<_> = write.operation.iter().cloned().collect();
-        let mut value = None;
-        if !claim.is_ours {
+        if let Some(value) = &terms.put {
             let lease = match claims.lasting_lease() {
                 Some(lease) => lease,
                 None => self.grant(CLAIM_TTL).await?,
             };
             claims.lease = Some(lease);
             let bound = PutOptions::new().with_lease(lease.id);
-            let value = value.insert(claims.value());
+            let path = self.claim_path(target.public_ip);
             operations.push(TxnOp::put(path, value.clone(), Some(bound)));
         }
-        let conditions: Vec<_> = write.condition.iter().cloned().chain(unchanged).collect();
-        let look = self.look(claim.public_ip);
-        Ok((Txn::new().when(conditions).and_then(operations).or_else([look]), value))
+        // The address of before is free for others.
+        let delete = terms.delete.iter().map(|left| TxnOp::delete(self.claim_path(*left), None));
+        operations.extend(delete);
+        let looks: Vec<_> = terms.look.iter().map(|public_ip| self.look(*public_ip)).collect();
+        Ok(Txn::new().when(conditions).and_then(operations).or_else(looks))
     }
 
     async fn transact(&self, name: &'static str, txn: Txn) -> Result<TxnResponse, StoreError> {
@@ -300,26 +322,24 @@ impl EtcdStore {
     /// Keeps the claim alive, or claims again what lapsed.
     pub(super) async fn keep_claim(&self) -> Result<(), StoreError> {
         let mut claims = self.claims.lock().await;
-        let Some(claim) = claims.current.clone() else { return Ok(()) };
-        if let Some(lease) = claims.lease.filter(|_| claim.is_ours) {
-            match self.keep_alive(lease.id, Duration::ZERO).await? {
-                Some(kept) => {
-                    claims.lease = Some(kept);
-                    claims.keeps += 1;
-                    if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
-                        return Ok(());
-                    }
-                    claims.current = Some(claim.clone().with_another_number());
+        let Claims { ledger: Some(ledger), lease, keeps } = &mut *claims else { return Ok(()) };
+        let Some(claim) = ledger.current() else { return Ok(()) };
+        let public_ip = claim.public_ip;
+        if let Some(held) = lease.filter(|_| claim.is_ours) {
+            *lease = self.keep_alive(held.id, Duration::ZERO).await?;
+            if lease.is_some() {
+                *keeps += 1;
+                if !keeps.is_multiple_of(KEEPS_PER_NUMBER) {
+                    return Ok(());
                 }
-                None => {
-                    claims.lease = None;
-                    claims.current = Some(claim.lapsed());
-                }
+                ledger.renumber();
+            } else {
+                ledger.lapsed();
             }
         }
         drop(claims);
-        let (name, key) = ("claiming the PublicIP", self.claim_path(claim.public_ip));
-        let result = self.write_claiming(name, &key, claim.public_ip, Write::default()).await;
+        let (name, key) = ("claiming the PublicIP", self.claim_path(public_ip));
+        let result = self.write_claiming(name, &key, None, Write::default()).await;
         if let Err(error @ StoreError::Unavailable { .. }) = &result {
             tracing::debug!("The claim on the PublicIP lapsed: {}", with_causes(error));
         }
@@ -345,8 +365,17 @@ fn is_unknown_lease(error: &StoreError) -> bool {
     matches!(error, StoreError::Unavailable { detail, .. } if detail.contains("lease not found"))
 }
 
-fn first_key(answer: TxnOpResponse) -> Option<KeyValue> {
-    found_by(answer)?.take_kvs().into_iter().next()
+/// What the claims of these addresses are by the answers to as many looks.
+fn shown(
+    addresses: impl Iterator<Item = Ipv4Addr>,
+    answers: Vec<TxnOpResponse>,
+) -> Vec<(Ipv4Addr, Option<KeyValue>)> {
+    let found = |answer| found_by(answer).and_then(|found| found.kvs().first().cloned());
+    addresses.zip(answers.into_iter().map(found)).collect()
+}
+
+fn entry(found: &KeyValue) -> ClaimEntry<'_> {
+    ClaimEntry { value: found.value(), revision: found.mod_revision(), lease: found.lease() }
 }
 
 fn found_by(answer: TxnOpResponse) -> Option<GetResponse> {

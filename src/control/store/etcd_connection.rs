@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 use super::StoreError;
 use super::etcd_tls::{Stamp, advice, tls_options};
 use crate::config::options::EtcdOptions;
-use crate::control::causes::{described, with_causes};
+use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
 /// few seconds; what takes longer is better tried elsewhere.

@@ -22,10 +22,10 @@ use super::{AssignError, Granted, Snapshot, StoreError};
 use crate::config::kube::{KubeOptions, NodeSource};
 use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
-use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::status::ControlStatus;
+use crate::failure::{Told, with_causes};
 use crate::route::Prefix;
 
 /// Nodes of one page: client-go's number.
@@ -38,8 +38,6 @@ const PAGES_MAX: usize = 2 * super::ENTRIES_MAX / PAGE_NODES + 1;
 const SYNC_TIMEOUT: Duration = Duration::from_secs(600);
 /// First and longest pause between two tries to write the own Node, or to find the own pod.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
-/// How long one line about the own Node need not be repeated.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// The Kubernetes API as a store.
 pub struct KubeStore {
@@ -209,7 +207,7 @@ impl KubeStore {
                     let minutes = self.sync_timeout.as_secs() / 60;
                     return Err(AssignError::NotSynced { minutes, source });
                 }
-                Err(error) => told.once(with_causes(&error), |text| {
+                Err(error) => told.once(&with_causes(&error), |text| {
                     warn!("The Kubernetes API does not answer yet, trying on: {text}");
                 }),
             }
@@ -333,7 +331,7 @@ impl KubeStore {
                     self.own.changed().await;
                 }
                 Err(error) => {
-                    failures.once(with_causes(&error), |text| {
+                    failures.once(&with_causes(&error), |text| {
                         warn!("Cannot write the own Node, trying on: {text}");
                     });
                     sleep(backoff.next_wait()).await;
@@ -386,21 +384,6 @@ enum Said {
     Fine,
     Awaits(&'static str),
     Refuses(String),
-}
-
-/// Says a thing when it is new, and again once a minute.
-#[derive(Default)]
-struct Told(Option<(String, Instant)>);
-
-impl Told {
-    fn once(&mut self, text: String, say: impl FnOnce(&str)) {
-        let quiet =
-            self.0.as_ref().is_some_and(|(last, at)| *last == text && at.elapsed() < REPORT_PERIOD);
-        if !quiet {
-            say(&text);
-            self.0 = Some((text, Instant::now()));
-        }
-    }
 }
 
 /// What only a node that chooses its subnet does.
@@ -470,7 +453,7 @@ async fn node_of_pod(
             Err(error) if began.elapsed() >= sync_timeout => {
                 return Err(failed(with_causes(&error)));
             }
-            Err(error) => told.once(with_causes(&error), |text| {
+            Err(error) => told.once(&with_causes(&error), |text| {
                 warn!("Cannot find this pod's Node yet, trying on: {text}");
             }),
         }

@@ -21,7 +21,7 @@ use tower::{BoxError, ServiceBuilder};
 
 use super::StoreError;
 use crate::config::kube::KubeOptions;
-use crate::control::causes::with_causes;
+use crate::failure::with_causes;
 
 /// How long an answer may take, from the connection to the last byte: a page of a list in a large
 /// cluster takes a server in trouble some seconds.

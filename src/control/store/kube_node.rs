@@ -9,12 +9,12 @@ use serde_json::value::RawValue;
 
 use super::Rejected;
 use crate::config::kube::AnnotationPrefix;
-use crate::control::causes::with_causes;
 use crate::control::clock;
 use crate::control::lease::{
     Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX, ValueError,
 };
 use crate::control::status::RejectReason;
+use crate::failure::with_causes;
 use crate::route::Prefix;
 
 /// Most subnets of one Node that flannel accepts: one of each family.

@@ -110,14 +110,15 @@ impl LocalStore {
         let (files, held, value) = (self.files.clone(), held.clone(), value.clone());
         let claims = self.claims.clone();
         blocking(move || {
-            claims.claim(value.public_ip)?;
-            let locked = files.lock()?;
-            fence(&locked, &held)?;
-            let ttl = match held.lifetime {
-                Lifetime::Reservation => None,
-                Lifetime::Leased { .. } => Some(ttl),
-            };
-            write(&locked, held.subnet, held.key, value, ttl)
+            claims.claiming(value.public_ip, || {
+                let locked = files.lock()?;
+                fence(&locked, &held)?;
+                let ttl = match held.lifetime {
+                    Lifetime::Reservation => None,
+                    Lifetime::Leased { .. } => Some(ttl),
+                };
+                write(&locked, held.subnet, held.key, value, ttl)
+            })
         })
         .await
     }

@@ -1,6 +1,7 @@
 //! Claims on PublicIPs in a local store: `DIR/weft/nodes/<PublicIP>`, a file that names the node
 //! and that its daemon keeps locked. The lock ends with the process, however it ends.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -13,8 +14,8 @@ use tracing::warn;
 
 use super::StoreError;
 use super::local_files::{failed, read_bounded};
-use crate::control::causes::with_causes;
 use crate::control::claim::NodeIdentity;
+use crate::failure::with_causes;
 
 /// More than any claim has.
 const CLAIM_BYTES_MAX: usize = 4096;
@@ -29,7 +30,8 @@ pub(super) struct FileClaims {
 
 #[derive(Debug, Default)]
 struct Held {
-    current: Option<(Ipv4Addr, File)>,
+    /// More than one while a move is being written.
+    locks: BTreeMap<Ipv4Addr, File>,
     is_denied: bool,
 }
 
@@ -38,27 +40,39 @@ impl FileClaims {
         Self { node: Some((node, directory)), held: Arc::default() }
     }
 
-    /// Claims `public_ip`, and nothing else any more. A directory that cannot be written is no
-    /// reason not to carry packets. Blocks.
+    /// Claims `public_ip`, and nothing else any more. Blocks.
     pub(super) fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
-        let Some((node, directory)) = &self.node else { return Ok(()) };
+        self.claiming(public_ip, || Ok(()))
+    }
+
+    /// Claims `public_ip` for `write`, and nothing else any more once that is done. A directory
+    /// that cannot be written is no reason not to carry packets. Blocks.
+    pub(super) fn claiming<T>(
+        &self,
+        public_ip: Ipv4Addr,
+        write: impl FnOnce() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let Some((node, directory)) = &self.node else { return write() };
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.is_denied || held.current.as_ref().is_some_and(|(ip, _)| *ip == public_ip) {
-            return Ok(());
-        }
-        match lock(node, directory, public_ip) {
-            Ok(file) => held.current = Some((public_ip, file)),
-            Err(error @ StoreError::Duplicate { .. }) => return Err(error),
-            Err(error) => {
-                held.is_denied = true;
-                warn!(
-                    "Another node with the same PublicIP would not be noticed, going on without \
-                     a claim: {}",
-                    with_causes(&error)
-                );
+        if !held.is_denied && !held.locks.contains_key(&public_ip) {
+            match lock(node, directory, public_ip) {
+                Ok(file) => {
+                    held.locks.insert(public_ip, file);
+                }
+                Err(error @ StoreError::Duplicate { .. }) => return Err(error),
+                Err(error) => {
+                    held.is_denied = true;
+                    warn!(
+                        "Another node with the same PublicIP would not be noticed, going on \
+                         without a claim: {}",
+                        with_causes(&error)
+                    );
+                }
             }
         }
-        Ok(())
+        let written = write()?;
+        held.locks.retain(|held, _| *held == public_ip);
+        Ok(written)
     }
 }
 
@@ -103,6 +117,12 @@ mod tests {
         b.claim(second).unwrap();
         let refusal = a.claim(second).unwrap_err().to_string();
         assert!(refusal.contains("node-b"), "the refusal does not say who: {refusal}");
+        let failed = b.claiming(Ipv4Addr::new(192, 0, 2, 3), || {
+            a.claim(second).expect_err("the entry shows the address of before");
+            Err::<(), _>(StoreError::Conflict { key: String::new() })
+        });
+        failed.expect_err("what failed counts as written");
+        a.claim(second).expect_err("the move failed, so the address is not free");
         b.claim(Ipv4Addr::new(192, 0, 2, 3)).unwrap();
         a.claim(second).expect("the address that node-b left is free");
         drop(a);

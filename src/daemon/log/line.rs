@@ -10,7 +10,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
 use crate::config::options::LogFormat;
-use crate::host::chain::chain;
+use crate::failure::with_causes;
 
 /// Form and constant parts of the lines.
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +151,7 @@ impl Visit for Fields {
 
     /// An error with its causes.
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        self.push(field, chain(value).into());
+        self.push(field, with_causes(value).into());
     }
 }
 

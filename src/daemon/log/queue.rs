@@ -157,14 +157,15 @@ impl<W: Write, L: FnMut(Ask) -> Late> Writer<W, L> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
     use super::*;
 
+    /// A reader of stderr that keeps what it reads.
     #[derive(Clone, Default)]
-    struct Buffer(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::daemon::log) struct Buffer(Arc<Mutex<Vec<u8>>>);
 
     impl Write for Buffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     impl Buffer {
-        fn text(&self) -> String {
+        pub(in crate::daemon::log) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }

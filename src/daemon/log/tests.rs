@@ -1,33 +1,17 @@
 //! Tests of the whole way from an event to the bytes on stderr.
 
-use std::sync::{Arc, Mutex};
-
 use serde_json::Value;
 use tracing::{debug, error, info, trace, warn};
 
+use super::queue::tests::Buffer;
 use super::*;
-
-#[derive(Clone, Default)]
-struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Buffer {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 fn logged(format: LogFormat, verbosity: u8, events: impl FnOnce()) -> Vec<String> {
     let buffer = Buffer::default();
     let (layer, guard) = to_writer(format, verbosity, buffer.clone()).unwrap();
     tracing::subscriber::with_default(Registry::default().with(layer), events);
     drop(guard);
-    let bytes = buffer.0.lock().unwrap().clone();
-    String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+    buffer.text().lines().map(str::to_owned).collect()
 }
 
 fn one_of_each_level() {
@@ -134,8 +118,7 @@ fn a_summary_comes_without_another_event() {
             info!("again");
         }
     });
-    let has_summary =
-        || String::from_utf8_lossy(&buffer.0.lock().unwrap()).contains("suppressed 11 more");
+    let has_summary = || buffer.text().contains("suppressed 11 more");
     let deadline = Instant::now() + Duration::from_secs(5);
     while !has_summary() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::netfilter::rules::Wanted;
+use crate::netfilter::rules::tests::wanted;
 
 const NAT: &str = include_str!("../golden/masquerade.iptables");
 const FILTER: &str = include_str!("../golden/forward.iptables");
@@ -9,16 +10,6 @@ const FILTER: &str = include_str!("../golden/forward.iptables");
 const FOREIGN: &str = include_str!("../golden/foreign.save");
 
 const JUMP: &str = "-A POSTROUTING -m comment --comment \"flanneld masq\" -j FLANNEL-POSTRTG\n";
-
-fn wanted() -> Wanted {
-    Wanted {
-        network: "10.5.0.0/16".parse().unwrap(),
-        subnet: "10.5.3.0/24".parse().unwrap(),
-        masquerade: true,
-        forward: true,
-        random_ports: true,
-    }
-}
 
 fn found(text: &str) -> Found {
     let mut found = Found::default();

@@ -4,22 +4,13 @@ use serde_json::json;
 
 use super::*;
 use crate::netfilter::rules::Wanted;
+use crate::netfilter::rules::tests::wanted;
 
 const HEAD: &str = "add table ip flannel-ipv4 { comment \"rules for flannel-ipv4\" ; }\n";
 const MASQUERADE: &str = include_str!("../golden/masquerade.nft");
 const FORWARD: &str = include_str!("../golden/forward.nft");
 /// `nft -j list table ip flannel-ipv4` once all of these are in.
 const LISTING: &str = include_str!("../golden/listing.json");
-
-fn wanted() -> Wanted {
-    Wanted {
-        network: "10.5.0.0/16".parse().unwrap(),
-        subnet: "10.5.3.0/24".parse().unwrap(),
-        masquerade: true,
-        forward: true,
-        random_ports: true,
-    }
-}
 
 /// The listing after `change` to its objects.
 fn listing(change: impl FnOnce(&mut Vec<Value>)) -> Found {

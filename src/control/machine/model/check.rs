@@ -164,7 +164,7 @@ impl World {
                 assert!(
                     owned
                         && (node.began_from_cache
-                            || node.was_overtaken
+                            || node.has_twin
                             || !node.addresses.contains(&owner)),
                     "node {index} gave {subnet} to {owner}"
                 );
@@ -194,7 +194,9 @@ impl World {
             );
             let other = owners.iter().find(|(other, _)| other.overlaps(subnet));
             if let Some((_, other)) = other.filter(|_| !self.store.meddled.contains(&subnet)) {
-                let is_told = self.is_told_of_claim(*other) && self.is_told_of_claim(index);
+                let mut both = [*other, index].into_iter();
+                let is_told = both
+                    .all(|twin| self.is_told_of_claim(twin) && self.is_told_of_move(twin, changed));
                 assert!(!is_told, "nodes {other} and {index} both own {subnet}");
             }
             owners.push((subnet, index));
@@ -208,6 +210,13 @@ impl World {
         let claim = self.store.claims.get(&node.public_ip);
         !node.has_twin
             || claim.is_some_and(|claim| (self.store.cluster, claim.revision) <= node.claim_seen)
+    }
+
+    /// Whether the node, unless its twin has the same address, knows of the entry's last change.
+    /// To a twin elsewhere the claim says nothing: the address is free.
+    fn is_told_of_move(&self, index: usize, changed: Point) -> bool {
+        let node = &self.nodes[index];
+        !node.has_twin || self.shares_address(index) || changed <= node.told
     }
 
     /// What holds when all faults are over and everything had time to settle.

@@ -5,7 +5,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::store::SimStore;
-use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, Claimant, NodeIdentity};
+use crate::control::claim::ledger::{Ledger, Terms};
+use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
 use crate::control::store::StoreError;
 
 /// Tries of one write, each after a look at the claim that was another than was known.
@@ -21,139 +22,156 @@ pub(super) struct Entry {
     lease: i64,
 }
 
-/// What a run of a node knows of its claim.
+impl Entry {
+    fn shown(&self) -> ClaimEntry<'_> {
+        let Self { value, revision, lease } = self;
+        ClaimEntry { value, revision: *revision, lease: *lease }
+    }
+}
+
+/// What a run of a node knows of its claims.
 #[derive(Debug, Clone)]
 pub(super) struct Claims {
     pub(super) node: NodeIdentity,
     /// Which run of which node, for the observer.
     pub(super) run: u64,
-    claimant: Claimant,
-    pub(super) current: Option<Claim>,
+    ledger: Ledger,
+    /// As it was when the last transaction was sent.
+    sent: Option<Box<Ledger>>,
     lease: Option<i64>,
     keeps: u64,
 }
 
 impl Claims {
     pub(super) fn of(node: NodeIdentity, run: u64) -> Self {
-        let claimant = Claimant::of(node.clone());
-        Self { node, run, claimant, current: None, lease: None, keeps: 0 }
+        let ledger = Ledger::of(node.clone());
+        Self { node, run, ledger, sent: None, lease: None, keeps: 0 }
     }
 
     /// From now on this is the address to claim.
     pub(super) fn claim(&mut self, public_ip: Ipv4Addr) {
-        self.current = Some(self.wanted(public_ip));
-    }
-
-    fn wanted(&self, public_ip: Ipv4Addr) -> Claim {
-        let current = self.current.clone().filter(|claim| claim.public_ip == public_ip);
-        current.unwrap_or_else(|| Claim::unseen(public_ip))
+        if self.ledger.claim(public_ip) {
+            self.lease = None;
+        }
     }
 
     /// Draws the number of the next write, which the node knows before it sends it.
     pub(super) fn draw(&mut self, numbers: &mut u64) {
-        self.claimant.number(|| {
+        self.ledger.draw(|| {
             *numbers += 1;
             *numbers
         });
     }
 
-    /// What a try of unknown outcome leaves: the lease that it may have bound.
-    pub(super) fn unanswered(&mut self, tried: &Self) {
+    /// The same, to be tried with: what comes of it, only an answer tells.
+    pub(super) fn to_try(&self) -> Self {
+        Self { sent: None, ..self.clone() }
+    }
+
+    /// What a try of unknown outcome, for the address `to`, leaves: what was known when it was
+    /// sent, the lease that it may have bound, and the address at which the entry may be.
+    pub(super) fn unanswered(&mut self, tried: Self, to: Option<Ipv4Addr>) {
         self.lease = tried.lease;
+        if let Some(sent) = tried.sent {
+            self.ledger = *sent;
+        }
+        if let Some(target) = to.and_then(|to| self.ledger.target(Some(to))) {
+            self.ledger.unanswered(target);
+        }
     }
 }
 
 impl SimStore {
-    fn judge(&self, claims: &mut Claims, public_ip: Ipv4Addr) -> Result<Claim, StoreError> {
-        let found = self.claims.get(&public_ip);
-        let shown = found.map(|found| ClaimEntry {
-            value: &found.value,
-            revision: found.revision,
-            lease: found.lease,
-        });
-        let claim = claims.claimant.judge(public_ip, shown)?;
-        if let Some(found) = found.filter(|_| claim.is_ours) {
-            claims.lease = Some(found.lease);
+    fn see(
+        &self,
+        claims: &mut Claims,
+        to: Option<Ipv4Addr>,
+        look: &[Ipv4Addr],
+    ) -> Result<Option<Claim>, StoreError> {
+        let shown = look.iter().map(|public_ip| (*public_ip, self.claims.get(public_ip)));
+        let shown: Vec<_> = shown.map(|(ip, found)| (ip, found.map(Entry::shown))).collect();
+        let target = claims.ledger.see(to, &shown)?;
+        if let Some(current) = claims.ledger.current().filter(|claim| claim.is_ours) {
+            claims.lease = self.claims.get(&current.public_ip).map(|found| found.lease);
         }
-        Ok(claim)
+        Ok(target)
     }
 
-    /// A listing reads the claim, too.
+    /// A listing reads the claims, too.
     pub(super) fn read_claim(&self, claims: &mut Claims) -> Result<(), StoreError> {
-        if let Some(public_ip) = claims.current.as_ref().map(|claim| claim.public_ip) {
-            claims.current = Some(self.judge(claims, public_ip)?);
-        }
-        Ok(())
+        let look: Vec<_> = claims.ledger.known().iter().map(|claim| claim.public_ip).collect();
+        self.see(claims, None, &look).map(|_| ())
     }
 
-    /// Carries out `write` of the node at `public_ip` in one transaction with its claim. A packet
-    /// that is late is one try, and whoever sent it is not there to look again.
+    /// Carries out `write` of the node at the address `to`, or where its entry is, in one
+    /// transaction with its claims. A packet that is late is one try, and whoever sent it is not
+    /// there to look again.
     pub(super) fn claiming<T>(
         &mut self,
         claims: &mut Claims,
-        public_ip: Ipv4Addr,
+        to: Option<Ipv4Addr>,
         (time, is_late): (Duration, bool),
         mut write: impl FnMut(&mut Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let mut claim = claims.wanted(public_ip);
-        let moves = claims.current.as_ref().is_some_and(|current| current.public_ip != public_ip);
-        let left_behind = if moves { claims.lease.take() } else { None };
+        let mut target = claims.ledger.target(to);
         for _ in 0..TRIES_MAX {
-            let shown = self.claims.get(&public_ip);
-            let (revision, value) =
-                shown.map_or((0, &[][..]), |found| (found.revision, &found.value));
-            if revision == claim.revision && value == claim.value {
+            let Some(claim) = target.take() else { break };
+            let numbers = &mut self.numbers;
+            let terms = claims.ledger.terms(&claim, || {
+                *numbers += 1;
+                *numbers
+            });
+            claims.sent = Some(Box::new(claims.ledger.clone()));
+            if terms.unchanged.iter().all(|claim| self.is_unchanged(claim)) {
                 let before = self.revision;
                 let written = write(self)?;
-                self.assert_free(claims, public_ip, time);
-                if !claim.is_ours {
-                    claim = self.put_claim(claims, public_ip, before, time);
-                }
-                claims.current = Some(claim);
-                if let Some(lease) = left_behind {
-                    self.revoke_claim(lease);
-                }
+                self.assert_free(claims, claim.public_ip, time);
+                self.put_claims(claims, &claim, &terms, (before, time));
+                claims.ledger.written(claim, terms, self.revision);
                 return Ok(written);
             }
             if is_late {
                 break;
             }
-            claim = self.judge(claims, public_ip)?;
+            target = self.see(claims, to, &terms.look)?;
+            if target.as_ref().map(|target| claims.ledger.unchanged(target))
+                == Some(terms.unchanged)
+            {
+                break;
+            }
         }
-        if moves {
-            claims.lease = left_behind;
-        } else {
-            claims.current = Some(claim);
-        }
-        Err(StoreError::Conflict { key: public_ip.to_string() })
+        Err(StoreError::Conflict { key: format!("{to:?}") })
     }
 
-    fn put_claim(
+    fn is_unchanged(&self, claim: &Claim) -> bool {
+        let shown = self.claims.get(&claim.public_ip);
+        let (revision, value) = shown.map_or((0, &[][..]), |found| (found.revision, &found.value));
+        revision == claim.revision && value == claim.value
+    }
+
+    fn put_claims(
         &mut self,
         claims: &mut Claims,
-        public_ip: Ipv4Addr,
-        before: i64,
-        time: Duration,
-    ) -> Claim {
+        target: &Claim,
+        terms: &Terms,
+        (before, time): (i64, Duration),
+    ) {
         // In the revision of the write that it comes with, if that made one.
-        if self.revision == before {
+        if self.revision == before && (terms.put.is_some() || !terms.delete.is_empty()) {
             self.revision += 1;
             self.remember();
         }
+        for public_ip in &terms.delete {
+            self.claims.remove(public_ip);
+            self.claimed.remove(public_ip);
+        }
+        let Some(value) = terms.put.clone() else { return };
         let lasting = claims.lease.filter(|lease| self.end_of(*lease).is_some());
         let lease = lasting.unwrap_or_else(|| self.grant_for(time, CLAIM_TTL));
         claims.lease = Some(lease);
         let until = self.end_of(lease).unwrap_or_default();
-        self.claimed.insert(public_ip, (claims.node.clone(), claims.run, until));
-        let numbers = &mut self.numbers;
-        let value = claims.claimant.value(|| {
-            *numbers += 1;
-            *numbers
-        });
-        claims.claimant.written(public_ip);
-        let revision = self.revision;
-        self.claims.insert(public_ip, Entry { value: value.clone(), revision, lease });
-        Claim { public_ip, revision, value, is_ours: true }
+        self.claimed.insert(target.public_ip, (claims.node.clone(), claims.run, until));
+        self.claims.insert(target.public_ip, Entry { value, revision: self.revision, lease });
     }
 
     /// Keeps the claim alive, or claims again what lapsed. Returns whether that tells the node
@@ -163,26 +181,25 @@ impl SimStore {
         claims: &mut Claims,
         time: Duration,
     ) -> Result<bool, StoreError> {
-        let Some(claim) = claims.current.clone() else { return Ok(false) };
+        let Some(claim) = claims.ledger.current().cloned() else { return Ok(false) };
         if let Some(lease) = claims.lease.filter(|_| claim.is_ours) {
             if self.extend_claim(lease, time + CLAIM_TTL) {
                 // After a move of unknown outcome, the lease may be that of the other address.
-                let bound = self.claims.get(&claim.public_ip);
-                if bound.is_some_and(|found| found.lease == lease) {
-                    let until = time + CLAIM_TTL;
-                    self.claimed.insert(claim.public_ip, (claims.node.clone(), claims.run, until));
+                for (public_ip, _) in self.claims.iter().filter(|(_, found)| found.lease == lease) {
+                    let holder = (claims.node.clone(), claims.run, time + CLAIM_TTL);
+                    self.claimed.insert(*public_ip, holder);
                 }
                 claims.keeps += 1;
                 if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
                     return Ok(false);
                 }
-                claims.current = Some(claim.clone().with_another_number());
+                claims.ledger.renumber();
             } else {
                 claims.lease = None;
-                claims.current = Some(claim.lapsed());
+                claims.ledger.lapsed();
             }
         }
-        self.claiming(claims, claim.public_ip, (time, false), |_| Ok(true))
+        self.claiming(claims, None, (time, false), |_| Ok(true))
     }
 
     /// What is bound to the etcd lease is gone with it.

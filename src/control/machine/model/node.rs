@@ -27,6 +27,17 @@ pub(super) enum Op {
     Create { subnet: Prefix, attributes: LeaseAttributes },
 }
 
+impl Op {
+    /// The address whose claim it writes with.
+    pub(super) fn claims(&self) -> Option<Ipv4Addr> {
+        match self {
+            Self::List | Self::Watch { .. } => None,
+            Self::Renew { held } | Self::Update { held } => Some(held.attributes.public_ip),
+            Self::Create { attributes, .. } => Some(attributes.public_ip),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) enum Answer {
     Listed(Result<Snapshot, StoreError>),
@@ -104,18 +115,16 @@ pub(super) struct Node {
     pub(super) keep_at: Duration,
     /// The point at which the store last said that the claim is its own.
     pub(super) claim_seen: Point,
-    /// Whether it created an entry by a write that it had given up, after another of its writes
-    /// had created that entry and it was deleted again. Nobody can tell whose such an entry is, if
-    /// the node moved meanwhile, so it is left to whoever has that address.
-    pub(super) was_overtaken: bool,
-    /// Whether a write of an earlier run went in while this one runs, and claimed the address. The
-    /// connection of a process ends with it, so that takes a claim that lapsed at once.
+    /// Whether a write of an earlier run went in while this one runs. That takes a claim of this
+    /// run that had lapsed, and by its number nobody can tell it from a copy of this machine that
+    /// took it: of the two, the one that claimed last owns the subnet, so this one ends. With
+    /// etcd it is as good as impossible, for the connection of a process ends with the process.
     pub(super) was_preceded: bool,
     /// Whether another node has the same addresses.
     pub(super) has_twin: bool,
     /// Whether the twin has the same boot, too, so that each looks like a restart of the other.
     pub(super) is_copy: bool,
-    /// Whether it ended because its copy took its claim, and nobody starts it again.
+    /// Whether it ended because its copy took its claim, and has the same address still.
     pub(super) has_yielded: bool,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
@@ -159,7 +168,6 @@ impl Node {
             numbers: 0,
             keep_at: Duration::ZERO,
             claim_seen: (0, 0),
-            was_overtaken: false,
             was_preceded: false,
             has_twin: false,
             is_copy: false,
@@ -252,6 +260,7 @@ pub(super) fn execute(
     moment: Moment,
 ) -> Answer {
     let Moment { time, asked, cluster, is_late } = moment;
+    let to = op.claims();
     let written = match op {
         Op::List => {
             return Answer::Listed(store.read_claim(claims).map(|()| store.list()));
@@ -259,16 +268,16 @@ pub(super) fn execute(
         Op::Watch { revision } => return Answer::Opened(store.watch(*revision, cluster)),
         Op::Renew { held } => {
             let write = |store: &mut SimStore| store.renew(&Request { held, time, asked });
-            store.claiming(claims, held.attributes.public_ip, (time, is_late), write)
+            store.claiming(claims, to, (time, is_late), write)
         }
         Op::Update { held } => {
             let write = |store: &mut SimStore| store.update(&Request { held, time, asked });
-            store.claiming(claims, held.attributes.public_ip, (time, is_late), write)
+            store.claiming(claims, to, (time, is_late), write)
         }
         Op::Create { subnet, attributes } => {
             let write =
                 |store: &mut SimStore| store.create(*subnet, attributes.clone(), time, asked);
-            store.claiming(claims, attributes.public_ip, (time, is_late), write)
+            store.claiming(claims, to, (time, is_late), write)
         }
     };
     Answer::Written(written)
@@ -467,14 +476,22 @@ impl World {
         self.nodes[index].is_accident = false;
     }
 
+    /// Whether a twin has the same address now.
+    pub(super) fn shares_address(&self, index: usize) -> bool {
+        let [one, other] = [index, 1_usize.wrapping_sub(index)].map(|at| self.nodes.get(at));
+        let both = one.zip(other).filter(|(one, _)| one.has_twin);
+        both.is_some_and(|(one, other)| one.public_ip == other.public_ip)
+    }
+
     pub(super) fn restart_after(&mut self, index: usize, end: End) {
         self.check_end(index, end);
+        let shares_address = self.shares_address(index);
         let node = &mut self.nodes[index];
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
-        if node.is_copy && end == End::Duplicate {
-            // Started again, it would be the last of the two, and the other had to yield.
+        if node.is_copy && shares_address && end == End::Duplicate {
+            // Nobody starts it again before one of them has another address.
             (node.life, node.has_yielded) = (Life::Down, true);
         }
         self.log(index, &format!("lost its subnet: {end:?}"));

@@ -204,14 +204,6 @@ impl SimStore {
         self.ends.get_mut(&lease).map(|until| *until = end).is_some()
     }
 
-    /// Its node left the address.
-    pub(super) fn revoke_claim(&mut self, lease: i64) {
-        self.ends.remove(&lease);
-        self.end_claims(lease);
-        let claims = &self.claims;
-        self.claimed.retain(|public_ip, _| claims.contains_key(public_ip));
-    }
-
     /// The lease for a key of this lifetime, and whether it is a new one.
     fn extend(&mut self, lifetime: Lifetime, time: Duration) -> (i64, bool) {
         let Lifetime::Leased { id, .. } = lifetime else { return (0, false) };

@@ -158,3 +158,41 @@ fn the_entry_that_it_just_creates_is_its_own_although_it_moved_meanwhile() {
     let commands = machine.handle(created, at(2 * DAY_SECONDS));
     assert_eq!(end(&commands), None, "it gives its subnet up to itself");
 }
+
+/// The address of the claim with which a renewal is fenced.
+fn renewed_as(commands: &[Command]) -> Option<Ipv4Addr> {
+    commands.iter().find_map(|command| {
+        let Command::Renew { held, .. } = command else { return None };
+        Some(held.attributes.public_ip)
+    })
+}
+
+#[test]
+fn until_its_new_address_is_written_a_node_renews_with_the_claim_of_the_old_one() {
+    let old = Some(Ipv4Addr::new(192, 0, 2, 1));
+    for mut machine in [watching(quiet()), machine_with(quiet())] {
+        let now = DAY_SECONDS - 3600;
+        let commands = machine.handle(moved(9), at(now - 100));
+        let update = |command: &Command| matches!(command, Command::Update { .. });
+        assert!(commands.iter().any(update), "the new address is not told: {commands:?}");
+        machine.renew_at = Some(Duration::from_secs(now));
+        let commands = machine.handle(Event::Written(Err(down())), at(now));
+        assert_eq!(renewed_as(&commands), old, "whoever takes the old address takes the subnet");
+    }
+}
+
+#[test]
+fn what_an_incomplete_listing_may_lack_is_news_when_the_watch_tells_it() {
+    let mut machine = watching(quiet());
+    machine.relist_at = Duration::from_secs(10);
+    assert!(machine.handle(Event::Timer, at(10)).contains(&Command::List));
+    // Written before the listing was made, and told of after it.
+    let leases = vec![lease(1, 11, 1)];
+    let cut = Snapshot { leases, revision: 12, cluster: 1, complete: false, ..Snapshot::default() };
+    machine.handle(Event::Listed(Ok(cut)), at(10));
+    let changes = vec![deleted(2, 11), Change::Put(lease(5, 15, 12))];
+    machine.handle(Event::Changed(Ok(changes)), at(10));
+    let found: Vec<_> = machine.mirror.values().map(|lease| lease.subnet.key()).collect();
+    let expected = [1, OWN, 3, 4, 5].map(|third| lease(third, 0, 0).key);
+    assert_eq!(found, expected, "a change is lost for good");
+}

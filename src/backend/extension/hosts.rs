@@ -1,0 +1,197 @@
+//! Which other host is due for its commands, and what they left behind. Pure: commands are run and
+//! the time is read by the caller.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use crate::backend::status::Ways;
+use crate::route::Prefix;
+
+/// Pauses before a command that failed is tried again, doubled each time.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// One other host, as its commands are told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Peer {
+    pub(super) public_ip: Ipv4Addr,
+    pub(super) data: String,
+}
+
+/// What is to be done for one subnet: take away what was set up for `from`, set up what `to` asks
+/// for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Task {
+    pub(super) subnet: Prefix,
+    pub(super) from: Option<Peer>,
+    pub(super) to: Option<Peer>,
+}
+
+/// All hosts that have something set up, or should have.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    entries: BTreeMap<Prefix, Entry>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    wanted: Option<Peer>,
+    applied: Option<Peer>,
+    is_running: bool,
+    /// When to try again, and the pause after that, if the last try failed.
+    retry: Option<(Instant, Duration)>,
+}
+
+impl Entry {
+    fn is_due(&self, now: Instant) -> bool {
+        !self.is_running
+            && self.wanted != self.applied
+            && self.retry.is_none_or(|(at, _)| at <= now)
+    }
+}
+
+impl Hosts {
+    /// Takes in which hosts there should be. One that says something new is tried at once.
+    pub(super) fn want(&mut self, mut wanted: BTreeMap<Prefix, Peer>) {
+        for (subnet, entry) in &mut self.entries {
+            let next = wanted.remove(subnet);
+            if next != entry.wanted {
+                (entry.wanted, entry.retry) = (next, None);
+            }
+        }
+        for (subnet, peer) in wanted {
+            self.entries.entry(subnet).or_default().wanted = Some(peer);
+        }
+        self.sweep();
+    }
+
+    /// The next task, if one is due: of hosts that have not failed, before others.
+    pub(super) fn begin(&mut self, now: Instant) -> Option<Task> {
+        let due = self.entries.iter_mut().filter(|(_, entry)| entry.is_due(now));
+        let (subnet, entry) = due.min_by_key(|(_, entry)| entry.retry)?;
+        entry.is_running = true;
+        let (from, to) = (entry.applied.clone(), entry.wanted.clone());
+        Some(Task { subnet: *subnet, from, to })
+    }
+
+    /// Takes in what `task` has come to: what it left set up, and whether it failed. Gives how long
+    /// the next try has to wait.
+    pub(super) fn end(
+        &mut self,
+        task: &Task,
+        applied: Option<Peer>,
+        has_failed: bool,
+        now: Instant,
+    ) -> Duration {
+        let Some(entry) = self.entries.get_mut(&task.subnet) else { return Duration::ZERO };
+        (entry.is_running, entry.applied) = (false, applied);
+        let is_outdated = entry.wanted != task.to;
+        let pause = entry.retry.map_or(RETRY.0, |(_, pause)| pause);
+        entry.retry = (has_failed && !is_outdated).then(|| (now + pause, (pause * 2).min(RETRY.1)));
+        let is_tried_again = entry.retry.is_some();
+        self.sweep();
+        if is_tried_again { pause } else { Duration::ZERO }
+    }
+
+    /// When the next host that failed is due.
+    pub(super) fn next_retry(&self) -> Option<Instant> {
+        let waiting = self.entries.values().filter(|entry| !entry.is_running);
+        waiting.filter_map(|entry| Some(entry.retry?.0)).min()
+    }
+
+    /// What is set up.
+    pub(super) fn ways(&self) -> Ways {
+        let entries = self.entries.iter();
+        entries
+            .filter_map(|(subnet, entry)| Some((*subnet, entry.applied.as_ref()?.public_ip)))
+            .collect()
+    }
+
+    /// Hosts whose last try failed.
+    pub(super) fn failed(&self) -> usize {
+        self.entries.values().filter(|entry| entry.retry.is_some()).count()
+    }
+
+    fn sweep(&mut self) {
+        self.entries.retain(|_, entry| {
+            entry.is_running || entry.wanted.is_some() || entry.applied.is_some()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subnet(number: u8) -> Prefix {
+        format!("10.5.{number}.0/24").parse().unwrap()
+    }
+
+    fn peer(data: &str) -> Peer {
+        Peer { public_ip: Ipv4Addr::new(192, 0, 2, 1), data: data.to_owned() }
+    }
+
+    fn wanted(hosts: &[(u8, &str)]) -> BTreeMap<Prefix, Peer> {
+        hosts.iter().map(|(number, data)| (subnet(*number), peer(data))).collect()
+    }
+
+    fn begun(hosts: &mut Hosts, now: Instant) -> Vec<Prefix> {
+        std::iter::from_fn(|| hosts.begin(now)).map(|task| task.subnet).collect()
+    }
+
+    #[test]
+    fn each_host_has_one_task_at_a_time_and_none_when_it_is_as_wanted() {
+        let (mut hosts, now) = (Hosts::default(), Instant::now());
+        hosts.want(wanted(&[(1, "a"), (2, "a")]));
+        let task = hosts.begin(now).unwrap();
+        assert_eq!((task.subnet, &task.from, &task.to), (subnet(1), &None, &Some(peer("a"))));
+        assert_eq!(begun(&mut hosts, now), [subnet(2)]);
+        // Another value while its command still runs: after it, and never beside it.
+        hosts.want(wanted(&[(1, "b"), (2, "a")]));
+        assert_eq!(begun(&mut hosts, now), []);
+        hosts.end(&task, Some(peer("a")), false, now);
+        assert_eq!(hosts.ways().len(), 1);
+        let task = hosts.begin(now).unwrap();
+        assert_eq!((&task.from, &task.to), (&Some(peer("a")), &Some(peer("b"))));
+        hosts.end(&task, Some(peer("b")), false, now);
+        assert_eq!(begun(&mut hosts, now), []);
+        hosts.want(wanted(&[(2, "a")]));
+        let task = hosts.begin(now).unwrap();
+        assert_eq!((&task.from, &task.to), (&Some(peer("b")), &None));
+        hosts.end(&task, None, false, now);
+        assert_eq!(hosts.entries.len(), 1, "a host that is gone is kept in memory");
+    }
+
+    #[test]
+    fn a_host_that_fails_waits_longer_each_time_and_lets_others_go_first() {
+        let (mut hosts, mut now) = (Hosts::default(), Instant::now());
+        hosts.want(wanted(&[(1, "a")]));
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let task = hosts.begin(now).unwrap();
+            let pause = Duration::from_secs(seconds);
+            assert_eq!(hosts.end(&task, None, true, now), pause);
+            assert_eq!((hosts.failed(), hosts.next_retry()), (1, Some(now + pause)));
+            assert_eq!(hosts.begin(now + pause - Duration::from_millis(1)), None, "too early");
+            now += pause;
+        }
+        hosts.want(wanted(&[(1, "a"), (2, "a")]));
+        assert_eq!(begun(&mut hosts, now), [subnet(2), subnet(1)], "a new host waits for others");
+    }
+
+    #[test]
+    fn a_host_that_says_something_new_is_tried_at_once() {
+        let (mut hosts, now) = (Hosts::default(), Instant::now());
+        hosts.want(wanted(&[(1, "wrong")]));
+        let task = hosts.begin(now).unwrap();
+        hosts.end(&task, None, true, now);
+        hosts.want(wanted(&[(1, "wrong")]));
+        assert_eq!(begun(&mut hosts, now), [], "other leases shorten a pause");
+        hosts.want(wanted(&[(1, "right")]));
+        let task = hosts.begin(now).unwrap();
+        assert_eq!(task.to, Some(peer("right")));
+        // And if it says so while the old command still fails.
+        hosts.want(wanted(&[(1, "better")]));
+        assert_eq!(hosts.end(&task, None, true, now), Duration::ZERO);
+        assert_eq!(begun(&mut hosts, now), [subnet(1)]);
+    }
+}

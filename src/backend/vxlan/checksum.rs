@@ -1,0 +1,67 @@
+//! Kernels whose NAT spoils the checksums that a vxlan device leaves to be filled in later, so that
+//! connections take a minute to open: over them, a new device has none left.
+
+use tracing::warn;
+
+use crate::device::{checksum, kernel};
+use crate::failure::with_causes;
+
+/// What to do about a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    /// It is new, and nobody has chosen yet.
+    SwitchOff,
+    /// Somebody may have switched it on again because this kernel has the correction all the same.
+    Warn,
+}
+
+/// Sees to the device `name`, which is new or was taken over.
+pub(super) fn settle(name: &str, is_new: bool) {
+    let release = kernel::upstream_release();
+    if !kernel::spoils_vxlan_checksums(&release) {
+        return;
+    }
+    let remedy = format!("`ethtool -K {name} tx-checksum-ip-generic off`");
+    let spoils = format!(
+        "kernel {release} may spoil checksums of vxlan packets that it masquerades (fixed in 5.7 \
+         and in stable releases of 2020)"
+    );
+    let done = checksum::is_left(name).and_then(|is_left| match step(is_left, is_new) {
+        Step::Nothing => Ok(()),
+        Step::SwitchOff => checksum::leave_none(name).map(|()| {
+            warn!(
+                "{spoils}: checksum offload of {name} is off, which costs throughput; a newer \
+                 kernel needs no such thing"
+            );
+        }),
+        Step::Warn => {
+            warn!("{spoils}; if connections take a minute to open, run {remedy}");
+            Ok(())
+        }
+    });
+    if let Err(error) = done {
+        let text = with_causes(&error);
+        warn!("{spoils}, but {text}; if connections take a minute to open, run {remedy}");
+    }
+}
+
+fn step(is_left: bool, is_new: bool) -> Step {
+    match (is_left, is_new) {
+        (false, _) => Step::Nothing,
+        (true, true) => Step::SwitchOff,
+        (true, false) => Step::Warn,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_device_is_made_safe_and_a_choice_of_others_is_respected() {
+        assert_eq!(step(true, true), Step::SwitchOff);
+        assert_eq!(step(true, false), Step::Warn, "an operator's choice is undone by a restart");
+        assert_eq!([step(false, true), step(false, false)], [Step::Nothing; 2]);
+    }
+}
