@@ -95,6 +95,23 @@ async fn a_version_that_is_gone_leads_to_a_listing_in_whatever_way_it_is_said() 
 }
 
 #[tokio::test]
+async fn an_etcd_that_was_restored_from_a_backup_is_followed_at_once() {
+    let (api, mut running) = cluster(2, Timing::default()).await;
+    running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "the start").await;
+    eventually("the watch is open", || api.watches() == 1).await;
+    sleep(Duration::from_millis(1100)).await;
+    // The backup is older than n3. A watch from before it is accepted, and would be silent.
+    api.restore(&[node("n1", Some("10.244.1.0/24")), other(2), other(4)]);
+    // n3 is held for a while, as whenever a store loses data.
+    let restored = ["192.0.2.2", "192.0.2.3", "192.0.2.4"];
+    running.wait_for_peers(&restored, SOON, "etcd was restored").await;
+    eventually("the watch is open again", || api.watches() == 1).await;
+    api.put_node(&other(5));
+    let all = ["192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.5"];
+    running.wait_for_peers(&all, SOON, "a Node joined afterwards").await;
+}
+
+#[tokio::test]
 async fn a_watch_that_ends_goes_on_from_the_last_bookmark_without_a_listing() {
     let (api, mut running) = cluster(1, Timing::default()).await;
     running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;

@@ -284,7 +284,15 @@ async fn the_pod_tells_the_node_and_the_flag_leaves_the_condition_alone() {
     sleep(Duration::from_millis(300)).await;
     let conditions = api.node("worker.example")["status"]["conditions"].to_string();
     assert!(!conditions.contains("NetworkUnavailable"), "{conditions}");
-    api.fail(What::Pod, Fault::Status(403, None));
+    // A server that starts forbids everything for a moment; one that goes on means it.
+    for code in [403, 401, 403] {
+        api.fail(What::Pod, Fault::Status(code, None));
+    }
+    let again = SubnetManager::connect(&options.store, None).await.unwrap();
+    assert_eq!(again.describe(), "Kubernetes Subnet Manager - worker.example");
+    for _ in 0..100 {
+        api.fail(What::Pod, Fault::Status(403, None));
+    }
     let refused = SubnetManager::connect(&options.store, None).await.unwrap_err().to_string();
     assert!(
         refused.contains("error retrieving pod spec for 'kube-flannel/weft-abcde'"),

@@ -97,3 +97,39 @@ async fn a_kubeconfig_says_whom_to_believe_and_who_we_are() {
     assert!(error.contains("/nonexistent/k"), "{error}");
     assert!(!format!("{:?}", options(directory, &[&flag], &[("NODE_NAME", "n1")])).contains(TOKEN));
 }
+
+#[tokio::test]
+async fn a_token_and_an_authority_that_are_replaced_are_used_with_the_next_request() {
+    let (files, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let directory = files.path();
+    let certificates = Certificates::new(directory, "IP:127.0.0.1");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let api = KubeApi::secure(listener, certificates.acceptor(), TOKEN);
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    make_authority(old.path());
+    let (authority, token) = (old.path().join("ca.crt"), directory.join("token"));
+    std::fs::write(&token, "expired-horse").unwrap();
+    let user = format!("{{tokenFile: {}}}", token.display());
+    let flag = kubeconfig(directory, api.port(), &authority, &user);
+    let options = options(directory, &[&flag], &[("NODE_NAME", "n1")]);
+    let manager = SubnetManager::connect(&options.store, None).await.unwrap();
+    let network = weft::config::network::NetworkConfig::parse(crate::NET_CONF.as_bytes()).unwrap();
+    let acquire = async || {
+        let outcome = manager.acquire(&network, &address(1)).await;
+        outcome.map_err(|error| format!("{error:?}"))
+    };
+    std::fs::copy(certificates.authority(), &authority).unwrap();
+    let error = acquire().await.unwrap_err();
+    assert!(error.to_lowercase().contains("certificate"), "the old authority vouches: {error}");
+    let error = acquire().await.unwrap_err();
+    assert!(error.contains("401"), "the new authority is not looked at: {error}");
+    std::fs::write(&token, TOKEN).unwrap();
+    let error = acquire().await.unwrap_err();
+    assert!(error.contains("401"), "a token was read although none was refused: {error}");
+    acquire().await.expect("the new token is not looked at");
+    // A file that is gone is told, beside what went wrong with the one before.
+    std::fs::remove_file(&token).unwrap();
+    drop(api);
+    let error = acquire().await.unwrap_err();
+    assert!(error.contains("fail to create kubernetes config"), "{error}");
+}

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::daemon::{PORT, READY, is_told_up, listen, probe};
 use crate::kube_api::{KubeApi, PREFIX, Seen, What, flannel_node, node};
 use crate::secure::Certificates;
+use crate::support::daemonset::CONTAINER;
 use crate::support::lab::{Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until};
 use crate::support::probe::{End, Probe};
 use crate::support::status::Status;
@@ -24,18 +25,8 @@ const NODE_OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// Other Nodes of the cluster: every second one runs the backend of the test.
 const OTHERS: u8 = 20;
 
-/// The container's view of its node: own `/etc/kube-flannel` and `/run`. `$3`, if it is there, is
-/// taken away.
-const SCRIPT: &str = r#"set -e
-    mkdir -p "$1/upper" "$1/run/flannel"
-    mount -t tmpfs tmpfs "$1/upper"
-    mkdir "$1/upper/u" "$1/upper/w"
-    mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/upper/u,workdir=$1/upper/w" /etc
-    mkdir -p /etc/kube-flannel
-    cp "$1/net-conf.json" /etc/kube-flannel/
-    mount --bind "$1/run" /run
-    if [ -n "$3" ] && [ -d "$3" ]; then mount -t tmpfs tmpfs "$3"; fi
-    exec "$2" --ip-masq --kube-subnet-mgr --healthz-port=8081"#;
+/// flannel's own, of its manifest.
+const ARGUMENTS: [&str; 3] = ["--ip-masq", "--kube-subnet-mgr", "--healthz-port=8081"];
 
 /// A cluster of two Nodes with pods, and of others that are Nodes only.
 ///
@@ -99,7 +90,9 @@ impl Site {
     fn container(&self, host: usize, hidden: Option<&str>) -> Process {
         let directory = self.files.path().join(format!("h{host}"));
         let directory = directory.to_str().unwrap();
-        let script = ["sh", "-c", SCRIPT, "sh", directory, WEFTD, hidden.unwrap_or_default()];
+        let hidden = hidden.unwrap_or_default();
+        let mut argv = vec!["sh", "-c", CONTAINER, "sh", directory, hidden, WEFTD];
+        argv.extend(ARGUMENTS);
         let pod = format!("kube-flannel-ds-{host}");
         let (address, port) = (UNDERLAY[0].to_string(), PORT.to_string());
         let environment = [
@@ -110,7 +103,7 @@ impl Site {
             ("KUBERNETES_SERVICE_HOST", &address),
             ("KUBERNETES_SERVICE_PORT", &port),
         ];
-        Process::start(self.lab.hosts[host].command(&script).envs(environment), "weftd")
+        Process::start(self.lab.hosts[host].command(&argv).envs(environment), "weftd")
     }
 
     /// A node's `/run/flannel`.

@@ -120,6 +120,11 @@ impl NamespaceEtcd {
         self.wait(namespace);
     }
 
+    /// Where its data is, for a backup.
+    pub(crate) fn data(&self) -> &Path {
+        self.data.path()
+    }
+
     /// Kills the server and removes all that it knew.
     #[track_caller]
     pub(crate) fn wipe(&mut self) {

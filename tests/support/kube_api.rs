@@ -23,6 +23,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_rustls::TlsAcceptor;
 
+/// The version of a server that begins, and of one that was restored from a backup.
+const FIRST: u64 = 1000;
+const RESTORED: u64 = 10;
 /// Events that a watch can be continued from.
 const HISTORY_MAX: usize = 20_000;
 
@@ -116,7 +119,7 @@ impl KubeApi {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            state: Mutex::new(State { revision: 1000, ..State::default() }),
+            state: Mutex::new(State { revision: FIRST, ..State::default() }),
             changes: watch::Sender::new(0),
             ends: watch::Sender::new(0),
         });
@@ -235,6 +238,20 @@ impl KubeApi {
         state.floor = state.revision;
     }
 
+    /// Goes back to `nodes` and forgets all since, as when etcd is restored from a backup. Watches
+    /// end, because the server is stopped for it.
+    pub fn restore(&self, nodes: &[Value]) {
+        let mut state = self.state();
+        state.nodes.clear();
+        state.events.clear();
+        (state.revision, state.floor) = (RESTORED, RESTORED);
+        drop(state);
+        for node in nodes {
+            self.put_node(node);
+        }
+        self.end_watches();
+    }
+
     /// Ends all watches, as a server does that stops.
     pub fn end_watches(&self) {
         self.shared.ends.send_modify(|count| *count += 1);
@@ -275,6 +292,10 @@ impl Shared {
         state.revision += 1;
         node["metadata"]["resourceVersion"] = state.revision.to_string().into();
         let kind = if state.nodes.contains_key(name) { "MODIFIED" } else { "ADDED" };
+        if kind == "ADDED" {
+            // Whoever is made again is somebody else.
+            node["metadata"]["uid"] = format!("uid-{}-of-{name}", state.revision).into();
+        }
         let json = Bytes::from(node.to_string());
         state.changed(kind, name, Some(json.clone()));
         drop(state);
@@ -356,6 +377,12 @@ fn status(code: u16, message: &str, retry_after: Option<u64>) -> Response<Body> 
     response.body(whole(text.to_string())).unwrap()
 }
 
+fn crowded(retry_after: u64) -> Response<Body> {
+    let response = Response::builder().status(429).header("content-type", "text/plain");
+    let response = response.header("retry-after", retry_after);
+    response.body(whole("Too many requests, please try again later.\n")).unwrap()
+}
+
 fn json_of(bytes: impl Into<Bytes>) -> Response<Body> {
     let response = Response::builder().header("content-type", "application/json");
     response.body(whole(bytes)).unwrap()
@@ -408,6 +435,8 @@ async fn answer(
     }
     match fault {
         None | Some(Fault::Empty | Fault::GoneInStream) => {}
+        // The limit of requests stands before all that writes JSON.
+        Some(Fault::Status(429, Some(seconds))) => return Ok(crowded(seconds)),
         Some(Fault::Status(code, retry_after)) => {
             return Ok(status(code, "as the test ordered", retry_after));
         }
@@ -503,8 +532,14 @@ fn patch(shared: &Shared, path: &str, text: &str) -> Response<Body> {
             node["status"]["conditions"] = json!([]);
         }
         let all = node["status"]["conditions"].as_array_mut().unwrap();
-        all.retain(|other| other["type"] != condition["type"]);
-        all.push(condition.clone());
+        match all.iter_mut().find(|other| other["type"] == condition["type"]) {
+            // In its place, and what the patch does not name stays.
+            Some(other) => {
+                let (other, new) = (other.as_object_mut().unwrap(), condition.as_object().unwrap());
+                other.extend(new.clone());
+            }
+            None => all.push(condition.clone()),
+        }
     }
     json_of(shared.put(name, node))
 }

@@ -13,6 +13,9 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// Between the end of one outage and the report of the next: a store that comes and goes must
 /// not fill the log.
 const REPORT_PAUSE: Duration = Duration::from_secs(5);
+/// How long a store must refuse for that to be news within an outage: a Kubernetes API that starts
+/// forbids everything until it has read its roles, a second or two.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// How long a watch must have lived for the next failure to be a new one, which is tried again
 /// at once, and not the last one that goes on.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
@@ -37,6 +40,24 @@ pub(super) enum Follow {
 pub(super) struct Outage {
     since: Duration,
     reported: bool,
+    /// Since when the store answers, and refuses.
+    refused_since: Option<Duration>,
+    /// Whether that was said.
+    told_refused: bool,
+}
+
+impl Outage {
+    fn new(now: Duration) -> Self {
+        Self { since: now, reported: false, refused_since: None, told_refused: false }
+    }
+
+    /// Whether the store answers for a while now, and refuses. That is worth a line of its own:
+    /// unlike a store that is away, it does not heal by itself.
+    fn refuses(&mut self, error: &StoreError, now: Duration) -> bool {
+        let is_refused = matches!(error, StoreError::Refused { .. });
+        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
+        self.refused_since.is_some_and(|since| now - since >= REFUSED_FOR)
+    }
 }
 
 impl Machine {
@@ -363,10 +384,12 @@ impl Machine {
             return;
         }
         self.follow = Follow::Waiting { at: now + self.backoff.next_wait_by(&mut self.random) };
-        let outage = self.outage.get_or_insert(Outage { since: now, reported: false });
-        if self.quiet_until <= now {
+        let outage = self.outage.get_or_insert_with(|| Outage::new(now));
+        let refused = outage.refuses(error, now);
+        if self.quiet_until <= now || (refused && outage.reported && !outage.told_refused) {
             self.quiet_until = now + REPORT_PERIOD;
             outage.reported = true;
+            outage.told_refused |= matches!(error, StoreError::Refused { .. });
             let seconds = (now - outage.since).as_secs();
             let peers = self.published.as_ref().map_or(0, |peers| peers.len());
             self.say(Say::StoreFailed { error: with_causes(error), seconds, peers });

@@ -38,6 +38,9 @@ const PAGES_MAX: usize = 2 * super::ENTRIES_MAX / PAGE_NODES + 1;
 const SYNC_TIMEOUT: Duration = Duration::from_secs(600);
 /// First and longest pause between two tries to write the own Node, or to find the own pod.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+/// How long a refusal to show the own pod is not final: a server that starts forbids everything
+/// until it has read its roles, a second or two.
+const REFUSED_MAX: Duration = Duration::from_secs(10);
 
 /// The Kubernetes API as a store.
 pub struct KubeStore {
@@ -449,7 +452,9 @@ async fn node_of_pod(
                 }
                 return Ok(pod.spec.node_name);
             }
-            Err(refused @ StoreError::Refused { .. }) => return Err(failed(with_causes(&refused))),
+            Err(refused @ StoreError::Refused { .. }) if began.elapsed() >= REFUSED_MAX => {
+                return Err(failed(with_causes(&refused)));
+            }
             Err(error) if began.elapsed() >= sync_timeout => {
                 return Err(failed(with_causes(&error)));
             }

@@ -76,7 +76,10 @@ pub enum KubeOptionsError {
 
 /// A way to the API.
 pub(super) struct Connection {
-    client: Client,
+    /// Names the files that say who the server is and who we are.
+    options: KubeOptions,
+    /// Made of what they said when they were last read.
+    client: Mutex<Client>,
     /// The server asked not to be asked before.
     not_before: Mutex<Option<Instant>>,
 }
@@ -102,6 +105,17 @@ pub(super) struct Status {
 struct StatusDetails {
     #[serde(rename = "retryAfterSeconds", default)]
     retry_after_seconds: u64,
+}
+
+impl Status {
+    /// Reads an error's body. What stands before the API's own handlers, such as its limit of
+    /// requests, writes plain text.
+    fn read(text: &[u8]) -> Self {
+        serde_json::from_slice(text).unwrap_or_else(|_not_json| Self {
+            message: String::from_utf8_lossy(text).trim().to_owned(),
+            ..Self::default()
+        })
+    }
 }
 
 /// One request.
@@ -146,10 +160,25 @@ impl Ask {
 impl Connection {
     /// Reads who the server is and who we are. It need not be reachable yet.
     pub(super) async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
-        let config = config(options).await?;
-        let client = client(&config)
-            .map_err(|error| KubeOptionsError::Config(with_causes(error.as_ref())))?;
-        Ok(Self { client, not_before: Mutex::new(None) })
+        let client = Mutex::new(new_client(options).await?);
+        Ok(Self { options: options.clone(), client, not_before: Mutex::new(None) })
+    }
+
+    /// Reads the files again: a token or an authority that is replaced is used with the next
+    /// request. kube's client looks at a token's file once a minute, by the wall clock, and never
+    /// again at an authority's.
+    async fn renew(&self) -> Result<(), KubeOptionsError> {
+        let client = new_client(&self.options).await?;
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+        Ok(())
+    }
+
+    /// `detail` of a failure that files may be the cause of, after they were read again.
+    async fn renewed(&self, detail: String) -> String {
+        match self.renew().await {
+            Ok(()) => detail,
+            Err(error) => format!("{detail}; and {}", with_causes(&error)),
+        }
     }
 
     /// Asks, and waits for an answer that is no error.
@@ -158,16 +187,20 @@ impl Connection {
         if let Some(wait) = wait {
             sleep_until(wait).await;
         }
-        let answer = timeout(REQUEST_TIMEOUT, self.client.send(ask.request()?)).await;
-        let answer = answer.map_err(|_elapsed| no_answer(ask))?;
-        let answer = answer.map_err(|error| ask.unavailable(with_causes(&error)))?;
-        if answer.status().is_success() {
-            return Ok(answer);
-        }
+        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let answer = timeout(REQUEST_TIMEOUT, client.send(ask.request()?)).await;
+        let answer = match answer.map_err(|_elapsed| no_answer(ask))? {
+            Ok(answer) if answer.status().is_success() => return Ok(answer),
+            Ok(answer) => answer,
+            Err(error) => return Err(ask.unavailable(self.renewed(with_causes(&error)).await)),
+        };
         let (parts, body) = answer.into_parts();
         let text = timeout(REQUEST_TIMEOUT, read(body, ERROR_BYTES_MAX)).await;
         let text = text.ok().and_then(Result::ok).unwrap_or_default();
-        let status = serde_json::from_slice(&text).unwrap_or_default();
+        let mut status = Status::read(&text);
+        if parts.status == StatusCode::UNAUTHORIZED {
+            status.message = self.renewed(status.message).await;
+        }
         Err(self.refusal(ask, parts.status, &parts.headers, &status))
     }
 
@@ -297,6 +330,11 @@ fn without_text(error: &KubeconfigError) -> String {
     with_causes(error)
 }
 
+async fn new_client(options: &KubeOptions) -> Result<Client, KubeOptionsError> {
+    let config = config(options).await?;
+    client(&config).map_err(|error| KubeOptionsError::Config(with_causes(error.as_ref())))
+}
+
 fn client(config: &Config) -> Result<Client, Box<KubeError>> {
     let mut connector = HttpConnector::new();
     connector.enforce_http(false);
@@ -322,7 +360,7 @@ mod tests {
     use super::*;
 
     fn status(text: &str) -> Status {
-        serde_json::from_str(text).unwrap()
+        Status::read(text.as_bytes())
     }
 
     #[test]
@@ -334,5 +372,7 @@ mod tests {
         assert_eq!((gone.code, gone.message.as_str()), (410, "too old resource version: 3 (9)"));
         let busy = status(r#"{"message":"","details":{"retryAfterSeconds":4},"code":429}"#);
         assert_eq!(busy.details.unwrap().retry_after_seconds, 4);
+        let crowded = status("Too many requests, please try again later.\n");
+        assert_eq!(crowded.message, "Too many requests, please try again later.");
     }
 }

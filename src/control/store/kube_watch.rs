@@ -66,6 +66,7 @@ struct RawEvent<'a> {
     object: &'a RawValue,
 }
 
+/// What tells a version and nothing else that matters.
 #[derive(Deserialize)]
 struct Bookmark {
     metadata: BookmarkMetadata,
@@ -86,6 +87,26 @@ fn ask(revision: i64, served_for: Duration) -> Ask {
     Ask::get(OPERATION, path)
 }
 
+/// Fails with lost history if the server is behind `revision`, because its etcd was restored from
+/// a backup. It does not say so itself: a watch from its future is accepted, and silent until the
+/// old count is reached again.
+async fn expect_history(
+    connection: &Connection,
+    node: &str,
+    revision: i64,
+) -> Result<(), StoreError> {
+    let path = format!("/api/v1/nodes?limit=1&fieldSelector=metadata.name%3D{node}");
+    let ask = Ask::get(OPERATION, path);
+    let list = connection.ask_whole(&ask, LINE_BYTES_MAX).await?;
+    let list = serde_json::from_slice::<Bookmark>(&list);
+    let list = list.map_err(|error| ask.unavailable(error.to_string()))?;
+    match parse_revision(&list.metadata.resource_version) {
+        Some(newest) if newest < revision => Err(StoreError::HistoryLost { revision }),
+        Some(_) => Ok(()),
+        None => Err(ask.unavailable("the resourceVersion is no number".to_owned())),
+    }
+}
+
 impl KubeWatch {
     /// Opens the watch for changes after `revision`, and waits until the server accepts it.
     pub(super) async fn open(
@@ -95,6 +116,7 @@ impl KubeWatch {
         revision: i64,
     ) -> Result<Self, StoreError> {
         let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
+        expect_history(&connection, own.name(), revision).await?;
         let body = connection.ask(&ask(revision, served_for)).await?.into_body();
         let now = Instant::now();
         Ok(Self {
@@ -158,10 +180,17 @@ impl KubeWatch {
             return Err(StoreError::Unavailable { operation: OPERATION, detail });
         }
         self.line.clear();
+        // A server that stops may come back with another past.
+        let is_early = now + GRACE + GRACE < self.ends;
         let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
         (self.began, self.ends) = (now, now + served_for + GRACE);
-        let (connection, ask) = (Arc::clone(&self.connection), ask(self.revision, served_for));
+        let (connection, own) = (Arc::clone(&self.connection), Arc::clone(&self.own));
+        let revision = self.revision;
         self.phase = Phase::Opening(Box::pin(async move {
+            if is_early {
+                expect_history(&connection, own.name(), revision).await?;
+            }
+            let ask = ask(revision, served_for);
             connection.ask(&ask).await.map(hyper::Response::into_body)
         }));
         Ok(())

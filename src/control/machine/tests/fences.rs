@@ -196,3 +196,44 @@ fn what_an_incomplete_listing_may_lack_is_news_when_the_watch_tells_it() {
     let expected = [1, OWN, 3, 4, 5].map(|third| lease(third, 0, 0).key);
     assert_eq!(found, expected, "a change is lost for good");
 }
+
+/// What is said while a store fails with `error` from `from` to `to`, each time that it is asked.
+fn said_while(machine: &mut Machine, error: fn() -> StoreError, from: u64, to: u64) -> Vec<String> {
+    let mut said = Vec::new();
+    for seconds in from..to {
+        let asked = machine.handle(Event::Timer, at(seconds));
+        let answer = if asked.contains(&Command::List) {
+            Event::Listed(Err(error()))
+        } else if asked.iter().any(|command| matches!(command, Command::Watch { .. })) {
+            Event::Opened(Err(error()))
+        } else {
+            continue;
+        };
+        let commands = machine.handle(answer, at(seconds));
+        said.extend(commands.iter().filter_map(|command| {
+            let Command::Say(say) = command else { return None };
+            Some(say.to_string())
+        }));
+    }
+    said
+}
+
+#[test]
+fn an_outage_that_goes_over_into_refusals_is_told_once_and_soon() {
+    let down = || StoreError::Unavailable { operation: "test", detail: "is away".to_owned() };
+    let refuses = || StoreError::Refused { operation: "test", detail: "403".to_owned() };
+    let mut machine = watching(Timing::default());
+    let commands = machine.handle(Event::Changed(Err(down())), at(100));
+    assert!(says(&commands, "is away"), "{commands:?}");
+    assert!(said_while(&mut machine, down, 101, 105).is_empty(), "said twice");
+    // As an API that starts does: too short for anybody to look for a reason.
+    assert!(said_while(&mut machine, refuses, 105, 108).is_empty(), "alarmed by every start");
+    assert!(said_while(&mut machine, down, 108, 112).is_empty());
+    let said = said_while(&mut machine, refuses, 112, 160);
+    assert!(said.len() == 1 && said[0].contains("403"), "{said:?}");
+    // One that refuses from the begin is told in the usual way.
+    let mut machine = watching(Timing::default());
+    let commands = machine.handle(Event::Changed(Err(refuses())), at(100));
+    assert!(says(&commands, "403"), "{commands:?}");
+    assert!(said_while(&mut machine, refuses, 101, 155).is_empty(), "said twice");
+}
