@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use support::cluster::Cluster;
+use support::cost::status_bytes;
 use support::lab::{Process, SubnetEnv, wait_until};
 use support::overlay::{CONFIG, Overlay, local_store, reserve};
 use support::status::Status;
@@ -31,16 +32,6 @@ const IDLE_TIME: Duration = Duration::from_secs(20);
 /// The daemons choose among the subnets that no reservation of these tests names.
 const CONFIG_APART: &str = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.200.0",
     "SubnetMax":"10.5.240.0","Backend":{"Type":"udp"}}"#;
-
-/// A value of `/proc/PID/status` in bytes, such as `VmRSS`.
-fn status_bytes(process: &Process, name: &str) -> u64 {
-    let path = format!("/proc/{}/status", process.pid().as_raw_nonzero());
-    let text = fs::read_to_string(path).expect("the daemon runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let value = line.unwrap_or_else(|| panic!("no {name} in {text}"));
-    let number = value.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB");
-    number * 1024
-}
 
 /// The most memory that was resident so far, in bytes, without the program's file: the program
 /// under test may be a debug build, of which 20 MiB are mapped.

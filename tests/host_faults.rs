@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use weft::daemon::status::fetch_unix;
 
 use support::cluster::{Cluster, host_address};
+use support::cost::process_time;
 use support::lab::{Namespace, Process, SubnetEnv, UNDERLAY, wait_until};
 use support::overlay::{CONFIG, Overlay, local_store};
 use support::status::Status;
@@ -32,19 +33,6 @@ const LOG_LINES_MAX: usize = 10;
 /// The daemon tries to write its subnet file every five seconds.
 const WRITE_RETRY: Duration = Duration::from_secs(7);
 
-/// Processor time that a process has used so far.
-fn processor_time(process: &Process) -> Duration {
-    let path = format!("/proc/{}/stat", process.pid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    let fields: Vec<u64> = text
-        .rsplit(')')
-        .next()
-        .map(|rest| rest.split_whitespace().map(|word| word.parse().unwrap_or(0)).collect())
-        .unwrap_or_default();
-    // utime and stime, in hundredths of a second (proc(5)).
-    Duration::from_millis((fields[11] + fields[12]) * 10)
-}
-
 #[test]
 fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
     let overlay = Overlay::start();
@@ -58,9 +46,9 @@ fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
             scope.spawn(|| load.send(&socket, target, 2000));
             near.exec(&["ip", "link", "delete", "wire0"]);
             let lines = overlay.daemons[0].output().lines().count();
-            let (time, began) = (processor_time(&overlay.daemons[0]), Instant::now());
+            let (time, began) = (process_time(&overlay.daemons[0]), Instant::now());
             thread::sleep(Duration::from_secs(1));
-            let used = processor_time(&overlay.daemons[0]).saturating_sub(time);
+            let used = process_time(&overlay.daemons[0]).saturating_sub(time);
             let told = overlay.daemons[0].output().lines().count() - lines;
             load.stop.store(true, Ordering::Relaxed);
             println!("round {round}: gone for {:?}: used {used:?}, {told} lines", began.elapsed());

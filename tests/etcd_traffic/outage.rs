@@ -11,10 +11,10 @@ use rustix::process::Signal;
 use crate::site::{Plan, RECONNECT, Site};
 use crate::support::cluster::SWITCH_ADDRESS;
 use crate::support::control::PREFIX;
+use crate::support::cost::{control_time, process_time};
 use crate::support::lab::{Namespace, wait_until};
 use crate::support::members::Version;
 use crate::support::status::Status;
-use crate::support::told::{control_time, process_time};
 
 /// Requests a second of one node that finds its store again.
 const REQUESTS_PER_SECOND_MAX: u64 = 10;

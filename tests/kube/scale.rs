@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::kube_api::{KubeApi, PREFIX, flannel_node};
 use crate::support::cluster::{Cluster, SWITCH_ADDRESS};
+use crate::support::cost::{process_time, status_bytes};
 use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::status::Status;
 
@@ -26,25 +27,9 @@ fn numbered(number: u32) -> Value {
     flannel_node(&format!("node-{number:04}"), &format!("{subnet}/24"), &address.to_string())
 }
 
-fn status_bytes(process: &Process, name: &str) -> u64 {
-    let path = format!("/proc/{}/status", process.pid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let number = line.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
-    number * 1024
-}
-
-fn processor_time(process: &Process) -> Duration {
-    let path = format!("/proc/{}/stat", process.pid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    let (_, fields) = text.rsplit_once(") ").unwrap();
-    let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u32>().unwrap());
-    Duration::from_millis(10) * ticks.sum::<u32>()
-}
-
 /// Changes Nodes a hundred times a second, and gives the share of a processor that weftd took.
 fn share_while(daemon: &Process, mut change: impl FnMut(u32)) -> f64 {
-    let (before, started) = (processor_time(daemon), Instant::now());
+    let (before, started) = (process_time(daemon), Instant::now());
     let mut number = 0;
     while started.elapsed() < MEASURED_FOR {
         let due = started + Duration::from_secs(1) * number / UPDATES_PER_SECOND;
@@ -55,7 +40,7 @@ fn share_while(daemon: &Process, mut change: impl FnMut(u32)) -> f64 {
     let took = started.elapsed();
     let rate = f64::from(number) / took.as_secs_f64();
     assert!(rate > 0.8 * f64::from(UPDATES_PER_SECOND), "only {rate} updates a second were made");
-    (processor_time(daemon) - before).as_secs_f64() / took.as_secs_f64()
+    (process_time(daemon) - before).as_secs_f64() / took.as_secs_f64()
 }
 
 #[test]

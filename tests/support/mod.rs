@@ -5,6 +5,7 @@
 pub(crate) mod cluster;
 pub(crate) mod confine;
 pub mod control;
+pub(crate) mod cost;
 pub(crate) mod daemonset;
 pub mod etcd;
 pub(crate) mod flows;

@@ -83,24 +83,3 @@ fn stamp(line: &str) -> Option<Duration> {
     let seconds = (hours * 60 + minutes) * 60 + seconds;
     Some(Duration::from_secs(seconds) + Duration::from_micros(microseconds))
 }
-
-/// Time that the control plane's thread, which is the process's first, has had on a processor.
-pub(crate) fn control_time(daemon: &Process) -> Duration {
-    let pid = daemon.pid().as_raw_nonzero();
-    let path = format!("/proc/{pid}/task/{pid}/schedstat");
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    let nanoseconds = text.split_whitespace().next().and_then(|first| first.parse().ok());
-    Duration::from_nanos(nanoseconds.expect("schedstat begins with a number of nanoseconds"))
-}
-
-/// Time that all threads of the daemon have had on a processor, in the kernel's hundredths of a
-/// second (proc_pid_stat(5), fields 14 and 15).
-pub(crate) fn process_time(daemon: &Process) -> Duration {
-    let path = format!("/proc/{}/stat", daemon.pid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    // The program's name, which is the second field, may hold anything.
-    let (_, after_name) = text.rsplit_once(')').expect("stat has a name");
-    let ticks = after_name.split_whitespace().skip(11).take(2);
-    let ticks: u64 = ticks.filter_map(|field| field.parse::<u64>().ok()).sum();
-    Duration::from_millis(ticks * 10)
-}

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::plane::Plane;
 use crate::requests::{send, with_client};
 use crate::site::{Site, name};
+use crate::support::cost::{process_time, status_bytes};
 use crate::support::lab::{Process, wait_until};
 
 /// As many as a machine with two processors makes in a minute. `WEFT_BESIDE_NODES` is another
@@ -54,21 +55,6 @@ fn numbered(number: u32) -> Value {
         "spec": {"podCIDR": subnet, "podCIDRs": [subnet]},
         "status": {"images": images},
     })
-}
-
-fn process_bytes(process: &Process, key: &str) -> u64 {
-    let path = format!("/proc/{}/status", process.pid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-    line.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-}
-
-fn processor_time(process: &Process) -> Duration {
-    let path = format!("/proc/{}/stat", process.pid().as_raw_nonzero());
-    let text = std::fs::read_to_string(path).expect("the daemon runs");
-    let (_, fields) = text.rsplit_once(") ").unwrap();
-    let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u32>().unwrap());
-    Duration::from_millis(10) * ticks.sum::<u32>()
 }
 
 #[track_caller]
@@ -130,14 +116,14 @@ fn thousands_of_nodes_are_known_soon_and_cost_little() {
     wait_until(FIRST_SYNC_MAX, "all Nodes are peers", || site.peers(0) == Some(all));
     let first_sync = started.elapsed();
     let share = |key: &str| {
-        let (before, started) = (processor_time(&site.daemons[0]), Instant::now());
+        let (before, started) = (process_time(&site.daemons[0]), Instant::now());
         let rate = update(&site.plane, key);
-        let spent = processor_time(&site.daemons[0]) - before;
+        let spent = process_time(&site.daemons[0]) - before;
         (rate, spent.as_secs_f64() / started.elapsed().as_secs_f64())
     };
     let heartbeats = share("heartbeat.example/at");
     let moves = share("flannel.alpha.coreos.com/public-ip");
-    let peak = process_bytes(&site.daemons[0], "VmHWM");
+    let peak = status_bytes(&site.daemons[0], "VmHWM");
     println!(
         "{} Nodes: first sync {first_sync:.1?}, peak RSS {} KiB; {:.0} heartbeats a second {:.1} % \
          of a processor, {:.0} moves a second {:.1} %",
