@@ -252,6 +252,10 @@ impl Coalescer {
         let item = &self.items[index];
         let first = &arena[self.pieces[index * PACKETS_PER_ITEM].range()];
         let header_bytes = usize::from(item.header_bytes);
+        // What follows compares headers byte by byte, so they have to be equally long.
+        if item.sealed || candidate.header_bytes != header_bytes {
+            return false;
+        }
         let packets_max = match candidate.kind {
             SegmentationKind::Tcp => PACKETS_PER_ITEM,
             SegmentationKind::Udp => {
@@ -270,9 +274,7 @@ impl Coalescer {
                 }
                 SegmentationKind::Udp => true,
             };
-        !item.sealed
-            && candidate.header_bytes == header_bytes
-            && candidate.payload_bytes <= usize::from(item.segment_payload_bytes)
+        candidate.payload_bytes <= usize::from(item.segment_payload_bytes)
             && usize::from(item.packets) < packets_max
             && item.bytes + candidate.payload_bytes as u32 <= IP_PACKET_BYTES_MAX
             // RFC 6864: the identification of a packet that can't be fragmented means nothing.

@@ -406,3 +406,34 @@ fn mutations_of_honest_packets_are_counted_and_harmless() {
     wait_until(Duration::from_secs(5), "honest packets still arrive", || scene.arrived() == 1);
     println!("{}", scene.status().0["ingress"]);
 }
+
+/// Two segments of one flow in one train, the second without the options of the first and shorter
+/// than its headers: packets to be delivered as they are, by workers that live on.
+#[test]
+fn segments_with_headers_of_unequal_length_are_delivered() {
+    let scene = Scene::new();
+    let segment = |options: usize| {
+        let mut segment = vec![0; 20 + options + 1];
+        segment[12] = (((20 + options) / 4) << 4) as u8;
+        segment[13] = 0x10;
+        segment[20..20 + options].fill(1);
+        ipv4(PEER_POD, VICTIM_POD, 6, &segment)
+    };
+    let before = scene.status();
+    let mut batch = SendBatch::new(1, 1);
+    for options in (4..=40).step_by(4) {
+        let train = [segment(options), segment(0)].concat();
+        let range = Range { offset: 0, bytes: train.len() };
+        let size = u16::try_from(segment(options).len()).unwrap();
+        batch.clear();
+        batch.push(Scene::tunnel(), Some(size), std::iter::once(range));
+        assert_eq!(batch.send(scene.peer.as_fd(), &train, 0).unwrap(), 1);
+    }
+    scene.wait_received(&before, 20);
+    let after = scene.status();
+    let forwarded = |status: &Status| status.count("ingress", "packets_forwarded");
+    assert_eq!(forwarded(&after) - forwarded(&before), 20);
+    assert!(!scene.daemon.output().contains("panicked"), "{}", scene.daemon.output());
+    scene.send(&scene.peer, &honest(1));
+    wait_until(Duration::from_secs(5), "honest packets still arrive", || scene.arrived() == 1);
+}

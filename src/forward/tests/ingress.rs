@@ -151,6 +151,20 @@ fn bad_members_of_a_train_are_dropped_by_reason_between_good_ones_untouched() {
     }
 }
 
+/// One flow, but the second segment has no options and ends before the first one's headers do.
+#[test]
+fn a_segment_shorter_than_its_flows_headers_stays_alone() {
+    for options in (4..=40).step_by(4) {
+        let mut long = tcp(FAR, POD, 1, &vec![1; options + 1]);
+        long[32] = (((20 + options) / 4) << 4) as u8;
+        let segments = [long, tcp(FAR, POD, 2, b"y")];
+        let mut walk = Walk::new(ALL);
+        walk.train(PEER, &segments);
+        assert_eq!(walk.written, hops(&segments), "{options} bytes of options");
+        assert_eq!(walk.writes, 2);
+    }
+}
+
 /// The two addresses that the tunnel owns are judged by port, so packet by packet.
 #[test]
 fn a_nested_packet_behind_an_innocent_one_is_found() {
