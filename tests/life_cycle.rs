@@ -334,7 +334,7 @@ fn the_log_has_the_phrases_that_operators_search_for_in_their_order() {
             "Defaulting external address to interface address (172.20.0.1)",
             "Picking subnet in range 10.5.1.0 ... 10.5.100.0",
             &allocated,
-            "Changing default FORWARD chain policy to ACCEPT",
+            "Setting up forward rules: what is from or to 10.5.0.0/16 is accepted",
             &wrote,
             "Running backend.",
             "flannel is ready",

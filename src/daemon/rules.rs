@@ -35,19 +35,21 @@ pub(super) fn keeper(
     let wanted = Wanted { network: network.network, subnet, masquerade, forward, random_ports };
     let flavour = if network.enable_nftables { Flavour::Nftables } else { Flavour::Iptables };
     if !wanted.is_nothing() {
-        tell_of_recycling(&wanted, previous);
+        tell_of_recycling(flavour, &wanted, previous);
     }
     RuleKeeper::new(flavour, wanted, resync)
 }
 
 /// flanneld's phrase. What the earlier run left goes with the first pass in any case.
-fn tell_of_recycling(wanted: &Wanted, previous: &Previous) {
+fn tell_of_recycling(flavour: Flavour, wanted: &Wanted, previous: &Previous) {
     let (Some(network), Some(subnet)) = (previous.network, previous.subnet) else { return };
     if (network, subnet) != (wanted.network, wanted.subnet) {
         info!(
             "Current network or subnet ({}, {}) is not equal to previous one ({network}, \
-             {subnet}), trying to recycle old iptables rules",
-            wanted.network, wanted.subnet
+             {subnet}), trying to recycle old {} rules",
+            wanted.network,
+            wanted.subnet,
+            flavour.name()
         );
     }
 }

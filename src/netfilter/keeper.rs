@@ -173,8 +173,8 @@ impl RuleKeeper {
             info!("Setting up masking rules");
         }
         if self.wanted.forward {
-            // The policy stays what it is; operators know the line, though.
-            info!("Changing default FORWARD chain policy to ACCEPT");
+            let network = self.wanted.network;
+            info!("Setting up forward rules: what is from or to {network} is accepted");
         }
     }
 
@@ -251,7 +251,7 @@ impl RuleKeeper {
         }
         let Some(text) = iptables::transaction(&wanted, &found, pass) else { return Ok(false) };
         if pass == Pass::Check {
-            info!("Some iptables rules are missing; deleting and recreating rules");
+            tell_of_repair(Flavour::Iptables);
         }
         restore(&text, ability).await?;
         Ok(true)
@@ -264,7 +264,7 @@ impl RuleKeeper {
                 return Ok(false);
             };
             if pass == Pass::Check {
-                info!("Some nftables rules are missing; deleting and recreating rules");
+                tell_of_repair(Flavour::Nftables);
             }
             NFT.run(&["-f", "-"], &text, |_| {}).await.map(|()| true)
         };
@@ -304,6 +304,10 @@ impl RuleKeeper {
         }
         true
     }
+}
+
+fn tell_of_repair(flavour: Flavour) {
+    info!("Some {} rules are missing or out of order; repairing them", flavour.name());
 }
 
 async fn ask_iptables() -> Result<Ability, ProgramError> {

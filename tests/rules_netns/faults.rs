@@ -52,7 +52,8 @@ fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
         assert!(gap <= RESYNC + SLACK, "{variant:?}: pods did not reach each other for {gap:?}");
         assert_eq!(variant.rules(site.dir(), host), whole, "{variant:?}: what is back");
         let log = site.daemons[0].output();
-        assert!(log.contains("rules are missing; deleting and recreating rules"), "{log}");
+        assert!(log.contains("rules are missing or out of order; repairing them"), "{log}");
+        assert!(!log.contains("recreating rules"), "one transaction repairs them: {log}");
     }
 }
 
