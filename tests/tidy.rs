@@ -23,7 +23,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("device", &["sys", "offload"]),
     ("engine", &["device", "sys", "forward", "offload", "route", "stats"]),
     ("config", &["route::Prefix"]),
-    ("host", &["route::Prefix", "failure", "config::options"]),
+    ("host", &["route::Prefix", "failure", "config::options", "config::lock_file"]),
     ("netfilter", &["route::Prefix", "failure"]),
     ("control", &["route::Prefix", "failure", "config"]),
     (

@@ -3,6 +3,7 @@
 pub mod flags;
 #[cfg(feature = "kube")]
 pub mod kube;
+pub mod lock_file;
 pub mod network;
 pub mod options;
 pub mod subnet_file;

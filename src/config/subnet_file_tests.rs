@@ -106,19 +106,25 @@ fn a_reader_never_sees_a_part() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_and_left_alone() {
+fn a_symlink_is_replaced_and_its_target_left_alone() {
     let directory = directory();
     let victim = directory.path().join("victim");
     fs::write(&victim, "precious").unwrap();
     let path = directory.path().join("subnet.env");
     for target in [victim.as_path(), Path::new("/nowhere")] {
         symlink(target, &path).unwrap();
-        let error = example().write(&path).unwrap_err();
-        assert!(error.to_string().contains("symbolic link"), "{error}");
-        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
+        example().write(&path).unwrap();
+        assert!(fs::symlink_metadata(&path).unwrap().is_file(), "the link was followed");
+        assert_eq!(fs::read_to_string(&path).unwrap(), example().render());
         fs::remove_file(&path).unwrap();
     }
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_and_left_alone() {
+    let directory = directory();
+    let path = directory.path().join("subnet.env");
     fs::create_dir(&path).unwrap();
     assert!(example().write(&path).unwrap_err().to_string().contains("is a directory"));
     assert!(Previous::read(&path).unwrap_err().to_string().contains("is a directory"));

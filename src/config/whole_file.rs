@@ -62,7 +62,7 @@ pub enum FileError {
         /// Its owner's number.
         owner: u32,
     },
-    /// A symlink, directory or device stands where the file belongs.
+    /// A directory or device stands where the file belongs.
     #[error("{path} is a {found}, not a regular file: remove it", path = path.display())]
     NotRegular {
         /// The file.
@@ -187,6 +187,8 @@ fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
 
 fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FileError> {
     match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        // A link is replaced, never followed: rename(2) puts the new file in the link's own place.
+        Ok(status) if FileType::from_raw_mode(status.st_mode).is_symlink() => Ok(()),
         Ok(status) => check_regular(FileType::from_raw_mode(status.st_mode), path),
         Err(rustix::io::Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed("examine", path, errno)),

@@ -2,14 +2,14 @@
 //! The kernel's flock(2) decides; the pid inside only serves the message of the loser.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+
+use crate::config::lock_file;
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".lock";
@@ -17,9 +17,6 @@ const SUFFIX: &str = ".lock";
 /// Longest text that a holder writes: a pid of at most seven digits (`PID_MAX_LIMIT` is 4,194,304)
 /// and a newline, rounded up.
 const HOLDER_BYTES_MAX: u64 = 16;
-
-/// The file can be replaced between opening and locking only by somebody who removes lock files.
-const OPEN_ATTEMPTS_MAX: u32 = 16;
 
 /// A holder writes its pid microseconds after it took the lock. A loser that comes in between
 /// looks again: this often, this far apart.
@@ -79,24 +76,15 @@ impl DaemonLock {
             fs::create_dir_all(directory)
                 .map_err(|source| unusable("make the directory", directory, source))?;
         }
-        for _ in 0..OPEN_ATTEMPTS_MAX {
-            let file = open(&path)?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => {
-                    let pid = holder(&path);
-                    return Err(LockError::Held { subnet_file: subnet_file.into(), path, pid });
-                }
-                Err(errno) => return Err(unusable("lock", &path, errno.into())),
-            }
-            // Somebody may have removed the file meanwhile: then this lock guards nothing.
-            if is_still_at(&file, &path) {
-                let mut lock = Self { file, path };
-                lock.write_pid().map_err(|source| unusable("write to", &lock.path, source))?;
-                return Ok(lock);
-            }
-        }
-        Err(unusable("keep", &path, io::Error::other("it is removed again and again")))
+        let locked =
+            lock_file::try_lock(&path).map_err(|source| unusable("lock", &path, source))?;
+        let Some(file) = locked else {
+            let pid = holder(&path);
+            return Err(LockError::Held { subnet_file: subnet_file.into(), path, pid });
+        };
+        let mut lock = Self { file, path };
+        lock.write_pid().map_err(|source| unusable("write to", &lock.path, source))?;
+        Ok(lock)
     }
 
     /// Where the lock file is.
@@ -129,26 +117,6 @@ fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
     let mut name = OsString::from(name);
     name.push(SUFFIX);
     Ok(subnet_file.with_file_name(name))
-}
-
-fn open(path: &Path) -> Result<File, LockError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o644)
-        // The directory may be one where others can write: a planted link must not be followed.
-        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
-        .open(path)
-        .map_err(|source| unusable("open the lock file", path, source))
-}
-
-fn is_still_at(file: &File, path: &Path) -> bool {
-    match (file.metadata(), fs::symlink_metadata(path)) {
-        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
-        _ => false,
-    }
 }
 
 /// The pid in a lock file whose holder lives.
@@ -223,7 +191,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("subnet.env.lock");
         let file = File::create(&path).unwrap();
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let error = DaemonLock::acquire(&directory.path().join("subnet.env")).unwrap_err();
         assert!(matches!(error, LockError::Held { pid: None, .. }), "{error}");
         assert!(error.to_string().starts_with("another process"), "{error}");
@@ -268,19 +236,6 @@ mod tests {
         for error in results.into_iter().filter_map(Result::err) {
             assert!(matches!(error, LockError::Held { pid: Some(_), .. }), "{error}");
         }
-    }
-
-    #[test]
-    fn a_file_that_was_removed_or_replaced_guards_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("subnet.env.lock");
-        let file = open(&path).unwrap();
-        assert!(is_still_at(&file, &path));
-        fs::remove_file(&path).unwrap();
-        assert!(!is_still_at(&file, &path));
-        let other = open(&path).unwrap();
-        assert!(!is_still_at(&file, &path));
-        assert!(is_still_at(&other, &path));
     }
 
     #[test]

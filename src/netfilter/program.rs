@@ -1,6 +1,7 @@
 //! Runs one of the firewall's programs: arguments as they are, never a shell; bounded in time and
 //! in what it may say. Knows nothing of rules.
 
+use std::ffi::OsString;
 use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -18,6 +19,10 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(LOCK_WAIT_S as u64 + 10);
 
 /// How much is kept of what a program says about its failure.
 const COMPLAINT_BYTES_MAX: usize = 2048;
+
+/// Variables that the programs read: where they are, and iptables' own lock and extensions
+/// (iptables(8), xtables.c).
+const INHERITED: [&str; 3] = ["PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR"];
 
 /// The unit of reading; the size of a pipe.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -101,7 +106,8 @@ impl Program {
         take: impl FnMut(&[u8]),
     ) -> Result<(), ProgramError> {
         let mut command = Command::new(self.name);
-        command.args(arguments).env("LC_ALL", "C").kill_on_drop(true);
+        command.args(arguments).env_clear().envs(inherited()).env("LC_ALL", "C");
+        command.kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|source| {
             if source.kind() == io::ErrorKind::NotFound {
@@ -130,6 +136,11 @@ impl Program {
         }
         Err(ProgramError::Refused { program: self.name, status, complaint })
     }
+}
+
+/// What a program gets of weftd's own environment, which holds etcd's password.
+fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
+    INHERITED.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
 }
 
 /// All three streams at once, so that neither side waits for the other.
@@ -231,6 +242,18 @@ mod tests {
     fn arguments_are_not_read_by_a_shell() {
         let (result, said) = run("echo", &["$(id)", ";", "`id`"], "");
         assert_eq!((result, said), (Ok(()), b"$(id) ; `id`\n".to_vec()));
+    }
+
+    #[test]
+    fn a_program_gets_none_of_weftds_variables_but_those_it_needs() {
+        let (result, said) = run("env", &[], "");
+        assert_eq!(result, Ok(()));
+        let said = String::from_utf8(said).unwrap();
+        let names: Vec<_> = said.lines().filter_map(|line| line.split('=').next()).collect();
+        assert!(names.contains(&"PATH") && names.contains(&"LC_ALL"), "{names:?}");
+        // The test itself runs with CARGO and more.
+        let is_known = |name: &&str| INHERITED.contains(name) || *name == "LC_ALL";
+        assert!(names.iter().all(is_known), "{names:?}");
     }
 
     #[test]

@@ -2,18 +2,17 @@
 //! and that its daemon keeps locked. The lock ends with the process, however it ends.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use tracing::warn;
 
 use super::StoreError;
 use super::local_files::{failed, read_bounded};
+use crate::config::lock_file;
 use crate::control::claim::NodeIdentity;
 use crate::failure::with_causes;
 
@@ -80,17 +79,12 @@ fn lock(node: &NodeIdentity, directory: &PathBuf, public_ip: Ipv4Addr) -> Result
     fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
     let path = directory.join(public_ip.to_string());
     let write = |source| failed("write", &path, source);
-    let mut open = OpenOptions::new();
-    let mut file = open.create(true).truncate(false).write(true).open(&path).map_err(write)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let found = read_bounded(&path, CLAIM_BYTES_MAX).ok().flatten().unwrap_or_default();
-            let holder = NodeIdentity::from_json(&found).unwrap_or_default().describe_to(node);
-            return Err(StoreError::Duplicate { public_ip, holder });
-        }
-        Err(error) => return Err(failed("lock", &path, error.into())),
-    }
+    let locked = lock_file::try_lock(&path).map_err(|source| failed("lock", &path, source))?;
+    let Some(mut file) = locked else {
+        let found = read_bounded(&path, CLAIM_BYTES_MAX).ok().flatten().unwrap_or_default();
+        let holder = NodeIdentity::from_json(&found).unwrap_or_default().describe_to(node);
+        return Err(StoreError::Duplicate { public_ip, holder });
+    };
     file.set_len(0).and_then(|()| file.write_all(&node.to_json())).map_err(write)?;
     Ok(file)
 }

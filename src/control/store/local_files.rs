@@ -13,10 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
-
 use super::{CONFIG_BYTES_MAX, Rejected, Snapshot, StoreError};
+use crate::config::lock_file;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
 use crate::control::status::RejectReason;
@@ -152,16 +150,15 @@ impl Files {
 
     pub(super) fn lock(&self) -> Result<Locked<'_>, StoreError> {
         let path = self.root.join(".lock");
-        let opened = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = opened.map_err(|source| failed("open", &path, source))?;
         let deadline = Instant::now() + LOCK_WAIT_MAX;
         loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Locked { files: self, _lock: file }),
-                Err(Errno::WOULDBLOCK | Errno::INTR) if Instant::now() < deadline => {
-                    std::thread::sleep(LOCK_RETRY);
+            match lock_file::try_lock(&path) {
+                Ok(Some(file)) => return Ok(Locked { files: self, _lock: file }),
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(LOCK_RETRY),
+                Ok(None) => {
+                    return Err(failed("lock", &path, io::ErrorKind::WouldBlock.into()));
                 }
-                Err(error) => return Err(failed("lock", &path, error.into())),
+                Err(source) => return Err(failed("lock", &path, source)),
             }
         }
     }

@@ -1,0 +1,196 @@
+//! Lock files: flock(2) on a file that only root and this user may open, so that nobody else can
+//! hold the lock. The kernel gives a lock back when its holder dies.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+/// Mode of a lock file. flock(2) needs no more than read access, so nobody else gets any.
+const MODE: u32 = 0o600;
+
+/// The file can be replaced between opening and locking only by somebody who removes lock files.
+const OPEN_ATTEMPTS_MAX: u32 = 16;
+
+/// Locks the file at `path`, which is made if need be. Never waits; `None` if another process has
+/// the lock.
+///
+/// A file that other users can open, as earlier versions left them, is replaced by a new one:
+/// somebody may have it open already, and could lock it at any time. Its lock is respected if
+/// root or this user holds it.
+pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
+    for _ in 0..OPEN_ATTEMPTS_MAX {
+        let file = open(path)?;
+        let status = file.metadata()?;
+        let is_private = status.mode() & 0o777 & !MODE == 0 && is_trusted(status.uid());
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) if is_private || is_held_by_trusted(status.ino()) => {
+                return Ok(None);
+            }
+            Err(Errno::WOULDBLOCK) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        // Somebody may have removed the file meanwhile: then this lock guards nothing.
+        if !is_still_at(&file, path) {
+            continue;
+        }
+        if is_private {
+            return Ok(Some(file));
+        }
+        fs::remove_file(path)?;
+    }
+    Err(io::Error::other("it is removed again and again"))
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(MODE)
+        // The directory may be one where others can write: a planted link must not be followed.
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+}
+
+fn is_still_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(ours), Ok(there)) => (ours.dev(), ours.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+fn is_trusted(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
+}
+
+/// Whether a process of root or of this user holds a lock on the file with this inode number.
+fn is_held_by_trusted(inode: u64) -> bool {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().filter_map(|line| flock_holder(line, inode)).any(|pid| {
+        // Not the owner of /proc/PID, which is root for a process that changed its credentials.
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        real_user(&status).is_some_and(is_trusted)
+    })
+}
+
+/// The process that has the lock of a line of `/proc/locks`, if that is an flock on `inode`:
+/// `2: FLOCK  ADVISORY  WRITE 8070 fe:00:10010714 0 EOF`. Waiters have `->` in the second place.
+fn flock_holder(line: &str, inode: u64) -> Option<u32> {
+    let fields: Vec<_> = line.split_whitespace().collect();
+    let [_, "FLOCK", _, _, pid, file, ..] = fields.as_slice() else { return None };
+    // The device has another number here than in stat(2) on some file systems.
+    let is_same = file.rsplit(':').next()?.parse() == Ok(inode);
+    pid.parse().ok().filter(|_| is_same)
+}
+
+fn real_user(status: &str) -> Option<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_lock_file_is_private_also_if_it_was_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        drop(try_lock(&path).unwrap().unwrap());
+        assert_eq!(mode(&path), 0o600);
+        for loose in [0o644, 0o604, 0o660] {
+            set_mode(&path, loose);
+            let file = try_lock(&path).unwrap().unwrap();
+            assert_eq!(mode(&path), 0o600, "a file of mode {loose:o} stays as it is");
+            assert!(is_still_at(&file, &path));
+            assert!(try_lock(&path).unwrap().is_none(), "locked twice");
+        }
+    }
+
+    #[test]
+    fn an_open_lock_file_of_root_with_a_loose_mode_counts() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let file = File::create(&path).unwrap();
+        set_mode(&path, 0o644);
+        rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+        assert!(try_lock(&path).unwrap().is_none(), "the lock of another daemon is ignored");
+        assert_eq!(mode(&path), 0o644, "the file of another daemon was replaced");
+    }
+
+    #[test]
+    fn another_users_lock_on_a_leftover_stops_nobody() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        set_mode(directory.path(), 0o755);
+        let path = directory.path().join("lock");
+        fs::write(&path, "1\n").unwrap();
+        set_mode(&path, 0o644);
+        let mut nobody = lock_as_nobody(&path);
+        let lock = try_lock(&path);
+        nobody.kill().unwrap();
+        nobody.wait().unwrap();
+        assert!(lock.unwrap().is_some(), "a user without rights holds the lock");
+        assert_eq!(mode(&path), 0o600);
+    }
+
+    /// A process of the user nobody that has the lock on `path`, once it has it.
+    fn lock_as_nobody(path: &Path) -> Child {
+        let mut nobody = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(["flock", "--exclusive", "--no-fork"])
+            .arg(path)
+            .args(["sh", "-c", "echo held; exec sleep 60"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 5];
+        nobody.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        nobody
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_guards_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let file = open(&path).unwrap();
+        assert!(is_still_at(&file, &path));
+        fs::remove_file(&path).unwrap();
+        assert!(!is_still_at(&file, &path));
+        let other = open(&path).unwrap();
+        assert!(!is_still_at(&file, &path));
+        assert!(is_still_at(&other, &path));
+    }
+
+    #[test]
+    fn holders_are_read_from_the_kernels_list() {
+        let line = "2: FLOCK  ADVISORY  WRITE 8070 fe:00:10010714 0 EOF";
+        assert_eq!(flock_holder(line, 10_010_714), Some(8070));
+        assert_eq!(flock_holder(line, 714), None);
+        let waits = "2: -> FLOCK  ADVISORY  WRITE 8071 fe:00:10010714 0 EOF";
+        assert_eq!(flock_holder(waits, 10_010_714), None);
+        let other = "1: POSIX  ADVISORY  WRITE 8070 fe:00:10010714 0 EOF";
+        assert_eq!(flock_holder(other, 10_010_714), None);
+        assert_eq!(real_user("Name:\tsu\nUid:\t65534\t0\t0\t0\nGid:\t0\t0\t0\t0\n"), Some(65534));
+    }
+}
