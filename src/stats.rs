@@ -120,6 +120,8 @@ drop_reasons! {
     TunFull = "tun-full",
     /// The TUN device refused the packet; it is down, gone, or rejects the frame.
     TunWriteFailed = "tun-write",
+    /// weft made a mistake with this packet or one of its batch; the log shows the first bytes.
+    InternalError = "internal-error",
 }
 
 /// Number of drop reasons.
@@ -165,6 +167,14 @@ impl DirectionStats {
     #[must_use]
     pub fn drops_total(&self) -> u64 {
         self.drops.iter().map(Counter::get).sum()
+    }
+
+    /// Packets received that are neither forwarded nor dropped: between two turns of the worker
+    /// that counts, none. For that worker only; to others the counters change under their eyes.
+    #[must_use]
+    pub fn unaccounted(&self) -> u64 {
+        let gone = self.packets_forwarded.get().wrapping_add(self.drops_total());
+        self.packets_received.get().saturating_sub(gone)
     }
 
     fn add(&self, other: &Self) {

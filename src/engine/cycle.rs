@@ -16,7 +16,7 @@ use super::idle::{Idle, Moved, NAP_NS, NAP_SLACK_NS, Next};
 use super::io::{Io, Ready};
 use super::receive::Receive;
 use super::transmit::Transmit;
-use super::{Stop, WorkerConfig, WorkerEnd};
+use super::{Stop, WorkerConfig, WorkerEnd, contain};
 
 /// How often what was refused is tried again, trains and datagrams without fragmentation: the
 /// kernel forgets a learned path MTU after the same time (net.ipv4.route.mtu_expires).
@@ -50,13 +50,15 @@ pub(super) fn run(
         if let Err(error) = io.gather(ready, &mut transmit.reads, &mut receive.receives) {
             return WorkerEnd::WaitFailed(error);
         }
+        transmit.begin_turn();
+        receive.begin_turn();
         let table = routes.load();
         let stats = &config.stats;
         let mtu_bytes = config.mtu_bytes.load(Ordering::Relaxed);
         let local = Local { mtu_bytes, ..config.local };
         let pass = |stats| Pass { local: &local, table, stats, now_ns };
-        transmit.turn(&mut io, config, &pass(&stats.egress));
-        receive.turn(&mut io, config, &pass(&stats.ingress));
+        contain::turn(&mut transmit, &mut io, config, &pass(&stats.egress));
+        contain::turn(&mut receive, &mut io, config, &pass(&stats.ingress));
         if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {
             return WorkerEnd::TunGone(error);
         }

@@ -56,6 +56,10 @@ pub(super) trait Io {
     /// Writes all to the TUN device, in order; the batch then tells of each.
     fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()>;
 
+    /// Whether the kernel holds nothing of the arenas, as it must after each of these calls; not so
+    /// after one that panicked halfway.
+    fn is_idle(&self) -> bool;
+
     /// Sleeps until something can be read or the worker is to stop.
     fn sleep(&mut self) -> io::Result<Ready>;
 }

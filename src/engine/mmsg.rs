@@ -117,6 +117,11 @@ impl Io for Mmsg<'_> {
         Ok(())
     }
 
+    /// A system call has returned, or was not made.
+    fn is_idle(&self) -> bool {
+        true
+    }
+
     /// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the
     /// kernel calls it for every packet queued and every packet sent, under a lock, while nobody
     /// sleeps.

@@ -5,6 +5,7 @@
 //! they wait and do I/O; what happens to a packet is in `forward`, the same for all.
 
 mod choice;
+mod contain;
 mod cycle;
 mod idle;
 mod io;
@@ -122,7 +123,7 @@ pub enum WorkerEnd {
     TunGone(std::io::Error),
     /// Waiting for work or receiving failed, which leaves nothing to go on with.
     WaitFailed(std::io::Error),
-    /// It panicked, which has been reported on stderr.
+    /// It panicked where it could not go on, which has been reported.
     Panicked,
 }
 
@@ -140,6 +141,7 @@ impl Worker {
         config: WorkerConfig,
         on_end: impl FnOnce(WorkerEnd) + Send + 'static,
     ) -> Result<Self, SpawnError> {
+        contain::hook_panics();
         let stop = Stop::new()?;
         let seen = stop.clone();
         let (report, reported) = mpsc::sync_channel(1);

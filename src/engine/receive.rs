@@ -15,6 +15,7 @@ use crate::sys::tun_io::WriteBatch;
 use crate::sys::udp::SendBatch;
 
 use super::WorkerConfig;
+use super::contain::{Half, Progress};
 use super::io::{Io, RECEIVE_SLOTS, Receives};
 use super::refusal::{WriteRefusal, read_write};
 use super::transmit::as_range;
@@ -29,6 +30,32 @@ pub(super) struct Receive {
     overflows_seen: u32,
     /// Why the TUN device is gone, once a write has found it so.
     pub(super) gone: Option<io::Error>,
+    progress: Progress,
+}
+
+impl Half for Receive {
+    const SOURCE: &'static str = "the network";
+
+    fn move_batch(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+        while let Some(index) = self.progress.next(pass.stats) {
+            let slot = usize::from(self.receives.filled[index]);
+            self.take(io, config, pass, slot);
+        }
+        self.write_plan(io, config, pass.stats);
+        self.send_replies(config);
+    }
+
+    fn progress(&mut self) -> &mut Progress {
+        &mut self.progress
+    }
+
+    fn abandon(&mut self) {
+        self.ingress.abandon();
+    }
+
+    fn current(&self) -> &[u8] {
+        self.ingress.current().of(&self.receives.arena).unwrap_or_default()
+    }
 }
 
 impl Receive {
@@ -47,18 +74,14 @@ impl Receive {
             // The kernel counts for the socket's life, and socket and counters outlive a worker.
             overflows_seen: config.stats.receive_overflows.get() as u32,
             gone: None,
+            progress: Progress::default(),
         }
     }
 
-    /// Moves the batch that was received, to the last packet, whatever became of the device.
-    pub(super) fn turn(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+    /// A batch was received, and is to be moved to the last packet, whatever became of the device.
+    pub(super) fn begin_turn(&mut self) {
         self.packets = 0;
-        for index in 0..self.receives.filled.len() {
-            let slot = usize::from(self.receives.filled[index]);
-            self.take(io, config, pass, slot);
-        }
-        self.write_plan(io, config, pass.stats);
-        self.send_replies(config);
+        self.progress.start(self.receives.filled.len());
     }
 
     /// Has the datagram or train in `slot` judged.

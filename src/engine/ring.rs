@@ -127,6 +127,10 @@ impl Io for RingIo {
         self.ring.write(batch, arena)
     }
 
+    fn is_idle(&self) -> bool {
+        self.ring.is_idle()
+    }
+
     fn sleep(&mut self) -> io::Result<Ready> {
         self.ring.wait(&[Source::Tun, Source::Socket, Source::Stop])?;
         self.ring.disarm(Source::Tun)?;

@@ -15,6 +15,7 @@ use crate::stats::{DirectionStats, DropReason};
 use crate::sys::{Range, udp::SendBatch};
 
 use super::WorkerConfig;
+use super::contain::{Half, Progress};
 use super::io::{Io, Reads};
 use super::outcome::{Outcome, carry_out};
 
@@ -34,33 +35,17 @@ pub(super) struct Transmit {
     singles: SendBatch,
     /// Whether this turn has waited for the send buffer already.
     waited: Cell<bool>,
+    progress: Progress,
 }
 
-impl Transmit {
-    /// For reads that fill the first `read_bytes` of an arena.
-    pub(super) fn new(config: &WorkerConfig, read_bytes: usize) -> Self {
-        Self {
-            reads: Reads::new(read_bytes + HEADERS_BYTES),
-            egress: Egress::new(config.socket.limits(), read_bytes),
-            batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * PIECES_PER_MESSAGE),
-            singles: SendBatch::new(SEGMENTS_MAX, PIECES_PER_MESSAGE + SEGMENTS_MAX),
-            waited: Cell::new(false),
-        }
-    }
+impl Half for Transmit {
+    const SOURCE: &'static str = "this host";
 
-    /// Tries trains again where they were refused, and datagrams without fragmentation.
-    pub(super) fn forget_refusals(&mut self, config: &WorkerConfig) {
-        config.socket.set_fragmenting(false);
-        self.egress.plan_mut().allow_trains();
-    }
-
-    /// Moves the batch that was read, to the last packet, whatever became of the device.
-    pub(super) fn turn(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
-        self.waited.set(false);
-        for _ in 0..self.reads.unreadable {
+    fn move_batch(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+        for _ in 0..std::mem::take(&mut self.reads.unreadable) {
             self.egress.unreadable(pass);
         }
-        for index in 0..self.reads.packets.len() {
+        while let Some(index) = self.progress.next(pass.stats) {
             let read = self.reads.packets[index];
             let arena = &mut self.reads.arena;
             let mut taken = self.egress.process(pass, arena, &read.vnet_header, read.packet);
@@ -73,8 +58,46 @@ impl Transmit {
         self.write_replies(config);
     }
 
+    fn progress(&mut self) -> &mut Progress {
+        &mut self.progress
+    }
+
+    fn abandon(&mut self) {
+        self.egress.abandon();
+    }
+
+    fn current(&self) -> &[u8] {
+        self.egress.current().of(&self.reads.arena).unwrap_or_default()
+    }
+}
+
+impl Transmit {
+    /// For reads that fill the first `read_bytes` of an arena.
+    pub(super) fn new(config: &WorkerConfig, read_bytes: usize) -> Self {
+        Self {
+            reads: Reads::new(read_bytes + HEADERS_BYTES),
+            egress: Egress::new(config.socket.limits(), read_bytes),
+            batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * PIECES_PER_MESSAGE),
+            singles: SendBatch::new(SEGMENTS_MAX, PIECES_PER_MESSAGE + SEGMENTS_MAX),
+            waited: Cell::new(false),
+            progress: Progress::default(),
+        }
+    }
+
+    /// Tries trains again where they were refused, and datagrams without fragmentation.
+    pub(super) fn forget_refusals(&mut self, config: &WorkerConfig) {
+        config.socket.set_fragmenting(false);
+        self.egress.plan_mut().allow_trains();
+    }
+
+    /// A batch was read, and is to be moved to the last packet, whatever became of the device.
+    pub(super) fn begin_turn(&mut self) {
+        self.waited.set(false);
+        self.progress.start(self.reads.packets.len());
+    }
+
     fn send_plan(&mut self, io: &mut impl Io, config: &WorkerConfig, stats: &DirectionStats) {
-        let Self { reads, egress, batch, singles, waited } = self;
+        let Self { reads, egress, batch, singles, waited, .. } = self;
         let (arena, plan) = (&reads.arena, egress.plan());
         let messages = plan.messages();
         batch.clear();

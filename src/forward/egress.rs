@@ -25,6 +25,8 @@ pub struct Egress {
     headers_used_bytes: usize,
     /// A packet that met a full plan and goes on after it was sent.
     pending: Option<Pending>,
+    /// What was read last.
+    current: Piece,
 }
 
 enum Pending {
@@ -51,7 +53,21 @@ impl Egress {
             headers_at,
             headers_used_bytes: 0,
             pending: None,
+            current: Piece::default(),
         }
+    }
+
+    /// Where in the arena the packet lies that was taken in last.
+    #[must_use]
+    pub fn current(&self) -> Piece {
+        self.current
+    }
+
+    /// Forgets all sends and errors that are due, whatever state a panic left them in.
+    pub fn abandon(&mut self) {
+        self.pending = None;
+        self.replies.clear();
+        self.sent();
     }
 
     /// The sends planned so far.
@@ -81,7 +97,10 @@ impl Egress {
     ) -> Result<(), Full> {
         debug_assert!(self.pending.is_none(), "resume first");
         pass.stats.reads.add(1);
+        self.current = packet;
         let bytes = &mut arena[packet.range()];
+        #[cfg(test)]
+        super::tests::trip(bytes);
         let header = match Ipv4Header::parse(bytes) {
             Ok(header) => header,
             Err(fault) => return drop_one(pass, bytes.len(), fault.into()),

@@ -27,13 +27,33 @@ pub struct Ingress {
     replies: Replies,
     /// What is left of a train that met a full plan.
     pending: Option<Train>,
+    /// The datagram that was judged last.
+    current: Piece,
 }
 
 impl Ingress {
     /// An empty half.
     #[must_use]
     pub fn new(limits: CoalesceLimits) -> Self {
-        Self { coalescer: Coalescer::new(limits), replies: Replies::new(), pending: None }
+        Self {
+            coalescer: Coalescer::new(limits),
+            replies: Replies::new(),
+            pending: None,
+            current: Piece::default(),
+        }
+    }
+
+    /// Where in the arena the datagram lies that was judged last.
+    #[must_use]
+    pub fn current(&self) -> Piece {
+        self.current
+    }
+
+    /// Forgets all writes and errors that are due, whatever state a panic left them in.
+    pub fn abandon(&mut self) {
+        self.pending = None;
+        self.replies.clear();
+        self.coalescer.clear();
     }
 
     /// The writes planned so far.
@@ -95,6 +115,9 @@ impl Ingress {
         datagram: Piece,
         judged: &mut Judged,
     ) {
+        self.current = datagram;
+        #[cfg(test)]
+        super::tests::trip(&arena[datagram.range()]);
         let mut header = match Ipv4Header::parse(&arena[datagram.range()]) {
             Ok(header) => header,
             Err(fault) => return pass.stats.drop(fault.into(), 1),

@@ -46,4 +46,4 @@ impl From<HeaderFault> for DropReason {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -21,17 +21,25 @@ const OTHER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 3), 8285)
 const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 99), 8285);
 
 /// A pod of ours, the TUN address, a pod of the peer, one of the other peer, and nobody's.
-const POD: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 2);
+pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 2);
 const TUN: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
-const FAR: Ipv4Addr = Ipv4Addr::new(10, 5, 2, 2);
+pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(10, 5, 2, 2);
 const FARTHER: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 2);
 const UNLEASED: Ipv4Addr = Ipv4Addr::new(10, 5, 99, 2);
+
+/// What a packet ends with that panics when it is judged: the mistake that nobody has found yet.
+pub(crate) const TRIPPING: &[u8] = b"this packet panics";
+
+/// Panics on such a packet.
+pub(crate) fn trip(packet: &[u8]) {
+    assert!(!packet.ends_with(TRIPPING), "tripped, as the test asked for");
+}
 
 const MTU_BYTES: u16 = 1472;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-fn local() -> Local {
+pub(crate) fn local() -> Local {
     Local {
         network: "10.5.0.0/16".parse().unwrap(),
         subnet: "10.5.1.0/24".parse().unwrap(),
@@ -124,7 +132,7 @@ fn udp_with(ports: (u16, u16), addresses: (Ipv4Addr, Ipv4Addr), payload: &[u8]) 
     transport_sealed(ipv4(protocol::UDP, addresses.0, addresses.1, &datagram), 26)
 }
 
-fn udp(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn udp(source: Ipv4Addr, destination: Ipv4Addr, payload: &[u8]) -> Vec<u8> {
     udp_with((4000, 5000), (source, destination), payload)
 }
 

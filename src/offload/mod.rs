@@ -42,6 +42,20 @@ impl Piece {
         self.offset + self.bytes
     }
 
+    /// The bytes of `arena` that lie in it; `None` if it reaches beyond.
+    #[inline]
+    #[must_use]
+    pub fn of(self, arena: &[u8]) -> Option<&[u8]> {
+        arena.get(self.range())
+    }
+
+    /// As [`Self::of`], to be edited.
+    #[inline]
+    #[must_use]
+    pub fn of_mut(self, arena: &mut [u8]) -> Option<&mut [u8]> {
+        arena.get_mut(self.range())
+    }
+
     /// As an index range.
     #[must_use]
     pub fn range(self) -> std::ops::Range<usize> {

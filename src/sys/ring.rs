@@ -200,6 +200,11 @@ impl Ring {
         self.answers[index].result()
     }
 
+    /// Whether every operation of a batch has its answer; not after a panic in the middle of one.
+    pub fn is_idle(&self) -> bool {
+        self.unanswered == 0
+    }
+
     /// Sends the messages from `first` on, without waiting; returns how many went, or the error
     /// of the first one, as [`SendBatch::send`] does. But the kernel is offered all of them at
     /// once. If some behind a refused one went, it stays refused, as it would now be late; else it

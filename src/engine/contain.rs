@@ -1,0 +1,176 @@
+//! What a worker does about a panic in its own code: the batch is lost and counted, its log line
+//! shows the packet, and the worker goes on. No input is known to cause one.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt::Write;
+use std::panic::{self, AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Once;
+
+use crate::forward::Pass;
+use crate::stats::{DirectionStats, DropReason};
+
+use super::WorkerConfig;
+use super::io::Io;
+
+/// How long a direction of a worker is silent about further panics. Whoever can cause one can
+/// cause thousands.
+const REPEAT_NS: u64 = 60 * 1_000_000_000;
+
+/// Bytes of the packet in the log: all headers, without options of their full length.
+const SHOWN_BYTES: usize = 64;
+
+/// One direction of a worker, whose turn may panic anywhere.
+pub(super) trait Half {
+    /// For the log.
+    const SOURCE: &'static str;
+
+    /// Moves the rest of the batch: what [`Progress`] has not handed out yet.
+    fn move_batch(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>);
+
+    /// How far the turn has come.
+    fn progress(&mut self) -> &mut Progress;
+
+    /// Forgets all that is planned but not carried out, whatever state it is in.
+    fn abandon(&mut self);
+
+    /// The packet that was judged last.
+    fn current(&self) -> &[u8];
+}
+
+/// How far a turn has come, so that it can go on behind the packet that made it panic.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    next: usize,
+    count: usize,
+    /// Packets that the direction had received when the last read was handed out.
+    received_before: Option<u64>,
+    reports: Reports,
+}
+
+impl Progress {
+    /// A turn over `count` reads begins.
+    pub(super) fn start(&mut self, count: usize) {
+        (self.next, self.count, self.received_before) = (0, count, None);
+    }
+
+    /// The next read to judge.
+    #[inline]
+    pub(super) fn next(&mut self, stats: &DirectionStats) -> Option<usize> {
+        let index = self.next;
+        if index >= self.count {
+            return None;
+        }
+        self.next = index + 1;
+        self.received_before = Some(stats.packets_received.get());
+        Some(index)
+    }
+
+    /// Counts each packet without an outcome as dropped; returns how many.
+    fn settle(&mut self, stats: &DirectionStats) -> u64 {
+        if self.received_before.take() == Some(stats.packets_received.get()) {
+            // It never came to be counted.
+            stats.packets_received.add(1);
+        }
+        let lost = stats.unaccounted();
+        stats.drop(DropReason::InternalError, lost);
+        lost
+    }
+}
+
+/// Has `half` move its batch to the last packet. What a panic leaves without an outcome is dropped.
+pub(super) fn turn(half: &mut impl Half, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+    while let Err(caught) = catch(|| half.move_batch(io, config, pass)) {
+        let lost = half.progress().settle(pass.stats);
+        let goes_on = io.is_idle();
+        report(half, &caught, lost, goes_on, pass.now_ns);
+        if !goes_on {
+            // The kernel may still use the arenas.
+            resume_unwind(caught.payload);
+        }
+        half.abandon();
+        if half.progress().next == half.progress().count {
+            return;
+        }
+    }
+}
+
+/// When a panic was reported last, and how many were not since.
+#[derive(Debug, Default)]
+struct Reports {
+    last_ns: Option<u64>,
+    silent: u64,
+}
+
+impl Reports {
+    /// How many were not reported before this one; `None` if this one isn't to be either.
+    fn admit(&mut self, now_ns: u64) -> Option<u64> {
+        if self.last_ns.is_some_and(|last_ns| now_ns.saturating_sub(last_ns) < REPEAT_NS) {
+            self.silent += 1;
+            return None;
+        }
+        self.last_ns = Some(now_ns);
+        Some(std::mem::take(&mut self.silent))
+    }
+}
+
+fn report<H: Half>(half: &mut H, caught: &Caught, lost: u64, goes_on: bool, now_ns: u64) {
+    let Some(silent) = half.progress().reports.admit(now_ns) else { return };
+    let packet = half.current();
+    let shown = packet.get(..SHOWN_BYTES).unwrap_or(packet);
+    let hex = shown.iter().fold(String::new(), |mut hex, byte| {
+        // Writing to a string cannot fail.
+        write!(hex, "{byte:02x}").ok();
+        hex
+    });
+    tracing::error!(
+        "Internal error in weftd, please report this line: a worker {} with a packet from {}. \
+         {lost} packets were dropped as internal-error, and the worker {}; {silent} more such \
+         errors since the last report. First {} of the packet's {} bytes: {hex}",
+        caught.what,
+        H::SOURCE,
+        if goes_on { "goes on" } else { "ends" },
+        shown.len(),
+        packet.len(),
+    );
+}
+
+/// A panic that was caught.
+struct Caught {
+    payload: Box<dyn Any + Send>,
+    /// Its message and its place in the source.
+    what: String,
+}
+
+thread_local! {
+    /// Whether this thread's panics are caught, and reported by whoever catches them.
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+    static WHAT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Calls `work`, whose captures are in an unknown state after a panic.
+fn catch(work: impl FnOnce()) -> Result<(), Caught> {
+    CATCHING.set(true);
+    let done = catch_unwind(AssertUnwindSafe(work));
+    CATCHING.set(false);
+    done.map_err(|payload| Caught { payload, what: WHAT.take() })
+}
+
+/// Keeps panics that are caught here from being written to stderr each: the hook does so on the
+/// worker's thread, with no limit, and would wait for a reader who doesn't read.
+pub(super) fn hook_panics() {
+    static HOOKED: Once = Once::new();
+    HOOKED.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if CATCHING.get() {
+                WHAT.set(info.to_string().replace('\n', " "));
+            } else {
+                others(info);
+            }
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests;

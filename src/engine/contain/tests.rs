@@ -1,0 +1,247 @@
+//! Panics on purpose, in each direction and engine, and in the middle of a system call's batch.
+
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use crate::device::{Tun, TunnelSocket};
+use crate::engine::io::{Reads, Ready, Receives};
+use crate::engine::mmsg::Mmsg;
+use crate::engine::transmit::Transmit;
+use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Stop, Worker, WorkerEnd};
+use crate::forward::Local;
+use crate::forward::tests::{FAR, POD, TRIPPING, local, udp};
+use crate::offload::{Piece, VNET_HEADER_BYTES};
+use crate::route::{Peer, Published, Table};
+use crate::stats::WorkerStats;
+use crate::sys::tun_io::WriteBatch;
+use crate::sys::udp::SendBatch;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const ENGINES: [EngineWanted; 2] = [EngineWanted::Only(Engine::Mmsg), EngineWanted::Best];
+
+/// A worker's devices, their other ends held by the test.
+struct Scene {
+    /// Where the worker's TUN queue leads.
+    host: UnixDatagram,
+    peer: UdpSocket,
+    tunnel: SocketAddrV4,
+    stats: Arc<WorkerStats>,
+}
+
+impl Scene {
+    fn new(engine: EngineWanted) -> (Self, WorkerConfig) {
+        let (host, queue) = UnixDatagram::pair().unwrap();
+        queue.set_nonblocking(true).unwrap();
+        host.set_read_timeout(Some(PATIENCE)).unwrap();
+        let peer = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 2), 0)).unwrap();
+        peer.set_read_timeout(Some(PATIENCE)).unwrap();
+        let any = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
+        let socket = TunnelSocket::bind(any, false, false).unwrap();
+        let tunnel = socket2::SockRef::from(&socket).local_addr().unwrap();
+        let tunnel = tunnel.as_socket_ipv4().unwrap();
+        let address = peer.local_addr().unwrap().to_string().parse().unwrap();
+        let subnet = "10.5.2.0/24".parse().unwrap();
+        let peers = vec![Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })];
+        let stats = Arc::new(WorkerStats::default());
+        let config = WorkerConfig {
+            index: 0,
+            processor: None,
+            tun: Tun::stub(queue.into()),
+            socket: Arc::new(socket),
+            local: Local { underlay: tunnel, ..local() },
+            mtu_bytes: Arc::new(1472.into()),
+            routes: Published::new(Table::build(peers)),
+            stats: Arc::clone(&stats),
+            udp_segments_max: 1,
+            engine,
+            ring_entries: RING_ENTRIES,
+        };
+        (Self { host, peer, tunnel, stats }, config)
+    }
+
+    fn give_host(&self, payload: &[u8]) {
+        let packet = udp(POD, FAR, payload);
+        self.host.send(&[&[0; VNET_HEADER_BYTES], packet.as_slice()].concat()).unwrap();
+    }
+
+    fn give_peer(&self, payload: &[u8]) {
+        self.peer.send_to(&udp(FAR, POD, payload), self.tunnel).unwrap();
+    }
+
+    /// The payload of the next packet that leaves the worker.
+    fn at_peer(&self) -> Vec<u8> {
+        let mut buffer = [0; 2048];
+        let bytes = self.peer.recv(&mut buffer).expect("a packet leaves the worker");
+        buffer[28..bytes].to_vec()
+    }
+
+    fn at_host(&self) -> Vec<u8> {
+        let mut buffer = [0; 2048];
+        let bytes = self.host.recv(&mut buffer).expect("a packet leaves the worker");
+        buffer[VNET_HEADER_BYTES + 28..bytes].to_vec()
+    }
+}
+
+/// Packets that wait for a worker; a Unix socket holds ten (net.unix.max_dgram_qlen).
+const WAITING: u64 = 9;
+
+/// Of the packets that wait for a worker the fifth panics; then one more comes.
+fn survives(
+    engine: EngineWanted,
+    give: fn(&Scene, &[u8]),
+    take: fn(&Scene) -> Vec<u8>,
+    of: fn(&WorkerStats) -> &DirectionStats,
+) {
+    let (scene, config) = Scene::new(engine);
+    for mark in 0..WAITING {
+        give(&scene, if mark == 4 { TRIPPING } else { b"fine" });
+    }
+    let (tell, ended) = mpsc::channel();
+    let worker = Worker::spawn(config, move |end| tell.send(end).unwrap_or_default()).unwrap();
+    let stats = of(&scene.stats);
+    let deadline = Instant::now() + PATIENCE;
+    while stats.packets_received.get() < WAITING || stats.unaccounted() > 0 {
+        assert!(Instant::now() < deadline, "{stats:?}");
+        std::thread::yield_now();
+    }
+    give(&scene, b"after");
+    let mut passed = 0;
+    loop {
+        match take(&scene).as_slice() {
+            b"fine" => passed += 1,
+            b"after" => break,
+            other => panic!("{other:?} got through"),
+        }
+    }
+    assert!((4..WAITING).contains(&passed), "{passed} of the others passed");
+    drop(worker);
+    let end = ended.recv().unwrap();
+    assert!(matches!(end, WorkerEnd::Stopped), "{end:?}");
+    assert_eq!(stats.drops(DropReason::InternalError), WAITING - passed);
+    assert_eq!(stats.drops_total(), WAITING - passed);
+    assert_eq!(
+        (stats.packets_received.get(), stats.packets_forwarded.get()),
+        (WAITING + 1, passed + 1)
+    );
+}
+
+#[test]
+fn a_panic_on_egress_costs_its_batch_only() {
+    for engine in ENGINES {
+        survives(engine, Scene::give_host, Scene::at_peer, |stats| &stats.egress);
+    }
+}
+
+#[test]
+fn a_panic_on_ingress_costs_its_batch_only() {
+    for engine in ENGINES {
+        survives(engine, Scene::give_peer, Scene::at_host, |stats| &stats.ingress);
+    }
+}
+
+/// An engine whose sends panic, before or after the kernel was asked to use the arena.
+struct Panicking {
+    idle: bool,
+}
+
+impl Io for Panicking {
+    fn gather(&mut self, _: Ready, _: &mut Reads, _: &mut Receives) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn send(&mut self, _: &mut SendBatch, _: &[u8], _: usize) -> io::Result<usize> {
+        panic!("in the middle of a send");
+    }
+
+    fn write(&mut self, _: &mut WriteBatch, _: &[u8]) -> io::Result<()> {
+        Err(ErrorKind::Unsupported.into())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.idle
+    }
+
+    fn sleep(&mut self) -> io::Result<Ready> {
+        Ok(Ready::BOTH)
+    }
+}
+
+/// One turn over two packets with `io`; what the log said.
+fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, String) {
+    let text = Arc::new(Mutex::new(Vec::new()));
+    let writer = Arc::clone(&text);
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_writer(move || Shared(Arc::clone(&writer)))
+        .finish();
+    hook_panics();
+    let mut half = Transmit::new(config, 4096);
+    let packet = udp(POD, FAR, &[7; 200]);
+    half.reads.arena[..packet.len()].copy_from_slice(&packet);
+    for _ in 0..2 {
+        half.reads.push([0; VNET_HEADER_BYTES], Piece::new(0, packet.len()));
+    }
+    let table = config.routes.load();
+    let (local, stats) = (&config.local, &scene.stats.egress);
+    let pass = Pass { local, table: &table, stats, now_ns: 1 };
+    half.begin_turn();
+    let ended = tracing::subscriber::with_default(subscriber, || {
+        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &pass))).is_err()
+    });
+    let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
+    (ended, text)
+}
+
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_panic_while_sending_is_counted_and_shown() {
+    let (scene, config) = Scene::new(ENGINES[0]);
+    let (ended, text) = turn_with(&mut Panicking { idle: true }, &scene, &config);
+    assert!(!ended, "{text}");
+    assert_eq!(scene.stats.egress.drops(DropReason::InternalError), 2);
+    assert_eq!(scene.stats.egress.packets_received.get(), 2);
+    for part in ["in the middle of a send", "contain/tests.rs", "this host. 2 packets", "goes on"] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    // 20 bytes of IPv4, of which the time to live was edited, 8 of UDP, and payload.
+    assert!(text.contains("First 64 of the packet's 228 bytes: 450000e4"), "{text}");
+    let (ended, _) = turn_with(&mut Mmsg::new(&config, &Stop::new().unwrap()), &scene, &config);
+    assert!(!ended && scene.stats.egress.packets_forwarded.get() == 2);
+}
+
+#[test]
+fn a_panic_with_operations_in_flight_ends_the_worker() {
+    let (scene, config) = Scene::new(ENGINES[0]);
+    let (ended, text) = turn_with(&mut Panicking { idle: false }, &scene, &config);
+    assert!(ended && text.contains("the worker ends"), "{text}");
+    assert_eq!(scene.stats.egress.unaccounted(), 0);
+}
+
+#[test]
+fn panics_are_reported_once_a_minute() {
+    let mut reports = Reports::default();
+    assert_eq!(reports.admit(5), Some(0));
+    for later_ns in 0..100 {
+        assert_eq!(reports.admit(6 + later_ns), None);
+    }
+    assert_eq!(reports.admit(5 + REPEAT_NS), Some(100));
+    assert_eq!(reports.admit(6 + REPEAT_NS), None);
+}
