@@ -141,3 +141,32 @@ fn a_second_daemon_with_the_same_public_ip_waits_until_the_first_is_gone() {
     println!("taken over after {:?}", started.elapsed());
     assert_eq!(taken.subnet, held.subnet, "the address kept its subnet");
 }
+
+/// As anycast and unnumbered routing protocols have it.
+#[test]
+fn the_interface_stays_when_its_address_is_on_the_loopback_too() {
+    for (backend, kind) in [("udp", "flannel0"), ("vxlan", "flannel.1"), ("host-gw", "wire0")] {
+        let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
+        let mut overlay = Overlay::start_with(&config, [&[], &[]]);
+        overlay.traffic_resumes(CONVERGE, "the start");
+        let near = &overlay.lab.hosts[0];
+        let device = || near.exec(&["ip", "-o", "link", "show", kind]);
+        let before = device();
+        let lines = overlay.daemons[0].output().lines().count();
+        near.exec(&["ip", "address", "add", &format!("{}/32", UNDERLAY[0]), "dev", "lo"]);
+        // The kernel's news are in the daemon's hands, and whatever it does of them is done.
+        thread::sleep(CONVERGE);
+        assert_eq!(device(), before, "{backend}: made again, or with another MTU");
+        assert!(overlay.lab.ping(0, overlay.pod(1), 56), "{backend}: no traffic");
+        let log = overlay.daemons[0].output();
+        let told: Vec<_> = log.lines().skip(lines).filter(|line| !line.starts_with('I')).collect();
+        assert!(told.is_empty(), "{backend}: nothing has happened: {told:?}");
+        overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
+        overlay.restart(0, &["--public-ip", &UNDERLAY[0].to_string()]);
+        overlay.traffic_resumes(Duration::from_secs(10), "a restart");
+        wait_until(Duration::from_secs(10), "the daemon is ready again", || {
+            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["ready"] == true)
+        });
+        assert_eq!(overlay.status(0).0["interface"], "wire0", "{backend}: found elsewhere");
+    }
+}

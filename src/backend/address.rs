@@ -77,7 +77,10 @@ fn judge(
     let lost = format!("{name} has no longer the address {from}");
     match found {
         Err(error) => Next::Wait(format!("{lost}; waiting for one: {}", with_causes(&error))),
-        Ok(found) if found.address == *from => Next::Back,
+        Ok(found) if found.address == *from && found.name == *name => Next::Back,
+        Ok(ExternalInterface { name: other, address, .. }) if address == *from => {
+            Next::Wait(format!("{lost}, only {other} has it; waiting for it to come back"))
+        }
         Ok(ExternalInterface { name: other, address: to, .. }) if other != *name => {
             Next::Wait(format!(
                 "{lost}, and weftd would choose {other} with {to} now; it changes the address but \
@@ -189,6 +192,8 @@ mod tests {
         let text = why(Ok(next), false);
         assert!(text.contains("no longer 192.0.2.1 but 192.0.2.2"), "{text}");
         assert!(text.contains("must be restarted"), "{text}");
+        let text = why(Ok(interface("lo", 1)), true);
+        assert!(text.contains("only lo has it"), "{text}");
         let text = why(Ok(interface("eth1", 9)), true);
         assert!(text.contains("eth1 with 192.0.2.9"), "which one it could be is not said: {text}");
         let none = LookupError::NoAddress { name: "eth0".to_owned() };

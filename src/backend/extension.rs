@@ -206,10 +206,11 @@ async fn until(at: Option<Instant>) {
 
 fn wanted(peers: &Peers, teller: &Teller) -> BTreeMap<Prefix, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
-    for (subnet, public_ip, attributes) in of_type(peers, TYPE, teller) {
-        match data_of(attributes) {
+    for lease in of_type(peers, TYPE, teller) {
+        match data_of(&lease.attributes) {
             Some(data) => {
-                wanted.insert(subnet, Peer { public_ip, data });
+                let public_ip = lease.attributes.public_ip;
+                wanted.insert(lease.subnet, Peer { public_ip, data });
             }
             None => unusable += 1,
         }

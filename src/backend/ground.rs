@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,11 +14,12 @@ use tracing::{info, warn};
 use crate::backend::address::NextAddress;
 use crate::backend::network::{Setup, StartError};
 use crate::backend::status::Teller;
-use crate::control::lease::{LeaseAttributes, Peers};
+use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::{Told, with_causes};
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route, RouteProtocol, RouteSpec};
+use crate::host::underlay::carrier;
 use crate::route::Prefix;
 
 /// Requests to the kernel that are under way at once: enough that a thousand peers cost little
@@ -170,10 +170,8 @@ impl Ground {
         let links = self.netlink.links().await?;
         let addresses = self.netlink.addresses().await?;
         let routes = self.netlink.routes().await?;
-        let owner = addresses.iter().find(|owned| owned.address == self.external.address);
-        let link = owner
-            .and_then(|owner| links.into_iter().find(|link| link.id.index == owner.interface_index))
-            .filter(|link| link.mtu_bytes > 0);
+        let ExternalInterface { address, name, .. } = &self.external;
+        let link = carrier(*address, name, &links, &addresses).cloned();
         if let Some(link) = &link {
             self.external.name.clone_from(&link.id.name);
             self.external.index = link.id.index;
@@ -287,13 +285,12 @@ pub(super) fn of_type<'a>(
     peers: &'a Peers,
     backend_type: &'static str,
     teller: &Teller,
-) -> impl Iterator<Item = (Prefix, Ipv4Addr, &'a LeaseAttributes)> {
+) -> impl Iterator<Item = &'a Lease> {
     let is_ours = move |attributes: &LeaseAttributes| attributes.backend_type == backend_type;
     let ignored = peers.values().filter(|lease| !is_ours(&lease.attributes)).count();
     if teller.counters.ignored.get() != ignored as u64 {
         info!("Ignoring {ignored} leases of nodes with another backend than {backend_type}");
     }
     teller.counters.ignored.set(ignored);
-    let ours = peers.iter().filter(move |(_, lease)| is_ours(&lease.attributes));
-    ours.map(|(subnet, lease)| (*subnet, lease.attributes.public_ip, &lease.attributes))
+    peers.values().filter(move |lease| is_ours(&lease.attributes))
 }

@@ -154,17 +154,17 @@ impl Grounded for HostGwNetwork {
 
 /// The routes of `peers` over `external`.
 fn wanted(peers: &Peers, external: &LinkId, teller: &Teller) -> Routes {
-    let routes = of_type(peers, TYPE, teller).map(|(subnet, public_ip, _)| {
+    let routes = of_type(peers, TYPE, teller).map(|lease| {
         let route = RouteSpec {
-            destination: subnet,
+            destination: lease.subnet,
             interface: external.clone(),
-            gateway: Some(public_ip),
+            gateway: Some(lease.attributes.public_ip),
             metric: 0,
             scope: Scope::Global,
             protocol: RouteProtocol::WEFT,
             is_onlink: false,
         };
-        (subnet, route)
+        (lease.subnet, route)
     });
     routes.collect()
 }

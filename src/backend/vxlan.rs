@@ -4,11 +4,11 @@
 mod checksum;
 mod data;
 mod device;
+mod owner;
 mod plan;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
 use self::device::{Found, Wish, judge};
+use self::owner::{Judged, judge as judge_leases};
 use self::plan::{Actual, Peer, Plan, Step, Wanted};
 
 /// A running vxlan backend.
@@ -196,20 +197,10 @@ impl VxlanNetwork {
 
     /// What the leases ask for.
     async fn wanted(&mut self, peers: &Peers, link: &LinkId) -> Wanted {
-        let mut macs: BTreeMap<MacAddress, (Prefix, Ipv4Addr)> = BTreeMap::new();
-        let (mut wanted, mut unusable) = (Wanted::new(), Vec::new());
-        for (subnet, public_ip, attributes) in of_type(peers, TYPE, &self.ground.teller) {
-            let Some(mac) = vtep_mac(attributes) else {
-                unusable.push(format!("{subnet} of {public_ip} names no VtepMAC"));
-                continue;
-            };
-            // The kernel sends what is for one hardware address to one host, which may have two
-            // subnets: an old lease lingers beside the new one.
-            let (other, host) = *macs.entry(mac).or_insert((subnet, public_ip));
-            if host != public_ip {
-                unusable.push(format!("{subnet} has the VtepMAC {mac} of {other}"));
-                continue;
-            }
+        let Judged { usable, unusable } = judge_leases(of_type(peers, TYPE, &self.ground.teller));
+        let mut wanted = Wanted::new();
+        for (lease, mac) in usable {
+            let (subnet, public_ip) = (lease.subnet, lease.attributes.public_ip);
             let route = RouteSpec {
                 destination: subnet,
                 interface: link.clone(),
@@ -225,7 +216,7 @@ impl VxlanNetwork {
         self.ground.teller.counters.unusable.set(unusable.len());
         if let Some(first) = unusable.first() {
             let more = unusable.len() - 1;
-            self.ground.tell("unusable", format!("lease {first}; ignored (and {more} more)"));
+            self.ground.tell("unusable", format!("ignored (and {more} more): lease {first}"));
         }
         if self.settings.direct_routing {
             self.route_directly(&mut wanted, link).await;

@@ -263,10 +263,18 @@ impl<'a> Search<'a> {
                 .iter()
                 .any(|owned| owned.interface_index == link.id.index && owned.address == address)
         };
-        match self.snapshot.links.iter().find(owns) {
+        match self.useful_first().find(owns) {
             Some(link) => Ok(Found { link, address: Some(address) }),
             None => Err(no_owner),
         }
+    }
+
+    /// All links in the kernel's order, but for the loopback, the kernel's first: hosts that
+    /// announce their address to routers have it there too, and no tunnel leaves by it.
+    fn useful_first(&self) -> impl Iterator<Item = &'a Link> + use<'a> {
+        let links = &self.snapshot.links;
+        let by_use = |is_loopback| links.iter().filter(move |link| link.is_loopback == is_loopback);
+        by_use(false).chain(by_use(true))
     }
 
     /// Addresses of every interface are tried before the first name, so that a pattern such as
@@ -275,7 +283,7 @@ impl<'a> Search<'a> {
         if pattern.as_str().is_empty() {
             return self.by_default_route();
         }
-        for link in &self.snapshot.links {
+        for link in self.useful_first() {
             let addresses = usable_addresses(self.snapshot, link.id.index);
             let matched =
                 addresses.into_iter().find(|address| pattern.is_match(&address.to_string()));

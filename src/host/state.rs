@@ -34,6 +34,8 @@ pub struct Link {
     pub is_up: bool,
     /// Whether it is operational, carrier included (`IFF_RUNNING`).
     pub is_running: bool,
+    /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
+    pub is_loopback: bool,
 }
 
 /// How far an address or a route reaches: `RT_SCOPE_*` of rtnetlink(7).

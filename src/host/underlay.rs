@@ -36,12 +36,22 @@ pub struct Underlay {
 }
 
 /// The link that has `address`; `None` while no link has it. By the address and not by the name or
-/// the index, since a link may be renamed, or deleted and made again.
+/// the index, since a link may be renamed, or deleted and made again. Of several, the one that is
+/// known, by its name; else one that leads to other hosts: hosts that announce their address to
+/// routers have it on `lo` too, and that one leads to nobody.
 #[must_use]
-pub fn carrier(address: Ipv4Addr, links: &[Link], addresses: &[Address]) -> Option<Underlay> {
-    let owner = addresses.iter().find(|owned| owned.address == address)?.interface_index;
-    let link = links.iter().find(|link| link.id.index == owner && link.mtu_bytes > 0)?;
-    Some(Underlay { name: link.id.name.clone(), mtu_bytes: link.mtu_bytes })
+pub fn carrier<'a>(
+    address: Ipv4Addr,
+    known: &str,
+    links: &'a [Link],
+    addresses: &[Address],
+) -> Option<&'a Link> {
+    let owns = |link: &&Link| {
+        let index = link.id.index;
+        addresses.iter().any(|owned| owned.address == address && owned.interface_index == index)
+    };
+    let owners = || links.iter().filter(owns).filter(|link| link.mtu_bytes > 0);
+    owners().find(|link| link.id.name == known).or_else(|| owners().find(|link| !link.is_loopback))
 }
 
 /// Waits for changes of the link beneath the tunnel.
@@ -70,10 +80,11 @@ impl UnderlayWatch {
     pub async fn changed(&mut self, known: &Underlay) -> Result<Change, NetlinkError> {
         loop {
             let (links, addresses) = (self.netlink.links().await?, self.netlink.addresses().await?);
-            let found = carrier(self.address, &links, &addresses);
-            let wait = match found {
-                Some(underlay) => {
+            let wait = match carrier(self.address, &known.name, &links, &addresses) {
+                Some(link) => {
                     self.away_since = None;
+                    let (name, mtu_bytes) = (link.id.name.clone(), link.mtu_bytes);
+                    let underlay = Underlay { name, mtu_bytes };
                     if underlay != *known {
                         return Ok(Change::Link(underlay));
                     }
@@ -93,5 +104,50 @@ impl UnderlayWatch {
                 return Err(error);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::state::{LinkId, Scope};
+
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    fn link(index: u32, name: &str) -> Link {
+        Link {
+            id: LinkId { index, name: name.to_owned() },
+            mtu_bytes: 1500,
+            transmit_queue_length: 1000,
+            is_up: true,
+            is_running: true,
+            is_loopback: name == "lo",
+        }
+    }
+
+    fn on(interface_index: u32) -> Address {
+        Address {
+            interface_index,
+            address: ADDRESS,
+            prefix_length_bits: 32,
+            scope: Scope::Global,
+            is_permanent: true,
+            is_deprecated: false,
+            is_secondary: false,
+        }
+    }
+
+    #[test]
+    fn the_known_interface_stays_while_it_has_the_address() {
+        let links = [link(1, "lo"), link(2, "eth0"), link(3, "eth1")];
+        let found = |known, owners: &[u32]| {
+            let addresses: Vec<_> = owners.iter().copied().map(on).collect();
+            carrier(ADDRESS, known, &links, &addresses).map(|link| link.id.name.clone())
+        };
+        assert_eq!(found("eth1", &[1, 2, 3]).as_deref(), Some("eth1"));
+        assert_eq!(found("eth1", &[1, 2]).as_deref(), Some("eth0"), "renamed, or moved");
+        assert_eq!(found("eth1", &[1]), None, "the loopback leads to nobody");
+        assert_eq!(found("lo", &[1, 2]).as_deref(), Some("lo"), "it was asked for");
+        assert_eq!(found("eth1", &[]), None);
     }
 }

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use weft::control::clock::{format_rfc3339, unix_seconds};
 
 use crate::support::lab::wait_until;
 use crate::support::overlay::Overlay;
@@ -114,6 +115,36 @@ fn vxlan_follows_what_leases_say_and_ignores_other_backends() {
     wait_for_text(&overlay, 0, NEIGHBOURS, "10.5.200.0 ", false);
     wait_for_text(&overlay, 0, ROUTES, "10.5.200.0/24", false);
     overlay.traffic_resumes(SOON, "all that");
+}
+
+/// A lease of the local store that ends in so many hours.
+fn ending(public_ip: &str, data: &str, hours: u64) -> String {
+    let ends = format_rfc3339(unix_seconds() + hours * 3600);
+    value(public_ip, "vxlan", data).replacen(",", &format!(r#","Expires":"{ends}","#), 1)
+}
+
+#[test]
+fn a_replaced_node_with_the_old_hardware_address_gets_its_traffic() {
+    let overlay = Overlay::start_with(VXLAN, [&[], &[]]);
+    let new = &overlay.leases[1];
+    let mac = published_mac(&overlay, 1);
+    let data = format!(r#"{{"VNI":1,"VtepMAC":"{mac}"}}"#);
+    // The node before it, in the lowest of all subnets; its lease has an hour to go.
+    put(overlay.files(), "10.5.0.0-24", &ending("172.20.0.77", &data, 1));
+    wait_until(SOON, "the old lease is seen", || told(&overlay, 0, "leases_unusable") == 1);
+    wait_for_text(&overlay, 0, FDB, &format!("{mac} dst 172.20.0.2 self permanent"), true);
+    overlay.traffic_resumes(SOON, "an old lease has the same hardware address");
+    let routes = overlay.lab.hosts[0].exec(ROUTES);
+    assert!(!routes.contains("10.5.0.0/24"), "what is for the old node goes to the new: {routes}");
+    let log = overlay.daemons[0].output();
+    let told_of = format!("10.5.0.0/24 of 172.20.0.77 has the VtepMAC {mac} of the newer lease");
+    assert!(log.contains(&format!("{told_of} {}/24", new.network())), "{log}");
+    // And the other way round: whoever came last has it, until that lease is gone.
+    put(overlay.files(), "10.5.0.0-24", &ending("172.20.0.78", &data, 48));
+    wait_for_text(&overlay, 0, FDB, &format!("{mac} dst 172.20.0.78 self permanent"), true);
+    std::fs::remove_file(overlay.files().join("store/subnets/10.5.0.0-24")).unwrap();
+    wait_until(SOON, "nothing is in doubt", || told(&overlay, 0, "leases_unusable") == 0);
+    overlay.traffic_resumes(SOON, "the newer lease is gone");
 }
 
 #[test]

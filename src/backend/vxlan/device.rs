@@ -181,6 +181,7 @@ mod tests {
             transmit_queue_length: 1000,
             is_up: true,
             is_running: true,
+            is_loopback: false,
         };
         VxlanLink { link, mac: None, vxlan }
     }

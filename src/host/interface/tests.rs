@@ -12,6 +12,7 @@ fn link(index: u32, name: &str) -> Link {
         transmit_queue_length: 1000,
         is_up: true,
         is_running: true,
+        is_loopback: name == "lo",
     }
 }
 
@@ -93,6 +94,23 @@ fn choose(options: &InterfaceOptions, snapshot: &Snapshot) -> (String, Vec<Strin
 
 fn chosen(options: &InterfaceOptions, snapshot: &Snapshot) -> String {
     choose(options, snapshot).0
+}
+
+#[test]
+fn an_address_on_the_loopback_too_is_found_on_the_other_interface() {
+    let mut host = host();
+    host.addresses.push(address(1, "192.0.2.3"));
+    let public_ip = "192.0.2.3".parse().ok();
+    for options in [
+        InterfaceOptions { public_ip, ..options() },
+        with_interfaces(&["192.0.2.3"]),
+        with_regexes(&["192\\.0"]),
+    ] {
+        assert_eq!(chosen(&options, &host), "eth1 192.0.2.3 192.0.2.3 1500", "{options:?}");
+    }
+    host.addresses.push(address(1, "198.51.100.1"));
+    let only_there = with_interfaces(&["198.51.100.1"]);
+    assert_eq!(chosen(&only_there, &host), "lo 198.51.100.1 198.51.100.1 1500", "it was asked for");
 }
 
 #[test]

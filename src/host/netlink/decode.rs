@@ -45,6 +45,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         transmit_queue_length,
         is_up: message.header.flags.contains(LinkFlags::Up),
         is_running: message.header.flags.contains(LinkFlags::Running),
+        is_loopback: message.header.flags.contains(LinkFlags::Loopback),
     })
 }
 

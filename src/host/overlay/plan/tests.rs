@@ -53,6 +53,7 @@ fn complete() -> OverlayActual {
             transmit_queue_length: 500,
             is_up: true,
             is_running: true,
+            is_loopback: false,
         },
         addresses: vec![address(desired().address, 32)],
         routes: vec![route(DEVICE, 0)],
