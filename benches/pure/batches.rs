@@ -141,7 +141,7 @@ impl Batch for EgressBatch {
             let mut taken = self.egress.process(&pass, &mut self.arena, &vnet_header, packet);
             while taken.is_err() {
                 sent += self.send();
-                taken = self.egress.resume(&mut self.arena);
+                taken = self.egress.resume(&self.world.pass(), &mut self.arena);
             }
         }
         sent + self.send()

@@ -98,7 +98,7 @@ impl Walk {
             if taken.is_ok() {
                 break;
             }
-            taken = self.egress.resume(&mut self.arena);
+            taken = self.egress.resume(&pass, &mut self.arena);
         }
         self.egress.replies_mut().clear();
     }

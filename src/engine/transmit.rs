@@ -51,7 +51,7 @@ impl Half for Transmit {
             let mut taken = self.egress.process(pass, arena, &read.vnet_header, read.packet);
             while taken.is_err() {
                 self.send_plan(io, config, pass.stats);
-                taken = self.egress.resume(&mut self.reads.arena);
+                taken = self.egress.resume(pass, &mut self.reads.arena);
             }
         }
         self.send_plan(io, config, pass.stats);

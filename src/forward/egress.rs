@@ -98,7 +98,9 @@ impl Egress {
         debug_assert!(self.pending.is_none(), "resume first");
         pass.stats.reads.add(1);
         self.current = packet;
-        let bytes = &mut arena[packet.range()];
+        let Some(bytes) = packet.of_mut(arena) else {
+            return drop_one(pass, packet.bytes as usize, DropReason::InternalError);
+        };
         #[cfg(test)]
         super::tests::trip(bytes);
         let header = match Ipv4Header::parse(bytes) {
@@ -107,25 +109,32 @@ impl Egress {
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Piece { bytes: u32::from(header.total_bytes), ..packet };
-        let bytes = &mut arena[packet.range()];
+        let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
+            return drop_one(pass, bytes.len(), DropReason::InternalError);
+        };
         let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
             return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
         };
         match vnet_header.segmentation {
-            None => self.single(pass, arena, packet, &header, vnet_header.checksum),
-            Some(segmentation) => self.super_packet(pass, arena, packet, &header, segmentation),
+            None => self.single(pass, bytes, packet, &header, vnet_header.checksum),
+            Some(segmentation) => {
+                if self.super_packet(pass, bytes, packet, &header, segmentation) {
+                    return self.resume(pass, arena);
+                }
+                Ok(())
+            }
         }
     }
 
+    #[inline(always)]
     fn single(
         &mut self,
         pass: &Pass<'_>,
-        arena: &mut [u8],
+        bytes: &mut [u8],
         packet: Piece,
         header: &Ipv4Header,
         checksum: Option<PartialChecksum>,
     ) -> Result<(), Full> {
-        let bytes = &mut arena[packet.range()];
         let load = Load { packets: 1, bytes: bytes.len(), largest_bytes: bytes.len() };
         let Some(destination) = self.judge(pass, header, bytes, load) else { return Ok(()) };
         ipv4::decrement_ttl(bytes);
@@ -141,28 +150,29 @@ impl Egress {
         self.push(destination, packet)
     }
 
+    /// Judges a super-packet; whether it is to be cut, which [`Self::resume`] does.
     fn super_packet(
         &mut self,
         pass: &Pass<'_>,
-        arena: &mut [u8],
+        bytes: &mut [u8],
         packet: Piece,
         header: &Ipv4Header,
         segmentation: Segmentation,
-    ) -> Result<(), Full> {
-        let bytes = &mut arena[packet.range()];
+    ) -> bool {
         let Ok(mut splitter) = Splitter::new(packet, bytes, header, segmentation) else {
-            return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
+            count_drop(pass, bytes.len(), DropReason::BadOffloadHeader);
+            return false;
         };
         let load = Load {
             packets: splitter.segments_left(),
             bytes: splitter.bytes_left(),
             largest_bytes: splitter.segment_bytes_max(),
         };
-        let Some(destination) = self.judge(pass, header, bytes, load) else { return Ok(()) };
+        let Some(destination) = self.judge(pass, header, bytes, load) else { return false };
         ipv4::decrement_ttl(bytes);
         splitter.ip_header_changed(bytes);
         self.pending = Some(Pending::Super(destination, splitter));
-        self.resume(arena)
+        true
     }
 
     /// Counts what a read brought and judges it; `None` if it goes nowhere.
@@ -209,12 +219,12 @@ impl Egress {
     }
 
     /// Goes on with the packet that met a full plan.
-    pub fn resume(&mut self, arena: &mut [u8]) -> Result<(), Full> {
+    pub fn resume(&mut self, pass: &Pass<'_>, arena: &mut [u8]) -> Result<(), Full> {
         match self.pending.take() {
             None => Ok(()),
             Some(Pending::Packet(destination, packet)) => self.push(destination, packet),
             Some(Pending::Super(destination, mut splitter)) => {
-                let cut = self.cut(arena, destination, &mut splitter);
+                let cut = self.cut(pass, arena, destination, &mut splitter);
                 if cut.is_err() {
                     self.pending = Some(Pending::Super(destination, splitter));
                 }
@@ -225,19 +235,28 @@ impl Egress {
 
     fn cut(
         &mut self,
+        pass: &Pass<'_>,
         arena: &mut [u8],
         destination: SocketAddrV4,
         splitter: &mut Splitter,
     ) -> Result<(), Full> {
-        let (packets, headers) = arena.split_at_mut(self.headers_at);
-        let bytes = &packets[splitter.packet().range()];
+        let parts = arena.split_at_mut_checked(self.headers_at);
+        let parts =
+            parts.and_then(|(packets, headers)| Some((splitter.packet().of(packets)?, headers)));
+        let Some((bytes, headers)) = parts else {
+            pass.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
+            return Ok(());
+        };
         let header_bytes = splitter.header_bytes();
         while splitter.segments_left() > 0 {
             let Some(out) = headers.get_mut(self.headers_used_bytes..) else { return Err(Full) };
             if out.len() < header_bytes || !self.plan.has_room() {
                 return Err(Full);
             }
-            let Some(payload) = splitter.next(bytes, out) else { break };
+            let Some(payload) = splitter.next(bytes, out) else {
+                pass.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
+                break;
+            };
             let header = Piece::new(self.headers_at + self.headers_used_bytes, header_bytes);
             self.headers_used_bytes += header_bytes;
             self.plan.push(destination, header, payload)?;
@@ -253,8 +272,12 @@ impl Egress {
 }
 
 fn drop_one(pass: &Pass<'_>, bytes: usize, reason: DropReason) -> Result<(), Full> {
+    count_drop(pass, bytes, reason);
+    Ok(())
+}
+
+fn count_drop(pass: &Pass<'_>, bytes: usize, reason: DropReason) {
     pass.stats.packets_received.add(1);
     pass.stats.bytes_received.add(bytes as u64);
     pass.stats.drop(reason, 1);
-    Ok(())
 }

@@ -117,14 +117,19 @@ impl Ingress {
     ) {
         self.current = datagram;
         #[cfg(test)]
-        super::tests::trip(&arena[datagram.range()]);
-        let mut header = match Ipv4Header::parse(&arena[datagram.range()]) {
+        super::tests::trip(datagram.of(arena).unwrap_or_default());
+        let Some(bytes) = datagram.of_mut(arena) else {
+            return pass.stats.drop(DropReason::InternalError, 1);
+        };
+        let mut header = match Ipv4Header::parse(bytes) {
             Ok(header) => header,
             Err(fault) => return pass.stats.drop(fault.into(), 1),
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Piece { bytes: u32::from(header.total_bytes), ..datagram };
-        let bytes = &arena[packet.range()];
+        let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
+            return pass.stats.drop(DropReason::InternalError, 1);
+        };
         match judged.ingress(pass.local, pass.table, *sender.ip(), &header, bytes) {
             IngressVerdict::Deliver => {}
             IngressVerdict::Answer(kind, reason, endpoint) => {
@@ -135,9 +140,11 @@ impl Ingress {
             }
             IngressVerdict::Drop(reason) => return pass.stats.drop(reason, 1),
         }
-        ipv4::decrement_ttl(&mut arena[packet.range()]);
+        ipv4::decrement_ttl(bytes);
         header.ttl -= 1;
-        let pushed = self.coalescer.push(arena, packet, &header);
-        debug_assert!(pushed.is_ok(), "room was checked");
+        if self.coalescer.push(arena, packet, &header).is_err() {
+            // Never seen: room was checked.
+            pass.stats.drop(DropReason::InternalError, 1);
+        }
     }
 }

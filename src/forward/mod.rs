@@ -5,6 +5,19 @@
 //! the ICMP errors that are due. No I/O, no clock, no allocation after construction: the engines
 //! fill the arenas, call in here, and carry out the plans.
 
+// What arrives decides what is read here, so nothing may be read that might not be there.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::string_slice
+    )
+)]
+
 pub mod decide;
 mod egress;
 mod ingress;

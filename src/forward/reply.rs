@@ -62,7 +62,8 @@ impl Replies {
             pass.stats.icmp_limited.add(1);
             return;
         }
-        let bytes = icmp::write_error(&mut self.buffer[at], kind, source, packet, header);
+        let Some(buffer) = self.buffer.get_mut(at) else { return };
+        let bytes = icmp::write_error(buffer, kind, source, packet, header);
         self.entries.push(Reply { endpoint, bytes: bytes as u16 });
         pass.stats.icmp_sent.add(1);
     }
@@ -72,7 +73,7 @@ impl Replies {
         self.entries
             .iter()
             .zip(&self.buffer)
-            .map(|(reply, bytes)| (reply, &bytes[..usize::from(reply.bytes)]))
+            .map(|(reply, bytes)| (reply, bytes.get(..usize::from(reply.bytes)).unwrap_or(bytes)))
     }
 
     /// Whether nothing is queued.

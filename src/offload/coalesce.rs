@@ -74,9 +74,9 @@ pub struct WriteItem {
 pub struct Coalescer {
     limits: CoalesceLimits,
     items: Vec<WriteItem>,
-    /// INVARIANT: item `i` owns `pieces[i * PACKETS_PER_ITEM..][..item.packets]`; the first is a
-    /// whole packet, the others are payloads with their own header right before them.
-    pieces: Box<[Piece]>,
+    /// INVARIANT: item `i` owns the first `item.packets` of `pieces[i]`; the first is a whole
+    /// packet, the others are payloads with their own header right before them.
+    pieces: Box<[[Piece; PACKETS_PER_ITEM]]>,
     /// INVARIANT: at most one entry per flow, each the flow's latest item.
     open: Vec<OpenFlow>,
 }
@@ -131,7 +131,7 @@ impl Coalescer {
         Self {
             limits,
             items: Vec::with_capacity(ITEMS_MAX),
-            pieces: vec![Piece::default(); ITEMS_MAX * PACKETS_PER_ITEM].into_boxed_slice(),
+            pieces: vec![[Piece::default(); PACKETS_PER_ITEM]; ITEMS_MAX].into_boxed_slice(),
             open: Vec::with_capacity(OPEN_FLOWS_MAX),
         }
     }
@@ -156,25 +156,24 @@ impl Coalescer {
 
     /// Adds the packet at `packet` in the arena: exactly the bytes that `header` describes.
     pub fn push(&mut self, arena: &[u8], packet: Piece, header: &Ipv4Header) -> Result<(), Full> {
-        let bytes = &arena[packet.range()];
+        let Some(bytes) = packet.of(arena) else { return Err(Full) };
         let Some(candidate) = self.candidate(header, bytes) else {
             self.begin(packet, None)?;
             self.close_flows_of(header, bytes);
             return Ok(());
         };
         let open_at = self.open.iter().rposition(|flow| flow.key == candidate.key);
-        if let Some(at) = open_at {
-            let index = usize::from(self.open[at].item);
-            if self.joins(index, arena, header, bytes, &candidate) {
-                if transport::verify(header, bytes) != TransportChecksum::Valid {
-                    self.begin(packet, None)?;
-                    self.open.remove(at);
-                    return Ok(());
-                }
-                if self.verify_first(index, arena) {
-                    self.append(index, packet, header, &candidate);
-                    return Ok(());
-                }
+        let open = open_at.and_then(|at| Some((at, usize::from(self.open.get(at)?.item))));
+        if let Some((at, index)) = open
+            && self.joins(index, arena, header, bytes, &candidate)
+        {
+            if transport::verify(header, bytes) != TransportChecksum::Valid {
+                self.begin(packet, None)?;
+                self.open.remove(at);
+                return Ok(());
+            }
+            if self.append(index, arena, packet, header, &candidate) {
+                return Ok(());
             }
         }
         let index = self.begin(packet, Some((header, &candidate)))?;
@@ -193,8 +192,8 @@ impl Coalescer {
     }
 
     fn open_flow(&mut self, open_at: Option<usize>, flow: OpenFlow) {
-        if let Some(at) = open_at {
-            self.open[at] = flow;
+        if let Some(place) = open_at.and_then(|at| self.open.get_mut(at)) {
+            *place = flow;
             return;
         }
         if self.open.len() == OPEN_FLOWS_MAX {
@@ -207,7 +206,7 @@ impl Coalescer {
         if usize::from(header.header_bytes) != HEADER_BYTES_MIN || header.is_fragment() {
             return None;
         }
-        let transport = &bytes[HEADER_BYTES_MIN..];
+        let transport = bytes.get(HEADER_BYTES_MIN..)?;
         let (kind, transport_header_bytes, sequence, flags) = match header.protocol {
             protocol::TCP if self.limits.tcp => {
                 let tcp: &[u8; TCP_HEADER_BYTES_MIN] = transport.first_chunk()?;
@@ -241,6 +240,7 @@ impl Coalescer {
     }
 
     /// Whether the candidate continues item `index`, checksums aside.
+    #[inline]
     fn joins(
         &self,
         index: usize,
@@ -249,64 +249,53 @@ impl Coalescer {
         bytes: &[u8],
         candidate: &Candidate,
     ) -> bool {
-        let item = &self.items[index];
-        let first = &arena[self.pieces[index * PACKETS_PER_ITEM].range()];
-        let header_bytes = usize::from(item.header_bytes);
-        // What follows compares headers byte by byte, so they have to be equally long.
-        if item.sealed || candidate.header_bytes != header_bytes {
-            return false;
-        }
+        let item = self.items.get(index).zip(self.pieces.get(index));
+        let Some((item, [first, ..])) = item else { return false };
         let packets_max = match candidate.kind {
             SegmentationKind::Tcp => PACKETS_PER_ITEM,
             SegmentationKind::Udp => {
                 PACKETS_PER_ITEM.min(usize::from(self.limits.udp_segments_max))
             }
         };
-        let same_headers = bytes[1] == first[1] // type of service, with ECN
-            && bytes[6..9] == first[6..9] // fragment word and time to live
-            && match candidate.kind {
-                SegmentationKind::Tcp => {
-                    bytes[28..32] == first[28..32] // acknowledgement
-                        && bytes[34..36] == first[34..36] // window
-                        // Urgent pointer and options.
-                        && bytes[38..header_bytes] == first[38..header_bytes]
-                        && candidate.sequence == item.next_sequence
-                }
-                SegmentationKind::Udp => true,
-            };
-        candidate.payload_bytes <= usize::from(item.segment_payload_bytes)
+        !item.sealed
+            && candidate.header_bytes == usize::from(item.header_bytes)
+            && candidate.payload_bytes <= usize::from(item.segment_payload_bytes)
             && usize::from(item.packets) < packets_max
             && item.bytes + candidate.payload_bytes as u32 <= IP_PACKET_BYTES_MAX
             // RFC 6864: the identification of a packet that can't be fragmented means nothing.
             && (header.dont_fragment || header.id == item.last_id.wrapping_add(1))
-            && same_headers
+            && candidate.sequence == item.next_sequence
+            && first.of(arena).is_some_and(|first| same_headers(candidate, bytes, first))
     }
 
-    /// Checks the first packet's own checksum, once, when a second one is about to join it.
-    fn verify_first(&mut self, index: usize, arena: &[u8]) -> bool {
-        if !self.items[index].verified {
-            let first = &arena[self.pieces[index * PACKETS_PER_ITEM].range()];
-            let valid = Ipv4Header::parse(first)
-                .is_ok_and(|header| transport::verify(&header, first) == TransportChecksum::Valid);
-            self.items[index].verified = valid;
-            self.items[index].sealed |= !valid;
+    /// Appends the packet to item `index`, unless the item's first packet turns out to be broken.
+    #[inline(always)]
+    fn append(
+        &mut self,
+        index: usize,
+        arena: &[u8],
+        packet: Piece,
+        header: &Ipv4Header,
+        candidate: &Candidate,
+    ) -> bool {
+        let item = self.items.get_mut(index).zip(self.pieces.get_mut(index));
+        let Some((item, pieces)) = item else { return false };
+        let [first, ..] = pieces;
+        if !item.verify_first(first.of(arena).unwrap_or_default()) {
+            return false;
         }
-        self.items[index].verified
-    }
-
-    fn append(&mut self, index: usize, packet: Piece, header: &Ipv4Header, candidate: &Candidate) {
-        let payload =
+        let Some(place) = pieces.get_mut(usize::from(item.packets)) else { return false };
+        *place =
             Piece::new(packet.offset as usize + candidate.header_bytes, candidate.payload_bytes);
-        let item = &mut self.items[index];
-        self.pieces[index * PACKETS_PER_ITEM + usize::from(item.packets)] = payload;
         item.packets += 1;
-        item.bytes += payload.bytes;
+        item.bytes += place.bytes;
         item.packet_bytes += packet.bytes;
-        item.next_sequence = candidate.sequence.wrapping_add(payload.bytes);
+        item.next_sequence = candidate.next_sequence();
         item.last_id = header.id;
         item.last_flags = candidate.flags;
         item.sealed = candidate.payload_bytes < usize::from(item.segment_payload_bytes)
             || candidate.flags & tcp_flags::PSH != 0;
+        true
     }
 
     fn begin(
@@ -315,10 +304,8 @@ impl Coalescer {
         open: Option<(&Ipv4Header, &Candidate)>,
     ) -> Result<usize, Full> {
         let index = self.items.len();
-        if index == ITEMS_MAX {
-            return Err(Full);
-        }
-        self.pieces[index * PACKETS_PER_ITEM] = packet;
+        let [first, ..] = self.pieces.get_mut(index).ok_or(Full)?;
+        *first = packet;
         let mut item = WriteItem {
             vnet_header: [0; VNET_HEADER_BYTES],
             packets: 1,
@@ -337,7 +324,7 @@ impl Coalescer {
         if let Some((header, candidate)) = open {
             item.header_bytes = candidate.header_bytes as u16;
             item.segment_payload_bytes = candidate.payload_bytes as u16;
-            item.next_sequence = candidate.sequence.wrapping_add(candidate.payload_bytes as u32);
+            item.next_sequence = candidate.next_sequence();
             item.last_id = header.id;
             item.kind = Some(candidate.kind);
             item.first_flags = candidate.flags;
@@ -352,12 +339,12 @@ impl Coalescer {
     /// writing; nothing can be pushed until [`Self::clear`].
     pub fn finish(&mut self, arena: &mut [u8]) {
         self.open.clear();
-        for (index, item) in self.items.iter_mut().enumerate() {
-            let Some(kind) = item.kind.filter(|_| item.packets > 1) else { continue };
-            let first = self.pieces[index * PACKETS_PER_ITEM];
-            let packet = &mut arena[first.range()];
+        for (item, [first, ..]) in self.items.iter_mut().zip(&self.pieces) {
+            let Some(kind) = item.merged() else { continue };
             let flags = item.first_flags | item.last_flags & tcp_flags::PSH;
-            let checksum_offset = stamp(packet, kind, item.bytes as u16, flags);
+            let packet = first.of_mut(arena);
+            let stamped = packet.and_then(|packet| stamp(packet, kind, item.bytes as u16, flags));
+            let Some(checksum_offset) = stamped else { continue };
             let header = VnetHeader {
                 checksum: Some(PartialChecksum {
                     start: HEADER_BYTES_MIN as u16,
@@ -373,19 +360,21 @@ impl Coalescer {
     /// Undoes [`Self::finish`] for item `index`, for a device that refuses the super-packet, and
     /// calls `each` with every packet as it was received, in order.
     pub fn unmerge(&self, arena: &mut [u8], index: usize, mut each: impl FnMut(&[u8])) {
-        let item = &self.items[index];
-        let pieces = self.pieces(index);
-        let first = pieces[0];
-        if let Some(kind) = item.kind.filter(|_| item.packets > 1) {
-            let packet = &mut arena[first.range()];
-            let checksum_offset = stamp(packet, kind, first.bytes as u16, item.first_flags);
-            transport::complete(packet, HEADER_BYTES_MIN, usize::from(checksum_offset))
-                .expect("the first packet holds its own transport header");
+        let Some((item, pieces)) = self.items.get(index).zip(self.pieces.get(index)) else {
+            return;
+        };
+        let [first, payloads @ ..] = pieces;
+        let packet = first.of_mut(arena).unwrap_or_default();
+        if let Some(kind) = item.merged()
+            && let Some(at) = stamp(packet, kind, first.bytes as u16, item.first_flags)
+        {
+            // It holds its own transport header.
+            transport::complete(packet, HEADER_BYTES_MIN, usize::from(at)).unwrap_or_default();
         }
-        each(&arena[first.range()]);
-        for payload in &pieces[1..] {
-            let start = payload.offset as usize - usize::from(item.header_bytes);
-            each(&arena[start..payload.end() as usize]);
+        each(packet);
+        for payload in payloads.iter().take(usize::from(item.packets).saturating_sub(1)) {
+            let start = (payload.offset as usize).saturating_sub(usize::from(item.header_bytes));
+            each(arena.get(start..payload.end() as usize).unwrap_or_default());
         }
     }
 
@@ -398,7 +387,9 @@ impl Coalescer {
     /// The ranges of write `index`, in order, without the offload header.
     #[must_use]
     pub fn pieces(&self, index: usize) -> &[Piece] {
-        &self.pieces[index * PACKETS_PER_ITEM..][..usize::from(self.items[index].packets)]
+        let item = self.items.get(index).zip(self.pieces.get(index));
+        let pieces = item.and_then(|(item, pieces)| pieces.get(..item.packets.into()));
+        pieces.unwrap_or_default()
     }
 
     /// Forgets everything; the arena's ranges may be reused.
@@ -414,27 +405,86 @@ impl WriteItem {
     pub fn merged(&self) -> Option<SegmentationKind> {
         self.kind.filter(|_| self.packets > 1)
     }
+
+    /// Checks the first packet's own checksum, once, when a second one is about to join it.
+    fn verify_first(&mut self, first: &[u8]) -> bool {
+        if !self.verified {
+            self.verified = Ipv4Header::parse(first)
+                .is_ok_and(|header| transport::verify(&header, first) == TransportChecksum::Valid);
+            self.sealed |= !self.verified;
+        }
+        self.verified
+    }
+}
+
+impl Candidate {
+    /// Of the byte behind its payload; 0 for UDP.
+    fn next_sequence(&self) -> u32 {
+        match self.kind {
+            SegmentationKind::Tcp => self.sequence.wrapping_add(self.payload_bytes as u32),
+            SegmentationKind::Udp => 0,
+        }
+    }
+}
+
+/// Whether all fields agree that may not differ within a super-packet. The headers of both are as
+/// long as the candidate says.
+#[inline(always)]
+fn same_headers(candidate: &Candidate, bytes: &[u8], first: &[u8]) -> bool {
+    let same_ip = |a: &[u8; HEADER_BYTES_MIN], b: &[u8; HEADER_BYTES_MIN]| {
+        a[1] == b[1] // type of service, with ECN
+            && a[6..9] == b[6..9] // fragment word and time to live
+    };
+    let same_tcp = |a: &[u8; TCP_HEADER_BYTES_MIN], b: &[u8; TCP_HEADER_BYTES_MIN]| {
+        a[8..12] == b[8..12] // acknowledgement
+            && a[14..16] == b[14..16] // window
+            && a[18..20] == b[18..20] // urgent pointer
+    };
+    let (Some((ip, rest)), Some((first_ip, first_rest))) =
+        (bytes.split_first_chunk(), first.split_first_chunk())
+    else {
+        return false;
+    };
+    if !same_ip(ip, first_ip) {
+        return false;
+    }
+    if candidate.kind == SegmentationKind::Udp {
+        return true;
+    }
+    let (Some((tcp, rest)), Some((first_tcp, first_rest))) =
+        (rest.split_first_chunk(), first_rest.split_first_chunk())
+    else {
+        return false;
+    };
+    let options_bytes = candidate.header_bytes - HEADER_BYTES_MIN - TCP_HEADER_BYTES_MIN;
+    let options = (rest.get(..options_bytes), first_rest.get(..options_bytes));
+    same_tcp(tcp, first_tcp) && matches!(options, (Some(a), Some(b)) if a == b)
 }
 
 /// Gives the packet the lengths and flags of `total_bytes`, and its pseudo-header's sum where the
-/// transport checksum will be completed. Returns that place, from the transport header on.
-fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, flags: u8) -> u16 {
+/// transport checksum will be completed. Returns that place, from the transport header on; `None` if the
+/// packet ends before it.
+fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, flags: u8) -> Option<u16> {
     ipv4::set_total_length(packet, total_bytes);
-    let transport_bytes = total_bytes - HEADER_BYTES_MIN as u16;
-    let address =
-        |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
-    let sum = checksum::pseudo_header(address(12), address(16), packet[9], transport_bytes);
-    let transport = &mut packet[HEADER_BYTES_MIN..];
+    let (ip, transport) = packet.split_first_chunk_mut::<HEADER_BYTES_MIN>()?;
+    let transport_bytes = total_bytes.saturating_sub(HEADER_BYTES_MIN as u16);
+    let source = Ipv4Addr::new(ip[12], ip[13], ip[14], ip[15]);
+    let destination = Ipv4Addr::new(ip[16], ip[17], ip[18], ip[19]);
+    let sum = checksum::pseudo_header(source, destination, ip[9], transport_bytes);
     let checksum_offset = match kind {
         SegmentationKind::Tcp => {
-            transport[13] = flags;
+            let tcp = transport.first_chunk_mut::<TCP_HEADER_BYTES_MIN>()?;
+            tcp[13] = flags;
+            tcp[TCP_CHECKSUM_OFFSET..TCP_CHECKSUM_OFFSET + 2]
+                .copy_from_slice(&checksum::partial(sum));
             TCP_CHECKSUM_OFFSET
         }
         SegmentationKind::Udp => {
-            transport[4..6].copy_from_slice(&transport_bytes.to_be_bytes());
+            let udp = transport.first_chunk_mut::<UDP_HEADER_BYTES>()?;
+            udp[4..6].copy_from_slice(&transport_bytes.to_be_bytes());
+            udp[UDP_CHECKSUM_OFFSET..].copy_from_slice(&checksum::partial(sum));
             UDP_CHECKSUM_OFFSET
         }
     };
-    transport[checksum_offset..][..2].copy_from_slice(&checksum::partial(sum));
-    checksum_offset as u16
+    Some(checksum_offset as u16)
 }

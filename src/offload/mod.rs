@@ -5,6 +5,19 @@
 //! of the worker's arena, and the I/O layer turns ranges into iovecs. Split and coalesce are
 //! inverse to each other, which the tests hold.
 
+// What arrives decides what is read here, so nothing may be read that might not be there.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::string_slice
+    )
+)]
+
 mod coalesce;
 mod send_plan;
 mod split;

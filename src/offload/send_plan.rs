@@ -64,8 +64,8 @@ pub struct Message {
 pub struct SendPlan {
     limits: SendLimits,
     messages: Vec<Message>,
-    /// INVARIANT: message `i` owns `pieces[i * PIECES_PER_MESSAGE..][..message.pieces]`.
-    pieces: Box<[Piece]>,
+    /// INVARIANT: message `i` owns the first `message.pieces` of `pieces[i]`.
+    pieces: Box<[[Piece; PIECES_PER_MESSAGE]]>,
     /// INVARIANT: at most one per destination, each that destination's latest message.
     open: Vec<OpenTrain>,
     /// Which of them was used last: mostly the next packet goes there too.
@@ -90,7 +90,7 @@ impl SendPlan {
         Self {
             limits,
             messages: Vec::with_capacity(MESSAGES_MAX),
-            pieces: vec![Piece::default(); MESSAGES_MAX * PIECES_PER_MESSAGE].into_boxed_slice(),
+            pieces: vec![[Piece::default(); PIECES_PER_MESSAGE]; MESSAGES_MAX].into_boxed_slice(),
             open: Vec::with_capacity(OPEN_TRAINS_MAX),
             open_latest: 0,
             open_oldest: 0,
@@ -118,13 +118,6 @@ impl SendPlan {
         self.all_single = false;
     }
 
-    fn segments_max(&self, destination: SocketAddrV4) -> u16 {
-        if self.all_single || self.single_destinations.contains(&destination) {
-            return 1;
-        }
-        self.limits.segments_max
-    }
-
     /// Whether a datagram in a new train would still fit.
     #[must_use]
     pub fn has_room(&self) -> bool {
@@ -141,17 +134,15 @@ impl SendPlan {
         if self.limits.segments_max == 1 {
             return self.begin(destination, header, payload).map(|_| ());
         }
-        let open_at = self.open_at(destination);
-        if let Some(at) = open_at {
+        let open = self.open_at(destination);
+        if let Some((at, train)) = open {
             self.open_latest = at;
-            let message = usize::from(self.open[at].message);
-            if self.fits(message, header.bytes + payload.bytes) {
-                self.append(message, header, payload);
+            if self.joins(train, header, payload) {
                 return Ok(());
             }
         }
         let message = self.begin(destination, header, payload)?;
-        self.open_train(open_at, OpenTrain { destination, message });
+        self.open_train(open.map(|(at, _)| at), OpenTrain { destination, message });
         Ok(())
     }
 
@@ -162,20 +153,22 @@ impl SendPlan {
         header: Piece,
         payload: Piece,
     ) -> Result<u16, Full> {
-        if !self.has_room() {
-            return Err(Full);
-        }
         let index = self.messages.len();
-        self.messages.push(Message {
+        let pieces = self.pieces.get_mut(index).ok_or(Full)?;
+        let mut message = Message {
             destination,
             segment_bytes: (header.bytes + payload.bytes) as u16,
             segments: 0,
             bytes: 0,
-            segments_max: self.segments_max(destination),
+            segments_max: self.limits.segments_max,
             pieces: 0,
             sealed: false,
-        });
-        self.append(index, header, payload);
+        };
+        if self.all_single || self.single_destinations.contains(&destination) {
+            message.segments_max = 1;
+        }
+        message.append(pieces, header, payload);
+        self.messages.push(message);
         Ok(index as u16)
     }
 
@@ -185,7 +178,7 @@ impl SendPlan {
             Some(at) => at,
             None if self.open.len() < OPEN_TRAINS_MAX => {
                 self.open.push(train);
-                self.open.len() - 1
+                return self.open_latest = self.open.len() - 1;
             }
             None => {
                 let oldest = self.open_oldest;
@@ -193,48 +186,30 @@ impl SendPlan {
                 oldest
             }
         };
-        self.open[self.open_latest] = train;
+        if let Some(place) = self.open.get_mut(self.open_latest) {
+            *place = train;
+        }
     }
 
-    fn open_at(&self, destination: SocketAddrV4) -> Option<usize> {
+    fn open_at(&self, destination: SocketAddrV4) -> Option<(usize, OpenTrain)> {
         let is_it = |train: &OpenTrain| train.destination == destination;
-        if self.open.get(self.open_latest).is_some_and(is_it) {
-            return Some(self.open_latest);
+        if let Some(latest) = self.open.get(self.open_latest).filter(|train| is_it(train)) {
+            return Some((self.open_latest, *latest));
         }
-        self.open.iter().position(is_it)
+        let at = self.open.iter().position(is_it)?;
+        Some((at, *self.open.get(at)?))
     }
 
-    fn fits(&self, index: usize, bytes: u32) -> bool {
-        let message = &self.messages[index];
-        !message.sealed
-            && bytes <= u32::from(message.segment_bytes)
-            && message.segments < message.segments_max
-            && usize::from(message.pieces) + 2 <= PIECES_PER_MESSAGE
-            && (message.bytes + bytes) as usize <= TRAIN_BYTES_MAX
-    }
-
-    fn append(&mut self, index: usize, header: Piece, payload: Piece) {
-        let message = &mut self.messages[index];
-        let pieces = &mut self.pieces[index * PIECES_PER_MESSAGE..][..PIECES_PER_MESSAGE];
-        let mut used = usize::from(message.pieces);
-        for piece in [header, payload] {
-            if piece.bytes == 0 {
-                continue;
-            }
-            // Packets read back to back lie back to back: one range, one iovec.
-            match pieces[..used].last_mut() {
-                Some(last) if last.end() == piece.offset => last.bytes += piece.bytes,
-                Some(_) | None => {
-                    pieces[used] = piece;
-                    used += 1;
-                }
-            }
+    /// Appends the datagram to an open train, if it fits.
+    fn joins(&mut self, train: OpenTrain, header: Piece, payload: Piece) -> bool {
+        let index = usize::from(train.message);
+        let message = self.messages.get_mut(index);
+        let Some((message, pieces)) = message.zip(self.pieces.get_mut(index)) else { return false };
+        let fits = message.fits(header.bytes + payload.bytes);
+        if fits {
+            message.append(pieces, header, payload);
         }
-        message.pieces = used as u16;
-        let bytes = header.bytes + payload.bytes;
-        message.bytes += bytes;
-        message.segments += 1;
-        message.sealed = bytes < u32::from(message.segment_bytes);
+        fits
     }
 
     /// The trains, in the order in which they must be sent.
@@ -246,31 +221,36 @@ impl SendPlan {
     /// The ranges of train `index`, in order.
     #[must_use]
     pub fn pieces(&self, index: usize) -> &[Piece] {
-        &self.pieces[index * PIECES_PER_MESSAGE..][..usize::from(self.messages[index].pieces)]
+        let message = self.messages.get(index).zip(self.pieces.get(index));
+        let pieces = message.and_then(|(message, pieces)| pieces.get(..message.pieces.into()));
+        pieces.unwrap_or_default()
     }
 
     /// Calls `each` with the ranges of every datagram of train `index`, one call a datagram: for
     /// a kernel that refuses the train and gets the same datagrams one by one.
     pub fn for_each_datagram(&self, index: usize, mut each: impl FnMut(&[Piece])) {
-        let segment_bytes = u32::from(self.messages[index].segment_bytes);
+        let Some(message) = self.messages.get(index) else { return };
+        let segment_bytes = u32::from(message.segment_bytes);
         let mut datagram = [Piece::default(); PIECES_PER_MESSAGE];
         let (mut used, mut gathered_bytes) = (0, 0);
         for &piece in self.pieces(index) {
             let mut rest = piece;
             while rest.bytes > 0 {
                 let take_bytes = rest.bytes.min(segment_bytes - gathered_bytes);
-                datagram[used] = Piece { offset: rest.offset, bytes: take_bytes };
+                if let Some(place) = datagram.get_mut(used) {
+                    *place = Piece { offset: rest.offset, bytes: take_bytes };
+                }
                 used += 1;
                 gathered_bytes += take_bytes;
                 rest = Piece { offset: rest.offset + take_bytes, bytes: rest.bytes - take_bytes };
                 if gathered_bytes == segment_bytes {
-                    each(&datagram[..used]);
+                    each(datagram.get(..used).unwrap_or_default());
                     (used, gathered_bytes) = (0, 0);
                 }
             }
         }
         if used > 0 {
-            each(&datagram[..used]);
+            each(datagram.get(..used).unwrap_or_default());
         }
     }
 
@@ -279,6 +259,41 @@ impl SendPlan {
         self.messages.clear();
         self.open.clear();
         (self.open_latest, self.open_oldest) = (0, 0);
+    }
+}
+
+impl Message {
+    /// Whether a datagram of `bytes` may be the train's next.
+    fn fits(&self, bytes: u32) -> bool {
+        !self.sealed
+            && bytes <= u32::from(self.segment_bytes)
+            && self.segments < self.segments_max
+            && usize::from(self.pieces) + 2 <= PIECES_PER_MESSAGE
+            && (self.bytes + bytes) as usize <= TRAIN_BYTES_MAX
+    }
+
+    fn append(&mut self, pieces: &mut [Piece; PIECES_PER_MESSAGE], header: Piece, payload: Piece) {
+        let mut used = usize::from(self.pieces);
+        for piece in [header, payload] {
+            if piece.bytes == 0 {
+                continue;
+            }
+            // Packets read back to back lie back to back: one range, one iovec.
+            match pieces.get_mut(used.wrapping_sub(1)) {
+                Some(last) if last.end() == piece.offset => last.bytes += piece.bytes,
+                Some(_) | None => {
+                    if let Some(place) = pieces.get_mut(used) {
+                        *place = piece;
+                        used += 1;
+                    }
+                }
+            }
+        }
+        self.pieces = used as u16;
+        let bytes = header.bytes + payload.bytes;
+        self.bytes += bytes;
+        self.segments += 1;
+        self.sealed = bytes < u32::from(self.segment_bytes);
     }
 }
 

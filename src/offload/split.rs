@@ -6,8 +6,10 @@
 //! (net/ipv4/tcp_offload.c, net/ipv4/udp_offload.c): identification counts up, FIN and PSH go on
 //! the last segment only, CWR on the first only.
 
+use std::num::NonZeroUsize;
+
 use crate::packet::checksum;
-use crate::packet::ipv4::{Ipv4Header, protocol};
+use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
 use crate::packet::transport::{TCP_HEADER_BYTES_MIN, UDP_HEADER_BYTES, tcp_flags};
 
 use super::{Piece, Segmentation, SegmentationKind};
@@ -27,7 +29,7 @@ pub struct Splitter {
     kind: SegmentationKind,
     ip_header_bytes: usize,
     header_bytes: usize,
-    segment_payload_bytes: usize,
+    segment_payload_bytes: NonZeroUsize,
     payload_bytes: usize,
     /// Payload handed out so far.
     cut_bytes: usize,
@@ -54,35 +56,35 @@ impl Splitter {
             return Err(BadOffload);
         }
         let ip_header_bytes = usize::from(header.header_bytes);
-        let transport = bytes.get(ip_header_bytes..).ok_or(BadOffload)?;
+        let (ip, transport) = bytes.split_at_checked(ip_header_bytes).ok_or(BadOffload)?;
         let (transport_header_bytes, sequence, tcp_flags) =
             transport_fields(transport, header.protocol, segmentation.kind)?;
-        let header_bytes = ip_header_bytes + transport_header_bytes;
-        let payload_bytes = bytes.len().checked_sub(header_bytes).ok_or(BadOffload)?;
-        if payload_bytes == 0 {
+        let (transport_header, payload) =
+            transport.split_at_checked(transport_header_bytes).ok_or(BadOffload)?;
+        if payload.is_empty() {
             return Err(BadOffload);
         }
         let pseudo = checksum::pseudo_header(header.source, header.destination, header.protocol, 0);
-        let fixed = fixed_transport_sum(&transport[..transport_header_bytes], segmentation.kind);
+        let fixed = fixed_transport_sum(transport_header, segmentation.kind);
         Ok(Self {
             packet,
             kind: segmentation.kind,
             ip_header_bytes,
-            header_bytes,
-            segment_payload_bytes: usize::from(segmentation.payload_bytes.get()),
-            payload_bytes,
+            header_bytes: ip_header_bytes + transport_header_bytes,
+            segment_payload_bytes: segmentation.payload_bytes.into(),
+            payload_bytes: payload.len(),
             cut_bytes: 0,
             id: header.id,
             sequence,
             tcp_flags,
-            ip_sum: fixed_ip_sum(&bytes[..ip_header_bytes]),
+            ip_sum: fixed_ip_sum(ip),
             transport_sum: checksum::add(pseudo, fixed),
         })
     }
 
     /// Takes note of edits to the IPv4 header (TTL, type of service) made since [`Self::new`].
     pub fn ip_header_changed(&mut self, bytes: &[u8]) {
-        self.ip_sum = fixed_ip_sum(&bytes[..self.ip_header_bytes]);
+        self.ip_sum = fixed_ip_sum(bytes.get(..self.ip_header_bytes).unwrap_or_default());
     }
 
     /// The super-packet's range of the arena.
@@ -100,13 +102,15 @@ impl Splitter {
     /// Packets still to come.
     #[must_use]
     pub fn segments_left(&self) -> usize {
-        (self.payload_bytes - self.cut_bytes).div_ceil(self.segment_payload_bytes)
+        let rounding_up = self.segment_payload_bytes.get() - 1;
+        (self.payload_bytes - self.cut_bytes + rounding_up) / self.segment_payload_bytes
     }
 
     /// Bytes of the largest packet to come.
     #[must_use]
     pub fn segment_bytes_max(&self) -> usize {
-        self.header_bytes + self.segment_payload_bytes.min(self.payload_bytes - self.cut_bytes)
+        self.header_bytes
+            + (self.payload_bytes - self.cut_bytes).min(self.segment_payload_bytes.get())
     }
 
     /// Length of the header that [`Self::next`] writes.
@@ -123,16 +127,22 @@ impl Splitter {
         if left_bytes == 0 {
             return None;
         }
-        let payload_bytes = left_bytes.min(self.segment_payload_bytes);
+        let payload_bytes = left_bytes.min(self.segment_payload_bytes.get());
         let payload_at = self.header_bytes + self.cut_bytes;
-        let out = &mut out[..self.header_bytes];
-        out.copy_from_slice(&bytes[..self.header_bytes]);
-        self.stamp_ip(&mut out[..self.ip_header_bytes], payload_bytes);
-        let payload_sum = checksum::sum(&bytes[payload_at..payload_at + payload_bytes]);
-        let transport = &mut out[self.ip_header_bytes..];
+        let payload_sum = checksum::sum(bytes.get(payload_at..payload_at + payload_bytes)?);
+        let out = out.get_mut(..self.header_bytes)?;
+        out.copy_from_slice(bytes.get(..self.header_bytes)?);
+        let (ip, transport) = out.split_at_mut_checked(self.ip_header_bytes)?;
+        self.stamp_ip(ip.first_chunk_mut()?, payload_bytes);
+        let length = (transport.len() + payload_bytes) as u16;
         match self.kind {
-            SegmentationKind::Tcp => self.stamp_tcp(transport, payload_bytes, payload_sum),
-            SegmentationKind::Udp => self.stamp_udp(transport, payload_bytes, payload_sum),
+            SegmentationKind::Tcp => {
+                let is_last = payload_bytes == left_bytes;
+                self.stamp_tcp(transport.first_chunk_mut()?, is_last, length, payload_sum);
+            }
+            SegmentationKind::Udp => {
+                self.stamp_udp(transport.first_chunk_mut()?, length, payload_sum);
+            }
         }
         self.cut_bytes += payload_bytes;
         self.id = self.id.wrapping_add(1);
@@ -140,7 +150,7 @@ impl Splitter {
         Some(Piece::new(self.packet.offset as usize + payload_at, payload_bytes))
     }
 
-    fn stamp_ip(&self, ip: &mut [u8], payload_bytes: usize) {
+    fn stamp_ip(&self, ip: &mut [u8; HEADER_BYTES_MIN], payload_bytes: usize) {
         let total_bytes = (self.header_bytes + payload_bytes) as u16;
         ip[2..4].copy_from_slice(&total_bytes.to_be_bytes());
         ip[4..6].copy_from_slice(&self.id.to_be_bytes());
@@ -148,9 +158,15 @@ impl Splitter {
         ip[10..12].copy_from_slice(&checksum::finish(sum));
     }
 
-    fn stamp_tcp(&self, tcp: &mut [u8], payload_bytes: usize, payload_sum: u32) {
+    fn stamp_tcp(
+        &self,
+        tcp: &mut [u8; TCP_HEADER_BYTES_MIN],
+        is_last: bool,
+        length: u16,
+        payload_sum: u32,
+    ) {
         let mut flags = self.tcp_flags;
-        if self.cut_bytes + payload_bytes < self.payload_bytes {
+        if !is_last {
             flags &= !(tcp_flags::FIN | tcp_flags::PSH);
         }
         if self.cut_bytes > 0 {
@@ -158,7 +174,6 @@ impl Splitter {
         }
         tcp[4..8].copy_from_slice(&self.sequence.to_be_bytes());
         tcp[13] = flags;
-        let length = (tcp.len() + payload_bytes) as u16;
         let mut sum = checksum::add(self.transport_sum, payload_sum);
         sum = checksum::add_word(sum, (self.sequence >> 16) as u16);
         sum = checksum::add_word(sum, self.sequence as u16);
@@ -167,8 +182,7 @@ impl Splitter {
         tcp[16..18].copy_from_slice(&checksum::finish(sum));
     }
 
-    fn stamp_udp(&self, udp: &mut [u8], payload_bytes: usize, payload_sum: u32) {
-        let length = (UDP_HEADER_BYTES + payload_bytes) as u16;
+    fn stamp_udp(&self, udp: &mut [u8; UDP_HEADER_BYTES], length: u16, payload_sum: u32) {
         udp[4..6].copy_from_slice(&length.to_be_bytes());
         let mut sum = checksum::add(self.transport_sum, payload_sum);
         // The length counts twice: in the header and in the pseudo-header.
@@ -206,17 +220,14 @@ fn transport_fields(
 }
 
 fn fixed_ip_sum(ip: &[u8]) -> u32 {
-    let mut template = [0u8; 60];
-    template[..ip.len()].copy_from_slice(ip);
+    let mut template = template(ip);
     template[2..6].fill(0);
     template[10..12].fill(0);
-    checksum::sum(&template[..ip.len()])
+    checksum::sum(&template)
 }
 
 fn fixed_transport_sum(transport_header: &[u8], kind: SegmentationKind) -> u32 {
-    let mut template = [0u8; 60];
-    let template = &mut template[..transport_header.len()];
-    template.copy_from_slice(transport_header);
+    let mut template = template(transport_header);
     match kind {
         SegmentationKind::Tcp => {
             template[4..8].fill(0);
@@ -226,5 +237,14 @@ fn fixed_transport_sum(transport_header: &[u8], kind: SegmentationKind) -> u32 {
         SegmentationKind::Udp => template[4..8].fill(0),
     }
     // The pseudo-header's protocol is in the caller's sum; lengths are added per segment.
-    checksum::sum(template)
+    checksum::sum(&template)
+}
+
+/// A header to be edited before it is summed, padded with zeroes, which add nothing to a sum.
+fn template(header: &[u8]) -> [u8; HEADER_BYTES_MAX / 2] {
+    let mut template = [0; HEADER_BYTES_MAX / 2];
+    if let Some(front) = template.get_mut(..header.len()) {
+        front.copy_from_slice(header);
+    }
+    template
 }

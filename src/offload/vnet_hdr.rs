@@ -57,16 +57,18 @@ impl VnetHeader {
     /// Reads a header; `None` for a segmentation type that was never asked for, or of size zero.
     #[must_use]
     pub fn parse(bytes: &[u8; VNET_HEADER_BYTES]) -> Option<Self> {
-        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let checksum = (bytes[0] & FLAG_NEEDS_CHECKSUM != 0)
-            .then(|| PartialChecksum { start: word(6), offset: word(8) });
+        let word = |low, high| u16::from_le_bytes([low, high]);
+        let checksum = (bytes[0] & FLAG_NEEDS_CHECKSUM != 0).then(|| PartialChecksum {
+            start: word(bytes[6], bytes[7]),
+            offset: word(bytes[8], bytes[9]),
+        });
         let kind = match bytes[1] & !GSO_ECN {
             GSO_NONE => return Some(Self { checksum, segmentation: None }),
             GSO_TCP4 | GSO_TCP6 => SegmentationKind::Tcp,
             GSO_UDP_L4 => SegmentationKind::Udp,
             _ => return None,
         };
-        let payload_bytes = NonZeroU16::new(word(4))?;
+        let payload_bytes = NonZeroU16::new(word(bytes[4], bytes[5]))?;
         Some(Self { checksum, segmentation: Some(Segmentation { kind, payload_bytes }) })
     }
 

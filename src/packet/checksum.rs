@@ -137,15 +137,15 @@ fn sum_blocks(blocks: &[[u8; BLOCK_BYTES]]) -> u64 {
         let mut high = [0u32; LANES];
         for block in run {
             let (words, _) = block.as_chunks::<4>();
-            for lane in 0..LANES {
-                let word = u32::from_ne_bytes(words[lane]);
-                whole[lane] = whole[lane].wrapping_add(word);
-                high[lane] = high[lane].wrapping_add(word >> 16);
+            for ((whole, high), word) in whole.iter_mut().zip(&mut high).zip(words) {
+                let word = u32::from_ne_bytes(*word);
+                *whole = whole.wrapping_add(word);
+                *high = high.wrapping_add(word >> 16);
             }
         }
-        for lane in 0..LANES {
-            let low = whole[lane].wrapping_sub(high[lane] << 16);
-            total += u64::from(low) + u64::from(high[lane]);
+        for (whole, high) in whole.into_iter().zip(high) {
+            let low = whole.wrapping_sub(high << 16);
+            total += u64::from(low) + u64::from(high);
         }
     }
     total

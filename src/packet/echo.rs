@@ -21,25 +21,25 @@ const TTL: u8 = 64;
 /// Makes all of `packet` an echo request. `token` comes back in the reply, and is what tells ours
 /// from those that others asked for or made up.
 ///
-/// # Panics
-/// When `packet` is shorter than [`ECHO_BYTES_MIN`] or longer than any packet.
+/// `packet` has [`ECHO_BYTES_MIN`] to 65,535 bytes; of any other length it becomes all zeroes,
+/// which no kernel takes for a packet.
 pub fn write_request(packet: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr, token: u64) {
-    assert!((ECHO_BYTES_MIN..=usize::from(u16::MAX)).contains(&packet.len()));
-    let total_bytes = packet.len() as u16;
     packet.fill(0);
-    packet[0] = 0x45;
-    packet[2..4].copy_from_slice(&total_bytes.to_be_bytes());
-    packet[8] = TTL;
-    packet[9] = protocol::ICMP;
-    packet[12..16].copy_from_slice(&source.octets());
-    packet[16..20].copy_from_slice(&destination.octets());
-    packet[HEADER_BYTES_MIN] = REQUEST;
-    packet[TOKEN_AT..ECHO_BYTES_MIN].copy_from_slice(&token.to_be_bytes());
-    let (ip, icmp) = packet.split_at_mut(HEADER_BYTES_MIN);
-    let sum = checksum::finish(checksum::sum(icmp));
-    icmp[2..4].copy_from_slice(&sum);
-    let sum = checksum::finish(checksum::sum(ip));
-    ip[10..12].copy_from_slice(&sum);
+    let Ok(total_bytes) = u16::try_from(packet.len()) else { return };
+    let Some(head) = packet.first_chunk_mut::<ECHO_BYTES_MIN>() else { return };
+    head[0] = 0x45;
+    head[2..4].copy_from_slice(&total_bytes.to_be_bytes());
+    head[8] = TTL;
+    head[9] = protocol::ICMP;
+    head[12..16].copy_from_slice(&source.octets());
+    head[16..20].copy_from_slice(&destination.octets());
+    head[HEADER_BYTES_MIN] = REQUEST;
+    head[TOKEN_AT..].copy_from_slice(&token.to_be_bytes());
+    // All that follows is zero.
+    let icmp_checksum = checksum::finish(checksum::sum(&head[HEADER_BYTES_MIN..]));
+    head[22..24].copy_from_slice(&icmp_checksum);
+    let ip_checksum = checksum::finish(checksum::sum(&head[..HEADER_BYTES_MIN]));
+    head[10..12].copy_from_slice(&ip_checksum);
 }
 
 /// Who answers a request with this token, and how long the packet is; `None` of anything else.

@@ -79,12 +79,11 @@ pub fn write_error(
     offending: &[u8],
     header: &Ipv4Header,
 ) -> usize {
-    let quote_bytes = offending.len().min(usize::from(header.total_bytes)).min(QUOTE_BYTES_MAX);
-    let total_bytes = QUOTE_START + quote_bytes;
-    let (ip, rest) = out.split_at_mut(HEADER_BYTES_MIN);
-    let (icmp, _) = rest.split_at_mut(ICMP_HEADER_BYTES + quote_bytes);
+    let quotable = offending.get(..usize::from(header.total_bytes)).unwrap_or(offending);
+    let quote = quotable.get(..QUOTE_BYTES_MAX).unwrap_or(quotable);
+    let total_bytes = QUOTE_START + quote.len();
 
-    ip.fill(0);
+    let mut ip = [0; HEADER_BYTES_MIN];
     ip[0] = 0x45;
     ip[1] = ERROR_TOS;
     ip[2..4].copy_from_slice(&(total_bytes as u16).to_be_bytes());
@@ -93,7 +92,7 @@ pub fn write_error(
     ip[9] = protocol::ICMP;
     ip[12..16].copy_from_slice(&source.octets());
     ip[16..20].copy_from_slice(&header.source.octets());
-    let ip_checksum = checksum::finish(checksum::sum(ip));
+    let ip_checksum = checksum::finish(checksum::sum(&ip));
     ip[10..12].copy_from_slice(&ip_checksum);
 
     let (kind, code, mtu_bytes) = match kind {
@@ -101,13 +100,15 @@ pub fn write_error(
         ErrorKind::NetUnreachable => (3, 0, 0),
         ErrorKind::FragmentationNeeded { next_hop_mtu_bytes } => (3, 4, next_hop_mtu_bytes),
     };
-    icmp[..ICMP_HEADER_BYTES].fill(0);
+    let mut icmp = [0; ICMP_HEADER_BYTES];
     icmp[0] = kind;
     icmp[1] = code;
     icmp[6..8].copy_from_slice(&mtu_bytes.to_be_bytes());
-    icmp[ICMP_HEADER_BYTES..].copy_from_slice(&offending[..quote_bytes]);
-    let icmp_checksum = checksum::finish(checksum::sum(icmp));
-    icmp[2..4].copy_from_slice(&icmp_checksum);
+    let icmp_sum = checksum::add(checksum::sum(&icmp), checksum::sum(quote));
+    icmp[2..4].copy_from_slice(&checksum::finish(icmp_sum));
+
+    let bytes = ip.iter().chain(&icmp).chain(quote);
+    out.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
     total_bytes
 }
 

@@ -3,10 +3,24 @@
 //! Everything here is a pure function over slices. Bytes from outside are judged once, at the
 //! parse; nothing here performs I/O, reads a clock, allocates per packet, or panics on any input.
 
+// What arrives decides what is read here, so nothing may be read that might not be there.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::indexing_slicing,
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::string_slice
+    )
+)]
+
 pub mod address;
 pub mod checksum;
 pub mod echo;
 pub mod icmp;
 pub mod ipv4;
+#[allow(clippy::indexing_slicing, reason = "a hash below the number of sets is the index")]
 pub mod limiter;
 pub mod transport;

@@ -41,7 +41,7 @@ impl Walk {
         while taken == Err(Full) {
             assert!(!self.egress.plan().messages().is_empty(), "full without anything to send");
             self.send();
-            taken = self.egress.resume(&mut self.arena);
+            taken = self.egress.resume(&self.world.pass(), &mut self.arena);
         }
         self.send();
     }
@@ -234,7 +234,7 @@ fn plain_packets_that_fill_the_plan_lose_nothing() {
         let mut taken = walk.egress.process(&pass, &mut walk.arena, &WHOLE, piece);
         while taken == Err(Full) {
             walk.send();
-            taken = walk.egress.resume(&mut walk.arena);
+            taken = walk.egress.resume(&walk.world.pass(), &mut walk.arena);
         }
         at += packet.len();
     }
@@ -375,4 +375,16 @@ proptest! {
             prop_assert!(whole, "a malformed datagram left: {datagram:?}");
         }
     }
+}
+
+/// No engine reads past its arena; if one did, the packet would be lost and no more.
+#[test]
+fn a_range_beyond_the_arena_is_an_internal_error() {
+    let mut walk = Walk::plain();
+    for piece in [Piece::new(walk.arena.len() - 10, 11), Piece::new(walk.arena.len() + 1, 28)] {
+        let taken = walk.egress.process(&walk.world.pass(), &mut walk.arena, &WHOLE, piece);
+        assert_eq!(taken, Ok(()));
+    }
+    assert_eq!(walk.world.drops(), [(DropReason::InternalError, 2)]);
+    assert_eq!(walk.world.stats.unaccounted(), 0);
 }

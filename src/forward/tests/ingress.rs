@@ -325,3 +325,16 @@ proptest! {
         }
     }
 }
+
+/// As of a train of which the engine has the wrong range.
+#[test]
+fn a_range_beyond_the_arena_is_an_internal_error() {
+    let mut walk = Walk::new(ALL);
+    let mut arena = marked(0);
+    let train = Train { bytes: Piece::new(0, 300), segment_bytes: 128, sender: PEER };
+    let taken = walk.ingress.process(&walk.world.pass(), &mut arena, train);
+    assert_eq!(taken, Ok(()));
+    walk.write(&mut arena);
+    assert_eq!(walk.written, [hop(&marked(0))]);
+    assert_eq!(walk.world.drops(), [(DropReason::InternalError, 2)]);
+}
