@@ -11,7 +11,7 @@ use crate::backend::alloc::AllocNetwork;
 use crate::backend::extension::{self, ExtensionError, ExtensionNetwork};
 use crate::backend::host_gw::{self, HostGwNetwork};
 use crate::backend::status::View;
-use crate::backend::udp::{UdpError, UdpNetwork, UdpSetup};
+use crate::backend::udp::{self, UdpError, UdpNetwork, UdpReserved, UdpSetup};
 use crate::backend::vxlan::{self, VxlanNetwork};
 use crate::backend::{BackendError, BackendKind};
 use crate::config::network::{
@@ -117,6 +117,29 @@ pub struct Setup {
     pub workers: WorkersChoice,
 }
 
+/// What a backend is given to hold of the host, before the store hears of the node.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    /// The interface that carries the traffic.
+    pub external: &'a ExternalInterface,
+    /// The whole overlay.
+    pub network: Prefix,
+    /// Offloads that may be used by workers.
+    pub offload: OffloadChoice,
+    /// How many workers share the work.
+    pub workers: WorkersChoice,
+}
+
+/// What a backend holds of the host. Nothing that it could be refused is left to chance once the
+/// node has a lease.
+#[derive(Debug)]
+pub enum Reserved {
+    /// Port, device and route of the userspace dataplane.
+    Udp(UdpReserved),
+    /// The kernel's backends share what they make with later runs.
+    Nothing,
+}
+
 /// A running backend.
 pub enum Network {
     /// The userspace dataplane.
@@ -165,6 +188,19 @@ impl Settings {
         }
     }
 
+    /// Takes what another program may have, such as a port, and finds out what the host refuses.
+    /// To be done before the store hears of the node.
+    pub async fn reserve(&self, claim: Claim<'_>) -> Result<Reserved, StartError> {
+        match self {
+            Self::Udp(settings) => Ok(Reserved::Udp(udp::reserve(settings, claim).await?)),
+            Self::Vxlan(settings) => {
+                vxlan::check_room(settings, claim.external)?;
+                Ok(Reserved::Nothing)
+            }
+            Self::HostGw | Self::Alloc | Self::Extension(_) => Ok(Reserved::Nothing),
+        }
+    }
+
     /// What the node says of itself, before it has a subnet. `former` is what its lease in the
     /// store says from an earlier run.
     pub async fn introduce(
@@ -183,14 +219,16 @@ impl Settings {
 }
 
 impl Network {
-    /// Sets up what carries the packets, peers aside.
-    pub async fn start(setup: Setup) -> Result<Self, StartError> {
+    /// Sets up what carries the packets, peers aside, with what the settings reserved.
+    pub async fn start(setup: Setup, reserved: Reserved) -> Result<Self, StartError> {
         setup.warn_of_idle_flags();
+        if let (Settings::Udp(settings), Reserved::Udp(reserved)) = (&setup.settings, reserved) {
+            let settings = settings.clone();
+            let network = UdpNetwork::start(udp_setup(setup, settings), reserved).await?;
+            return Ok(Self::Udp(Box::new(network)));
+        }
         match setup.settings.clone() {
-            Settings::Udp(settings) => {
-                let network = UdpNetwork::start(udp_setup(setup, settings)).await?;
-                Ok(Self::Udp(Box::new(network)))
-            }
+            Settings::Udp(_) => unreachable!("the udp backend reserves its port"),
             Settings::Vxlan(settings) => {
                 let network = VxlanNetwork::start(setup, settings).await?;
                 Ok(Self::Vxlan(Box::new(network)))
@@ -247,18 +285,8 @@ impl Setup {
 
 fn udp_setup(setup: Setup, settings: UdpBackendConfig) -> UdpSetup {
     let Setup { external, interface, follow_address, network, subnet, .. } = setup;
-    let Setup { offload, engine, workers, .. } = setup;
-    UdpSetup {
-        external,
-        interface,
-        follow_address,
-        settings,
-        network,
-        subnet,
-        offload,
-        engine,
-        workers,
-    }
+    let Setup { offload, engine, .. } = setup;
+    UdpSetup { external, interface, follow_address, settings, network, subnet, offload, engine }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod team;
 mod underlay;
 
 use std::convert::Infallible;
+use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -23,13 +24,13 @@ use tracing::{error, info, warn};
 use crate::backend::address::NextAddress;
 use crate::backend::status::{Carrier, PlaneState, View};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
+use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::device::{SocketError, Tun, TunError, TunOffload, kernel};
 use crate::engine::{Engine, RingError, SpawnError, WorkerEnd};
 use crate::failure::with_causes;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::{MtuError, overlay_mtu_bytes};
+use crate::host::mtu::MtuError;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
 use crate::host::state::LinkId;
@@ -42,6 +43,8 @@ use self::prober::Prober;
 use self::take_over::take_over;
 use self::team::{Orders, Seat, Team};
 
+pub use self::take_over::UdpReserved;
+pub(super) use self::take_over::reserve;
 pub use self::team::WorkerState;
 
 /// flannel's name for the device; the kernel puts the first free number in.
@@ -114,8 +117,6 @@ pub struct UdpSetup {
     pub offload: OffloadChoice,
     /// The engine that moves the packets.
     pub engine: EngineChoice,
-    /// How many workers share the work.
-    pub workers: WorkersChoice,
 }
 
 /// A running udp backend.
@@ -167,19 +168,17 @@ struct Plane {
 }
 
 impl UdpNetwork {
-    /// Makes device, address, route, sockets and workers, in flannel's order.
-    pub async fn start(mut setup: UdpSetup) -> Result<Self, UdpError> {
-        setup.offload.gso &= !leave_trains_out(setup.offload, &kernel::release());
+    /// Makes address, route and workers for what is reserved.
+    pub async fn start(mut setup: UdpSetup, reserved: UdpReserved) -> Result<Self, UdpError> {
+        let UdpReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
+        setup.offload = offload;
         setup.engine = team::settle_engine(setup.engine);
-        let mtu_bytes = overlay_mtu_bytes(setup.external.mtu_bytes, setup.settings.mtu_bytes)?;
         let netlink = Netlink::open()?;
         let events = Netlink::events()?;
         let underlay = UnderlayWatch::new(netlink.clone(), setup.external.address)?;
         let known = setup.external.underlay();
         let next_address = NextAddress::new(&setup.interface, setup.follow_address);
-        let worker_count = team::count(setup.workers);
-        let (queues, overlay, sockets) =
-            take_over(&netlink, &setup, mtu_bytes, worker_count).await?;
+        let overlay = take_over(&netlink, &setup, mtu_bytes, &queues[0]).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let routes = Published::new(Table::provisional());
@@ -382,8 +381,9 @@ impl Keeper {
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
         }
-        let queues = open_queues(name, &self.setup, self.worker_count)?;
-        let desired = desired(&self.netlink, &queues[0], &self.setup, self.mtu_bytes).await?;
+        let queues = open_queues(name, self.setup.offload, self.worker_count)?;
+        let (network, address) = (self.setup.network, self.setup.subnet.network());
+        let desired = desired(&self.netlink, &queues[0], network, address, self.mtu_bytes).await?;
         let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
         let offload = queues[0].offload();
         let orders = orders(&self.setup, &self.workers_mtu_bytes, &self.routes, &self.ends_sender);
@@ -417,8 +417,12 @@ fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
 }
 
 /// Opens one queue for each worker; never none.
-fn open_queues(name: &str, setup: &UdpSetup, count: NonZeroU16) -> Result<Vec<Tun>, TunError> {
-    let wanted = TunOffload { tso: setup.offload.tso, uso: setup.offload.uso };
+fn open_queues(
+    name: &str,
+    offload: OffloadChoice,
+    count: NonZeroU16,
+) -> Result<Vec<Tun>, TunError> {
+    let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
     let queues = Tun::open_queues(name, wanted, count)?;
     if count.get() > 1
         && let Err(error) = queues[0].steer_by_flow()
@@ -445,7 +449,8 @@ fn orders<'a>(
 async fn desired(
     netlink: &Netlink,
     tun: &Tun,
-    setup: &UdpSetup,
+    network: Prefix,
+    address: Ipv4Addr,
     mtu_bytes: u16,
 ) -> Result<OverlayDesired, UdpError> {
     let Some(link) = netlink.link_named(tun.name()).await? else {
@@ -454,9 +459,9 @@ async fn desired(
     };
     Ok(OverlayDesired {
         device: link.id,
-        address: setup.subnet.network(),
+        address,
         mtu_bytes,
-        network: setup.network,
+        network,
         transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
     })
 }

@@ -67,6 +67,17 @@ pub(super) async fn introduce(
     Ok(LeaseAttributes::of(TYPE, external.public_address, Some(data(settings.vni, mac))))
 }
 
+/// Refuses an interface that leaves no sensible MTU.
+pub(super) fn check_room(
+    settings: &VxlanBackendConfig,
+    external: &ExternalInterface,
+) -> Result<(), StartError> {
+    if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
+        return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
+    }
+    Ok(())
+}
+
 impl VxlanNetwork {
     /// Makes the device, or takes over the one that an earlier run left.
     pub async fn start(setup: Setup, settings: VxlanBackendConfig) -> Result<Self, StartError> {
@@ -78,9 +89,6 @@ impl VxlanNetwork {
         );
         let external = &setup.external;
         let mtu_bytes = device::mtu_bytes(&settings, external);
-        if mtu_bytes < OVERLAY_MTU_BYTES_MIN {
-            return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
-        }
         if settings.mtu_bytes.is_some_and(|bytes| bytes > external.mtu_bytes) {
             warn!(
                 "Backend.MTU is above the {} of {}: full packets will be sent in fragments",

@@ -195,6 +195,12 @@ impl SubnetManager {
         result
     }
 
+    /// The cluster behind the store, by its id, once it was heard of; 0 where there is none.
+    #[must_use]
+    pub fn cluster(&self) -> u64 {
+        self.store.cluster()
+    }
+
     /// The node goes by `config`, and does to the end: a run compares with it what the store has.
     pub fn go_by(&self, config: &NetworkConfig) {
         self.used_config.set(config.clone()).ok();

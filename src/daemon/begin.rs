@@ -8,7 +8,7 @@ use anyhow::Context;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
-use crate::backend::network::Settings;
+use crate::backend::network::{Claim, Reserved, Settings};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
@@ -17,6 +17,8 @@ use crate::control::backoff::Backoff;
 use crate::control::cache::Known;
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::{OwnLease, SubnetManager};
+use crate::control::store::StoreError;
+use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::Told;
@@ -44,6 +46,10 @@ pub(super) struct Begun {
     pub(super) held: Held,
     /// What this node says of itself.
     pub(super) attributes: LeaseAttributes,
+    /// What its backend holds.
+    pub(super) reserved: Reserved,
+    /// Its right to be this node.
+    pub(super) guard: NodeGuard,
 }
 
 /// The subnet, and what is known with it.
@@ -65,13 +71,15 @@ impl Begun {
     async fn remembered(remembered: Remembered, options: &Options) -> anyhow::Result<Self> {
         let Remembered { plan, external, mut known } = remembered;
         rules::check_bridge(options, &plan.network)?;
+        let guard = NodeGuard::take(options, known.cluster, external.public_address).await?;
         let former = Some(&known.own.attributes);
         let attributes =
             plan.settings.introduce(&external, former).await.context(REGISTRATION_PHRASE)?;
+        let reserved = plan.reserve(options, &external).await?;
         // Of itself a node says what it would say on a start with the store.
         known.own.attributes = attributes.clone();
-        let interface = options.interface.clone();
-        Ok(Self { plan, external, interface, held: Held::Cached(known), attributes })
+        let (interface, held) = (options.interface.clone(), Held::Cached(known));
+        Ok(Self { plan, external, interface, held, attributes, reserved, guard })
     }
 }
 
@@ -93,11 +101,17 @@ pub(super) async fn begin(
         interface.public_ip = Some(address);
     }
     let external = external_interface(&interface).await?;
-    match acquire_until_leased(manager, plan, &external, &mut warm).await? {
-        ControlFlow::Continue((plan, own, attributes)) => {
-            Ok(Begun { plan, external, interface, held: Held::Leased(own), attributes })
+    let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
+    match acquire_until_leased(options, manager, plan, &external, &mut warm).await? {
+        ControlFlow::Continue((plan, own, Ready { attributes, reserved })) => {
+            let held = Held::Leased(own);
+            Ok(Begun { plan, external, interface, held, attributes, reserved, guard })
         }
-        ControlFlow::Break(remembered) => Begun::remembered(remembered, options).await,
+        ControlFlow::Break(remembered) => {
+            // It takes its own.
+            drop(guard);
+            Begun::remembered(remembered, options).await
+        }
     }
 }
 
@@ -113,6 +127,26 @@ impl Plan {
         let settings = Settings::parse(&network.backend).context(BACKEND_PHRASE)?;
         Ok(Self { network, settings })
     }
+
+    /// Has the backend take what it can be refused.
+    async fn reserve(
+        &self,
+        options: &Options,
+        external: &ExternalInterface,
+    ) -> anyhow::Result<Reserved> {
+        let network = self.network.network;
+        let (offload, workers) = (options.offload, options.workers);
+        let claim = Claim { external, network, offload, workers };
+        self.settings.reserve(claim).await.context(REGISTRATION_PHRASE)
+    }
+}
+
+/// What a node has before the store hears of it.
+struct Ready {
+    /// What it says of itself.
+    attributes: LeaseAttributes,
+    /// What its backend holds.
+    reserved: Reserved,
 }
 
 /// flanneld waits for the configuration for ever, so that it may be written after the nodes start.
@@ -165,18 +199,25 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
 /// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it, so
 /// its configuration is read again before each further try.
 async fn acquire_until_leased(
+    options: &Options,
     manager: &SubnetManager,
     mut plan: Plan,
     external: &ExternalInterface,
     warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease, LeaseAttributes)>> {
+) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease, Ready)>> {
     let mut backoff = Backoff::default();
     let (mut told, mut told_config) = (Told::default(), Told::default());
-    let mut introduced = None;
+    let mut ready = None;
     loop {
-        let error = match acquire_once(manager, &plan, external, &mut introduced).await? {
-            Ok((own, attributes)) => return Ok(ControlFlow::Continue((plan, own, attributes))),
-            Err(error) => error,
+        let error = match get_ready(options, manager, &plan, external, ready.take()).await? {
+            Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
+                Ok(own) => return Ok(ControlFlow::Continue((plan, own, made))),
+                Err(error) => {
+                    ready = Some(made);
+                    error
+                }
+            },
+            Err(error) => error.into(),
         };
         if error.is_final() {
             return Err(anyhow::Error::from(error).context(REGISTRATION_PHRASE));
@@ -198,8 +239,8 @@ async fn acquire_until_leased(
             Ok(network) if network == plan.network => {}
             Ok(network) => {
                 info!("the network configuration has changed; trying with the new one");
-                let plan_before = std::mem::replace(&mut plan, Plan::new(network)?);
-                introduced = introduced.filter(|_| plan.settings == plan_before.settings);
+                plan = Plan::new(network)?;
+                ready = None;
             }
             // The remedy may hold a slip of the pen.
             Err(error) => {
@@ -210,33 +251,30 @@ async fn acquire_until_leased(
     }
 }
 
-/// One try. What the backend has the node say of itself is made once: it may be a command's
-/// output. The inner error may go away by itself; the outer one is final.
-async fn acquire_once(
+/// What has to be had before the store hears of the node, made once: what the node says of itself
+/// may be a command's output. The inner error may go away by itself; the outer one is final.
+async fn get_ready(
+    options: &Options,
     manager: &SubnetManager,
     plan: &Plan,
     external: &ExternalInterface,
-    introduced: &mut Option<LeaseAttributes>,
-) -> anyhow::Result<Result<(OwnLease, LeaseAttributes), AcquireError>> {
-    let attributes = match introduced.take() {
-        Some(attributes) => attributes,
-        None => {
-            let former = if plan.settings.goes_by_former() {
-                manager.former(&plan.network, external.public_address).await
-            } else {
-                Ok(None)
-            };
-            let former = match former {
-                Ok(former) => former,
-                Err(error) => return Ok(Err(error.into())),
-            };
-            let introduced = plan.settings.introduce(external, former.as_ref()).await;
-            introduced.context(REGISTRATION_PHRASE)?
+    made: Option<Ready>,
+) -> anyhow::Result<Result<Ready, StoreError>> {
+    if let Some(made) = made {
+        return Ok(Ok(made));
+    }
+    let former = if plan.settings.goes_by_former() {
+        match manager.former(&plan.network, external.public_address).await {
+            Ok(former) => former,
+            Err(error) => return Ok(Err(error)),
         }
+    } else {
+        None
     };
-    let own = manager.acquire(&plan.network, &attributes).await;
-    *introduced = Some(attributes.clone());
-    Ok(own.map(|own| (own, attributes)))
+    let introduced = plan.settings.introduce(external, former.as_ref()).await;
+    let attributes = introduced.context(REGISTRATION_PHRASE)?;
+    let reserved = plan.reserve(options, external).await?;
+    Ok(Ok(Ready { attributes, reserved }))
 }
 
 pub(super) async fn external_interface(

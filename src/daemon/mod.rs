@@ -7,6 +7,7 @@ mod http;
 mod identity;
 mod install;
 pub mod log;
+mod node_guard;
 pub mod notify;
 pub mod report;
 mod rules;

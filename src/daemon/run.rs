@@ -151,7 +151,7 @@ async fn work(
     readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Begun { plan, external, interface, held, attributes } =
+    let Begun { plan, external, interface, held, attributes, reserved, guard } =
         begin(options, manager, previous).await?;
     let subnet = held.subnet();
     let kind = plan.settings.kind();
@@ -168,7 +168,7 @@ async fn work(
         engine: options.engine,
         workers: options.workers,
     };
-    let network = Network::start(setup).await.context(REGISTRATION_PHRASE)?;
+    let network = Network::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
     let View { state: plane, attributes, carrier } = network.view();
     let keeper = rules::keeper(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (keeper.state(), keeper.kept());
@@ -203,6 +203,7 @@ async fn work(
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
         never = writer.keep(plane) => match never {},
         never = keep_cache(cache.as_ref(), manager) => match never {},
+        never = guard.keep(attributes.clone()) => match never {},
         end = carry(manager, held, options.renew_margin, network, attributes) => {
             if let Some(cache) = &cache {
                 cache.forget();

@@ -1,4 +1,5 @@
-//! The host's own network state: interfaces, addresses, routes, and the lock of one daemon.
+//! The host's own network state: interfaces, addresses, routes, and the locks that keep a
+//! second daemon out.
 //!
 //! Pure decisions (`interface::select`, `overlay::diff`, `mtu`) work on the snapshots of `state`;
 //! only `netlink` talks to the kernel. Nothing here knows leases, peers or packets.
@@ -7,6 +8,7 @@ pub mod interface;
 pub mod lock;
 pub mod mtu;
 pub mod netlink;
+pub mod node_lock;
 pub mod overlay;
 pub mod state;
 pub mod underlay;

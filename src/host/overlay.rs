@@ -47,8 +47,9 @@ pub enum OverlayError {
     DeviceGone(LinkId),
     /// Somebody else has a route to the overlay network.
     #[error(
-        "the host already has a route to the overlay network: {route}; remove it \
-         (ip route del {route}) or choose another Network"
+        "the host already has a route to the overlay network: {route}; if another flanneld or \
+         weftd keeps it, stop that one; if nobody does, remove it (ip route del {route}) or \
+         choose another Network"
     )]
     ForeignRoute {
         /// The route as `ip route` would show it.
@@ -100,12 +101,20 @@ impl Overlay {
         netlink: Netlink,
         desired: OverlayDesired,
     ) -> Result<Self, OverlayError> {
-        let actual = read(&netlink, &desired).await?;
-        let plan = diff(&desired, &actual, DeviceSettings::Impose);
-        if let Some(route) = plan.foreign_routes.first() {
-            return Err(OverlayError::ForeignRoute { route: name_route(&netlink, route).await });
-        }
+        let plan = Self::check(&netlink, &desired).await?;
         Self::impose(netlink, desired, &plan).await
+    }
+
+    /// Refuses as `establish` would, and changes nothing. Gives what there is to do.
+    pub async fn check(netlink: &Netlink, desired: &OverlayDesired) -> Result<Plan, OverlayError> {
+        let actual = read(netlink, desired).await?;
+        let plan = diff(desired, &actual, DeviceSettings::Impose);
+        match plan.foreign_routes.first() {
+            Some(route) => {
+                Err(OverlayError::ForeignRoute { route: name_route(netlink, route).await })
+            }
+            None => Ok(plan),
+        }
     }
 
     /// Configures a device that takes the place of one that was established and is gone. A foreign

@@ -1,16 +1,22 @@
-//! The first plane of a daemon, which may find what a killed predecessor left behind.
+//! The first plane of a daemon, in two steps: `reserve` takes what another daemon may have, before
+//! anything is written to the store; `take_over` makes the rest. Both may find what a killed
+//! predecessor left behind.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
 
-use crate::device::{SocketError, Tun, TunnelSocket};
+use crate::backend::network::Claim;
+use crate::config::network::UdpBackendConfig;
+use crate::config::options::OffloadChoice;
+use crate::device::{SocketError, Tun, TunnelSocket, kernel};
+use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayError};
 
-use super::{DEVICE_TEMPLATE, UdpError, UdpSetup, desired, open_queues};
+use super::{DEVICE_TEMPLATE, UdpError, UdpSetup, desired, leave_trains_out, open_queues, team};
 
 /// How long what is in the way at start may be a killed predecessor's.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
@@ -18,21 +24,53 @@ const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two tries meanwhile.
 const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 
-/// Makes device, address, route and sockets. A killed predecessor's io_uring holds its device and
-/// its socket until the kernel has torn the ring down, some time after the process is gone.
+/// The port and a device, held.
+#[derive(Debug)]
+pub struct UdpReserved {
+    pub(super) sockets: Vec<TunnelSocket>,
+    pub(super) queues: Vec<Tun>,
+    pub(super) mtu_bytes: u16,
+    pub(super) worker_count: NonZeroU16,
+    /// What is left of the offloads that were asked for.
+    pub(super) offload: OffloadChoice,
+}
+
+/// Takes the port and a device, and makes sure that the route is to be had. The port comes first:
+/// whoever has it also owns the route, which is not to be removed then.
+pub(crate) async fn reserve(
+    settings: &UdpBackendConfig,
+    claim: Claim<'_>,
+) -> Result<UdpReserved, UdpError> {
+    let Claim { external, network, mut offload, workers } = claim;
+    let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
+    offload.gso &= !leave_trains_out(offload, &kernel::release());
+    let worker_count = team::count(workers);
+    let netlink = Netlink::open()?;
+    let address = SocketAddrV4::new(external.address, settings.port);
+    let once = async || {
+        let sockets = bind_sockets(address, offload, worker_count)?;
+        let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
+        let desired = desired(&netlink, &queues[0], network, network.network(), mtu_bytes).await?;
+        Overlay::check(&netlink, &desired).await?;
+        Ok(UdpReserved { sockets, queues, mtu_bytes, worker_count, offload })
+    };
+    patiently(once).await
+}
+
+/// Gives the device its address and the route.
 pub(super) async fn take_over(
     netlink: &Netlink,
     setup: &UdpSetup,
     mtu_bytes: u16,
-    count: NonZeroU16,
-) -> Result<(Vec<Tun>, Overlay, Vec<TunnelSocket>), UdpError> {
-    let once = async || {
-        let queues = open_queues(DEVICE_TEMPLATE, setup, count)?;
-        let desired = desired(netlink, &queues[0], setup, mtu_bytes).await?;
-        let overlay = Overlay::establish(netlink.clone(), desired).await?;
-        let sockets = bind_sockets(setup, setup.external.address, count)?;
-        Ok((queues, overlay, sockets))
-    };
+    tun: &Tun,
+) -> Result<Overlay, UdpError> {
+    let desired = desired(netlink, tun, setup.network, setup.subnet.network(), mtu_bytes).await?;
+    patiently(async || Ok(Overlay::establish(netlink.clone(), desired.clone()).await?)).await
+}
+
+/// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
+/// its socket until the kernel has torn the ring down, some time after the process is gone.
+async fn patiently<T>(once: impl AsyncFn() -> Result<T, UdpError>) -> Result<T, UdpError> {
     let give_up = Instant::now() + LEFTOVER_PATIENCE;
     loop {
         match once().await {
@@ -46,11 +84,10 @@ pub(super) async fn take_over(
 
 /// Binds one socket for each worker to `address`, which is the external interface's.
 pub(super) fn bind_sockets(
-    setup: &UdpSetup,
-    address: Ipv4Addr,
+    address: SocketAddrV4,
+    offload: OffloadChoice,
     count: NonZeroU16,
 ) -> Result<Vec<TunnelSocket>, SocketError> {
-    let (address, offload) = (SocketAddrV4::new(address, setup.settings.port), setup.offload);
     TunnelSocket::bind_group(address, offload.gso, offload.gro, count)
 }
 

@@ -1,6 +1,7 @@
 //! What the backend does when the interface beneath it changes: the overlay's MTU follows, and so
 //! does the tunnel's address.
 
+use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -35,7 +36,8 @@ impl Keeper {
 
     /// Binds the sockets of the next workers, and tells the peers where they are.
     fn move_to(&mut self, external: ExternalInterface) -> Result<(), UdpError> {
-        let sockets = bind_sockets(&self.setup, external.address, self.worker_count)?;
+        let address = SocketAddrV4::new(external.address, self.setup.settings.port);
+        let sockets = bind_sockets(address, self.setup.offload, self.worker_count)?;
         for (seat, socket) in self.seats.iter_mut().zip(sockets) {
             seat.socket = Arc::new(socket);
         }

@@ -83,6 +83,11 @@ impl EtcdStore {
         &self.prefix
     }
 
+    /// The cluster that was last connected to, by its id; 0 before the first.
+    pub(super) fn cluster(&self) -> u64 {
+        self.connection.cluster()
+    }
+
     fn subnets(&self) -> String {
         format!("{}/subnets/", self.prefix)
     }

@@ -6,6 +6,7 @@
 //! is closed on every host of this decade, costs one refused connection that way.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions, Error as EtcdError, GetOptions};
@@ -34,6 +35,8 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 pub(super) struct Connection {
     options: EtcdOptions,
     session: Mutex<Option<Session>>,
+    /// The cluster that was last connected to; 0 before the first.
+    cluster: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -91,7 +94,7 @@ impl Connection {
         for endpoint in &options.endpoints {
             connect_options(&options, endpoint)?;
         }
-        Ok(Self { options, session: Mutex::new(None) })
+        Ok(Self { options, session: Mutex::new(None), cluster: AtomicU64::new(0) })
     }
 
     /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
@@ -138,6 +141,11 @@ impl Connection {
     /// Whether requests carry a token, which ends some time.
     pub(super) fn has_credentials(&self) -> bool {
         self.options.credentials.is_some()
+    }
+
+    /// The cluster that was last connected to, by its id; 0 before the first.
+    pub(super) fn cluster(&self) -> u64 {
+        self.cluster.load(Ordering::Relaxed)
     }
 
     /// Forgets the connection: its endpoint misbehaves in a way that only a stream showed.
@@ -217,7 +225,9 @@ impl Connection {
             let mut client = Client::connect([endpoint], Some(options)).await?;
             // A read that needs the quorum: an endpoint cut off from its cluster must not win.
             let count = GetOptions::new().with_count_only();
-            client.get(config_key(&self.options.prefix), Some(count)).await?;
+            let found = client.get(config_key(&self.options.prefix), Some(count)).await?;
+            let cluster = found.header().map_or(0, |header| header.cluster_id());
+            self.cluster.store(cluster, Ordering::Relaxed);
             Ok::<_, EtcdError>(client)
         };
         match timeout(REQUEST_TIMEOUT, attempt).await {

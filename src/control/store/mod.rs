@@ -314,6 +314,19 @@ impl Store {
         }
     }
 
+    /// The cluster behind the store, by its id, once it was heard of; 0 where there is none.
+    #[must_use]
+    pub fn cluster(&self) -> u64 {
+        match self {
+            Self::Etcd(store) => store.cluster(),
+            Self::Local(_) => 0,
+            #[cfg(feature = "kube")]
+            Self::Kube(_) => 0,
+            #[cfg(test)]
+            Self::Memory(_) => 0,
+        }
+    }
+
     /// Before a subnet is looked for: from now on, listings and writes are refused if another node
     /// claims `public_ip`, and writes claim it.
     pub async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {

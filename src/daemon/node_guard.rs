@@ -1,0 +1,98 @@
+//! Keeps a second daemon from being the same node: the lock of the store and the PublicIP, for as
+//! long as the daemon runs, also when its address changes.
+
+use std::convert::Infallible;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::MetadataExt;
+
+use anyhow::Context;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::config::options::{Options, StoreOptions};
+use crate::control::lease::LeaseAttributes;
+use crate::daemon::begin::REGISTRATION_PHRASE;
+use crate::host::node_lock::{NodeLock, NodeLockError};
+
+/// The lock, if it could be had.
+#[derive(Debug)]
+pub(super) struct NodeGuard {
+    store: String,
+    public_ip: Ipv4Addr,
+    lock: Option<NodeLock>,
+}
+
+impl NodeGuard {
+    /// Refuses if another daemon is the node of `public_ip` in this store, whose cluster has the
+    /// number `cluster`. A lock that can't be had for another reason is no reason not to carry
+    /// packets.
+    pub(super) async fn take(
+        options: &Options,
+        cluster: u64,
+        public_ip: Ipv4Addr,
+    ) -> anyhow::Result<Self> {
+        let store = identity(&options.store, cluster);
+        let lock = match NodeLock::acquire(&store, public_ip).await {
+            Ok(lock) => Some(lock),
+            Err(error @ NodeLockError::Held { .. }) => {
+                return Err(anyhow::Error::from(error)).context(REGISTRATION_PHRASE);
+            }
+            Err(error @ (NodeLockError::Squatted { .. } | NodeLockError::Unusable(_))) => {
+                warn!(
+                    "a second daemon for {public_ip} would not be noticed, going on without its \
+                     lock: {:#}",
+                    anyhow::Error::from(error)
+                );
+                None
+            }
+        };
+        Ok(Self { store, public_ip, lock })
+    }
+
+    /// Holds the lock, and changes it for that of the next address.
+    pub(super) async fn keep(
+        mut self,
+        mut attributes: watch::Receiver<LeaseAttributes>,
+    ) -> Infallible {
+        loop {
+            let answer = async {
+                match &self.lock {
+                    Some(lock) => lock.answer().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                never = answer => match never {},
+                changed = attributes.changed() => if changed.is_err() {
+                    // The backend was dropped, and so will be this.
+                    std::future::pending::<()>().await;
+                }
+            }
+            let public_ip = attributes.borrow_and_update().public_ip;
+            if public_ip == self.public_ip {
+                continue;
+            }
+            self.public_ip = public_ip;
+            self.lock = match NodeLock::acquire(&self.store, public_ip).await {
+                Ok(lock) => Some(lock),
+                Err(error) => {
+                    warn!("the node moved to {public_ip}: {:#}", anyhow::Error::from(error));
+                    None
+                }
+            };
+        }
+    }
+}
+
+/// What tells one store from another, however its place is spelled.
+fn identity(store: &StoreOptions, cluster: u64) -> String {
+    match store {
+        StoreOptions::Etcd(options) => format!("etcd {} of {cluster:x}", options.prefix),
+        StoreOptions::Local(directory) => match std::fs::metadata(directory) {
+            Ok(found) => format!("local {} {}", found.dev(), found.ino()),
+            Err(_) => store.identity(),
+        },
+        #[cfg(feature = "kube")]
+        StoreOptions::Kube(_) => store.identity(),
+    }
+}

@@ -1,0 +1,221 @@
+//! One daemon per node of a store: an abstract unix socket whose name says which node of which
+//! store it is. Such names belong to the network namespace, as the ports, routes and devices do
+//! that two daemons would fight for, so containers that share it meet here whatever files they
+//! see. The kernel gives a name back with its process.
+
+use std::convert::Infallible;
+use std::hash::Hasher;
+use std::io;
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::{Instant, sleep, timeout};
+
+/// For how long a daemon that is stopping may still hold the lock that its successor wants.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Pause between two tries meanwhile.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// A holder's kernel answers at once, unless its queue of connections is full.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
+/// Pause after a connection that could not be taken, such as for lack of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// The right to be the node of one address in one store. Given back when dropped, or when the
+/// process ends.
+#[derive(Debug)]
+pub struct NodeLock {
+    listener: UnixListener,
+}
+
+/// Why this process may not be that node.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeLockError {
+    /// Another daemon is that node.
+    #[error(
+        "{} is already the node {public_ip} of this store in this network namespace; stop it \
+         first, or give this one another store, prefix or --public-ip. Nothing was written to \
+         the store",
+        describe(*pid)
+    )]
+    Held {
+        /// The node's address.
+        public_ip: Ipv4Addr,
+        /// The other daemon, unless it is in a pid namespace that cannot be seen from here.
+        pid: Option<i32>,
+    },
+    /// Somebody who is no daemon has the name. Anybody may take one.
+    #[error("its name is taken by {}, which is no weftd", describe_user(*user))]
+    Squatted {
+        /// Who, if that can be told.
+        user: Option<u32>,
+    },
+    /// There are no such sockets.
+    #[error("cannot bind an abstract unix socket")]
+    Unusable(#[source] io::Error),
+}
+
+fn describe(pid: Option<i32>) -> String {
+    pid.map_or_else(
+        || "a weftd in another container".to_owned(),
+        |pid| format!("the weftd with pid {pid}"),
+    )
+}
+
+fn describe_user(user: Option<u32>) -> String {
+    user.map_or_else(|| "somebody who does not answer".to_owned(), |user| format!("user {user}"))
+}
+
+impl NodeLock {
+    /// Takes the lock of `public_ip` in `store`, which is any text that names the store.
+    pub async fn acquire(store: &str, public_ip: Ipv4Addr) -> Result<Self, NodeLockError> {
+        let name = name(store, public_ip);
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            match UnixListener::bind(&name) {
+                Ok(listener) => return Ok(Self { listener }),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(NodeLockError::Unusable(error)),
+            }
+            let error = holder(&name, public_ip).await;
+            if Instant::now() >= give_up {
+                return Err(error);
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Takes what connects, so that the kernel can always tell others who holds the lock.
+    pub async fn answer(&self) -> Infallible {
+        loop {
+            if self.listener.accept().await.is_err() {
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// The name, of a length that fits, which all versions must compute alike.
+fn name(store: &str, public_ip: Ipv4Addr) -> String {
+    let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
+    hasher.write(store.as_bytes());
+    format!("\0weftd/{:016x}/{public_ip}", hasher.finish())
+}
+
+/// FNV-1a, which stays the same where the standard library's hasher may change.
+struct Fnv(u64);
+
+impl Hasher for Fnv {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+/// Who has `name`. Only root and this user are believed to be a daemon.
+async fn holder(name: &str, public_ip: Ipv4Addr) -> NodeLockError {
+    let Ok(Ok(stream)) = timeout(ANSWER_TIMEOUT, UnixStream::connect(name)).await else {
+        return NodeLockError::Squatted { user: None };
+    };
+    let Ok(peer) = stream.peer_cred() else { return NodeLockError::Squatted { user: None } };
+    if peer.uid() != 0 && peer.uid() != rustix::process::geteuid().as_raw() {
+        return NodeLockError::Squatted { user: Some(peer.uid()) };
+    }
+    NodeLockError::Held { public_ip, pid: peer.pid().filter(|pid| *pid > 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    /// Of a store that no other test has.
+    fn store() -> String {
+        format!("test {:016x}", fastrand::u64(..))
+    }
+
+    #[tokio::test]
+    async fn the_second_is_told_the_pid_of_the_first_and_has_it_after_it() {
+        let store = store();
+        let first = NodeLock::acquire(&store, NODE).await.unwrap();
+        let error = NodeLock::acquire(&store, NODE).await.unwrap_err();
+        assert!(error.to_string().contains(&format!("pid {}", std::process::id())), "{error}");
+        NodeLock::acquire(&store, Ipv4Addr::LOCALHOST).await.expect("another address is free");
+        NodeLock::acquire("another store", NODE).await.expect("another store is free");
+        drop(first);
+        NodeLock::acquire(&store, NODE).await.expect("the name is kept");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_stops_is_waited_for() {
+        let store = store();
+        let first = NodeLock::acquire(&store, NODE).await.unwrap();
+        let (second, ()) = tokio::join!(NodeLock::acquire(&store, NODE), async {
+            sleep(RETRY * 3).await;
+            drop(first);
+        });
+        second.expect("the successor did not wait");
+    }
+
+    #[tokio::test]
+    async fn a_crowd_of_losers_is_answered() {
+        let store = store();
+        let lock = NodeLock::acquire(&store, NODE).await.unwrap();
+        let name = name(&store, NODE);
+        let crowd = async {
+            // More than any queue of connections holds.
+            for _ in 0..10_000 {
+                UnixStream::connect(&name).await.unwrap();
+            }
+        };
+        tokio::select! {
+            never = lock.answer() => match never {},
+            () = crowd => {}
+        }
+        assert!(matches!(holder(&name, NODE).await, NodeLockError::Held { pid: Some(_), .. }));
+    }
+
+    #[tokio::test]
+    async fn a_name_that_another_user_took_is_no_daemons() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let store = store();
+        let name = name(&store, NODE);
+        let script = "import socket, sys, time
+s = socket.socket(socket.AF_UNIX)
+s.bind(chr(0) + sys.argv[1])
+s.listen()
+print('taken', flush=True)
+time.sleep(60)";
+        let mut nobody = Command::new("setpriv")
+            .args([
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                "/usr/bin/python3",
+                "-c",
+                script,
+            ])
+            .arg(&name[1..])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 6];
+        nobody.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        let error = NodeLock::acquire(&store, NODE).await.unwrap_err();
+        nobody.kill().unwrap();
+        nobody.wait().unwrap();
+        assert!(matches!(error, NodeLockError::Squatted { user: Some(65_534) }), "{error}");
+    }
+}
