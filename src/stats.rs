@@ -100,6 +100,8 @@ drop_reasons! {
     DestinationMulticast = "dst-multicast",
     /// The inner destination is not in our own subnet.
     DestinationNotLocal = "dst-not-local",
+    /// The inner packet asks for a loose or strict source route (RFC 7126, sections 4.3 and 4.4).
+    SourceRoute = "source-route",
     /// A tunnel packet inside a tunnel packet, addressed to our own tunnel socket.
     NestedTunnel = "nested-tunnel",
     /// One of our own tunnel packets was routed back into the TUN device.

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::packet::address;
 use crate::packet::icmp::ErrorKind;
-use crate::packet::ipv4::{Ipv4Header, protocol};
+use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
 use crate::route::{Prefix, Table};
 use crate::stats::DropReason;
 
@@ -149,6 +149,10 @@ pub fn ingress(
     if let Err(reason) = addresses(local, table, sender, header, packet) {
         return Drop(reason);
     }
+    // Its next address would be judged by nobody.
+    if ipv4::has_source_route(header, packet) {
+        return Drop(DropReason::SourceRoute);
+    }
     match header.ttl {
         0 => Drop(DropReason::TtlZero),
         1 => time_exceeded(table, sender, header.source),
@@ -174,7 +178,8 @@ impl Judged {
         packet: &[u8],
     ) -> IngressVerdict {
         let addresses = Some((header.source, header.destination));
-        if self.0 == addresses && header.ttl > 1 {
+        let plain = usize::from(header.header_bytes) == HEADER_BYTES_MIN && header.ttl > 1;
+        if self.0 == addresses && plain {
             return IngressVerdict::Deliver;
         }
         let verdict = ingress(local, table, sender, header, packet);

@@ -8,8 +8,11 @@ use crate::packet::limiter::{GLOBAL_BURST, IcmpLimiter};
 
 use super::Pass;
 
-/// Errors held until the batch ends: the limiter's burst, and a batch is far too short for more.
-const REPLIES_MAX: usize = GLOBAL_BURST as usize;
+/// Errors held until the batch ends: one for each of its 64 reads. Of those that are limited a
+/// batch makes fewer, [`GLOBAL_BURST`].
+const REPLIES_MAX: usize = 64;
+
+const _: () = assert!(GLOBAL_BURST as usize <= REPLIES_MAX);
 
 /// One ICMP error to deliver.
 #[derive(Debug, Clone, Copy)]
@@ -57,8 +60,11 @@ impl Replies {
         if !icmp::may_answer(header, packet) {
             return;
         }
+        // As in Linux (icmpv4_mask_allow, net/ipv4/icmp.c): without this error a path's MTU is not
+        // found, and the sender's packets are lost until it is.
+        let is_exempt = matches!(kind, ErrorKind::FragmentationNeeded { .. });
         let at = self.entries.len();
-        if at == REPLIES_MAX || !self.limiter.allow(pass.now_ns, header.source) {
+        if at == REPLIES_MAX || !is_exempt && !self.limiter.allow(pass.now_ns, header.source) {
             pass.stats.icmp_limited.add(1);
             return;
         }

@@ -97,6 +97,14 @@ fn with(mut packet: Vec<u8>, at: usize, bytes: &[u8]) -> Vec<u8> {
     seal(packet)
 }
 
+/// The packet with these IPv4 options.
+fn with_options(mut packet: Vec<u8>, options: &[u8]) -> Vec<u8> {
+    packet.splice(20..20, options.iter().copied());
+    packet[0] += (options.len() / 4) as u8;
+    let total_bytes = packet.len() as u16;
+    with(packet, 2, &total_bytes.to_be_bytes())
+}
+
 /// The packet after one hop.
 fn hop(packet: &[u8]) -> Vec<u8> {
     with(packet.to_vec(), 8, &[packet[8] - 1])

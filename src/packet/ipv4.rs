@@ -18,6 +18,14 @@ pub mod protocol {
     pub const UDP: u8 = 17;
 }
 
+/// Options of the header (IANA).
+mod option {
+    pub(super) const END: u8 = 0;
+    pub(super) const NO_OPERATION: u8 = 1;
+    pub(super) const LOOSE_ROUTE: u8 = 131;
+    pub(super) const STRICT_ROUTE: u8 = 137;
+}
+
 /// The fields of a valid IPv4 header.
 ///
 /// When it comes from [`Ipv4Header::parse`], `20 <= header_bytes <= total_bytes`, and both lie
@@ -139,6 +147,24 @@ impl Ipv4Header {
     }
 }
 
+/// Whether the packet that `header` describes asks for a loose or strict source route (RFC 791,
+/// section 3.1). Options are read as Linux reads them: behind an end or a malformed one comes
+/// nothing.
+#[must_use]
+pub fn has_source_route(header: &Ipv4Header, packet: &[u8]) -> bool {
+    let options = packet.get(HEADER_BYTES_MIN..usize::from(header.header_bytes));
+    let mut options = options.unwrap_or_default();
+    loop {
+        options = match options {
+            [option::LOOSE_ROUTE | option::STRICT_ROUTE, ..] => return true,
+            [option::NO_OPERATION, rest @ ..] => rest,
+            [option::END, ..] => return false,
+            [_, bytes @ 2..=255, ..] => options.get(usize::from(*bytes)..).unwrap_or_default(),
+            [_, ..] | [] => return false,
+        };
+    }
+}
+
 /// Takes one off the time to live and patches the header checksum (RFC 1624).
 ///
 /// The packet was parsed before and its time to live is at least 1; whether a packet that arrives
@@ -216,6 +242,36 @@ mod tests {
         assert_eq!(header, expected);
         assert_eq!(header.payload_bytes(), 8);
         assert!(!header.is_fragment());
+    }
+
+    #[test]
+    fn source_routes_are_found_where_linux_finds_them() {
+        let route = [131, 7, 4, 10, 5, 3, 9];
+        let cases: [(&[u8], bool); 12] = [
+            (&[], false),
+            (&route, true),
+            (&[137, 7, 4, 10, 5, 3, 9], true),
+            (&[1, 1, 1, 131, 3, 4], true),
+            (&[148, 4, 0, 0, 131, 3, 4], true),
+            (&[7, 3, 4, 137], true),
+            (&[131], true),
+            (&[148, 4, 131, 3], false),
+            (&[0, 131, 3, 4], false),
+            (&[148, 1, 131, 3, 4], false),
+            (&[148, 0, 131, 3, 4], false),
+            (&[148, 40, 131, 3, 4], false),
+        ];
+        for (options, expected) in cases {
+            let mut bytes = packet()[..20].to_vec();
+            bytes.extend(options);
+            bytes.resize(20 + options.len().next_multiple_of(4), 0);
+            // Behind the header is payload, whatever it looks like.
+            let header_bytes = bytes.len() as u8;
+            bytes.extend(route);
+            let header =
+                Ipv4Header { header_bytes, ..Ipv4Header::parse(&packet()).expect("a header") };
+            assert_eq!(has_source_route(&header, &bytes), expected, "{options:?}");
+        }
     }
 
     #[test]

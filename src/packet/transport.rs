@@ -184,16 +184,17 @@ pub struct OutOfBounds {
 /// `start + offset` holds the folded, uncomplemented pseudo-header sum; everything from `start`
 /// to the end is summed over it and the complement stored (kernel: `skb_checksum_help`).
 ///
-/// A UDP checksum that comes out as zero is stored as 0xffff, for zero says "none" (RFC 768).
+/// A UDP checksum that comes out as zero is stored as 0xffff, for zero says "none" (RFC 768). The
+/// field's offset alone tells that it is UDP's: in a tunnel's packet (IP in IP, GRE) the protocol
+/// is the tunnel's. Where another protocol has its checksum there, both stand for the same sum.
 /// `packet` starts at its IPv4 header and ends at its total length.
 #[inline]
 pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> Result<(), OutOfBounds> {
-    let is_udp = offset == UDP_CHECKSUM_OFFSET && packet.get(9) == Some(&protocol::UDP);
     let packet_bytes = packet.len();
     let out_of_bounds = OutOfBounds { start, offset, packet_bytes };
     let covered = packet.get_mut(start..).ok_or(out_of_bounds)?;
     let mut field = checksum::finish(checksum::sum(covered));
-    if is_udp && field == [0, 0] {
+    if offset == UDP_CHECKSUM_OFFSET && field == [0, 0] {
         field = [0xff, 0xff];
     }
     let stored = covered.get_mut(offset..).and_then(<[u8]>::first_chunk_mut::<2>);

@@ -123,7 +123,22 @@ fn malformed(source: Ipv4Addr) -> Vec<Class> {
         ("bad-checksum", edited(|packet| packet[8] -= 1, false)),
         ("bad-checksum", edited(|packet| packet[10..12].fill(0), false)),
         ("ttl-zero", edited(|packet| packet[8] = 0, true)),
+        ("source-route", optioned(source, [131, 7, 4, 10, 5, 3, 9, 0])),
+        ("source-route", optioned(source, [1, 137, 7, 4, 8, 8, 8, 8])),
     ]
+}
+
+/// An otherwise good packet with IPv4 options.
+fn optioned(source: Ipv4Addr, options: [u8; 8]) -> Vec<u8> {
+    edited(
+        source,
+        |packet| {
+            packet.splice(20..20, options);
+            packet[0] += 2;
+            packet[3] += 8;
+        },
+        true,
+    )
 }
 
 pub(crate) fn address(text: &str) -> Ipv4Addr {

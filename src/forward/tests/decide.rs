@@ -106,6 +106,7 @@ fn ingress_verdicts() {
     let source = |octets: [u8; 4]| with(packet(), 12, &octets);
     let destination = |octets: [u8; 4]| with(packet(), 16, &octets);
     let nested = |destination| udp_with((9, 8285), (FAR, destination), &[0; 8]);
+    let optioned = |options: [u8; 4]| with_options(packet(), &options);
     let silent = |reason| Err((reason, None));
     let cases: Vec<(&str, Vec<u8>, Ingressed)> = vec![
         ("plain", packet(), Ok(())),
@@ -136,6 +137,9 @@ fn ingress_verdicts() {
         ("after our subnet", destination([10, 5, 2, 0]), silent(R::DestinationNotLocal)),
         ("outside the overlay", destination([8, 8, 8, 8]), silent(R::DestinationNotLocal)),
         ("metadata service", destination([169, 254, 169, 254]), silent(R::DestinationNotLocal)),
+        ("loose source route", optioned([131, 3, 4, 0]), silent(R::SourceRoute)),
+        ("strict source route", optioned([1, 137, 3, 4]), silent(R::SourceRoute)),
+        ("router alert", optioned([148, 4, 0, 0]), Ok(())),
         ("time to live 2", ttl(2), Ok(())),
         ("time to live 1", ttl(1), Err((R::TtlExpired, Some(PEER)))),
         ("time to live 0", ttl(0), silent(R::TtlZero)),

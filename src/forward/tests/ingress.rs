@@ -151,6 +151,17 @@ fn bad_members_of_a_train_are_dropped_by_reason_between_good_ones_untouched() {
     }
 }
 
+/// Options are looked at in each packet, whatever is known of its addresses.
+#[test]
+fn a_source_route_behind_an_innocent_packet_is_found() {
+    let mut walk = Walk::new(ALL);
+    let routed = with_options(udp(FAR, POD, &[1; 92]), &[131, 7, 4, 10, 5, 3, 9, 0]);
+    let alert = with_options(udp(FAR, POD, &[2; 96]), &[148, 4, 0, 0]);
+    walk.train(PEER, &[marked(0), routed, alert.clone(), marked(3)]);
+    assert_eq!(walk.written, hops(&[marked(0), alert, marked(3)]));
+    assert_eq!(walk.world.drops(), [(DropReason::SourceRoute, 1)]);
+}
+
 /// One flow, but the second segment has no options and ends before the first one's headers do.
 #[test]
 fn a_segment_shorter_than_its_flows_headers_stays_alone() {

@@ -191,10 +191,24 @@ fn a_udp_checksum_of_zero_is_stored_as_ones() {
     assert_eq!(verdict(&datagram), Valid);
 }
 
+/// The header that the kernel left to be completed is the inner one; the protocol is the tunnel's.
+#[test]
+fn a_tunneled_udp_checksum_of_zero_is_stored_as_ones() {
+    for (protocol, inner) in [(4, 20), (47, 24)] {
+        let mut payload = vec![0; inner + 10];
+        // All that is covered sums to 0xffff, whose complement is zero.
+        payload[inner..inner + 2].fill(0xff);
+        let mut edited = packet(protocol, 0, &payload);
+        complete(&mut edited, 20 + inner, UDP_CHECKSUM_OFFSET).unwrap();
+        let field = 20 + inner + UDP_CHECKSUM_OFFSET;
+        assert_eq!(edited[field..field + 2], [0xff, 0xff], "protocol {protocol}");
+    }
+}
+
 #[test]
 fn only_a_udp_checksum_of_zero_is_replaced() {
     // (protocol, offset of the field): zero is as good as any value here, and stays.
-    for (protocol, offset) in [(6, TCP_CHECKSUM_OFFSET), (17, TCP_CHECKSUM_OFFSET), (6, 6)] {
+    for (protocol, offset) in [(6, TCP_CHECKSUM_OFFSET), (17, TCP_CHECKSUM_OFFSET)] {
         // All that is covered sums to 0xffff, whose complement is zero.
         let mut payload = vec![0; 20];
         payload[..2].fill(0xff);
