@@ -51,9 +51,9 @@ deny:
 fuzz-replay:
     cargo test --locked --test fuzz_replay
 
-# One fuzz target; needs a nightly toolchain and cargo-fuzz
-fuzz target *arguments:
-    cargo +nightly fuzz run {{target}} {{arguments}}
+# Fuzz targets, all or those named; needs cargo-fuzz
+fuzz *arguments:
+    ./scripts/fuzz {{arguments}}
 
 # Tests in network namespaces; needs root
 netns:

@@ -14,8 +14,12 @@ mod forward_walk;
 mod ip_parse;
 #[path = "../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
+#[path = "../fuzz/bodies/packets.rs"]
+mod packets;
 #[path = "../fuzz/bodies/slow_twin.rs"]
 mod slow_twin;
+#[path = "../fuzz/bodies/store_values.rs"]
+mod store_values;
 #[path = "../fuzz/bodies/vnet_split.rs"]
 mod vnet_split;
 
@@ -38,6 +42,11 @@ fn replay(target: &str, run: fn(&[u8])) {
 #[test]
 fn cache_parse_corpus() {
     replay("cache_parse", cache_parse::run);
+}
+
+#[test]
+fn store_values_corpus() {
+    replay("store_values", store_values::run);
 }
 
 #[test]

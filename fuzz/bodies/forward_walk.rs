@@ -1,62 +1,100 @@
-//! One input of the `forward_walk` target: reads from the TUN device and trains from the network.
+//! One input of the `forward_walk` target: batches of reads from the TUN device and of trains
+//! from the network.
 //!
-//! Records: a byte that says which way, what to make right and who sends, two bytes of length,
-//! two of segment size, ten of offload header, then the packet. Every packet has exactly one
-//! outcome, and nothing malformed or misaddressed comes out.
+//! The input is a row of reads: a byte that says which way, who sends, and whether the batch ends
+//! here, then what the way needs, then the read's packets, see `packets`. From the TUN device
+//! come an offload header and a packet; from the network packets that form a train as the
+//! kernel's receive offload forms them, of equal length up to a shorter one, or one of any
+//! segment size. Every packet has exactly one outcome, and nothing malformed or misaddressed
+//! comes out.
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use weft::forward::{Egress, Ingress, Local, Pass, Train};
-use weft::offload::{CoalesceLimits, Piece, SendLimits};
-use weft::packet::checksum;
+use weft::offload::{CoalesceLimits, Piece, SendLimits, VNET_HEADER_BYTES};
 use weft::packet::ipv4::Ipv4Header;
 use weft::route::{Peer, Table};
-use weft::stats::WorkerStats;
+use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
-const HEAD_BYTES: usize = 15;
+use crate::packets::Packets;
 
 /// Where cut headers lie in the arena; behind them there is so little room that it runs out.
 const HEADERS_AT: usize = 1 << 16;
 const ARENA_BYTES: usize = HEADERS_AT + 1024;
 
+/// Reads of one input; more than a worker takes in at once.
+const READS_MAX: usize = 100;
+
+/// Time between two inputs, in which every rate limit recovers.
+const PAUSE_NS: u64 = 3_600_000_000_000;
+
+/// Bits of a read's first byte; the lowest two choose the addresses, the highest two the sender.
+const FROM_NETWORK: u8 = 0x04;
+const BATCH_ENDS: u8 = 0x08;
+const HEADER_FOLLOWS: u8 = 0x10;
+const SIZE_FOLLOWS: u8 = 0x20;
+
 const SENDERS: [SocketAddrV4; 4] = [
-    SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285),
     SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 2), 8285),
     SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 3), 8285),
     SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 9), 40_000),
+    SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285),
 ];
 
+const POD: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 2);
+const TUN: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 5, 2, 2);
+const FARTHER: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 2);
+const UNLEASED: Ipv4Addr = Ipv4Addr::new(10, 5, 99, 2);
+
+/// Inner addresses of what comes from the network, and of what comes from the TUN device.
+const INWARD: [(Ipv4Addr, Ipv4Addr); 4] = [(FAR, POD), (FARTHER, POD), (UNLEASED, POD), (FAR, TUN)];
+const OUTWARD: [(Ipv4Addr, Ipv4Addr); 4] =
+    [(POD, FAR), (POD, FARTHER), (POD, UNLEASED), (TUN, FAR)];
+
+/// Kept from input to input: allocating it costs more than most inputs.
 struct Walk {
     local: Local,
+    peers: [Arc<Peer>; 2],
     table: Table,
     stats: WorkerStats,
     egress: Egress,
     ingress: Ingress,
     arena: Vec<u8>,
+    /// How much of the arena's front the batch has used.
+    used_bytes: usize,
+    now_ns: u64,
     sent: u64,
     written: u64,
 }
 
+thread_local! {
+    static WALK: Cell<Option<Box<Walk>>> = const { Cell::new(None) };
+}
+
 /// Runs one input; panics on the first broken invariant.
-pub(crate) fn run(mut data: &[u8]) {
-    let mut walk = Walk::new();
-    while let Some((head, rest)) = data.split_first_chunk::<HEAD_BYTES>() {
-        let [how, length_high, length_low, size_high, size_low, vnet_header @ ..] = *head;
-        let length = usize::from(u16::from_be_bytes([length_high, length_low])).min(rest.len());
-        let (packet, rest) = rest.split_at(length);
-        data = rest;
-        let segment_bytes = u16::from_be_bytes([size_high, size_low]);
-        if how & 1 == 0 {
-            walk.read(&vnet_header, &repaired(packet.to_vec(), length, how));
+pub(crate) fn run(data: &[u8]) {
+    let mut walk = WALK.take().unwrap_or_else(|| Box::new(Walk::new()));
+    walk.begin();
+    let mut packets = Packets::new(data);
+    let mut bytes = Vec::new();
+    for _ in 0..READS_MAX {
+        let Some(how) = packets.byte() else { break };
+        bytes.clear();
+        if how & FROM_NETWORK != 0 {
+            walk.receive(how, &mut packets, &mut bytes);
         } else {
-            let each = if segment_bytes == 0 { length } else { usize::from(segment_bytes) };
-            let sender = SENDERS[usize::from(how >> 6)];
-            walk.receive(sender, segment_bytes, &repaired(packet.to_vec(), each, how));
+            walk.read(how, &mut packets, &mut bytes);
         }
-        walk.check();
+        if how & BATCH_ENDS != 0 {
+            walk.end_batch();
+        }
     }
+    walk.end_batch();
+    WALK.set(Some(walk));
 }
 
 impl Walk {
@@ -66,75 +104,131 @@ impl Walk {
             let source_proven = AtomicBool::new(false);
             Arc::new(Peer { subnet: prefix(subnet), address, source_proven })
         };
+        let peers = [peer("10.5.2.0/24", SENDERS[0]), peer("10.5.3.0/24", SENDERS[1])];
         Self {
             local: Local {
                 network: prefix("10.5.0.0/16"),
                 subnet: prefix("10.5.1.0/24"),
-                tun_address: Ipv4Addr::new(10, 5, 1, 0),
-                underlay: SENDERS[0],
+                tun_address: TUN,
+                underlay: SENDERS[3],
                 mtu_bytes: 1472,
             },
-            table: Table::build(vec![
-                peer("10.5.2.0/24", SENDERS[1]),
-                peer("10.5.3.0/24", SENDERS[2]),
-            ]),
+            table: Table::build(peers.to_vec()),
+            peers,
             stats: WorkerStats::default(),
             egress: Egress::new(SendLimits { segments_max: 64 }, HEADERS_AT),
             ingress: Ingress::new(CoalesceLimits { tcp: true, udp_segments_max: 64 }),
             arena: vec![0; ARENA_BYTES],
+            used_bytes: 0,
+            now_ns: 0,
             sent: 0,
             written: 0,
         }
     }
 
-    fn read(&mut self, vnet_header: &[u8; 10], packet: &[u8]) {
-        self.arena[..packet.len()].copy_from_slice(packet);
+    /// Forgets the input before, as far as it matters.
+    fn begin(&mut self) {
+        self.now_ns += PAUSE_NS;
+        for peer in &self.peers {
+            peer.source_proven.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Puts `bytes` behind what the batch holds; ends the batch first if they don't fit.
+    fn place(&mut self, bytes: &[u8]) -> Piece {
+        if self.used_bytes + bytes.len() > HEADERS_AT {
+            self.end_batch();
+        }
+        let piece = Piece::new(self.used_bytes, bytes.len());
+        self.arena[piece.range()].copy_from_slice(bytes);
+        self.used_bytes += bytes.len();
+        piece
+    }
+
+    fn read(&mut self, how: u8, packets: &mut Packets<'_>, bytes: &mut Vec<u8>) {
+        let mut vnet_header = [0; VNET_HEADER_BYTES];
+        if how & HEADER_FOLLOWS != 0 {
+            vnet_header.fill_with(|| packets.byte().unwrap_or(0));
+        }
+        if packets.next(bytes, OUTWARD[usize::from(how & 3)]).is_none() {
+            return;
+        }
+        bytes.truncate(HEADERS_AT);
+        let packet = self.place(bytes);
         let stats = &self.stats.egress;
-        let pass = Pass { local: &self.local, table: &self.table, stats, now_ns: 0 };
-        let piece = Piece::new(0, packet.len());
-        let mut taken = self.egress.process(&pass, &mut self.arena, vnet_header, piece);
-        loop {
+        let pass = Pass { local: &self.local, table: &self.table, stats, now_ns: self.now_ns };
+        let mut taken = self.egress.process(&pass, &mut self.arena, &vnet_header, packet);
+        while taken.is_err() {
             self.sent += sent(&mut self.egress, &self.table, &self.arena);
-            if taken.is_ok() {
-                break;
-            }
             taken = self.egress.resume(&pass, &mut self.arena);
         }
-        self.egress.replies_mut().clear();
     }
 
-    fn receive(&mut self, sender: SocketAddrV4, segment_bytes: u16, bytes: &[u8]) {
-        self.arena[..bytes.len()].copy_from_slice(bytes);
-        let stats = &self.stats.ingress;
-        let pass = Pass { local: &self.local, table: &self.table, stats, now_ns: 0 };
-        let train = Train { bytes: Piece::new(0, bytes.len()), segment_bytes, sender };
-        let mut taken = self.ingress.process(&pass, &mut self.arena, train);
-        loop {
-            self.written += written(&mut self.ingress, &self.local, &mut self.arena);
-            if taken.is_ok() {
+    fn receive(&mut self, how: u8, packets: &mut Packets<'_>, bytes: &mut Vec<u8>) {
+        let addresses = INWARD[usize::from(how & 3)];
+        let count = if how & HEADER_FOLLOWS != 0 { packets.byte().unwrap_or(0) % 64 } else { 0 };
+        let any_size = (how & SIZE_FOLLOWS != 0).then(|| packets.byte().unwrap_or(0));
+        let Some(first_bytes) = packets.next(bytes, addresses) else { return };
+        for _ in 0..count {
+            let Some(next_bytes) = packets.next(bytes, addresses) else { break };
+            if any_size.is_some() {
+                continue;
+            }
+            if next_bytes > first_bytes {
+                bytes.truncate(bytes.len() - next_bytes);
+            }
+            if next_bytes != first_bytes {
                 break;
             }
+        }
+        // What the kernel would give at most.
+        bytes.truncate(65_507);
+        let segment_bytes = any_size.map_or(first_bytes as u16, u16::from);
+        let sender = SENDERS[usize::from(how >> 6)];
+        let train = Train { bytes: self.place(bytes), segment_bytes, sender };
+        let stats = &self.stats.ingress;
+        let pass = Pass { local: &self.local, table: &self.table, stats, now_ns: self.now_ns };
+        let mut taken = self.ingress.process(&pass, &mut self.arena, train);
+        while taken.is_err() {
+            self.written += written(&mut self.ingress, &self.local, &mut self.arena);
             taken = self.ingress.resume(&pass, &mut self.arena);
         }
-        self.ingress.replies_mut().clear();
     }
 
-    fn check(&self) {
-        for (stats, out) in [(&self.stats.egress, self.sent), (&self.stats.ingress, self.written)] {
-            let outcomes = out + stats.drops_total();
-            assert_eq!(stats.packets_received.get(), outcomes, "a packet without an outcome");
+    /// Carries out both plans, and checks that no packet is without an outcome.
+    fn end_batch(&mut self) {
+        self.sent += sent(&mut self.egress, &self.table, &self.arena);
+        self.written += written(&mut self.ingress, &self.local, &mut self.arena);
+        for replies in [self.egress.replies_mut(), self.ingress.replies_mut()] {
+            for (_, bytes) in replies.iter() {
+                whole(bytes);
+            }
+            replies.clear();
         }
+        self.used_bytes = 0;
+        check(&self.stats.egress, self.sent);
+        check(&self.stats.ingress, self.written);
     }
+}
+
+fn check(stats: &DirectionStats, out: u64) {
+    let outcomes = out + stats.drops_total();
+    assert_eq!(stats.packets_received.get(), outcomes, "a packet without an outcome");
+    assert_eq!(stats.drops(DropReason::InternalError), 0, "a contradiction in a plan");
 }
 
 /// Carries out the egress plan; every datagram is a packet for the peer that it goes to.
 fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
     let plan = egress.plan();
     let mut datagrams = 0;
+    let mut bytes = Vec::new();
     for (index, message) in plan.messages().iter().enumerate() {
         plan.for_each_datagram(index, |pieces| {
-            let parts = pieces.iter().flat_map(|piece| &arena[piece.range()]);
-            let header = whole(&parts.copied().collect::<Vec<u8>>());
+            bytes.clear();
+            for piece in pieces {
+                bytes.extend_from_slice(&arena[piece.range()]);
+            }
+            let header = whole(&bytes);
             let (_, peer) = table.lookup(header.destination).expect("somebody leases it");
             assert_eq!(peer.address, message.destination, "sent to the wrong peer");
             datagrams += 1;
@@ -167,31 +261,4 @@ fn whole(packet: &[u8]) -> Ipv4Header {
     assert_eq!(usize::from(header.total_bytes), packet.len(), "what leaves is not padded");
     assert!(header.ttl > 0, "what leaves has time to live");
     header
-}
-
-/// Makes the headers of packets that begin every `each` bytes right, by the bits of `how`.
-fn repaired(mut bytes: Vec<u8>, each: usize, how: u8) -> Vec<u8> {
-    for packet in bytes.chunks_mut(each.max(1)) {
-        if packet.len() < 20 {
-            continue;
-        }
-        if how & 2 != 0 {
-            packet[0] = 0x45;
-            let total_bytes = packet.len().min(0xffff) as u16;
-            packet[2..4].copy_from_slice(&total_bytes.to_be_bytes());
-        }
-        if how & 4 != 0 {
-            let (ours, theirs) = ([10, 5, 1, packet[15] % 4], [10, 5, 2, 1]);
-            let (source, destination) = if how & 1 == 0 { (ours, theirs) } else { (theirs, ours) };
-            packet[12..16].copy_from_slice(&source);
-            packet[16..20].copy_from_slice(&destination);
-        }
-        let header_bytes = usize::from(packet[0] & 15) * 4;
-        if how & 8 != 0 && (20..=packet.len()).contains(&header_bytes) {
-            packet[10..12].fill(0);
-            let field = checksum::finish(checksum::sum(&packet[..header_bytes]));
-            packet[10..12].copy_from_slice(&field);
-        }
-    }
-    bytes
 }

@@ -6,6 +6,8 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../bodies/coalesce_roundtrip.rs"]
 mod body;
+#[path = "../bodies/packets.rs"]
+mod packets;
 #[path = "../bodies/slow_twin.rs"]
 mod slow_twin;
 

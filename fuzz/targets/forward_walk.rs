@@ -6,5 +6,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../bodies/forward_walk.rs"]
 mod body;
+#[path = "../bodies/packets.rs"]
+mod packets;
 
 fuzz_target!(|data: &[u8]| body::run(data));

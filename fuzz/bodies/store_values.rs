@@ -1,0 +1,76 @@
+//! One input of the `store_values` target: what the store and the host's files say to weftd.
+//!
+//! The first byte chooses the reader: a lease, with its key up to the first zero byte; the
+//! network's configuration; `subnet.env`; a key. What is accepted must be read back the same
+//! from what is written of it.
+
+use weft::config::network::{NetworkConfig, UdpBackendConfig, VxlanBackendConfig};
+use weft::config::subnet_file::{Previous, SubnetFile};
+use weft::control::lease::{Version, parse_key};
+use weft::control::{Lease, LeaseAttributes, Lifetime};
+
+const VERSION: Version = Version { revision: 7, created: 5 };
+
+/// Subnets of a configuration that are looked at.
+const SUBNETS_MAX: usize = 8;
+
+/// Runs one input; panics on the first difference.
+pub(crate) fn run(data: &[u8]) {
+    let [reader, rest @ ..] = data else { return };
+    match reader % 4 {
+        0 => lease(rest),
+        1 => configuration(rest),
+        2 => subnet_file(&String::from_utf8_lossy(rest)),
+        _ => key(&String::from_utf8_lossy(rest)),
+    }
+}
+
+fn lease(data: &[u8]) {
+    let at = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
+    let (key, value) = (&data[..at], data.get(at + 1..).unwrap_or_default());
+    if let Ok(lease) = Lease::decode(key, value, VERSION, Lifetime::Reservation) {
+        assert_eq!(Some(lease.subnet), std::str::from_utf8(key).ok().and_then(parse_key));
+    }
+    let Ok(attributes) = LeaseAttributes::from_json(value) else { return };
+    // A value filled to the limit may have no room for our spelling.
+    let Ok(written) = attributes.to_json() else { return };
+    let again = LeaseAttributes::from_json(&written).expect("what was written can be read");
+    assert_eq!(again, attributes);
+}
+
+fn configuration(data: &[u8]) {
+    let Ok(config) = NetworkConfig::parse(data) else { return };
+    let written = serde_json::to_vec(&config.to_json()).expect("a value can be written");
+    let again = NetworkConfig::parse(&written).expect("what was written can be read");
+    // Numbers of settings that are no integers may come back one bit off.
+    let bounds = |config: &NetworkConfig| {
+        let range = (config.subnet_length_bits, config.subnet_min, config.subnet_max);
+        (config.network, range, config.enable_nftables, config.backend.kind.clone())
+    };
+    assert_eq!(bounds(&again), bounds(&config));
+    for subnet in config.subnets().take(SUBNETS_MAX) {
+        assert!(config.network.covers(subnet) && config.leasable(subnet), "{subnet}");
+    }
+    assert!(config.subnet(config.subnet_count()).is_none());
+    UdpBackendConfig::parse(&config.backend.settings).ok();
+    VxlanBackendConfig::parse(&config.backend.settings).ok();
+}
+
+fn subnet_file(text: &str) {
+    let previous = Previous::parse(text);
+    let (Some(network), Some(subnet)) = (previous.network, previous.subnet) else { return };
+    // A smaller subnet has no host to be its gateway, and is never leased.
+    if subnet.length_bits() > 30 {
+        return;
+    }
+    let file = SubnetFile { network, subnet, mtu_bytes: 1472, masquerade: true };
+    let again = Previous::parse(&file.render());
+    assert_eq!((again.network, again.subnet), (Some(network), Some(subnet)));
+    assert!(again.complaints.is_empty(), "{:?}", again.complaints);
+}
+
+fn key(text: &str) {
+    let Some(subnet) = parse_key(text) else { return };
+    let (address, length) = (subnet.network(), subnet.length_bits());
+    assert_eq!(parse_key(&format!("{address}-{length}")), Some(subnet));
+}
