@@ -301,7 +301,6 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
     let (namespace, desired) = with_tun();
     for (foreign, named) in [
         ("10.5.0.0/16 via 192.0.2.1", "10.5.0.0/16 via 192.0.2.1 dev eth0"),
-        ("10.5.0.0/16 dev eth1 metric 50", "10.5.0.0/16 dev eth1 metric 50"),
         ("blackhole 10.5.0.0/16", "blackhole 10.5.0.0/16"),
     ] {
         namespace.ip(&format!("route add {foreign}"));
@@ -313,11 +312,15 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
         // The advice works as it stands.
         namespace.ip(&format!("route del {named}"));
     }
-    // Routes inside the network, and around it, are no conflict.
+    // Routes that ours wins against, inside the network, and around it, are no conflict.
+    namespace.ip("route add 10.5.0.0/16 dev eth1 metric 50");
+    namespace.ip("route add blackhole 10.5.0.0/16 metric 60");
     namespace.ip("route add 10.5.72.0/24 dev eth1");
     namespace.ip("route add 10.0.0.0/8 dev eth1");
     namespace.enter(|| async {
         Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        namespace.ip("route del 10.5.0.0/16 dev eth1 metric 50");
+        namespace.ip("route del blackhole 10.5.0.0/16 metric 60");
         assert_complete(&namespace);
     });
 }

@@ -28,7 +28,7 @@ use crate::host::state::{LinkEntry, LinkId, MacAddress, Route, RouteProtocol, Ro
 use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
-use self::device::{Found, Wish, judge};
+use self::device::{Found, Wish, judge, kernels_port};
 use self::owner::{Judged, judge as judge_leases};
 use self::plan::{Actual, Peer, Plan, Step, Wanted};
 
@@ -44,6 +44,8 @@ pub struct VxlanNetwork {
     set: Wanted,
     /// The MTU that the device was last given.
     imposed_mtu_bytes: u32,
+    /// The UDP port that the device has.
+    port: Option<u16>,
 }
 
 /// What a vxlan node says of itself: the hardware address of the device that can stay, else the
@@ -57,7 +59,9 @@ pub(super) async fn introduce(
     let netlink = Netlink::open().map_err(failed)?;
     let found = netlink.vxlan_link(&device::name(settings)).await.map_err(failed)?;
     let wish = device::vxlan(settings, external);
-    let kept = found.filter(|found| judge(&wish, found).is_none()).and_then(|found| found.mac);
+    let kept = found
+        .filter(|found| judge(&wish, found, kernels_port()).is_none())
+        .and_then(|found| found.mac);
     let published = former.filter(|former| former.backend_type == TYPE).and_then(vtep_mac);
     let mac = kept.or(published).unwrap_or_else(|| {
         let mut bytes = [0; 6];
@@ -106,6 +110,7 @@ impl VxlanNetwork {
             mac,
             set: Wanted::new(),
             imposed_mtu_bytes: 0,
+            port: None,
         };
         let seen = network.ground.look().await.map_err(failed)?;
         network.establish(&seen).await.map_err(failed)?;
@@ -157,7 +162,7 @@ impl VxlanNetwork {
         if found.is_new || self.imposed_mtu_bytes == 0 {
             checksum::settle(&found.link.name, found.is_new);
         }
-        self.imposed_mtu_bytes = mtu_bytes;
+        (self.imposed_mtu_bytes, self.port) = (mtu_bytes, found.port);
         let address = self.subnet.network();
         let (netlink, network) = (&self.ground.netlink, self.network);
         device::switch_on(netlink, &found.link, &seen.addresses, network, address).await?;
@@ -190,7 +195,7 @@ impl VxlanNetwork {
 
     fn describe(&self) -> String {
         let (settings, external) = (&self.settings, &self.ground.external);
-        let port = settings.port.map_or_else(|| "8472".to_owned(), |port| port.to_string());
+        let port = self.port.map_or_else(|| "unknown".to_owned(), |port| port.to_string());
         format!(
             "{} mtu {} over {} at {}: vxlan id {} port {port}, hardware address {}{}",
             device::name(settings),
@@ -333,7 +338,7 @@ impl Grounded for VxlanNetwork {
     }
 
     async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
-        let Found { link, is_new } = self.establish(&seen).await?;
+        let Found { link, is_new, .. } = self.establish(&seen).await?;
         let Some(peers) = peers else { return Ok(self.whole()) };
         // With an old device its routes went as well.
         let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };

@@ -47,9 +47,9 @@ pub enum OverlayError {
     DeviceGone(LinkId),
     /// Somebody else has a route to the overlay network.
     #[error(
-        "the host already has a route to the overlay network: {route}; if another flanneld or \
-         weftd keeps it, stop that one; if nobody does, remove it (ip route del {route}) or \
-         choose another Network"
+        "the host already has a route to the overlay network, which takes its packets: {route}; if \
+         another flanneld or weftd keeps it, stop that one; if nobody does, remove it \
+         (ip route del {route}), give it a metric above 0, or choose another Network"
     )]
     ForeignRoute {
         /// The route as `ip route` would show it.
@@ -96,7 +96,7 @@ struct ToldRepair {
 
 impl Overlay {
     /// Configures a host's first overlay device completely, MTU and queue length included.
-    /// Refuses if the main table has a route to the network through another device.
+    /// Refuses if the main table has a route to the network through another device that wins.
     pub async fn establish(
         netlink: Netlink,
         desired: OverlayDesired,

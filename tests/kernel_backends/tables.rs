@@ -199,6 +199,17 @@ fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
     overlay.daemons[1].stop(Signal::TERM, Duration::from_secs(5));
     overlay.restart(1, &[]);
     overlay.traffic_resumes(Duration::from_secs(10), "another port on both hosts");
+    // And back to none: the kernel's.
+    std::fs::write(overlay.files().join("store/config"), VXLAN).unwrap();
+    for host in 0..2 {
+        overlay.daemons[host].stop(Signal::TERM, Duration::from_secs(5));
+        overlay.restart(host, &[]);
+        wait_for_text(&overlay, host, link, "dstport 8472", true);
+        wait_until(SOON, "the port is told", || {
+            overlay.daemons[host].output().contains("vxlan id 1 port 8472,")
+        });
+    }
+    overlay.traffic_resumes(Duration::from_secs(10), "the kernel's port again");
 }
 
 #[test]

@@ -47,8 +47,15 @@ pub(super) fn mtu_bytes(settings: &VxlanBackendConfig, external: &ExternalInterf
     settings.mtu_bytes.unwrap_or(external.mtu_bytes).saturating_sub(VXLAN_OVERHEAD_BYTES)
 }
 
-/// Why a device cannot stay, in a word and both values; `None` if it can.
-pub(super) fn judge(wish: &Vxlan, found: &VxlanLink) -> Option<String> {
+/// The port of devices that are made without one, where the kernel says it: a parameter of its
+/// module, which is there when a device is.
+pub(super) fn kernels_port() -> Option<u16> {
+    std::fs::read_to_string("/sys/module/vxlan/parameters/udp_port").ok()?.trim().parse().ok()
+}
+
+/// Why a device cannot stay, in a word and both values; `None` if it can. `kernels_port` is the
+/// port of a device that was made without one.
+pub(super) fn judge(wish: &Vxlan, found: &VxlanLink, kernels_port: Option<u16>) -> Option<String> {
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
     let differs = |what: &str, wish: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
         let (wish, found) = (format!("{wish:?}"), format!("{found:?}"));
@@ -57,8 +64,10 @@ pub(super) fn judge(wish: &Vxlan, found: &VxlanLink) -> Option<String> {
     differs("VNI", &wish.vni, &vxlan.vni)
         .or_else(|| differs("interface index", &wish.parent_index, &vxlan.parent_index))
         .or_else(|| differs("local address", &wish.local, &vxlan.local))
-        // The kernel's default is nobody's to compare.
-        .or_else(|| wish.port.and_then(|port| differs("port", &Some(port), &vxlan.port)))
+        .or_else(|| {
+            let port = wish.port.or(kernels_port)?;
+            differs("port", &port, &vxlan.port.unwrap_or(port))
+        })
         .or_else(|| differs("GBP", &wish.gbp, &vxlan.gbp))
         .or_else(|| differs("learning", &wish.learning, &vxlan.learning))
         .or_else(|| differs("group", &wish.has_default_remote, &vxlan.has_default_remote))
@@ -70,6 +79,7 @@ pub(super) fn judge(wish: &Vxlan, found: &VxlanLink) -> Option<String> {
 pub(super) struct Found {
     pub(super) link: LinkId,
     pub(super) is_new: bool,
+    pub(super) port: Option<u16>,
 }
 
 /// Has the device be there as wished, peers aside. `impose_mtu` is for a start and for a wish that
@@ -81,7 +91,7 @@ pub(super) async fn establish(
 ) -> Result<Found, NetlinkError> {
     let mut found = netlink.vxlan_link(&wish.name).await?;
     if let Some(link) = &found
-        && let Some(why) = judge(&wish.vxlan, link)
+        && let Some(why) = judge(&wish.vxlan, link, kernels_port())
     {
         warn!("{} cannot stay as it is: {why}; making it again", wish.name);
         netlink.remove_link(&link.link.id).await?;
@@ -92,7 +102,7 @@ pub(super) async fn establish(
         Some(found) => found,
         None => make(netlink, wish).await?,
     };
-    let link = found.link.id;
+    let (link, port) = (found.link.id, found.vxlan.and_then(|vxlan| vxlan.port));
     if found.mac != Some(wish.mac) {
         // Some hosts' device managers give new devices an address of their own.
         info!("{} gets its hardware address {}", wish.name, wish.mac);
@@ -101,7 +111,7 @@ pub(super) async fn establish(
     if impose_mtu && found.link.mtu_bytes != wish.mtu_bytes {
         netlink.set_mtu(&link, wish.mtu_bytes).await?;
     }
-    Ok(Found { link, is_new })
+    Ok(Found { link, is_new, port })
 }
 
 /// Gives the device the host's address in the overlay, takes others of the overlay from it, and
@@ -191,7 +201,11 @@ mod tests {
         assert_eq!(name(&settings()), "flannel.18888");
         let wish = vxlan(&settings(), &external());
         let kernels = Vxlan { port: Some(8472), ..wish.clone() };
-        assert_eq!(judge(&wish, &found(Some(kernels.clone()))), None, "the kernel's port");
+        let here = found(Some(kernels.clone()));
+        assert_eq!(judge(&wish, &here, Some(8472)), None, "the kernel's port");
+        assert_eq!(judge(&wish, &here, None), None, "a port that nobody knows");
+        let why = judge(&wish, &here, Some(4789)).unwrap_or_default();
+        assert!(why.contains("port is 8472 and not 4789"), "no Port any more: {why:?}");
         type Change = fn(&mut Vxlan);
         let changed: [(&str, Change); 8] = [
             ("VNI", |vxlan| vxlan.vni = 1),
@@ -207,10 +221,10 @@ mod tests {
         for (what, change) in changed {
             let mut other = kernels.clone();
             change(&mut other);
-            let why = judge(&wish, &found(Some(other))).unwrap_or_default();
+            let why = judge(&wish, &found(Some(other)), None).unwrap_or_default();
             assert!(why.contains(what), "{what} differs, and the reason is {why:?}");
         }
-        assert!(judge(&wish, &found(None)).is_some_and(|why| why.contains("no vxlan")));
+        assert!(judge(&wish, &found(None), None).is_some_and(|why| why.contains("no vxlan")));
     }
 
     #[test]

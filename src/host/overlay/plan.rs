@@ -94,7 +94,7 @@ pub enum Action {
 pub struct Plan {
     /// The edits, in the order that the kernel accepts.
     pub actions: Vec<Action>,
-    /// Routes to the overlay network that do not lead into the device.
+    /// Routes to the overlay network that do not lead into the device, and win over ours.
     pub foreign_routes: Vec<Route>,
     /// An MTU that somebody else gave the device.
     pub foreign_mtu_bytes: Option<u32>,
@@ -138,8 +138,8 @@ pub fn diff(desired: &OverlayDesired, actual: &OverlayActual, settings: DeviceSe
     if !link.is_up {
         plan.actions.push(Action::SetUp);
     }
-    plan.foreign_routes =
-        routes.iter().filter(|route| !leads_into_device(desired, route)).cloned().collect();
+    let is_foreign = |route: &&Route| !leads_into_device(desired, route) && wins(route);
+    plan.foreign_routes = routes.iter().filter(is_foreign).cloned().collect();
     // A foreign route of our metric holds the place in the table, and the kernel would refuse ours.
     let is_blocked = plan.foreign_routes.iter().any(occupies_our_place);
     if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
@@ -161,6 +161,13 @@ fn leads_into_device(desired: &OverlayDesired, route: &Route) -> bool {
 
 fn is_own_route(desired: &OverlayDesired, route: &Route) -> bool {
     leads_into_device(desired, route) && occupies_our_place(route)
+}
+
+/// Whether a route takes packets that ours would have. Of one destination the kernel takes the
+/// routes of the packet's type of service first, then those of any; among them the lowest metric
+/// (`fib_table_lookup`, net/ipv4/fib_trie.c).
+fn wins(route: &Route) -> bool {
+    route.type_of_service != 0 || route.metric <= ROUTE_METRIC
 }
 
 /// The main table has one place for each destination, type of service and metric.

@@ -231,15 +231,29 @@ fn addresses_of_the_network_are_replaced_and_others_kept() {
 
 #[test]
 fn foreign_routes_are_found_whatever_they_look_like() {
-    let mut multipath = route(DEVICE, 50);
+    let mut multipath = route(DEVICE, 0);
     multipath.next_hops.push(NextHop { interface_index: OTHER, gateway: None });
-    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 60) };
-    for foreign in [route(OTHER, 100), multipath, blackhole] {
+    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 0) };
+    let of_a_service = Route { type_of_service: 16, ..route(OTHER, 100) };
+    for foreign in [route(OTHER, 0), multipath, blackhole, of_a_service] {
         let mut actual = complete();
+        if foreign.type_of_service == 0 {
+            actual.routes.clear();
+        }
         actual.routes.push(foreign.clone());
         let plan = diff(&desired(), &actual, DeviceSettings::Respect);
         assert_eq!(plan.foreign_routes, [foreign]);
         assert_eq!(plan.actions, []);
+    }
+}
+
+#[test]
+fn a_route_that_loses_against_ours_is_no_foreign_route() {
+    let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 1) };
+    for loser in [route(OTHER, 100), blackhole] {
+        let mut actual = complete();
+        actual.routes.push(loser);
+        assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), Plan::default());
     }
 }
 
