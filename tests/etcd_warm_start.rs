@@ -17,6 +17,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use support::lab::{Lab, Process, SubnetEnv, UNDERLAY, wait_until};
+use support::machine::Machine;
 use support::overlay::CONFIG;
 use support::status::Status;
 use support::traffic::{Numbered, port, udp_socket};
@@ -35,6 +36,8 @@ struct Site {
     etcd: Option<Process>,
     lab: Lab,
     leases: Vec<SubnetEnv>,
+    /// The first host's name and boot, of which there is one more after each power cut.
+    named: (&'static str, u32),
     files: TempDir,
 }
 
@@ -43,7 +46,8 @@ impl Site {
     #[track_caller]
     fn start() -> Self {
         let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().expect("a directory"));
-        let mut site = Self { daemons: Vec::new(), etcd: None, lab, leases: Vec::new(), files };
+        let (daemons, leases, named) = (Vec::new(), Vec::new(), ("node-a", 1));
+        let mut site = Self { daemons, etcd: None, lab, leases, named, files };
         site.start_etcd();
         site.ctl(&["put", &format!("{KEY}/config"), CONFIG]);
         for host in 0..2 {
@@ -122,7 +126,37 @@ impl Site {
     fn spawn(&self, host: usize, arguments: &[&str]) -> Process {
         let endpoints = format!("--etcd-endpoints={}", self.url());
         let all = [&[endpoints.as_str()], arguments].concat();
-        self.lab.weftd(host, &self.dir(host), &all)
+        let (hostname, boot) = if host == 0 { self.named } else { ("node-b", 1) };
+        let boot_id = format!("boot {boot} of host {host}");
+        let machine_id = &format!("{host:032}");
+        let machine = Machine { hostname, machine_id, boot_id: &boot_id };
+        self.lab.weftd_on(Some(machine), host, &self.dir(host), &all)
+    }
+
+    /// Starts the first host's daemon; how long its pods then are without the other's.
+    #[track_caller]
+    fn restart(&mut self, after: &str) {
+        let started = Instant::now();
+        self.daemons[0] = self.spawn(0, &[]);
+        self.traffic(AGAIN, after);
+        println!("{after}: traffic {:?} after weftd was started", started.elapsed());
+    }
+
+    /// The claim of the first host's address.
+    fn claim(&self) -> String {
+        self.ctl(&["get", &format!("{KEY}/weft/nodes/{}", UNDERLAY[0]), "--print-value-only"])
+    }
+
+    #[track_caller]
+    fn wait_for_claim(&self, words: &str) {
+        wait_until(AGAIN, &format!("the claim says {words:?}"), || self.claim().contains(words));
+    }
+
+    #[track_caller]
+    fn assert_runs_alone(&mut self, after: &str) {
+        assert!(self.daemons[0].ended().is_none(), "{after}: {}", self.daemons[0].output());
+        let status = self.status();
+        assert_eq!(status.0["store"]["duplicate_public_ip"], Value::Null, "{after}: {}", status.0);
     }
 
     /// Pings from pod 0 to pod 1 until one is answered; how long that took.
@@ -322,6 +356,88 @@ fn a_subnet_that_somebody_took_meanwhile_is_given_up_and_forgotten() {
     wait_until(AGAIN, "another subnet is leased", || {
         SubnetEnv::read(&path).is_some_and(|lease| lease != site.leases[0])
     });
+}
+
+#[test]
+fn a_machine_that_comes_back_in_any_way_waits_for_nothing() {
+    let mut site = Site::start();
+    site.daemons[0].stop(Signal::KILL, STOP);
+    site.named.1 += 1;
+    site.restart("a power cut");
+    site.wait_for_claim("boot 2 of");
+    site.assert_runs_alone("a power cut");
+
+    site.daemons[0].stop(Signal::TERM, STOP);
+    assert_eq!(site.claim(), "", "a clean stop leaves the claim");
+    site.named.1 += 1;
+    site.restart("a clean stop and a boot");
+    site.daemons[0].stop(Signal::KILL, STOP);
+    site.named.0 = "renamed";
+    site.restart("another hostname");
+    site.wait_for_claim("renamed");
+
+    for silent in [false, true] {
+        // etcd brings the claim of the boot before back, its whole life before it.
+        site.daemons[0].stop(Signal::KILL, STOP);
+        site.named.1 += 1;
+        site.lose_etcd(silent);
+        site.restart("a power cut, without etcd");
+        let cached = std::fs::metadata(site.cache()).expect("there is a cache");
+        site.bring_etcd_back(silent);
+        site.wait_until_confirmed();
+        site.wait_for_claim(&format!("boot {} of", site.named.1));
+        site.assert_runs_alone("etcd is back");
+        assert!(cached.is_file() && site.cache().exists(), "the cache went with a claim");
+    }
+}
+
+#[test]
+fn a_restored_backup_ends_nobody_and_costs_no_packet() {
+    let mut site = Site::start();
+    let backup = site.files.path().join("backup").display().to_string();
+    // Of before the daemon that runs: its claim is in no backup.
+    site.ctl(&["snapshot", "save", &backup]);
+    site.daemons[0].stop(Signal::KILL, STOP);
+    site.named.1 += 1;
+    site.restart("a power cut");
+    site.wait_for_claim("boot 2 of");
+    let lost = lost_while(&mut site, |site| {
+        site.lose_etcd(false);
+        let data = site.files.path().join("etcd").display().to_string();
+        std::fs::remove_dir_all(&data).expect("etcd has ended");
+        let peer = format!("http://{}:2380", UNDERLAY[1]);
+        let initial = format!("--initial-cluster=default={peer}");
+        let (data, peer) =
+            (format!("--data-dir={data}"), format!("--initial-advertise-peer-urls={peer}"));
+        let restore = ["etcdctl", "snapshot", "restore", &backup, "--name=default"];
+        let argv = [&["env", "ETCDCTL_API=3"], &restore[..], &[&data, &initial, &peer]].concat();
+        site.lab.hosts[1].exec(&argv);
+        site.start_etcd();
+        let started = Instant::now();
+        site.wait_for_claim("boot 2 of");
+        println!("a restored backup: claimed again {:?} after etcd was back", started.elapsed());
+    });
+    assert_eq!(lost, [0, 0], "packets were lost when a backup was restored");
+    site.assert_runs_alone("a restored backup");
+    assert!(site.daemons[1].ended().is_none(), "{}", site.daemons[1].output());
+    assert!(site.cache().exists(), "the cache went with a claim");
+}
+
+#[test]
+fn a_cache_whose_lease_has_ended_is_refused() {
+    let mut site = Site::start();
+    site.daemons[0].stop(Signal::TERM, STOP);
+    site.lose_etcd(false);
+    let text = std::fs::read_to_string(site.cache()).expect("there is a cache");
+    let json: Value = serde_json::from_str(text.split_once('\n').expect("two parts").1).unwrap();
+    let ends = json["ends_unix"].as_u64().expect("the cache has the lease's end");
+    let heard = json["as_of_unix"].as_u64().expect("the cache has a time");
+    let ended =
+        forged(&text, &format!("\"ends_unix\":{ends},"), &format!("\"ends_unix\":{heard},"));
+    std::fs::write(site.cache(), ended).expect("the test's directory is writable");
+    site.daemons[0] = site.spawn(0, &[]);
+    site.wait_for_log("the lease in it ended at");
+    assert_eq!(site.status().0["stale"], false, "two nodes may have the subnet");
 }
 
 /// The cache's text with `from` replaced, under a seal that fits.

@@ -113,8 +113,10 @@ impl SubnetManager {
         }
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
         let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
-        self.store.claim(attributes.public_ip).await?;
         for _ in 0..LISTINGS_MAX {
+            let claimed = self.store.claim(attributes.public_ip, self.timing.claim_ttl).await;
+            self.note(&claimed);
+            claimed?;
             let snapshot = self.store.list().await;
             self.note(&snapshot);
             let snapshot = snapshot?;
@@ -235,7 +237,7 @@ impl SubnetManager {
         let (subnet, public_ip) = (held.subnet, attributes.public_ip);
         if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
-            let updated = self.store.update(held, attributes, self.timing.lease_ttl).await;
+            let updated = self.store.take_over(held, attributes, self.timing.lease_ttl).await;
             self.note(&updated);
             return Ok(Attempt::Acquired(updated?));
         }

@@ -30,7 +30,7 @@ const AHEAD_MAX: Duration = Duration::from_secs(5 * 60);
 pub const BYTES_MAX: u64 = 256 * ENTRIES_MAX as u64;
 
 /// First word of the file; the number changes with its form.
-const MAGIC: &str = "weft-cache-1";
+const MAGIC: &str = "weft-cache-2";
 
 /// Enough of a text to recognise it in a log line.
 const SHOWN_CHARACTERS_MAX: usize = 200;
@@ -50,6 +50,8 @@ pub struct Known {
     pub network: Prefix,
     /// The own entry.
     pub own: Lease,
+    /// When its lease ends, in seconds since 1970; `None` for a reservation.
+    pub ends_unix: Option<u64>,
     /// The peers.
     pub peers: Arc<Peers>,
 }
@@ -108,6 +110,12 @@ pub enum CacheError {
         /// Its time.
         as_of_unix: u64,
     },
+    /// Somebody else may have the subnet by now.
+    #[error("the lease in it ended at {}", clock::format_rfc3339(*ends_unix))]
+    Ended {
+        /// The end.
+        ends_unix: u64,
+    },
     /// The clock was set back, or was wrong.
     #[error("it is from {}, ahead of this host's clock", clock::format_rfc3339(*as_of_unix))]
     Ahead {
@@ -150,6 +158,7 @@ struct Document<'a> {
     cluster: u64,
     config: Box<RawValue>,
     own: Entry<'a>,
+    ends_unix: Option<u64>,
     #[serde(borrow)]
     peers: Vec<Entry<'a>>,
 }
@@ -165,7 +174,7 @@ struct Entry<'a> {
 
 /// The file's bytes.
 pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<u8>, CacheError> {
-    let Known { as_of_unix, revision, cluster, network: _, own, peers } = known;
+    let Known { as_of_unix, revision, cluster, network: _, own, ends_unix, peers } = known;
     let json = serde_json::value::to_raw_value;
     let document = Document {
         as_of_unix: *as_of_unix,
@@ -174,6 +183,7 @@ pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<
         cluster: *cluster,
         config: json(&config.to_json()).map_err(CacheError::Malformed)?,
         own: Entry::of(own)?,
+        ends_unix: *ends_unix,
         // A value that its node filled to the limit may be too long in our spelling: the store
         // brings such a peer, the cache does not.
         peers: peers.values().filter_map(|peer| Entry::of(peer).ok()).collect(),
@@ -190,8 +200,8 @@ pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<
 pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError> {
     let body = unseal(bytes)?;
     let document: Document<'_> = serde_json::from_slice(body).map_err(CacheError::Malformed)?;
-    let Document { as_of_unix, store, revision, cluster, config, own, peers } = document;
-    check_age(as_of_unix, expected.now_unix)?;
+    let Document { as_of_unix, store, revision, cluster, config, own, ends_unix, peers } = document;
+    check_age(as_of_unix, ends_unix, expected.now_unix)?;
     same("store", &store, expected.store)?;
     let config = NetworkConfig::parse(config.get().as_bytes()).map_err(CacheError::Config)?;
     same("network", &config.network.to_string(), &expected.network.to_string())?;
@@ -205,7 +215,8 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
     }
     let peers = usable_peers(peers, &own, config.network)?;
     let network = config.network;
-    let known = Known { as_of_unix, revision, cluster, network, own, peers: Arc::new(peers) };
+    let peers = Arc::new(peers);
+    let known = Known { as_of_unix, revision, cluster, network, own, ends_unix, peers };
     Ok(Cache { config, known })
 }
 
@@ -224,11 +235,16 @@ fn usable_peers(
     }
 }
 
-fn check_age(as_of_unix: u64, now_unix: u64) -> Result<(), CacheError> {
+/// The wall clock is all there is to go by after a boot. One that is ahead refuses too much, and the
+/// start waits for the store. One that is behind may take a lease for alive that has ended, unless
+/// it is before the time of the cache itself; the store has the last word when it answers.
+fn check_age(as_of_unix: u64, ends_unix: Option<u64>, now_unix: u64) -> Result<(), CacheError> {
     if as_of_unix > now_unix.saturating_add(AHEAD_MAX.as_secs()) {
         Err(CacheError::Ahead { as_of_unix })
     } else if now_unix.saturating_sub(as_of_unix) > AGE_MAX.as_secs() {
         Err(CacheError::TooOld { as_of_unix })
+    } else if let Some(ends_unix) = ends_unix.filter(|ends| *ends <= now_unix) {
+        Err(CacheError::Ended { ends_unix })
     } else {
         Ok(())
     }

@@ -43,8 +43,6 @@ pub enum End {
         /// Who holds it now; `None` if the lease was deleted.
         new_owner: Option<Ipv4Addr>,
     },
-    /// Another node claims our PublicIP, and has it.
-    Duplicate,
 }
 
 /// The time of an event.
@@ -209,7 +207,7 @@ impl Machine {
         random: fastrand::Rng,
         now: Now,
     ) -> Self {
-        let Known { as_of_unix, revision, cluster, network, own, peers } = known;
+        let Known { as_of_unix, revision, cluster, network, own, ends_unix: _, peers } = known;
         let own = OwnLease { lease: own, expires: Some(now.boot), network };
         let mut machine = Self::idle(own, renew_margin, timing, random, now);
         machine.from_cache = true;
@@ -422,7 +420,7 @@ impl Machine {
 
     /// What a start without the store would go by, unless this one still does, or the store has
     /// yet to learn who we are now: started by that, we would take our entry for another's.
-    fn remember(&mut self) {
+    pub(super) fn remember(&mut self) {
         let is_settled = !self.from_cache && self.moved_from.is_empty();
         let Some(peers) = self.published.as_ref().filter(|_| is_settled) else { return };
         let known = Known {
@@ -431,6 +429,7 @@ impl Machine {
             cluster: self.cluster,
             network: self.own.network,
             own: self.own.lease.clone(),
+            ends_unix: self.ends_unix(),
             peers: Arc::clone(peers),
         };
         self.commands.push(Command::Remember(known));

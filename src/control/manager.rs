@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::config::network::NetworkConfig;
 use crate::config::options::StoreOptions;
 use crate::control::cache::Known;
+use crate::control::claim::CLAIM_TTL;
 use crate::control::clock;
 use crate::control::lease::Lease;
 use crate::control::status::ControlStatus;
@@ -56,6 +57,8 @@ pub struct Timing {
     pub publish_window: Duration,
     /// For which peers stay that vanished with most others at once; zero for not at all.
     pub stale_hold: Duration,
+    /// Life of the claim on the PublicIP after its node is gone.
+    pub claim_ttl: Duration,
 }
 
 impl Default for Timing {
@@ -66,6 +69,7 @@ impl Default for Timing {
             relist_period: RELIST_PERIOD,
             publish_window: PUBLISH_WINDOW,
             stale_hold: STALE_HOLD,
+            claim_ttl: CLAIM_TTL,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::control::cache::Known;
 use crate::control::clock;
@@ -47,7 +47,7 @@ impl SubnetManager {
     ) -> End {
         let machine = Machine::new(own, renew_margin, self.timing, fastrand::Rng::new(), now());
         let check = ConfigCheck::new(self, false);
-        revoked(self.keep(machine, Driver::new(self, peers, attributes, check)).await)
+        self.keep(machine, Driver::new(self, peers, attributes, check)).await
     }
 
     /// As `run_moving`, by what the last run knew, until the store answers: then the same subnet
@@ -60,32 +60,23 @@ impl SubnetManager {
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
         self.status.started_from_cache(known.as_of_unix);
-        // Acquired it would be claimed already.
-        if let Err(error @ StoreError::Duplicate { .. }) =
-            self.store.claim(known.own.attributes.public_ip).await
-        {
-            error!("{error}");
-            return revoked(End::Duplicate);
-        }
         let random = fastrand::Rng::new();
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
         let check = ConfigCheck::new(self, true);
-        revoked(self.keep(machine, Driver::new(self, peers, attributes, check)).await)
+        self.keep(machine, Driver::new(self, peers, attributes, check)).await
     }
 
     async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
-        tokio::select! {
+        let attributes = driver.attributes.clone();
+        let end = tokio::select! {
             end = driver.drive(machine) => end,
-            end = self.keep_claim() => end,
+            never = self.keep_claim(attributes) => match never {},
             never = self.store.keep_assigned(&self.status) => match never {},
-        }
+        };
+        // flannel's last words on a lost lease, however it was lost.
+        warn!("Lease has been revoked. Shutting down daemon.");
+        end
     }
-}
-
-/// flannel's last words on a lost lease, however it was lost.
-fn revoked(end: End) -> End {
-    warn!("Lease has been revoked. Shutting down daemon.");
-    end
 }
 
 fn now() -> Now {
@@ -246,7 +237,8 @@ async fn next_changes(watch: &mut Option<Watch>) -> Result<Vec<Change>, StoreErr
     }
 }
 
-async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
+/// The next attributes, once they change.
+pub(super) async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
     match attributes.changed().await {
         Ok(()) => attributes.borrow_and_update().clone(),
         // Nobody changes them any more.

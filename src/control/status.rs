@@ -111,6 +111,7 @@ pub struct ControlStatus {
     store_failures: AtomicU64,
     conflicts: AtomicU64,
     written_by_others: AtomicU64,
+    duplicate: Mutex<Option<String>>,
     subnets_exhausted: AtomicU64,
     rejected: [AtomicU64; RejectReason::ALL.len()],
     remembered: Mutex<Remembered>,
@@ -220,6 +221,12 @@ impl ControlStatus {
         self.written_by_others.load(Ordering::Relaxed)
     }
 
+    /// The other node that has the PublicIP, while there is one.
+    #[must_use]
+    pub fn duplicate_public_ip(&self) -> Option<String> {
+        self.duplicate.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Tries to get a subnet that found none free.
     #[must_use]
     pub fn subnets_exhausted(&self) -> u64 {
@@ -291,6 +298,14 @@ impl ControlStatus {
 
     pub(crate) fn conflicted(&self) {
         self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether it was another node before, or none.
+    pub(crate) fn tell_duplicate(&self, holder: Option<&str>) -> bool {
+        let mut told = self.duplicate.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_news = told.as_deref() != holder;
+        *told = holder.map(str::to_owned);
+        is_news
     }
 
     pub(crate) fn written_by_others(&self) {

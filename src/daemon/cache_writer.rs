@@ -33,6 +33,9 @@ const RETRY: Duration = Duration::from_secs(30);
 /// it counts.
 const REFRESH_SECONDS: u64 = 60 * 60;
 
+/// How far the lease's end moves before the file is written for that: little beside a lease's day.
+const END_SECONDS: u64 = 60;
+
 /// Where the cache of the network with this subnet file is.
 #[must_use]
 pub(super) fn cache_path(subnet_file: &Path) -> PathBuf {
@@ -152,12 +155,23 @@ impl CacheFile {
     }
 }
 
+/// Whether the lease was renewed, or became a reservation or ceased to be one: that its end moves
+/// with the clock is no news.
+fn ends_differ(written: Option<u64>, next: Option<u64>) -> bool {
+    match (written, next) {
+        (Some(written), Some(next)) => written.abs_diff(next) >= END_SECONDS,
+        (None, None) => false,
+        (Some(_), None) | (None, Some(_)) => true,
+    }
+}
+
 /// Whether `next` says something that the file does not.
 fn is_due(written: Option<&Known>, next: &Known) -> bool {
     let Some(written) = written else { return true };
     written.own.key != next.own.key
         || written.own.attributes != next.own.attributes
         || written.cluster != next.cluster
+        || ends_differ(written.ends_unix, next.ends_unix)
         || !same_ways(&written.peers, &next.peers)
         // Of a clock that was set back, too.
         || next.as_of_unix.abs_diff(written.as_of_unix) >= REFRESH_SECONDS

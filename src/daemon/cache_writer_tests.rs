@@ -33,6 +33,7 @@ fn known(hosts: u8, as_of_unix: u64) -> Arc<Known> {
         cluster: 6,
         network: "10.5.0.0/16".parse().unwrap(),
         own: lease(1, 1),
+        ends_unix: Some(as_of_unix + 3600),
         peers: Arc::new(peers.collect()),
     })
 }

@@ -82,6 +82,7 @@ impl Report {
                 "renewals": self.control.renewals(),
                 "failures": self.control.store_failures(),
                 "written_by_others": self.control.written_by_others_total(),
+                "duplicate_public_ip": self.control.duplicate_public_ip(),
                 "subnets_exhausted": self.control.subnets_exhausted(),
                 "rejected": rejected,
                 "subnet_refused": self.control.subnet_is_refused(),
@@ -163,6 +164,9 @@ impl Report {
             "Times that somebody else wrote the own lease with this node's PublicIP.",
         );
         out.sample("flannel_lease_written_by_others_total", "", control.written_by_others_total());
+        out.family("flannel_duplicate_public_ip", "gauge", "Whether another node has it.");
+        let is_duplicate = control.duplicate_public_ip().is_some();
+        out.sample("flannel_duplicate_public_ip", "", u64::from(is_duplicate));
         out.family(
             "flannel_subnets_exhausted_total",
             "counter",

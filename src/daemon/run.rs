@@ -1,6 +1,7 @@
 //! weftd from start to stop: flanneld's start order and log phrases, one owner for every task,
 //! and an exit code that says how it ended.
 
+use std::cell::OnceCell;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -82,9 +83,10 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
         let signal = stop.received().await;
         info!("shutdownHandler sent cancel signal... ({signal})");
     };
+    let manager = OnceCell::new();
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
-    tokio::select! {
-        end = serve(&options, timing, &readiness) => match end {
+    let code = tokio::select! {
+        end = serve(&options, timing, &readiness, &manager) => match end {
             Ok(never) => match never {},
             Err(error) => {
                 info!("Waiting for all goroutines to exit");
@@ -98,7 +100,11 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
             info!("Exiting cleanly...");
             ExitCode::SUCCESS
         }
+    };
+    if let Some(manager) = manager.get() {
+        manager.release_claim().await;
     }
+    code
 }
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
@@ -107,6 +113,7 @@ async fn serve(
     options: &Options,
     timing: Timing,
     readiness: &Readiness,
+    manager_slot: &OnceCell<SubnetManager>,
 ) -> anyhow::Result<Infallible> {
     let _lock = lock(options)?;
     let previous = read_previous(options);
@@ -121,6 +128,7 @@ async fn serve(
             manager
         }
     };
+    let manager = manager_slot.get_or_init(|| manager);
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
     let status = async {
@@ -139,7 +147,7 @@ async fn serve(
         }
     };
     tokio::select! {
-        end = work(options, &manager, &previous, readiness, &report) => end,
+        end = work(options, manager, &previous, readiness, &report) => end,
         never = status => match never {},
     }
 }
@@ -303,9 +311,6 @@ fn describe_end(end: End) -> String {
         ),
         End::Revoked { new_owner: None } => {
             "the lease was deleted from the store; start again to acquire a new one".to_owned()
-        }
-        End::Duplicate => {
-            "another node has this node's PublicIP; two nodes must not share a subnet".to_owned()
         }
     }
 }

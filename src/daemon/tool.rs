@@ -148,6 +148,9 @@ fn render(status: &Value) -> String {
     let others = others.map(|times| format!(", our lease written by others {times} times"));
     let others = others.unwrap_or_default();
     line("store", format!("{store}, {} failures{others}", text(&status["store"]["failures"])));
+    if let Some(holder) = status["store"]["duplicate_public_ip"].as_str() {
+        line("duplicate", format!("this node's PublicIP belongs to {holder}; the log says more"));
+    }
     if let Some(as_of) = status["stale_as_of_unix"].as_u64() {
         let time = format_rfc3339(as_of);
         line("stale", format!("lease and peers are from the cache of {time}, not confirmed yet"));
@@ -341,6 +344,14 @@ mod tests {
         };
         assert!(screen(2).contains("our lease written by others 2 times"), "{}", screen(2));
         assert!(!screen(0).contains("others"), "{}", screen(0));
+    }
+
+    #[test]
+    fn another_node_with_our_address_is_on_the_screen() {
+        let screen = |holder: Value| render(&json!({ "store": { "duplicate_public_ip": holder } }));
+        let shown = screen("node \"b\"".into());
+        assert!(shown.contains("duplicate  this node's PublicIP belongs to node \"b\""), "{shown}");
+        assert!(!screen(Value::Null).contains("duplicate"));
     }
 
     #[test]

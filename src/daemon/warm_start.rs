@@ -155,6 +155,7 @@ mod tests {
             cluster: 1,
             network,
             own,
+            ends_unix: None,
             peers: std::sync::Arc::default(),
         };
         let plan = Plan::new(config(r#"{"Network":"10.5.0.0/16"}"#)).unwrap();

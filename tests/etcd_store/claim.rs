@@ -8,21 +8,23 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use weft::config::options::{Credentials, EtcdOptions, Secret};
-use weft::control::claim::CLAIM_TTL;
-use weft::control::{End, LeaseAttributes, NodeIdentity, OwnLease, SubnetManager};
+use weft::control::{End, LeaseAttributes, NodeIdentity, OwnLease, SubnetManager, Timing};
 
 use crate::support::etcd::Etcd;
-use crate::{
-    MARGIN, PREFIX, Running, SOON, manager, manager_at, network, node, options, short_leases,
-};
+use crate::{MARGIN, PREFIX, Running, manager, manager_at, network, node, options, short_leases};
 
-/// A node that claims again at once may take so much longer to start.
-const RESTART: Duration = Duration::from_secs(1);
-/// As long as a lost claim may stay unnoticed: three times the longest pace at which it is kept.
-const NOTICED: Duration = Duration::from_secs(36);
+/// As long as a lost claim may stay unnoticed, on a busy machine.
+const NOTICED: Duration = Duration::from_secs(20);
+/// After which a claim that nobody keeps has lapsed, on a busy machine.
+const LAPSES: Duration = Duration::from_secs(30);
 
 /// Peers know a new address within this time.
 const CONVERGE: Duration = Duration::from_secs(2);
+
+/// Claims short enough to lapse within a test, and long enough to be kept on a busy machine.
+fn short_claims() -> Timing {
+    Timing { claim_ttl: Duration::from_secs(6), ..Timing::default() }
+}
 
 fn identity(hostname: &str) -> NodeIdentity {
     NodeIdentity {
@@ -33,7 +35,7 @@ fn identity(hostname: &str) -> NodeIdentity {
 }
 
 fn named(url: &str, hostname: &str) -> SubnetManager {
-    manager_at(url).with_identity(identity(hostname))
+    manager_at(url).with_timing(short_claims()).with_identity(identity(hostname))
 }
 
 fn claim_path(public_ip: &str) -> String {
@@ -74,43 +76,62 @@ async fn of_two_nodes_with_one_public_ip_that_start_at_once_one_gets_the_subnet(
 }
 
 #[tokio::test]
-async fn a_restarted_node_goes_on_at_once_and_another_waits_until_its_claim_has_lapsed() {
+async fn a_restart_waits_for_nothing_and_another_node_for_the_claims_end() {
     let etcd = Etcd::start();
-    let acquire = async |hostname: &str| {
-        let manager = named(&etcd.url(), hostname);
+    let acquire = async |manager: SubnetManager| {
         manager.acquire(&network(), &node(1)).await.map(|own| own.lease.subnet)
     };
-    let first = acquire("node-a").await.expect("the first of all is refused");
+    let first = acquire(named(&etcd.url(), "node-a")).await.expect("the first of all is refused");
     let claim = etcd.get(&claim_path("192.0.2.1")).expect("no claim");
     assert!(claim.contains(r#""Hostname":"node-a""#), "an operator cannot read {claim}");
     let below = etcd.keys(&format!("{PREFIX}/subnets"));
     assert_eq!(below.len(), 1, "flannel's nodes would stumble over {below:?}");
-    for _ in 0..3 {
+    let rebooted = NodeIdentity { boot_id: "next boot".to_owned(), ..identity("node-a") };
+    let renamed = NodeIdentity { hostname: "new name".to_owned(), ..rebooted.clone() };
+    for who in [identity("node-a"), rebooted, renamed] {
         let started = Instant::now();
-        let again = acquire("node-a").await.expect("a restarted node is refused by itself");
+        let manager =
+            manager_at(&etcd.url()).with_timing(short_claims()).with_identity(who.clone());
+        let again = acquire(manager).await.expect("a machine is refused by itself");
         assert_eq!(again, first);
-        assert!(started.elapsed() < RESTART, "a restart takes {:?}", started.elapsed());
+        println!("{who:?} has its subnet after {:?}", started.elapsed());
     }
-    let renamed = acquire("node-b").await.expect_err("another node shares the subnet");
-    println!("refused: {renamed:?}");
-    let started = Instant::now();
+    let revision = etcd.revision();
+    let refused =
+        acquire(named(&etcd.url(), "node-b")).await.expect_err("two nodes share a subnet");
+    println!("refused: {refused:?}");
+    assert_eq!(etcd.revision(), revision, "a refused node writes");
     let waiting = async {
         loop {
-            match acquire("node-b").await {
+            match acquire(named(&etcd.url(), "node-b")).await {
                 Ok(subnet) => return subnet,
-                Err(_) => sleep(Duration::from_millis(500)).await,
+                Err(_) => sleep(Duration::from_millis(100)).await,
             }
         }
     };
-    let taken = timeout(CLAIM_TTL + Duration::from_secs(5), waiting).await;
+    let taken = timeout(LAPSES, waiting).await;
     let taken = taken.expect("the address of a node that is gone is never free");
-    println!("taken over after {:?}", started.elapsed());
-    assert!(started.elapsed() > CLAIM_TTL / 2, "it was not waited for");
     assert_eq!(taken, first, "the address kept its subnet");
 }
 
+/// Waits until the manager's status shows this about another node with the address.
+async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
+    let status = manager.status();
+    let shown = async {
+        while match (status.duplicate_public_ip(), holder) {
+            (Some(shown), Some(holder)) => !shown.contains(holder),
+            (shown, holder) => shown.is_some() != holder.is_some(),
+        } {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(NOTICED, shown).await.unwrap_or_else(|_| {
+        panic!("the status shows {:?}, not {holder:?}", status.duplicate_public_ip())
+    });
+}
+
 #[tokio::test]
-async fn a_lapsed_claim_comes_back_and_one_that_another_node_took_ends_the_run() {
+async fn a_running_node_whose_claim_others_took_alarms_and_goes_on() {
     let etcd = Etcd::start();
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
@@ -127,46 +148,67 @@ async fn a_lapsed_claim_comes_back_and_one_that_another_node_took_ends_the_run()
         sleep(Duration::from_millis(100)).await;
     }
     println!("claimed again after {:?}", started.elapsed());
-    running.assert_running("its claim had lapsed");
-    revoke();
-    let other = serde_json::to_string(&identity("node-b")).unwrap();
-    etcd.ctl(&["put", &path, &other]);
-    assert_eq!(running.end(NOTICED, "two nodes share a subnet").await, End::Duplicate);
-    assert!(etcd.get(&path).unwrap().contains("node-b"), "the claim was stolen back");
+    wait_for_duplicate(&running.manager, None).await;
+    for lapses_first in [true, false] {
+        if lapses_first {
+            revoke();
+        }
+        let other = serde_json::to_string(&identity("node-b")).unwrap();
+        etcd.ctl(&["put", &path, &other]);
+        wait_for_duplicate(&running.manager, Some("node-b")).await;
+        running.assert_running("another node has its claim");
+        assert!(etcd.get(&path).unwrap().contains("node-b"), "the claim was stolen back");
+        etcd.ctl(&["del", &path]);
+        wait_for_duplicate(&running.manager, None).await;
+        assert!(etcd.get(&path).unwrap().contains("node-a"), "it does not claim again");
+    }
+    running.assert_running("its claim was taken twice");
 }
 
 #[tokio::test]
-async fn of_two_copies_of_one_node_the_one_that_claimed_last_goes_on_and_the_other_ends() {
+async fn a_copy_takes_the_claim_and_the_first_alarms() {
     let etcd = Etcd::start();
-    // Hostname, machine-id and boot are the same: a snapshot of a machine, resumed twice.
     let start = async || {
         let manager = named(&etcd.url(), "node-a");
-        let started = Instant::now();
-        let own = manager.acquire(&network(), &node(1)).await.expect("a restart is refused");
-        assert!(started.elapsed() < RESTART, "a restart takes {:?}", started.elapsed());
-        (manager, own)
+        let own = manager.acquire(&network(), &node(1)).await.expect("it looks like a restart");
+        Running::start(manager, own, MARGIN)
     };
-    let (manager, own) = start().await;
-    let subnet = own.lease.subnet;
-    let first = Running::start(manager, own, MARGIN);
-    // That one is stopped until the next has its place.
-    let (stopped, stopped_own) = start().await;
-    let (manager, own) = start().await;
-    assert_eq!(own.lease.subnet, subnet, "a restart changes the subnet");
-    let last = Running::start(manager, own, MARGIN);
-    let began = Instant::now();
-    assert_eq!(first.end(NOTICED + SOON, "two copies own one subnet").await, End::Duplicate);
-    println!("a running copy ended after {:?}", began.elapsed());
-    let woken = Running::start(stopped, stopped_own, MARGIN);
-    let began = Instant::now();
-    assert_eq!(woken.end(SOON, "it does not yield when it wakes").await, End::Duplicate);
-    println!("a copy that was stopped ended {:?} after it woke", began.elapsed());
-    last.assert_running("it claimed last");
-    // Several writes of the claim with other numbers do not make it another's.
-    sleep(NOTICED).await;
-    last.assert_running("it is alone");
+    let first = start().await;
+    let copy = start().await;
+    wait_for_duplicate(&first.manager, Some("copy")).await;
+    // It stays so, however often both look.
+    sleep(short_claims().claim_ttl).await;
+    wait_for_duplicate(&first.manager, Some("copy")).await;
+    wait_for_duplicate(&copy.manager, None).await;
+    first.assert_running("a copy claims its address");
+    copy.assert_running("it claimed last");
+    copy.task.abort();
+    copy.manager.release_claim().await;
+    wait_for_duplicate(&first.manager, None).await;
     let subnets = etcd.keys(&format!("{PREFIX}/subnets"));
     assert_eq!(subnets.len(), 1, "a copy has another subnet: {subnets:?}");
+}
+
+#[tokio::test]
+async fn idle_nodes_write_nothing_and_a_stop_gives_up_the_claim() {
+    let etcd = Etcd::start();
+    let mut nodes = Vec::new();
+    for number in 1..=5 {
+        let manager = named(&etcd.url(), &format!("node-{number}"));
+        let own = manager.acquire(&network(), &node(number)).await.unwrap();
+        nodes.push(Running::start(manager, own, MARGIN));
+    }
+    let (revision, claims) = (etcd.revision(), etcd.keys(&format!("{PREFIX}/weft/nodes")).len());
+    assert_eq!(claims, nodes.len());
+    // Three lives of a claim without its keeper.
+    sleep(3 * short_claims().claim_ttl).await;
+    assert_eq!(etcd.revision(), revision, "an idle node writes");
+    assert_eq!(etcd.keys(&format!("{PREFIX}/weft/nodes")).len(), claims, "a claim lapsed");
+    for node in nodes {
+        node.task.abort();
+        node.manager.release_claim().await;
+    }
+    assert_eq!(etcd.keys(&format!("{PREFIX}/weft/nodes")), [""; 0], "a stop leaves a claim");
 }
 
 #[tokio::test]
@@ -208,51 +250,13 @@ async fn a_user_without_permission_for_the_claim_gets_a_subnet_all_the_same() {
 
 /// A node that runs, and what it is told of its own address.
 fn start_moving(
-    manager: SubnetManager,
+    manager: Arc<SubnetManager>,
     own: OwnLease,
 ) -> (watch::Sender<LeaseAttributes>, JoinHandle<End>) {
     let (sender, _peers) = watch::channel(Arc::default());
     let (attributes, said) = watch::channel(own.lease.attributes.clone());
     let run = async move { manager.run_moving(own, MARGIN, &sender, said).await };
     (attributes, tokio::spawn(run))
-}
-
-/// Where the loser or the winner of two copies goes before the loser knows that it lost.
-#[tokio::test]
-async fn of_two_copies_the_one_that_lost_its_claim_never_takes_the_subnet_along() {
-    let etcd = Etcd::start();
-    for (round, winner_moves) in [(0_u8, false), (1, true)] {
-        let (here, there) = (10 * round + 1, 10 * round + 2);
-        let start = async || {
-            let manager = named(&etcd.url(), "node-a");
-            let own = manager.acquire(&network(), &node(here)).await.expect("it is a restart");
-            let subnet = own.lease.subnet;
-            let key = format!("{PREFIX}/subnets/{}-24", subnet.network());
-            let status = manager.status();
-            (start_moving(manager, own), key, status)
-        };
-        let ((of_loser, loser), key, status) = start().await;
-        let ((of_winner, winner), same_key, _) = start().await;
-        assert_eq!(key, same_key, "a restart changes the subnet");
-        // From here on the entry looks to the loser as if it had written it itself.
-        let started = Instant::now();
-        while status.written_by_others_total() == 0 {
-            assert!(started.elapsed() < SOON, "it does not see who writes its lease");
-            sleep(Duration::from_millis(5)).await;
-        }
-        let moves = if winner_moves { &of_winner } else { &of_loser };
-        moves.send_replace(node(there));
-        let end = timeout(SOON, loser).await.expect("two copies own one subnet").unwrap();
-        println!("ended {:?} after {:?}: {end:?}", moves.borrow().public_ip, started.elapsed());
-        let [here, there] = [here, there].map(|host| format!("192.0.2.{host}"));
-        let (owns, left) = if winner_moves { (&there, &here) } else { (&here, &there) };
-        let entry = etcd.get(&key).expect("the lease is gone");
-        assert!(entry.contains(&format!("\"{owns}\"")), "it was taken along: {entry}");
-        assert!(etcd.get(&claim_path(owns)).is_some(), "nobody claims {owns}");
-        assert_eq!(etcd.get(&claim_path(left)), None, "nobody else may have {left}");
-        assert!(!winner.is_finished(), "the one that claimed last ends, too");
-        winner.abort();
-    }
 }
 
 #[tokio::test]
@@ -264,7 +268,8 @@ async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let subnet = own.lease.subnet;
-    let (attributes, task) = start_moving(manager, own);
+    let manager = Arc::new(manager);
+    let (attributes, task) = start_moving(Arc::clone(&manager), own);
     let mut old = 1;
     for new in 2..8_u8 {
         let both = [format!("192.0.2.{old}"), format!("192.0.2.{new}")];
@@ -276,7 +281,7 @@ async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
         assert!(etcd.get(&claim_path(&both[1])).is_some(), "the new address is not claimed");
         let started = Instant::now();
         while etcd.get(&claim_path(&both[0])).is_some() {
-            assert!(started.elapsed() < CONVERGE, "nobody else may have the old address");
+            assert!(started.elapsed() < NOTICED, "nobody else may have the old address");
             sleep(Duration::from_millis(10)).await;
         }
         old = new;
@@ -285,7 +290,10 @@ async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
     let second = other.acquire(&network(), &node(1)).await.expect("a free address is refused");
     assert_ne!(second.lease.subnet, subnet, "two nodes share a subnet");
     attributes.send_replace(node(1));
-    let end = timeout(CONVERGE, task).await.expect("two nodes have one address").unwrap();
-    assert_eq!(end, End::Duplicate);
+    wait_for_duplicate(&manager, Some("node-b")).await;
+    assert!(!task.is_finished(), "a running node ends because of a claim");
+    let claim = etcd.get(&claim_path("192.0.2.1")).expect("nobody claims it");
+    assert!(claim.contains("node-b"), "it took the claim of another: {claim}");
+    task.abort();
     watching.assert_running("another node ended");
 }

@@ -16,6 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::NamedTempFile;
 
+use super::machine::Machine;
+
 /// The daemon under test.
 pub(crate) const WEFTD: &str = env!("CARGO_BIN_EXE_weftd");
 
@@ -379,12 +381,27 @@ impl Lab {
     /// choose the store, and go last so that they can override.
     #[track_caller]
     pub(crate) fn weftd(&self, host: usize, dir: &Path, arguments: &[&str]) -> Process {
+        self.weftd_on(None, host, dir, arguments)
+    }
+
+    /// The same with the identity of another machine.
+    #[track_caller]
+    pub(crate) fn weftd_on(
+        &self,
+        machine: Option<Machine<'_>>,
+        host: usize,
+        dir: &Path,
+        arguments: &[&str],
+    ) -> Process {
         let subnet_file = format!("--subnet-file={}", dir.join("subnet.env").display());
         let socket = format!("--status-socket={}", dir.join("weft.sock").display());
         let iface = format!("--iface={}", UNDERLAY[host]);
         let mut argv = vec![WEFTD, &iface, &subnet_file, &socket, "--iptables-forward-rules=false"];
         argv.extend(arguments);
-        self.hosts[host].spawn(&argv)
+        match machine {
+            None => self.hosts[host].spawn(&argv),
+            Some(machine) => machine.spawn(&self.hosts[host], dir, &argv),
+        }
     }
 
     /// Starts a program of `benches/` on a host for the lease `own`, with a device `flannel0`

@@ -10,6 +10,7 @@ pub(crate) mod daemonset;
 pub mod etcd;
 pub(crate) mod flows;
 pub(crate) mod lab;
+pub(crate) mod machine;
 pub(crate) mod members;
 pub(crate) mod overlay;
 pub(crate) mod packet;

@@ -39,6 +39,7 @@ fn known(peers: &[Lease]) -> Known {
         cluster: u64::MAX,
         network: prefix("10.5.0.0/16"),
         own: lease("10.5.100.0/24", "192.0.2.1"),
+        ends_unix: Some(NOW + 2 * AGE_MAX.as_secs()),
         peers: Arc::new(peers.iter().map(|peer| (peer.subnet, peer.clone())).collect()),
     }
 }
@@ -105,6 +106,20 @@ fn a_day_is_the_end_and_the_future_is_no_past() {
     assert!(at(0).is_err() && at(u64::MAX).is_err());
     let text = at(NOW + day + 1).unwrap_err().to_string();
     assert_eq!(text, "it is from 2026-11-21T01:52:04Z, more than 24h0m0s ago");
+}
+
+#[test]
+fn a_start_after_the_end_of_its_lease_is_refused() {
+    let ends = NOW + 3600;
+    let bytes = written(&Known { ends_unix: Some(ends), ..usual() });
+    let at = |now_unix| parse(&bytes, &Expected { now_unix, ..expected() });
+    assert!(at(ends - 1).is_ok());
+    assert!(matches!(at(ends), Err(CacheError::Ended { ends_unix }) if ends_unix == ends));
+    // By a clock that is behind. One before the file's own time is refused for that.
+    assert!(matches!(at(NOW - 3600), Err(CacheError::Ahead { .. })));
+    let reserved = written(&Known { ends_unix: None, ..usual() });
+    let late = Expected { now_unix: NOW + AGE_MAX.as_secs(), ..expected() };
+    assert!(parse(&reserved, &late).is_ok(), "a reservation has no end");
 }
 
 #[test]

@@ -362,9 +362,6 @@ impl Machine {
 
     /// The store or the watch failed: try again later, and keep everything meanwhile.
     pub(super) fn on_failure(&mut self, error: &StoreError) {
-        if let StoreError::Duplicate { .. } = error {
-            return self.give_way(error);
-        }
         let now = self.now.boot;
         self.drop_watch();
         if let Follow::Watching { live_since: Some(since) } = self.follow

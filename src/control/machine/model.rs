@@ -6,10 +6,13 @@
 //! quiet, in which everybody has to agree within bounded steps. A failing
 //! seed is named; `WEFT_MODEL_SEED=n cargo test model` runs just that one and tells its steps.
 //!
-//! In every third schedule the second node is a clone of the first: the same address and name,
-//! another boot. Only one of them may own a subnet, and the other gets one when that one is gone.
-//! Or it is a copy with the same boot, which looks like a restart: whoever claims the address last
-//! has the subnet, and the other ends for good. Clones move, too.
+//! In every third schedule the second node has the addresses of the first. If it is another machine,
+//! no start gets the subnet while the other's claim lives. What runs goes on: a node that starts from
+//! its cache, or whose claim lapsed while the store was away, may share the subnet of the other, and
+//! then one of the two has the alarm as soon as both have looked at the claim. If it is a copy, with
+//! the same machine-id, each start takes the claim of the other, and that one has the alarm. A copy
+//! of a running process has its etcd lease, too; claims cannot tell the two apart, so they are not
+//! modelled. Both kinds move; the last to write the entry with its address then has the subnet.
 //!
 //! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time;
 //! `scripts/mutations.md` has what caught each, and what nothing did.
@@ -22,7 +25,6 @@ mod store;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use super::End;
 use crate::config::network::NetworkConfig;
 use crate::control::choose::tests::config;
 use crate::control::claim::NodeIdentity;
@@ -40,6 +42,8 @@ const STALE_HOLD: Duration = Duration::from_secs(30);
 const SETTLING: Duration = Duration::from_secs(72 + 60 + 30 + 8);
 /// The life of a claim, and a few tries.
 const HANDING_OVER: Duration = Duration::from_secs(30 + 10);
+/// For how long a request may go in after its process has ended, and its connection with it.
+const OUTLIVES: Duration = Duration::from_secs(10);
 /// Far above what a settling cluster of five needs, and far below what a loop makes.
 const CALM_STEPS_MAX: u32 = 3_000;
 
@@ -81,24 +85,22 @@ impl World {
         let count = random.u8(2..=5);
         let offset = |_| Duration::from_secs(random.u64(100..100_000));
         let offsets: Vec<_> = (0..count).map(offset).collect();
+        let has_ids = random.bool();
         let named = |number| {
             let (hostname, boot_id) = ("node".to_owned(), format!("boot {number}"));
-            NodeIdentity { hostname, machine_id: None, boot_id }
+            let machine_id = has_ids.then(|| format!("machine {number}"));
+            NodeIdentity { hostname, machine_id, boot_id }
         };
         let nodes = (1..=count).zip(offsets);
         let mut nodes: Vec<_> =
             nodes.map(|(number, offset)| Node::new(number, named(number), offset)).collect();
         if random.u8(..3) == 0 {
-            // A clone of the first, booted for itself, or resumed from one snapshot with it:
-            // hostname and machine-id are the same, and the boot may be.
+            // Another machine with the addresses of the first, or a copy of it.
             let (offset, is_copy) = (nodes[0].boot_offset, random.bool());
             nodes[1] = Node::new(1, named(if is_copy { 1 } else { 2 }), offset);
             for node in &mut nodes[..2] {
-                (node.has_twin, node.is_copy) = (true, is_copy);
+                node.has_twin = true;
             }
-        }
-        for (index, node) in (1..).zip(&mut nodes) {
-            node.numbers = index << 32;
         }
         let has_operator = random.bool();
         let (time, store, late) = (Duration::ZERO, SimStore::new(), Vec::new());
@@ -127,11 +129,6 @@ impl World {
 
     fn start(&mut self, index: usize) {
         let Life::Down = self.nodes[index].life else { return };
-        // Started again, it would be the last of the two, and the other had to yield.
-        if self.nodes[index].has_yielded && self.shares_address(index) {
-            return;
-        }
-        self.nodes[index].has_yielded = false;
         // A cache of another address is refused.
         let public_ip = self.nodes[index].public_ip;
         let known = self.nodes[index].known.clone();
@@ -185,14 +182,19 @@ impl World {
     }
 
     fn crash(&mut self, index: usize) {
-        if self.nodes[index].has_yielded {
-            return;
-        }
         let node = &mut self.nodes[index];
         if let Some(request) = node.request.take().filter(|request| request.answer.is_none()) {
             self.late.push((index, request));
         }
-        self.nodes[index].crash();
+        let node = &mut self.nodes[index];
+        // Stopped, and not crashed.
+        if self.random.bool() && !node.is_cut && !self.store.is_down {
+            self.store.release_claims(&node.claims);
+        }
+        node.crash();
+        if self.random.bool() {
+            node.claims.node.boot_id = format!("boot {}", self.random.u64(..));
+        }
         self.log(index, "crashed");
         if self.random.u8(..4) > 0 {
             self.start(index);
@@ -248,12 +250,14 @@ impl World {
             return;
         }
         let at = self.random.usize(..self.late.len());
-        let (index, InFlight { op, asked, mut claims, .. }) = self.late.swap_remove(at);
-        let (time, cluster) = (self.time, self.nodes[index].cluster);
-        let moment = Moment { time, asked, cluster, is_late: true };
-        let answer = execute(&mut self.store, &op, &mut claims, moment);
-        let node = &mut self.nodes[index];
-        node.was_preceded |= answer.is_ok() && claims.run != node.claims.run;
+        let (index, request) = self.late.swap_remove(at);
+        let InFlight { op, asked, claims, public_ip, run, .. } = request;
+        let node = &self.nodes[index];
+        if run != node.run && asked + OUTLIVES < node.boot(self.time) {
+            return;
+        }
+        let moment = Moment { time: self.time, asked, cluster: node.cluster, public_ip };
+        execute(&mut self.store, &op, &claims, moment);
         self.log(index, &format!("has a late {op:?}"));
     }
 
@@ -337,8 +341,10 @@ impl World {
         }
         match node.life {
             Life::Acquiring { .. } => {
-                node.claims.claim(node.public_ip);
-                node.ask(Op::List, self.time);
+                if !node.is_cut && !self.store.is_down {
+                    self.store.keep_lease(&mut node.claims, self.time);
+                }
+                node.ask(Op::Look, self.time);
             }
             Life::Down | Life::Running(_) => self.handle(index, super::Event::Timer),
         }
@@ -351,11 +357,9 @@ impl World {
         let node = &mut nodes[index];
         let Some(request) = node.request.as_mut() else { return };
         let (op, asked, cluster) = (request.op.clone(), request.asked, node.cluster);
-        node.claims.draw(&mut node.numbers);
-        let (mut claims, moment) =
-            (node.claims.to_try(), Moment { time, asked, cluster, is_late: false });
-        let to = op.claims();
-        let mut execute = || execute(store, &op, &mut claims, moment);
+        let (claims, public_ip) = (request.claims.clone(), request.public_ip);
+        let moment = Moment { time, asked, cluster, public_ip };
+        let mut execute = || execute(store, &op, &claims, moment);
         let reachable = !node.is_cut;
         let fault = if faulty { random.u8(..30) } else { u8::MAX };
         let answer = match fault {
@@ -366,7 +370,8 @@ impl World {
             }
             2 | 3 => {
                 let claims = request.claims.clone();
-                let again = InFlight { op: op.clone(), asked, claims, answer: None };
+                let (run, again) = (node.run, op.clone());
+                let again = InFlight { op: again, asked, claims, public_ip, run, answer: None };
                 late.push((index, again));
                 failure(&op)
             }
@@ -378,14 +383,6 @@ impl World {
             _ => execute(),
         };
         let answer: Answer = if store.is_down { failure(&op) } else { answer };
-        if answer.is_unavailable() {
-            node.claims.unanswered(claims, to);
-        } else {
-            node.claims = claims;
-            if answer.is_ok() {
-                node.claim_seen = store.point();
-            }
-        }
         request.answer = Some((answer, store.point()));
     }
 
@@ -397,24 +394,18 @@ impl World {
         if node.is_cut || store.is_down {
             return;
         }
-        let numbers = &mut node.numbers;
-        node.claims.draw(numbers);
-        let mut claims = node.claims.to_try();
-        let kept = store.keep_claim(&mut claims, time);
+        let mut claims = node.claims.clone();
+        let kept = store.keep_claim(&mut claims, node.public_ip, time);
         if faulty && random.u8(..15) == 0 {
-            return node.claims.unanswered(claims, None);
+            return;
         }
+        claims.is_alarmed = matches!(kept, Err(StoreError::Duplicate { .. }));
         node.claims = claims;
-        match kept {
-            Ok(is_told) => {
-                node.keep_at = time + Duration::from_secs(10);
-                if is_told {
-                    node.claim_seen = store.point();
-                }
-            }
-            Err(StoreError::Duplicate { .. }) => self.restart_after(index, End::Duplicate),
-            Err(_) => {}
+        node.claim_seen = store.point();
+        if kept.is_ok() {
+            node.keep_at = time + Duration::from_secs(10);
         }
+        self.log(index, &format!("keeps its claim: {kept:?}"));
     }
 
     /// No more faults: everything is delivered, and everybody has to agree in the end.
@@ -436,9 +427,6 @@ impl World {
     fn hand_over(&mut self) {
         let owns = |node: &Node| node.has_twin && node.believes(self.time).is_some();
         let Some(first) = self.nodes.iter().position(owns) else { return };
-        if self.nodes[1 - first].has_yielded {
-            return;
-        }
         self.nodes[first].crash();
         self.calm(HANDING_OVER);
         // Its own of before, if that is there still, or that of its address.

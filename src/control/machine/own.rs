@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::follow::ABSENT;
-use super::{Asked, Command, End, Follow, Machine, Now, Say, Write};
+use super::{Asked, Command, End, Follow, Machine, Say, Write};
 use crate::control::backoff::jittered;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::manager::OwnLease;
@@ -56,8 +56,7 @@ impl Hold {
 impl Machine {
     /// Sets the renewal timer by the lease's end.
     pub(super) fn plan_renewal(&mut self) {
-        let unix = self.own.expires.map(|expires| unix_seconds_of(expires, self.now));
-        self.commands.push(Command::Expires(unix));
+        self.commands.push(Command::Expires(self.ends_unix()));
         let Some(expires) = self.own.expires else {
             self.renew_at = None;
             return;
@@ -106,8 +105,7 @@ impl Machine {
     fn ask_write(&mut self, what: Write, over: i64) {
         let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
         let command = match what {
-            // Under the address that it shows: the claim of another comes with the write that
-            // tells it.
+            // With the address that it shows: that there is another, only a restoring write tells.
             Write::Renew => {
                 let found = self.mirror.get(&held.key).map(|found| &found.attributes);
                 let elsewhere = found.filter(|found| found.public_ip != held.attributes.public_ip);
@@ -191,6 +189,10 @@ impl Machine {
                 self.adopt(granted);
                 self.on_granted(what);
                 self.plan_renewal();
+                // A start without the store goes by the new end; a publication says it with the rest.
+                if self.publish_at.is_none() {
+                    self.remember();
+                }
             }
             Err(StoreError::Conflict { .. }) => {
                 // Somebody wrote to our key: see what is there before anything else.
@@ -199,7 +201,6 @@ impl Machine {
                     self.renew_at = Some(self.now.boot + RENEW_AFTER_CONFLICT);
                 }
             }
-            Err(error @ StoreError::Duplicate { .. }) => self.give_way(&error),
             Err(error) if what == Write::Renew => {
                 self.retry_renewal_later();
                 self.say(Say::RenewalFailed { error: with_causes(&error) });
@@ -224,12 +225,6 @@ impl Machine {
             known @ (Hold::Unreadable { .. } | Hold::Lapsed { .. } | Hold::Lost) => known,
         };
         self.plan_publication();
-    }
-
-    /// Another node claims our PublicIP, which it can only while our own claim lapsed.
-    pub(super) fn give_way(&mut self, error: &StoreError) {
-        self.say(Say::Duplicate { error: with_causes(error) });
-        self.end(End::Duplicate);
     }
 
     fn adopt(&mut self, granted: Granted) {
@@ -266,8 +261,7 @@ impl Machine {
         }
         match what {
             Write::Renew => {
-                let expires = self.own.expires.map(|expires| unix_seconds_of(expires, self.now));
-                self.say(Say::Renewed { expires_unix: expires.unwrap_or_default() });
+                self.say(Say::Renewed { expires_unix: self.ends_unix().unwrap_or_default() });
             }
             Write::Restore => {
                 self.hold = Hold::Held;
@@ -408,6 +402,12 @@ impl Machine {
             || self.own_ended_by_wall_clock()
     }
 
+    /// When the lease ends, in seconds since 1970; `None` for a reservation.
+    pub(super) fn ends_unix(&self) -> Option<u64> {
+        let left = self.own.expires?.saturating_sub(self.now.boot);
+        Some(self.now.unix_seconds.saturating_add(left.as_secs()))
+    }
+
     /// All readers of the local store see the entry end when the wall clock is set past its end.
     fn own_ended_by_wall_clock(&self) -> bool {
         let ends_unix = match self.own.lease.lifetime {
@@ -429,9 +429,4 @@ impl Machine {
         self.say(Say::Covered { subnet, by, new_owner });
         self.end(End::Revoked { new_owner: Some(new_owner) });
     }
-}
-
-/// The moment of the boot clock as seconds since 1970.
-fn unix_seconds_of(boot: Duration, now: Now) -> u64 {
-    now.unix_seconds.saturating_add(boot.saturating_sub(now.boot).as_secs())
 }

@@ -40,8 +40,6 @@ pub(in crate::control) enum Say {
     Removed { subnet: Prefix },
     /// The own lease lapsed, and somebody else has what it was.
     Covered { subnet: Prefix, by: Prefix, new_owner: Ipv4Addr },
-    /// Another node has our PublicIP.
-    Duplicate { error: String },
     /// The watch must begin anew.
     HistoryLost,
     /// The store is away.
@@ -73,7 +71,6 @@ impl Say {
             | Self::TakenOver { .. }
             | Self::Removed { .. }
             | Self::Covered { .. }
-            | Self::Duplicate { .. }
             | Self::StoreFailed { .. }
             | Self::Holding { .. } => true,
             Self::WrittenInOurName { alarm, .. } => *alarm,
@@ -130,7 +127,6 @@ impl fmt::Display for Say {
                     "The lease of {subnet} lapsed and {by} belongs to {new_owner}; giving it up"
                 )
             }
-            Self::Duplicate { error } => f.write_str(error),
             Self::HistoryLost => f.write_str(
                 "Watch of subnet leases failed because etcd index outside history window; \
                  listing all leases",

@@ -232,6 +232,7 @@ fn known() -> Known {
         cluster: 1,
         network: "10.5.0.0/16".parse().unwrap(),
         own: Lease { lifetime: Lifetime::Leased { id: 0, expires_unix: None }, ..lease(OWN, 1, 0) },
+        ends_unix: None,
         peers: Arc::new(peers.collect()),
     }
 }

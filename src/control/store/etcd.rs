@@ -1,18 +1,17 @@
 //! The etcd v3 store, with flannel's keys and values. Every write is a transaction that compares
 //! what we last saw; no request asks for the time to live of another node's lease.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
     Compare, CompareOp, Error as EtcdError, GetOptions, GetResponse, KeyValue, PutOptions,
-    SortOrder, SortTarget, TxnOp,
+    SortOrder, SortTarget, Txn, TxnOp,
 };
 use tokio::sync::Mutex;
 
-use super::etcd_claim::{Claims, Write};
+use super::etcd_claim::Claims;
 use super::etcd_connection::{Connection, classify, config_key};
 use super::etcd_watch::{EtcdWatch, Origin};
 use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
@@ -46,24 +45,17 @@ pub struct EtcdStore {
 pub(super) struct EtcdLease {
     pub(super) id: i64,
     /// By the boot clock, counted from before the request.
-    pub(super) expires: Duration,
+    expires: Duration,
     expires_unix: u64,
     /// Whether it was granted just now, and has to go again if it is not needed.
-    pub(super) fresh: bool,
+    fresh: bool,
 }
 
 /// Keys of a listing, as of a revision of a cluster.
-pub(super) struct Page {
-    pub(super) revision: i64,
-    pub(super) cluster: u64,
-    pub(super) found: GetResponse,
-}
-
-impl EtcdLease {
-    /// One that may end at any time.
-    pub(super) fn unknown(id: i64) -> Self {
-        Self { id, expires: Duration::ZERO, expires_unix: 0, fresh: false }
-    }
+struct Page {
+    revision: i64,
+    cluster: u64,
+    found: GetResponse,
 }
 
 impl EtcdStore {
@@ -158,18 +150,11 @@ impl EtcdStore {
             .with_limit(keys)
             .with_revision(revision)
             .with_sort(SortTarget::Key, SortOrder::Ascend);
-        let is_first = revision == 0;
-        if is_first && let Some(page) = self.page_with_claim(from, &options).await? {
-            return Ok(page);
-        }
         let read = |mut client: etcd_client::Client| {
             let options = options.clone();
             async move { client.get(from, Some(options)).await }
         };
         let found = self.connection.read("listing leases", read).await?;
-        if is_first {
-            self.deny_claim().await;
-        }
         Ok(Page {
             revision: found.header().map_or(0, |header| header.revision()),
             cluster: found.header().map_or(0, |header| header.cluster_id()),
@@ -183,15 +168,27 @@ impl EtcdStore {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
-        self.create_first(std::iter::once(subnet), value, ttl).await.0
+        self.create_any(std::iter::once(subnet), value, ttl, None).await.0
     }
 
-    /// One etcd lease serves all tries, so that a lost race costs one request.
+    /// For a node that starts: its claim has to be its own still.
     pub(super) async fn create_first(
         &self,
         subnets: impl Iterator<Item = Prefix>,
         value: &LeaseAttributes,
         ttl: Duration,
+    ) -> (Result<Granted, StoreError>, u64) {
+        let claimed = self.still_claimed(value.public_ip).await;
+        self.create_any(subnets, value, ttl, claimed).await
+    }
+
+    /// One etcd lease serves all tries, so that a lost race costs one request.
+    async fn create_any(
+        &self,
+        subnets: impl Iterator<Item = Prefix>,
+        value: &LeaseAttributes,
+        ttl: Duration,
+        claimed: Option<Compare>,
     ) -> (Result<Granted, StoreError>, u64) {
         let etcd_lease = match self.grant(ttl).await {
             Ok(etcd_lease) => etcd_lease,
@@ -200,7 +197,7 @@ impl EtcdStore {
         let mut lost = 0;
         let mut result = Err(StoreError::Conflict { key: self.subnets() });
         for subnet in subnets {
-            result = self.create_with(subnet, value, etcd_lease).await;
+            result = self.create_with(subnet, value, etcd_lease, claimed.clone()).await;
             match result {
                 Err(StoreError::Conflict { .. }) => lost += 1,
                 Ok(_) | Err(_) => break,
@@ -217,14 +214,15 @@ impl EtcdStore {
         subnet: Prefix,
         value: &LeaseAttributes,
         etcd_lease: EtcdLease,
+        claimed: Option<Compare>,
     ) -> Result<Granted, StoreError> {
         let (key, bytes) = (subnet.key(), value.to_json()?);
         let path = self.path(&key);
         let absent = Compare::version(path.as_str(), CompareOp::Equal, 0);
         let put = TxnOp::put(path, bytes, Some(PutOptions::new().with_lease(etcd_lease.id)));
         // Whoever made the etcd lease revokes it, if no other try needs it.
-        let revision =
-            self.fenced("creating the lease", &key, value.public_ip, absent, put, None).await?;
+        let conditions = std::iter::once(absent).chain(claimed).collect();
+        let revision = self.fenced("creating the lease", &key, conditions, put, None).await?;
         let version = Version { revision, created: revision };
         Ok(granted(subnet, key, value.clone(), version, Some(etcd_lease)))
     }
@@ -236,7 +234,19 @@ impl EtcdStore {
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
-        self.write("updating the lease", held, value, etcd_lease).await
+        self.write("updating the lease", held, value, etcd_lease, None).await
+    }
+
+    /// The same for a node that starts: its claim has to be its own still.
+    pub(super) async fn take_over(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        let claimed = self.still_claimed(value.public_ip).await;
+        let etcd_lease = self.extend(held.lifetime, ttl).await?;
+        self.write("taking over the lease", held, value, etcd_lease, claimed).await
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
@@ -245,11 +255,10 @@ impl EtcdStore {
         let operation = "renewing the lease";
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         if etcd_lease.is_some_and(|lease| lease.fresh) {
-            return self.write(operation, held, &held.attributes, etcd_lease).await;
+            return self.write(operation, held, &held.attributes, etcd_lease, None).await;
         }
         let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
-        let (unchanged, public_ip) = (self.unchanged(held), held.attributes.public_ip);
-        self.fenced(operation, &held.key, public_ip, unchanged, look, None).await?;
+        self.fenced(operation, &held.key, vec![self.unchanged(held)], look, None).await?;
         let version = Version { revision: held.revision, created: held.created_revision };
         Ok(granted(held.subnet, held.key.clone(), held.attributes.clone(), version, etcd_lease))
     }
@@ -261,21 +270,20 @@ impl EtcdStore {
         held: &Lease,
         value: &LeaseAttributes,
         etcd_lease: Option<EtcdLease>,
+        claimed: Option<Compare>,
     ) -> Result<Granted, StoreError> {
         let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
         let put = TxnOp::put(self.path(&held.key), value.to_json()?, options);
-        let unchanged = self.unchanged(held);
-        let public_ip = value.public_ip;
-        let revision =
-            self.fenced(operation, &held.key, public_ip, unchanged, put, etcd_lease).await?;
+        let conditions = std::iter::once(self.unchanged(held)).chain(claimed).collect();
+        let revision = self.fenced(operation, &held.key, conditions, put, etcd_lease).await?;
         let version = Version { revision, created: held.created_revision };
         Ok(granted(held.subnet, held.key.clone(), value.clone(), version, etcd_lease))
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
         let delete = TxnOp::delete(self.path(&held.key), None);
-        let (unchanged, public_ip) = (self.unchanged(held), held.attributes.public_ip);
-        self.fenced("deleting the lease", &held.key, public_ip, unchanged, delete, None).await?;
+        let unchanged = vec![self.unchanged(held)];
+        self.fenced("deleting the lease", &held.key, unchanged, delete, None).await?;
         Ok(())
     }
 
@@ -313,21 +321,24 @@ impl EtcdStore {
         Compare::mod_revision(self.path(&held.key), CompareOp::Equal, held.revision)
     }
 
-    /// Runs `operation` of the node at `public_ip` if `condition` holds, and returns the store's
-    /// revision after it. A fresh `etcd_lease` is revoked if the store said that it did nothing.
+    /// Runs `operation` if all `conditions` hold, and returns the store's revision after it. A fresh `etcd_lease` is revoked if the store said that it did nothing.
     /// After a write of unknown outcome it stays, because to revoke it would delete the key that it
     /// may hold by now: the next listing shows what happened.
     async fn fenced(
         &self,
         name: &'static str,
         key: &str,
-        public_ip: Ipv4Addr,
-        condition: Compare,
+        conditions: Vec<Compare>,
         operation: TxnOp,
         etcd_lease: Option<EtcdLease>,
     ) -> Result<i64, StoreError> {
-        let write = Write { condition: Some(condition), operation: Some(operation) };
-        let result = self.write_claiming(name, key, Some(public_ip), write).await;
+        let transaction = Txn::new().when(conditions).and_then([operation]);
+        let write = |mut client: etcd_client::Client| async move { client.txn(transaction).await };
+        let result = match self.connection.call(name, write).await {
+            Ok(done) if done.succeeded() => Ok(done.header().map_or(0, |header| header.revision())),
+            Ok(_) => Err(StoreError::Conflict { key: key.to_owned() }),
+            Err(error) => Err(error),
+        };
         if result.as_ref().is_err_and(StoreError::nothing_was_written)
             && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
         {

@@ -110,15 +110,16 @@ impl LocalStore {
         let (files, held, value) = (self.files.clone(), held.clone(), value.clone());
         let claims = self.claims.clone();
         blocking(move || {
-            claims.claiming(value.public_ip, || {
-                let locked = files.lock()?;
-                fence(&locked, &held)?;
-                let ttl = match held.lifetime {
-                    Lifetime::Reservation => None,
-                    Lifetime::Leased { .. } => Some(ttl),
-                };
-                write(&locked, held.subnet, held.key, value, ttl)
-            })
+            let locked = files.lock()?;
+            fence(&locked, &held)?;
+            let ttl = match held.lifetime {
+                Lifetime::Reservation => None,
+                Lifetime::Leased { .. } => Some(ttl),
+            };
+            let public_ip = value.public_ip;
+            let granted = write(&locked, held.subnet, held.key, value, ttl)?;
+            claims.leave_all_but(public_ip);
+            Ok(granted)
         })
         .await
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::warn;
@@ -19,70 +19,65 @@ use crate::failure::with_causes;
 /// More than any claim has.
 const CLAIM_BYTES_MAX: usize = 4096;
 
-/// The claim of this process; clones share it.
+/// The claims of this process; clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FileClaims {
-    /// Nobody claims anything without.
-    node: Option<(NodeIdentity, PathBuf)>,
-    held: Arc<Mutex<Held>>,
-}
+pub(super) struct FileClaims(Arc<Mutex<Held>>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// More than one while a move is being written.
+    /// Nobody claims anything without.
+    node: Option<(NodeIdentity, PathBuf)>,
+    /// More than one while a move is under way.
     locks: BTreeMap<Ipv4Addr, File>,
-    is_denied: bool,
 }
 
 impl FileClaims {
     pub(super) fn of(node: NodeIdentity, directory: PathBuf) -> Self {
-        Self { node: Some((node, directory)), held: Arc::default() }
+        let held = Held { node: Some((node, directory)), ..Held::default() };
+        Self(Arc::new(Mutex::new(held)))
     }
 
-    /// Claims `public_ip`, and nothing else any more. Blocks.
+    /// Claims `public_ip`, unless another process has it. A directory that cannot be written is no
+    /// reason not to carry packets. Blocks.
     pub(super) fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
-        self.claiming(public_ip, || Ok(()))
-    }
-
-    /// Claims `public_ip` for `write`, and nothing else any more once that is done. A directory
-    /// that cannot be written is no reason not to carry packets. Blocks.
-    pub(super) fn claiming<T>(
-        &self,
-        public_ip: Ipv4Addr,
-        write: impl FnOnce() -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let Some((node, directory)) = &self.node else { return write() };
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if !held.is_denied && !held.locks.contains_key(&public_ip) {
-            match lock(node, directory, public_ip) {
-                Ok(file) => {
-                    held.locks.insert(public_ip, file);
-                }
-                Err(error @ StoreError::Duplicate { .. }) => return Err(error),
-                Err(error) => {
-                    held.is_denied = true;
-                    warn!(
-                        "Another node with the same PublicIP would not be noticed, going on \
-                         without a claim: {}",
-                        with_causes(&error)
-                    );
-                }
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((node, directory)) = &held.node else { return Ok(()) };
+        if held.locks.contains_key(&public_ip) {
+            return Ok(());
+        }
+        match lock(node, directory, public_ip) {
+            Ok(file) => {
+                held.locks.insert(public_ip, file);
+            }
+            Err(error @ StoreError::Duplicate { .. }) => return Err(error),
+            Err(error) => {
+                held.node = None;
+                warn!(
+                    "Another node with the same PublicIP would not be noticed, going on without a \
+                     claim: {}",
+                    with_causes(&error)
+                );
             }
         }
-        let written = write()?;
+        Ok(())
+    }
+
+    /// The own entry tells of `public_ip`: the address of before is free for others.
+    pub(super) fn leave_all_but(&self, public_ip: Ipv4Addr) {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         held.locks.retain(|held, _| *held == public_ip);
-        Ok(written)
     }
 }
 
-fn lock(node: &NodeIdentity, directory: &PathBuf, public_ip: Ipv4Addr) -> Result<File, StoreError> {
+fn lock(node: &NodeIdentity, directory: &Path, public_ip: Ipv4Addr) -> Result<File, StoreError> {
     fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
     let path = directory.join(public_ip.to_string());
     let write = |source| failed("write", &path, source);
     let locked = lock_file::try_lock(&path).map_err(|source| failed("lock", &path, source))?;
     let Some(mut file) = locked else {
         let found = read_bounded(&path, CLAIM_BYTES_MAX).ok().flatten().unwrap_or_default();
-        let holder = NodeIdentity::from_json(&found).unwrap_or_default().describe_to(node);
+        let holder = NodeIdentity::from_json(&found).unwrap_or_default();
+        let holder = holder.describe(holder.is_same_as(node));
         return Err(StoreError::Duplicate { public_ip, holder });
     };
     file.set_len(0).and_then(|()| file.write_all(&node.to_json())).map_err(write)?;
@@ -101,7 +96,7 @@ mod tests {
             let node = NodeIdentity { hostname, machine_id: None, boot_id };
             FileClaims::of(node, files.path().join("weft/nodes"))
         };
-        let [first, second] = [1, 2].map(|last| Ipv4Addr::new(192, 0, 2, last));
+        let [first, second, third] = [1, 2, 3].map(|last| Ipv4Addr::new(192, 0, 2, last));
         let a = start("node-a");
         a.claim(first).unwrap();
         a.claim(first).unwrap();
@@ -111,13 +106,9 @@ mod tests {
         b.claim(second).unwrap();
         let refusal = a.claim(second).unwrap_err().to_string();
         assert!(refusal.contains("node-b"), "the refusal does not say who: {refusal}");
-        let failed = b.claiming(Ipv4Addr::new(192, 0, 2, 3), || {
-            a.claim(second).expect_err("the entry shows the address of before");
-            Err::<(), _>(StoreError::Conflict { key: String::new() })
-        });
-        failed.expect_err("what failed counts as written");
-        a.claim(second).expect_err("the move failed, so the address is not free");
-        b.claim(Ipv4Addr::new(192, 0, 2, 3)).unwrap();
+        b.claim(third).unwrap();
+        a.claim(second).expect_err("the entry shows the address of before");
+        b.leave_all_but(third);
         a.claim(second).expect("the address that node-b left is free");
         drop(a);
         b.claim(second).expect("the address of a node that is gone is free");

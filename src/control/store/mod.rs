@@ -168,8 +168,8 @@ pub enum StoreError {
     /// Another node claims this node's PublicIP.
     #[error(
         "PublicIP {public_ip} belongs to {holder}, and two nodes must not share a subnet: give \
-         one of them another address with --public-ip or --iface. If that node is gone, this one \
-         takes over within a minute"
+         one of them another address with --public-ip or --iface. If that node is gone, its claim \
+         ends within a minute"
     )]
     Duplicate {
         /// The address.
@@ -327,14 +327,11 @@ impl Store {
         }
     }
 
-    /// Before a subnet is looked for: from now on, listings and writes are refused if another node
-    /// claims `public_ip`, and writes claim it.
-    pub async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
+    /// Claims `public_ip`, or keeps that claim from ending, unless another node has it. It lives
+    /// for `ttl` after the last call, or as long as this process.
+    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
         match self {
-            Self::Etcd(store) => {
-                store.claim(public_ip).await;
-                Ok(())
-            }
+            Self::Etcd(store) => store.claim(public_ip, ttl).await,
             Self::Local(store) => store.claim(public_ip).await,
             #[cfg(feature = "kube")]
             Self::Kube(_) => Ok(()),
@@ -343,16 +340,10 @@ impl Store {
         }
     }
 
-    /// Keeps the claim from ending; to be called several times within `claim::CLAIM_TTL`.
-    pub async fn keep_claim(&self) -> Result<(), StoreError> {
-        match self {
-            Self::Etcd(store) => store.keep_claim().await,
-            // It ends with the process.
-            Self::Local(_) => Ok(()),
-            #[cfg(feature = "kube")]
-            Self::Kube(_) => Ok(()),
-            #[cfg(test)]
-            Self::Memory(_) => Ok(()),
+    /// Gives up the claim of this run.
+    pub async fn release_claim(&self) {
+        if let Self::Etcd(store) = self {
+            store.release_claim().await;
         }
     }
 
@@ -397,8 +388,9 @@ impl Store {
         }
     }
 
-    /// Takes the first of `subnets` whose key no entry has, trying them in turn. Also says how
-    /// many were lost to other writers; the last of these is the error if all were.
+    /// Takes the first of `subnets` whose key no entry has, trying them in turn, for a node that
+    /// starts and claimed its PublicIP. Also says how many were lost to other writers; the last
+    /// of these is the error if all were.
     pub async fn create_first(
         &self,
         subnets: impl Iterator<Item = Prefix>,
@@ -433,6 +425,19 @@ impl Store {
             Self::Kube(store) => store.update(held, value).await,
             #[cfg(test)]
             Self::Memory(store) => store.update(held, value, ttl).await,
+        }
+    }
+
+    /// As `update`, for a node that starts and claimed its PublicIP.
+    pub async fn take_over(
+        &self,
+        held: &Lease,
+        value: &LeaseAttributes,
+        ttl: Duration,
+    ) -> Result<Granted, StoreError> {
+        match self {
+            Self::Etcd(store) => store.take_over(held, value, ttl).await,
+            other => other.update(held, value, ttl).await,
         }
     }
 

@@ -50,7 +50,7 @@ impl World {
         let node = &mut self.nodes[index];
         let own = node.previous.map(Prefix::key).unwrap_or_default();
         let mut missing: BTreeMap<i64, Vec<Prefix>> = BTreeMap::new();
-        let (mut own_deleted, mut own_lost) = (None, None);
+        let (mut own_deleted, mut own_lost) = (Vec::new(), None);
         // What a listing showed already is no news.
         let news = changes.iter().filter(|(revision, _)| *revision > node.mirror.1);
         for (revision, change) in news {
@@ -68,7 +68,7 @@ impl World {
                 own_lost = Some(*revision);
             }
             if *key == own && matches!(change, Change::Deleted { .. }) {
-                own_deleted = own_deleted.or(Some(*revision));
+                own_deleted.push(*revision);
             }
             let published = node.published.keys().find(|subnet| subnet.key() == *key);
             let published = published.filter(|subnet| !node.held.contains_key(subnet));
@@ -84,7 +84,9 @@ impl World {
                 hold(node, missing, own, false, boot)
             })
             .map(|(revision, _)| revision);
-        node.is_accident = accident.is_some() && accident == own_deleted;
+        // A twin may have written it again, and somebody deleted just that.
+        let by_accident = own_deleted.iter().all(|revision| accident == Some(*revision));
+        node.is_accident = by_accident && !own_deleted.is_empty();
         node.mirror = node.mirror.max(point);
         node.told = node.told.max(point);
     }
@@ -150,13 +152,7 @@ impl World {
     pub(super) fn check_end(&mut self, index: usize, end: End) {
         let node = &self.nodes[index];
         let Some(subnet) = node.previous else { panic!("node {index} lost what it never had") };
-        let new_owner = match end {
-            End::Revoked { new_owner } => new_owner,
-            End::Duplicate => {
-                let is_told = node.has_twin || node.was_preceded;
-                return assert!(is_told, "node {index} takes itself for two");
-            }
-        };
+        let End::Revoked { new_owner } = end;
         match new_owner {
             Some(owner) => {
                 let mut ever = self.store.ever.iter();
@@ -194,17 +190,20 @@ impl World {
             );
             let other = owners.iter().find(|(other, _)| other.overlaps(subnet));
             if let Some((_, other)) = other.filter(|_| !self.store.meddled.contains(&subnet)) {
-                let mut both = [*other, index].into_iter();
-                let is_told = both
-                    .all(|twin| self.is_told_of_claim(twin) && self.is_told_of_move(twin, changed));
-                assert!(!is_told, "nodes {other} and {index} both own {subnet}");
+                let both = [*other, index];
+                let is_told = both.iter().all(|twin| {
+                    self.is_told_of_claim(*twin) && self.is_told_of_move(*twin, changed)
+                });
+                let is_alarmed = both.iter().any(|twin| self.nodes[*twin].claims.is_alarmed);
+                let is_known = self.shares_address(index) && is_alarmed;
+                assert!(!is_told || is_known, "nodes {other} and {index} both own {subnet}");
             }
             owners.push((subnet, index));
         }
     }
 
-    /// Whether the store told the node that the claim on its address is its own, and nobody else
-    /// claimed it since. Of two nodes with one address, one of them is to be told yet.
+    /// Whether the store told the node whose the claim on its address is, and that is so still.
+    /// Of two nodes with one address, one of them is to be told yet.
     fn is_told_of_claim(&self, index: usize) -> bool {
         let node = &self.nodes[index];
         let claim = self.store.claims.get(&node.public_ip);
@@ -212,11 +211,14 @@ impl World {
             || claim.is_some_and(|claim| (self.store.cluster, claim.revision) <= node.claim_seen)
     }
 
-    /// Whether the node, unless its twin has the same address, knows of the entry's last change.
-    /// To a twin elsewhere the claim says nothing: the address is free.
+    /// Whether the node, unless its twin has the same address, knows of the entry's last change
+    /// and has its own address in it. Who moved while the store was away takes the subnet along
+    /// when it is back, also from a twin that took it by the old address meanwhile.
     fn is_told_of_move(&self, index: usize, changed: Point) -> bool {
         let node = &self.nodes[index];
-        !node.has_twin || self.shares_address(index) || changed <= node.told
+        let Life::Running(machine) = &node.life else { return true };
+        let is_settled = changed <= node.told && machine.moved_from.is_empty();
+        !node.has_twin || self.shares_address(index) || is_settled
     }
 
     /// What holds when all faults are over and everything had time to settle.
@@ -233,7 +235,13 @@ impl World {
                 assert!(is_refused, "node {index} never gets a subnet: {:?}", node.life);
                 continue;
             };
-            assert!(subnets.insert(own), "two nodes settled on {own}");
+            let twin = 1_usize.wrapping_sub(index);
+            let other = self.nodes.get(twin).filter(|_| self.shares_address(index));
+            let other = other.and_then(|twin| twin.believes(self.time));
+            let alarms = [index, twin].into_iter().filter_map(|index| self.nodes.get(index));
+            let alarms = alarms.filter(|node| node.claims.is_alarmed).count();
+            assert!(subnets.insert(own) || other == Some(own), "two nodes settled on {own}");
+            assert_eq!(alarms, usize::from(other.is_some()), "alarms of node {index} and {twin}");
             let entry = state.iter().find(|lease| lease.subnet == own);
             let entry = entry.map(|lease| &lease.attributes);
             assert_eq!(entry, Some(&node.attributes()), "node {index} is not in the store");

@@ -1,18 +1,13 @@
-//! Claims on PublicIPs in the simulated store, with the transactions that etcd's have: a write goes
-//! in if the claim is the node's or nobody's. And an observer who knows how long each claim lives.
+//! Claims on PublicIPs in the simulated store, by the same judgement as etcd's. And an observer who
+//! knows how long each claim lives.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::store::SimStore;
-use crate::control::claim::ledger::{Ledger, Terms};
 use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
 use crate::control::store::StoreError;
-
-/// Tries of one write, each after a look at the claim that was another than was known.
-const TRIES_MAX: u32 = 3;
-/// Of the store of etcd, less, because schedules are short.
-const KEEPS_PER_NUMBER: u64 = 2;
 
 /// A claim in the store.
 #[derive(Debug, Clone)]
@@ -22,184 +17,131 @@ pub(super) struct Entry {
     lease: i64,
 }
 
-impl Entry {
-    fn shown(&self) -> ClaimEntry<'_> {
-        let Self { value, revision, lease } = self;
-        ClaimEntry { value, revision: *revision, lease: *lease }
-    }
-}
-
 /// What a run of a node knows of its claims.
 #[derive(Debug, Clone)]
 pub(super) struct Claims {
     pub(super) node: NodeIdentity,
-    /// Which run of which node, for the observer.
-    pub(super) run: u64,
-    ledger: Ledger,
-    /// As it was when the last transaction was sent.
-    sent: Option<Box<Ledger>>,
     lease: Option<i64>,
-    keeps: u64,
+    held: BTreeMap<Ipv4Addr, i64>,
+    current: Option<Ipv4Addr>,
+    /// Whether it was told last that another node has its address.
+    pub(super) is_alarmed: bool,
 }
 
 impl Claims {
-    pub(super) fn of(node: NodeIdentity, run: u64) -> Self {
-        let ledger = Ledger::of(node.clone());
-        Self { node, run, ledger, sent: None, lease: None, keeps: 0 }
+    pub(super) fn of(node: NodeIdentity) -> Self {
+        Self { node, lease: None, held: BTreeMap::new(), current: None, is_alarmed: false }
     }
 
-    /// From now on this is the address to claim.
-    pub(super) fn claim(&mut self, public_ip: Ipv4Addr) {
-        if self.ledger.claim(public_ip) {
-            self.lease = None;
-        }
+    /// The revision with which what takes a subnet for `public_ip` compares.
+    pub(super) fn still_claimed(&self, public_ip: Ipv4Addr) -> Option<(Ipv4Addr, i64)> {
+        self.held.get(&public_ip).map(|revision| (public_ip, *revision))
     }
 
-    /// Draws the number of the next write, which the node knows before it sends it.
-    pub(super) fn draw(&mut self, numbers: &mut u64) {
-        self.ledger.draw(|| {
-            *numbers += 1;
-            *numbers
+    /// What the claim of `public_ip` is to this node if the store shows `found`.
+    pub(super) fn judge(
+        &mut self,
+        public_ip: Ipv4Addr,
+        found: Option<&Entry>,
+    ) -> Result<Claim, StoreError> {
+        let found = found.map(|Entry { value, revision, lease }| ClaimEntry {
+            value,
+            revision: *revision,
+            lease: *lease,
         });
+        let held = self.held.contains_key(&public_ip);
+        let claim = self.node.judge(public_ip, found, self.lease, held)?;
+        if claim.is_ours {
+            self.held.insert(public_ip, claim.revision);
+        }
+        Ok(claim)
     }
 
-    /// The same, to be tried with: what comes of it, only an answer tells.
-    pub(super) fn to_try(&self) -> Self {
-        Self { sent: None, ..self.clone() }
-    }
-
-    /// What a try of unknown outcome, for the address `to`, leaves: what was known when it was
-    /// sent, the lease that it may have bound, and the address at which the entry may be.
-    pub(super) fn unanswered(&mut self, tried: Self, to: Option<Ipv4Addr>) {
-        self.lease = tried.lease;
-        if let Some(sent) = tried.sent {
-            self.ledger = *sent;
-        }
-        if let Some(target) = to.and_then(|to| self.ledger.target(Some(to))) {
-            self.ledger.unanswered(target);
-        }
+    /// The claim of `public_ip` was written in this revision.
+    pub(super) fn written(&mut self, public_ip: Ipv4Addr, revision: i64) {
+        self.held.insert(public_ip, revision);
     }
 }
 
 impl SimStore {
-    fn see(
-        &self,
-        claims: &mut Claims,
-        to: Option<Ipv4Addr>,
-        look: &[Ipv4Addr],
-    ) -> Result<Option<Claim>, StoreError> {
-        let shown = look.iter().map(|public_ip| (*public_ip, self.claims.get(public_ip)));
-        let shown: Vec<_> = shown.map(|(ip, found)| (ip, found.map(Entry::shown))).collect();
-        let target = claims.ledger.see(to, &shown)?;
-        if let Some(current) = claims.ledger.current().filter(|claim| claim.is_ours) {
-            claims.lease = self.claims.get(&current.public_ip).map(|found| found.lease);
+    /// Keeps the etcd lease of `claims` alive, or grants one.
+    pub(super) fn keep_lease(&mut self, claims: &mut Claims, time: Duration) {
+        let alive = claims.lease.filter(|lease| self.extend_claim(*lease, time + CLAIM_TTL));
+        if alive.is_none() {
+            claims.held.clear();
         }
-        Ok(target)
+        claims.lease = Some(alive.unwrap_or_else(|| self.grant_for(time, CLAIM_TTL)));
+        for (public_ip, entry) in &self.claims {
+            if Some(entry.lease) == claims.lease {
+                self.claimed.insert(*public_ip, (claims.node.clone(), time + CLAIM_TTL));
+            }
+        }
     }
 
-    /// A listing reads the claims, too.
-    pub(super) fn read_claim(&self, claims: &mut Claims) -> Result<(), StoreError> {
-        let look: Vec<_> = claims.ledger.known().iter().map(|claim| claim.public_ip).collect();
-        self.see(claims, None, &look).map(|_| ())
-    }
-
-    /// Carries out `write` of the node at the address `to`, or where its entry is, in one
-    /// transaction with its claims. A packet that is late is one try, and whoever sent it is not
-    /// there to look again.
-    pub(super) fn claiming<T>(
+    /// Writes the claim of `public_ip` over what is of `revision`.
+    pub(super) fn take_claim(
         &mut self,
-        claims: &mut Claims,
-        to: Option<Ipv4Addr>,
-        (time, is_late): (Duration, bool),
-        mut write: impl FnMut(&mut Self) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let mut target = claims.ledger.target(to);
-        for _ in 0..TRIES_MAX {
-            let Some(claim) = target.take() else { break };
-            let numbers = &mut self.numbers;
-            let terms = claims.ledger.terms(&claim, || {
-                *numbers += 1;
-                *numbers
-            });
-            claims.sent = Some(Box::new(claims.ledger.clone()));
-            if terms.unchanged.iter().all(|claim| self.is_unchanged(claim)) {
-                let before = self.revision;
-                let written = write(self)?;
-                self.assert_free(claims, claim.public_ip, time);
-                self.put_claims(claims, &claim, &terms, (before, time));
-                claims.ledger.written(claim, terms, self.revision);
-                return Ok(written);
-            }
-            if is_late {
-                break;
-            }
-            target = self.see(claims, to, &terms.look)?;
-            if target.as_ref().map(|target| claims.ledger.unchanged(target))
-                == Some(terms.unchanged)
-            {
-                break;
-            }
-        }
-        Err(StoreError::Conflict { key: format!("{to:?}") })
-    }
-
-    fn is_unchanged(&self, claim: &Claim) -> bool {
-        let shown = self.claims.get(&claim.public_ip);
-        let (revision, value) = shown.map_or((0, &[][..]), |found| (found.revision, &found.value));
-        revision == claim.revision && value == claim.value
-    }
-
-    fn put_claims(
-        &mut self,
-        claims: &mut Claims,
-        target: &Claim,
-        terms: &Terms,
-        (before, time): (i64, Duration),
-    ) {
-        // In the revision of the write that it comes with, if that made one.
-        if self.revision == before && (terms.put.is_some() || !terms.delete.is_empty()) {
-            self.revision += 1;
-            self.remember();
-        }
-        for public_ip in &terms.delete {
-            self.claims.remove(public_ip);
-            self.claimed.remove(public_ip);
-        }
-        let Some(value) = terms.put.clone() else { return };
-        let lasting = claims.lease.filter(|lease| self.end_of(*lease).is_some());
-        let lease = lasting.unwrap_or_else(|| self.grant_for(time, CLAIM_TTL));
-        claims.lease = Some(lease);
+        claims: &Claims,
+        public_ip: Ipv4Addr,
+        revision: i64,
+        time: Duration,
+    ) -> Result<i64, StoreError> {
+        let found = self.claims.get(&public_ip).map_or(0, |found| found.revision);
+        let lease = claims.lease.filter(|lease| self.end_of(*lease).is_some());
+        let Some(lease) = lease.filter(|_| found == revision) else {
+            return Err(StoreError::Conflict { key: public_ip.to_string() });
+        };
+        self.assert_free(&claims.node, public_ip, time);
+        self.revision += 1;
+        self.remember();
+        let entry = Entry { value: claims.node.to_json(), revision: self.revision, lease };
+        self.claims.insert(public_ip, entry);
         let until = self.end_of(lease).unwrap_or_default();
-        self.claimed.insert(target.public_ip, (claims.node.clone(), claims.run, until));
-        self.claims.insert(target.public_ip, Entry { value, revision: self.revision, lease });
+        self.claimed.insert(public_ip, (claims.node.clone(), until));
+        Ok(self.revision)
     }
 
-    /// Keeps the claim alive, or claims again what lapsed. Returns whether that tells the node
-    /// whose the claim is; its lease alone does not.
+    /// Whether what takes a subnet finds the claim as it was written.
+    pub(super) fn is_claimed(&self, claimed: Option<(Ipv4Addr, i64)>) -> bool {
+        claimed.is_none_or(|(public_ip, revision)| {
+            self.claims.get(&public_ip).is_some_and(|found| found.revision == revision)
+        })
+    }
+
+    /// Of a node that runs: claims `public_ip`, and leaves the others with the second call.
     pub(super) fn keep_claim(
         &mut self,
         claims: &mut Claims,
+        public_ip: Ipv4Addr,
         time: Duration,
-    ) -> Result<bool, StoreError> {
-        let Some(claim) = claims.ledger.current().cloned() else { return Ok(false) };
-        if let Some(lease) = claims.lease.filter(|_| claim.is_ours) {
-            if self.extend_claim(lease, time + CLAIM_TTL) {
-                // After a move of unknown outcome, the lease may be that of the other address.
-                for (public_ip, _) in self.claims.iter().filter(|(_, found)| found.lease == lease) {
-                    let holder = (claims.node.clone(), claims.run, time + CLAIM_TTL);
-                    self.claimed.insert(*public_ip, holder);
+    ) -> Result<(), StoreError> {
+        self.keep_lease(claims, time);
+        if claims.current.replace(public_ip) == Some(public_ip) {
+            for (left, revision) in std::mem::take(&mut claims.held) {
+                if left == public_ip {
+                    claims.held.insert(left, revision);
+                } else if self.is_claimed(Some((left, revision))) {
+                    self.claims.remove(&left);
+                    self.claimed.remove(&left);
+                    self.revision += 1;
+                    self.remember();
                 }
-                claims.keeps += 1;
-                if !claims.keeps.is_multiple_of(KEEPS_PER_NUMBER) {
-                    return Ok(false);
-                }
-                claims.ledger.renumber();
-            } else {
-                claims.lease = None;
-                claims.ledger.lapsed();
             }
         }
-        self.claiming(claims, None, (time, false), |_| Ok(true))
+        let claim = claims.judge(public_ip, self.claims.get(&public_ip))?;
+        if !claim.is_ours {
+            let revision = self.take_claim(claims, public_ip, claim.revision, time)?;
+            claims.written(public_ip, revision);
+        }
+        Ok(())
+    }
+
+    /// Of a node that stops.
+    pub(super) fn release_claims(&mut self, claims: &Claims) {
+        if let Some(lease) = claims.lease {
+            self.claimed.retain(|_, (holder, _)| !holder.is_same_as(&claims.node));
+            self.revoke(lease);
+        }
     }
 
     /// What is bound to the etcd lease is gone with it.
@@ -212,11 +154,10 @@ impl SimStore {
         }
     }
 
-    /// The observer: nobody writes for an address that another node claims.
-    fn assert_free(&self, claims: &Claims, public_ip: Ipv4Addr, time: Duration) {
-        let Claims { node, run, .. } = claims;
+    /// The observer: nobody takes an address that another machine claims.
+    pub(super) fn assert_free(&self, node: &NodeIdentity, public_ip: Ipv4Addr, time: Duration) {
         let other = self.claimed.get(&public_ip);
-        let other = other.filter(|(holder, _, until)| holder != node && *until > time);
-        assert!(other.is_none(), "{node:?} {run} writes as {public_ip}, which {other:?} has");
+        let other = other.filter(|(holder, until)| !holder.is_same_as(node) && *until > time);
+        assert!(other.is_none(), "{node:?} takes {public_ip}, which {other:?} has");
     }
 }

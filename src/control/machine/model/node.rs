@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::{Command, End, Event, Hold, Machine, Now};
-use super::claims::Claims;
+use super::claims::{Claims, Entry};
 use super::store::{Point, Request, SimStore, unavailable};
 use super::{MARGIN, World, network, timing};
 use crate::control::cache::Known;
@@ -21,48 +21,38 @@ use crate::route::Prefix;
 #[derive(Debug, Clone)]
 pub(super) enum Op {
     List,
-    Watch { revision: i64 },
-    Renew { held: Lease },
-    Update { held: Lease },
-    Create { subnet: Prefix, attributes: LeaseAttributes },
+    Watch {
+        revision: i64,
+    },
+    Renew {
+        held: Lease,
+    },
+    Update {
+        held: Lease,
+        claimed: Claimed,
+    },
+    Create {
+        subnet: Prefix,
+        attributes: LeaseAttributes,
+        claimed: Claimed,
+    },
+    /// At the claim of the own address.
+    Look,
+    Take {
+        revision: i64,
+    },
 }
 
-impl Op {
-    /// The address whose claim it writes with.
-    pub(super) fn claims(&self) -> Option<Ipv4Addr> {
-        match self {
-            Self::List | Self::Watch { .. } => None,
-            Self::Renew { held } | Self::Update { held } => Some(held.attributes.public_ip),
-            Self::Create { attributes, .. } => Some(attributes.public_ip),
-        }
-    }
-}
+/// The claim that a write compares, of a node that starts.
+pub(super) type Claimed = Option<(Ipv4Addr, i64)>;
 
 #[derive(Debug)]
 pub(super) enum Answer {
     Listed(Result<Snapshot, StoreError>),
     Opened(Result<(), StoreError>),
     Written(Result<Granted, StoreError>),
-}
-
-impl Answer {
-    pub(super) fn is_ok(&self) -> bool {
-        match self {
-            Self::Listed(answer) => answer.is_ok(),
-            // Opening a watch says nothing about the claim.
-            Self::Opened(_) => false,
-            Self::Written(answer) => answer.is_ok(),
-        }
-    }
-
-    pub(super) fn is_unavailable(&self) -> bool {
-        let error = match self {
-            Self::Listed(answer) => answer.as_ref().err(),
-            Self::Opened(answer) => answer.as_ref().err(),
-            Self::Written(answer) => answer.as_ref().err(),
-        };
-        matches!(error, Some(StoreError::Unavailable { .. }))
-    }
+    Looked(Result<Option<Entry>, StoreError>),
+    Taken(Result<i64, StoreError>),
 }
 
 #[derive(Debug)]
@@ -70,8 +60,10 @@ pub(super) struct InFlight {
     pub(super) op: Op,
     /// The node's boot clock when it asked.
     pub(super) asked: Duration,
-    /// What it knew of its claim then.
+    /// Who asked, with which address and which etcd lease for its claims.
     pub(super) claims: Claims,
+    pub(super) public_ip: Ipv4Addr,
+    pub(super) run: u32,
     /// Once the store has carried it out, with the point after it.
     pub(super) answer: Option<(Answer, Point)>,
 }
@@ -109,23 +101,14 @@ pub(super) struct Node {
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
     pub(super) claims: Claims,
-    /// Drawn for claims.
-    pub(super) numbers: u64,
+    /// How often it was started.
+    pub(super) run: u32,
     /// When its claim is kept next, by the world's time.
     pub(super) keep_at: Duration,
-    /// The point at which the store last said that the claim is its own.
+    /// The point at which the store last told it whose the claim of its address is.
     pub(super) claim_seen: Point,
-    /// Whether a write of an earlier run went in while this one runs. That takes a claim of this
-    /// run that had lapsed, and by its number nobody can tell it from a copy of this machine that
-    /// took it: of the two, the one that claimed last owns the subnet, so this one ends. With
-    /// etcd it is as good as impossible, for the connection of a process ends with the process.
-    pub(super) was_preceded: bool,
     /// Whether another node has the same addresses.
     pub(super) has_twin: bool,
-    /// Whether the twin has the same boot, too, so that each looks like a restart of the other.
-    pub(super) is_copy: bool,
-    /// Whether it ended because its copy took its claim, and has the same address still.
-    pub(super) has_yielded: bool,
     /// Whether it goes by that, because the store has not answered yet.
     pub(super) is_from_cache: bool,
     /// Whether this run began so; the cache may be of before the node was elsewhere.
@@ -164,14 +147,11 @@ impl Node {
             wall_offset: 0,
             previous: None,
             known: None,
-            claims: Claims::of(identity, 0),
-            numbers: 0,
+            claims: Claims::of(identity),
+            run: 0,
             keep_at: Duration::ZERO,
             claim_seen: (0, 0),
-            was_preceded: false,
             has_twin: false,
-            is_copy: false,
-            has_yielded: false,
             is_from_cache: false,
             began_from_cache: false,
             cluster: 0,
@@ -224,18 +204,19 @@ impl Node {
 
     pub(super) fn ask(&mut self, op: Op, time: Duration) {
         assert!(self.request.is_none(), "two requests at once: {op:?} after {:?}", self.request);
-        let numbers = &mut self.numbers;
-        self.claims.draw(numbers);
         let (asked, claims) = (self.boot(time), self.claims.clone());
-        self.request = Some(InFlight { op, asked, claims, answer: None });
+        let (public_ip, run) = (self.public_ip, self.run);
+        self.request = Some(InFlight { op, asked, claims, public_ip, run, answer: None });
+    }
+
+    fn try_later(&mut self, time: Duration) {
+        let pause = if self.has_twin { 4_000 } else { 500 };
+        self.life = Life::Acquiring { at: self.boot(time) + Duration::from_millis(pause) };
     }
 
     pub(super) fn crash(&mut self) {
         let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
-        let (numbers, is_copy) = (self.numbers, self.is_copy);
-        let claims = Claims::of(identity.clone(), numbers);
-        let fresh =
-            Self { claims, numbers, is_copy, ..Self::new(number, identity, self.boot_offset) };
+        let fresh = Self { run: self.run + 1, ..Self::new(number, identity, self.boot_offset) };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
         let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
         *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
@@ -249,37 +230,32 @@ pub(super) struct Moment {
     /// The node's boot clock when it asked.
     pub(super) asked: Duration,
     pub(super) cluster: u64,
-    pub(super) is_late: bool,
+    /// Of the node when it asked.
+    pub(super) public_ip: Ipv4Addr,
 }
 
 /// Carries out `op` as of now.
-pub(super) fn execute(
-    store: &mut SimStore,
-    op: &Op,
-    claims: &mut Claims,
-    moment: Moment,
-) -> Answer {
-    let Moment { time, asked, cluster, is_late } = moment;
-    let to = op.claims();
-    let written = match op {
-        Op::List => {
-            return Answer::Listed(store.read_claim(claims).map(|()| store.list()));
-        }
+pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Moment) -> Answer {
+    let Moment { time, asked, cluster, public_ip } = moment;
+    let (written, claimed) = match op {
+        Op::List => return Answer::Listed(Ok(store.list())),
         Op::Watch { revision } => return Answer::Opened(store.watch(*revision, cluster)),
-        Op::Renew { held } => {
-            let write = |store: &mut SimStore| store.renew(&Request { held, time, asked });
-            store.claiming(claims, to, (time, is_late), write)
+        Op::Look => return Answer::Looked(Ok(store.claims.get(&public_ip).cloned())),
+        Op::Take { revision } => {
+            return Answer::Taken(store.take_claim(claims, public_ip, *revision, time));
         }
-        Op::Update { held } => {
-            let write = |store: &mut SimStore| store.update(&Request { held, time, asked });
-            store.claiming(claims, to, (time, is_late), write)
+        Op::Update { claimed, .. } | Op::Create { claimed, .. } if !store.is_claimed(*claimed) => {
+            return Answer::Written(Err(StoreError::Conflict { key: format!("{claimed:?}") }));
         }
-        Op::Create { subnet, attributes } => {
-            let write =
-                |store: &mut SimStore| store.create(*subnet, attributes.clone(), time, asked);
-            store.claiming(claims, to, (time, is_late), write)
+        Op::Renew { held } => (store.renew(&Request { held, time, asked }), &None),
+        Op::Update { held, claimed } => (store.update(&Request { held, time, asked }), claimed),
+        Op::Create { subnet, attributes, claimed } => {
+            (store.create(*subnet, attributes.clone(), time, asked), claimed)
         }
     };
+    if let Some((public_ip, _)) = claimed.filter(|_| written.is_ok()) {
+        store.assert_free(&claims.node, public_ip, time);
+    }
     Answer::Written(written)
 }
 
@@ -290,6 +266,8 @@ pub(super) fn failure(op: &Op) -> Answer {
         Op::Renew { .. } | Op::Update { .. } | Op::Create { .. } => {
             Answer::Written(Err(unavailable()))
         }
+        Op::Look => Answer::Looked(Err(unavailable())),
+        Op::Take { .. } => Answer::Taken(Err(unavailable())),
     }
 }
 
@@ -300,7 +278,6 @@ impl World {
         node.previous = Some(known.own.subnet);
         node.cluster = known.cluster;
         node.told = (known.cluster, known.revision);
-        node.claims.claim(known.own.attributes.public_ip);
         node.keep_at = time;
         (node.is_from_cache, node.began_from_cache) = (true, true);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
@@ -325,6 +302,9 @@ impl World {
         } else if let Answer::Written(Ok(_)) = &answer {
             let node = &mut self.nodes[index];
             node.told = node.told.max(point);
+        } else if let Answer::Looked(Ok(_)) | Answer::Taken(Ok(_)) = &answer {
+            self.nodes[index].claim_seen = point;
+            self.log(index, &format!("claims: {answer:?}"));
         }
         if let Life::Acquiring { .. } = self.nodes[index].life {
             return self.acquire_on(index, answer);
@@ -335,6 +315,7 @@ impl World {
                 Answer::Listed(answer) => Event::Listed(answer),
                 Answer::Opened(answer) => Event::Opened(answer),
                 Answer::Written(answer) => Event::Written(answer),
+                Answer::Looked(_) | Answer::Taken(_) => panic!("only a start asks for it"),
             },
         );
     }
@@ -344,12 +325,22 @@ impl World {
         let time = self.time;
         let node = &mut self.nodes[index];
         match answer {
+            Answer::Looked(Ok(found)) => match node.claims.judge(node.public_ip, found.as_ref()) {
+                Ok(claim) if claim.is_ours => node.ask(Op::List, time),
+                Ok(claim) => node.ask(Op::Take { revision: claim.revision }, time),
+                Err(_) => node.try_later(time),
+            },
+            Answer::Taken(Ok(revision)) => {
+                node.claims.written(node.public_ip, revision);
+                node.ask(Op::List, time);
+            }
             Answer::Listed(Ok(snapshot)) => {
                 let config = network();
                 let held = held_by(&snapshot.leases, node.public_ip, &config, node.previous);
                 if let Some(held) = held {
                     let held = Lease { attributes: node.attributes(), ..held.clone() };
-                    return node.ask(Op::Update { held }, time);
+                    let claimed = node.claims.still_claimed(node.public_ip);
+                    return node.ask(Op::Update { held, claimed }, time);
                 }
                 let taken: Vec<_> = snapshot.taken().collect();
                 let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
@@ -358,13 +349,11 @@ impl World {
                 let picked = previous.or_else(|| self.random.choice(&free).copied());
                 let node = &mut self.nodes[index];
                 match picked {
-                    None => {
-                        let at = node.boot(time) + Duration::from_secs(1);
-                        node.life = Life::Acquiring { at };
-                    }
+                    None => node.try_later(time),
                     Some(subnet) => {
                         let attributes = node.attributes();
-                        node.ask(Op::Create { subnet, attributes }, time);
+                        let claimed = node.claims.still_claimed(node.public_ip);
+                        node.ask(Op::Create { subnet, attributes, claimed }, time);
                     }
                 }
             }
@@ -379,11 +368,11 @@ impl World {
                 node.life = Life::Running(Box::new(machine));
                 self.handle(index, Event::Timer);
             }
-            Answer::Listed(Err(_)) | Answer::Written(Err(_)) | Answer::Opened(_) => {
-                let pause = if node.has_twin { 4_000 } else { 500 };
-                let at = node.boot(time) + Duration::from_millis(pause);
-                node.life = Life::Acquiring { at };
-            }
+            Answer::Listed(Err(_))
+            | Answer::Written(Err(_))
+            | Answer::Opened(_)
+            | Answer::Looked(Err(_))
+            | Answer::Taken(Err(_)) => node.try_later(time),
         }
     }
 
@@ -450,9 +439,11 @@ impl World {
                 }
                 Command::DropWatch => node.watch = None,
                 Command::Renew { held, .. } => self.ask_write(index, Op::Renew { held }),
-                Command::Update { held, .. } => self.ask_write(index, Op::Update { held }),
+                Command::Update { held, .. } => {
+                    self.ask_write(index, Op::Update { held, claimed: None });
+                }
                 Command::Create { subnet, attributes, .. } => {
-                    self.ask_write(index, Op::Create { subnet, attributes });
+                    self.ask_write(index, Op::Create { subnet, attributes, claimed: None });
                 }
                 Command::Publish(peers) => {
                     let peers = peers.iter();
@@ -485,15 +476,10 @@ impl World {
 
     pub(super) fn restart_after(&mut self, index: usize, end: End) {
         self.check_end(index, end);
-        let shares_address = self.shares_address(index);
         let node = &mut self.nodes[index];
         node.crash();
         node.known = None;
         node.life = Life::Acquiring { at: node.boot(self.time) };
-        if node.is_copy && shares_address && end == End::Duplicate {
-            // Nobody starts it again before one of them has another address.
-            (node.life, node.has_yielded) = (Life::Down, true);
-        }
         self.log(index, &format!("lost its subnet: {end:?}"));
     }
 }

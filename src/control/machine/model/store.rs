@@ -35,9 +35,7 @@ pub(super) struct SimStore {
     pub(super) entries: BTreeMap<Prefix, Entry>,
     pub(super) claims: BTreeMap<Ipv4Addr, claims::Entry>,
     /// Until when an address is some node's, by an observer.
-    pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, u64, Duration)>,
-    /// Drawn for claims.
-    pub(super) numbers: u64,
+    pub(super) claimed: BTreeMap<Ipv4Addr, (NodeIdentity, Duration)>,
     /// Changes of this cluster, in order.
     pub(super) history: Vec<(i64, Change)>,
     /// When each etcd lease ends.
@@ -197,6 +195,12 @@ impl SimStore {
 
     pub(super) fn end_of(&self, lease: i64) -> Option<Duration> {
         self.ends.get(&lease).copied()
+    }
+
+    /// Ends a lease, and what is bound to it.
+    pub(super) fn revoke(&mut self, lease: i64) {
+        self.ends.remove(&lease);
+        self.end_claims(lease);
     }
 
     /// Whether the lease was there to be extended.

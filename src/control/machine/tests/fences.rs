@@ -159,7 +159,7 @@ fn the_entry_that_it_just_creates_is_its_own_although_it_moved_meanwhile() {
     assert_eq!(end(&commands), None, "it gives its subnet up to itself");
 }
 
-/// The address of the claim with which a renewal is fenced.
+/// The address that a renewal would write.
 fn renewed_as(commands: &[Command]) -> Option<Ipv4Addr> {
     commands.iter().find_map(|command| {
         let Command::Renew { held, .. } = command else { return None };
@@ -168,7 +168,7 @@ fn renewed_as(commands: &[Command]) -> Option<Ipv4Addr> {
 }
 
 #[test]
-fn until_its_new_address_is_written_a_node_renews_with_the_claim_of_the_old_one() {
+fn until_its_new_address_is_written_a_renewal_shows_the_old_one() {
     let old = Some(Ipv4Addr::new(192, 0, 2, 1));
     for mut machine in [watching(quiet()), machine_with(quiet())] {
         let now = DAY_SECONDS - 3600;
