@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use weft::forward::{Local, Pass};
+use weft::forward::{IcmpLimiter, Local, Pass};
 use weft::route::{Peer, Prefix, Table};
 use weft::stats::DirectionStats;
 
@@ -58,6 +58,7 @@ pub(crate) struct World {
     local: Local,
     pub(crate) table: Table,
     stats: DirectionStats,
+    icmp_limit: IcmpLimiter,
 }
 
 impl World {
@@ -72,11 +73,13 @@ impl World {
             },
             table: Table::build(peers(&subnets(peer_count, Shape::Dense))),
             stats: DirectionStats::default(),
+            icmp_limit: IcmpLimiter::new(),
         }
     }
 
     pub(crate) fn pass(&self) -> Pass<'_> {
-        Pass { local: &self.local, table: &self.table, stats: &self.stats, now_ns: 0 }
+        let Self { local, table, stats, icmp_limit } = self;
+        Pass { local, table, stats, icmp_limit, now_ns: 0 }
     }
 
     /// Fails the benchmark if anything was dropped: it would measure something else.

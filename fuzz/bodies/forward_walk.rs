@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use weft::forward::{Egress, Ingress, Local, Pass, Train};
+use weft::forward::{Egress, IcmpLimiter, Ingress, Local, Pass, Train};
 use weft::offload::{CoalesceLimits, Piece, SendLimits, VNET_HEADER_BYTES};
 use weft::packet::ipv4::Ipv4Header;
 use weft::route::{Peer, Table};
@@ -61,6 +61,7 @@ struct Walk {
     peers: [Arc<Peer>; 2],
     table: Table,
     stats: WorkerStats,
+    icmp_limit: IcmpLimiter,
     egress: Egress,
     ingress: Ingress,
     arena: Vec<u8>,
@@ -116,6 +117,7 @@ impl Walk {
             table: Table::build(peers.to_vec()),
             peers,
             stats: WorkerStats::default(),
+            icmp_limit: IcmpLimiter::new(),
             egress: Egress::new(SendLimits { segments_max: 64 }, HEADERS_AT),
             ingress: Ingress::new(CoalesceLimits { tcp: true, udp_segments_max: 64 }),
             arena: vec![0; ARENA_BYTES],
@@ -156,7 +158,8 @@ impl Walk {
         bytes.truncate(HEADERS_AT);
         let packet = self.place(bytes);
         let stats = &self.stats.egress;
-        let pass = Pass { local: &self.local, table: &self.table, stats, now_ns: self.now_ns };
+        let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
+        let pass = Pass { local, table, stats, icmp_limit, now_ns: self.now_ns };
         let mut taken = self.egress.process(&pass, &mut self.arena, &vnet_header, packet);
         while taken.is_err() {
             self.sent += sent(&mut self.egress, &self.table, &self.arena);
@@ -187,7 +190,8 @@ impl Walk {
         let sender = SENDERS[usize::from(how >> 6)];
         let train = Train { bytes: self.place(bytes), segment_bytes, sender };
         let stats = &self.stats.ingress;
-        let pass = Pass { local: &self.local, table: &self.table, stats, now_ns: self.now_ns };
+        let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
+        let pass = Pass { local, table, stats, icmp_limit, now_ns: self.now_ns };
         let mut taken = self.ingress.process(&pass, &mut self.arena, train);
         while taken.is_err() {
             self.written += written(&mut self.ingress, &self.local, &mut self.arena);

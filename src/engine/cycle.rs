@@ -56,7 +56,8 @@ pub(super) fn run(
         let stats = &config.stats;
         let mtu_bytes = config.mtu_bytes.load(Ordering::Relaxed);
         let local = Local { mtu_bytes, ..config.local };
-        let pass = |stats| Pass { local: &local, table, stats, now_ns };
+        let icmp_limit = &*config.icmp_limit;
+        let pass = |stats| Pass { local: &local, table, stats, icmp_limit, now_ns };
         contain::turn(&mut transmit, &mut io, config, &pass(&stats.egress));
         contain::turn(&mut receive, &mut io, config, &pass(&stats.ingress));
         if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {

@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::device::{Tun, TunnelSocket};
-use crate::forward::Local;
+use crate::forward::{IcmpLimiter, Local};
 use crate::route::Published;
 use crate::stats::WorkerStats;
 
@@ -56,6 +56,8 @@ pub struct WorkerConfig {
     pub routes: Published,
     /// Where it counts.
     pub stats: Arc<WorkerStats>,
+    /// The limit of ICMP errors, the same one for all workers of a daemon.
+    pub icmp_limit: Arc<IcmpLimiter>,
     /// Datagrams that one UDP super-packet to the TUN device may hold.
     pub udp_segments_max: u16,
     /// How it is to do its I/O.

@@ -28,6 +28,8 @@ pub use egress::Egress;
 pub use ingress::{Ingress, Train};
 pub use reply::{Replies, Reply};
 
+pub use crate::packet::limiter::IcmpLimiter;
+
 use crate::packet::ipv4::HeaderFault;
 use crate::route::Table;
 use crate::stats::{DirectionStats, DropReason};
@@ -41,6 +43,8 @@ pub struct Pass<'a> {
     pub table: &'a Table,
     /// Where packets of this direction are counted.
     pub stats: &'a DirectionStats,
+    /// The limit of ICMP errors, which all workers share.
+    pub icmp_limit: &'a IcmpLimiter,
     /// Monotonic time of the batch.
     pub now_ns: u64,
 }

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use crate::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
 use crate::packet::ipv4::Ipv4Header;
-use crate::packet::limiter::{GLOBAL_BURST, IcmpLimiter};
+use crate::packet::limiter::GLOBAL_BURST;
 
 use super::Pass;
 
@@ -24,7 +24,6 @@ pub struct Reply {
 
 /// A bounded queue of ICMP errors.
 pub struct Replies {
-    limiter: IcmpLimiter,
     buffer: Box<[[u8; ERROR_BYTES_MAX]]>,
     entries: Vec<Reply>,
 }
@@ -40,7 +39,6 @@ impl Replies {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            limiter: IcmpLimiter::new(),
             buffer: vec![[0; ERROR_BYTES_MAX]; REPLIES_MAX].into_boxed_slice(),
             entries: Vec::with_capacity(REPLIES_MAX),
         }
@@ -64,7 +62,8 @@ impl Replies {
         // found, and the sender's packets are lost until it is.
         let is_exempt = matches!(kind, ErrorKind::FragmentationNeeded { .. });
         let at = self.entries.len();
-        if at == REPLIES_MAX || !is_exempt && !self.limiter.allow(pass.now_ns, header.source) {
+        let now_ns = pass.now_ns;
+        if at == REPLIES_MAX || !is_exempt && !pass.icmp_limit.allow(now_ns, header.source) {
             pass.stats.icmp_limited.add(1);
             return;
         }

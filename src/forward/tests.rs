@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use crate::forward::{Local, Pass};
 use crate::packet::checksum;
 use crate::packet::ipv4::protocol;
+use crate::packet::limiter::IcmpLimiter;
 use crate::route::{Peer, Table};
 use crate::stats::{DirectionStats, DropReason};
 
@@ -62,18 +63,20 @@ struct World {
     local: Local,
     table: Table,
     stats: DirectionStats,
+    icmp_limit: IcmpLimiter,
     now_ns: u64,
 }
 
 impl World {
     fn new() -> Self {
         let stats = DirectionStats::default();
-        Self { local: local(), table: table(), stats, now_ns: 1_000 * SECOND_NS }
+        let icmp_limit = IcmpLimiter::new();
+        Self { local: local(), table: table(), stats, icmp_limit, now_ns: 1_000 * SECOND_NS }
     }
 
     fn pass(&self) -> Pass<'_> {
-        let Self { local, table, stats, now_ns } = self;
-        Pass { local, table, stats, now_ns: *now_ns }
+        let Self { local, table, stats, icmp_limit, now_ns } = self;
+        Pass { local, table, stats, icmp_limit, now_ns: *now_ns }
     }
 
     fn drops(&self) -> Vec<(DropReason, u64)> {

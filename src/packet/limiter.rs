@@ -4,8 +4,13 @@
 //! classic figures of Linux (`icmp_msgs_per_sec`, `icmp_msgs_burst`, and the token bucket of
 //! `inet_peer_xrlim_allow`). Each bucket is one number, the time at which it is full again
 //! (the virtual scheduling form of a token bucket), so refilling costs nothing.
+//!
+//! The limits hold for the daemon: all workers share one limiter, and touch it only when an error
+//! is due. There is no lock. The limit over all errors is exact. Two workers that change the same
+//! destination's bucket at the same moment may charge it once for two errors.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Time between errors at the sustained rate over all destinations: 1,000 per second.
 pub const GLOBAL_INTERVAL_NS: u64 = 1_000_000;
@@ -30,62 +35,67 @@ const SETS: usize = DESTINATIONS_MAX / WAYS;
 
 const _: () = assert!(SETS.is_power_of_two() && SETS * WAYS == DESTINATIONS_MAX);
 
-/// The limiter. One direction of one worker owns one.
+/// The limiter: one for both directions of all workers.
 #[derive(Debug)]
 pub struct IcmpLimiter {
-    global_full_at_ns: u64,
+    global_full_at_ns: AtomicU64,
     sets: Box<[[Bucket; WAYS]]>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default)]
 struct Bucket {
-    full_at_ns: u64,
-    destination: Ipv4Addr,
+    full_at_ns: AtomicU64,
+    /// The address as a number; 0 before the first, which no destination has.
+    destination: AtomicU32,
 }
 
 impl IcmpLimiter {
     /// A limiter with every bucket full. The only allocation of its life.
     #[must_use]
     pub fn new() -> Self {
-        let empty = Bucket { full_at_ns: 0, destination: Ipv4Addr::UNSPECIFIED };
-        Self { global_full_at_ns: 0, sets: vec![[empty; WAYS]; SETS].into_boxed_slice() }
+        let sets = (0..SETS).map(|_| Default::default()).collect();
+        Self { global_full_at_ns: AtomicU64::new(0), sets }
     }
 
     /// Whether an error to `destination` may leave now; if so, it is charged to both limits.
     ///
     /// `now_ns` comes from a monotonic clock. When more destinations are active than the table
     /// holds, the one that is nearest to a full bucket is forgotten; the global limit stands.
-    pub fn allow(&mut self, now_ns: u64, destination: Ipv4Addr) -> bool {
-        let global = take(self.global_full_at_ns, now_ns, GLOBAL_INTERVAL_NS, GLOBAL_BURST);
-        let Some(global_full_at_ns) = global else {
+    pub fn allow(&self, now_ns: u64, destination: Ipv4Addr) -> bool {
+        let take_global =
+            |full_at_ns| take(full_at_ns, now_ns, GLOBAL_INTERVAL_NS, GLOBAL_BURST);
+        // A load first: in a flood nearly every error ends here, and writes nothing.
+        if take_global(self.global_full_at_ns.load(Relaxed)).is_none() {
             return false;
-        };
+        }
         let bucket = self.bucket_of(destination);
-        let known = bucket.destination == destination;
-        let full_at_ns = if known { bucket.full_at_ns } else { 0 };
+        let known = bucket.destination.load(Relaxed) == destination.to_bits();
+        let full_at_ns = if known { bucket.full_at_ns.load(Relaxed) } else { 0 };
         let taken = take(full_at_ns, now_ns, DESTINATION_INTERVAL_NS, DESTINATION_BURST);
         let Some(full_at_ns) = taken else {
             return false;
         };
-        *bucket = Bucket { full_at_ns, destination };
-        self.global_full_at_ns = global_full_at_ns;
+        if self.global_full_at_ns.fetch_update(Relaxed, Relaxed, take_global).is_err() {
+            return false;
+        }
+        bucket.full_at_ns.store(full_at_ns, Relaxed);
+        bucket.destination.store(destination.to_bits(), Relaxed);
         true
     }
 
     /// The bucket of `destination`, or the one that it may take over.
-    fn bucket_of(&mut self, destination: Ipv4Addr) -> &mut Bucket {
-        let set = &mut self.sets[set_of(destination)];
-        let mut chosen = 0;
-        for way in 0..WAYS {
-            if set[way].destination == destination {
-                chosen = way;
-                break;
+    fn bucket_of(&self, destination: Ipv4Addr) -> &Bucket {
+        let [first, others @ ..] = &self.sets[set_of(destination)];
+        let mut chosen = first;
+        for bucket in std::iter::once(first).chain(others) {
+            if bucket.destination.load(Relaxed) == destination.to_bits() {
+                return bucket;
             }
-            if set[way].full_at_ns < set[chosen].full_at_ns {
-                chosen = way;
+            if bucket.full_at_ns.load(Relaxed) < chosen.full_at_ns.load(Relaxed) {
+                chosen = bucket;
             }
         }
-        &mut set[chosen]
+        chosen
     }
 }
 
@@ -123,7 +133,7 @@ mod tests {
     /// A flood of a million packets per second, each from another source.
     #[test]
     fn a_flood_gets_1050_in_its_first_second_and_1000_in_every_later_one() {
-        let mut limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::new();
         let start_ns = 12_345 * SECOND_NS;
         let mut allowed = [0u64; 3];
         for packet in 0..3_000_000u64 {
@@ -138,8 +148,8 @@ mod tests {
 
     #[test]
     fn one_destination_gets_six_at_once_and_one_per_second_after() {
-        let mut limiter = IcmpLimiter::new();
-        let mut allowed_at =
+        let limiter = IcmpLimiter::new();
+        let allowed_at =
             |now_ns: u64| (0..100).filter(|_| limiter.allow(now_ns, address(7))).count();
         assert_eq!(allowed_at(0), 6);
         assert_eq!(allowed_at(SECOND_NS - 1), 0);
@@ -150,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_refusal_charges_neither_limit() {
-        let mut limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::new();
         for _ in 0..1_000 {
             limiter.allow(0, address(1));
         }
@@ -165,7 +175,7 @@ mod tests {
 
     #[test]
     fn destinations_do_not_share_a_bucket() {
-        let mut limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::new();
         // Slowly enough for the global limit: 500 destinations, six errors each, 2 ms apart.
         let mut now_ns = 0;
         for index in 0..500 {
@@ -179,7 +189,7 @@ mod tests {
     /// The global limit alone would let each of them have sixty-six.
     #[test]
     fn hundreds_of_busy_destinations_are_remembered() {
-        let mut limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::new();
         let mut passed = [0u32; 300];
         for millisecond in 0..20_000u64 {
             let index = millisecond % 300;
@@ -196,7 +206,7 @@ mod tests {
         let mut next = || same.next().unwrap();
         let [newcomer, nearest] = [next(), next()];
         let busy = [next(), next(), next()];
-        let mut limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::new();
         for destination in [busy[0], nearest, busy[1], busy[2]] {
             let errors = if destination == nearest { 2 } else { 6 };
             assert!((0..errors).all(|_| limiter.allow(0, destination)));
@@ -210,8 +220,31 @@ mod tests {
 
     #[test]
     fn the_ends_of_the_clock_are_harmless() {
-        let mut limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::new();
         assert!(limiter.allow(u64::MAX, address(1)));
         assert!(!limiter.allow(0, address(2)), "a clock that went back pauses the errors");
+    }
+
+    /// As many threads as a large host has workers, all at once over one second.
+    #[test]
+    fn all_workers_together_get_the_rate_of_one() {
+        const WORKERS: u64 = 8;
+        let limiter = IcmpLimiter::new();
+        let allowed: usize = std::thread::scope(|scope| {
+            let work = |worker: u64| {
+                let limiter = &limiter;
+                let errors = (0..100_000u64).map(move |error| (error * 10_000, error * WORKERS));
+                move || {
+                    errors
+                        .filter(|(now_ns, index)| limiter.allow(*now_ns, address(index + worker)))
+                        .count()
+                }
+            };
+            let workers: Vec<_> = (0..WORKERS).map(|worker| scope.spawn(work(worker))).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).sum()
+        });
+        // 50 at once and 1,000 in the second. A thread that lags finds the buckets of its own
+        // time empty, so there may be fewer, never more.
+        assert!((1_000..=1_050).contains(&allowed), "{allowed}");
     }
 }

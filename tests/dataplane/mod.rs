@@ -147,6 +147,7 @@ impl Host {
                 mtu_bytes: Arc::new(options.mtu_bytes.into()),
                 routes: routes.clone(),
                 stats: Arc::clone(&stats),
+                icmp_limit: Arc::default(),
                 udp_segments_max: options.udp_segments_max,
                 engine: options.engine,
                 ring_entries: options.ring_entries,

@@ -17,7 +17,7 @@ use crate::engine::{
     self, Engine, EngineWanted, RING_ENTRIES, RingError, SpawnError, Worker, WorkerConfig,
     WorkerEnd,
 };
-use crate::forward::Local;
+use crate::forward::{IcmpLimiter, Local};
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 
@@ -72,6 +72,7 @@ impl Team {
         orders: &Orders<'_>,
     ) -> Result<Self, SpawnError> {
         let places = places(&processors(), seats.len());
+        let icmp_limit = Arc::new(IcmpLimiter::new());
         let mut team = Self { workers: Vec::with_capacity(seats.len()) };
         for (index, ((tun, seat), processor)) in
             queues.into_iter().zip(seats).zip(places).enumerate()
@@ -91,6 +92,7 @@ impl Team {
                 mtu_bytes: Arc::clone(orders.mtu_bytes),
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
+                icmp_limit: Arc::clone(&icmp_limit),
                 udp_segments_max: seat.socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
                 engine: engine_wanted(orders.engine),
                 ring_entries: RING_ENTRIES,

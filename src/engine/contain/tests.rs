@@ -58,6 +58,7 @@ impl Scene {
             mtu_bytes: Arc::new(1472.into()),
             routes: Published::new(Table::build(peers)),
             stats: Arc::clone(&stats),
+            icmp_limit: Arc::default(),
             udp_segments_max: 1,
             engine,
             ring_entries: RING_ENTRIES,
@@ -189,7 +190,8 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
     }
     let table = config.routes.load();
     let (local, stats) = (&config.local, &scene.stats.egress);
-    let pass = Pass { local, table: &table, stats, now_ns: 1 };
+    let icmp_limit = &config.icmp_limit;
+    let pass = Pass { local, table: &table, stats, icmp_limit, now_ns: 1 };
     half.begin_turn();
     let ended = tracing::subscriber::with_default(subscriber, || {
         catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &pass))).is_err()
