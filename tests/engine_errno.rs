@@ -121,6 +121,19 @@ fn a_refused_super_packet_is_written_one_by_one_and_its_kind_is_off_from_then_on
 }
 
 #[test]
+fn a_refused_super_packet_stays_ahead_of_the_packet_behind_it() {
+    let host = host_with(&write_refusal(3..=1024, libc::EINVAL));
+    let (pod, peer) = (host.pod_device(), host.outside(PEER));
+    let mut bulk = super_packet(TCP, FAR, POD, 14_300, 1420);
+    // Another window, so the last segment is not merged.
+    bulk.segments[10][34] ^= 1;
+    send_train(&peer, &bulk);
+    assert_eq!(pod.read_all(11), after_hops(&bulk.segments, HOPS));
+    host.settle(&host.stats.ingress, 11);
+    assert_eq!(host.stats.tun_fallbacks.get(), 1);
+}
+
+#[test]
 fn a_write_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
     let cases = [
         (libc::EAGAIN, DropReason::TunFull),

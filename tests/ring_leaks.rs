@@ -43,7 +43,8 @@ fn a_thousand_rings_leave_nothing_behind() {
             let (mut ring, tun) = one();
             // All polls armed, and taken back in the next batch, which never comes.
             stop.request();
-            ring.wait(&[Source::Tun, Source::Socket, Source::Stop]).expect("the stop is there");
+            ring.wait(&[Source::Tun, Source::Socket, Source::Stop], None)
+                .expect("the stop is there");
             ring.disarm(Source::Socket).expect("a free entry");
             let started = Instant::now();
             drop(ring);

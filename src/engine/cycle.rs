@@ -13,7 +13,7 @@ use crate::forward::{Local, Pass};
 use crate::stats::WorkerStats;
 
 use super::idle::{Idle, Moved, NAP_NS, NAP_SLACK_NS, Next};
-use super::io::{Io, Ready};
+use super::io::{Io, Ready, WaitFor};
 use super::receive::Receive;
 use super::transmit::Transmit;
 use super::{Stop, WorkerConfig, WorkerEnd, contain};
@@ -39,18 +39,26 @@ pub(super) fn run(
     let mut ready = Ready::BOTH;
     transmit.forget_refusals(config);
     let mut forgotten_ns = monotonic_ns();
-    while !stop.requested() {
+    loop {
+        let stopped = stop.requested();
         let now_ns = monotonic_ns();
         if now_ns - forgotten_ns > REFUSED_RETRY_NS {
             forgotten_ns = now_ns;
             transmit.forget_refusals(config);
         }
-        transmit.reads.clear();
-        receive.receives.clear();
-        if let Err(error) = io.gather(ready, &mut transmit.reads, &mut receive.receives) {
-            return WorkerEnd::WaitFailed(error);
+        let was_waiting = transmit.is_waiting();
+        ready.tun &= !was_waiting;
+        if !was_waiting {
+            transmit.reads.clear();
         }
-        transmit.begin_turn();
+        receive.receives.clear();
+        if !stopped && let Err(error) = io.gather(ready, &mut transmit.reads, &mut receive.receives)
+        {
+            receive.receives.failed = Some(error);
+        }
+        if !was_waiting {
+            transmit.begin_turn();
+        }
         receive.begin_turn();
         let table = routes.load();
         let stats = &config.stats;
@@ -60,25 +68,41 @@ pub(super) fn run(
         let pass = |stats| Pass { local: &local, table, stats, icmp_limit, now_ns };
         contain::turn(&mut transmit, &mut io, config, &pass(&stats.egress));
         contain::turn(&mut receive, &mut io, config, &pass(&stats.ingress));
-        if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {
-            return WorkerEnd::TunGone(error);
+        if let Some(end) = end(&mut transmit, &mut receive, stopped) {
+            if transmit.is_waiting() {
+                // Every packet has an outcome: what waits goes now or is dropped.
+                transmit.wait_no_longer();
+                contain::turn(&mut transmit, &mut io, config, &pass(&stats.egress));
+            }
+            return end;
         }
-        if let Some(error) = receive.receives.failed.take() {
-            return WorkerEnd::WaitFailed(error);
-        }
-        let next = idle.after_turn(moved(&transmit, &receive));
-        ready = match wait(&mut io, next, &mut idle, stats) {
+        let next = idle.after_turn(moved(&transmit, &receive, was_waiting));
+        ready = match wait(&mut io, next, transmit.wait_for(now_ns), &mut idle, stats) {
             Ok(ready) => ready,
-            Err(error) => return WorkerEnd::WaitFailed(error),
+            Err(error) => {
+                receive.receives.failed = Some(error);
+                Ready::BOTH
+            }
         };
     }
-    WorkerEnd::Stopped
 }
 
-/// Waits as `next` says; returns which sources may have something then.
+/// Why the worker has to end, if it has to.
+fn end(transmit: &mut Transmit, receive: &mut Receive, stopped: bool) -> Option<WorkerEnd> {
+    if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {
+        return Some(WorkerEnd::TunGone(error));
+    }
+    if let Some(error) = receive.receives.failed.take() {
+        return Some(WorkerEnd::WaitFailed(error));
+    }
+    stopped.then_some(WorkerEnd::Stopped)
+}
+
+/// Waits as `next` says, asleep for `wait_for`; returns which sources may have something then.
 fn wait(
     io: &mut impl Io,
     next: Next,
+    wait_for: WaitFor,
     idle: &mut Idle,
     stats: &WorkerStats,
 ) -> std::io::Result<Ready> {
@@ -96,18 +120,24 @@ fn wait(
         }
         Next::Sleep => {
             stats.sleeps.add(1);
-            return io.sleep();
+            return io.sleep(wait_for);
         }
     }
     Ok(Ready::BOTH)
 }
 
-fn moved(transmit: &Transmit, receive: &Receive) -> Moved {
+/// What a turn moved. One that began with packets waiting for room in the send buffer read nothing
+/// from the TUN device: the batch of reads is an earlier turn's.
+fn moved(transmit: &Transmit, receive: &Receive, was_waiting: bool) -> Moved {
     let (reads, receives) = (&transmit.reads, &receive.receives);
+    let (read_bytes, read_packets, drained) = match was_waiting {
+        true => (0, 0, true),
+        false => (reads.bytes, reads.packets.len(), reads.drained),
+    };
     Moved {
-        bytes: reads.bytes + receives.bytes,
-        packets: reads.packets.len() + receive.packets,
-        drained: reads.drained && receives.drained,
+        bytes: read_bytes + receives.bytes,
+        packets: read_packets + receive.packets,
+        drained: drained && receives.drained,
     }
 }
 

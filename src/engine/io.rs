@@ -1,6 +1,7 @@
 //! What a worker asks of the kernel, and what the kernel gave: the part in which engines differ.
 
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use crate::offload::{Piece, VNET_HEADER_BYTES};
 use crate::sys::Slots;
@@ -40,6 +41,16 @@ impl Ready {
     pub(super) const BOTH: Self = Self { tun: true, socket: true };
 }
 
+/// What a sleeping worker waits for, besides datagrams and its stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WaitFor {
+    /// Packets from the TUN device.
+    Packets,
+    /// Room in the send buffer, for at most so long. The TUN device is left alone meanwhile: what
+    /// it would bring could not be sent.
+    Room { limit_ns: u64 },
+}
+
 /// One worker's way into the kernel. Nothing here waits but [`Self::sleep`].
 pub(super) trait Io {
     /// Reads a batch from each source that may have something. Both batches come empty.
@@ -50,18 +61,29 @@ pub(super) trait Io {
         receives: &mut Receives,
     ) -> io::Result<()>;
 
-    /// Sends the messages from `first` on; returns how many went, or the error of the first.
-    fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize>;
+    /// Sends the messages from `first` on; returns how many went, or the error of the first. One
+    /// sendmmsg for a plan is one system call with either engine, and stops at the first message
+    /// that is refused, so that none is overtaken.
+    fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        batch: &mut SendBatch,
+        arena: &[u8],
+        first: usize,
+    ) -> io::Result<usize> {
+        batch.send(socket, arena, first)
+    }
 
-    /// Writes all to the TUN device, in order; the batch then tells of each.
-    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()>;
+    /// Writes those from `first` on to the TUN device, in order; returns how many were tried, at
+    /// least one. A refused barrier is the last of them. The batch then tells of each.
+    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8], first: usize) -> io::Result<usize>;
 
     /// Whether the kernel holds nothing of the arenas, as it must after each of these calls; not so
     /// after one that panicked halfway.
     fn is_idle(&self) -> bool;
 
-    /// Sleeps until something can be read or the worker is to stop.
-    fn sleep(&mut self) -> io::Result<Ready>;
+    /// Sleeps until a datagram can be received, the worker is to stop, or what `wait_for` says.
+    fn sleep(&mut self, wait_for: WaitFor) -> io::Result<Ready>;
 }
 
 /// One packet read from the TUN device.

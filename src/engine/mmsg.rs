@@ -4,17 +4,16 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::device::Tun;
 use crate::offload::{Piece, VNET_HEADER_BYTES};
 use crate::sys::tun_io::WriteBatch;
-use crate::sys::udp::SendBatch;
 
 use super::io::{
     BATCH_BYTES, BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready,
-    Receives,
+    Receives, WaitFor,
 };
 use super::refusal::{ReadRefusal, read_read, receive_is_drained};
 use super::{Stop, WorkerConfig};
@@ -108,13 +107,8 @@ impl Io for Mmsg<'_> {
         Ok(())
     }
 
-    fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
-        batch.send(self.config.socket.as_fd(), arena, first)
-    }
-
-    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()> {
-        batch.write_each(self.config.tun.as_fd(), arena);
-        Ok(())
+    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8], first: usize) -> io::Result<usize> {
+        Ok(batch.write_each(self.config.tun.as_fd(), arena, first))
     }
 
     /// A system call has returned, or was not made.
@@ -125,14 +119,21 @@ impl Io for Mmsg<'_> {
     /// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the
     /// kernel calls it for every packet queued and every packet sent, under a lock, while nobody
     /// sleeps.
-    fn sleep(&mut self) -> io::Result<Ready> {
+    fn sleep(&mut self, wait_for: WaitFor) -> io::Result<Ready> {
         let readable = PollFlags::IN;
+        let (tun, socket, limit) = match wait_for {
+            WaitFor::Packets => (readable, readable, None),
+            WaitFor::Room { limit_ns } => {
+                let limit = Timespec { tv_sec: 0, tv_nsec: limit_ns as i64 };
+                (PollFlags::empty(), readable | PollFlags::OUT, Some(limit))
+            }
+        };
         let mut sources = [
-            PollFd::new(&self.config.tun, readable),
-            PollFd::new(&self.config.socket, readable),
+            PollFd::new(&self.config.tun, tun),
+            PollFd::new(&self.config.socket, socket),
             PollFd::new(self.stop, readable),
         ];
-        match poll(&mut sources, None) {
+        match poll(&mut sources, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }

@@ -22,27 +22,27 @@ pub(super) enum Outcome {
     Dropped(DropReason),
 }
 
-/// Sends messages `0..count`.
+/// Sends `messages`; returns the first that is left for later, or the end of the range.
 ///
 /// `send(first)` offers all from `first` on and returns how many went, or the first one's error.
-/// `is_train` tells whether a message can be taken apart. `wait` waits for room in the send
-/// buffer and returns false when this turn's waiting is used up. `outcome` is told of every
+/// `is_train` tells whether a message can be taken apart. `may_wait` is asked when the send buffer
+/// is full: whether the rest is left for later, or dropped. `outcome` is told of every other
 /// message exactly once, in order.
 pub(super) fn carry_out(
-    count: usize,
+    messages: Range<usize>,
     is_train: impl Fn(usize) -> bool,
     mut send: impl FnMut(usize) -> io::Result<usize>,
-    mut wait: impl FnMut() -> bool,
+    mut may_wait: impl FnMut() -> bool,
     mut outcome: impl FnMut(Range<usize>, Outcome),
-) {
-    let (mut first, mut stale_retries) = (0, 0);
-    while first < count {
+) -> usize {
+    let (mut first, mut stale_retries) = (messages.start, 0);
+    while first < messages.end {
         let (taken, what) = match send(first) {
             // A kernel that takes nothing and reports nothing would hold us here for ever.
             Ok(0) => (1, Outcome::Dropped(DropReason::SendFailed)),
             Ok(sent) => (sent, Outcome::Sent),
             Err(error) => match read_send(&error, is_train(first)) {
-                SendRefusal::Busy if wait() => continue,
+                SendRefusal::Busy if may_wait() => break,
                 SendRefusal::Busy => (1, Outcome::Dropped(DropReason::SendBufferFull)),
                 SendRefusal::Stale if stale_retries < STALE_RETRIES_MAX => {
                     stale_retries += 1;
@@ -57,6 +57,7 @@ pub(super) fn carry_out(
         first += taken;
         stale_retries = 0;
     }
+    first
 }
 
 #[cfg(test)]
@@ -67,37 +68,34 @@ mod tests {
 
     use super::*;
 
-    /// Runs a script of kernel answers and returns the outcomes and the waits asked for.
+    /// Runs a script of kernel answers and returns the outcomes and the first message that is left.
     fn play(
-        count: usize,
+        messages: Range<usize>,
         trains: &[usize],
         script: &[Result<usize, Errno>],
-        waits: usize,
+        may_wait: bool,
     ) -> (Vec<(Range<usize>, Outcome)>, usize) {
         let mut script: VecDeque<_> = script.iter().copied().collect();
-        let mut waited = 0;
         let mut outcomes = Vec::new();
-        carry_out(
-            count,
+        let count = messages.end;
+        let left = carry_out(
+            messages,
             |index| trains.contains(&index),
             |first| {
                 let answer = script.pop_front().unwrap_or(Ok(count - first));
                 answer.map_err(io::Error::from)
             },
-            || {
-                waited += 1;
-                waited <= waits
-            },
+            || may_wait,
             |range, what| outcomes.push((range, what)),
         );
         assert!(script.is_empty(), "the kernel was asked too seldom");
-        (outcomes, waited)
+        (outcomes, left)
     }
 
     #[test]
     fn an_error_costs_the_message_that_has_it_and_no_other() {
         let script = [Ok(2), Err(Errno::PERM), Ok(1)];
-        let (outcomes, _) = play(4, &[], &script, 0);
+        let (outcomes, _) = play(0..4, &[], &script, false);
         let forbidden = Outcome::Dropped(DropReason::SendForbidden);
         assert_eq!(outcomes, [(0..2, Outcome::Sent), (2..3, forbidden), (3..4, Outcome::Sent)]);
     }
@@ -105,33 +103,35 @@ mod tests {
     #[test]
     fn a_refused_train_is_taken_apart_and_a_single_datagram_is_not() {
         let script = [Err(Errno::INVAL), Err(Errno::INVAL), Ok(1)];
-        let (outcomes, _) = play(3, &[0], &script, 0);
+        let (outcomes, _) = play(0..3, &[0], &script, false);
         let failed = Outcome::Dropped(DropReason::SendFailed);
         let expected = [(0..1, Outcome::Refused), (1..2, failed), (2..3, Outcome::Sent)];
         assert_eq!(outcomes, expected);
     }
 
     #[test]
-    fn a_full_buffer_is_waited_for_once_and_then_drops_without_delay() {
+    fn what_a_full_buffer_leaves_is_sent_later_or_dropped() {
         let full = Err(Errno::AGAIN);
-        let (outcomes, waited) = play(3, &[], &[full, full, full, full], 1);
+        let (outcomes, left) = play(0..4, &[], &[Ok(1), full], true);
+        assert_eq!((outcomes, left), (vec![(0..1, Outcome::Sent)], 1));
+        let (outcomes, left) = play(1..4, &[], &[full, Ok(1), full], false);
         let dropped = Outcome::Dropped(DropReason::SendBufferFull);
-        assert_eq!(outcomes, [(0..1, dropped), (1..2, dropped), (2..3, dropped)]);
-        assert_eq!(waited, 4, "the caller bounds the waiting, and is asked each time");
+        assert_eq!(outcomes, [(1..2, dropped), (2..3, Outcome::Sent), (3..4, dropped)]);
+        assert_eq!(left, 4);
     }
 
     #[test]
     fn an_interrupted_send_is_tried_again_but_not_for_ever() {
         let script = vec![Err(Errno::INTR); STALE_RETRIES_MAX + 1];
-        let (outcomes, _) = play(1, &[], &script, 0);
+        let (outcomes, _) = play(0..1, &[], &script, false);
         assert_eq!(outcomes, [(0..1, Outcome::Dropped(DropReason::SendFailed))]);
-        let (outcomes, _) = play(1, &[], &[Err(Errno::INTR), Ok(1)], 0);
+        let (outcomes, _) = play(0..1, &[], &[Err(Errno::INTR), Ok(1)], false);
         assert_eq!(outcomes, [(0..1, Outcome::Sent)]);
     }
 
     #[test]
     fn a_kernel_that_takes_nothing_does_not_hold_the_worker() {
-        let (outcomes, _) = play(1, &[], &[Ok(0)], 0);
+        let (outcomes, _) = play(0..1, &[], &[Ok(0)], false);
         assert_eq!(outcomes, [(0..1, Outcome::Dropped(DropReason::SendFailed))]);
     }
 }

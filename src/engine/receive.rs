@@ -113,36 +113,24 @@ impl Receive {
         plan.finish(arena);
         writes.clear();
         for (index, item) in plan.items().iter().enumerate() {
-            writes.push(&item.vnet_header, plan.pieces(index).iter().map(as_range));
+            let ranges = plan.pieces(index).iter().map(as_range);
+            // What follows a super-packet may be of its flow, and must not overtake its packets.
+            writes.push(&item.vnet_header, ranges, item.merged().is_some());
         }
-        if writes.is_empty() {
-            return;
-        }
-        let offered = io.write(writes, arena);
-        for index in 0..writes.len() {
-            let item = plan.items()[index];
-            let written = match &offered {
-                Ok(()) => writes.result(index),
-                Err(error) => Err(io::Error::from(error.kind())),
-            };
-            let Err(error) = written else {
-                stats.packets_forwarded.add(u64::from(item.packets));
-                stats.bytes_forwarded.add(u64::from(item.packet_bytes));
-                stats.writes.add(1);
-                continue;
-            };
-            match read_write(&error, item.merged().is_some()) {
-                WriteRefusal::Gone => {
-                    stats.drop(DropReason::TunWriteFailed, u64::from(item.packets));
+        let mut first = 0;
+        while first < writes.len() {
+            let offered = io.write(writes, arena, first);
+            let end = offered.as_ref().map_or(writes.len(), |tried| first + tried.max(&1));
+            for index in first..end {
+                let written = match &offered {
+                    Ok(_) => writes.result(index),
+                    Err(error) => Err(io::Error::from(error.kind())),
+                };
+                if let Some(error) = settle_write(config, stats, arena, plan, index, written) {
                     self.gone = Some(error);
                 }
-                WriteRefusal::Drop(reason) => stats.drop(reason, u64::from(item.packets)),
-                WriteRefusal::Super => {
-                    config.stats.tun_fallbacks.add(1);
-                    write_one_by_one(config, stats, arena, plan, index);
-                    lower(plan, item.merged());
-                }
             }
+            first = end;
         }
         plan.clear();
     }
@@ -156,6 +144,38 @@ impl Receive {
         }
         replies.clear();
     }
+}
+
+/// Counts the outcome of write `index`, and writes its packets one by one if it was refused as a
+/// super-packet; returns the error that says that the device is gone.
+fn settle_write(
+    config: &WorkerConfig,
+    stats: &DirectionStats,
+    arena: &mut [u8],
+    plan: &mut Coalescer,
+    index: usize,
+    written: io::Result<()>,
+) -> Option<io::Error> {
+    let item = plan.items()[index];
+    let Err(error) = written else {
+        stats.packets_forwarded.add(u64::from(item.packets));
+        stats.bytes_forwarded.add(u64::from(item.packet_bytes));
+        stats.writes.add(1);
+        return None;
+    };
+    match read_write(&error, item.merged().is_some()) {
+        WriteRefusal::Gone => {
+            stats.drop(DropReason::TunWriteFailed, u64::from(item.packets));
+            return Some(error);
+        }
+        WriteRefusal::Drop(reason) => stats.drop(reason, u64::from(item.packets)),
+        WriteRefusal::Super => {
+            config.stats.tun_fallbacks.add(1);
+            write_one_by_one(config, stats, arena, plan, index);
+            lower(plan, item.merged());
+        }
+    }
+    None
 }
 
 fn send_reply(config: &WorkerConfig, batch: &mut SendBatch, endpoint: SocketAddrV4, bytes: &[u8]) {

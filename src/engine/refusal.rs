@@ -11,7 +11,7 @@ use crate::stats::DropReason;
 pub(super) enum SendRefusal {
     /// Not in this form: send the same datagrams one by one, and have long ones fragmented.
     Form,
-    /// No buffer for now: wait for room, once, then try again.
+    /// No buffer for now: try again once there is room.
     Busy,
     /// Interrupted, or an earlier datagram's ICMP error; the send never began. The tunnel's socket
     /// is unconnected and has no IP_RECVERR, so the kernel queues no such error on it; this holds

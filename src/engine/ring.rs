@@ -1,17 +1,17 @@
-//! The io_uring engine: a turn reads both sources with one system call, and each plan of sends or
-//! writes is one more.
+//! The io_uring engine: a turn reads both sources with one system call, and each plan of writes is
+//! one more.
 
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use crate::offload::{Piece, VNET_HEADER_BYTES};
 use crate::sys::Slots;
 use crate::sys::ring::{Lent, Ring, RingError, Source};
 use crate::sys::tun_io::WriteBatch;
-use crate::sys::udp::SendBatch;
 
 use super::io::{
-    BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready, Receives,
+    BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready, Receives, WaitFor,
 };
 use super::refusal::{ReadRefusal, read_read, receive_is_drained};
 use super::{Stop, WorkerConfig};
@@ -19,7 +19,7 @@ use super::{Stop, WorkerConfig};
 /// Submissions that a worker's ring holds: a whole batch of reads and of receives.
 pub const RING_ENTRIES: u32 = 2 * BATCH_PACKETS as u32;
 
-/// Operations in the largest batch: the trains of a plan, its datagrams, or TUN writes, 128 each.
+/// Operations in the largest batch: a batch of reads and one of receives, or 128 TUN writes.
 const OPERATIONS_MAX: usize = 2 * BATCH_PACKETS;
 
 /// Slots of a read: any packet, with its offload header in front.
@@ -119,22 +119,29 @@ impl Io for RingIo {
         Ok(())
     }
 
-    fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
-        self.ring.send(batch, arena, first)
-    }
-
-    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()> {
-        self.ring.write(batch, arena)
+    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8], first: usize) -> io::Result<usize> {
+        self.ring.write(batch, arena, first)
     }
 
     fn is_idle(&self) -> bool {
         self.ring.is_idle()
     }
 
-    fn sleep(&mut self) -> io::Result<Ready> {
-        self.ring.wait(&[Source::Tun, Source::Socket, Source::Stop])?;
-        self.ring.disarm(Source::Tun)?;
-        self.ring.disarm(Source::Socket)?;
+    fn sleep(&mut self, wait_for: WaitFor) -> io::Result<Ready> {
+        match wait_for {
+            WaitFor::Packets => {
+                self.ring.wait(&[Source::Tun, Source::Socket, Source::Stop], None)?;
+            }
+            WaitFor::Room { limit_ns } => {
+                let sources = [Source::Room, Source::Socket, Source::Stop];
+                self.ring.wait(&sources, Some(Duration::from_nanos(limit_ns)))?;
+            }
+        }
+        for source in [Source::Tun, Source::Socket, Source::Room] {
+            self.ring.disarm(source)?;
+        }
+        // Whether there is room, the next send tells.
+        self.ring.take_ready(Source::Room);
         Ok(Ready {
             tun: self.ring.take_ready(Source::Tun),
             socket: self.ring.take_ready(Source::Socket),

@@ -1,40 +1,41 @@
 //! From the TUN device to the network: have a batch of reads judged and planned, send the plan.
 
-use std::cell::Cell;
 use std::io::IoSlice;
 use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use crate::forward::{Egress, Pass};
 use crate::offload::{
-    MESSAGES_MAX, Message, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan, VNET_HEADER_BYTES,
+    Full, MESSAGES_MAX, Message, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan,
+    VNET_HEADER_BYTES,
 };
 use crate::stats::{DirectionStats, DropReason};
 use crate::sys::{Range, udp::SendBatch};
 
 use super::WorkerConfig;
 use super::contain::{Half, Progress};
-use super::io::{Io, Reads};
+use super::io::{Io, Reads, WaitFor};
 use super::outcome::{Outcome, carry_out};
 
 /// Room for the headers that cutting makes: 1,260 of TCP's usual 52 bytes. A batch of full
 /// segments makes 135; one of tiny segments is sent in several rounds.
 const HEADERS_BYTES: usize = 64 << 10;
 
-/// How long a full send buffer may hold up one turn, and with it the other direction, before
-/// packets are dropped. The kernel reports room once half the buffer is free, 3 ms at 10 Gb/s; a
-/// slower link is congested, and dropping is the signal.
-const BUSY_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+/// How long the packets of one batch may wait for room in the send buffer before they are dropped.
+/// The kernel reports room once half the buffer is free, 2 ms at 10 Gb/s; a slower link is
+/// congested, and dropping is the signal. The TUN device is not read meanwhile: its queue fills,
+/// and the kernel drops what does not fit there. Receiving goes on.
+const ROOM_WAIT_NS: u64 = 2_000_000;
 
 pub(super) struct Transmit {
     pub(super) reads: Reads,
     egress: Egress,
     batch: SendBatch,
     singles: SendBatch,
-    /// Whether this turn has waited for the send buffer already.
-    waited: Cell<bool>,
+    /// Messages of the plan that were sent or dropped.
+    settled: usize,
+    /// Until when packets wait for room in the send buffer.
+    waits_until_ns: Option<u64>,
     progress: Progress,
 }
 
@@ -45,17 +46,24 @@ impl Half for Transmit {
         for _ in 0..std::mem::take(&mut self.reads.unreadable) {
             self.egress.unreadable(pass);
         }
-        while let Some(index) = self.progress.next(pass.stats) {
-            let read = self.reads.packets[index];
-            let arena = &mut self.reads.arena;
-            let mut taken = self.egress.process(pass, arena, &read.vnet_header, read.packet);
+        // An earlier turn may have left a plan, and a packet that met it full.
+        let mut taken = if self.is_waiting() { Err(Full) } else { Ok(()) };
+        loop {
             while taken.is_err() {
-                self.send_plan(io, config, pass.stats);
+                if !self.send_plan(io, config, pass) {
+                    return;
+                }
                 taken = self.egress.resume(pass, &mut self.reads.arena);
             }
+            let Some(index) = self.progress.next(pass.stats) else { break };
+            let read = self.reads.packets[index];
+            let arena = &mut self.reads.arena;
+            taken = self.egress.process(pass, arena, &read.vnet_header, read.packet);
         }
-        self.send_plan(io, config, pass.stats);
-        self.write_replies(config);
+        if self.send_plan(io, config, pass) {
+            self.waits_until_ns = None;
+            self.write_replies(config);
+        }
     }
 
     fn progress(&mut self) -> &mut Progress {
@@ -64,6 +72,8 @@ impl Half for Transmit {
 
     fn abandon(&mut self) {
         self.egress.abandon();
+        self.batch.clear();
+        (self.settled, self.waits_until_ns) = (0, None);
     }
 
     fn current(&self) -> &[u8] {
@@ -79,7 +89,8 @@ impl Transmit {
             egress: Egress::new(config.socket.limits(), read_bytes),
             batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * PIECES_PER_MESSAGE),
             singles: SendBatch::new(SEGMENTS_MAX, PIECES_PER_MESSAGE + SEGMENTS_MAX),
-            waited: Cell::new(false),
+            settled: 0,
+            waits_until_ns: None,
             progress: Progress::default(),
         }
     }
@@ -92,38 +103,59 @@ impl Transmit {
 
     /// A batch was read, and is to be moved to the last packet, whatever became of the device.
     pub(super) fn begin_turn(&mut self) {
-        self.waited.set(false);
         self.progress.start(self.reads.packets.len());
     }
 
-    fn send_plan(&mut self, io: &mut impl Io, config: &WorkerConfig, stats: &DirectionStats) {
-        let Self { reads, egress, batch, singles, waited, .. } = self;
+    /// Whether packets of the last batch wait for room in the send buffer, so that there is no
+    /// place to read another one.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits_until_ns.is_some()
+    }
+
+    /// What waits for room is sent in the next turn, or dropped.
+    pub(super) fn wait_no_longer(&mut self) {
+        self.waits_until_ns = Some(0);
+    }
+
+    /// What the worker has to wait for, should it sleep.
+    pub(super) fn wait_for(&self, now_ns: u64) -> WaitFor {
+        match self.waits_until_ns {
+            None => WaitFor::Packets,
+            Some(until_ns) => WaitFor::Room { limit_ns: until_ns.saturating_sub(now_ns) },
+        }
+    }
+
+    /// Sends what is left of the plan; returns whether that was all of it.
+    fn send_plan(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) -> bool {
+        let Self { reads, egress, batch, singles, settled, waits_until_ns, .. } = self;
         let (arena, plan) = (&reads.arena, egress.plan());
         let messages = plan.messages();
-        batch.clear();
-        for (index, message) in messages.iter().enumerate() {
-            let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
-            batch.push(message.destination, segment_bytes, plan.pieces(index).iter().map(as_range));
+        if batch.is_empty() {
+            for (index, message) in messages.iter().enumerate() {
+                let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
+                let ranges = plan.pieces(index).iter().map(as_range);
+                batch.push(message.destination, segment_bytes, ranges);
+            }
         }
         let (mut refusing, long_sends) = (None, &config.stats.long_sends);
-        carry_out(
-            batch.len(),
+        *settled = carry_out(
+            *settled..batch.len(),
             |index| messages[index].segments > 1,
-            |first| io.send(batch, arena, first),
-            || wait_once(config, waited),
+            |first| io.send(config.socket.as_fd(), batch, arena, first),
+            || pass.now_ns < *waits_until_ns.get_or_insert(pass.now_ns + ROOM_WAIT_NS),
             |range, outcome| match outcome {
                 Outcome::Sent => {
                     for message in &messages[range] {
                         let packets = u64::from(message.segments);
                         long_sends.mark(message.destination, message.segment_bytes);
-                        count_sent(stats, 1, packets, u64::from(message.bytes));
+                        count_sent(pass.stats, 1, packets, u64::from(message.bytes));
                     }
                 }
                 Outcome::Refused => {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
                     gather_datagrams(plan, range.start, singles);
-                    let sent = send_one_by_one(config, message.destination, arena, singles, waited);
+                    let sent = send_one_by_one(config, message.destination, arena, singles);
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
                         // What refuses single datagrams as well has nothing against trains.
@@ -139,7 +171,13 @@ impl Transmit {
         if let Some(destination) = refusing {
             self.egress.plan_mut().refuse_trains(destination);
         }
+        if self.settled < self.batch.len() {
+            return false;
+        }
+        self.settled = 0;
+        self.batch.clear();
         self.egress.sent();
+        true
     }
 
     fn write_replies(&mut self, config: &WorkerConfig) {
@@ -163,22 +201,22 @@ fn gather_datagrams(plan: &SendPlan, index: usize, singles: &mut SendBatch) {
 }
 
 /// Sends the datagrams of a refused message to `destination`, the same bytes, each on its own;
-/// returns how many went.
+/// returns how many went. None waits for room: that a message is refused in its form while the
+/// buffer is full is rare.
 fn send_one_by_one(
     config: &WorkerConfig,
     destination: SocketAddrV4,
     arena: &[u8],
     singles: &mut SendBatch,
-    waited: &Cell<bool>,
 ) -> usize {
     let stats = &config.stats;
     let (mut sent, mut sent_bytes) = (0, 0);
     let lengths: [u64; SEGMENTS_MAX] = std::array::from_fn(|index| singles.bytes(index));
     carry_out(
-        singles.len(),
+        0..singles.len(),
         |_| false,
         |first| singles.send(config.socket.as_fd(), arena, first),
-        || wait_once(config, waited),
+        || false,
         |range, outcome| match outcome {
             Outcome::Sent => {
                 sent += range.len();
@@ -190,17 +228,6 @@ fn send_one_by_one(
     );
     count_sent(&stats.egress, sent as u64, sent as u64, sent_bytes);
     sent
-}
-
-/// Waits for room in the send buffer, unless this turn has waited already.
-fn wait_once(config: &WorkerConfig, waited: &Cell<bool>) -> bool {
-    if waited.replace(true) {
-        return false;
-    }
-    let mut room = [PollFd::new(&config.socket, PollFlags::OUT)];
-    // Whether it timed out or not, the next try tells.
-    poll(&mut room, Some(&BUSY_WAIT)).ok();
-    true
 }
 
 pub(super) fn as_range(piece: &Piece) -> Range {

@@ -62,8 +62,7 @@ impl IcmpLimiter {
     /// `now_ns` comes from a monotonic clock. When more destinations are active than the table
     /// holds, the one that is nearest to a full bucket is forgotten; the global limit stands.
     pub fn allow(&self, now_ns: u64, destination: Ipv4Addr) -> bool {
-        let take_global =
-            |full_at_ns| take(full_at_ns, now_ns, GLOBAL_INTERVAL_NS, GLOBAL_BURST);
+        let take_global = |full_at_ns| take(full_at_ns, now_ns, GLOBAL_INTERVAL_NS, GLOBAL_BURST);
         // A load first: in a flood nearly every error ends here, and writes nothing.
         if take_global(self.global_full_at_ns.load(Relaxed)).is_none() {
             return false;

@@ -16,7 +16,7 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 use self::set_up::{missing_operation, set_up};
 
 use super::tun_io::WriteBatch;
-use super::udp::{ReceiveBatch, SendBatch};
+use super::udp::ReceiveBatch;
 use super::{Answer, Slots};
 
 /// The files of a ring, as its table of registered files holds them.
@@ -26,10 +26,10 @@ const STOP: Fixed = Fixed(2);
 
 /// User data of what is no operation of a batch; those count from 0.
 const POLLS: u64 = 1 << 32;
-const REMOVALS: u64 = POLLS + FILES as u64;
+const REMOVALS: u64 = POLLS + SOURCES as u64;
 
-/// Files of a ring, and polls.
-const FILES: usize = 3;
+/// What can be polled: each [`Source`].
+const SOURCES: usize = 4;
 
 /// Submissions in a row that the kernel may refuse for now before the ring counts as broken.
 const REFUSALS_MAX: usize = 1000;
@@ -88,6 +88,8 @@ pub enum Source {
     Socket = 1,
     /// The stop signal was given.
     Stop = 2,
+    /// The socket's send buffer has room.
+    Room = 3,
 }
 
 /// Whether a poll is armed.
@@ -103,8 +105,8 @@ enum Poll {
 /// A ring, to be used by the thread that made it only.
 pub struct Ring {
     ring: IoUring,
-    polls: [Poll; FILES],
-    ready: [bool; FILES],
+    polls: [Poll; SOURCES],
+    ready: [bool; SOURCES],
     /// Operations of the running batch that wait for their answer, submitted or not.
     unanswered: usize,
     /// Operations of the running batch, from its last enter on. Nothing is queued behind them.
@@ -140,8 +142,8 @@ impl Ring {
         ring.submitter().register_files(&files).map_err(RingError::Register)?;
         let mut ring = Self {
             ring,
-            polls: [Poll::Off; FILES],
-            ready: [false; FILES],
+            polls: [Poll::Off; SOURCES],
+            ready: [false; SOURCES],
             unanswered: 0,
             queued: 0,
             answers: vec![UNANSWERED; operations],
@@ -205,73 +207,63 @@ impl Ring {
         self.unanswered == 0
     }
 
-    /// Sends the messages from `first` on, without waiting; returns how many went, or the error
-    /// of the first one, as [`SendBatch::send`] does. But the kernel is offered all of them at
-    /// once. If some behind a refused one went, it stays refused, as it would now be late; else it
-    /// is tried again when asked again, with those behind it that were refused like it.
-    pub fn send(&mut self, batch: &mut SendBatch, arena: &[u8], first: usize) -> io::Result<usize> {
-        let count = batch.len();
-        batch.answers.resize(count, None);
-        if batch.told.take() == Some(first) && !batch.answers[first..].iter().any(went) {
-            let refusal = batch.answers[first];
-            let alike = batch.answers[first..].iter_mut();
-            alike.take_while(|answer| **answer == refusal).for_each(|answer| *answer = None);
+    /// Writes `batch` from `first` on to the TUN device, in order; returns how many were tried, at
+    /// least one. A refused barrier is the last of them. [`WriteBatch::result`] tells of each.
+    pub fn write(
+        &mut self,
+        batch: &mut WriteBatch,
+        arena: &[u8],
+        first: usize,
+    ) -> io::Result<usize> {
+        if !self.ring.submission().is_empty() {
+            self.enter(0, None)?;
         }
-        if batch.answers[first].is_none() {
-            let untried = batch.answers[first..].iter().take_while(|answer| answer.is_none());
-            let untried = untried.count();
-            batch.show(arena, first);
-            self.begin(untried)?;
-            for index in 0..untried {
-                let send = opcode::SendMsg::new(SOCKET, batch.header(index));
-                let send = send.flags(libc::MSG_DONTWAIT as u32).build();
-                // SAFETY: `show` has pointed the header at vectors of `batch` and parts of `arena`,
-                // both borrowed until `finish` has returned, and sendmsg only reads.
-                unsafe { self.push(send.user_data(index as u64)) }?;
-            }
-            self.finish()?;
-            for (index, answer) in batch.answers[first..first + untried].iter_mut().enumerate() {
-                *answer = Some(self.answers[index]);
-            }
-        }
-        let sent = batch.answers[first..].iter().take_while(|answer| went(answer)).count();
-        if sent > 0 {
-            return Ok(sent);
-        }
-        batch.told = Some(first);
-        batch.answers[first].unwrap_or(UNANSWERED).result()
-    }
-
-    /// Writes all of `batch` to the TUN device, in order; [`WriteBatch::result`] tells of each.
-    pub fn write(&mut self, batch: &mut WriteBatch, arena: &[u8]) -> io::Result<()> {
         batch.show(arena);
-        batch.results.resize(batch.len(), UNANSWERED);
-        self.begin(batch.len())?;
+        // From the first barrier on each write is linked to the next one: if one fails, the kernel
+        // cancels those behind it. A link costs 60 to 170 ns. A chain ends where a submission ends.
+        let barrier = batch.first_barrier(first).map(|index| index - first);
+        let count = match barrier {
+            Some(_) => (batch.len() - first).min(self.ring.params().sq_entries() as usize),
+            None => batch.len() - first,
+        };
+        self.begin(count)?;
         let iovecs = batch.iovecs.as_ptr();
-        for index in 0..batch.len() {
-            let (first, count) = batch.parts(index);
+        for index in 0..count {
+            let (first_part, parts_count) = batch.parts(first + index);
             // SAFETY: `parts` lie within the iovecs that `show` has made.
-            let parts = unsafe { iovecs.add(first) };
-            let write = opcode::Writev::new(TUN, parts, count as u32);
-            let write = write.rw_flags(libc::RWF_NOWAIT).build();
+            let parts = unsafe { iovecs.add(first_part) };
+            let write = opcode::Writev::new(TUN, parts, parts_count as u32);
+            let write = write.rw_flags(libc::RWF_NOWAIT).build().user_data(index as u64);
+            let is_linked = barrier.is_some_and(|barrier| index >= barrier) && index + 1 < count;
+            let write = if is_linked { write.flags(squeue::Flags::IO_LINK) } else { write };
             // SAFETY: the iovecs point at headers of `batch` and parts of `arena`, all borrowed
             // until `finish` has returned, and writev only reads.
-            unsafe { self.push(write.user_data(index as u64)) }?;
+            unsafe { self.push(write) }?;
         }
         self.finish()?;
-        let count = batch.len();
-        batch.results.copy_from_slice(&self.answers[..count]);
-        Ok(())
+        let answers = &self.answers[..count];
+        batch.results[first..first + count].copy_from_slice(answers);
+        // Up to and including the first of the chain that failed.
+        let tried = barrier.map_or(count, |barrier| {
+            let went = answers.iter().skip(barrier).take_while(|answer| answer.0 >= 0).count();
+            (barrier + went + 1).min(count)
+        });
+        Ok(tried)
     }
 
-    /// Sleeps until one of `sources` is ready; [`Self::take_ready`] tells which.
-    pub fn wait(&mut self, sources: &[Source]) -> io::Result<()> {
+    /// Sleeps until one of `sources` is ready, or for `limit`; [`Self::take_ready`] tells which.
+    pub fn wait(&mut self, sources: &[Source], limit: Option<Duration>) -> io::Result<()> {
         self.settle()?;
         for &source in sources {
             self.arm(source)?;
         }
+        let deadline = limit.map(|limit| Instant::now() + limit);
         while !sources.iter().any(|&source| self.ready[source as usize]) {
-            self.enter(1, None)?;
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            self.enter(1, left)?;
         }
         Ok(())
     }
@@ -295,9 +287,14 @@ impl Ring {
     }
 
     fn arm(&mut self, source: Source) -> io::Result<()> {
-        let file = [TUN, SOCKET, STOP][source as usize];
+        let (file, events) = match source {
+            Source::Tun => (TUN, libc::POLLIN),
+            Source::Socket => (SOCKET, libc::POLLIN),
+            Source::Stop => (STOP, libc::POLLIN),
+            Source::Room => (SOCKET, libc::POLLOUT),
+        };
         if self.polls[source as usize] == Poll::Off {
-            let poll = opcode::PollAdd::new(file, libc::POLLIN as u32).build();
+            let poll = opcode::PollAdd::new(file, events as u32).build();
             // SAFETY: a poll refers to no memory.
             unsafe { self.submit_entry(poll.user_data(POLLS + source as u64)) }?;
             self.polls[source as usize] = Poll::Armed;
@@ -319,8 +316,8 @@ impl Ring {
 
     /// Ends all polls.
     fn disarm_all(&mut self) -> io::Result<()> {
-        while self.polls != [Poll::Off; FILES] {
-            for source in [Source::Tun, Source::Socket, Source::Stop] {
+        while self.polls != [Poll::Off; SOURCES] {
+            for source in [Source::Tun, Source::Socket, Source::Stop, Source::Room] {
                 self.disarm(source)?;
             }
             self.settle()?;
@@ -472,11 +469,6 @@ impl Drop for Ring {
         }
         self.ring.submitter().unregister_files().ok();
     }
-}
-
-/// Whether the kernel took a message.
-fn went(answer: &Option<Answer>) -> bool {
-    answer.is_some_and(|answer| answer.0 >= 0)
 }
 
 /// What stands for an answer until the kernel gives it.

@@ -14,6 +14,8 @@ pub struct WriteBatch {
     headers: Vec<[u8; HEADER_BYTES]>,
     first_ranges: Vec<usize>,
     ranges: Vec<Range>,
+    /// Whether a write is a barrier: refused, it is the last that is tried.
+    barriers: Vec<bool>,
     pub(super) iovecs: Vec<libc::iovec>,
     pub(super) results: Vec<Answer>,
 }
@@ -26,6 +28,7 @@ impl WriteBatch {
             headers: Vec::with_capacity(writes),
             first_ranges: Vec::with_capacity(writes),
             ranges: Vec::with_capacity(ranges),
+            barriers: Vec::with_capacity(writes),
             iovecs: Vec::with_capacity(writes + ranges),
             results: Vec::with_capacity(writes),
         }
@@ -36,12 +39,21 @@ impl WriteBatch {
         self.headers.clear();
         self.first_ranges.clear();
         self.ranges.clear();
+        self.barriers.clear();
         self.results.clear();
     }
 
     /// Adds a write: `header`, then the `ranges` of the arena that the batch is written from.
-    pub fn push(&mut self, header: &[u8; HEADER_BYTES], ranges: impl Iterator<Item = Range>) {
+    /// While a barrier is refused, nothing behind it is written, so that what it held can be
+    /// written in another form first.
+    pub fn push(
+        &mut self,
+        header: &[u8; HEADER_BYTES],
+        ranges: impl Iterator<Item = Range>,
+        is_barrier: bool,
+    ) {
         self.headers.push(*header);
+        self.barriers.push(is_barrier);
         self.first_ranges.push(self.ranges.len());
         self.ranges.extend(ranges);
     }
@@ -58,23 +70,33 @@ impl WriteBatch {
         self.headers.is_empty()
     }
 
-    /// Writes all, one system call each, in order; [`Self::result`] then tells of each. Ranges
+    /// Writes those from `first` on, one system call each, in order; returns how many were tried,
+    /// at least one. A refused barrier is the last of them. [`Self::result`] tells of each. Ranges
     /// outside `arena` panic, as an index would.
-    pub fn write_each(&mut self, tun: BorrowedFd<'_>, arena: &[u8]) {
+    pub fn write_each(&mut self, tun: BorrowedFd<'_>, arena: &[u8], first: usize) -> usize {
         self.show(arena);
-        for index in 0..self.len() {
-            let (first, count) = self.parts(index);
-            let parts = &self.iovecs[first..first + count];
+        for index in first..self.len() {
+            let (first_part, count) = self.parts(index);
+            let parts = &self.iovecs[first_part..first_part + count];
             // SAFETY: `show` has just pointed the iovecs at headers of `self` and parts of
             // `arena`, both borrowed for the call, and writev only reads through them.
             let written = unsafe {
                 libc::writev(tun.as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int)
             };
-            self.results.push(if written < 0 { Answer::last() } else { Answer(0) });
+            self.results[index] = if written < 0 { Answer::last() } else { Answer(0) };
+            if written < 0 && self.barriers[index] {
+                return index + 1 - first;
+            }
         }
+        self.len() - first
     }
 
-    /// What became of write `index` of the last batch.
+    /// The first barrier among the writes from `first` on.
+    pub(super) fn first_barrier(&self, first: usize) -> Option<usize> {
+        (first..self.len()).find(|&index| self.barriers[index])
+    }
+
+    /// What became of write `index`, once it was tried.
     pub fn result(&self, index: usize) -> io::Result<()> {
         self.results[index].result().map(|_| ())
     }
@@ -83,7 +105,7 @@ impl WriteBatch {
     /// growth moves them.
     pub(super) fn show(&mut self, arena: &[u8]) {
         self.iovecs.clear();
-        self.results.clear();
+        self.results.resize(self.headers.len(), Answer(0));
         for (index, header) in self.headers.iter().enumerate() {
             let next = self.first_ranges.get(index + 1).copied();
             let ranges = self.first_ranges[index]..next.unwrap_or(self.ranges.len());
@@ -123,9 +145,9 @@ mod tests {
         let (reader, writer) = io::pipe().unwrap();
         let mut batch = WriteBatch::new(2, 3);
         let range = |offset, bytes| Range { offset, bytes };
-        batch.push(b"0123456789", [range(0, 2), range(4, 1)].into_iter());
-        batch.push(b"abcdefghij", std::iter::once(range(2, 2)));
-        batch.write_each(writer.as_fd(), b"vwxyz");
+        batch.push(b"0123456789", [range(0, 2), range(4, 1)].into_iter(), true);
+        batch.push(b"abcdefghij", std::iter::once(range(2, 2)), false);
+        assert_eq!(batch.write_each(writer.as_fd(), b"vwxyz", 0), 2);
         assert!(batch.result(0).is_ok() && batch.result(1).is_ok());
         drop(writer);
         let mut written = Vec::new();
@@ -136,10 +158,15 @@ mod tests {
     #[test]
     fn a_refused_write_costs_itself_and_no_other() {
         let (reader, _writer) = io::pipe().unwrap();
-        let mut batch = WriteBatch::new(1, 1);
-        batch.push(&[0; HEADER_BYTES], std::iter::empty());
+        let mut batch = WriteBatch::new(4, 1);
+        for is_barrier in [false, false, true, false] {
+            batch.push(&[0; HEADER_BYTES], std::iter::empty(), is_barrier);
+        }
         // The end that can only be read.
-        batch.write_each(reader.as_fd(), &[]);
-        assert_eq!(batch.result(0).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(batch.write_each(reader.as_fd(), &[], 0), 3, "a barrier was passed");
+        for index in 0..3 {
+            assert_eq!(batch.result(index).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        }
+        assert_eq!(batch.write_each(reader.as_fd(), &[], 3), 1);
     }
 }

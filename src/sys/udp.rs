@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::{Answer, Range, Slots};
+use super::{Range, Slots};
 
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
@@ -94,10 +94,6 @@ pub struct SendBatch {
     headers: Vec<libc::mmsghdr>,
     controls: Vec<Control>,
     iovecs: Vec<libc::iovec>,
-    /// What a ring said of each message that was offered to it; empty before the first time.
-    pub(super) answers: Vec<Option<Answer>>,
-    /// The message whose refusal a ring reported last, with nothing sent since.
-    pub(super) told: Option<usize>,
 }
 
 struct Message {
@@ -116,8 +112,6 @@ impl SendBatch {
             headers: Vec::with_capacity(messages),
             controls: Vec::with_capacity(messages),
             iovecs: Vec::with_capacity(ranges),
-            answers: Vec::with_capacity(messages),
-            told: None,
         }
     }
 
@@ -125,8 +119,6 @@ impl SendBatch {
     pub fn clear(&mut self) {
         self.messages.clear();
         self.ranges.clear();
-        self.answers.clear();
-        self.told = None;
     }
 
     /// Adds a message: the `ranges` of the arena that [`Self::send`] will get, cut into datagrams
@@ -187,14 +179,9 @@ impl SendBatch {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
     }
 
-    /// The header of message `index`, as the last [`Self::show`] filled it.
-    pub(super) fn header(&self, index: usize) -> *const libc::msghdr {
-        &raw const self.headers[index].msg_hdr
-    }
-
     /// Fills `headers` for the messages from `first` on. Iovecs and control messages are complete
     /// before the first pointer to them is taken, so that no growth moves them.
-    pub(super) fn show(&mut self, arena: &[u8], first: usize) {
+    fn show(&mut self, arena: &[u8], first: usize) {
         let messages = self.messages.get(first..).unwrap_or_default();
         let ranges_from = messages.first().map_or(self.ranges.len(), |m| m.first_range);
         self.iovecs.clear();

@@ -601,3 +601,76 @@ fn a_full_send_buffer_drops_what_does_not_fit_and_keeps_the_order() {
     println!("{forwarded} of {} fitted", bursts * 100);
     assert!(marks.is_sorted(), "reordered: {marks:?}");
 }
+
+/// The card is too narrow for a train, not for the short datagram behind it. Both are of one flow
+/// and of one read.
+#[test]
+fn a_refused_train_stays_ahead_of_shorter_datagrams() {
+    let host = Host::start(crate::OPTIONS);
+    let (pod, peer) = (host.pod_device(), host.outside(PEER));
+    host.namespace.exec(&["ip", "link", "set", "wire0", "mtu", "400"]);
+    let bulk = super_packet(TCP, POD, FAR, 128 * 400 + 10, 400);
+    pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
+    let got = receive_all(&peer, bulk.segments.len());
+    assert!(got == after_hops(&bulk.segments, HOPS), "a flow is reordered");
+    host.settle(&host.stats.egress, 129);
+    assert_eq!(drops(&host.stats.egress), []);
+}
+
+/// Datagrams that a worker receives in one turn (`BATCH_PACKETS` in src/engine/io.rs).
+const TURN_DATAGRAMS_MAX: u64 = 64;
+
+/// The uplink takes a kilobyte a second and pods send all the time, so the worker always has
+/// packets that it can't send. A worker that waits for them each turn reads from the TUN device
+/// once for each batch of datagrams.
+#[test]
+fn a_blocked_uplink_does_not_hold_up_receiving() {
+    let options = Options { send_buffer_bytes: Some(16 << 10), gso: false, ..crate::OPTIONS };
+    let host = Host::start(options);
+    let (pod, peer) = (host.pod_device(), host.outside(PEER));
+    let limit = "tc qdisc add dev wire0 root tbf rate 8kbit burst 3kb limit 4mb";
+    host.namespace.exec(&limit.split(' ').collect::<Vec<_>>());
+    let (egress, ingress) = (&host.stats.egress, &host.stats.ingress);
+    let (outward, inward) = (marked(POD, FAR, 0, 1000), marked(FAR, POD, 0, 64));
+    wait_until(PATIENCE, "the uplink is full", || {
+        (0..500).for_each(|_| pod.write(&outward));
+        egress.drops(DropReason::SendBufferFull) > 0
+    });
+    let deadline = Instant::now() + PATIENCE;
+    let counts = || (egress.reads.get(), ingress.reads.get());
+    let mut last_read = counts();
+    loop {
+        pod.write(&outward);
+        peer.send_to(&inward, HOST).expect("the wire is up");
+        let now = counts();
+        if now.0 != last_read.0 {
+            last_read = now;
+        } else if now.1 - last_read.1 > TURN_DATAGRAMS_MAX {
+            break;
+        }
+        assert!(Instant::now() < deadline, "receiving waits for the uplink");
+    }
+    for direction in [egress, ingress] {
+        wait_until(PATIENCE, "every packet has an outcome", || conserved(direction));
+    }
+    assert_eq!(drops(ingress), []);
+    assert_eq!(drops(egress), [(DropReason::SendBufferFull, egress.drops_total())]);
+}
+
+#[test]
+fn a_worker_that_ends_with_unsent_packets_counts_them() {
+    let options = Options { send_buffer_bytes: Some(16 << 10), ..crate::OPTIONS };
+    let mut host = Host::start(options);
+    let pod = host.pod_device();
+    let limit = "tc qdisc add dev wire0 root tbf rate 8kbit burst 3kb limit 4mb";
+    host.namespace.exec(&limit.split(' ').collect::<Vec<_>>());
+    let egress = Arc::clone(&host.stats);
+    let bulk = super_packet(TCP, POD, FAR, 60_000, 100);
+    wait_until(PATIENCE, "the uplink is full", || {
+        pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
+        egress.egress.drops(DropReason::SendBufferFull) > 0
+    });
+    (0..50).for_each(|_| pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet));
+    host.worker.end();
+    assert!(conserved(&egress.egress), "packets vanished: {:?}", drops(&egress.egress));
+}

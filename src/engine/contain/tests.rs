@@ -2,13 +2,14 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::device::{Tun, TunnelSocket};
-use crate::engine::io::{Reads, Ready, Receives};
+use crate::engine::io::{Reads, Ready, Receives, WaitFor};
 use crate::engine::mmsg::Mmsg;
 use crate::engine::transmit::Transmit;
 use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Stop, Worker, WorkerEnd};
@@ -156,11 +157,17 @@ impl Io for Panicking {
         Ok(())
     }
 
-    fn send(&mut self, _: &mut SendBatch, _: &[u8], _: usize) -> io::Result<usize> {
+    fn send(
+        &mut self,
+        _: BorrowedFd<'_>,
+        _: &mut SendBatch,
+        _: &[u8],
+        _: usize,
+    ) -> io::Result<usize> {
         panic!("in the middle of a send");
     }
 
-    fn write(&mut self, _: &mut WriteBatch, _: &[u8]) -> io::Result<()> {
+    fn write(&mut self, _: &mut WriteBatch, _: &[u8], _: usize) -> io::Result<usize> {
         Err(ErrorKind::Unsupported.into())
     }
 
@@ -168,7 +175,7 @@ impl Io for Panicking {
         self.idle
     }
 
-    fn sleep(&mut self) -> io::Result<Ready> {
+    fn sleep(&mut self, _: WaitFor) -> io::Result<Ready> {
         Ok(Ready::BOTH)
     }
 }

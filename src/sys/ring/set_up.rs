@@ -36,7 +36,6 @@ pub(super) fn missing_operation(is_supported: impl Fn(u8) -> bool) -> Option<&'s
     let needed = [
         (opcode::Read::CODE, "READ"),
         (opcode::Writev::CODE, "WRITEV"),
-        (opcode::SendMsg::CODE, "SENDMSG"),
         (opcode::RecvMsg::CODE, "RECVMSG"),
         (opcode::PollAdd::CODE, "POLL_ADD"),
         (opcode::PollRemove::CODE, "POLL_REMOVE"),
