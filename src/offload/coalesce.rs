@@ -9,6 +9,7 @@
 
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
+use std::ops::Range;
 
 use crate::packet::checksum;
 use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
@@ -431,34 +432,21 @@ impl Candidate {
 /// long as the candidate says.
 #[inline(always)]
 fn same_headers(candidate: &Candidate, bytes: &[u8], first: &[u8]) -> bool {
-    let same_ip = |a: &[u8; HEADER_BYTES_MIN], b: &[u8; HEADER_BYTES_MIN]| {
-        a[1] == b[1] // type of service, with ECN
-            && a[6..9] == b[6..9] // fragment word and time to live
+    let same = |fields: Range<usize>| {
+        let both = bytes.get(fields.clone()).zip(first.get(fields));
+        both.is_some_and(|(own, of_first)| own == of_first)
     };
-    let same_tcp = |a: &[u8; TCP_HEADER_BYTES_MIN], b: &[u8; TCP_HEADER_BYTES_MIN]| {
-        a[8..12] == b[8..12] // acknowledgement
-            && a[14..16] == b[14..16] // window
-            && a[18..20] == b[18..20] // urgent pointer
-    };
-    let (Some((ip, rest)), Some((first_ip, first_rest))) =
-        (bytes.split_first_chunk(), first.split_first_chunk())
-    else {
-        return false;
-    };
-    if !same_ip(ip, first_ip) {
-        return false;
-    }
-    if candidate.kind == SegmentationKind::Udp {
-        return true;
-    }
-    let (Some((tcp, rest)), Some((first_tcp, first_rest))) =
-        (rest.split_first_chunk(), first_rest.split_first_chunk())
-    else {
-        return false;
-    };
-    let options_bytes = candidate.header_bytes - HEADER_BYTES_MIN - TCP_HEADER_BYTES_MIN;
-    let options = (rest.get(..options_bytes), first_rest.get(..options_bytes));
-    same_tcp(tcp, first_tcp) && matches!(options, (Some(a), Some(b)) if a == b)
+    let same_ip = same(1..2) // type of service, with ECN
+        && same(6..9); // fragment word and time to live
+    same_ip
+        && match candidate.kind {
+            SegmentationKind::Tcp => {
+                same(28..32) // acknowledgement
+                    && same(34..36) // window
+                    && same(38..candidate.header_bytes) // urgent pointer and options
+            }
+            SegmentationKind::Udp => true,
+        }
 }
 
 /// Gives the packet the lengths and flags of `total_bytes`, and its pseudo-header's sum where the
