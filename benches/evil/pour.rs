@@ -1,0 +1,261 @@
+//! The senders: trains from the network, super-packets from a pod. Both go as fast as the daemon
+//! takes them in, and no faster: what its queues lose was never received.
+
+use std::fs::File;
+use std::io::{IoSlice, Read, Seek};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use weft::device::{Tun, TunOffload};
+use weft::offload::{PartialChecksum, Segmentation, SegmentationKind, VnetHeader};
+use weft::sys::Range;
+use weft::sys::udp::SendBatch;
+
+use crate::packets::{Ends, Kind, Pool, Train, mend};
+
+/// The addresses of the lab: the daemon under fire, a peer of it, and one that no lease names.
+pub(crate) const TARGET: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 1), 8285);
+pub(crate) const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 3), 8285);
+pub(crate) const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 9), 8285);
+
+/// The upper halves of the leases of target and peer; the honest pods live in the lower ones.
+const TARGET_PODS: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 128);
+const PEER_PODS: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 128);
+/// Leased by nobody.
+const STRANGE_PODS: Ipv4Addr = Ipv4Addr::new(10, 5, 77, 128);
+
+/// Look at the receive queue after this many trains or bytes.
+const LOOK_TRAINS: usize = 12;
+const LOOK_BYTES: usize = 256 << 10;
+
+/// A queue longer than this is left to shrink: a quarter of the daemon's receive buffer.
+const QUEUE_BYTES_MAX: u64 = 1 << 20;
+
+/// Messages of one batch: a train cut into single datagrams.
+const MESSAGES_MAX: usize = 64;
+
+/// Super-packets in a row; the device's queue holds 500 packets.
+const WRITES_IN_A_ROW: usize = 32;
+const PAUSE: Duration = Duration::from_millis(1);
+const LONG_PAUSE: Duration = Duration::from_millis(20);
+
+/// The longest super-packet, and the most packets that one may stand for.
+const SUPER_BYTES_MAX: usize = 65_000;
+const SUPER_SEGMENTS_MAX: usize = 200;
+
+/// Headers of a datagram from a pod of the target's to one of the peer's, lengths and checksums
+/// to be filled in.
+const HARMLESS: [u8; 28] = [
+    0x45, 0, 0, 28, 0, 1, 0x40, 0, 62, 17, 0, 0, 10, 5, 1, 129, 10, 5, 3, 129, 0x30, 0, 0x14, 0x51,
+    0, 8, 0, 0,
+];
+
+/// What all threads share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    /// No more packets.
+    pub(crate) stop: AtomicBool,
+    /// Packets handed to the kernel of the network's side.
+    pub(crate) sent_from_network: AtomicU64,
+    /// The same of the pod's, each packet of a super-packet counted.
+    pub(crate) sent_from_pod: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Moves this thread into a network namespace, for good.
+pub(crate) fn enter(namespace: &Path) -> Result<()> {
+    let handle = File::open(namespace).with_context(|| format!("no {}", namespace.display()))?;
+    move_into_link_name_space(handle.as_fd(), Some(LinkNameSpaceType::Network))
+        .with_context(|| format!("cannot enter {}", namespace.display()))
+}
+
+/// Trains and single datagrams from a peer and a stranger, until it is told to stop.
+pub(crate) fn from_network(
+    shared: &Shared,
+    host: &Path,
+    far: &Path,
+    kind: Kind,
+    seed: u64,
+) -> Result<()> {
+    enter(host)?;
+    let mut queue = ReceiveQueue::open()?;
+    enter(far)?;
+    let mut senders = Vec::new();
+    for (at, from) in [(PEER, PEER_PODS), (STRANGER, STRANGE_PODS)] {
+        let socket = UdpSocket::bind(at).with_context(|| format!("cannot bind {at}"))?;
+        senders.push((
+            socket,
+            Pool::new(kind, Ends { from, to: TARGET_PODS }, seed ^ u64::from(at.ip().octets()[3])),
+        ));
+    }
+    let mut batch = SendBatch::new(MESSAGES_MAX, MESSAGES_MAX);
+    let (mut trains, mut bytes) = (0, 0);
+    while !shared.stopped() {
+        let (socket, pool) = &mut senders[trains % 2];
+        let (train, random) = pool.next();
+        batch.clear();
+        if random.u8(..8) == 0 {
+            singles(train, &mut batch);
+        } else {
+            let whole = Range { offset: 0, bytes: train.bytes.len() };
+            let size = (train.bytes.len() > train.segment_bytes).then_some(train.segment_bytes);
+            batch.push(TARGET, size.map(|size| size as u16), std::iter::once(whole));
+        }
+        let count = train.bytes.len().div_ceil(train.segment_bytes) as u64;
+        if let Ok(sent) = batch.send(socket.as_fd(), &train.bytes, 0) {
+            let packets = if batch.len() == 1 { count } else { sent as u64 };
+            shared.sent_from_network.fetch_add(packets, Ordering::Relaxed);
+        }
+        trains += 1;
+        // What a datagram of its own costs beside its bytes.
+        bytes += train.bytes.len() + batch.len() * 1024;
+        if trains % LOOK_TRAINS == 0 || bytes > LOOK_BYTES {
+            bytes = 0;
+            while queue.bytes()? > QUEUE_BYTES_MAX && !shared.stopped() {
+                thread::sleep(PAUSE / 4);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each packet of the train as a datagram of its own.
+fn singles(train: &Train, batch: &mut SendBatch) {
+    let mut offset = 0;
+    for packet in train.bytes.chunks(train.segment_bytes).take(MESSAGES_MAX) {
+        batch.push(TARGET, None, std::iter::once(Range { offset, bytes: packet.len() }));
+        offset += packet.len();
+    }
+}
+
+/// How much lies in the receive queue of the daemon's socket, as the kernel accounts it.
+struct ReceiveQueue {
+    table: File,
+    text: String,
+}
+
+impl ReceiveQueue {
+    /// For the namespace that the thread is in now.
+    fn open() -> Result<Self> {
+        let table = File::open("/proc/thread-self/net/udp").context("no table of UDP sockets")?;
+        Ok(Self { table, text: String::new() })
+    }
+
+    fn bytes(&mut self) -> Result<u64> {
+        self.text.clear();
+        self.table.rewind()?;
+        self.table.read_to_string(&mut self.text)?;
+        let port = format!(":{:04X}", TARGET.port());
+        let queues = self.text.lines().filter_map(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let local = fields.next()?;
+            let queues = fields.nth(2).filter(|_| local.ends_with(&port))?;
+            u64::from_str_radix(queues.split_once(':')?.1, 16).ok()
+        });
+        Ok(queues.sum())
+    }
+}
+
+/// Packets and super-packets out of a device that stands for a pod, until it is told to stop.
+pub(crate) fn from_pod(shared: &Shared, host: &Path, kind: Kind, seed: u64) -> Result<()> {
+    enter(host)?;
+    let device = Tun::open("evil0", TunOffload { tso: true, uso: true })?;
+    ip(&["link", "set", "evil0", "up"])?;
+    ip(&["route", "add", "10.5.1.128/25", "dev", "evil0"])?;
+    let leases = [PEER_PODS, Ipv4Addr::new(10, 5, 2, 128), STRANGE_PODS, PEER_PODS];
+    let mut pools: Vec<Pool> = (0_u64..)
+        .zip(leases)
+        .map(|(number, to)| Pool::new(kind, Ends { from: TARGET_PODS, to }, seed ^ 0x100 << number))
+        .collect();
+    let mut writes = 0;
+    let mut dropped = device_drops();
+    let mut packet = Vec::new();
+    while !shared.stopped() {
+        let pool = &mut pools[writes % leases.len()];
+        let (header, packets) = next_write(pool, kind, &mut packet);
+        // The kernel refuses some, as it would refuse a pod's.
+        if device.write(&[IoSlice::new(&header), IoSlice::new(&packet)]).is_ok() {
+            shared.sent_from_pod.fetch_add(packets as u64, Ordering::Relaxed);
+        }
+        writes += 1;
+        if writes % WRITES_IN_A_ROW == 0 {
+            let now = device_drops();
+            thread::sleep(if now > dropped { LONG_PAUSE } else { PAUSE });
+            dropped = now;
+        }
+    }
+    Ok(())
+}
+
+/// A packet of the pool with its offload header; mostly one that is to be cut.
+fn next_write(pool: &mut Pool, kind: Kind, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
+    let (train, random) = pool.next();
+    packet.clear();
+    packet.extend_from_slice(&train.bytes[..train.segment_bytes.min(train.bytes.len())]);
+    if kind == Kind::Harmless {
+        packet.resize(packet.len().max(HARMLESS.len()), 0);
+        packet[..HARMLESS.len()].copy_from_slice(&HARMLESS);
+    }
+    let plain = (VnetHeader::default().encode(0), 1);
+    let single = kind == Kind::Evil && random.u8(..4) == 0;
+    if packet.len() < 28 || packet[0] >> 4 != 4 || single {
+        return plain;
+    }
+    let ip_bytes = usize::from(packet[0] & 15) * 4;
+    let (kind, offset) = match packet[9] {
+        6 => (SegmentationKind::Tcp, 16),
+        17 => (SegmentationKind::Udp, 6),
+        _ => return plain,
+    };
+    if !(20..=packet.len()).contains(&ip_bytes) || packet.len() < ip_bytes + 20 {
+        return plain;
+    }
+    let segment_bytes = match random.u8(..4) {
+        0 => random.usize(1..64),
+        1 => random.usize(64..512),
+        _ => random.usize(512..=1420),
+    };
+    let payload = random.usize(1..=SUPER_BYTES_MAX).min(segment_bytes * SUPER_SEGMENTS_MAX);
+    let total = packet.len() + payload;
+    packet.resize(total.min(SUPER_BYTES_MAX), 7);
+    let length = (packet.len() as u16).to_be_bytes();
+    packet[2..4].copy_from_slice(&length);
+    if kind == SegmentationKind::Udp {
+        let udp_bytes = (packet.len() - ip_bytes) as u16;
+        packet[ip_bytes + 4..ip_bytes + 6].copy_from_slice(&udp_bytes.to_be_bytes());
+    }
+    mend(packet, true, false);
+    let header = VnetHeader {
+        checksum: Some(PartialChecksum { start: ip_bytes as u16, offset }),
+        segmentation: std::num::NonZeroU16::new(segment_bytes as u16)
+            .map(|payload_bytes| Segmentation { kind, payload_bytes }),
+    };
+    (header.encode((ip_bytes + 20) as u16), packet.len().div_ceil(segment_bytes))
+}
+
+/// Packets that found the queue of the daemon's device full so far.
+fn device_drops() -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    let devices = table.lines().filter_map(|line| line.trim_start().split_once(':'));
+    let overlay = devices.filter(|(name, _)| name.starts_with("flannel"));
+    let dropped = overlay.filter_map(|(_, counts)| counts.split_whitespace().nth(11));
+    dropped.filter_map(|count| count.parse::<u64>().ok()).sum()
+}
+
+/// Runs `ip` in the namespace of this thread.
+fn ip(arguments: &[&str]) -> Result<()> {
+    let status = std::process::Command::new("ip").args(arguments).status()?;
+    anyhow::ensure!(status.success(), "ip {} failed", arguments.join(" "));
+    Ok(())
+}
