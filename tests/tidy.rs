@@ -21,7 +21,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("failure", &[]),
     ("sys", &[]),
     ("device", &["sys", "offload"]),
-    ("engine", &["device", "sys", "forward", "offload", "route", "stats"]),
+    ("engine", &["device", "sys", "forward", "offload", "packet", "route", "stats"]),
     ("config", &["route::Prefix"]),
     ("host", &["route::Prefix", "failure", "config::options", "config::lock_file"]),
     ("netfilter", &["route::Prefix", "failure"]),

@@ -9,7 +9,8 @@ use crate::offload::{
     Full, MESSAGES_MAX, Message, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan,
     VNET_HEADER_BYTES,
 };
-use crate::stats::{DirectionStats, DropReason};
+use crate::packet::echo;
+use crate::stats::{DirectionStats, DropReason, LONG_BYTES};
 use crate::sys::{Range, udp::SendBatch};
 
 use super::WorkerConfig;
@@ -137,7 +138,7 @@ impl Transmit {
                 batch.push(message.destination, segment_bytes, ranges);
             }
         }
-        let (mut refusing, long_sends) = (None, &config.stats.long_sends);
+        let mut refusing = None;
         *settled = carry_out(
             *settled..batch.len(),
             |index| messages[index].segments > 1,
@@ -145,9 +146,10 @@ impl Transmit {
             || pass.now_ns < *waits_until_ns.get_or_insert(pass.now_ns + ROOM_WAIT_NS),
             |range, outcome| match outcome {
                 Outcome::Sent => {
-                    for message in &messages[range] {
+                    for index in range {
+                        let message = &messages[index];
                         let packets = u64::from(message.segments);
-                        long_sends.mark(message.destination, message.segment_bytes);
+                        mark_if_long(config, arena, plan, index);
                         count_sent(pass.stats, 1, packets, u64::from(message.bytes));
                     }
                 }
@@ -188,6 +190,21 @@ impl Transmit {
             config.tun.write(&[IoSlice::new(&header), IoSlice::new(bytes)]).ok();
         }
         replies.clear();
+    }
+}
+
+/// Marks who was sent message `index`, if its datagrams are long. One that begins with this host's
+/// own answer to an echo counts for nothing: a peer that measures its path must not have us measure
+/// ours in turn, and the peer again, for ever.
+fn mark_if_long(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
+    let Message { destination, segment_bytes, .. } = plan.messages()[index];
+    if segment_bytes <= LONG_BYTES {
+        return;
+    }
+    let first = plan.pieces(index).iter().find(|piece| piece.bytes > 0);
+    let packet = first.and_then(|piece| arena.get(piece.range()));
+    if packet.is_some_and(|packet| !echo::is_reply_from(config.local.tun_address, packet)) {
+        config.stats.long_sends.mark(destination, segment_bytes);
     }
 }
 

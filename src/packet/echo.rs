@@ -53,6 +53,16 @@ pub fn read_reply(packet: &[u8], token: u64) -> Option<(Ipv4Addr, u16)> {
     is_ours.then_some((header.source, header.total_bytes))
 }
 
+/// Whether a packet is an echo reply from `source`, judged by its first bytes.
+#[inline]
+#[must_use]
+pub fn is_reply_from(source: Ipv4Addr, packet: &[u8]) -> bool {
+    let kind_at = packet.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
+    packet.get(9) == Some(&protocol::ICMP)
+        && packet.get(12..16) == Some(&source.octets())
+        && packet.get(kind_at) == Some(&REPLY)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +89,8 @@ mod tests {
             let icmp = &request[HEADER_BYTES_MIN..];
             assert_eq!(checksum::finish(checksum::sum(icmp)), [0, 0], "{bytes} bytes");
             let reply = answer(&request);
+            assert!(is_reply_from(FAR, &reply));
+            assert!(!is_reply_from(NEAR, &reply) && !is_reply_from(NEAR, &request));
             let read = read_reply(&reply, 0x0123_4567_89ab_cdef);
             assert_eq!(read, Some((FAR, bytes as u16)));
             assert_eq!(read_reply(&reply, 1), None, "somebody else's reply");
