@@ -5,6 +5,7 @@
 
 mod namespace;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -261,6 +262,7 @@ fn with_tun() -> (Namespace, OverlayDesired) {
     namespace.ip("address add 192.0.2.2/24 dev eth0");
     namespace.ip("tuntap add dev flannel0 mode tun");
     let desired = OverlayDesired {
+        path_mtus: BTreeMap::new(),
         device: LinkId { index: index_of(&namespace, "flannel0"), name: "flannel0".to_owned() },
         address: Ipv4Addr::new(10, 5, 72, 0),
         mtu_bytes: 1472,

@@ -10,6 +10,7 @@ mod take_over;
 mod team;
 mod underlay;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
@@ -283,7 +284,7 @@ impl Keeper {
                     Ok(Change::Away) => self.look_for_address().await,
                     Err(error) => self.listen_again(&error.into()).await,
                 },
-                () = self.prober.changed(&self.seats, &self.routes) => self.follow_path().await,
+                () = self.prober.changed(&self.seats, &self.routes) => self.follow_paths().await,
             }
         }
     }
@@ -383,7 +384,9 @@ impl Keeper {
         }
         let queues = open_queues(name, self.setup.offload, self.worker_count)?;
         let (network, address) = (self.setup.network, self.setup.subnet.network());
-        let desired = desired(&self.netlink, &queues[0], network, address, self.mtu_bytes).await?;
+        let mut desired =
+            desired(&self.netlink, &queues[0], network, address, self.mtu_bytes).await?;
+        desired.path_mtus.clone_from(self.prober.limits());
         let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
         let offload = queues[0].offload();
         let orders = orders(&self.setup, &self.workers_mtu_bytes, &self.routes, &self.ends_sender);
@@ -463,6 +466,7 @@ async fn desired(
         mtu_bytes,
         network,
         transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
+        path_mtus: BTreeMap::new(),
     })
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
@@ -64,6 +65,12 @@ pub struct TunnelSocket {
     address: SocketAddrV4,
     limits: SendLimits,
     gro: bool,
+    /// Whether datagrams may be fragmented now.
+    fragmenting: AtomicBool,
+    /// Whether they may be, whatever [`Self::set_fragmenting`] says.
+    always_fragmenting: AtomicBool,
+    /// What the kernel said last of the datagrams that it dropped.
+    overflows_seen: AtomicU32,
 }
 
 impl TunnelSocket {
@@ -114,19 +121,51 @@ impl TunnelSocket {
             false => SendLimits::SINGLE,
         };
         let gro = gro && sys::enable_gro(socket.as_fd()).is_ok();
-        Self { socket, address, limits, gro }
+        sys::set_fragmenting(socket.as_fd(), false).ok();
+        Self {
+            socket,
+            address,
+            limits,
+            gro,
+            fragmenting: AtomicBool::new(false),
+            always_fragmenting: AtomicBool::new(false),
+            overflows_seen: AtomicU32::new(0),
+        }
     }
 
-    /// Whether datagrams that are longer than their path takes are cut, or refused with EMSGSIZE,
-    /// which spares each other one the choice of an identification. A kernel that can't be told
-    /// cuts them.
+    /// Whether datagrams may be fragmented, or go with Don't Fragment and are refused with EMSGSIZE
+    /// where they are longer than the interface takes, which spares each of them the choice of an
+    /// identification. Either way no ICMP message changes what is sent.
     pub fn set_fragmenting(&self, fragmenting: bool) {
+        let fragmenting = fragmenting || self.always_fragmenting.load(Ordering::Relaxed);
+        self.fragmenting.store(fragmenting, Ordering::Relaxed);
         sys::set_fragmenting(self.socket.as_fd(), fragmenting).ok();
     }
 
-    /// Sends one datagram, besides those of the worker that owns the socket.
-    pub fn send_to(&self, bytes: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
-        self.socket.send_to(bytes, peer)
+    /// Whether datagrams may be fragmented in any case, for paths that can't be measured: with
+    /// Don't Fragment, nothing would tell of one that is narrow.
+    pub fn set_always_fragmenting(&self, always: bool) {
+        if self.always_fragmenting.swap(always, Ordering::Relaxed) != always {
+            self.set_fragmenting(always);
+        }
+    }
+
+    /// The datagrams that the kernel has dropped since the last call, from `total`, its count for
+    /// the life of this socket, which wraps.
+    pub fn new_overflows(&self, total: u32) -> u32 {
+        total.wrapping_sub(self.overflows_seen.swap(total, Ordering::Relaxed))
+    }
+
+    /// Sends one datagram with Don't Fragment, besides those of the worker that owns the socket.
+    /// While it may fragment its own, some of them go with Don't Fragment, too.
+    pub fn send_whole(&self, bytes: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
+        if !self.fragmenting.load(Ordering::Relaxed) {
+            return self.socket.send_to(bytes, peer);
+        }
+        sys::set_fragmenting(self.socket.as_fd(), false).ok();
+        let sent = self.socket.send_to(bytes, peer);
+        sys::set_fragmenting(self.socket.as_fd(), self.fragmenting.load(Ordering::Relaxed)).ok();
+        sent
     }
 
     /// Interface address and port.
@@ -198,6 +237,16 @@ mod tests {
         let on = TunnelSocket::bind(ANY_PORT, true, true).unwrap();
         assert!(SEGMENT_CANDIDATES.contains(&on.limits().segments_max), "{:?}", on.limits());
         assert!(on.gro());
+    }
+
+    #[test]
+    fn each_socket_counts_its_own_overflows() {
+        let first = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
+        assert_eq!((first.new_overflows(7), first.new_overflows(9)), (7, 2));
+        first.new_overflows(u32::MAX);
+        assert_eq!(first.new_overflows(1), 2, "the kernel's count wrapped");
+        let next = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
+        assert_eq!(next.new_overflows(3), 3);
     }
 
     #[test]

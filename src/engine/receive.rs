@@ -27,7 +27,6 @@ pub(super) struct Receive {
     ingress: Ingress,
     writes: WriteBatch,
     reply: SendBatch,
-    overflows_seen: u32,
     /// Why the TUN device is gone, once a write has found it so.
     pub(super) gone: Option<io::Error>,
     progress: Progress,
@@ -71,8 +70,6 @@ impl Receive {
             ingress: Ingress::new(limits),
             writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
             reply: SendBatch::new(1, 1),
-            // The kernel counts for the socket's life, and socket and counters outlive a worker.
-            overflows_seen: config.stats.receive_overflows.get() as u32,
             gone: None,
             progress: Progress::default(),
         }
@@ -88,9 +85,8 @@ impl Receive {
     fn take(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>, slot: usize) {
         let received = self.receives.batch.received(slot);
         if let Some(overflows) = received.overflows {
-            let new = overflows.wrapping_sub(self.overflows_seen);
+            let new = config.socket.new_overflows(overflows);
             config.stats.receive_overflows.add(u64::from(new));
-            self.overflows_seen = overflows;
         }
         let train = Train {
             bytes: Piece::new(slot * RECEIVE_SLOTS.stride, received.bytes),

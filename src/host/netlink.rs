@@ -19,7 +19,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::RouteMessage;
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteMetric};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use tokio::time::timeout;
 
@@ -278,6 +278,20 @@ impl Netlink {
     pub async fn add_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
         let request = RouteNetlinkMessage::NewRoute(decode::route_message(route));
         self.edit(Operation::new("add route", route), request, NLM_F_CREATE | NLM_F_EXCL).await
+    }
+
+    /// As [`Self::add_route`], with an MTU in bytes, which counts in place of the interface's.
+    pub async fn add_route_with_mtu(
+        &self,
+        route: &RouteSpec,
+        mtu_bytes: u32,
+    ) -> Result<(), NetlinkError> {
+        let operation = Operation::new("add route", format_args!("{route} mtu {mtu_bytes}"));
+        let mut message = decode::route_message(route);
+        let metrics = vec![RouteMetric::Mtu(mtu_bytes)];
+        message.attributes.push(RouteAttribute::Metrics(metrics));
+        let request = RouteNetlinkMessage::NewRoute(message);
+        self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
     }
 
     /// Adds a route in place of the one of the same destination and metric, if there is one.

@@ -4,6 +4,7 @@
 
 mod plan;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::failure::with_causes;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{LinkId, Route};
+use crate::route::Prefix;
 
 pub use plan::{Action, DeviceSettings, OverlayActual, OverlayDesired, Plan, diff};
 
@@ -162,6 +164,30 @@ impl Overlay {
         Ok(is_own || actual == u32::from(mtu_bytes))
     }
 
+    /// Gives the subnets whose paths take less than the device routes of their own, with what they
+    /// take, in bytes, and no others.
+    pub async fn limit_paths(
+        &mut self,
+        path_mtus: BTreeMap<Prefix, u16>,
+    ) -> Result<(), OverlayError> {
+        let before = &self.desired.path_mtus;
+        let differs = |subnet: &Prefix, bytes| path_mtus.get(subnet) != Some(bytes);
+        let ending = before.iter().filter(|(subnet, bytes)| differs(subnet, bytes));
+        // One with another MTU, too: it is added anew, and meanwhile the network's route leads on.
+        for (subnet, _) in ending {
+            let action = Action::RemovePathRoute { subnet: *subnet };
+            apply(&self.netlink, &self.desired, &action).await?;
+        }
+        self.desired.path_mtus = path_mtus;
+        let actual = read(&self.netlink, &self.desired).await?;
+        let plan = diff(&self.desired, &actual, DeviceSettings::Respect);
+        let is_of_paths = |action: &&Action| matches!(action, Action::AddPathRoute { .. });
+        for action in plan.actions.iter().filter(is_of_paths) {
+            apply(&self.netlink, &self.desired, action).await?;
+        }
+        Ok(())
+    }
+
     /// Holds the device to its state until it is gone: repairs at each change that `events`
     /// reports, and reports each repair. `events` must have been subscribed before `establish`.
     /// Returns only with the error that ends it: the device is gone (make a new one), or the
@@ -298,6 +324,13 @@ fn describe_repair(desired: &OverlayDesired, action: &Action) -> String {
         Action::AddRoute => {
             format!("overlay route {network} dev {name} was removed by someone else; restored")
         }
+        Action::AddPathRoute { subnet, mtu_bytes } => format!(
+            "overlay route {subnet} dev {name} mtu {mtu_bytes} of a narrow path was removed by \
+             someone else; restored"
+        ),
+        Action::RemovePathRoute { subnet } => format!(
+            "overlay route {subnet} dev {name} belongs to a path that is not narrow; removed"
+        ),
     }
 }
 
@@ -309,8 +342,12 @@ async fn read(netlink: &Netlink, desired: &OverlayDesired) -> Result<OverlayActu
     let mut addresses = netlink.addresses().await?;
     addresses.retain(|address| address.interface_index == device.index);
     let mut routes = netlink.routes().await?;
+    let is_of_path = |route: &Route| {
+        desired.path_mtus.contains_key(&route.destination) || desired.is_path_route(route)
+    };
+    let path_routes = routes.iter().filter(|route| is_of_path(route)).cloned().collect();
     routes.retain(|route| route.destination == desired.network);
-    Ok(OverlayActual { link, addresses, routes })
+    Ok(OverlayActual { link, addresses, routes, path_routes })
 }
 
 /// Performs one action. Somebody who did the same meanwhile is no error: the next pass compares
@@ -334,8 +371,14 @@ async fn apply(
             netlink.remove_address(device, *address, *prefix_length_bits).await
         }
         Action::AddRoute => netlink.add_route(&desired.route()).await,
+        Action::AddPathRoute { subnet, mtu_bytes } => {
+            netlink.add_route_with_mtu(&desired.path_route(*subnet), *mtu_bytes).await
+        }
+        Action::RemovePathRoute { subnet } => {
+            netlink.remove_route(&desired.path_route(*subnet)).await
+        }
     };
-    let removes = matches!(action, Action::RemoveAddress { .. });
+    let removes = matches!(action, Action::RemoveAddress { .. } | Action::RemovePathRoute { .. });
     match result {
         Err(error) if removes && error.is_already_gone() => Ok(()),
         Err(error) if !removes && error.is_already_there() => Ok(()),

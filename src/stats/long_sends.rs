@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::by_peer::{FREE, pack, unpack};
 
-/// Datagrams beyond this length are long: no path is taken to be narrower, so whatever is shorter
-/// passes every one. 576 bytes, which each IPv4 host has to take (RFC 791), less IPv4 and UDP
-/// headers.
-pub const LONG_BYTES: u16 = 548;
+/// Datagrams beyond this length are long. A little less than the narrowest path that is reckoned
+/// with takes (548 bytes), so that its full packets count as well, and those of 544 that TCP sends
+/// when it fragments.
+pub const LONG_BYTES: u16 = 512;
 
 /// Places for marks, chosen by the last byte of an address; of two that share one, the later
 /// stands.

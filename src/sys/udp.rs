@@ -37,12 +37,15 @@ pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
 }
 
-/// Whether the kernel cuts a datagram that is longer than its path takes (IP_PMTUDISC_WANT, the
-/// default) or refuses it with EMSGSIZE (IP_PMTUDISC_DO). Either way Don't Fragment is set on
-/// what fits. Only what can't be cut goes without an IPv4 identification (RFC 6864, section 4),
-/// which costs two cache lines for each destination (`__ip_select_ident`, net/ipv4/route.c).
+/// Whether the kernel and the routers may fragment datagrams (IP_PMTUDISC_OMIT), or all go with
+/// Don't Fragment, and one that is longer than the interface takes is refused with EMSGSIZE
+/// (IP_PMTUDISC_PROBE). Both go by the MTU of the interface and never by the path MTU that the
+/// kernel learns from ICMP (`ip_sk_use_pmtu`, include/net/ip.h), which anybody can forge who knows
+/// the addresses: the default, IP_PMTUDISC_WANT, and IP_PMTUDISC_DO believe it for ten minutes.
+/// What can't be fragmented goes without an IPv4 identification (RFC 6864, section 4), which
+/// costs two cache lines for each destination (`__ip_select_ident`, net/ipv4/route.c).
 pub fn set_fragmenting(socket: BorrowedFd<'_>, fragmenting: bool) -> io::Result<()> {
-    let mode = if fragmenting { libc::IP_PMTUDISC_WANT } else { libc::IP_PMTUDISC_DO };
+    let mode = if fragmenting { libc::IP_PMTUDISC_OMIT } else { libc::IP_PMTUDISC_PROBE };
     set_int(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, mode)
 }
 

@@ -467,13 +467,11 @@ fn a_worker_stops_within_100_ms_idle_and_under_flood() {
 }
 
 #[test]
-fn a_path_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
+fn an_interface_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
     let host = Host::start(crate::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
-    let narrow = format!("{}/32", PEER.ip());
-    let words = ["ip", "route", "add", &*narrow, "dev", "wire0", "mtu", "1000"];
-    host.namespace.exec(&words);
+    host.namespace.exec(&["ip", "link", "set", "wire0", "mtu", "1000"]);
     for round in 1..=3u64 {
         let bulk = super_packet(TCP, POD, FAR, 14_200, 1420);
         pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
@@ -486,16 +484,18 @@ fn a_path_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
 }
 
 #[test]
-fn a_path_too_narrow_for_a_datagram_carries_it_in_fragments() {
+fn an_interface_too_narrow_for_a_datagram_carries_it_in_fragments() {
     let host = Host::start(crate::OPTIONS);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
-    let narrow = format!("{}/32", PEER.ip());
-    let words = ["ip", "route", "add", &*narrow, "dev", "wire0", "mtu", "1000"];
-    host.namespace.exec(&words);
+    host.namespace.exec(&["ip", "link", "set", "wire0", "mtu", "1000"]);
     // Of two lengths, so that no train forms.
     let packets: Vec<_> = (0..20).map(|n| marked(POD, FAR, n, 1200 + n as usize % 2)).collect();
     packets.iter().for_each(|packet| pod.write(packet));
-    assert_eq!(receive_all(&peer, 20), after_hops(&packets, HOPS), "a narrow path loses packets");
+    assert_eq!(
+        receive_all(&peer, 20),
+        after_hops(&packets, HOPS),
+        "a narrow interface loses packets"
+    );
     host.settle(&host.stats.egress, 20);
     assert_eq!(drops(&host.stats.egress), []);
 }

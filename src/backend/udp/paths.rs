@@ -1,17 +1,27 @@
-//! How long a packet the paths to the peers take, where no router tells: a decision machine over
-//! echoes and the caller's clock, without I/O.
+//! How long a packet the path to each peer takes: a decision machine over echoes and the caller's
+//! clock, without I/O.
 //!
-//! A router whose next link is narrower drops what is too long and says so in an ICMP message. If
-//! that is filtered, long packets vanish and short ones pass, for ever. So a peer that is being
-//! sent long datagrams is asked for an echo as long as the overlay allows, a few times a second;
-//! any kernel answers. One that is missing begins a search: echoes of usual lengths, all at once.
-//! Where the short ones come back and the long ones don't, that path is narrow. It is searched
-//! again now and then, until the longest passes.
+//! A router whose next link is narrower drops what is too long. The ICMP message in which it says
+//! so may be filtered, and anybody may forge one, so it counts for nothing. A peer that is being
+//! sent long datagrams is asked for an echo as long as its path takes, a few times a second; any
+//! kernel answers. One that is missing begins a search: echoes of usual lengths, the longest
+//! first. Where short ones come back and long ones don't, loss may have taken the long ones, so
+//! the length that passed before is asked for more often than the others. If none comes back, that
+//! path is narrow. While it is in use it is searched again, soon and then now and then, until the
+//! longest passes.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use crate::stats::LONG_BYTES;
+
+/// No path is taken to be narrower: 576 bytes, which each IPv4 host has to take (RFC 791), less
+/// IPv4 and UDP headers.
+const NARROWEST_BYTES: u16 = 548;
+
+// Or a path that takes no more would never count as in use, and never be searched again.
+const _: () = assert!(LONG_BYTES < NARROWEST_BYTES);
 
 /// Peers that are watched at a time. When more are in use, they take turns.
 pub(super) const WATCHED_MAX: usize = 64;
@@ -21,7 +31,8 @@ pub(super) const WATCHED_MAX: usize = 64;
 const IN_USE: Duration = Duration::from_secs(5);
 
 /// Pause between two echoes to one peer. With a loss seen after [`ANSWER`] and a search after that,
-/// a narrow path is known within 1.2 seconds.
+/// a narrow path is known within 1.4 seconds. TCP, whose retransmissions come some 0.2, 0.6, 1.4
+/// and 3 seconds after the first loss, then hears of it at the third and goes on with the fourth.
 const WATCH: Duration = Duration::from_millis(400);
 
 /// The fewest milliseconds between two echoes to different peers: 40 a second, half a megabit.
@@ -34,11 +45,18 @@ const ANSWER: Duration = Duration::from_millis(250);
 const SEARCH_TIMES: u8 = 3;
 const SEARCH_SPACING: Duration = Duration::from_millis(60);
 
+/// After these a search sends the length that passed before alone, as far apart. With the echo
+/// that was missed, ten of that length in 0.7 seconds: if three in ten long packets are lost, all
+/// ten are one time in 170,000.
+const SEARCH_MORE_TIMES: u8 = 6;
+
 /// Searches at a time: each sends some dozens of packets.
 const SEARCHES_MAX: usize = 4;
 
-/// A narrow path is searched again after this time, to see whether it is wide again.
+/// A narrow path is searched again after this time, to see whether it is wide again; the first time
+/// sooner, should a burst of loss have been taken for it.
 const HEAL: Duration = Duration::from_secs(30);
+const HEAL_FIRST: Duration = Duration::from_secs(5);
 
 /// Links of a network get another MTU one after the other; until they all have it, paths are what
 /// nobody wants.
@@ -51,8 +69,23 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// What a search tries besides the overlay's own MTU: what links and the usual tunnels carry, less
 /// the 28 bytes of ours.
-const USUAL_BYTES: [u16; 15] =
-    [LONG_BYTES, 978, 1252, 1272, 1322, 1372, 1392, 1422, 1432, 1452, 1464, 1472, 1974, 4324, 8138];
+const USUAL_BYTES: [u16; 15] = [
+    NARROWEST_BYTES,
+    978,
+    1252,
+    1272,
+    1322,
+    1372,
+    1392,
+    1422,
+    1432,
+    1452,
+    1464,
+    1472,
+    1974,
+    4324,
+    8138,
+];
 
 /// Lengths of one search: the usual ones and the longest.
 const LENGTHS_MAX: usize = USUAL_BYTES.len() + 1;
@@ -68,12 +101,22 @@ pub(super) struct Probe {
     pub(super) bytes: u16,
 }
 
-/// The paths to the peers that are in use or narrow.
+/// The paths to the peers that are in use, and what is known of the narrow ones.
 #[derive(Debug)]
 pub(super) struct Paths {
     ceiling_bytes: u16,
     watched: Vec<Path>,
+    /// Kept while the peer is known, in use or not.
+    limits: BTreeMap<SocketAddrV4, Limit>,
     random: u64,
+}
+
+/// What a narrow path takes.
+#[derive(Debug)]
+struct Limit {
+    target: Ipv4Addr,
+    bytes: u16,
+    search_again: Instant,
 }
 
 #[derive(Debug)]
@@ -82,9 +125,9 @@ struct Path {
     target: Ipv4Addr,
     watched_since: Instant,
     used: Instant,
-    limit_bytes: Option<u16>,
     silent: Duration,
-    search_again: Option<Instant>,
+    /// Whether no echo of the last search came back.
+    is_mute: bool,
     phase: Phase,
 }
 
@@ -109,14 +152,15 @@ struct Search {
 enum Found {
     Wide,
     Narrow(u16),
-    Nothing,
+    Lossy,
+    Mute,
 }
 
 impl Paths {
     /// No path yet; nothing longer than `ceiling_bytes` is ever sent. `seed` spreads the echoes of
     /// many hosts.
     pub(super) fn new(ceiling_bytes: u16, seed: u64) -> Self {
-        Self { ceiling_bytes, watched: Vec::new(), random: seed | 1 }
+        Self { ceiling_bytes, watched: Vec::new(), limits: BTreeMap::new(), random: seed | 1 }
     }
 
     /// The longest packet that the interface allows is another now. What was found is found again.
@@ -125,27 +169,29 @@ impl Paths {
             return;
         }
         self.ceiling_bytes = ceiling_bytes;
+        self.limits.retain(|_, limit| limit.bytes < ceiling_bytes);
+        for limit in self.limits.values_mut() {
+            limit.search_again = now + SETTLE;
+        }
         for path in &mut self.watched {
-            path.limit_bytes = path.limit_bytes.filter(|limit| *limit < ceiling_bytes);
-            path.search_again = path.limit_bytes.map(|_| now + SETTLE);
             path.phase = Phase::Due(now + SETTLE);
         }
     }
 
-    /// The longest packet that all paths take, if some path takes less than the interface.
-    pub(super) fn limit_bytes(&self) -> Option<u16> {
-        self.watched.iter().filter_map(|path| path.limit_bytes).min()
+    /// The peers whose paths take less than the interface, and the longest packet of each.
+    pub(super) fn limits(&self) -> impl Iterator<Item = (SocketAddrV4, u16)> {
+        self.limits.iter().map(|(endpoint, limit)| (*endpoint, limit.bytes))
     }
 
-    /// Narrow paths, narrowest first.
-    pub(super) fn narrowest(&self) -> Option<(SocketAddrV4, u16)> {
-        let narrow = self.watched.iter().filter_map(|path| Some((path.limit_bytes?, path)));
-        narrow.min_by_key(|(limit, _)| *limit).map(|(limit, path)| (path.endpoint, limit))
+    /// Whether some peer in use answers no echo, so that its path can't be measured.
+    pub(super) fn some_are_mute(&self) -> bool {
+        self.watched.iter().any(|path| path.is_mute)
     }
 
     /// Forgets the peers that `is_peer` knows no more.
     pub(super) fn retain(&mut self, is_peer: impl Fn(SocketAddrV4, Ipv4Addr) -> bool) {
         self.watched.retain(|path| is_peer(path.endpoint, path.target));
+        self.limits.retain(|endpoint, limit| is_peer(*endpoint, limit.target));
     }
 
     /// Long datagrams went to this peer.
@@ -156,8 +202,7 @@ impl Paths {
         }
         if self.watched.len() == WATCHED_MAX {
             let turn_over = |path: &Path| {
-                path.limit_bytes.is_none()
-                    && matches!(path.phase, Phase::Due(_))
+                matches!(path.phase, Phase::Due(_))
                     && now.duration_since(path.watched_since) >= IN_USE
             };
             let eldest = self.watched.iter().enumerate().filter(|(_, path)| turn_over(path));
@@ -170,9 +215,8 @@ impl Paths {
             target,
             watched_since: now,
             used: now,
-            limit_bytes: None,
             silent: SILENT_FIRST,
-            search_again: None,
+            is_mute: false,
             phase: Phase::Due(now),
         });
     }
@@ -182,6 +226,7 @@ impl Paths {
         let watch = self.watch_pause();
         let (ceiling_bytes, lengths) = (self.ceiling_bytes, lengths(self.ceiling_bytes));
         let Some(path) = self.watched.iter_mut().find(|path| path.target == target) else { return };
+        path.is_mute = false;
         match &mut path.phase {
             // It answered too late to be waited for.
             Phase::Due(_) => {}
@@ -190,13 +235,12 @@ impl Paths {
                 path.phase = Phase::Due(*since + watch);
             }
             Phase::Asked(..) => {}
+            Phase::Search(_) if bytes == ceiling_bytes => {
+                path.conclude(Found::Wide, now, watch, &mut self.limits);
+            }
             Phase::Search(search) => {
-                let at = lengths.iter().position(|length| *length == bytes);
-                if let Some(at) = at {
+                if let Some(at) = lengths.iter().position(|length| *length == bytes) {
                     search.answers[at] = search.answers[at].saturating_add(1);
-                }
-                if bytes == ceiling_bytes {
-                    path.conclude(Found::Wide, now, watch);
                 }
             }
         }
@@ -204,39 +248,21 @@ impl Paths {
 
     /// Gives the echoes that are due.
     pub(super) fn tick(&mut self, now: Instant, probes: &mut Vec<Probe>) {
-        self.watched
-            .retain(|path| path.limit_bytes.is_some() || now.duration_since(path.used) < IN_USE);
-        let effective_bytes = self.limit_bytes().unwrap_or(self.ceiling_bytes);
+        self.watched.retain(|path| now.duration_since(path.used) < IN_USE);
         let watch = self.watch_pause();
         let lengths = lengths(self.ceiling_bytes);
-        let mut searches =
-            self.watched.iter().filter(|p| matches!(p.phase, Phase::Search(_))).count();
+        let is_search = |path: &&Path| matches!(path.phase, Phase::Search(_));
+        let mut searches = self.watched.iter().filter(is_search).count();
         for path in &mut self.watched {
-            if path.begins_search(now) && searches < SEARCHES_MAX {
+            let limit = self.limits.get(&path.endpoint);
+            if searches < SEARCHES_MAX && path.begins_search(limit, now) {
                 searches += 1;
-                path.search_again = None;
                 path.phase =
                     Phase::Search(Search { next: now, sent: 0, answers: [0; LENGTHS_MAX] });
             }
-            let (endpoint, target) = (path.endpoint, path.target);
-            let probe = |bytes| Probe { endpoint, target, bytes };
-            match &mut path.phase {
-                Phase::Due(due) if *due <= now && now.duration_since(path.used) < IN_USE => {
-                    probes.push(probe(effective_bytes));
-                    path.phase = Phase::Asked(now, effective_bytes);
-                }
-                Phase::Due(_) | Phase::Asked(..) => {}
-                Phase::Search(search) if search.next > now => {}
-                Phase::Search(search) if search.sent < SEARCH_TIMES => {
-                    probes.extend(lengths.iter().map(|bytes| probe(*bytes)));
-                    search.sent += 1;
-                    let is_last = search.sent == SEARCH_TIMES;
-                    search.next = now + if is_last { ANSWER } else { SEARCH_SPACING };
-                }
-                Phase::Search(search) => {
-                    let found = judge(&lengths, &search.answers);
-                    path.conclude(found, now, watch);
-                }
+            let effective_bytes = limit.map_or(self.ceiling_bytes, |limit| limit.bytes);
+            if let Some(found) = path.tick(now, &lengths, effective_bytes, probes) {
+                path.conclude(found, now, watch, &mut self.limits);
             }
         }
     }
@@ -245,11 +271,12 @@ impl Paths {
     pub(super) fn next_due(&self) -> Option<Instant> {
         let due = |path: &Path| {
             let phase = match &path.phase {
-                Phase::Due(due) => Some(*due).filter(|due| *due < path.used + IN_USE),
-                Phase::Asked(since, _) => Some(*since + ANSWER),
-                Phase::Search(search) => Some(search.next),
+                Phase::Due(due) => *due,
+                Phase::Asked(since, _) => *since + ANSWER,
+                Phase::Search(search) => search.next,
             };
-            phase.into_iter().chain(path.search_again).min()
+            let search_again = self.limits.get(&path.endpoint).map(|limit| limit.search_again);
+            std::iter::once(phase).chain(search_again).min()
         };
         self.watched.iter().filter_map(due).min()
     }
@@ -266,27 +293,74 @@ impl Paths {
 }
 
 impl Path {
-    fn begins_search(&self, now: Instant) -> bool {
+    fn begins_search(&self, limit: Option<&Limit>, now: Instant) -> bool {
         match self.phase {
-            Phase::Due(_) => self.search_again.is_some_and(|again| again <= now),
+            Phase::Due(_) => limit.is_some_and(|limit| limit.search_again <= now),
             Phase::Asked(since, _) => now.duration_since(since) >= ANSWER,
             Phase::Search(_) => false,
         }
     }
 
-    fn conclude(&mut self, found: Found, now: Instant, watch: Duration) {
-        let mut pause = watch;
-        match found {
-            Found::Wide => (self.limit_bytes, self.silent) = (None, SILENT_FIRST),
-            Found::Narrow(limit) => {
-                (self.limit_bytes, self.silent) = (Some(limit), SILENT_FIRST);
+    /// Gives the echoes that are due to this peer, or what a search has found.
+    fn tick(
+        &mut self,
+        now: Instant,
+        lengths: &[u16],
+        effective_bytes: u16,
+        probes: &mut Vec<Probe>,
+    ) -> Option<Found> {
+        let (endpoint, target) = (self.endpoint, self.target);
+        let probe = |bytes: &u16| Probe { endpoint, target, bytes: *bytes };
+        match &mut self.phase {
+            Phase::Due(due) if *due <= now => {
+                probes.push(probe(&effective_bytes));
+                self.phase = Phase::Asked(now, effective_bytes);
             }
-            Found::Nothing => {
+            Phase::Due(_) | Phase::Asked(..) => {}
+            Phase::Search(search) if search.next > now => {}
+            Phase::Search(search) if search.sent < SEARCH_TIMES + SEARCH_MORE_TIMES => {
+                if search.sent < SEARCH_TIMES {
+                    probes.extend(lengths.iter().rev().map(probe));
+                } else {
+                    probes.push(probe(&effective_bytes));
+                }
+                search.sent += 1;
+                let is_last = search.sent == SEARCH_TIMES + SEARCH_MORE_TIMES;
+                search.next = now + if is_last { ANSWER } else { SEARCH_SPACING };
+            }
+            Phase::Search(search) => return Some(judge(lengths, &search.answers)),
+        }
+        None
+    }
+
+    fn conclude(
+        &mut self,
+        found: Found,
+        now: Instant,
+        watch: Duration,
+        limits: &mut BTreeMap<SocketAddrV4, Limit>,
+    ) {
+        let mut pause = watch;
+        self.is_mute = found == Found::Mute;
+        match found {
+            Found::Wide => {
+                self.silent = SILENT_FIRST;
+                limits.remove(&self.endpoint);
+            }
+            Found::Narrow(bytes) => {
+                self.silent = SILENT_FIRST;
+                let known = limits.get(&self.endpoint).is_some_and(|known| known.bytes == bytes);
+                let search_again = now + if known { HEAL } else { HEAL_FIRST };
+                limits.insert(self.endpoint, Limit { target: self.target, bytes, search_again });
+            }
+            Found::Lossy | Found::Mute => {
                 pause = self.silent;
                 self.silent = (self.silent * 2).min(SILENT_MAX);
+                if let Some(limit) = limits.get_mut(&self.endpoint) {
+                    limit.search_again = now + HEAL;
+                }
             }
         }
-        self.search_again = self.limit_bytes.map(|_| now + HEAL);
         self.phase = Phase::Due(now + pause);
     }
 }
@@ -297,17 +371,17 @@ fn lengths(ceiling_bytes: u16) -> Vec<u16> {
     usual.chain([ceiling_bytes]).collect()
 }
 
-/// Reads a search. Loss takes long and short alike, so a path is narrow only if what passes passes
-/// well, two thirds at least, and what is longer never.
+/// Reads a search. Loss takes short ones, too, so a path is narrow only if what passes passes well,
+/// two thirds at least, and what is longer never.
 fn judge(lengths: &[u16], answers: &[u8; LENGTHS_MAX]) -> Found {
     let passed = lengths.iter().zip(answers).rposition(|(_, answers)| *answers > 0);
-    let Some(at) = passed else { return Found::Nothing };
+    let Some(at) = passed else { return Found::Mute };
     if at + 1 == lengths.len() {
         return Found::Wide;
     }
-    let answered: usize = answers[..=at].iter().map(|answers| usize::from(*answers)).sum();
+    let answers = answers[..=at].iter().map(|answers| usize::from(*answers.min(&SEARCH_TIMES)));
     let asked = (at + 1) * usize::from(SEARCH_TIMES);
-    if 3 * answered >= 2 * asked { Found::Narrow(lengths[at]) } else { Found::Nothing }
+    if 3 * answers.sum::<usize>() >= 2 * asked { Found::Narrow(lengths[at]) } else { Found::Lossy }
 }
 
 #[cfg(test)]

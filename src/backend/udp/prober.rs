@@ -1,9 +1,11 @@
 //! Measures the paths to peers in use: sends the echoes that `paths` asks for, through the tunnel
 //! as any packet goes, and hears their answers on a raw socket. Decides nothing.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
@@ -13,7 +15,7 @@ use tracing::warn;
 
 use crate::device::only_echo_replies;
 use crate::packet::echo::{read_reply, write_request};
-use crate::route::{Peer, Published, Table};
+use crate::route::{Peer, Prefix, Published, Table};
 
 use super::paths::{Paths, Probe};
 use super::team::Seat;
@@ -46,8 +48,10 @@ pub(super) struct Prober {
     token: u64,
     buffer: Box<[u8]>,
     probes: Vec<Probe>,
-    /// `None` to tell again.
-    told: Option<Option<u16>>,
+    /// The subnets of narrow paths and what each takes, as it was told.
+    limits: BTreeMap<Prefix, u16>,
+    /// Whether what was told last could not be followed.
+    tell_again: bool,
 }
 
 impl Prober {
@@ -55,8 +59,8 @@ impl Prober {
     pub(super) fn open(own: Ipv4Addr, ceiling_bytes: u16) -> Self {
         let answers = open(own).inspect_err(|error| {
             warn!(
-                "paths that are narrower than the interface and don't say so will not be noticed: \
-                 no raw ICMP socket: {error}; grant CAP_NET_RAW"
+                "paths can't be measured: no raw ICMP socket: {error}; routers may fragment long \
+                 datagrams instead, which is slower; grant CAP_NET_RAW"
             );
         });
         Self {
@@ -66,23 +70,19 @@ impl Prober {
             token: fastrand::u64(..),
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
             probes: Vec::new(),
-            told: Some(None),
+            limits: BTreeMap::new(),
+            tell_again: false,
         }
     }
 
-    /// The longest packet that all paths take, if some take less than the interface.
-    pub(super) fn limit_bytes(&self) -> Option<u16> {
-        self.paths.limit_bytes()
+    /// The subnets of narrow paths, and the longest packet that each takes.
+    pub(super) fn limits(&self) -> &BTreeMap<Prefix, u16> {
+        &self.limits
     }
 
     /// What was told last could not be followed.
     pub(super) fn tell_again(&mut self) {
-        self.told = None;
-    }
-
-    /// The narrowest path and what it takes, if any is narrow.
-    pub(super) fn narrowest(&self) -> Option<(SocketAddrV4, u16)> {
-        self.paths.narrowest()
+        self.tell_again = true;
     }
 
     /// What the interface allows is another now.
@@ -90,17 +90,22 @@ impl Prober {
         self.paths.set_ceiling(ceiling_bytes, Instant::now());
     }
 
-    /// Measures until the longest packet that all paths take is another than was told. Cancel-safe:
-    /// waiting is all that it does in between.
+    /// Measures until [`Self::limits`] has changed. Cancel-safe: waiting is all that it does in
+    /// between.
     pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
         loop {
+            // With Don't Fragment, nothing would tell that a path is narrow that can't be measured.
+            let always_fragmenting = self.answers.is_none() || self.paths.some_are_mute();
+            for seat in seats {
+                seat.socket.set_always_fragmenting(always_fragmenting);
+            }
             if self.answers.is_none() {
                 return std::future::pending().await;
             }
             self.round(seats, routes);
-            let limit_bytes = Some(self.paths.limit_bytes());
-            if limit_bytes != self.told {
-                self.told = limit_bytes;
+            let limits = self.limits_of_subnets(&routes.load());
+            if std::mem::take(&mut self.tell_again) || limits != self.limits {
+                self.limits = limits;
                 return;
             }
             // Answers wait in the socket: none is urgent before something is due.
@@ -124,9 +129,19 @@ impl Prober {
             let packet = &mut self.buffer[..usize::from(bytes)];
             write_request(packet, self.own, target, self.token);
             // What the kernel refuses is lost, as what a router drops.
-            seats[0].socket.send_to(packet, endpoint).ok();
+            seats[0].socket.send_whole(packet, endpoint).ok();
         }
         self.probes = probes;
+    }
+
+    /// A peer may have several leases, all at the end of one path.
+    fn limits_of_subnets(&self, table: &Table) -> BTreeMap<Prefix, u16> {
+        let by_peer: BTreeMap<_, _> = self.paths.limits().collect();
+        if by_peer.is_empty() {
+            return BTreeMap::new();
+        }
+        let limit = |peer: &Arc<Peer>| Some((peer.subnet, *by_peer.get(&peer.address)?));
+        table.peers().iter().filter_map(limit).collect()
     }
 
     fn hear(&mut self, now: Instant) {

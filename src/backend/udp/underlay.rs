@@ -1,6 +1,7 @@
 //! What the backend does when the interface beneath it changes: the overlay's MTU follows, and so
-//! does the tunnel's address.
+//! does the tunnel's address; and when a path to a peer turns out to be narrower.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,9 +14,13 @@ use crate::host::interface::ExternalInterface;
 use crate::host::mtu::{MtuError, followed_mtu_bytes};
 use crate::host::netlink::Netlink;
 use crate::host::underlay::{Underlay, UnderlayWatch};
+use crate::route::Prefix;
 
 use super::take_over::bind_sockets;
 use super::{Keeper, UdpError};
+
+/// Paths that one change logs before it sums up: an uplink that became narrow is one piece of news.
+const PATHS_LOGGED_MAX: usize = 8;
 
 impl Keeper {
     /// The tunnel's address is gone: takes the next one of the same interface, if it has one.
@@ -66,11 +71,14 @@ impl Keeper {
             }
         };
         self.prober.set_ceiling(ceiling_bytes);
-        let mtu_bytes = self.prober.limit_bytes().unwrap_or(ceiling_bytes);
+        let mtu_bytes = ceiling_bytes;
         if mtu_bytes == self.mtu_bytes {
             self.tell_is_up();
             return;
         }
+        // Before the device: what it lets through must not be too long for a worker, which would
+        // tell pods of an MTU that is no more.
+        self.workers_mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
         let device = self.device_name().to_owned();
         match self.plane.overlay.follow_mtu(mtu_bytes).await {
             Ok(true) => info!(
@@ -94,7 +102,6 @@ impl Keeper {
             }
         }
         self.mtu_bytes = mtu_bytes;
-        self.workers_mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
         self.tell_is_up();
     }
 
@@ -103,38 +110,45 @@ impl Keeper {
         followed_mtu_bytes(self.known.mtu_bytes, self.setup.settings.mtu_bytes)
     }
 
-    /// Fits the overlay to the narrowest path to a peer, of which no router tells.
-    pub(super) async fn follow_path(&mut self) {
-        let Ok(ceiling_bytes) = self.ceiling_bytes() else { return };
-        let mtu_bytes = self.prober.limit_bytes().unwrap_or(ceiling_bytes).min(ceiling_bytes);
-        if mtu_bytes == self.mtu_bytes {
-            return;
+    /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
+    pub(super) async fn follow_paths(&mut self) {
+        let limits = self.prober.limits().clone();
+        let news = self.news_of_paths(&limits);
+        if let Err(error) = self.plane.overlay.limit_paths(limits).await {
+            let device = self.device_name();
+            warn!("the routes of {device} cannot follow, trying again: {}", with_causes(&error));
+            self.prober.tell_again();
+            return self.listen_again(&error).await;
         }
-        let device = self.device_name().to_owned();
-        let why = match self.prober.narrowest() {
-            Some((peer, _)) => format!(
-                "packets to {peer} of more than {mtu_bytes} bytes get lost, and no ICMP message \
-                 says why: some path is narrower than {}, and filtered",
-                self.known.name
-            ),
-            None => "the paths to all peers take what the interface takes".to_owned(),
-        };
-        let before = self.mtu_bytes;
-        match self.plane.overlay.follow_mtu(mtu_bytes).await {
-            Ok(true) => warn!("{why}; the MTU of {device} goes from {before} to {mtu_bytes}"),
-            Ok(false) => warn!("{why}; but someone else set the MTU of {device}; left as it is"),
-            Err(error) => {
-                warn!(
-                    "{why}; the MTU of {device} cannot follow, trying again: {}",
-                    with_causes(&error)
-                );
-                self.prober.tell_again();
-                return self.listen_again(&error).await;
-            }
+        news.iter().take(PATHS_LOGGED_MAX).for_each(|line| warn!("{line}"));
+        if let more @ 1.. = news.len().saturating_sub(PATHS_LOGGED_MAX) {
+            warn!("{more} more paths changed; `ip route show dev {}` has all", self.device_name());
         }
-        self.mtu_bytes = mtu_bytes;
-        self.workers_mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
-        self.tell_is_up();
+    }
+
+    /// What differs between the paths that are limited and those that shall be, for the log.
+    fn news_of_paths(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
+        let before = &self.plane.overlay.desired().path_mtus;
+        let (table, mtu_bytes, interface) = (self.routes.load(), self.mtu_bytes, &self.known.name);
+        let peer = |subnet: &Prefix| table.lookup(subnet.network()).map(|(_, peer)| peer.address);
+        let changed = limits.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(bytes));
+        let narrow = changed.filter_map(|(subnet, bytes)| {
+            let peer = peer(subnet)?;
+            Some(format!(
+                "packets to {peer} of more than {bytes} bytes get lost: that path is narrower than \
+                 {interface}; the route to {subnet} has the MTU {bytes} now, all others keep \
+                 {mtu_bytes}; if most paths are so, set MTU in the Backend of the network \
+                 configuration"
+            ))
+        });
+        let ended = before.keys().filter(|subnet| !limits.contains_key(*subnet));
+        let wide = ended.filter_map(|subnet| {
+            let peer = peer(subnet)?;
+            Some(format!(
+                "the path to {peer} takes {mtu_bytes} bytes again: {subnet} needs no MTU of its own"
+            ))
+        });
+        narrow.chain(wide).collect()
     }
 
     /// Goes on over another connection to the kernel, if one can be had.

@@ -1,6 +1,7 @@
 //! The difference between what the overlay device must be and what the kernel says it is.
 //! Pure: values in, actions out.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
@@ -29,6 +30,10 @@ pub struct OverlayDesired {
     pub network: Prefix,
     /// Length of the device's transmit queue, in packets.
     pub transmit_queue_length: u32,
+    /// The subnets whose path takes less than the device, and what it takes, in bytes. Each has a
+    /// route of its own with that MTU: the kernel then tells pods by ICMP, fragments what may be
+    /// fragmented, and treats all other subnets as before.
+    pub path_mtus: BTreeMap<Prefix, u16>,
 }
 
 impl OverlayDesired {
@@ -45,6 +50,20 @@ impl OverlayDesired {
             is_onlink: false,
         }
     }
+
+    /// The route to a subnet whose path takes less than the device.
+    #[must_use]
+    pub fn path_route(&self, subnet: Prefix) -> RouteSpec {
+        RouteSpec { destination: subnet, protocol: RouteProtocol::WEFT, ..self.route() }
+    }
+
+    /// Whether `route` is one that [`Self::path_route`] gives, for any subnet.
+    #[must_use]
+    pub fn is_path_route(&self, route: &Route) -> bool {
+        route.protocol == RouteProtocol::WEFT
+            && leads_into_device(self, route)
+            && occupies_our_place(route)
+    }
 }
 
 /// What the kernel says.
@@ -56,6 +75,8 @@ pub struct OverlayActual {
     pub addresses: Vec<Address>,
     /// The routes of the main table to exactly the overlay network, through any device.
     pub routes: Vec<Route>,
+    /// Those to the subnets of narrow paths, and all others that are made as for such a subnet.
+    pub path_routes: Vec<Route>,
 }
 
 /// Whether MTU and queue length are set, or left to whoever changed them.
@@ -87,6 +108,18 @@ pub enum Action {
     SetUp,
     /// Adds the route to the overlay network.
     AddRoute,
+    /// Adds the route to a subnet whose path takes less than the device.
+    AddPathRoute {
+        /// The subnet.
+        subnet: Prefix,
+        /// MTU of the route, in bytes.
+        mtu_bytes: u32,
+    },
+    /// Removes such a route.
+    RemovePathRoute {
+        /// The subnet.
+        subnet: Prefix,
+    },
 }
 
 /// What is to be done, and what is to be told.
@@ -108,7 +141,7 @@ pub struct Plan {
 /// while one inside would be a source that peers have no lease for.
 #[must_use]
 pub fn diff(desired: &OverlayDesired, actual: &OverlayActual, settings: DeviceSettings) -> Plan {
-    let OverlayActual { link, addresses, routes } = actual;
+    let OverlayActual { link, addresses, routes, path_routes: _ } = actual;
     let mut plan = Plan::default();
     let mtu_differs = link.mtu_bytes != u32::from(desired.mtu_bytes);
     match settings {
@@ -145,7 +178,27 @@ pub fn diff(desired: &OverlayDesired, actual: &OverlayActual, settings: DeviceSe
     if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
         plan.actions.push(Action::AddRoute);
     }
+    plan.actions.extend(diff_paths(desired, actual));
     plan
+}
+
+/// A subnet to which somebody else has a route in our place is left to them.
+fn diff_paths(desired: &OverlayDesired, actual: &OverlayActual) -> Vec<Action> {
+    let routes = &actual.path_routes;
+    let is_missing = |subnet: &Prefix| {
+        !routes.iter().any(|route| route.destination == *subnet && occupies_our_place(route))
+    };
+    let missing = desired.path_mtus.iter().filter(|(subnet, _)| is_missing(subnet));
+    let add = missing.map(|(subnet, bytes)| Action::AddPathRoute {
+        subnet: *subnet,
+        // The MTU of a route counts more than that of its device, which may be set by hand.
+        mtu_bytes: u32::from(*bytes).min(actual.link.mtu_bytes),
+    });
+    let is_stale = |route: &&Route| {
+        desired.is_path_route(route) && !desired.path_mtus.contains_key(&route.destination)
+    };
+    let remove = routes.iter().filter(is_stale);
+    add.chain(remove.map(|route| Action::RemovePathRoute { subnet: route.destination })).collect()
 }
 
 fn is_own_address(desired: &OverlayDesired, owned: &Address) -> bool {

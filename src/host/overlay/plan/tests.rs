@@ -17,6 +17,7 @@ fn desired() -> OverlayDesired {
         mtu_bytes: 1472,
         network: "10.5.0.0/16".parse().unwrap(),
         transmit_queue_length: 500,
+        path_mtus: BTreeMap::new(),
     }
 }
 
@@ -57,6 +58,7 @@ fn complete() -> OverlayActual {
         },
         addresses: vec![address(desired().address, 32)],
         routes: vec![route(DEVICE, 0)],
+        path_routes: Vec::new(),
     }
 }
 
@@ -95,7 +97,37 @@ fn apply(actual: &mut OverlayActual, action: &Action) {
             assert!(!actual.routes.iter().any(occupies_our_place), "EEXIST for the route");
             actual.routes.push(route(DEVICE, 0));
         }
+        Action::AddPathRoute { subnet, .. } => {
+            assert!(!actual.path_routes.iter().any(|route| route.destination == *subnet), "EEXIST");
+            actual.path_routes.push(path_route(&subnet.to_string()));
+        }
+        Action::RemovePathRoute { subnet } => {
+            actual.path_routes.retain(|route| route.destination != *subnet);
+        }
     }
+}
+
+fn path_route(subnet: &str) -> Route {
+    let protocol = RouteProtocol::WEFT;
+    Route { destination: subnet.parse().unwrap(), protocol, ..route(DEVICE, 0) }
+}
+
+#[test]
+fn each_narrow_path_has_its_route_and_no_other_path_has_one() {
+    let [narrow, wide]: [Prefix; 2] = ["10.5.1.0/24", "10.5.2.0/24"].map(|s| s.parse().unwrap());
+    let desired = OverlayDesired { path_mtus: BTreeMap::from([(narrow, 1372)]), ..desired() };
+    let paths = |actual: &OverlayActual| diff_paths(&desired, actual);
+    let mut actual = complete();
+    let add = |mtu_bytes| vec![Action::AddPathRoute { subnet: narrow, mtu_bytes }];
+    assert_eq!(paths(&actual), add(1372));
+    actual.link.mtu_bytes = 1300;
+    assert_eq!(paths(&actual), add(1300), "more than an MTU set by hand");
+    actual.path_routes = vec![path_route("10.5.1.0/24"), path_route("10.5.2.0/24")];
+    assert_eq!(paths(&actual), [Action::RemovePathRoute { subnet: wide }]);
+    for foreign in &mut actual.path_routes {
+        foreign.protocol = RouteProtocol::BOOT;
+    }
+    assert_eq!(paths(&actual), [], "somebody else's routes are left to them");
 }
 
 prop_compose! {
@@ -143,7 +175,7 @@ prop_compose! {
             routes.retain(|route| route.next_hops.iter().all(|hop| hop.interface_index != DEVICE));
         }
         let link = Link { mtu_bytes, transmit_queue_length, is_up, ..complete().link };
-        OverlayActual { link, addresses, routes }
+        OverlayActual { link, addresses, routes, path_routes: Vec::new() }
     }
 }
 
