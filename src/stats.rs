@@ -172,7 +172,8 @@ impl DirectionStats {
     }
 
     /// Packets received that are neither forwarded nor dropped: between two turns of the worker
-    /// that counts, those that wait for room in the send buffer. For that worker only; to others the counters change under their eyes.
+    /// that counts, those that wait for room in the send buffer. For that worker only; to others
+    /// the counters change under their eyes.
     #[must_use]
     pub fn unaccounted(&self) -> u64 {
         let gone = self.packets_forwarded.get().wrapping_add(self.drops_total());

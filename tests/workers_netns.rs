@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const STOP_WORKERS: Duration = Duration::from_millis(100);
 
 /// Flows at once. One run in 25 leaves a worker of four without any (4 x 0.75^16).
 const FLOWS: usize = 16;
-/// Flows of one datagram that follow: with them it is one run in 10^9.
+/// TCP connections that are refused and follow: with them it is one run in 10^9.
 const BRIEF_FLOWS: usize = 64;
 /// Datagrams a second of each.
 const FLOW_RATE: u64 = 1000;
@@ -109,9 +109,12 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
     let flows: Vec<Numbered> = (0..FLOWS).map(|_| Numbered::default()).collect();
     let mut under_load = Vec::new();
     thread::scope(|scope| {
-        for flow in &flows {
+        for (index, flow) in (1..).zip(&flows) {
+            // The flows of one pod to another share a worker, so each comes from a pod of its own.
+            let source = Ipv4Addr::from_bits(overlay.pod(0).to_bits() + index);
+            overlay.lab.pods[0].address("eth0", &format!("{source}/32"));
             let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
-            let near = udp_socket(&overlay.lab.pods[0], overlay.pod(0));
+            let near = udp_socket(&overlay.lab.pods[0], source);
             let target = SocketAddr::from((overlay.pod(1), port(&far)));
             scope.spawn(move || flow.send(&near, target, FLOW_RATE));
             scope.spawn(move || flow.receive(&far));
@@ -130,10 +133,10 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
     assert_eq!(reordered, [0; FLOWS], "{count} workers reorder flows");
     let missing: u64 = flows.iter().map(Numbered::missing).sum();
     assert_eq!(missing, 0, "{count} workers lost packets at a moderate rate");
-    let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
+    let closed = SocketAddr::from((overlay.pod(1), 9));
     for _ in 0..BRIEF_FLOWS {
-        let near = udp_socket(&overlay.lab.pods[0], overlay.pod(0));
-        near.send_to(b"brief", (overlay.pod(1), port(&far))).expect("the pod sends");
+        let refused = overlay.lab.pods[0].enter(|| TcpStream::connect(closed));
+        refused.expect_err("nobody listens");
     }
     wait_until(Duration::from_secs(5), "each worker carries some flow", || {
         let status = Status::of(&overlay.dir(0));

@@ -41,40 +41,54 @@ const fn instruction(code: u8, registers: u8, jump: i16, value: i32) -> Instruct
 const LOAD_WORD: u8 = 0x20;
 const LOAD_HALF: u8 = 0x28;
 const LOAD_BYTE: u8 = 0x30;
+/// The same, at the offset in the source register.
+const LOAD_WORD_AT: u8 = 0x40;
 const MOVE: u8 = 0xbf;
 const XOR: u8 = 0xaf;
 const AND_VALUE: u8 = 0x57;
 const MULTIPLY_VALUE: u8 = 0x24;
+const SHIFT_LEFT_VALUE: u8 = 0x64;
 const SHIFT_RIGHT_VALUE: u8 = 0x74;
-const JUMP_IF_EQUAL: u8 = 0x15;
 const JUMP_UNLESS_EQUAL: u8 = 0x55;
 const EXIT: u8 = 0x95;
 
 /// 2^32 over the golden ratio, odd: multiplied by it, every bit reaches the upper half.
 const MIX: i32 = 0x9e37_79b1_u32 as i32;
 
-/// A hash of an IPv4 packet's addresses and, of a TCP or UDP packet that is no fragment and has no
-/// options, its ports. Register 6 must hold the packet for loads; register 7 gathers the hash. The
-/// kernel takes the result modulo the number of queues.
-const BY_FLOW: [Instruction; 21] = [
+/// TCP's protocol number.
+const TCP: i32 = 6;
+
+/// The fragment word without its reserved bit, and what it is for a packet that is no fragment and
+/// must not become one.
+const FRAGMENT_MASK: i32 = 0x7fff;
+const DONT_FRAGMENT: i32 = 0x4000;
+
+/// A hash of an IPv4 packet's addresses and, of a TCP packet that must not be fragmented, its
+/// ports. Later fragments have no ports, and other protocols mix datagrams that are fragmented with
+/// ones that fit: by ports they would part, and overtake each other. TCP sets Don't Fragment on all
+/// packets of a connection or on none. Register 6 must hold the packet for loads; register 7
+/// gathers the hash, register 8 has the header's length. The kernel takes the result modulo the
+/// number of queues.
+const BY_FLOW: [Instruction; 22] = [
     instruction(MOVE, 0x16, 0, 0),
     instruction(LOAD_WORD, 0, 0, 12),
     instruction(MOVE, 0x07, 0, 0),
     instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
     instruction(LOAD_WORD, 0, 0, 16),
     instruction(XOR, 0x07, 0, 0),
-    instruction(LOAD_HALF, 0, 0, 6),
-    instruction(AND_VALUE, 0, 0, 0x3fff),
-    instruction(JUMP_UNLESS_EQUAL, 0, 8, 0),
-    instruction(LOAD_BYTE, 0, 0, 0),
-    instruction(JUMP_UNLESS_EQUAL, 0, 6, 0x45),
     instruction(LOAD_BYTE, 0, 0, 9),
-    instruction(JUMP_IF_EQUAL, 0, 1, 6),
-    instruction(JUMP_UNLESS_EQUAL, 0, 3, 17),
-    instruction(LOAD_WORD, 0, 0, 20),
+    instruction(JUMP_UNLESS_EQUAL, 0, 10, TCP),
+    instruction(LOAD_HALF, 0, 0, 6),
+    instruction(AND_VALUE, 0, 0, FRAGMENT_MASK),
+    instruction(JUMP_UNLESS_EQUAL, 0, 7, DONT_FRAGMENT),
+    instruction(LOAD_BYTE, 0, 0, 0),
+    instruction(AND_VALUE, 0, 0, 0x0f),
+    instruction(SHIFT_LEFT_VALUE, 0, 0, 2),
+    instruction(MOVE, 0x08, 0, 0),
+    instruction(LOAD_WORD_AT, 0x80, 0, 0),
     instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
     instruction(XOR, 0x07, 0, 0),
-    // Where the three jumps past the ports end.
+    // Where the two jumps past the ports end.
     instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
     instruction(SHIFT_RIGHT_VALUE, 0x07, 0, 16),
     instruction(MOVE, 0x70, 0, 0),
