@@ -11,8 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS};
 use support::control::{MARGIN, Running, manager, network, node};
+use support::etcd::{Etcd, Security};
+use support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use support::members::{Members, Setup, TOKEN_TTL, Version, lease_key};
+use support::overlay::CONFIG;
 use tokio::time::sleep;
 use weft::control::store::Store;
 use weft::control::store::etcd::EtcdStore;
@@ -95,6 +99,167 @@ fn certificates_are_replaced_without_a_restart_on_3_4() {
 #[test]
 fn certificates_are_replaced_without_a_restart_on_3_5() {
     certificates_are_replaced(Version::V3_5);
+}
+
+fn a_revoked_role(version: Version) {
+    let members = &secure(version);
+    members.enter(async |_| {
+        let own_manager = manager(members.options(&[0, 1, 2]))
+            .with_timing(Timing { relist_period: Duration::from_millis(500), ..Timing::default() });
+        let own = own_manager.acquire(&network(), &node(1)).await.expect("the password is right");
+        let running = Running::start(own_manager, own, MARGIN);
+        let status = running.manager.status();
+        until("everything is listed", || status.relists() > 0).await;
+        assert_eq!(status.refused(), None);
+        members.ctl(&["user", "revoke-role", "flannel", "flannel"]);
+        until("the refusal is told", || status.refused().is_some()).await;
+        let why = status.refused().unwrap();
+        assert!(why.contains("permission denied") && why.contains("role"), "{why}");
+        // A token ends now and then; a request that is refused is no reason for a new one.
+        let (logins, failures) = (members.counted(AUTHENTICATED), status.store_failures());
+        let started = Instant::now();
+        until("more requests are refused", || status.store_failures() >= failures + 6).await;
+        let logins = members.counted(AUTHENTICATED) - logins;
+        let ended = u64::try_from(started.elapsed().as_millis() / TOKEN_TTL.as_millis()).unwrap();
+        println!("{version:?}: {logins} logins, {ended} tokens ended meanwhile");
+        assert!(logins <= ended + 1, "{logins} logins for 6 refusals");
+
+        members.ctl(&["user", "grant-role", "flannel", "flannel"]);
+        until("the refusal is over", || status.refused().is_none()).await;
+        running.assert_running("a revoked role ended the daemon");
+    });
+}
+
+#[test]
+fn a_revoked_role_is_told_without_logging_in_again_on_3_4() {
+    a_revoked_role(Version::V3_4);
+}
+
+#[test]
+fn a_revoked_role_is_told_without_logging_in_again_on_3_5() {
+    a_revoked_role(Version::V3_5);
+}
+
+/// Waits for a condition of the control plane.
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn authentication_is_switched(version: Version) {
+    let members = &secure(version);
+    members.switch_authentication(false);
+    members.enter(async |_| {
+        let own_manager = manager(members.options(&[0, 1, 2]))
+            .with_timing(Timing { relist_period: Duration::from_millis(500), ..Timing::default() });
+        let own = own_manager.acquire(&network(), &node(1)).await;
+        let own = own.expect("a user is of no use without authentication, and no harm");
+        let mut running = Running::start(own_manager, own, MARGIN);
+        members.put_lease(0, "192.0.2.2");
+        running.wait_for_peers(&["192.0.2.2"], AGAIN, "the watch does not work").await;
+        let listed = |running: &Running| running.manager.status().relists();
+
+        members.switch_authentication(true);
+        let before = listed(&running);
+        until("listings go on as a user", || listed(&running) >= before + 2).await;
+        members.put_lease(1, "192.0.2.3");
+        let both = &["192.0.2.2", "192.0.2.3"];
+        running.wait_for_peers(both, AGAIN, "authentication cuts a node off").await;
+
+        members.switch_authentication(false);
+        let before = listed(&running);
+        until("listings go on without a user", || listed(&running) >= before + 2).await;
+        // A new connection has to do without as well.
+        let fresh = manager(members.options(&[0, 1, 2]));
+        assert!(fresh.network_config().await.unwrap_err().store_answered());
+        members.put_lease(2, "192.0.2.4");
+        let all = &["192.0.2.2", "192.0.2.3", "192.0.2.4"];
+        running.wait_for_peers(all, AGAIN, "a user cuts a node off").await;
+        running.assert_running("a switch of authentication ended the daemon");
+    });
+}
+
+#[test]
+fn a_user_does_with_and_without_authentication_on_3_4() {
+    authentication_is_switched(Version::V3_4);
+}
+
+#[test]
+fn a_user_does_with_and_without_authentication_on_3_5() {
+    authentication_is_switched(Version::V3_5);
+}
+
+#[test]
+fn the_systems_authorities_vouch_where_no_cafile_is_given() {
+    let etcd = Etcd::start_with(Security::ServerCertificate);
+    let files = tempfile::tempdir().unwrap();
+    // Without a configuration in etcd it touches nothing of this host.
+    let run = |name: &str, authority: Option<std::path::PathBuf>| {
+        let mut weftd = std::process::Command::new(WEFTD);
+        weftd.arg(format!("--etcd-endpoints={}", etcd.url()));
+        weftd.arg(format!("--subnet-file={}", files.path().join(name).display()));
+        if let Some(authority) = authority {
+            weftd.env("SSL_CERT_FILE", authority);
+        }
+        Process::start(&mut weftd, name)
+    };
+    let trusting = run("trusting", Some(etcd.path("ca.crt")));
+    wait_until(Duration::from_secs(30), "etcd is read by the system's authorities", || {
+        trusting.output().contains("there is no network configuration")
+    });
+    let doubting = run("doubting", None);
+    wait_until(Duration::from_secs(30), "an unknown authority is told", || {
+        doubting.output().contains("--etcd-cafile nor")
+    });
+}
+
+#[test]
+fn a_full_etcd_is_told_by_nodes_with_and_without_a_subnet() {
+    const QUOTA_BYTES: u64 = 2 << 20;
+    const PATIENCE: Duration = Duration::from_secs(90);
+    let cluster = Cluster::new(2);
+    let switch = &cluster.switch;
+    let mut etcd = NamespaceEtcd::start(switch, SWITCH_ADDRESS);
+    etcd.ctl(switch, &["put", "/coreos.com/network/config", CONFIG]);
+    etcd.shrink(switch, QUOTA_BYTES);
+    let files = tempfile::tempdir().unwrap();
+    let endpoint = format!("--etcd-endpoints=http://{SWITCH_ADDRESS}:2379");
+    let dirs = [0, 1].map(|host| files.path().join(format!("n{host}")));
+    let mut first = cluster.weftd(0, &dirs[0], &[&endpoint]);
+    SubnetEnv::wait(&dirs[0].join("subnet.env"), &mut first);
+    let junk = "x".repeat(100_000);
+    wait_until(PATIENCE, "etcd is full", || !etcd.accepts(switch, &["put", "junk", &junk]));
+
+    let mut second = cluster.weftd(1, &dirs[1], &[&endpoint]);
+    let weft = |dir: &std::path::Path, command: &str| {
+        let socket = dir.join("weft.sock").display().to_string();
+        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+        let output = weft.args([command, "--socket", &socket]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (dir, who) in [(&dirs[1], "a node without a subnet"), (&dirs[0], "a running node")] {
+        wait_until(PATIENCE, &format!("{who} says that etcd is full"), || {
+            let text = weft(dir, "status");
+            text.contains("refused") && text.contains("quota") && text.contains("defragment")
+        });
+        assert!(weft(dir, "metrics").contains("flannel_store_refused 1"), "{who}");
+    }
+    assert!(second.ended().is_none() && first.ended().is_none(), "{}", second.output());
+
+    let json = etcd.ctl(switch, &["get", "nothing", "-w", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    etcd.ctl(switch, &["del", "junk"]);
+    let revision = json["header"]["revision"].to_string();
+    etcd.ctl(switch, &["compact", &revision]);
+    etcd.ctl(switch, &["defrag"]);
+    etcd.ctl(switch, &["alarm", "disarm"]);
+    SubnetEnv::wait(&dirs[1].join("subnet.env"), &mut second);
+    for dir in &dirs {
+        wait_until(PATIENCE, "the refusal is over", || !weft(dir, "status").contains("refused"));
+    }
 }
 
 const AUTHENTICATED: &str = r#"grpc_server_started_total{grpc_method="Authenticate""#;

@@ -115,7 +115,7 @@ impl SubnetManager {
         let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
         for _ in 0..LISTINGS_MAX {
             let claimed = self.store.claim(attributes.public_ip, self.timing.claim_ttl).await;
-            self.note(&claimed);
+            self.note_write(&claimed);
             claimed?;
             let snapshot = self.store.list().await;
             self.note(&snapshot);
@@ -238,7 +238,7 @@ impl SubnetManager {
         if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
             let updated = self.store.take_over(held, attributes, self.timing.lease_ttl).await;
-            self.note(&updated);
+            self.note_write(&updated);
             return Ok(Attempt::Acquired(updated?));
         }
         info!(
@@ -246,7 +246,7 @@ impl SubnetManager {
              config, deleting"
         );
         let deleted = self.store.delete(held).await;
-        self.note(&deleted);
+        self.note_write(&deleted);
         deleted?;
         Ok(Attempt::LookAgain)
     }
@@ -263,7 +263,7 @@ impl SubnetManager {
         for _ in noted..lost {
             self.status.conflicted();
         }
-        self.note(&created);
+        self.note_write(&created);
         let created = created?;
         let (subnet, public_ip) = (created.lease.subnet, attributes.public_ip);
         info!("Allocated lease ({subnet}) to current node ({public_ip})");

@@ -2,6 +2,7 @@
 //! read the network configuration, acquire a subnet (`acquire`), keep it and follow the others
 //! (`run`).
 
+use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -42,6 +43,10 @@ pub const PUBLISH_WINDOW_NODES: Duration = Duration::from_millis(250);
 /// How long peers stay after most of them vanished at once: time for an operator to see the alarm
 /// and to bring the store's data back, and for nodes to register again by themselves.
 pub const STALE_HOLD: Duration = Duration::from_secs(15 * 60);
+
+/// Between two questions whether the store takes writes: an operator sees within half a minute why
+/// new nodes get nothing, and a thousand nodes ask 33 times a second.
+pub const ALARM_PERIOD: Duration = Duration::from_secs(30);
 
 /// The control plane's durations. `stale_hold` is the operator's; of the others, only tests and
 /// simulations use others than the default.
@@ -210,8 +215,42 @@ impl SubnetManager {
         self.used_config.set(config.clone()).ok();
     }
 
-    /// Keeps the status up to date with what the store just did.
+    /// Keeps the status up to date with what the store says of itself, which nobody would hear
+    /// of otherwise before the next renewal.
+    pub async fn watch_alarms(&self) -> Infallible {
+        loop {
+            if let Ok(alarm) = self.store.alarm().await {
+                self.status.alarmed(alarm);
+            }
+            tokio::time::sleep(ALARM_PERIOD).await;
+        }
+    }
+
+    /// As `note`, of a write.
+    pub(super) fn note_write<T>(&self, result: &Result<T, StoreError>) {
+        self.count(result);
+        match result {
+            Ok(_) => self.status.write_refused(None),
+            Err(error @ StoreError::Refused { .. }) => {
+                self.status.write_refused(Some(error.to_string()));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Keeps the status up to date with what the store just read for us.
     pub(super) fn note<T>(&self, result: &Result<T, StoreError>) {
+        self.count(result);
+        match result {
+            Ok(_) => self.status.read_refused(None),
+            Err(error @ StoreError::Refused { .. }) => {
+                self.status.read_refused(Some(error.to_string()));
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn count<T>(&self, result: &Result<T, StoreError>) {
         match result {
             Ok(_) => self.status.store_answered(),
             Err(StoreError::Conflict { .. }) => {

@@ -212,7 +212,7 @@ impl<'a> Driver<'a> {
             }
             Event::Opened(answer) => self.manager.note(answer),
             Event::Changed(changes) => self.manager.note(changes),
-            Event::Written(answer) => self.manager.note(answer),
+            Event::Written(answer) => self.manager.note_write(answer),
             Event::Timer | Event::Moved(_) => {}
         }
         event

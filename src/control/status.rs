@@ -4,11 +4,10 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::Ipv4Addr;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::control::store::Rejected;
 use crate::route::Prefix;
@@ -114,7 +113,16 @@ pub struct ControlStatus {
     duplicate: Mutex<Option<String>>,
     subnets_exhausted: AtomicU64,
     rejected: [AtomicU64; RejectReason::ALL.len()],
+    refusals: Mutex<Refusals>,
     remembered: Mutex<Remembered>,
+}
+
+/// What the store last refused, and has not done since.
+#[derive(Debug, Default)]
+struct Refusals {
+    reads: Option<String>,
+    writes: Option<String>,
+    alarm: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -209,6 +217,13 @@ impl ControlStatus {
         self.store_failures.load(Ordering::Relaxed)
     }
 
+    /// What the store refuses, and what to do about it, until it does it again.
+    #[must_use]
+    pub fn refused(&self) -> Option<String> {
+        let Refusals { reads, writes, alarm } = &*self.refusals();
+        reads.clone().or_else(|| writes.clone()).or_else(|| alarm.clone())
+    }
+
     /// Writes that lost against another writer.
     #[must_use]
     pub fn conflicts(&self) -> u64 {
@@ -246,6 +261,31 @@ impl ControlStatus {
     pub(crate) fn store_failed(&self) {
         self.store_up.store(false, Ordering::Relaxed);
         self.store_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The answer to a read: what the store refused, or that it did it.
+    pub(crate) fn read_refused(&self, why: Option<String>) {
+        self.refusals().reads = why;
+    }
+
+    /// The same of a write.
+    pub(crate) fn write_refused(&self, why: Option<String>) {
+        self.refusals().writes = why;
+    }
+
+    /// Why the store says that it takes no writes; `None` if it takes them.
+    pub(crate) fn alarmed(&self, why: Option<String>) {
+        let mut refusals = self.refusals();
+        if let Some(why) = why.as_ref().filter(|_| refusals.alarm != why) {
+            warn!("{why}. Leases cannot be renewed, and new nodes get no subnet");
+        } else if refusals.alarm.is_some() && why.is_none() {
+            info!("etcd takes writes again");
+        }
+        refusals.alarm = why;
+    }
+
+    fn refusals(&self) -> MutexGuard<'_, Refusals> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn lease_expires(&self, unix_seconds: Option<u64>) {
@@ -385,6 +425,20 @@ mod tests {
         assert_eq!((status.subnet_is_refused(), status.refused_subnet()), (true, None));
         status.subnet_reassigned(false, None);
         assert_eq!((status.subnet_is_refused(), status.refused_subnet()), (false, None));
+    }
+
+    #[test]
+    fn a_refusal_is_told_until_the_same_is_done_again() {
+        let status = ControlStatus::default();
+        status.write_refused(Some("full".to_owned()));
+        status.read_refused(None);
+        assert_eq!(status.refused().as_deref(), Some("full"), "a read is no write");
+        status.write_refused(None);
+        assert_eq!(status.refused(), None);
+        status.alarmed(Some("no space".to_owned()));
+        assert_eq!(status.refused().as_deref(), Some("no space"));
+        status.alarmed(None);
+        assert_eq!(status.refused(), None);
     }
 
     #[test]

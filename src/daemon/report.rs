@@ -81,6 +81,7 @@ impl Report {
                 "lease_expires_unix": self.control.lease_expires_unix(),
                 "renewals": self.control.renewals(),
                 "failures": self.control.store_failures(),
+                "refused": self.control.refused(),
                 "written_by_others": self.control.written_by_others_total(),
                 "duplicate_public_ip": self.control.duplicate_public_ip(),
                 "subnets_exhausted": self.control.subnets_exhausted(),
@@ -135,6 +136,8 @@ impl Report {
         out.sample("flannel_ready", "", u64::from(self.readiness.is_ready()));
         out.family("flannel_store_up", "gauge", "Whether the last store exchange succeeded.");
         out.sample("flannel_store_up", "", u64::from(self.control.store_is_up()));
+        out.family("flannel_store_refused", "gauge", "Whether the store refuses a request.");
+        out.sample("flannel_store_refused", "", u64::from(self.control.refused().is_some()));
         let (stale, control) = (self.control.cached_as_of_unix(), &self.control);
         out.family("flannel_stale", "gauge", "Whether lease and peers are from the cache.");
         out.sample("flannel_stale", "", u64::from(stale.is_some()));

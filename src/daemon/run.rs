@@ -212,6 +212,7 @@ async fn work(
         never = writer.keep(plane) => match never {},
         never = keep_cache(cache.as_ref(), manager) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
+        never = manager.watch_alarms() => match never {},
         end = carry(manager, held, options.renew_margin, network, attributes) => {
             if let Some(cache) = &cache {
                 cache.forget();

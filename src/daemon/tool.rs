@@ -133,6 +133,24 @@ impl Request {
     }
 }
 
+/// What the store is like, and what it refuses.
+fn store_lines(store: &Value) -> Vec<(&'static str, String)> {
+    let up = if store["up"] == true { "up" } else { "down" };
+    let failures = store["failures"].as_u64().unwrap_or_default();
+    let others = store["written_by_others"].as_u64().filter(|times| *times > 0);
+    let others = others.map(|times| format!(", our lease written by others {times} times"));
+    let others = others.unwrap_or_default();
+    let mut lines = vec![("store", format!("{up}, {failures} failures{others}"))];
+    if let Some(holder) = store["duplicate_public_ip"].as_str() {
+        let text = format!("this node's PublicIP belongs to {holder}; the log says more");
+        lines.push(("duplicate", text));
+    }
+    if let Some(why) = store["refused"].as_str() {
+        lines.push(("refused", why.to_owned()));
+    }
+    lines
+}
+
 /// The status for people: one screen, drops last and in full.
 fn render(status: &Value) -> String {
     let mut out = String::new();
@@ -143,13 +161,8 @@ fn render(status: &Value) -> String {
     let mut line = |name: &str, value: String| writeln!(out, "{name:<10} {value}").ok();
     let ready = if status["ready"] == true { "ready" } else { "not ready" };
     line("weftd", format!("{} {ready}", text(&status["version"])));
-    let store = if status["store"]["up"] == true { "up" } else { "down" };
-    let others = status["store"]["written_by_others"].as_u64().filter(|times| *times > 0);
-    let others = others.map(|times| format!(", our lease written by others {times} times"));
-    let others = others.unwrap_or_default();
-    line("store", format!("{store}, {} failures{others}", text(&status["store"]["failures"])));
-    if let Some(holder) = status["store"]["duplicate_public_ip"].as_str() {
-        line("duplicate", format!("this node's PublicIP belongs to {holder}; the log says more"));
+    for (name, value) in store_lines(&status["store"]) {
+        line(name, value);
     }
     if let Some(as_of) = status["stale_as_of_unix"].as_u64() {
         let time = format_rfc3339(as_of);
@@ -159,7 +172,6 @@ fn render(status: &Value) -> String {
         let other = text(&status["store"]["refused_subnet"]);
         line("refused", format!("the cluster assigned {other} to this node; the log says more"));
     }
-
     if status["restart_needed"] == true {
         let advice = "going on with the old one; restart weftd and then the pods of this host";
         line("restart", format!("the store has another network configuration; {advice}"));

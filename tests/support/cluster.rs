@@ -113,6 +113,17 @@ impl NamespaceEtcd {
         etcd
     }
 
+    /// Starts the server again with room for `quota_bytes`.
+    #[track_caller]
+    pub(crate) fn shrink(&mut self, namespace: &Namespace, quota_bytes: u64) {
+        self.process.stop(Signal::KILL, Duration::from_secs(10));
+        let quota = format!("ETCD_QUOTA_BACKEND_BYTES={quota_bytes}");
+        let argv = Self::argv(&self.url, self.data.path(), self.version);
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        self.process = namespace.spawn(&[&["env", &quota], argv.as_slice()].concat());
+        self.wait(namespace);
+    }
+
     /// Starts the server again over the data that it has.
     #[track_caller]
     pub(crate) fn spawn(&mut self, namespace: &Namespace) {
@@ -133,11 +144,16 @@ impl NamespaceEtcd {
     }
 
     fn process(namespace: &Namespace, url: &str, data: &Path, version: Version) -> Process {
+        let argv = Self::argv(url, data, version);
+        namespace.spawn(&argv.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn argv(url: &str, data: &Path, version: Version) -> Vec<String> {
         let data = data.to_str().expect("temporary directories have readable names");
         let peer = "http://127.0.0.1:2380";
         // On every address of the namespace: a store may be reached in several ways.
         let listen = "http://0.0.0.0:2379";
-        namespace.spawn(&[
+        let argv = [
             &version.program("etcd"),
             "--data-dir",
             data,
@@ -153,7 +169,8 @@ impl NamespaceEtcd {
             peer,
             "--initial-cluster",
             &format!("default={peer}"),
-        ])
+        ];
+        argv.map(str::to_owned).to_vec()
     }
 
     fn wait(&mut self, namespace: &Namespace) {
@@ -183,6 +200,11 @@ impl NamespaceEtcd {
         });
         let started = text.lines().filter(|line| line.starts_with("grpc_server_started_total"));
         started.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
+    }
+
+    /// Runs etcdctl in `namespace`; whether it succeeded.
+    pub(crate) fn accepts(&self, namespace: &Namespace, arguments: &[&str]) -> bool {
+        self.command(namespace, arguments).output().is_ok_and(|output| output.status.success())
     }
 
     /// Runs etcdctl in `namespace` and gives what it printed.

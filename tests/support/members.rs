@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub(crate) struct Members {
     directory: TempDir,
     setup: Setup,
     /// Whether users have to name themselves by now.
-    auth: bool,
+    auth: AtomicBool,
 }
 
 fn address(member: usize) -> Ipv4Addr {
@@ -80,7 +81,7 @@ impl Members {
             namespace.address("lo", &format!("{}/32", address(member)));
         }
         let processes = Mutex::new((0..setup.count).map(|_| None).collect());
-        let mut members = Self { namespace, processes, directory, setup, auth: false };
+        let members = Self { namespace, processes, directory, setup, auth: AtomicBool::new(false) };
         if setup.secure {
             members.new_authority();
         }
@@ -99,8 +100,7 @@ impl Members {
             ]);
             members.ctl(&["user", "add", &format!("flannel:{PASSWORD}")]);
             members.ctl(&["user", "grant-role", "flannel", "flannel"]);
-            members.ctl(&["auth", "enable"]);
-            members.auth = true;
+            members.switch_authentication(true);
         }
         members
     }
@@ -226,7 +226,7 @@ impl Members {
         if self.setup.secure {
             argv.extend(["--cacert", &ca, "--cert", &certificate, "--key", &key]);
         }
-        if self.auth {
+        if self.auth.load(Ordering::Relaxed) {
             argv.extend(["--user", &user]);
         }
         argv.extend(arguments);
@@ -245,6 +245,12 @@ impl Members {
         let output = self.control(urls, arguments).output().expect("etcdctl is there");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Has users name themselves, or not.
+    pub(crate) fn switch_authentication(&self, on: bool) {
+        self.ctl(&["auth", if on { "enable" } else { "disable" }]);
+        self.auth.store(on, Ordering::Relaxed);
     }
 
     /// Puts a peer's lease of a /28.

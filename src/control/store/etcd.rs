@@ -12,7 +12,7 @@ use etcd_client::{
 use tokio::sync::Mutex;
 
 use super::etcd_claim::Claims;
-use super::etcd_connection::{Connection, classify, config_key};
+use super::etcd_connection::{Connection, SPACE_ADVICE, classify, config_key, wants_connection};
 use super::etcd_watch::{EtcdWatch, Origin};
 use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
 use crate::config::options::EtcdOptions;
@@ -78,6 +78,14 @@ impl EtcdStore {
     /// The cluster that was last connected to, by its id; 0 before the first.
     pub(super) fn cluster(&self) -> u64 {
         self.connection.cluster()
+    }
+
+    /// Why etcd takes no writes, if an alarm says so. Asks one member, which writes nothing.
+    pub(super) async fn alarm(&self) -> Result<Option<String>, StoreError> {
+        let ask = |mut client: etcd_client::Client| async move { client.status().await };
+        let status = self.connection.call("asking for alarms", ask).await?;
+        let is_full = status.errors().iter().any(|error| error.contains("NOSPACE"));
+        Ok(is_full.then(|| format!("etcd refuses writes (alarm NOSPACE); {SPACE_ADVICE}")))
     }
 
     fn subnets(&self) -> String {
@@ -290,9 +298,12 @@ impl EtcdStore {
     pub(super) async fn watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
         match self.open_watch(revision).await {
             // The client renews an old token when a plain request is refused, not when a stream
-            // is. A new connection has a new token.
+            // is. The request tells an old token from a permission that is missing.
             Err(StoreError::Refused { .. }) if self.connection.has_credentials() => {
-                self.open_watch(revision).await
+                match self.config().await {
+                    Err(error @ StoreError::Refused { .. }) => Err(error),
+                    Ok(_) | Err(_) => self.open_watch(revision).await,
+                }
             }
             result => result,
         }
@@ -310,7 +321,9 @@ impl EtcdStore {
             Ok(Ok(watch)) => Ok(watch),
             // A stream that was opened and refused: the endpoint may be the reason.
             Ok(Err(error)) => {
-                self.connection.reset().await;
+                if wants_connection(&error) {
+                    self.connection.reset().await;
+                }
                 Err(error)
             }
             Err(error) => Err(error),

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::StoreError;
 use super::etcd_tls::{Stamp, advice, tls_options};
-use crate::config::options::EtcdOptions;
+use crate::config::options::{Credentials, EtcdOptions};
 use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
@@ -29,6 +29,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 /// HTTP/2 pings while a stream is open: a dead peer is noticed within 13 s. etcd refuses clients
 /// that ping more often than every 5 s.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
+
+/// etcd's words for a user without the permission.
+const NO_PERMISSION: &str = "permission denied";
+/// etcd's words for a request whose login is missing, wrong, over, or not known any more.
+const LOGIN_REFUSALS: [&str; 3] =
+    ["authentication failed", "user name is empty", "invalid auth token"];
+/// etcd's words where there are no users.
+const NO_AUTHENTICATION: &str = "authentication is not enabled";
+/// What helps an etcd that takes no writes for lack of space.
+pub(super) const SPACE_ADVICE: &str = "its space quota is used up: compact and defragment it, or \
+    raise its --quota-backend-bytes, then run `etcdctl alarm disarm`";
 
 /// The connection in use, made on demand.
 #[derive(Debug)]
@@ -42,6 +53,8 @@ pub(super) struct Connection {
 #[derive(Clone)]
 struct Session {
     client: Client,
+    /// Whether it is logged in.
+    is_user: bool,
     /// Tells a session from its successor when a late failure comes in.
     number: u64,
     /// The certificate files that it was made with, or that were tried in vain since.
@@ -67,12 +80,6 @@ pub enum EtcdOptionsError {
         endpoint: String,
         /// What is wrong.
         detail: String,
-    },
-    /// An https endpoint without a way to check it.
-    #[error("--etcd-endpoints: {endpoint} needs --etcd-cafile to check the server's certificate")]
-    NoAuthority {
-        /// As given.
-        endpoint: String,
     },
     /// A certificate or key file cannot be read.
     #[error("cannot read {path}, needed to reach etcd")]
@@ -113,14 +120,16 @@ impl Connection {
             Ok(Err(error)) => classify(operation, &error),
             Err(_) => timed_out(operation),
         };
-        if !result.store_answered() {
+        // Without a user any refusal may mean that there are users now.
+        let is_nobody = !session.is_user && matches!(result, StoreError::Refused { .. });
+        if wants_connection(&result) || self.has_credentials() && is_nobody {
             self.drop_session(session.number).await;
         }
         Err(result)
     }
 
-    /// As `call`, once more on another connection if the first was unavailable. For reads only:
-    /// a write that got no answer may have happened.
+    /// As `call`, once more on another connection if the first was of no use. For reads only: a
+    /// write that got no answer may have happened.
     pub(super) async fn read<T, F>(
         &self,
         operation: &'static str,
@@ -131,7 +140,7 @@ impl Connection {
     {
         let connected = self.session.lock().await.is_some();
         match self.call(operation, &request).await {
-            Err(StoreError::Unavailable { .. }) if connected => {
+            Err(_) if connected && self.session.lock().await.is_none() => {
                 self.call(operation, &request).await
             }
             result => result,
@@ -172,8 +181,8 @@ impl Connection {
             }
             return Ok(session.clone());
         }
-        let client = self.first_that_answers(operation).await?;
-        let session = Session { client, number: fastrand::u64(..), stamp };
+        let (client, is_user) = self.first_that_answers(operation).await?;
+        let session = Session { client, is_user, number: fastrand::u64(..), stamp };
         *slot = Some(session.clone());
         Ok(session)
     }
@@ -183,9 +192,9 @@ impl Connection {
     async fn renew_session(&self, operation: &'static str, session: &mut Session, stamp: Stamp) {
         session.stamp = stamp;
         match self.first_that_answers(operation).await {
-            Ok(client) => {
+            Ok((client, is_user)) => {
                 info!("The certificate files changed; connected to etcd with the new ones");
-                session.client = client;
+                (session.client, session.is_user) = (client, is_user);
                 session.number = fastrand::u64(..);
             }
             Err(error) => warn!(
@@ -196,7 +205,11 @@ impl Connection {
         }
     }
 
-    async fn first_that_answers(&self, operation: &'static str) -> Result<Client, StoreError> {
+    /// Also whether it is logged in.
+    async fn first_that_answers(
+        &self,
+        operation: &'static str,
+    ) -> Result<(Client, bool), StoreError> {
         let probe = async |(place, endpoint): (usize, &String)| {
             self.probe(operation, endpoint).await.map_err(|error| (place, error))
         };
@@ -205,14 +218,18 @@ impl Connection {
         let mut failures = Vec::new();
         while let Some(result) = probes.next().await {
             match result {
-                Ok(client) => return Ok(client),
+                Ok(found) => return Ok(found),
                 Err(failure) => failures.push(failure),
             }
         }
         Err(sum_up(operation, failures))
     }
 
-    async fn probe(&self, operation: &'static str, endpoint: &str) -> Result<Client, StoreError> {
+    async fn probe(
+        &self,
+        operation: &'static str,
+        endpoint: &str,
+    ) -> Result<(Client, bool), StoreError> {
         let unavailable = |detail: String| {
             let advice = advice(&detail).map(|advice| format!("{advice}: ")).unwrap_or_default();
             let detail = format!("{endpoint}: {advice}{detail}");
@@ -222,18 +239,25 @@ impl Connection {
         let options = connect_options(&self.options, endpoint)
             .map_err(|error| unavailable(with_causes(&error)))?;
         let attempt = async {
-            let mut client = Client::connect([endpoint], Some(options)).await?;
+            let (mut client, is_user) = self.log_in(endpoint, options).await?;
             // A read that needs the quorum: an endpoint cut off from its cluster must not win.
             let count = GetOptions::new().with_count_only();
-            let found = client.get(config_key(&self.options.prefix), Some(count)).await?;
-            let cluster = found.header().map_or(0, |header| header.cluster_id());
-            self.cluster.store(cluster, Ordering::Relaxed);
-            Ok::<_, EtcdError>(client)
+            match client.get(config_key(&self.options.prefix), Some(count)).await {
+                Ok(found) => {
+                    let cluster = found.header().map_or(0, |header| header.cluster_id());
+                    self.cluster.store(cluster, Ordering::Relaxed);
+                }
+                // The endpoint is well. Whoever needs the key hears the same; to connect anew,
+                // and so to log in each time, would change nothing.
+                Err(EtcdError::GRpcStatus(status)) if status.message().contains(NO_PERMISSION) => {}
+                Err(error) => return Err(error),
+            }
+            Ok::<_, EtcdError>((client, is_user))
         };
         match timeout(REQUEST_TIMEOUT, attempt).await {
-            Ok(Ok(client)) => {
+            Ok(Ok(found)) => {
                 debug!("Using etcd endpoint {endpoint}");
-                Ok(client)
+                Ok(found)
             }
             Ok(Err(error)) => {
                 let error = classify(operation, &error);
@@ -244,6 +268,17 @@ impl Connection {
             }
             Err(_) => Err(unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))),
         }
+    }
+}
+
+/// Whether another connection, and with it another login, may help after `error`. What a user may
+/// not do, or a store that is full, is the same on each.
+pub(super) fn wants_connection(error: &StoreError) -> bool {
+    match error {
+        StoreError::Refused { detail, .. } => {
+            LOGIN_REFUSALS.iter().any(|refusal| detail.contains(refusal))
+        }
+        error => !error.store_answered(),
     }
 }
 
@@ -288,20 +323,50 @@ pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError
     if said("required revision has been compacted") {
         return StoreError::HistoryLost { revision: 0 };
     }
-    let refused = [
-        "permission denied",
-        "authentication failed",
-        "user name is empty",
-        "invalid auth token",
-        "authentication is not enabled",
-        "database space exceeded",
-    ];
     // Not its Display, which shows the cause in Rust's debug notation.
     let detail = described(status.message().to_owned(), std::error::Error::source(status));
-    if refused.iter().any(|marker| said(marker)) {
-        return StoreError::Refused { operation, detail };
+    match refusal_advice(status.message()) {
+        Some(advice) => StoreError::Refused { operation, detail: format!("{detail}; {advice}") },
+        None => StoreError::Unavailable { operation, detail },
     }
-    StoreError::Unavailable { operation, detail }
+}
+
+/// What an operator has to do about a refusal, if `message` is one.
+fn refusal_advice(message: &str) -> Option<&'static str> {
+    if message.contains(NO_PERMISSION) {
+        return Some("give the user's role read and write permission on --etcd-prefix");
+    }
+    if message.contains("database space exceeded") {
+        return Some(SPACE_ADVICE);
+    }
+    let is_login = LOGIN_REFUSALS.iter().any(|refusal| message.contains(refusal));
+    is_login.then_some("check --etcd-username and --etcd-password")
+}
+
+impl Connection {
+    /// Connects, as a user if there is one to be, and says whether. Like flanneld's client it goes
+    /// on without where etcd's authentication is off.
+    async fn log_in(
+        &self,
+        endpoint: &str,
+        options: ConnectOptions,
+    ) -> Result<(Client, bool), EtcdError> {
+        let Some(Credentials { username, password }) = &self.options.credentials else {
+            return Ok((Client::connect([endpoint], Some(options)).await?, false));
+        };
+        let as_user = options
+            .clone()
+            .with_user(username, &password.0)
+            // Only after a token that is not valid any more.
+            .with_auto_token_refresh(true);
+        match Client::connect([endpoint], Some(as_user)).await {
+            Err(EtcdError::GRpcStatus(status)) if status.message().contains(NO_AUTHENTICATION) => {
+                debug!("{endpoint} has its authentication off; going on without a user");
+                Ok((Client::connect([endpoint], Some(options)).await?, false))
+            }
+            result => Ok((result?, true)),
+        }
+    }
 }
 
 fn connect_options(
@@ -310,25 +375,17 @@ fn connect_options(
 ) -> Result<ConnectOptions, EtcdOptionsError> {
     // The watch is a stream that is always open, so pings never stop while they matter; etcd
     // cuts clients that ping without a stream.
-    let mut connect = ConnectOptions::new()
+    let connect = ConnectOptions::new()
         .with_keep_alive(KEEP_ALIVE.0, KEEP_ALIVE.1)
         .with_keep_alive_while_idle(false)
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_require_leader(true);
-    if let Some(credentials) = &options.credentials {
-        connect = connect
-            .with_user(&credentials.username, &credentials.password.0)
-            .with_auto_token_refresh(true);
-    }
     let has_scheme = endpoint.contains("://");
     let has_tls = options.ca_file.is_some() || options.client_certificate.is_some();
     if !endpoint.starts_with("https://") && (has_scheme || !has_tls) {
         return check_plain(endpoint).map(|()| connect);
     }
-    match tls_options(options)? {
-        Some(tls) => Ok(connect.with_tls(tls)),
-        None => Err(EtcdOptionsError::NoAuthority { endpoint: endpoint.to_owned() }),
-    }
+    Ok(connect.with_tls(tls_options(options)?))
 }
 
 fn check_plain(endpoint: &str) -> Result<(), EtcdOptionsError> {

@@ -44,15 +44,18 @@ impl FileStamp {
     }
 }
 
-/// The options of TLS from the files as they are now; `None` without `--etcd-cafile`.
-pub(super) fn tls_options(options: &EtcdOptions) -> Result<Option<TlsOptions>, EtcdOptionsError> {
-    let Some(ca_file) = &options.ca_file else { return Ok(None) };
-    let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca_file)?));
+/// The options of TLS from the files as they are now. Without `--etcd-cafile` the system's
+/// authorities vouch for the server, as for flanneld.
+pub(super) fn tls_options(options: &EtcdOptions) -> Result<TlsOptions, EtcdOptionsError> {
+    let mut tls = match &options.ca_file {
+        Some(ca_file) => TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca_file)?)),
+        None => TlsOptions::new().with_native_roots(),
+    };
     if let Some(client) = &options.client_certificate {
         let certificate = read(&client.certificate_file)?;
         tls = tls.identity(Identity::from_pem(certificate, read(&client.key_file)?));
     }
-    Ok(Some(tls))
+    Ok(tls)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, EtcdOptionsError> {
@@ -76,7 +79,11 @@ pub(super) fn advice(detail: &str) -> Option<String> {
         ));
     }
     if detail.contains("invalid peer certificate: UnknownIssuer") {
-        return Some("--etcd-cafile does not hold the authority of this etcd member".to_owned());
+        return Some(
+            "neither --etcd-cafile nor, without it, the system's certificates hold the authority \
+             of this etcd member"
+                .to_owned(),
+        );
     }
     // Without a cause it is the client's word for files that it could not use.
     if detail.split(": ").all(|part| part == "transport error") {

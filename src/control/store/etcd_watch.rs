@@ -10,7 +10,7 @@ use etcd_client::{
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::etcd::{decode, stream_error};
-use super::etcd_connection::{Connection, REQUEST_TIMEOUT, timed_out};
+use super::etcd_connection::{Connection, REQUEST_TIMEOUT, timed_out, wants_connection};
 use super::{Event, StoreError};
 
 /// How often the server is asked to say that the watch still works.
@@ -91,7 +91,7 @@ impl EtcdWatch {
             return Ok(vec![Event::Live { revision }]);
         }
         let result = self.receive().await;
-        if result.as_ref().is_err_and(|error| !error.store_answered()) {
+        if result.as_ref().is_err_and(wants_connection) {
             // The next request is to look for an endpoint that works, not to wait for this one.
             self.connection.reset().await;
         }

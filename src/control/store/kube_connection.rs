@@ -229,6 +229,7 @@ impl Connection {
         match code {
             StatusCode::GONE => StoreError::HistoryLost { revision: 0 },
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let detail = format!("{detail}; check the account's token and its role");
                 StoreError::Refused { operation, detail }
             }
             StatusCode::NOT_FOUND => StoreError::Unavailable { operation, detail },

@@ -192,14 +192,11 @@ pub enum StoreError {
         detail: String,
     },
     /// The store answered that we may not.
-    #[error(
-        "{operation}: the store refused: {detail}; check user, password, certificates and the \
-         role's permissions"
-    )]
+    #[error("{operation}: the store refused: {detail}")]
     Refused {
         /// What was being done.
         operation: &'static str,
-        /// What the store said.
+        /// What the store said, and what to do about it.
         detail: String,
     },
     /// The lease cannot be written as a value.
@@ -324,6 +321,18 @@ impl Store {
             Self::Kube(_) => 0,
             #[cfg(test)]
             Self::Memory(_) => 0,
+        }
+    }
+
+    /// Why the store takes no writes, if it says so without being written to.
+    pub async fn alarm(&self) -> Result<Option<String>, StoreError> {
+        match self {
+            Self::Etcd(store) => store.alarm().await,
+            Self::Local(_) => Ok(None),
+            #[cfg(feature = "kube")]
+            Self::Kube(_) => Ok(None),
+            #[cfg(test)]
+            Self::Memory(_) => Ok(None),
         }
     }
 
