@@ -223,7 +223,7 @@ impl Network {
     pub async fn start(setup: Setup, reserved: Reserved) -> Result<Self, StartError> {
         setup.warn_of_idle_flags();
         if let (Settings::Udp(settings), Reserved::Udp(reserved)) = (&setup.settings, reserved) {
-            let settings = settings.clone();
+            let settings = *settings;
             let network = UdpNetwork::start(udp_setup(setup, settings), reserved).await?;
             return Ok(Self::Udp(Box::new(network)));
         }

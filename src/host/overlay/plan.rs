@@ -220,7 +220,7 @@ fn is_own_route(desired: &OverlayDesired, route: &Route) -> bool {
 /// routes of the packet's type of service first, then those of any; among them the lowest metric
 /// (`fib_table_lookup`, net/ipv4/fib_trie.c).
 fn wins(route: &Route) -> bool {
-    route.type_of_service != 0 || route.metric <= ROUTE_METRIC
+    route.type_of_service != 0 || route.metric == ROUTE_METRIC
 }
 
 /// The main table has one place for each destination, type of service and metric.
