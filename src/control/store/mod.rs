@@ -326,14 +326,8 @@ impl Store {
 
     /// Why the store takes no writes, if it says so without being written to.
     pub async fn alarm(&self) -> Result<Option<String>, StoreError> {
-        match self {
-            Self::Etcd(store) => store.alarm().await,
-            Self::Local(_) => Ok(None),
-            #[cfg(feature = "kube")]
-            Self::Kube(_) => Ok(None),
-            #[cfg(test)]
-            Self::Memory(_) => Ok(None),
-        }
+        let Self::Etcd(store) = self else { return Ok(None) };
+        store.alarm().await
     }
 
     /// Claims `public_ip`, or keeps that claim from ending, unless another node has it. It lives
