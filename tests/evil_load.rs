@@ -58,7 +58,7 @@ fn evil_packets_end_no_worker_on_io_uring() {
 }
 
 fn evil_packets_end_no_worker(engine: &str) {
-    let files = tempfile::tempdir().unwrap();
+    let files = tempfile::tempdir().expect("a directory for the test");
     let cluster = Cluster::new(2);
     let (host, far) = (&cluster.hosts[0], &cluster.hosts[1]);
     for sender in [pour::PEER, pour::STRANGER] {
@@ -93,8 +93,13 @@ fn evil_packets_end_no_worker(engine: &str) {
                 || pod.is_finished()
         });
         drop(stop);
-        network.join().unwrap().expect("the network's sender goes on until it is stopped");
-        pod.join().unwrap().expect("the pod's sender goes on until it is stopped");
+        network
+            .join()
+            .expect("it does not panic")
+            .expect("the network's sender goes on until it is stopped");
+        pod.join()
+            .expect("it does not panic")
+            .expect("the pod's sender goes on until it is stopped");
     });
 
     let status = Status::settled(files.path());

@@ -8,7 +8,6 @@ mod forwarding;
 mod headers;
 mod routes;
 #[path = "../../fuzz/bodies/slow_twin.rs"]
-#[allow(dead_code, reason = "the oracles need more of it")]
 mod slow_twin;
 mod world;
 

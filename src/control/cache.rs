@@ -235,9 +235,9 @@ fn usable_peers(
     }
 }
 
-/// The wall clock is all there is to go by after a boot. One that is ahead refuses too much, and the
-/// start waits for the store. One that is behind may take a lease for alive that has ended, unless
-/// it is before the time of the cache itself; the store has the last word when it answers.
+/// The wall clock is all there is to go by after a boot. One that is ahead refuses too much, and
+/// the start waits for the store. One that is behind may take a lease for alive that has ended,
+/// unless it is before the time of the cache itself; the store has the last word when it answers.
 fn check_age(as_of_unix: u64, ends_unix: Option<u64>, now_unix: u64) -> Result<(), CacheError> {
     if as_of_unix > now_unix.saturating_add(AHEAD_MAX.as_secs()) {
         Err(CacheError::Ahead { as_of_unix })

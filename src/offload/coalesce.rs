@@ -450,8 +450,8 @@ fn same_headers(candidate: &Candidate, bytes: &[u8], first: &[u8]) -> bool {
 }
 
 /// Gives the packet the lengths and flags of `total_bytes`, and its pseudo-header's sum where the
-/// transport checksum will be completed. Returns that place, from the transport header on; `None` if the
-/// packet ends before it.
+/// transport checksum will be completed. Returns that place, from the transport header on; `None`
+/// if the packet ends before it.
 fn stamp(packet: &mut [u8], kind: SegmentationKind, total_bytes: u16, flags: u8) -> Option<u16> {
     ipv4::set_total_length(packet, total_bytes);
     let (ip, transport) = packet.split_first_chunk_mut::<HEADER_BYTES_MIN>()?;

@@ -67,7 +67,7 @@ impl IcmpLimiter {
         if take_global(self.global_full_at_ns.load(Relaxed)).is_none() {
             return false;
         }
-        let bucket = self.bucket_of(destination);
+        let Some(bucket) = self.bucket_of(destination) else { return false };
         let known = bucket.destination.load(Relaxed) == destination.to_bits();
         let full_at_ns = if known { bucket.full_at_ns.load(Relaxed) } else { 0 };
         let taken = take(full_at_ns, now_ns, DESTINATION_INTERVAL_NS, DESTINATION_BURST);
@@ -83,18 +83,18 @@ impl IcmpLimiter {
     }
 
     /// The bucket of `destination`, or the one that it may take over.
-    fn bucket_of(&self, destination: Ipv4Addr) -> &Bucket {
-        let [first, others @ ..] = &self.sets[set_of(destination)];
+    fn bucket_of(&self, destination: Ipv4Addr) -> Option<&Bucket> {
+        let [first, others @ ..] = self.sets.get(set_of(destination))?;
         let mut chosen = first;
         for bucket in std::iter::once(first).chain(others) {
             if bucket.destination.load(Relaxed) == destination.to_bits() {
-                return bucket;
+                return Some(bucket);
             }
             if bucket.full_at_ns.load(Relaxed) < chosen.full_at_ns.load(Relaxed) {
                 chosen = bucket;
             }
         }
-        chosen
+        Some(chosen)
     }
 }
 

@@ -21,6 +21,5 @@ pub mod checksum;
 pub mod echo;
 pub mod icmp;
 pub mod ipv4;
-#[allow(clippy::indexing_slicing, reason = "a hash below the number of sets is the index")]
 pub mod limiter;
 pub mod transport;

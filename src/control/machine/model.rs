@@ -6,13 +6,14 @@
 //! quiet, in which everybody has to agree within bounded steps. A failing
 //! seed is named; `WEFT_MODEL_SEED=n cargo test model` runs just that one and tells its steps.
 //!
-//! In every third schedule the second node has the addresses of the first. If it is another machine,
-//! no start gets the subnet while the other's claim lives. What runs goes on: a node that starts from
-//! its cache, or whose claim lapsed while the store was away, may share the subnet of the other, and
-//! then one of the two has the alarm as soon as both have looked at the claim. If it is a copy, with
-//! the same machine-id, each start takes the claim of the other, and that one has the alarm. A copy
-//! of a running process has its etcd lease, too; claims cannot tell the two apart, so they are not
-//! modelled. Both kinds move; the last to write the entry with its address then has the subnet.
+//! In every third schedule the second node has the addresses of the first. If it is another
+//! machine, no start gets the subnet while the other's claim lives. What runs goes on: a node that
+//! starts from its cache, or whose claim lapsed while the store was away, may share the subnet of
+//! the other, and then one of the two has the alarm as soon as both have looked at the claim. If it
+//! is a copy, with the same machine-id, each start takes the claim of the other, and that one has
+//! the alarm. A copy of a running process has its etcd lease, too; claims cannot tell the two
+//! apart, so they are not modelled. Both kinds move; the last to write the entry with its address
+//! then has the subnet.
 //!
 //! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time;
 //! `scripts/mutations.md` has what caught each, and what nothing did.

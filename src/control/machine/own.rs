@@ -189,7 +189,7 @@ impl Machine {
                 self.adopt(granted);
                 self.on_granted(what);
                 self.plan_renewal();
-                // A start without the store goes by the new end; a publication says it with the rest.
+                // A start without the store goes by the new end; a publication remembers it too.
                 if self.publish_at.is_none() {
                     self.remember();
                 }

@@ -334,9 +334,10 @@ impl EtcdStore {
         Compare::mod_revision(self.path(&held.key), CompareOp::Equal, held.revision)
     }
 
-    /// Runs `operation` if all `conditions` hold, and returns the store's revision after it. A fresh `etcd_lease` is revoked if the store said that it did nothing.
-    /// After a write of unknown outcome it stays, because to revoke it would delete the key that it
-    /// may hold by now: the next listing shows what happened.
+    /// Runs `operation` if all `conditions` hold, and returns the store's revision after it. A
+    /// fresh `etcd_lease` is revoked if the store said that it did nothing. After a write of
+    /// unknown outcome it stays, because to revoke it would delete the key that it may hold by now:
+    /// the next listing shows what happened.
     async fn fenced(
         &self,
         name: &'static str,

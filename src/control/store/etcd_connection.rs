@@ -274,12 +274,10 @@ impl Connection {
 /// Whether another connection, and with it another login, may help after `error`. What a user may
 /// not do, or a store that is full, is the same on each.
 pub(super) fn wants_connection(error: &StoreError) -> bool {
-    match error {
-        StoreError::Refused { detail, .. } => {
-            LOGIN_REFUSALS.iter().any(|refusal| detail.contains(refusal))
-        }
-        error => !error.store_answered(),
+    if let StoreError::Refused { detail, .. } = error {
+        return LOGIN_REFUSALS.iter().any(|refusal| detail.contains(refusal));
     }
+    !error.store_answered()
 }
 
 /// One error for all endpoints, whose places come with what they failed of. In the order of the

@@ -438,10 +438,10 @@ impl Store {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
-        match self {
-            Self::Etcd(store) => store.take_over(held, value, ttl).await,
-            other => other.update(held, value, ttl).await,
+        if let Self::Etcd(store) = self {
+            return store.take_over(held, value, ttl).await;
         }
+        self.update(held, value, ttl).await
     }
 
     /// Extends `held` to `ttl` from now, if nobody wrote since.
