@@ -6,7 +6,6 @@
 #[path = "pure/batches.rs"]
 mod batches;
 #[path = "../fuzz/bodies/slow_twin.rs"]
-#[allow(dead_code, reason = "only the checksums are needed here")]
 mod slow_twin;
 #[path = "pure/world.rs"]
 #[allow(dead_code, reason = "only the routes that the batches need are made here")]
