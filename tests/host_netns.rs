@@ -16,6 +16,7 @@ use weft::host::interface::{ExternalInterface, InterfaceError, discover};
 use weft::host::netlink::Netlink;
 use weft::host::overlay::{Action, Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
 use weft::host::state::{LinkId, RouteProtocol, RouteSpec, Scope};
+use weft::route::Prefix;
 
 use crate::namespace::Namespace;
 
@@ -191,7 +192,7 @@ fn edits_work_and_their_errors_name_operation_and_object() {
         assert!(netlink.add_route(&route).await.unwrap_err().is_already_there());
         route.gateway = Some(Ipv4Addr::new(192, 0, 2, 3));
         netlink.replace_route(&route).await.unwrap();
-        let read = netlink.routes().await.unwrap();
+        let read = Netlink::routes_to(|_| true).await.unwrap();
         let read: Vec<_> = read.iter().filter(|r| r.destination == route.destination).collect();
         assert_eq!(read.len(), 1);
         assert_eq!(read[0].next_hops[0].gateway, Some("192.0.2.3".parse().unwrap()));
@@ -207,6 +208,43 @@ fn edits_work_and_their_errors_name_operation_and_object() {
         let error = netlink.set_mtu(&lost, 1400).await.unwrap_err();
         assert!(error.is_already_gone(), "{error:?}");
         assert!(error.to_string().contains("set MTU 1400 on lost0"), "{error}");
+    });
+}
+
+#[test]
+fn routes_elsewhere_are_neither_listed_nor_news() {
+    const QUIET: Duration = Duration::from_millis(1200);
+    let namespace = Namespace::with_links();
+    let own: Prefix = "10.5.0.0/16".parse().unwrap();
+    namespace.enter(|| async {
+        let all = Netlink::routes_to(|_| true).await.unwrap();
+        assert_eq!(all, [], "a namespace whose main table is not there yet");
+        namespace.ip("address add 192.0.2.2/24 dev eth0");
+        for number in 0..200 {
+            namespace.ip(&format!("route add 10.7.{number}.0/24 via 192.0.2.1"));
+        }
+        namespace.ip("route add 10.5.7.0/24 via 192.0.2.1 metric 5");
+        namespace.ip("route add 10.5.7.0/24 via 192.0.2.3");
+        namespace.ip("route add 10.5.8.0/24 via 192.0.2.1 table 100");
+        let found = Netlink::routes_to(|to| own.covers(to)).await.unwrap();
+        let metrics: Vec<_> = found.iter().map(|route| route.metric).collect();
+        assert_eq!(metrics, [0, 5], "of one destination the one that wins comes first: {found:?}");
+        assert_eq!(Netlink::routes_to(|_| true).await.unwrap().len(), 203, "one is the link's");
+
+        let mut events = Netlink::events().unwrap().only_about(&[own]);
+        while tokio::time::timeout(QUIET, events.changed()).await.is_ok() {}
+        for number in 0..20 {
+            namespace.ip(&format!("route del 10.7.{number}.0/24"));
+        }
+        namespace.ip("route add 10.5.9.0/24 via 192.0.2.1 table 100");
+        let news = tokio::time::timeout(QUIET, events.changed()).await;
+        assert!(news.is_err(), "routes elsewhere: {news:?}");
+        namespace.ip("route del 10.5.7.0/24 via 192.0.2.3");
+        let news = tokio::time::timeout(10 * QUIET, events.changed()).await;
+        assert!(matches!(news, Ok(Ok(()))), "a route inside: {news:?}");
+        namespace.ip("link set eth0 mtu 1400");
+        let news = tokio::time::timeout(10 * QUIET, events.changed()).await;
+        assert!(matches!(news, Ok(Ok(()))), "a link: {news:?}");
     });
 }
 

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::backend::address::NextAddress;
-use crate::backend::network::{Setup, StartError};
+use crate::backend::network::{Settings, Setup, StartError};
 use crate::backend::status::Teller;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::failure::{Told, with_causes};
@@ -96,6 +96,8 @@ pub(super) struct Ground {
     next_address: NextAddress,
     /// Where our routes may lie.
     networks: Vec<Prefix>,
+    /// Whether routes that lie elsewhere matter too.
+    is_direct: bool,
     pub(super) teller: Teller,
     retry: Duration,
     told: BTreeMap<&'static str, Told>,
@@ -135,15 +137,18 @@ impl Ground {
     ) -> Result<Self, StartError> {
         let failed = |source| StartError::Netlink { kind, source };
         // In this order: a change between listing and subscription would be lost.
-        let events = Netlink::events().map_err(failed)?;
+        let networks: Vec<_> = std::iter::once(setup.network).chain(setup.former_network).collect();
+        // Whether a peer is reached without a router depends on routes to anywhere.
+        let is_direct = matches!(&setup.settings, Settings::Vxlan(vxlan) if vxlan.direct_routing);
+        let events = listen(&networks, is_direct).map_err(failed)?;
         let netlink = Netlink::open().map_err(failed)?;
-        let networks = std::iter::once(setup.network).chain(setup.former_network).collect();
         Ok(Self {
             netlink,
             events,
             external: setup.external.clone(),
             next_address: NextAddress::new(&setup.interface, setup.follow_address),
             networks,
+            is_direct,
             teller,
             retry: RETRY.0,
             told: BTreeMap::new(),
@@ -164,12 +169,18 @@ impl Ground {
         &self.networks
     }
 
+    /// The routes that lie where ours may.
+    pub(super) async fn routes(&self) -> Result<Vec<Route>, NetlinkError> {
+        let is_inside = |to| self.networks.iter().any(|network| network.covers(to));
+        Netlink::routes_to(is_inside).await
+    }
+
     /// Lists what the kernel has. An external interface that was renamed, made again or given
     /// another MTU is known by its address.
     pub(super) async fn look(&mut self) -> Result<Seen, NetlinkError> {
         let links = self.netlink.links().await?;
         let addresses = self.netlink.addresses().await?;
-        let routes = self.netlink.routes().await?;
+        let routes = self.routes().await?;
         let ExternalInterface { address, name, .. } = &self.external;
         let link = carrier(*address, name, &links, &addresses).cloned();
         if let Some(link) = &link {
@@ -232,7 +243,8 @@ impl Ground {
     fn reopen(&mut self, error: &NetlinkError) {
         let text = format!("lost touch with the kernel, opening it again: {}", with_causes(error));
         self.tell("connection", text);
-        let reopened = Netlink::events().and_then(|events| Ok((events, Netlink::open()?)));
+        let events = listen(&self.networks, self.is_direct);
+        let reopened = events.and_then(|events| Ok((events, Netlink::open()?)));
         match reopened {
             Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
             Err(error) => {
@@ -278,6 +290,11 @@ impl Ground {
         }
         errors.len()
     }
+}
+
+fn listen(networks: &[Prefix], is_direct: bool) -> Result<Events, NetlinkError> {
+    let events = Netlink::events()?;
+    Ok(if is_direct { events } else { events.only_about(networks) })
 }
 
 /// The peers of one backend type among all; counts the others, and says once how many.

@@ -175,7 +175,7 @@ impl UdpNetwork {
         setup.offload = offload;
         setup.engine = team::settle_engine(setup.engine);
         let netlink = Netlink::open()?;
-        let events = Netlink::events()?;
+        let events = Netlink::events()?.only_about(&[setup.network]);
         let underlay = UnderlayWatch::new(netlink.clone(), setup.external.address)?;
         let known = setup.external.underlay();
         let next_address = NextAddress::new(&setup.interface, setup.follow_address);

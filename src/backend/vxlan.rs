@@ -341,7 +341,7 @@ impl Grounded for VxlanNetwork {
         let Found { link, is_new, .. } = self.establish(&seen).await?;
         let Some(peers) = peers else { return Ok(self.whole()) };
         // With an old device its routes went as well.
-        let routes = if is_new { self.ground.netlink.routes().await? } else { seen.routes };
+        let routes = if is_new { self.ground.routes().await? } else { seen.routes };
         let wanted = self.wanted(peers, &link).await;
         let actual = self.actual(&link, routes).await?;
         let networks = self.ground.networks().to_vec();

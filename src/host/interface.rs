@@ -42,7 +42,7 @@ pub struct Snapshot {
     pub links: Vec<Link>,
     /// All IPv4 addresses in the kernel's order.
     pub addresses: Vec<Address>,
-    /// The IPv4 routes of the main table in the kernel's order.
+    /// The IPv4 routes of the main table in the kernel's order, the default ones at least.
     pub routes: Vec<Route>,
     /// The kernel's answer for `--iface-can-reach`, or why there is none.
     pub path_to_can_reach: Option<Result<PathToHost, String>>,
@@ -164,7 +164,7 @@ async fn look(
     let snapshot = Snapshot {
         links: netlink.links().await?,
         addresses: netlink.addresses().await?,
-        routes: netlink.routes().await?,
+        routes: Netlink::routes_to(|destination| destination.length_bits() == 0).await?,
         path_to_can_reach: match options.can_reach {
             Some(destination) => Some(path_to(netlink, destination).await),
             None => None,

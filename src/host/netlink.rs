@@ -4,6 +4,7 @@
 mod decode;
 mod events;
 mod neighbours;
+mod routes;
 mod vxlan;
 
 use std::fmt;
@@ -19,11 +20,11 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteMetric};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use tokio::time::timeout;
 
-use crate::host::state::{Address, Link, LinkId, PathToHost, Route, RouteSpec};
+use crate::host::state::{Address, Link, LinkId, PathToHost, RouteSpec};
 use crate::route::Prefix;
 
 pub use events::Events;
@@ -199,16 +200,6 @@ impl Netlink {
         let request = RouteNetlinkMessage::GetAddress(query);
         let answer = self.list(Operation::new("list", "IPv4 addresses"), request).await?;
         Ok(answer.iter().filter_map(decode::address).collect())
-    }
-
-    /// All IPv4 routes of the main table, in the kernel's order: within one destination the one
-    /// that wins comes first.
-    pub async fn routes(&self) -> Result<Vec<Route>, NetlinkError> {
-        let mut query = RouteMessage::default();
-        query.header.address_family = decode::IPV4;
-        let request = RouteNetlinkMessage::GetRoute(query);
-        let answer = self.list(Operation::new("list", "IPv4 routes"), request).await?;
-        Ok(answer.iter().filter_map(decode::route).collect())
     }
 
     /// How the kernel would reach `destination` now (`ip route get`).

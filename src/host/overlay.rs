@@ -341,7 +341,8 @@ async fn read(netlink: &Netlink, desired: &OverlayDesired) -> Result<OverlayActu
     };
     let mut addresses = netlink.addresses().await?;
     addresses.retain(|address| address.interface_index == device.index);
-    let mut routes = netlink.routes().await?;
+    // Path routes lead to leases, which lie inside the network.
+    let mut routes = Netlink::routes_to(|destination| desired.network.covers(destination)).await?;
     let is_of_path = |route: &Route| {
         desired.path_mtus.contains_key(&route.destination) || desired.is_path_route(route)
     };

@@ -66,7 +66,7 @@ pub struct UnderlayWatch {
 impl UnderlayWatch {
     /// Watches the link that has `address`.
     pub fn new(netlink: Netlink, address: Ipv4Addr) -> Result<Self, NetlinkError> {
-        Ok(Self { netlink, events: Netlink::events()?, address, away_since: None })
+        Ok(Self { netlink, events: Netlink::events()?.only_about(&[]), address, away_since: None })
     }
 
     /// Watches the link that has `address` from now on.

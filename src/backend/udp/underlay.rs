@@ -156,7 +156,8 @@ impl Keeper {
         let address = self.setup.external.address;
         let reopened = Netlink::open().and_then(|netlink| {
             let underlay = UnderlayWatch::new(netlink.clone(), address)?;
-            Ok((Netlink::events()?, underlay, netlink))
+            let events = Netlink::events()?.only_about(&[self.setup.network]);
+            Ok((events, underlay, netlink))
         });
         match reopened {
             Ok((events, underlay, netlink)) => {

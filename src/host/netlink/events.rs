@@ -8,8 +8,12 @@ use futures_util::FutureExt;
 use rtnetlink::MulticastGroup;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
 use super::NetlinkError;
+use super::routes::{About, about};
+use crate::route::Prefix;
 
 /// One change of an interface brings a handful of messages, and a pod's start some dozens, all
 /// within a few milliseconds. Waiting this long makes them one pass of repair, and leaves most of
@@ -20,8 +24,13 @@ const COALESCE: Duration = Duration::from_millis(50);
 /// (212,992 bytes) holds fewer messages than this.
 const DRAIN_MESSAGES_MAX: usize = 4096;
 
-/// Longest message that matters: none. The content is not read, and the kernel cuts the rest off.
+/// As much of a message as tells which route it is about; the kernel cuts the rest off.
 const MESSAGE_BYTES: usize = 64;
+
+/// Room for news while a reader is at work: the routes of an internet routing table change some
+/// thousand times a second when a router starts, and each takes the kernel about 800 bytes. What
+/// is not used takes no memory.
+const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
 const GROUPS: [MulticastGroup; 3] =
     [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
@@ -30,6 +39,8 @@ const GROUPS: [MulticastGroup; 3] =
 pub struct Events {
     socket: TokioSocket,
     pending: bool,
+    /// Routes that matter; all if there are none.
+    networks: Option<Vec<Prefix>>,
 }
 
 impl std::fmt::Debug for Events {
@@ -43,43 +54,59 @@ impl Events {
         let open = || {
             let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
             let groups = GROUPS.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
+            // Without the right to it the default has to do, and more news is taken for lost.
+            set_socket_recv_buffer_size_force(socket.socket_ref(), RECEIVE_BUFFER_BYTES).ok();
             socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
             Ok(socket)
         };
         let socket =
             open().map_err(|source| NetlinkError::Open { purpose: "change events", source })?;
-        Ok(Self { socket, pending: false })
+        Ok(Self { socket, pending: false, networks: None })
+    }
+
+    /// Passes over news of routes that lead to no part of `networks`.
+    #[must_use]
+    pub fn only_about(self, networks: &[Prefix]) -> Self {
+        Self { networks: Some(networks.to_vec()), ..self }
     }
 
     /// Waits until something changed. Changes that come close together are reported as one.
     /// Cancel-safe: news that were taken before a cancellation are reported by the next call.
     pub async fn changed(&mut self) -> Result<(), NetlinkError> {
         if !self.pending {
-            receive(&self.socket).await?;
+            while !self.receive().await? {}
             self.pending = true;
         }
         tokio::time::sleep(COALESCE).await;
         for _ in 0..DRAIN_MESSAGES_MAX {
             // Outside tokio's budget, which ends a drain after 128 messages.
-            match tokio::task::unconstrained(receive(&self.socket)).now_or_never() {
-                Some(result) => result?,
+            match tokio::task::unconstrained(self.receive()).now_or_never() {
+                Some(result) => _ = result?,
                 None => break,
             }
         }
         self.pending = false;
         Ok(())
     }
-}
 
-/// Takes one message. A full receive buffer lost some, which is news as well.
-async fn receive(socket: &TokioSocket) -> Result<(), NetlinkError> {
-    let mut message = Vec::with_capacity(MESSAGE_BYTES);
-    match socket.recv(&mut message).await {
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
-            Ok(())
+    /// Takes one message, and gives whether it matters. A full receive buffer lost some, which is
+    /// news as well.
+    async fn receive(&self) -> Result<bool, NetlinkError> {
+        let mut message = Vec::with_capacity(MESSAGE_BYTES);
+        match self.socket.recv(&mut message).await {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => Ok(true),
+            Err(source) => Err(broken(source)),
+            Ok(()) => Ok(self.matters(&message)),
         }
-        Err(source) => Err(broken(source)),
-        Ok(()) => Ok(()),
+    }
+
+    fn matters(&self, message: &[u8]) -> bool {
+        let Some(networks) = &self.networks else { return true };
+        match about(message) {
+            About::Route(destination) => networks.iter().any(|network| network.covers(destination)),
+            About::OtherRoute => false,
+            About::Else => true,
+        }
     }
 }
 

@@ -218,7 +218,7 @@ fn is_own_route(desired: &OverlayDesired, route: &Route) -> bool {
 
 /// Whether a route takes packets that ours would have. Of one destination the kernel takes the
 /// routes of the packet's type of service first, then those of any; among them the lowest metric
-/// (`fib_table_lookup`, net/ipv4/fib_trie.c).
+/// (`fib_table_lookup`, net/ipv4/fib_trie.c), than which ours is not higher.
 fn wins(route: &Route) -> bool {
     route.type_of_service != 0 || route.metric == ROUTE_METRIC
 }

@@ -1,0 +1,224 @@
+//! Routes of hosts that may have a whole internet routing table: a listing keeps only what is asked
+//! for, as it comes, and news of other routes is told from what matters by a few bytes.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use rtnetlink::packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use tokio::time::timeout;
+
+use super::{LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, Operation, REQUEST_TIMEOUT, decode};
+use crate::host::state::Route;
+use crate::route::Prefix;
+
+/// The kernel fills at most so much in one go (`netlink_dump`, net/netlink/af_netlink.c).
+const PART_BYTES: usize = 32 * 1024;
+
+/// Of linux/netlink.h and linux/rtnetlink.h: message types, an attribute, and where things are.
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const RTA_DST: u16 = 1;
+const TYPE_AT: usize = 4;
+const FLAGS_AT: usize = 6;
+const HEADER_BYTES: usize = 16;
+const ATTRIBUTES_AT: usize = HEADER_BYTES + 12;
+
+impl Netlink {
+    /// The IPv4 routes of the main table to the destinations that are `wanted`, in the kernel's
+    /// order: within one destination the one that wins comes first. Takes no memory for others.
+    pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>, NetlinkError> {
+        let operation = Operation::new("list", "IPv4 routes");
+        for _ in 0..LISTING_ATTEMPTS_MAX {
+            match timeout(REQUEST_TIMEOUT, list(&operation, &wanted)).await {
+                Ok(Ok(Some(routes))) => return Ok(routes),
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => return Err(error),
+                Err(_elapsed) => return Err(NetlinkError::TimedOut(operation)),
+            }
+        }
+        Err(NetlinkError::Unsettled(operation))
+    }
+}
+
+/// One listing; `None` if the table changed meanwhile in a way that may have hidden something.
+async fn list(
+    operation: &Operation,
+    wanted: &impl Fn(Prefix) -> bool,
+) -> Result<Option<Vec<Route>>, NetlinkError> {
+    let refused = |source| NetlinkError::Refused { operation: operation.clone(), source };
+    let socket =
+        ask().await.map_err(|source| NetlinkError::Open { purpose: "a listing", source })?;
+    let (mut routes, mut is_interrupted) = (Vec::new(), false);
+    let mut part = Vec::with_capacity(PART_BYTES);
+    loop {
+        part.clear();
+        socket.recv(&mut part).await.map_err(refused)?;
+        let mut rest = part.as_slice();
+        while let Some((message, next)) = split(rest) {
+            rest = next;
+            is_interrupted |= number(message, FLAGS_AT).is_some_and(|it| it & NLM_F_DUMP_INTR != 0);
+            match about(message) {
+                About::Route(destination) if wanted(destination) => {
+                    routes.extend(parse(message).and_then(|it| decode::route(&it)));
+                }
+                About::Route(_) | About::OtherRoute => {}
+                About::Else => match end(message) {
+                    None => {}
+                    Some(Ok(())) => return Ok((!is_interrupted).then_some(routes)),
+                    // Before its first route the table is not there.
+                    Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                        return Ok(Some(Vec::new()));
+                    }
+                    Some(Err(error)) => return Err(refused(error)),
+                },
+            }
+        }
+    }
+}
+
+/// Asks for the main table, over a connection of its own: the answers of a shared one pile up.
+async fn ask() -> io::Result<TokioSocket> {
+    let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+    socket.socket_mut().bind_auto()?;
+    socket.socket_mut().connect(&SocketAddr::new(0, 0))?;
+    // Without it, on kernels before 4.20, all tables are listed: slower, with the same outcome.
+    socket.socket_mut().set_netlink_get_strict_chk(true).ok();
+    let mut query = RouteMessage::default();
+    query.header.address_family = decode::IPV4;
+    query.header.table = RouteHeader::RT_TABLE_MAIN;
+    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(query));
+    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send(&bytes).await?;
+    Ok(socket)
+}
+
+fn parse(message: &[u8]) -> Option<RouteNetlinkMessage> {
+    let payload = NetlinkMessage::deserialize(message).ok()?.payload;
+    if let NetlinkPayload::InnerMessage(message) = payload { Some(message) } else { None }
+}
+
+/// How the listing ended, if this message is its end.
+fn end(message: &[u8]) -> Option<io::Result<()>> {
+    let payload = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message).ok()?.payload;
+    let code = if let NetlinkPayload::Done(done) = payload {
+        done.code
+    } else if let NetlinkPayload::Error(error) = payload {
+        error.raw_code()
+    } else {
+        return None;
+    };
+    let failed = || io::Error::from_raw_os_error(code.saturating_neg());
+    Some(if code < 0 { Err(failed()) } else { Ok(()) })
+}
+
+/// What a message is about.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum About {
+    /// A route of the main table to this destination.
+    Route(Prefix),
+    /// A route of another table.
+    OtherRoute,
+    /// Something else, or nothing that can be read.
+    Else,
+}
+
+/// Reads no more of a message than it must; it may be cut off behind the destination.
+pub(super) fn about(message: &[u8]) -> About {
+    if !matches!(number(message, TYPE_AT), Some(RTM_NEWROUTE | RTM_DELROUTE)) {
+        return About::Else;
+    }
+    let header = message.get(HEADER_BYTES..).and_then(|header| header.first_chunk());
+    let Some([_family, length_bits, _source_length, _service, table]) = header.copied() else {
+        return About::Else;
+    };
+    if table != RouteHeader::RT_TABLE_MAIN {
+        return About::OtherRoute;
+    }
+    let network = if length_bits == 0 { Some(Ipv4Addr::UNSPECIFIED) } else { destination(message) };
+    let destination = network.and_then(|network| Prefix::new(network, length_bits));
+    destination.map_or(About::Else, About::Route)
+}
+
+fn destination(message: &[u8]) -> Option<Ipv4Addr> {
+    let mut rest = message.get(ATTRIBUTES_AT..)?;
+    loop {
+        let (length, kind) = (number(rest, 0)?, number(rest, 2)?);
+        if kind == RTA_DST {
+            let address: &[u8; 4] = rest.get(4..)?.first_chunk()?;
+            return Some(Ipv4Addr::from(*address));
+        }
+        // An attribute's own four bytes are in its length; the next one is aligned to four.
+        rest = rest.get(usize::from(length).max(4).next_multiple_of(4)..)?;
+    }
+}
+
+/// The first message of `bytes`, and what follows.
+fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
+    let message = bytes.get(..length).filter(|message| message.len() >= HEADER_BYTES)?;
+    Some((message, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::state::{LinkId, RouteProtocol, RouteSpec, Scope};
+
+    fn bytes(destination: &str, table: u8, is_new: bool) -> Vec<u8> {
+        let route = RouteSpec {
+            destination: destination.parse().unwrap(),
+            interface: LinkId { index: 2, name: "eth0".to_owned() },
+            gateway: "192.0.2.1".parse().ok(),
+            metric: 7,
+            scope: Scope::Global,
+            protocol: RouteProtocol::BOOT,
+            is_onlink: false,
+        };
+        let mut route = decode::route_message(&route);
+        route.header.table = table;
+        let make =
+            if is_new { RouteNetlinkMessage::NewRoute } else { RouteNetlinkMessage::DelRoute };
+        let mut message = NetlinkMessage::from(make(route));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn the_destination_is_read_from_the_bytes() {
+        for text in ["10.5.0.0/16", "10.5.7.0/24", "192.0.2.1/32", "0.0.0.0/0"] {
+            for is_new in [true, false] {
+                let whole = bytes(text, RouteHeader::RT_TABLE_MAIN, is_new);
+                assert_eq!(about(&whole), About::Route(text.parse().unwrap()), "{text}");
+                assert_eq!(about(&bytes(text, 100, is_new)), About::OtherRoute, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_is_never_taken_for_another_route() {
+        let whole = bytes("10.5.7.0/24", RouteHeader::RT_TABLE_MAIN, true);
+        let right = about(&whole);
+        for length in 0..whole.len() {
+            let found = about(&whole[..length]);
+            assert!(found == right || found == About::Else, "{length} bytes: {found:?}");
+            assert!(split(&whole[..length]).is_none(), "{length} bytes are a message");
+        }
+        let two = [whole.clone(), whole.clone()].concat();
+        assert_eq!(split(&two), Some((&whole[..], &whole[..])));
+    }
+}
