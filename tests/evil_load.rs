@@ -5,7 +5,6 @@
 mod support;
 
 #[path = "../benches/evil/packets.rs"]
-#[allow(dead_code, reason = "the program makes harmless packets too")]
 mod packets;
 #[path = "../benches/evil/pour.rs"]
 #[allow(dead_code, reason = "the program reports what was sent")]
@@ -17,7 +16,6 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use packets::Kind;
 use pour::Shared;
 use support::cluster::{Cluster, host_address};
 use support::lab::{Namespace, SubnetEnv, wait_until};
@@ -84,9 +82,8 @@ fn evil_packets_end_no_worker(engine: &str) {
         [host, far].map(|namespace| Path::new("/run/netns").join(namespace.name()));
     thread::scope(|scope| {
         let stop = Stop(&shared);
-        let network = scope
-            .spawn(|| pour::from_network(&shared, &host_handle, &far_handle, Kind::Evil, SEED));
-        let pod = scope.spawn(|| pour::from_pod(&shared, &host_handle, Kind::Evil, SEED));
+        let network = scope.spawn(|| pour::from_network(&shared, &host_handle, &far_handle, SEED));
+        let pod = scope.spawn(|| pour::from_pod(&shared, &host_handle, SEED));
         wait_until(PATIENCE, "weftd receives the load of both ways", || {
             received().iter().all(|count| *count > PACKETS / 2)
                 || network.is_finished()

@@ -24,6 +24,8 @@ const LAST: Duration = Duration::from_secs(2);
 pub(crate) struct Flow {
     pub(crate) sent: AtomicU64,
     pub(crate) arrived: AtomicU64,
+    /// Those that a later one has overtaken.
+    pub(crate) lost: AtomicU64,
     receiving: AtomicBool,
     ended: AtomicBool,
 }
@@ -94,6 +96,7 @@ fn receive(flow: &Flow, to: &Pod) -> Result<()> {
         let number = datagram.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         let near = last + 1..=last + 1_000_000;
         if bytes == BYTES && near.contains(&number) {
+            flow.lost.fetch_add(number - last - 1, Ordering::Relaxed);
             last = number;
             flow.arrived.fetch_add(1, Ordering::Relaxed);
         }

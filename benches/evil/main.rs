@@ -6,10 +6,11 @@
 mod honest;
 mod packets;
 mod pour;
+mod queues;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,14 +19,15 @@ use serde_json::{Value, json};
 use weft::daemon::status::fetch_unix;
 
 use crate::honest::{Flow, Pod};
-use crate::packets::Kind;
 use crate::pour::Shared;
+use crate::queues::Queues;
 
 const USAGE: &str = "\
-usage: evil --lab NAME --status SOCKET --packets N [--seed S] [--harmless]
+usage: evil --lab NAME --status SOCKET --packets N [--seed S]
 Sends to the weftd whose status is at SOCKET, in the lab NAME of scripts/evil, until it has
-received N packets. --harmless sends the same load of packets that are dropped at first sight.
-Prints what was received and what became of it as JSON; fails when the counts do not add up.
+received N packets. Prints what was received and what became of it as JSON; fails when the counts
+do not add up. An honest datagram is judged when no queue of the kernel has lost a packet lately:
+what is lost then, weftd has lost.
 ";
 
 /// Between two looks at the counters.
@@ -33,6 +35,10 @@ const LOOK: Duration = Duration::from_millis(250);
 
 /// Between two lines of progress.
 const TELL: Duration = Duration::from_secs(10);
+
+/// How long a queue that lost packets excuses lost datagrams: the next one shows the gap, and may
+/// have waited as long itself.
+const EXCUSED: Duration = Duration::from_secs(1);
 
 /// A daemon that takes in nothing for so long has ended, whatever it says.
 const STUCK: Duration = Duration::from_secs(60);
@@ -46,14 +52,12 @@ struct Options {
     status: PathBuf,
     packets: u64,
     seed: u64,
-    kind: Kind,
 }
 
 impl Options {
     fn from_args() -> Result<Option<Self>> {
         let (mut lab, mut status, mut packets) = (None, None, None);
         let mut seed = u64::from(std::process::id());
-        let mut kind = Kind::Evil;
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             let mut value =
@@ -63,7 +67,6 @@ impl Options {
                 "--status" => status = Some(PathBuf::from(value()?)),
                 "--packets" => packets = Some(value()?.parse().context("--packets is a number")?),
                 "--seed" => seed = value()?.parse().context("--seed is a number")?,
-                "--harmless" => kind = Kind::Harmless,
                 "--help" | "-h" => return Ok(None),
                 _ => bail!("unknown argument {argument}; see --help"),
             }
@@ -71,7 +74,7 @@ impl Options {
         let (Some(lab), Some(status), Some(packets)) = (lab, status, packets) else {
             bail!("--lab, --status and --packets are needed; see --help")
         };
-        Ok(Some(Self { lab, status, packets, seed, kind }))
+        Ok(Some(Self { lab, status, packets, seed }))
     }
 
     fn namespace(&self, name: &str) -> PathBuf {
@@ -88,7 +91,7 @@ fn main() -> Result<()> {
     let Some(options) = Options::from_args()? else {
         return Ok(std::io::stdout().write_all(USAGE.as_bytes())?);
     };
-    say(&format!("seed {}, {:?} packets", options.seed, options.kind));
+    say(&format!("seed {}", options.seed));
     let before = Counts::read(&options.status)?;
     let started = Instant::now();
     let shared = Shared::default();
@@ -101,27 +104,26 @@ fn main() -> Result<()> {
         let (shared, options) = (&shared, &options);
         let network = scope.spawn(move || {
             let (host, far) = (options.namespace("h1"), options.namespace("h2"));
-            pour::from_network(shared, &host, &far, options.kind, options.seed)
+            pour::from_network(shared, &host, &far, options.seed)
         });
-        let pod = scope.spawn(move || {
-            pour::from_pod(shared, &options.namespace("h1"), options.kind, options.seed)
-        });
-        let watched = watch(options, &before, || network.is_finished() || pod.is_finished());
+        let pod =
+            scope.spawn(move || pour::from_pod(shared, &options.namespace("h1"), options.seed));
+        let watched =
+            watch(options, &before, &flows, || network.is_finished() || pod.is_finished());
         shared.stop.store(true, Ordering::Relaxed);
         flows.iter().for_each(Flow::end);
         let poured = [network.join(), pod.join()];
-        watched?;
+        let judged = watched?;
         for result in poured {
             let Ok(ended) = result else { bail!("a sender panicked") };
             ended?;
         }
-        Ok::<_, anyhow::Error>(())
+        Ok::<_, anyhow::Error>(judged)
     });
-    outcome?;
+    let judged = outcome?;
     let seconds = started.elapsed().as_secs_f64();
     let after = Counts::at_rest(&options.status)?;
     let result = json!({
-        "kind": format!("{:?}", options.kind),
         "seed": options.seed,
         "seconds": seconds,
         "sent": {
@@ -130,7 +132,8 @@ fn main() -> Result<()> {
         },
         "ingress": after.since(&before, "ingress"),
         "egress": after.since(&before, "egress"),
-        "overflows": after.overflows() - before.overflows(),
+        "queues_lost": judged.queues_lost,
+        "judged": { "sent": judged.sent, "lost": judged.lost },
         "honest": flows.each_ref().map(|flow| json!({
             "sent": flow.sent.load(Ordering::Relaxed),
             "arrived": flow.arrived.load(Ordering::Relaxed),
@@ -142,15 +145,25 @@ fn main() -> Result<()> {
 }
 
 /// Waits until the daemon has received what was asked for.
-fn watch(options: &Options, before: &Counts, ended: impl Fn() -> bool) -> Result<()> {
+fn watch(
+    options: &Options,
+    before: &Counts,
+    flows: &[Flow],
+    ended: impl Fn() -> bool,
+) -> Result<Judged> {
+    let mut queues = Queues::open(&["h1", "h2", "p1", "p2"].map(|name| options.namespace(name)))?;
+    let mut judge = Judge::new(queues.lost()?);
     let started = Instant::now();
     let (mut told, mut moved, mut last) = (started, started, 0);
     loop {
         thread::sleep(LOOK);
+        // First what was lost, then what may excuse it.
+        let (sent, lost) = (sum(flows, |flow| &flow.sent), sum(flows, |flow| &flow.lost));
+        judge.look(sent, lost, queues.lost()?);
         let now = Counts::read(&options.status)?;
         let received = now.received() - before.received();
         if received >= options.packets || ended() {
-            return Ok(());
+            return Ok(judge.judged);
         }
         if received > last {
             (moved, last) = (Instant::now(), received);
@@ -161,6 +174,49 @@ fn watch(options: &Options, before: &Counts, ended: impl Fn() -> bool) -> Result
             let rate = received as f64 / started.elapsed().as_secs_f64() / 1e6;
             say(&format!("{received} packets received, {rate:.2} million a second"));
         }
+    }
+}
+
+fn sum(flows: &[Flow], count: impl Fn(&Flow) -> &AtomicU64) -> u64 {
+    flows.iter().map(|flow| count(flow).load(Ordering::Relaxed)).sum()
+}
+
+/// Honest datagrams of the times in which no queue of the kernel had lost packets.
+#[derive(Debug, Default)]
+struct Judged {
+    sent: u64,
+    lost: u64,
+    /// By the kernel's queues, of any flow.
+    queues_lost: u64,
+}
+
+/// Tells what weftd has lost from what the kernel's queues have.
+struct Judge {
+    judged: Judged,
+    sent: u64,
+    lost: u64,
+    queues_lost: u64,
+    excused_until: Instant,
+}
+
+impl Judge {
+    fn new(queues_lost: u64) -> Self {
+        let judged = Judged::default();
+        Self { judged, sent: 0, lost: 0, queues_lost, excused_until: Instant::now() }
+    }
+
+    /// Takes in the counts so far.
+    fn look(&mut self, sent: u64, lost: u64, queues_lost: u64) {
+        let now = Instant::now();
+        if queues_lost > self.queues_lost {
+            self.judged.queues_lost += queues_lost - self.queues_lost;
+            self.excused_until = now + EXCUSED;
+        }
+        if now >= self.excused_until {
+            self.judged.sent += sent - self.sent;
+            self.judged.lost += lost - self.lost;
+        }
+        (self.sent, self.lost, self.queues_lost) = (sent, lost, queues_lost);
     }
 }
 
@@ -193,10 +249,6 @@ impl Counts {
 
     fn received(&self) -> u64 {
         self.count("ingress", "packets_received") + self.count("egress", "packets_received")
-    }
-
-    fn overflows(&self) -> u64 {
-        self.count("worker", "receive_overflows")
     }
 
     fn dropped(&self, way: &str) -> u64 {

@@ -55,15 +55,6 @@ const NOBODY: [Ipv4Addr; 8] = [
     Ipv4Addr::new(10, 5, 1, 0),
 ];
 
-/// Which packets are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Whatever might do harm.
-    Evil,
-    /// The same sizes, dropped at first sight: the version is no IP's.
-    Harmless,
-}
-
 /// Where packets come from and go to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ends {
@@ -93,7 +84,6 @@ struct Flow {
 
 /// A pool of trains between the same ends.
 pub(crate) struct Pool {
-    kind: Kind,
     ends: Ends,
     random: Rng,
     trains: Vec<Train>,
@@ -101,26 +91,26 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(kind: Kind, ends: Ends, seed: u64) -> Self {
+    pub(crate) fn new(ends: Ends, seed: u64) -> Self {
         let random = Rng::with_seed(seed);
         let trains = (0..TRAINS).map(|_| Train::default()).collect();
-        Self { kind, ends, random, trains, next: 0 }
+        Self { ends, random, trains, next: 0 }
     }
 
     /// The next train, with the source of chance for what is done with it.
     pub(crate) fn next(&mut self) -> (&Train, &mut Rng) {
-        let Self { kind, ends, random, trains, next } = self;
+        let Self { ends, random, trains, next } = self;
         let train = &mut trains[*next];
         *next = (*next + 1) % TRAINS;
         if train.bytes.is_empty() || random.u32(..REMADE_EACH) == 0 {
             train.resize(random);
-            fill(&mut train.bytes, train.segment_bytes, *kind, *ends, random);
+            fill(&mut train.bytes, train.segment_bytes, *ends, random);
         } else {
             let packets = train.bytes.len() / train.segment_bytes;
             let count = packets / RENEWED_EACH;
             let first = random.usize(..=packets - count) * train.segment_bytes;
             let part = &mut train.bytes[first..][..count * train.segment_bytes];
-            fill(part, train.segment_bytes, *kind, *ends, random);
+            fill(part, train.segment_bytes, *ends, random);
         }
         (train, random)
     }
@@ -143,11 +133,7 @@ impl Train {
 }
 
 /// Makes packets of one flow, one to a slot.
-fn fill(bytes: &mut [u8], slot_bytes: usize, kind: Kind, ends: Ends, random: &mut Rng) {
-    if kind == Kind::Harmless {
-        bytes.fill(0x50);
-        return;
-    }
+fn fill(bytes: &mut [u8], slot_bytes: usize, ends: Ends, random: &mut Rng) {
     let mut flow = Flow {
         number: random.u8(..4),
         sequence: random.u32(..),

@@ -17,7 +17,7 @@ use weft::offload::{PartialChecksum, Segmentation, SegmentationKind, VnetHeader}
 use weft::sys::Range;
 use weft::sys::udp::SendBatch;
 
-use crate::packets::{Ends, Kind, Pool, Train, mend};
+use crate::packets::{Ends, Pool, Train, mend};
 
 /// The addresses of the lab: the daemon under fire, a peer of it, and one that no lease names.
 pub(crate) const TARGET: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 1), 8285);
@@ -40,21 +40,17 @@ const QUEUE_BYTES_MAX: u64 = 1 << 20;
 /// Messages of one batch: a train cut into single datagrams.
 const MESSAGES_MAX: usize = 64;
 
-/// Super-packets in a row; the device's queue holds 500 packets.
-const WRITES_IN_A_ROW: usize = 32;
+/// Packets in a row if the kernel cuts every super-packet; the queue of the daemon's device should
+/// hold some times as many. Then it is left to shrink.
+const PACKETS_IN_A_ROW: usize = 1000;
+/// Packets that a daemon which has caught up still reads in a [`PAUSE`].
+const REST_PACKETS: u64 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 const LONG_PAUSE: Duration = Duration::from_millis(20);
 
 /// The longest super-packet, and the most packets that one may stand for.
 const SUPER_BYTES_MAX: usize = 65_000;
 const SUPER_SEGMENTS_MAX: usize = 200;
-
-/// Headers of a datagram from a pod of the target's to one of the peer's, lengths and checksums
-/// to be filled in.
-const HARMLESS: [u8; 28] = [
-    0x45, 0, 0, 28, 0, 1, 0x40, 0, 62, 17, 0, 0, 10, 5, 1, 129, 10, 5, 3, 129, 0x30, 0, 0x14, 0x51,
-    0, 8, 0, 0,
-];
 
 /// What all threads share.
 #[derive(Debug, Default)]
@@ -81,13 +77,7 @@ pub(crate) fn enter(namespace: &Path) -> Result<()> {
 }
 
 /// Trains and single datagrams from a peer and a stranger, until it is told to stop.
-pub(crate) fn from_network(
-    shared: &Shared,
-    host: &Path,
-    far: &Path,
-    kind: Kind,
-    seed: u64,
-) -> Result<()> {
+pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) -> Result<()> {
     enter(host)?;
     let mut queue = ReceiveQueue::open()?;
     enter(far)?;
@@ -96,7 +86,7 @@ pub(crate) fn from_network(
         let socket = UdpSocket::bind(at).with_context(|| format!("cannot bind {at}"))?;
         senders.push((
             socket,
-            Pool::new(kind, Ends { from, to: TARGET_PODS }, seed ^ u64::from(at.ip().octets()[3])),
+            Pool::new(Ends { from, to: TARGET_PODS }, seed ^ u64::from(at.ip().octets()[3])),
         ));
     }
     let mut batch = SendBatch::new(MESSAGES_MAX, MESSAGES_MAX);
@@ -168,7 +158,7 @@ impl ReceiveQueue {
 }
 
 /// Packets and super-packets out of a device that stands for a pod, until it is told to stop.
-pub(crate) fn from_pod(shared: &Shared, host: &Path, kind: Kind, seed: u64) -> Result<()> {
+pub(crate) fn from_pod(shared: &Shared, host: &Path, seed: u64) -> Result<()> {
     enter(host)?;
     let device = Tun::open("evil0", TunOffload { tso: true, uso: true })?;
     ip(&["link", "set", "evil0", "up"])?;
@@ -176,39 +166,35 @@ pub(crate) fn from_pod(shared: &Shared, host: &Path, kind: Kind, seed: u64) -> R
     let leases = [PEER_PODS, Ipv4Addr::new(10, 5, 2, 128), STRANGE_PODS, PEER_PODS];
     let mut pools: Vec<Pool> = (0_u64..)
         .zip(leases)
-        .map(|(number, to)| Pool::new(kind, Ends { from: TARGET_PODS, to }, seed ^ 0x100 << number))
+        .map(|(number, to)| Pool::new(Ends { from: TARGET_PODS, to }, seed ^ 0x100 << number))
         .collect();
-    let mut writes = 0;
-    let mut dropped = device_drops();
+    let (mut writes, mut in_a_row) = (0, 0);
+    let mut read = packets_read()?;
     let mut packet = Vec::new();
     while !shared.stopped() {
         let pool = &mut pools[writes % leases.len()];
-        let (header, packets) = next_write(pool, kind, &mut packet);
+        let (header, packets) = next_write(pool, &mut packet);
         // The kernel refuses some, as it would refuse a pod's.
         if device.write(&[IoSlice::new(&header), IoSlice::new(&packet)]).is_ok() {
             shared.sent_from_pod.fetch_add(packets as u64, Ordering::Relaxed);
         }
         writes += 1;
-        if writes % WRITES_IN_A_ROW == 0 {
-            let now = device_drops();
-            thread::sleep(if now > dropped { LONG_PAUSE } else { PAUSE });
-            dropped = now;
+        in_a_row += packets;
+        if in_a_row >= PACKETS_IN_A_ROW {
+            in_a_row = 0;
+            wait_for_rest(&mut read)?;
         }
     }
     Ok(())
 }
 
 /// A packet of the pool with its offload header; mostly one that is to be cut.
-fn next_write(pool: &mut Pool, kind: Kind, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
+fn next_write(pool: &mut Pool, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
     let (train, random) = pool.next();
     packet.clear();
     packet.extend_from_slice(&train.bytes[..train.segment_bytes.min(train.bytes.len())]);
-    if kind == Kind::Harmless {
-        packet.resize(packet.len().max(HARMLESS.len()), 0);
-        packet[..HARMLESS.len()].copy_from_slice(&HARMLESS);
-    }
     let plain = (VnetHeader::default().encode(0), 1);
-    let single = kind == Kind::Evil && random.u8(..4) == 0;
+    let single = random.u8(..4) == 0;
     if packet.len() < 28 || packet[0] >> 4 != 4 || single {
         return plain;
     }
@@ -244,13 +230,30 @@ fn next_write(pool: &mut Pool, kind: Kind, packet: &mut Vec<u8>) -> ([u8; 10], u
     (header.encode((ip_bytes + 20) as u16), packet.len().div_ceil(segment_bytes))
 }
 
-/// Packets that found the queue of the daemon's device full so far.
-fn device_drops() -> u64 {
-    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+/// Waits until the daemon reads from its device, and then until it has caught up.
+fn wait_for_rest(last: &mut u64) -> Result<()> {
+    let (mut waited, mut moved) = (Duration::ZERO, false);
+    while waited < LONG_PAUSE {
+        thread::sleep(PAUSE);
+        waited += PAUSE;
+        let now = packets_read()?;
+        let read = now.saturating_sub(*last);
+        *last = now;
+        if moved && read < REST_PACKETS {
+            break;
+        }
+        moved |= read > 0;
+    }
+    Ok(())
+}
+
+/// Packets that the daemon has read from its device so far.
+fn packets_read() -> Result<u64> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
     let devices = table.lines().filter_map(|line| line.trim_start().split_once(':'));
     let overlay = devices.filter(|(name, _)| name.starts_with("flannel"));
-    let dropped = overlay.filter_map(|(_, counts)| counts.split_whitespace().nth(11));
-    dropped.filter_map(|count| count.parse::<u64>().ok()).sum()
+    let read = overlay.filter_map(|(_, counts)| counts.split_whitespace().nth(9));
+    Ok(read.filter_map(|count| count.parse::<u64>().ok()).sum())
 }
 
 /// Runs `ip` in the namespace of this thread.
