@@ -15,6 +15,7 @@ use crate::backend::address::NextAddress;
 use crate::backend::network::{Settings, Setup, StartError};
 use crate::backend::status::Teller;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
+use crate::control::status::ControlStatus;
 use crate::failure::{Told, with_causes};
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
@@ -98,6 +99,7 @@ pub(super) struct Ground {
     networks: Vec<Prefix>,
     /// Whether routes that lie elsewhere matter too.
     is_direct: bool,
+    control: Arc<ControlStatus>,
     pub(super) teller: Teller,
     retry: Duration,
     told: BTreeMap<&'static str, Told>,
@@ -149,6 +151,7 @@ impl Ground {
             next_address: NextAddress::new(&setup.interface, setup.follow_address),
             networks,
             is_direct,
+            control: Arc::clone(&setup.control),
             teller,
             retry: RETRY.0,
             told: BTreeMap::new(),
@@ -163,6 +166,12 @@ impl Ground {
     /// Whether a route was set by a weftd of this network, by its mark.
     pub(super) fn is_marked(networks: &[Prefix], route: &Route) -> bool {
         route.protocol == RouteProtocol::WEFT && Self::is_inside(networks, route)
+    }
+
+    /// Whether what no peer asks for may be removed. The cache of a start without the store may be
+    /// older than what the kernel has: nobody knows yet which of that is stale.
+    pub(super) fn may_remove(&self) -> bool {
+        self.control.cached_as_of_unix().is_none()
     }
 
     pub(super) fn networks(&self) -> &[Prefix] {

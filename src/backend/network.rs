@@ -19,6 +19,7 @@ use crate::config::network::{
 };
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
 use crate::control::lease::{LeaseAttributes, Peers};
+use crate::control::status::ControlStatus;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::NetlinkError;
@@ -109,6 +110,8 @@ pub struct Setup {
     pub subnet: Prefix,
     /// What this node says of itself, as [`Settings::introduce`] made it.
     pub attributes: LeaseAttributes,
+    /// Tells whether the peers are from the store, or from the cache of a start without it.
+    pub control: Arc<ControlStatus>,
     /// Offloads that may be used by workers.
     pub offload: OffloadChoice,
     /// The engine that moves the packets of workers.

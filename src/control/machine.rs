@@ -136,6 +136,8 @@ pub(super) struct Machine {
     own: OwnLease,
     /// Whether the own lease is from the cache, and the store has not confirmed it yet.
     from_cache: bool,
+    /// Whether it was confirmed, and the peers that go with that are yet to be published.
+    is_confirmation_due: bool,
     hold: Hold,
     /// Earlier addresses of this node that the own entry may still show.
     moved_from: BTreeSet<Ipv4Addr>,
@@ -237,6 +239,7 @@ impl Machine {
             asked: Asked::Nothing,
             own,
             from_cache: false,
+            is_confirmation_due: false,
             hold: Hold::Held,
             moved_from: BTreeSet::new(),
             unanswered: None,
@@ -414,6 +417,10 @@ impl Machine {
             let peers = Arc::new(peers);
             self.published = Some(Arc::clone(&peers));
             self.commands.push(Command::Publish(peers));
+        }
+        // After the peers that the store told: until then what is published is the cache's.
+        if std::mem::take(&mut self.is_confirmation_due) {
+            self.commands.push(Command::Confirmed);
         }
         self.remember();
     }

@@ -172,6 +172,7 @@ async fn work(
         former_network: previous.network,
         subnet,
         attributes,
+        control: manager.status(),
         offload: options.offload,
         engine: options.engine,
         workers: options.workers,

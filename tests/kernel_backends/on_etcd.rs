@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS, host_address};
 use crate::support::lab::{SubnetEnv, wait_until};
-use crate::{SOON, VXLAN, value};
+use crate::{HOST_GW, SOON, VXLAN, value};
 
 const KEY: &str = "/coreos.com/network";
 
@@ -48,4 +48,51 @@ fn a_reboot_without_the_store_keeps_the_hardware_address_and_the_peers() {
     wait_until(Duration::from_secs(10), "the pods reach each other again", reach);
     let again = cluster.hosts[0].exec(&["ip", "-o", "link", "show", "flannel.1"]);
     assert!(again.contains(mac), "peers know another hardware address than {again}");
+}
+
+#[test]
+fn an_old_cache_removes_no_later_peer() {
+    let cluster = Cluster::new(2);
+    let mut etcd = NamespaceEtcd::start(&cluster.switch, SWITCH_ADDRESS);
+    etcd.ctl(&cluster.switch, &["put", &format!("{KEY}/config"), HOST_GW]);
+    let files = tempfile::tempdir().unwrap();
+    let store = format!("--etcd-endpoints=http://{SWITCH_ADDRESS}:2379");
+    let start = || cluster.weftd(0, files.path(), &[&store]);
+    let put = |subnet: &str| {
+        let lease = value(&host_address(1).to_string(), "host-gw", "null");
+        etcd.ctl(&cluster.switch, &["put", &format!("{KEY}/subnets/{subnet}"), &lease])
+    };
+    let has_route = |to: &str| {
+        let routes = cluster.hosts[0].exec(&["ip", "route", "show", to]);
+        routes.contains(&host_address(1).to_string())
+    };
+    put("10.5.201.0-24");
+    let mut daemon = start();
+    SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
+    let cache = files.path().join("subnet.env.cache");
+    let remembers = || {
+        let text = std::fs::read_to_string(&cache).unwrap_or_default();
+        text.contains("10.5.201.0")
+    };
+    wait_until(Duration::from_secs(30), "the first peer is remembered", remembers);
+    let old = std::fs::read(&cache).unwrap();
+    put("10.5.202.0-24");
+    wait_until(Duration::from_secs(30), "the later peer has its route", || {
+        has_route("10.5.202.0/24")
+    });
+    daemon.stop(Signal::KILL, SOON);
+    etcd.process.stop(Signal::KILL, SOON);
+    std::fs::write(&cache, old).unwrap();
+    cluster.hosts[0].exec(&["ip", "route", "del", "10.5.201.0/24"]);
+    let mut daemon = start();
+    wait_until(Duration::from_secs(30), "the cache's peer has its route again", || {
+        has_route("10.5.201.0/24")
+    });
+    // What is set comes before what is removed, in one pass. One more pass, to be sure.
+    cluster.hosts[0].exec(&["ip", "route", "del", "10.5.201.0/24"]);
+    wait_until(Duration::from_secs(30), "the cache's peer has its route again", || {
+        has_route("10.5.201.0/24")
+    });
+    assert!(has_route("10.5.202.0/24"), "an old cache cuts pods off from a later peer");
+    assert!(daemon.ended().is_none(), "{}", daemon.output());
 }

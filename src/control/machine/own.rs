@@ -242,7 +242,7 @@ impl Machine {
         let found = Lease { attributes: written, ..self.own.lease.clone() };
         self.mirror.insert(self.own.lease.key.clone(), found);
         if std::mem::take(&mut self.from_cache) {
-            self.commands.push(Command::Confirmed);
+            self.is_confirmation_due = true;
             self.say(Say::Confirmed { subnet: self.own.lease.subnet });
             self.plan_publication();
         }
