@@ -10,7 +10,7 @@ use crate::plane::Plane;
 use crate::requests::{send, with_client};
 use crate::site::{Site, name};
 use crate::support::cost::{process_time, status_bytes};
-use crate::support::lab::{Process, wait_until};
+use crate::support::lab::wait_until;
 
 /// As many as a machine with two processors makes in a minute. `WEFT_BESIDE_NODES` is another
 /// number.
