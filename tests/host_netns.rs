@@ -200,6 +200,10 @@ fn edits_work_and_their_errors_name_operation_and_object() {
         netlink.remove_route(&route).await.unwrap();
         let gone = netlink.remove_route(&route).await.unwrap_err();
         assert!(gone.is_already_gone(), "{gone:?}");
+        let other_scope = RouteSpec { gateway: None, scope: Scope::Link, ..route.clone() };
+        netlink.add_route(&other_scope).await.unwrap();
+        let unscoped = RouteSpec { scope: Scope::Global, ..other_scope };
+        netlink.remove_route(&unscoped).await.expect("a route of another scope goes, too");
         assert!(gone.to_string().contains("remove route 10.1.0.0/16 via 192.0.2.3 dev eth0"));
         netlink.remove_address(&eth0, address, 24).await.unwrap();
         let gone = netlink.remove_address(&eth0, address, 24).await.unwrap_err();

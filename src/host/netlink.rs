@@ -24,7 +24,7 @@ use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use tokio::time::timeout;
 
-use crate::host::state::{Address, Link, LinkId, PathToHost, RouteSpec};
+use crate::host::state::{Address, Link, LinkId, PathToHost, RouteSpec, Scope};
 use crate::route::Prefix;
 
 pub use events::Events;
@@ -294,7 +294,9 @@ impl Netlink {
 
     /// Removes a route.
     pub async fn remove_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
-        let request = RouteNetlinkMessage::DelRoute(decode::route_message(route));
+        // Of any scope: the kernel would not find a route that somebody set with another one.
+        let any_scope = RouteSpec { scope: Scope::NOWHERE, ..route.clone() };
+        let request = RouteNetlinkMessage::DelRoute(decode::route_message(&any_scope));
         self.edit(Operation::new("remove route", route), request, 0).await
     }
 

@@ -53,6 +53,11 @@ pub enum Scope {
     Other(u8),
 }
 
+impl Scope {
+    /// Of no route; in a request to remove one it stands for any (`RT_SCOPE_NOWHERE`).
+    pub const NOWHERE: Self = Self::Other(255);
+}
+
 /// One IPv4 address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {

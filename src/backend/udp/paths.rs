@@ -38,8 +38,11 @@ const WATCH: Duration = Duration::from_millis(400);
 /// The fewest milliseconds between two echoes to different peers: 40 a second, half a megabit.
 const WATCH_SPACING: Duration = Duration::from_millis(25);
 
-/// How long an answer is waited for. A later one still counts for what it shows.
+/// How long an answer is waited for: twice what the last one took, within these. A later one still
+/// counts for what it shows. The first covers a path across a continent; the second one by satellite
+/// with full queues, and bounds how late a peer that fell silent is noticed.
 const ANSWER: Duration = Duration::from_millis(250);
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// How often a search sends each length, and how far apart: a burst of loss shall not take all.
 const SEARCH_TIMES: u8 = 3;
@@ -125,6 +128,8 @@ struct Path {
     target: Ipv4Addr,
     watched_since: Instant,
     used: Instant,
+    /// How long an answer is waited for.
+    answer: Duration,
     silent: Duration,
     /// Whether no echo of the last search came back.
     is_mute: bool,
@@ -142,6 +147,8 @@ enum Phase {
 
 #[derive(Debug)]
 struct Search {
+    /// When the echo that was missed was sent, or this began.
+    since: Instant,
     next: Instant,
     sent: u8,
     answers: [u8; LENGTHS_MAX],
@@ -215,6 +222,7 @@ impl Paths {
             target,
             watched_since: now,
             used: now,
+            answer: ANSWER,
             silent: SILENT_FIRST,
             is_mute: false,
             phase: Phase::Due(now),
@@ -232,10 +240,12 @@ impl Paths {
             Phase::Due(_) => {}
             Phase::Asked(since, asked_bytes) if bytes >= *asked_bytes => {
                 path.silent = SILENT_FIRST;
+                path.answer = answer_after(path.answer, now.duration_since(*since));
                 path.phase = Phase::Due(*since + watch);
             }
             Phase::Asked(..) => {}
-            Phase::Search(_) if bytes == ceiling_bytes => {
+            Phase::Search(search) if bytes == ceiling_bytes => {
+                path.answer = answer_after(path.answer, now.duration_since(search.since));
                 path.conclude(Found::Wide, now, watch, &mut self.limits);
             }
             Phase::Search(search) => {
@@ -257,8 +267,9 @@ impl Paths {
             let limit = self.limits.get(&path.endpoint);
             if searches < SEARCHES_MAX && path.begins_search(limit, now) {
                 searches += 1;
-                path.phase =
-                    Phase::Search(Search { next: now, sent: 0, answers: [0; LENGTHS_MAX] });
+                let since = path.asked().unwrap_or(now);
+                let answers = [0; LENGTHS_MAX];
+                path.phase = Phase::Search(Search { since, next: now, sent: 0, answers });
             }
             let effective_bytes = limit.map_or(self.ceiling_bytes, |limit| limit.bytes);
             if let Some(found) = path.tick(now, &lengths, effective_bytes, probes) {
@@ -272,7 +283,7 @@ impl Paths {
         let due = |path: &Path| {
             let phase = match &path.phase {
                 Phase::Due(due) => *due,
-                Phase::Asked(since, _) => *since + ANSWER,
+                Phase::Asked(since, _) => *since + path.answer,
                 Phase::Search(search) => search.next,
             };
             let search_again = self.limits.get(&path.endpoint).map(|limit| limit.search_again);
@@ -296,8 +307,16 @@ impl Path {
     fn begins_search(&self, limit: Option<&Limit>, now: Instant) -> bool {
         match self.phase {
             Phase::Due(_) => limit.is_some_and(|limit| limit.search_again <= now),
-            Phase::Asked(since, _) => now.duration_since(since) >= ANSWER,
+            Phase::Asked(since, _) => now.duration_since(since) >= self.answer,
             Phase::Search(_) => false,
+        }
+    }
+
+    /// When the echo was sent that is waited for.
+    fn asked(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Asked(since, _) => Some(since),
+            Phase::Due(_) | Phase::Search(_) => None,
         }
     }
 
@@ -309,7 +328,7 @@ impl Path {
         effective_bytes: u16,
         probes: &mut Vec<Probe>,
     ) -> Option<Found> {
-        let (endpoint, target) = (self.endpoint, self.target);
+        let (endpoint, target, answer) = (self.endpoint, self.target, self.answer);
         let probe = |bytes: &u16| Probe { endpoint, target, bytes: *bytes };
         match &mut self.phase {
             Phase::Due(due) if *due <= now => {
@@ -326,7 +345,7 @@ impl Path {
                 }
                 search.sent += 1;
                 let is_last = search.sent == SEARCH_TIMES + SEARCH_MORE_TIMES;
-                search.next = now + if is_last { ANSWER } else { SEARCH_SPACING };
+                search.next = now + if is_last { answer } else { SEARCH_SPACING };
             }
             Phase::Search(search) => return Some(judge(lengths, &search.answers)),
         }
@@ -355,6 +374,8 @@ impl Path {
             }
             Found::Lossy | Found::Mute => {
                 pause = self.silent;
+                // Or its answers take longer than was waited.
+                self.answer = (self.answer * 2).min(ANSWER_MAX);
                 self.silent = (self.silent * 2).min(SILENT_MAX);
                 if let Some(limit) = limits.get_mut(&self.endpoint) {
                     limit.search_again = now + HEAL;
@@ -363,6 +384,12 @@ impl Path {
         }
         self.phase = Phase::Due(now + pause);
     }
+}
+
+/// How long the next answer is waited for: `before`, and after it one that took `took`. It shrinks
+/// slowly, for the answer to an earlier echo looks too quick.
+fn answer_after(before: Duration, took: Duration) -> Duration {
+    (took * 2).max(before * 15 / 16).clamp(ANSWER, ANSWER_MAX)
 }
 
 /// The lengths that a search tries, ascending; the longest is the ceiling.

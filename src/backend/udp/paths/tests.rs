@@ -125,6 +125,22 @@ fn twin(truths: &[Truth]) -> Option<u16> {
 }
 
 #[test]
+fn slow_answers_cost_few_echoes() {
+    for delay_ms in [300, 400, 600, 900] {
+        let mut world = World::new(vec![Truth { delay_ms, ..WIDE }], 3);
+        world.pass(10_000, true);
+        assert!(!world.paths.some_are_mute(), "{delay_ms} ms count as no answer");
+        let before = world.probes;
+        world.pass(60_000, true);
+        let echoes = world.probes - before;
+        assert!(echoes <= 60_000 / 340, "{echoes} echoes in a minute at {delay_ms} ms");
+        assert_eq!(world.limit_bytes(), None);
+        world.truths[0].takes_bytes = 1372;
+        world.until(Some(1372), 6_000);
+    }
+}
+
+#[test]
 fn a_path_that_narrows_is_found_in_time_and_one_that_widens_too() {
     for (router_bytes, expected) in [(1400, 1372), (1300, 1272), (576, 548), (1399, 1322)] {
         let mut world = World::new(vec![WIDE, WIDE], 7);
