@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
 use tracing::warn;
 
 use super::StoreError;
@@ -78,17 +78,18 @@ impl EtcdStore {
             self.leave_all_but(claims, public_ip).await?;
         }
         let path = self.claim_path(public_ip);
+        // A run that starts takes the claim for absent, as most are, and is shown it if it is not.
+        let mut shown = match claims.lease {
+            Some(_) => self.look(&path).await?,
+            None => None,
+        };
+        claims.current = Some(public_ip);
         for _ in 0..LOOKS_MAX {
-            let path = path.as_str();
-            let look =
-                |mut client: etcd_client::Client| async move { client.get(path, None).await };
-            let shown = self.connection.read("reading the claim on the PublicIP", look).await?;
-            let found = shown.kvs().first().map(|found| ClaimEntry {
+            let found = shown.as_ref().map(|found| ClaimEntry {
                 value: found.value(),
                 revision: found.mod_revision(),
                 lease: found.lease(),
             });
-            claims.current = Some(public_ip);
             let held = claims.held.contains_key(&public_ip);
             let claim = node.judge(public_ip, found, claims.lease, held)?;
             if claim.is_ours {
@@ -101,10 +102,13 @@ impl EtcdStore {
             };
             claims.lease = Some(id);
             let bound = PutOptions::new().with_lease(id);
-            let put = TxnOp::put(path, node.to_json(), Some(bound));
-            if let Some(revision) = self.write_claim(path, claim.revision, put).await? {
-                claims.held.insert(public_ip, revision);
-                return Ok(());
+            let put = TxnOp::put(path.as_str(), node.to_json(), Some(bound));
+            match self.write_claim(&path, claim.revision, put).await? {
+                Ok(revision) => {
+                    claims.held.insert(public_ip, revision);
+                    return Ok(());
+                }
+                Err(found) => shown = found,
             }
         }
         Err(StoreError::Conflict { key: path })
@@ -118,21 +122,31 @@ impl EtcdStore {
         let left: Vec<_> = claims.held.iter().map(|(left, revision)| (*left, *revision)).collect();
         for (left, revision) in left.into_iter().filter(|(left, _)| *left != public_ip) {
             let path = self.claim_path(left);
-            self.write_claim(&path, revision, TxnOp::delete(path.as_str(), None)).await?;
+            // What is there instead, if anything, is another run's.
+            let _others =
+                self.write_claim(&path, revision, TxnOp::delete(path.as_str(), None)).await?;
             claims.held.remove(&left);
         }
         Ok(())
     }
 
-    /// Writes the claim at `path` if it is as of `revision`; the revision after that, if it was.
+    async fn look(&self, path: &str) -> Result<Option<KeyValue>, StoreError> {
+        let look = |mut client: etcd_client::Client| async move { client.get(path, None).await };
+        let shown = self.connection.read("reading the claim on the PublicIP", look).await?;
+        Ok(shown.kvs().first().cloned())
+    }
+
+    /// Writes the claim at `path` if it is as of `revision`, and gives the revision after that; else
+    /// what is there.
     async fn write_claim(
         &self,
         path: &str,
         revision: i64,
         write: TxnOp,
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Result<i64, Option<KeyValue>>, StoreError> {
         let unchanged = Compare::mod_revision(path, CompareOp::Equal, revision);
-        let transaction = Txn::new().when([unchanged]).and_then([write]);
+        let look = TxnOp::get(path, None);
+        let transaction = Txn::new().when([unchanged]).and_then([write]).or_else([look]);
         let written = self
             .connection
             .call(
@@ -140,8 +154,11 @@ impl EtcdStore {
                 |mut client| async move { client.txn(transaction).await },
             )
             .await?;
-        let revision = written.header().map_or(0, |header| header.revision());
-        Ok(written.succeeded().then_some(revision))
+        if written.succeeded() {
+            return Ok(Ok(written.header().map_or(0, |header| header.revision())));
+        }
+        let answers = written.op_responses().into_iter();
+        Ok(Err(answers.filter_map(first_found).next()))
     }
 
     /// The condition that the claim of `public_ip` is as this run wrote it, if it did.
@@ -160,5 +177,12 @@ impl EtcdStore {
 
     fn claim_path(&self, public_ip: Ipv4Addr) -> String {
         format!("{}/weft/nodes/{public_ip}", self.prefix())
+    }
+}
+
+fn first_found(answer: TxnOpResponse) -> Option<KeyValue> {
+    match answer {
+        TxnOpResponse::Get(found) => found.kvs().first().cloned(),
+        TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
     }
 }
