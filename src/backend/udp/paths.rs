@@ -39,8 +39,8 @@ const WATCH: Duration = Duration::from_millis(400);
 const WATCH_SPACING: Duration = Duration::from_millis(25);
 
 /// How long an answer is waited for: twice what the last one took, within these. A later one still
-/// counts for what it shows. The first covers a path across a continent; the second one by satellite
-/// with full queues, and bounds how late a peer that fell silent is noticed.
+/// counts for what it shows. The first covers a path across a continent; the second one by
+/// satellite with full queues, and bounds how late a peer that fell silent is noticed.
 const ANSWER: Duration = Duration::from_millis(250);
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 

@@ -136,8 +136,8 @@ impl EtcdStore {
         Ok(shown.kvs().first().cloned())
     }
 
-    /// Writes the claim at `path` if it is as of `revision`, and gives the revision after that; else
-    /// what is there.
+    /// Writes the claim at `path` if it is as of `revision`, and gives the revision after that;
+    /// else what is there.
     async fn write_claim(
         &self,
         path: &str,
