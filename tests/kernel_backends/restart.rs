@@ -122,11 +122,12 @@ fn a_device_in_the_way_is_named_and_the_node_is_not_ready_meanwhile() {
     overlay.traffic_resumes(SOON, "the start");
     let ready = || overlay.status(0).0["ready"] == true;
     wait_until(SOON, "the node is ready", ready);
-    // In one go, before weftd puts its device back.
+    // In one go, before weftd puts its device back; again if weftd was faster.
     let batch = overlay.files().join("batch");
     let other = "link add other type vxlan id 1 dstport 8472 dev wire0 nolearning";
     std::fs::write(&batch, format!("link delete flannel.1\n{other}\n")).unwrap();
-    overlay.lab.hosts[0].exec(&["ip", "-batch", batch.to_str().unwrap()]);
+    let swap = ["ip", "-batch", batch.to_str().unwrap()];
+    wait_until(SOON, "another device takes the place", || overlay.lab.hosts[0].succeeds(&swap));
     wait_until(SOON, "the operator is told what is in the way", || {
         overlay.daemons[0].output().contains("another device has VNI 1 and the same port")
     });
