@@ -309,6 +309,7 @@ fn with_tun() -> (Namespace, OverlayDesired) {
         address: Ipv4Addr::new(10, 5, 72, 0),
         mtu_bytes: 1472,
         network: "10.5.0.0/16".parse().unwrap(),
+        subnet: Some("10.5.72.0/24".parse().unwrap()),
         transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
     };
     (namespace, desired)

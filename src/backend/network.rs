@@ -127,6 +127,8 @@ pub struct Claim<'a> {
     pub external: &'a ExternalInterface,
     /// The whole overlay.
     pub network: Prefix,
+    /// This host's lease of the last run, which it probably gets again.
+    pub previous_subnet: Option<Prefix>,
     /// Offloads that may be used by workers.
     pub offload: OffloadChoice,
     /// How many workers share the work.

@@ -12,7 +12,6 @@ mod underlay;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU16;
@@ -383,9 +382,9 @@ impl Keeper {
             self.give_up_broken_ring(Some(&end));
         }
         let queues = open_queues(name, self.setup.offload, self.worker_count)?;
-        let (network, address) = (self.setup.network, self.setup.subnet.network());
+        let (network, subnet) = (self.setup.network, Some(self.setup.subnet));
         let mut desired =
-            desired(&self.netlink, &queues[0], network, address, self.mtu_bytes).await?;
+            desired(&self.netlink, &queues[0], network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(self.prober.limits());
         let overlay = Overlay::establish_again(self.netlink.clone(), desired).await?;
         let offload = queues[0].offload();
@@ -453,7 +452,7 @@ async fn desired(
     netlink: &Netlink,
     tun: &Tun,
     network: Prefix,
-    address: Ipv4Addr,
+    subnet: Option<Prefix>,
     mtu_bytes: u16,
 ) -> Result<OverlayDesired, UdpError> {
     let Some(link) = netlink.link_named(tun.name()).await? else {
@@ -462,9 +461,10 @@ async fn desired(
     };
     Ok(OverlayDesired {
         device: link.id,
-        address,
+        address: subnet.unwrap_or(network).network(),
         mtu_bytes,
         network,
+        subnet,
         transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
         path_mtus: BTreeMap::new(),
     })

@@ -75,7 +75,7 @@ impl Begun {
         let former = Some(&known.own.attributes);
         let attributes =
             plan.settings.introduce(&external, former).await.context(REGISTRATION_PHRASE)?;
-        let reserved = plan.reserve(options, &external).await?;
+        let reserved = plan.reserve(options, &external, Some(known.own.subnet)).await?;
         // Of itself a node says what it would say on a start with the store.
         known.own.attributes = attributes.clone();
         let (interface, held) = (options.interface.clone(), Held::Cached(known));
@@ -102,7 +102,8 @@ pub(super) async fn begin(
     }
     let external = external_interface(&interface).await?;
     let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
-    match acquire_until_leased(options, manager, plan, &external, &mut warm).await? {
+    let host = Host { external: &external, previous_subnet: previous.subnet };
+    match acquire_until_leased(options, manager, plan, &host, &mut warm).await? {
         ControlFlow::Continue((plan, own, Ready { attributes, reserved })) => {
             let held = Held::Leased(own);
             Ok(Begun { plan, external, interface, held, attributes, reserved, guard })
@@ -133,12 +134,19 @@ impl Plan {
         &self,
         options: &Options,
         external: &ExternalInterface,
+        previous_subnet: Option<Prefix>,
     ) -> anyhow::Result<Reserved> {
         let network = self.network.network;
         let (offload, workers) = (options.offload, options.workers);
-        let claim = Claim { external, network, offload, workers };
+        let claim = Claim { external, network, previous_subnet, offload, workers };
         self.settings.reserve(claim).await.context(REGISTRATION_PHRASE)
     }
+}
+
+/// What is known of the host before it has a lease.
+struct Host<'a> {
+    external: &'a ExternalInterface,
+    previous_subnet: Option<Prefix>,
 }
 
 /// What a node has before the store hears of it.
@@ -202,14 +210,14 @@ async fn acquire_until_leased(
     options: &Options,
     manager: &SubnetManager,
     mut plan: Plan,
-    external: &ExternalInterface,
+    host: &Host<'_>,
     warm: &mut WarmStart,
 ) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease, Ready)>> {
     let mut backoff = Backoff::default();
     let (mut told, mut told_config) = (Told::default(), Told::default());
     let mut ready = None;
     loop {
-        let error = match get_ready(options, manager, &plan, external, ready.take()).await? {
+        let error = match get_ready(options, manager, &plan, host, ready.take()).await? {
             Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
                 Ok(own) => return Ok(ControlFlow::Continue((plan, own, made))),
                 Err(error) => {
@@ -257,12 +265,13 @@ async fn get_ready(
     options: &Options,
     manager: &SubnetManager,
     plan: &Plan,
-    external: &ExternalInterface,
+    host: &Host<'_>,
     made: Option<Ready>,
 ) -> anyhow::Result<Result<Ready, StoreError>> {
     if let Some(made) = made {
         return Ok(Ok(made));
     }
+    let Host { external, previous_subnet } = *host;
     let former = if plan.settings.goes_by_former() {
         match manager.former(&plan.network, external.public_address).await {
             Ok(former) => former,
@@ -273,7 +282,7 @@ async fn get_ready(
     };
     let introduced = plan.settings.introduce(external, former.as_ref()).await;
     let attributes = introduced.context(REGISTRATION_PHRASE)?;
-    let reserved = plan.reserve(options, external).await?;
+    let reserved = plan.reserve(options, external, previous_subnet).await?;
     Ok(Ok(Ready { attributes, reserved }))
 }
 

@@ -41,7 +41,7 @@ pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
 ) -> Result<UdpReserved, UdpError> {
-    let Claim { external, network, mut offload, workers } = claim;
+    let Claim { external, network, previous_subnet, mut offload, workers } = claim;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !leave_trains_out(offload, &kernel::release());
     let worker_count = team::count(workers);
@@ -50,7 +50,7 @@ pub(crate) async fn reserve(
     let once = async || {
         let sockets = bind_sockets(address, offload, worker_count)?;
         let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
-        let desired = desired(&netlink, &queues[0], network, network.network(), mtu_bytes).await?;
+        let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
         Ok(UdpReserved { sockets, queues, mtu_bytes, worker_count, offload })
     };
@@ -64,7 +64,7 @@ pub(super) async fn take_over(
     mtu_bytes: u16,
     tun: &Tun,
 ) -> Result<Overlay, UdpError> {
-    let desired = desired(netlink, tun, setup.network, setup.subnet.network(), mtu_bytes).await?;
+    let desired = desired(netlink, tun, setup.network, Some(setup.subnet), mtu_bytes).await?;
     patiently(async || Ok(Overlay::establish(netlink.clone(), desired.clone()).await?)).await
 }
 

@@ -28,6 +28,8 @@ pub struct OverlayDesired {
     pub mtu_bytes: u16,
     /// The whole overlay network, routed into the device.
     pub network: Prefix,
+    /// This host's part of it, as far as that is known.
+    pub subnet: Option<Prefix>,
     /// Length of the device's transmit queue, in packets.
     pub transmit_queue_length: u32,
     /// The subnets whose path takes less than the device, and what it takes, in bytes. Each has a
@@ -37,6 +39,12 @@ pub struct OverlayDesired {
 }
 
 impl OverlayDesired {
+    /// Whether any of the network is elsewhere. A host whose subnet is all of it has nothing to
+    /// send into the device, and the pods' bridge has the route.
+    fn has_remote_subnets(&self) -> bool {
+        self.subnet != Some(self.network)
+    }
+
     /// The route that leads the network into the device, with flannel's attributes.
     #[must_use]
     pub fn route(&self) -> RouteSpec {
@@ -171,12 +179,15 @@ pub fn diff(desired: &OverlayDesired, actual: &OverlayActual, settings: DeviceSe
     if !link.is_up {
         plan.actions.push(Action::SetUp);
     }
-    let is_foreign = |route: &&Route| !leads_into_device(desired, route) && wins(route);
-    plan.foreign_routes = routes.iter().filter(is_foreign).cloned().collect();
-    // A foreign route of our metric holds the place in the table, and the kernel would refuse ours.
-    let is_blocked = plan.foreign_routes.iter().any(occupies_our_place);
-    if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
-        plan.actions.push(Action::AddRoute);
+    if desired.has_remote_subnets() {
+        let is_foreign = |route: &&Route| !leads_into_device(desired, route) && wins(route);
+        plan.foreign_routes = routes.iter().filter(is_foreign).cloned().collect();
+        // A foreign route of our metric holds the place in the table, and the kernel would refuse
+        // ours.
+        let is_blocked = plan.foreign_routes.iter().any(occupies_our_place);
+        if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
+            plan.actions.push(Action::AddRoute);
+        }
     }
     plan.actions.extend(diff_paths(desired, actual));
     plan

@@ -16,6 +16,7 @@ fn desired() -> OverlayDesired {
         address: Ipv4Addr::new(10, 5, 72, 0),
         mtu_bytes: 1472,
         network: "10.5.0.0/16".parse().unwrap(),
+        subnet: Some("10.5.72.0/24".parse().unwrap()),
         transmit_queue_length: 500,
         path_mtus: BTreeMap::new(),
     }
@@ -286,6 +287,18 @@ fn a_route_that_loses_against_ours_is_no_foreign_route() {
         let mut actual = complete();
         actual.routes.push(loser);
         assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), Plan::default());
+    }
+}
+
+#[test]
+fn a_host_that_has_the_whole_network_leaves_the_route_to_the_bridge() {
+    let network = desired().network;
+    let alone = OverlayDesired { subnet: Some(network), address: network.network(), ..desired() };
+    let addresses = vec![address(alone.address, 32)];
+    let bridge = Route { protocol: RouteProtocol(2), scope: Scope::Link, ..route(OTHER, 0) };
+    for routes in [vec![], vec![bridge]] {
+        let actual = OverlayActual { routes, addresses: addresses.clone(), ..complete() };
+        assert_eq!(diff(&alone, &actual, DeviceSettings::Impose), Plan::default());
     }
 }
 
