@@ -14,7 +14,7 @@ use crate::backend::BackendKind;
 use crate::backend::status::{Carrier, Counters, PlaneState, Ways};
 use crate::control::status::{ControlStatus, RejectReason};
 use crate::daemon::health::Readiness;
-use crate::netfilter::keeper::{Flavour, RuleState};
+use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 

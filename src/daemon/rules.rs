@@ -13,7 +13,7 @@ use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
 use crate::failure::{Told, with_causes};
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::netfilter::keeper::{Flavour, RuleError, RuleKeeper, RuleState};
+use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
 
@@ -24,20 +24,20 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// What the kernel has only with the module br_netfilter.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
-/// The keeper of the rules that were asked for.
-pub(super) fn keeper(
+/// Reconciles the rules that the options ask for.
+pub(super) fn reconciler(
     options: &Options,
     network: &NetworkConfig,
     subnet: Prefix,
     previous: &Previous,
-) -> RuleKeeper {
+) -> RuleReconciler {
     let RuleOptions { masquerade, random_ports, forward, resync, .. } = options.rules;
     let wanted = Wanted { network: network.network, subnet, masquerade, forward, random_ports };
     let flavour = if network.enable_nftables { Flavour::Nftables } else { Flavour::Iptables };
     if !wanted.is_nothing() {
         tell_of_recycling(flavour, &wanted, previous);
     }
-    RuleKeeper::new(flavour, wanted, resync)
+    RuleReconciler::new(flavour, wanted, resync)
 }
 
 /// flanneld's phrase. What the earlier run left goes with the first pass in any case.

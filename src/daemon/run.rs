@@ -30,7 +30,7 @@ use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::host::lock::{DaemonLock, LockError};
-use crate::netfilter::keeper::RuleState;
+use crate::netfilter::reconciler::RuleState;
 use crate::route::Prefix;
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
@@ -179,9 +179,9 @@ async fn work(
     };
     let network = Network::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
     let View { state: plane, attributes, carrier } = network.view();
-    let keeper = rules::keeper(options, &plan.network, subnet, previous);
-    let (rule_state, kept_rules) = (keeper.state(), keeper.kept());
-    let mut keep_rules = std::pin::pin!(keeper.keep());
+    let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
+    let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
+    let mut keep_rules = std::pin::pin!(reconciler.run());
     tokio::select! {
         error = &mut keep_rules => return Err(rules::fatal(error)),
         () = rules::settled(rule_state.clone()) => {}

@@ -1,17 +1,17 @@
-//! What is missing in a chain: wanted against found, and the least that makes it right. Pure.
+//! Compares the wanted rules of a chain with those found, and gives the smallest repair. Pure.
 //!
-//! Several daemons on one host, one for each network, share flannel's chains. So a check leaves
-//! rules alone that it does not know; only the first pass of a daemon takes everything out.
+//! Several daemons on one host, one for each network, share flannel's chains. So a resync leaves
+//! unknown rules alone; only the start of a daemon removes them.
 
 use crate::netfilter::rules::Rule;
 
-/// How much of a chain is ours to judge.
+/// Why the rules are compared, which decides what happens to unknown ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pass {
-    /// The first of a daemon: what an earlier run or another network left must go.
-    First,
-    /// A later one: what is missing must come back, and nothing else changes.
-    Check,
+pub enum Trigger {
+    /// A daemon starts: rules of an earlier run or of another network are removed.
+    Start,
+    /// The periodic check: missing rules are restored, nothing else changes.
+    Resync,
 }
 
 /// What a chain needs.
@@ -30,14 +30,14 @@ pub enum Repair {
     },
 }
 
-/// Compares `wanted` with `found`, where `None` is a rule that nobody here can read.
+/// Compares `wanted` with `found`, where `None` is a rule that this module cannot parse.
 #[must_use]
-pub fn compare(wanted: &[Rule], found: &[Option<Rule>], pass: Pass) -> Repair {
+pub fn compare(wanted: &[Rule], found: &[Option<Rule>], trigger: Trigger) -> Repair {
     if found.iter().eq(wanted.iter().map(|rule| Some(*rule)).collect::<Vec<_>>().iter()) {
         return Repair::Nothing;
     }
     let is_ours = |found: &Option<Rule>| found.is_some_and(|rule| wanted.contains(&rule));
-    if pass == Pass::First || found.iter().all(is_ours) {
+    if trigger == Trigger::Start || found.iter().all(is_ours) {
         return Repair::Refill;
     }
     if is_in_order(wanted, found) {

@@ -1,9 +1,7 @@
 //! The rules as iptables spells them: what `iptables-save` says, and what `iptables-restore` is to
 //! be given. Pure text work.
 
-mod old;
-
-use crate::netfilter::diff::{Pass, Repair, compare};
+use crate::netfilter::diff::{Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 
 /// Where the rules of a purpose live, by flannel's names.
@@ -65,10 +63,6 @@ struct FoundChain {
     rules: Vec<FoundRule>,
     /// Rules of the base chain that enter ours, without their `-A CHAIN`.
     jumps: Vec<String>,
-    /// Other rules of the base chain that bear our comment: flannel before 0.20 put them there.
-    strays: Vec<String>,
-    /// Rules of the base chain without a comment that have the form of ours.
-    plain: Vec<(String, Rule)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,38 +98,27 @@ impl FoundChain {
             return;
         };
         if chain == place.chain {
-            let rule = parse(text, Some(place.comment));
+            let rule = parse(text, place.comment);
             self.rules.push(FoundRule { text: text.to_owned(), rule });
-        } else if chain == place.base {
-            let words = words(text);
-            if words.windows(2).any(|pair| pair == ["-j", place.chain]) {
-                self.jumps.push(text.to_owned());
-            } else if words.windows(2).any(|pair| pair == ["--comment", place.comment]) {
-                self.strays.push(text.to_owned());
-            } else if let Some(rule) = parse(text, None) {
-                self.plain.push((text.to_owned(), rule));
-            }
+        } else if chain == place.base
+            && words(text).windows(2).any(|pair| pair == ["-j", place.chain])
+        {
+            self.jumps.push(text.to_owned());
         }
-    }
-
-    fn is_empty(&self) -> bool {
-        !self.exists && self.jumps.is_empty() && self.strays.is_empty()
     }
 }
 
 /// What to give to `iptables-restore --noflush` so that the chains of `wanted` are right, `None`
 /// if they are. Each table changes at once: there is no moment without rules.
 #[must_use]
-pub fn transaction(wanted: &[(Purpose, Vec<Rule>)], found: &Found, pass: Pass) -> Option<String> {
-    let old_networks = old::networks(&found.chains[Purpose::Masquerade.index()].plain);
+pub fn transaction(
+    wanted: &[(Purpose, Vec<Rule>)],
+    found: &Found,
+    trigger: Trigger,
+) -> Option<String> {
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
-        let (place, chain) = (place(*purpose), &found.chains[purpose.index()]);
-        let mut lines = chain_lines(&place, rules, chain, pass);
-        if pass == Pass::First {
-            let old = old::leftovers(&chain.plain, &old_networks);
-            let leftovers = chain.strays.iter().map(String::as_str).chain(old);
-            lines.extend(leftovers.map(|text| format!("-D {} {text}", place.base)));
-        }
+        let place = place(*purpose);
+        let lines = chain_lines(&place, rules, &found.chains[purpose.index()], trigger);
         (!lines.is_empty()).then(|| table(place.table, &lines))
     });
     let text: String = tables.collect();
@@ -148,13 +131,12 @@ pub fn transaction(wanted: &[(Purpose, Vec<Rule>)], found: &Found, pass: Pass) -
 pub fn removal(found: &Found) -> Option<String> {
     let tables = Purpose::ALL.into_iter().filter_map(|purpose| {
         let (place, chain) = (place(purpose), &found.chains[purpose.index()]);
-        if chain.is_empty() {
+        if !chain.exists && chain.jumps.is_empty() {
             return None;
         }
         // The chain is named even if it is not there: then it is made, so that it can be deleted.
         let mut lines = vec![format!(":{} - [0:0]", place.chain)];
-        let entries = chain.jumps.iter().chain(&chain.strays);
-        lines.extend(entries.map(|text| format!("-D {} {text}", place.base)));
+        lines.extend(chain.jumps.iter().map(|text| format!("-D {} {text}", place.base)));
         lines.push(format!("-X {}", place.chain));
         Some(table(place.table, &lines))
     });
@@ -166,7 +148,12 @@ fn table(name: &str, lines: &[String]) -> String {
     format!("*{name}\n{}\nCOMMIT\n", lines.join("\n"))
 }
 
-fn chain_lines(place: &Place, wanted: &[Rule], found: &FoundChain, pass: Pass) -> Vec<String> {
+fn chain_lines(
+    place: &Place,
+    wanted: &[Rule],
+    found: &FoundChain,
+    trigger: Trigger,
+) -> Vec<String> {
     let Place { base, chain, comment, .. } = place;
     let append = |rule: &Rule| format!("-A {chain} {}", spell(rule, comment));
     // For a chain that is there, this line empties it.
@@ -175,7 +162,7 @@ fn chain_lines(place: &Place, wanted: &[Rule], found: &FoundChain, pass: Pass) -
         head.chain(wanted.iter().map(append)).collect()
     };
     let read: Vec<_> = found.rules.iter().map(|found| found.rule).collect();
-    let mut lines: Vec<String> = match compare(wanted, &read, pass) {
+    let mut lines: Vec<String> = match compare(wanted, &read, trigger) {
         _ if !found.exists => refill(),
         Repair::Nothing => Vec::new(),
         Repair::Refill => refill(),
@@ -217,10 +204,10 @@ fn spell(rule: &Rule, comment: &str) -> String {
     words.join(" ")
 }
 
-/// Reads a rule that has this comment, or none; `None` for what flannel would never write.
-fn parse(text: &str, comment: Option<&str>) -> Option<Rule> {
+/// Reads a rule that has this comment; `None` for what flannel would never write.
+fn parse(text: &str, comment: &str) -> Option<Rule> {
     let mut rule = Rule::all(Verdict::Return);
-    let (mut is_negated, mut has_verdict, mut is_comment_right) = (false, false, comment.is_none());
+    let (mut is_negated, mut has_verdict, mut is_comment_right) = (false, false, false);
     let words = words(text);
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
@@ -237,7 +224,7 @@ fn parse(text: &str, comment: Option<&str>) -> Option<Rule> {
             "-d" if rule.destination.is_none() => rule.destination = Some(side(&mut words)?),
             _ if is_negated => return None,
             "-m" => _ = words.next().filter(|name| ["comment", "mark"].contains(name))?,
-            "--comment" => is_comment_right = Some(words.next()?) == comment,
+            "--comment" => is_comment_right = words.next()? == comment,
             "--mark" => rule.only_marked = is_our_mark(words.next()?).then_some(true)?,
             "-j" => {
                 has_verdict = true;

@@ -2,12 +2,12 @@
 //! has, and the one transaction that makes up the difference. IPv4 only.
 //!
 //! `rules`, `diff`, `iptables` and `nftables` are pure: text and values in, text and values out.
-//! Only `program` starts processes, never by way of a shell, and `keeper` decides when. Nothing
+//! Only `program` starts processes, never by way of a shell, and `reconciler` decides when. Nothing
 //! here knows leases, peers or packets.
 
 pub mod diff;
 pub mod iptables;
-pub mod keeper;
 pub mod nftables;
 pub mod program;
+pub mod reconciler;
 pub mod rules;

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::netfilter::diff::{Pass, Repair, compare};
+use crate::netfilter::diff::{Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 use crate::route::Prefix;
 
@@ -115,9 +115,13 @@ fn objects(json: &str) -> Result<Vec<Value>, ListError> {
 /// What to give to `nft -f` so that the chains of `wanted` are right, `None` if they are. All of it
 /// happens at once: there is no moment without rules.
 #[must_use]
-pub fn transaction(wanted: &[(Purpose, Vec<Rule>)], found: &Found, pass: Pass) -> Option<String> {
+pub fn transaction(
+    wanted: &[(Purpose, Vec<Rule>)],
+    found: &Found,
+    trigger: Trigger,
+) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {
-        chain_lines(&place(*purpose), rules, &found.chains[purpose.index()], pass)
+        chain_lines(&place(*purpose), rules, &found.chains[purpose.index()], trigger)
     });
     let lines: Vec<_> = chains.flatten().collect();
     if lines.is_empty() {
@@ -135,7 +139,12 @@ pub fn removal(tables: &[(&str, &str)]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn chain_lines(place: &Place, wanted: &[Rule], found: &FoundChain, pass: Pass) -> Vec<String> {
+fn chain_lines(
+    place: &Place,
+    wanted: &[Rule],
+    found: &FoundChain,
+    trigger: Trigger,
+) -> Vec<String> {
     let Place { chain, kind, hook, priority, comment } = place;
     let add = |rule: &Rule| format!("add rule ip {TABLE} {chain} {}", spell(rule));
     let refill = || {
@@ -149,7 +158,7 @@ fn chain_lines(place: &Place, wanted: &[Rule], found: &FoundChain, pass: Pass) -
         head.into_iter().chain(wanted.iter().map(add)).collect()
     };
     let read: Vec<_> = found.rules.iter().map(|found| found.rule).collect();
-    match compare(wanted, &read, pass) {
+    match compare(wanted, &read, trigger) {
         _ if !found.exists => refill(),
         Repair::Nothing => Vec::new(),
         Repair::Refill => refill(),

@@ -224,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn input_goes_in_and_output_comes_out_whatever_their_size() {
+    fn large_input_and_output_pass_through() {
         let input = "a line\n".repeat(100_000);
         let (result, said) = run("cat", &[], &input);
         assert_eq!((result, said.len()), (Ok(()), input.len()));
     }
 
     #[test]
-    fn a_failure_tells_what_the_program_said() {
+    fn error_quotes_standard_error() {
         let (result, _) = run("cat", &["/nowhere"], "never read");
         let error = result.unwrap_err();
         assert!(error.contains("cat failed (exit status: 1)"), "{error}");
@@ -239,13 +239,13 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_not_read_by_a_shell() {
+    fn arguments_reach_no_shell() {
         let (result, said) = run("echo", &["$(id)", ";", "`id`"], "");
         assert_eq!((result, said), (Ok(()), b"$(id) ; `id`\n".to_vec()));
     }
 
     #[test]
-    fn a_program_gets_none_of_weftds_variables_but_those_it_needs() {
+    fn only_listed_variables_are_inherited() {
         let (result, said) = run("env", &[], "");
         assert_eq!(result, Ok(()));
         let said = String::from_utf8(said).unwrap();
@@ -257,14 +257,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_names_its_package() {
+    fn missing_program_names_its_package() {
         let (result, _) = run("weft-no-such-program", &[], "");
         let expected = "weft-no-such-program is not in PATH: install the package coreutils";
         assert_eq!(result, Err(expected.to_owned()));
     }
 
     #[test]
-    fn lines_are_put_together_and_monsters_left_out() {
+    fn split_lines_join_and_long_ones_drop() {
         let text = format!("one\n{}\nthree\nrest", "x".repeat(Lines::LENGTH_MAX));
         for step in [1, 7, text.len()] {
             let (mut lines, mut found) = (Lines::default(), Vec::new());

@@ -8,7 +8,7 @@ use weft::config::options::RuleOptions;
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::LeaseAttributes;
 use weft::control::lease::parse_key;
-use weft::netfilter::diff::Pass;
+use weft::netfilter::diff::Trigger;
 use weft::netfilter::rules::Wanted;
 use weft::netfilter::{iptables as ipt, nftables as nft};
 use weft::route::Prefix;
@@ -63,7 +63,8 @@ pub(crate) fn iptables(case: &Case) -> String {
     let (table, chain) = (format!("*{}\n", word()), format!("-A {} ", word()));
     let number: usize = word().parse().expect("a number");
     let chains = wanted(words).chains();
-    let text = ipt::transaction(&chains, &ipt::Found::default(), Pass::First).unwrap_or_default();
+    let text =
+        ipt::transaction(&chains, &ipt::Found::default(), Trigger::Start).unwrap_or_default();
     let Some((_, text)) = text.split_once(&table) else { return "none".to_owned() };
     let (text, _) = text.split_once("COMMIT").expect("a table ends");
     let mut rules = text.lines().filter_map(|line| line.strip_prefix(&chain));
@@ -75,7 +76,8 @@ pub(crate) fn iptables(case: &Case) -> String {
 /// The rule that `given` asks for: chain, number.
 pub(crate) fn nftables(case: &Case) -> String {
     let chains = wanted(std::iter::empty()).chains();
-    let text = nft::transaction(&chains, &nft::Found::default(), Pass::First).unwrap_or_default();
+    let text =
+        nft::transaction(&chains, &nft::Found::default(), Trigger::Start).unwrap_or_default();
     let (chain, number) = case.given.split_once(' ').expect("chain and number");
     let Ok(number) = number.parse::<usize>() else {
         return if text.contains(&case.given) { "made" } else { "not made" }.to_owned();

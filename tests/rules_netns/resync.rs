@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use weft::netfilter::diff::Pass;
-use weft::netfilter::keeper::{Flavour, RuleKeeper};
+use weft::netfilter::diff::Trigger;
+use weft::netfilter::reconciler::{Flavour, RuleReconciler};
 use weft::netfilter::rules::Wanted;
 
 use crate::site::Variant;
@@ -90,21 +90,22 @@ async fn resync(variant: Variant) {
         random_ports: true,
     };
     let flavour = if variant == Variant::Nft { Flavour::Nftables } else { Flavour::Iptables };
-    let mut keeper = RuleKeeper::new(flavour, wanted, Duration::from_secs(5));
-    assert!(keeper.pass(Pass::First).await.expect("the rules can be set"));
+    let mut reconciler = RuleReconciler::new(flavour, wanted, Duration::from_secs(5));
+    assert!(reconciler.reconcile(Trigger::Start).await.expect("the rules can be set"));
     let whole = listing(variant);
     let (started, mut looks, mut repairs) = (Instant::now(), 0, Vec::new());
     while looks < A_DAY && started.elapsed() < LOOP_TIME {
         looks += 1;
         if looks % DAMAGE_EVERY != 0 {
-            let is_changed = keeper.pass(Pass::Check).await.expect("the rules can be read");
+            let is_changed =
+                reconciler.reconcile(Trigger::Resync).await.expect("the rules can be read");
             assert!(!is_changed, "look {looks} changed what was right");
             continue;
         }
         damage(variant, looks / DAMAGE_EVERY);
         assert_ne!(listing(variant), whole, "look {looks}: the damage did nothing");
         let before = Instant::now();
-        assert!(keeper.pass(Pass::Check).await.expect("the rules can be repaired"));
+        assert!(reconciler.reconcile(Trigger::Resync).await.expect("the rules can be repaired"));
         repairs.push(before.elapsed());
         assert_eq!(listing(variant), whole, "after look {looks}");
     }

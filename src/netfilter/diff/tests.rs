@@ -47,38 +47,38 @@ fn some(rules: &[Rule]) -> Vec<Option<Rule>> {
 }
 
 #[test]
-fn what_is_right_is_left_alone() {
-    for pass in [Pass::First, Pass::Check] {
-        assert_eq!(compare(&ours(), &some(&ours()), pass), Repair::Nothing);
+fn complete_chain_needs_no_repair() {
+    for trigger in [Trigger::Start, Trigger::Resync] {
+        assert_eq!(compare(&ours(), &some(&ours()), trigger), Repair::Nothing);
     }
 }
 
 #[test]
-fn a_flush_a_gap_and_a_repetition_of_our_own_chain_are_refilled() {
+fn damaged_own_chain_is_refilled() {
     let gap = some(&ours()[1..]);
     let twice = [some(&ours()), some(&ours()[4..5])].concat();
     let swapped = some(&[&ours()[1..], &ours()[..1]].concat());
     for found in [vec![], gap, twice, swapped] {
-        assert_eq!(compare(&ours(), &found, Pass::Check), Repair::Refill, "{found:?}");
+        assert_eq!(compare(&ours(), &found, Trigger::Resync), Repair::Refill, "{found:?}");
     }
 }
 
 #[test]
-fn the_first_pass_takes_out_what_an_earlier_network_left() {
+fn start_removes_rules_of_another_network() {
     let found = [some(&theirs()), some(&ours())].concat();
-    assert_eq!(compare(&ours(), &found, Pass::First), Repair::Refill);
-    assert_eq!(compare(&ours(), &found, Pass::Check), Repair::Nothing);
+    assert_eq!(compare(&ours(), &found, Trigger::Start), Repair::Refill);
+    assert_eq!(compare(&ours(), &found, Trigger::Resync), Repair::Nothing);
 }
 
 #[test]
-fn two_daemons_in_one_chain_come_to_rest() {
+fn two_daemons_in_one_chain_converge() {
     // The second has just emptied the chain for itself.
     let mut chain = some(&theirs());
     for _ in 0..2 {
-        let repair = compare(&ours(), &chain, Pass::Check);
+        let repair = compare(&ours(), &chain, Trigger::Resync);
         chain = apply(&repair, &ours(), &chain);
-        assert_eq!(compare(&theirs(), &chain, Pass::Check), Repair::Nothing);
-        assert_eq!(compare(&ours(), &chain, Pass::Check), Repair::Nothing);
+        assert_eq!(compare(&theirs(), &chain, Trigger::Resync), Repair::Nothing);
+        assert_eq!(compare(&ours(), &chain, Trigger::Resync), Repair::Nothing);
     }
     assert_eq!(chain.len(), theirs().len() + ours().len() - 1, "they share the mark's rule");
 }
@@ -93,17 +93,17 @@ fn any_found() -> impl Strategy<Value = Vec<Option<Rule>>> {
 
 proptest! {
     #[test]
-    fn a_repair_leaves_nothing_to_repair(found in any_found(), first in any::<bool>()) {
-        let pass = if first { Pass::First } else { Pass::Check };
-        let repair = compare(&ours(), &found, pass);
+    fn one_repair_is_enough(found in any_found(), first in any::<bool>()) {
+        let trigger = if first { Trigger::Start } else { Trigger::Resync };
+        let repair = compare(&ours(), &found, trigger);
         let after = apply(&repair, &ours(), &found);
-        for again in [pass, Pass::Check] {
+        for again in [trigger, Trigger::Resync] {
             prop_assert_eq!(compare(&ours(), &after, again), Repair::Nothing, "{:?}", after);
         }
         let own = |rule: &&Option<Rule>| rule.is_some_and(|rule| ours()[1..].contains(&rule));
         let ours_after: Vec<_> = after.iter().filter(own).copied().collect();
         prop_assert_eq!(ours_after, some(&ours()[1..]), "each once and in order");
-        if pass == Pass::Check {
+        if trigger == Trigger::Resync {
             let others = |rules: &[Option<Rule>]| -> Vec<_> {
                 let other = |rule: &&Option<Rule>| !rule.is_some_and(|rule| ours().contains(&rule));
                 rules.iter().filter(other).copied().collect()

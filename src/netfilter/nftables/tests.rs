@@ -19,8 +19,8 @@ fn listing(change: impl FnOnce(&mut Vec<Value>)) -> Found {
     Found::parse(&list.to_string()).unwrap()
 }
 
-fn need(found: &Found, pass: Pass) -> Option<String> {
-    transaction(&wanted().chains(), found, pass)
+fn need(found: &Found, trigger: Trigger) -> Option<String> {
+    transaction(&wanted().chains(), found, trigger)
 }
 
 fn rules_of<'v>(objects: &'v [Value], chain: &str) -> Vec<&'v Value> {
@@ -28,49 +28,49 @@ fn rules_of<'v>(objects: &'v [Value], chain: &str) -> Vec<&'v Value> {
 }
 
 #[test]
-fn a_bare_host_gets_flannel_s_rules_with_the_third_return_as_iptables_has_it() {
-    for pass in [Pass::First, Pass::Check] {
-        let text = need(&Found::default(), pass).unwrap();
+fn empty_table_gets_flannels_rules() {
+    for trigger in [Trigger::Start, Trigger::Resync] {
+        let text = need(&Found::default(), trigger).unwrap();
         assert_eq!(text, format!("{HEAD}{MASQUERADE}{FORWARD}"));
     }
 }
 
 #[test]
-fn what_was_not_asked_for_is_left_out() {
+fn switched_off_rules_are_not_written() {
     let plain = Wanted { random_ports: false, forward: false, ..wanted() };
-    let text = transaction(&plain.chains(), &Found::default(), Pass::First).unwrap();
+    let text = transaction(&plain.chains(), &Found::default(), Trigger::Start).unwrap();
     assert_eq!(text, format!("{HEAD}{}", MASQUERADE.replace(" fully-random", "")));
     let forward = Wanted { masquerade: false, ..wanted() };
-    let text = transaction(&forward.chains(), &Found::default(), Pass::First).unwrap();
+    let text = transaction(&forward.chains(), &Found::default(), Trigger::Start).unwrap();
     assert_eq!(text, format!("{HEAD}{FORWARD}"));
 }
 
 #[test]
-fn nothing_missing_is_nothing_to_do() {
+fn complete_rules_need_no_transaction() {
     let newer = LISTING.replace("\"fully-random\"", "[\"fully-random\"]");
     for text in [LISTING, &newer] {
-        for pass in [Pass::First, Pass::Check] {
-            assert_eq!(need(&Found::parse(text).unwrap(), pass), None);
+        for trigger in [Trigger::Start, Trigger::Resync] {
+            assert_eq!(need(&Found::parse(text).unwrap(), trigger), None);
         }
     }
 }
 
 #[test]
-fn each_rule_that_goes_missing_brings_its_chain_back() {
+fn each_removed_rule_refills_its_chain() {
     for (chain, count, whole) in [("postrtg", 6, MASQUERADE), ("forward", 2, FORWARD)] {
         for missing in 0..count {
             let found = listing(|objects| {
                 let handle = rules_of(objects, chain)[missing]["rule"]["handle"].clone();
                 objects.retain(|object| object["rule"]["handle"] != handle);
             });
-            let text = need(&found, Pass::Check);
+            let text = need(&found, Trigger::Resync);
             assert_eq!(text, Some(format!("{HEAD}{whole}")), "{chain} without rule {missing}");
         }
     }
 }
 
 #[test]
-fn another_network_in_the_table_stays_after_the_first_pass() {
+fn resync_keeps_rules_of_another_network() {
     let with_theirs = |objects: &mut Vec<Value>| {
         let ours =
             Value::from(rules_of(objects, "forward").into_iter().cloned().collect::<Vec<_>>());
@@ -80,8 +80,8 @@ fn another_network_in_the_table_stays_after_the_first_pass() {
         objects.extend(theirs);
     };
     let found = listing(with_theirs);
-    assert_eq!(need(&found, Pass::Check), None);
-    assert_eq!(need(&found, Pass::First), Some(format!("{HEAD}{FORWARD}")));
+    assert_eq!(need(&found, Trigger::Resync), None);
+    assert_eq!(need(&found, Trigger::Start), Some(format!("{HEAD}{FORWARD}")));
     let mut kept = Value::Null;
     let found = listing(|objects| {
         with_theirs(objects);
@@ -94,19 +94,19 @@ fn another_network_in_the_table_stays_after_the_first_pass() {
          add rule ip flannel-ipv4 forward ip saddr 10.5.0.0/16 accept\n\
          add rule ip flannel-ipv4 forward ip daddr 10.5.0.0/16 accept\n"
     );
-    assert_eq!(need(&found, Pass::Check), Some(format!("{HEAD}{repair}")));
+    assert_eq!(need(&found, Trigger::Resync), Some(format!("{HEAD}{repair}")));
 }
 
 #[test]
-fn a_chain_without_its_hook_is_not_ours() {
+fn chain_without_hook_counts_as_missing() {
     let json = r#"{"nftables":[{"chain":{"name":"forward","handle":1}}]}"#;
     let forward = Wanted { masquerade: false, ..wanted() };
-    let text = transaction(&forward.chains(), &Found::parse(json).unwrap(), Pass::Check);
+    let text = transaction(&forward.chains(), &Found::parse(json).unwrap(), Trigger::Resync);
     assert_eq!(text, Some(format!("{HEAD}{FORWARD}")));
 }
 
 #[test]
-fn rules_of_others_are_not_read_as_ours() {
+fn foreign_rules_are_not_parsed() {
     let from = |op: &str, right: Value| {
         let left = json!({ "payload": { "protocol": "ip", "field": "saddr" } });
         json!([{ "match": { "op": op, "left": left, "right": right } }, { "accept": null }])
@@ -131,7 +131,7 @@ fn rules_of_others_are_not_read_as_ours() {
 }
 
 #[test]
-fn only_flannel_s_tables_are_removed() {
+fn removal_names_only_flannels_tables() {
     let tables = [("ip", "filter"), ("inet", TABLE), ("ip", TABLE), ("ip6", TABLE_IPV6)];
     let objects =
         tables.map(|(family, name)| json!({ "table": { "family": family, "name": name } }));
@@ -142,7 +142,7 @@ fn only_flannel_s_tables_are_removed() {
 }
 
 #[test]
-fn output_that_is_no_list_is_an_error() {
+fn malformed_listing_is_an_error() {
     for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
         assert!(Found::parse(text).is_err() && own_tables(text).is_err(), "{text}");
     }

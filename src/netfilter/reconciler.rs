@@ -1,5 +1,5 @@
-//! Keeps the rules in place: sets them at start, looks after them at each resync, and says what
-//! it does. Decides when; what to change is `diff`'s, how it is spelled `iptables` and `nftables`.
+//! Reconciles the rules: sets them at start, checks them at each resync, and logs what it does.
+//! Decides when; `diff` decides what to change, `iptables` and `nftables` how it is spelled.
 
 use std::future::pending;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
 
 use crate::failure::{Told, with_causes};
-use crate::netfilter::diff::Pass;
+use crate::netfilter::diff::Trigger;
 use crate::netfilter::iptables::{self, Ability};
 use crate::netfilter::nftables;
 use crate::netfilter::program::{
@@ -17,27 +17,27 @@ use crate::netfilter::program::{
 };
 use crate::netfilter::rules::{Purpose, Wanted};
 
-/// Longest pause after a failure that will pass, such as a lock that is held.
+/// Longest pause after a temporary failure, such as a lock that is held.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Tries at start before a refusal is believed: rules of others may change between our look and
+/// Attempts at start before a refusal counts: rules of others may change between our listing and
 /// our transaction.
-const START_TRIES_MAX: u32 = 3;
+const START_ATTEMPTS_MAX: u32 = 3;
 
-/// Longest list that is read from nft: our own table, and the names of all.
+/// Longest listing that is read from nft: our own table, and the names of all.
 const LIST_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Which of the kernel's firewalls holds the rules.
+/// The firewall that holds the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// By way of iptables, whichever variant is installed.
+    /// iptables, whichever variant is installed.
     Iptables,
-    /// By way of nft, in tables of our own.
+    /// nft, in tables of our own.
     Nftables,
 }
 
 impl Flavour {
-    /// As its users call it.
+    /// Its usual name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -47,31 +47,31 @@ impl Flavour {
     }
 }
 
-/// How the rules are.
+/// The state of the rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RuleState {
-    /// Nobody needs to wait for them any more.
+    /// Nothing has to wait for them any more.
     pub is_settled: bool,
-    /// The last look found or made them right.
+    /// They were right after the last check.
     pub is_in_place: bool,
-    /// Looks that succeeded.
+    /// Checks that succeeded.
     pub checks: u64,
-    /// Times that something was missing after the start.
+    /// Checks after the start that found rules missing.
     pub repairs: u64,
-    /// Looks and repairs that failed.
+    /// Checks and repairs that failed.
     pub failures: u64,
 }
 
-/// Why the rules could not be looked at or set.
+/// Why the rules could not be read or set.
 #[derive(Debug, thiserror::Error)]
 pub enum RuleError {
-    /// A program did not do its work.
+    /// A program failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// nft's output can't be read.
+    /// nft's output can't be parsed.
     #[error(transparent)]
     List(#[from] nftables::ListError),
-    /// Rules of nft's own in a table of iptables hide everything in there from it.
+    /// A table of iptables contains rules of nft, and iptables cannot list it.
     #[error(
         "iptables cannot read its own tables, because rules of nft are in them ({0}): move those \
          to a table of their own, or set EnableNFTables"
@@ -89,22 +89,21 @@ impl RuleError {
     }
 }
 
-/// The keeper of one daemon's rules.
+/// Reconciles the rules of one daemon.
 #[derive(Debug)]
-pub struct RuleKeeper {
+pub struct RuleReconciler {
     flavour: Flavour,
     wanted: Wanted,
     resync: Duration,
     ability: Option<Ability>,
-    /// Rules of the other flavour may still be there.
-    is_other_due: bool,
-    is_other_told: bool,
     told: Told,
+    /// While rules of an earlier run may be left in the other firewall.
+    other: Option<Told>,
     state: watch::Sender<RuleState>,
 }
 
-impl RuleKeeper {
-    /// Will keep `wanted`, with a look at it every `resync`.
+impl RuleReconciler {
+    /// Will check `wanted` every `resync`.
     #[must_use]
     pub fn new(flavour: Flavour, wanted: Wanted, resync: Duration) -> Self {
         Self {
@@ -112,29 +111,28 @@ impl RuleKeeper {
             wanted,
             resync,
             ability: None,
-            is_other_due: true,
-            is_other_told: false,
             told: Told::default(),
+            other: Some(Told::default()),
             state: watch::Sender::new(RuleState::default()),
         }
     }
 
-    /// How the rules are, and each change of that.
+    /// The state of the rules, and each change of it.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<RuleState> {
         self.state.subscribe()
     }
 
-    /// For a report: the firewall that it works on, and how the rules are; `None` if it has none.
+    /// For a report: the firewall and the state of the rules; `None` without rules.
     #[must_use]
     pub fn kept(&self) -> Option<(Flavour, watch::Receiver<RuleState>)> {
         (!self.wanted.is_nothing()).then(|| (self.flavour, self.state()))
     }
 
-    /// Sets the rules, then looks after them for ever. Ends at the start only, with what flanneld
-    /// does not start without: masquerading that was asked for, and a working nft where the
+    /// Sets the rules, then checks them for ever. Ends at the start only, where flanneld does not
+    /// start either: without masquerading that was asked for, or without a working nft where the
     /// network configuration wants it. The rules stay when this is dropped.
-    pub async fn keep(mut self) -> RuleError {
+    pub async fn run(mut self) -> RuleError {
         if self.wanted.is_nothing() {
             self.state.send_modify(|state| state.is_settled = true);
             return pending().await;
@@ -143,23 +141,26 @@ impl RuleKeeper {
         if let Err(error) = self.start().await {
             return error;
         }
-        let mut pause = self.look_period();
+        let mut pause = self.check_period();
         loop {
             sleep(pause).await;
             let begun = tokio::time::Instant::now();
-            let result = self.pass(Pass::Check).await;
-            pause = match &result {
-                Err(error) if error.is_passing() => self.retry_pause(),
-                Ok(_) | Err(_) => self.look_period().saturating_sub(begun.elapsed()),
+            pause = match self.reconcile(Trigger::Resync).await {
+                Ok(_) => self.check_period().saturating_sub(begun.elapsed()),
+                Err(error) => {
+                    self.log_failure(&error);
+                    if error.is_passing() {
+                        self.retry_pause()
+                    } else {
+                        self.check_period().saturating_sub(begun.elapsed())
+                    }
+                }
             };
-            if let Err(error) = result {
-                self.tell(&error);
-            }
         }
     }
 
-    /// A little less than the resync: what is gone right after a look is back within it.
-    fn look_period(&self) -> Duration {
+    /// A little less than the resync: a rule removed right after a check is back within it.
+    fn check_period(&self) -> Duration {
         self.resync * 9 / 10
     }
 
@@ -179,44 +180,37 @@ impl RuleKeeper {
     }
 
     async fn start(&mut self) -> Result<(), RuleError> {
-        let is_vital = self.wanted.masquerade || self.flavour == Flavour::Nftables;
+        let is_required = self.wanted.masquerade || self.flavour == Flavour::Nftables;
         let mut refusals = 0;
         loop {
-            let Err(error) = self.pass(Pass::First).await else { return Ok(()) };
+            let Err(error) = self.reconcile(Trigger::Start).await else { return Ok(()) };
             refusals += u32::from(!error.is_passing());
-            let is_final = error.is_missing_program() || refusals >= START_TRIES_MAX;
-            if is_final && is_vital {
+            let is_final = error.is_missing_program() || refusals >= START_ATTEMPTS_MAX;
+            if is_final && is_required {
                 return Err(error);
             }
-            self.tell(&error);
+            self.log_failure(&error);
             if is_final {
-                // flanneld runs without its forward rules, so nobody may wait for them.
+                // flanneld runs without its forward rules, so nothing may wait for them.
                 self.state.send_modify(|state| state.is_settled = true);
             }
-            sleep(if is_final { self.look_period() } else { self.retry_pause() }).await;
+            sleep(if is_final { self.check_period() } else { self.retry_pause() }).await;
         }
     }
 
-    /// One look, and the repair if there is one to make.
-    pub async fn pass(&mut self, pass: Pass) -> Result<bool, RuleError> {
+    /// Checks the rules, and repairs them if needed; whether it did.
+    pub async fn reconcile(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
         let result = match self.flavour {
-            Flavour::Iptables => self.pass_iptables(pass).await,
-            Flavour::Nftables => self.pass_nftables(pass).await,
+            Flavour::Iptables => self.reconcile_iptables(trigger).await,
+            Flavour::Nftables => self.reconcile_nftables(trigger).await,
         };
-        match &result {
-            Ok(is_changed) => self.succeeded(*is_changed && pass == Pass::Check),
-            Err(_) => self.state.send_modify(|state| {
+        let Ok(is_changed) = result else {
+            self.state.send_modify(|state| {
                 state.is_in_place = false;
                 state.failures += 1;
-            }),
-        }
-        if result.is_ok() && self.is_other_due {
-            self.is_other_due = !self.remove_other().await;
-        }
-        result
-    }
-
-    fn succeeded(&mut self, is_repair: bool) {
+            });
+            return result;
+        };
         if self.told.forget() {
             info!("the {} rules are in place", self.flavour.name());
         }
@@ -224,19 +218,22 @@ impl RuleKeeper {
             state.is_settled = true;
             state.is_in_place = true;
             state.checks += 1;
-            state.repairs += u64::from(is_repair);
+            state.repairs += u64::from(is_changed && trigger == Trigger::Resync);
         });
+        if let Some(told) = self.other.take() {
+            self.other = self.remove_other(told).await;
+        }
+        result
     }
 
-    /// Says why it failed, when that is news.
-    fn tell(&mut self, error: &RuleError) {
+    fn log_failure(&mut self, error: &RuleError) {
         let flavour = self.flavour.name();
         self.told.once(&with_causes(error), |text| {
             error!("Failed to ensure {flavour} rules: {text}; trying again");
         });
     }
 
-    async fn pass_iptables(&mut self, pass: Pass) -> Result<bool, RuleError> {
+    async fn reconcile_iptables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
         let ability = match self.ability {
             Some(ability) => ability,
             None => *self.ability.insert(ask_iptables().await?),
@@ -249,65 +246,63 @@ impl RuleKeeper {
                 read_iptables(&["-t", iptables::table_of(*purpose)], &mut found).await?;
             }
         }
-        let Some(text) = iptables::transaction(&wanted, &found, pass) else { return Ok(false) };
-        if pass == Pass::Check {
-            tell_of_repair(Flavour::Iptables);
-        }
+        let Some(text) = iptables::transaction(&wanted, &found, trigger) else { return Ok(false) };
+        self.log_repair(trigger);
         restore(&text, ability).await?;
         Ok(true)
     }
 
-    async fn pass_nftables(&mut self, pass: Pass) -> Result<bool, RuleError> {
+    async fn reconcile_nftables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
         let found = read_nftables().await?;
-        let apply = |wanted: Wanted, found| async move {
-            let Some(text) = nftables::transaction(&wanted.chains(), found, pass) else {
-                return Ok(false);
-            };
-            if pass == Pass::Check {
-                tell_of_repair(Flavour::Nftables);
-            }
-            NFT.run(&["-f", "-"], &text, |_| {}).await.map(|()| true)
+        let Some(text) = nftables::transaction(&self.wanted.chains(), &found, trigger) else {
+            return Ok(false);
         };
-        let result = apply(self.wanted, &found).await;
-        let may_be_old = self.wanted.masquerade && self.wanted.random_ports && pass == Pass::First;
-        match result {
-            Err(ProgramError::Refused { complaint, .. }) if may_be_old => {
+        self.log_repair(trigger);
+        let is_random = self.wanted.masquerade && self.wanted.random_ports;
+        match apply_nftables(&text).await {
+            Err(ProgramError::Refused { complaint, .. })
+                if is_random && trigger == Trigger::Start =>
+            {
                 let plain = Wanted { random_ports: false, ..self.wanted };
-                let is_changed = apply(plain, &found).await?;
+                if let Some(text) = nftables::transaction(&plain.chains(), &found, trigger) {
+                    apply_nftables(&text).await?;
+                }
                 warn!("nftables: random fully unsupported, going on without: {complaint}");
                 self.wanted = plain;
-                Ok(is_changed)
             }
-            result => Ok(result?),
+            result => result?,
+        }
+        Ok(true)
+    }
+
+    fn log_repair(&self, trigger: Trigger) {
+        if trigger == Trigger::Resync {
+            let flavour = self.flavour.name();
+            info!("Some {flavour} rules are missing or out of order; repairing them");
         }
     }
 
-    /// Takes out what an earlier run left in the other firewall; whether that is done with.
-    async fn remove_other(&mut self) -> bool {
+    /// Removes the rules of an earlier run from the other firewall; `None` once there are none.
+    async fn remove_other(&self, mut told: Told) -> Option<Told> {
         let (other, result) = match self.flavour {
-            Flavour::Iptables => (Flavour::Nftables, remove_nftables().await),
-            Flavour::Nftables => (Flavour::Iptables, remove_iptables().await),
+            Flavour::Iptables => ("nftables", remove_nftables().await),
+            Flavour::Nftables => ("iptables", remove_iptables().await),
         };
         match result {
-            Ok(true) => info!("removed the {} rules of an earlier run", other.name()),
+            Ok(true) => info!("removed the {other} rules of an earlier run"),
             Ok(false) => {}
             Err(error) if error.is_missing_program() => {
-                debug!("no look for {} rules of an earlier run: {error}", other.name());
+                debug!("{other} rules of an earlier run were not looked for: {error}");
             }
             Err(error) => {
-                let (name, text) = (other.name(), with_causes(&error));
-                if !std::mem::replace(&mut self.is_other_told, true) {
-                    warn!("{name} rules of an earlier run may be left, trying again: {text}");
-                }
-                return false;
+                told.once(&with_causes(&error), |text| {
+                    warn!("{other} rules of an earlier run may be left: {text}; trying again");
+                });
+                return Some(told);
             }
         }
-        true
+        None
     }
-}
-
-fn tell_of_repair(flavour: Flavour) {
-    info!("Some {} rules are missing or out of order; repairing them", flavour.name());
 }
 
 async fn ask_iptables() -> Result<Ability, ProgramError> {
@@ -319,8 +314,8 @@ async fn ask_iptables() -> Result<Ability, ProgramError> {
 }
 
 /// Reads the two chains of `purpose`; false, and nothing read, if the kernel's own cannot be
-/// listed. If ours cannot, it counts as missing: iptables tells that in words that differ by its
-/// version, and the transaction that makes a chain empties one that is there.
+/// listed. If ours cannot, it counts as missing: the words for that differ by iptables' version,
+/// and the transaction that makes a chain empties one that is there.
 async fn list_chains(purpose: Purpose, found: &mut iptables::Found) -> Result<bool, ProgramError> {
     let (table, mut read) = (iptables::table_of(purpose), found.clone());
     let [own, base] = iptables::chains_of(purpose);
@@ -363,7 +358,7 @@ async fn restore(text: &str, ability: Ability) -> Result<(), ProgramError> {
 async fn remove_iptables() -> Result<bool, RuleError> {
     let ability = ask_iptables().await?;
     let mut found = iptables::Found::default();
-    // Without a table's name it looks at those that are there, and makes none.
+    // Without a table's name it lists the existing ones, and creates none.
     read_iptables(&[], &mut found).await?;
     match iptables::removal(&found) {
         Some(text) => Ok(restore(&text, ability).await.map(|()| true)?),
@@ -379,6 +374,10 @@ async fn list(arguments: &[&str]) -> Result<String, ProgramError> {
     };
     NFT.run(arguments, "", take).await?;
     Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
+    NFT.run(&["-f", "-"], text, |_| {}).await
 }
 
 async fn read_nftables() -> Result<nftables::Found, RuleError> {
@@ -397,7 +396,7 @@ async fn read_nftables() -> Result<nftables::Found, RuleError> {
 async fn remove_nftables() -> Result<bool, RuleError> {
     let tables = nftables::own_tables(&list(&["-j", "list", "tables"]).await?)?;
     match nftables::removal(&tables) {
-        Some(text) => Ok(NFT.run(&["-f", "-"], &text, |_| {}).await.map(|()| true)?),
+        Some(text) => Ok(apply_nftables(&text).await.map(|()| true)?),
         None => Ok(false),
     }
 }
