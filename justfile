@@ -37,7 +37,7 @@ lint:
 
 # Module map, sizes, leftovers, and documents against the code
 tidy:
-    cargo test --locked --test tidy --test docs
+    cargo test --locked --test tidy
 
 # Documentation of the code
 doc:
@@ -49,7 +49,7 @@ deny:
 
 # Committed fuzz inputs through the fuzz bodies, on the stable toolchain
 fuzz-replay:
-    cargo test --locked --test fuzz_replay
+    cargo test --locked --test pure fuzz_replay
 
 # Fuzz targets, all or those named; needs cargo-fuzz
 fuzz *arguments:
@@ -57,4 +57,4 @@ fuzz *arguments:
 
 # Tests in network namespaces; needs root
 netns:
-    cargo test --locked --test host_netns
+    cargo test --locked --test host

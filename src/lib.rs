@@ -2,7 +2,7 @@
 //!
 //! The library is the whole product; `weftd` and `weft` are thin programs over it, and the
 //! benchmark harness and the fuzz targets call the same modules. ARCHITECTURE.md has the map;
-//! `tests/tidy.rs` holds which module may import which.
+//! `tests/tidy/main.rs` holds which module may import which.
 //!
 //! Above the pure line (`stats`, `packet`, `route`, `offload`, `forward`) nothing performs I/O,
 //! reads a clock or allocates per packet. Only `sys` contains `unsafe`.

@@ -11,7 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::NET_CONF;
-use crate::kube_api::{KubeApi, PREFIX, node};
+use crate::support::kube_api::{KubeApi, PREFIX, node};
 use crate::support::lab::{
     LEASE_TIMEOUT, Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until,
 };

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::sleep;
 use weft::control::{RejectReason, Timing};
 
-use crate::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
+use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
 use crate::{Host, SOON, control, eventually};
 
 /// A cluster with the own Node n1 and others, and its follower.

@@ -2,9 +2,6 @@
 //! written to Nodes, what is read from them, and what an API in trouble does to a network.
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
-#[path = "../support/kube_api.rs"]
-#[allow(unreachable_pub, reason = "shared by the modules of this program")]
-mod kube_api;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -19,8 +16,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kube_api::KubeApi;
 use support::control;
+use support::kube_api::KubeApi;
 use tempfile::TempDir;
 use weft::config::flags::{self, Outcome};
 use weft::config::options::Options;

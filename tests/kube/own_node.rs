@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 use weft::control::{AcquireError, SubnetManager, Timing};
 
-use crate::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
+use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
 use crate::{Host, SOON, address, control, eventually, options};
 
 /// flannel's annotations of a Node.

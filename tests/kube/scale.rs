@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::kube_api::{KubeApi, PREFIX, flannel_node};
 use crate::support::cluster::{Cluster, SWITCH_ADDRESS};
 use crate::support::cost::{process_time, status_bytes};
+use crate::support::kube_api::{KubeApi, PREFIX, flannel_node};
 use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::status::Status;
 

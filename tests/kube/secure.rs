@@ -10,8 +10,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use weft::control::SubnetManager;
 
-use crate::kube_api::{KubeApi, node};
 use crate::support::etcd::{issue, make_authority};
+use crate::support::kube_api::{KubeApi, node};
 use crate::{address, options};
 
 const TOKEN: &str = "correct-horse-battery-staple";

@@ -10,9 +10,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::daemon::{PORT, READY, is_told_up, listen, probe};
-use crate::kube_api::{KubeApi, PREFIX, Seen, What, flannel_node, node};
 use crate::secure::Certificates;
 use crate::support::daemonset::CONTAINER;
+use crate::support::kube_api::{KubeApi, PREFIX, Seen, What, flannel_node, node};
 use crate::support::lab::{Lab, Namespace, Process, SubnetEnv, UNDERLAY, WEFTD, wait_until};
 use crate::support::probe::{End, Probe};
 use crate::support::status::Status;

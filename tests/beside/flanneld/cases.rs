@@ -1,4 +1,4 @@
-//! `tests/golden/cases.txt` says what flanneld makes of each input; here flanneld is asked.
+//! `tests/pure/golden/cases.txt` says what flanneld makes of each input; here flanneld is asked.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

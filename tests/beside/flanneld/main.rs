@@ -12,6 +12,6 @@ mod same;
 mod site;
 #[path = "../../support/mod.rs"]
 mod support;
-#[path = "../../golden/table.rs"]
-#[allow(dead_code, reason = "what weftd makes of the cases is tests/golden's")]
+#[path = "../../pure/golden/table.rs"]
+#[allow(dead_code, reason = "what weftd makes of the cases is tests/pure/golden's")]
 mod table;

@@ -1,0 +1,158 @@
+//! What a weftd with a hundred peers costs its host when nothing happens, and that nothing that
+//! happens makes it cost more for good.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::alone;
+use crate::support::cluster::Cluster;
+use crate::support::cost::status_bytes;
+use crate::support::lab::{Process, SubnetEnv, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store, reserve};
+use crate::support::status::Status;
+use crate::support::traffic::{tcp_transfer, udp_sizes};
+
+const PEERS: u8 = 100;
+
+/// Of the 24 MiB that are promised for a hundred peers, what is left beside the 8 MiB that a
+/// release build maps of its own file.
+const OWN_BYTES_MAX: u64 = 16 << 20;
+
+/// A thousandth of one processor.
+const IDLE_CPU_SHARE_MAX: f64 = 0.001;
+
+const IDLE_TIME: Duration = Duration::from_secs(20);
+
+/// The daemons choose among the subnets that no reservation of these tests names.
+const CONFIG_APART: &str = r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.200.0",
+    "SubnetMax":"10.5.240.0","Backend":{"Type":"udp"}}"#;
+
+/// The most memory that was resident so far, in bytes, without the program's file: the program
+/// under test may be a debug build, of which 20 MiB are mapped.
+fn own_bytes_peak(process: &Process) -> u64 {
+    status_bytes(process, "VmHWM").saturating_sub(status_bytes(process, "RssFile"))
+}
+
+/// Processor time of all its threads so far, to the nanosecond: `stat` counts whole ticks of 10 ms,
+/// and whoever runs at the tick pays for all of it.
+fn processor_time(process: &Process) -> Duration {
+    let threads = format!("/proc/{}/task", process.pid().as_raw_nonzero());
+    let time = |thread: fs::DirEntry| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    };
+    fs::read_dir(threads).expect("the daemon runs").filter_map(|thread| time(thread.ok()?)).sum()
+}
+
+/// Open descriptors and threads.
+fn handles(process: &Process) -> (usize, usize) {
+    let count = |what: &str| {
+        let path = format!("/proc/{}/{what}", process.pid().as_raw_nonzero());
+        fs::read_dir(path).expect("the daemon runs").count()
+    };
+    (count("fd"), count("task"))
+}
+
+fn reserve_peers(dir: &Path, peers: u8) {
+    for peer in 1..=peers {
+        reserve(dir, &format!("10.5.{peer}.0-24"), Ipv4Addr::new(172, 20, 1, peer));
+    }
+}
+
+#[test]
+fn a_hundred_peers_cost_little_memory_and_no_time() {
+    let _alone = alone();
+    let files = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new(1);
+    let store = local_store(files.path(), CONFIG);
+    reserve_peers(files.path(), PEERS);
+    let mut daemon = cluster.weftd(0, files.path(), &[&store]);
+    SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
+    wait_until(Duration::from_secs(10), "weftd knows a hundred peers", || {
+        Status::try_of(files.path()).is_some_and(|status| status.routes() == usize::from(PEERS))
+    });
+    // The kernel's own IPv6 chatter on the new device ends after a few seconds.
+    thread::sleep(Duration::from_secs(2));
+    let (before, started) = (processor_time(&daemon), Instant::now());
+    thread::sleep(IDLE_TIME);
+    let share = processor_time(&daemon).saturating_sub(before).as_secs_f64()
+        / started.elapsed().as_secs_f64();
+    let (resident, own) = (status_bytes(&daemon, "VmRSS"), own_bytes_peak(&daemon));
+    println!("{PEERS} peers: RSS {} KiB, without the file {} KiB", resident / 1024, own / 1024);
+    println!("idle CPU {:.4} % over {IDLE_TIME:?}; {:?}", share * 100.0, handles(&daemon));
+    assert!(own <= OWN_BYTES_MAX, "resident memory reached {} KiB", own / 1024);
+    assert!(
+        share <= IDLE_CPU_SHARE_MAX,
+        "an idle weftd uses {:.3} % of a processor",
+        share * 100.0
+    );
+}
+
+#[test]
+fn memory_stays_bounded_under_load() {
+    let _alone = alone();
+    let overlay = Overlay::start_with(CONFIG_APART, [&[], &[]]);
+    reserve_peers(overlay.files(), 99);
+    wait_until(Duration::from_secs(10), "each daemon knows about a hundred peers", || {
+        (0..2).all(|host| overlay.status(host).routes() == 100)
+    });
+    let [near, far] = &overlay.lab.pods;
+    tcp_transfer(near, far, overlay.pod(1), 96 << 20, true);
+    udp_sizes(near, far, overlay.pod(1), [1, 1444, 20_000]);
+    for daemon in &overlay.daemons {
+        let own = own_bytes_peak(daemon);
+        println!("after 200 MB of TCP: {} KiB without the file", own / 1024);
+        assert!(own <= OWN_BYTES_MAX, "resident memory reached {} KiB under load", own / 1024);
+    }
+}
+
+#[test]
+fn nothing_leaks_when_devices_leases_and_clients_come_and_go() {
+    let _alone = alone();
+    const ROUNDS: u8 = 10;
+    // A device that is deleted again and again is made again after up to 5 s.
+    const REPAIR: Duration = Duration::from_secs(7);
+    let mut overlay = Overlay::start_with(CONFIG_APART, [&[], &[]]);
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let round = |number: u8| {
+        overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
+        overlay.traffic_resumes(REPAIR, "the device was deleted");
+        let name = format!("10.5.{}.0-24", 255 - number % 2);
+        reserve(overlay.files(), &name, Ipv4Addr::new(172, 20, 1, 1 + number));
+        for _ in 0..5 {
+            overlay.status(0);
+        }
+    };
+    // The first rounds fill what is allocated once.
+    (0..3).for_each(round);
+    settle(&overlay, 2);
+    let (handles_before, memory_before) =
+        (handles(&overlay.daemons[0]), status_bytes(&overlay.daemons[0], "VmRSS"));
+    (3..ROUNDS).for_each(round);
+    settle(&overlay, 3);
+    let memory = status_bytes(&overlay.daemons[0], "VmRSS");
+    println!("handles {handles_before:?}; RSS {memory_before} to {memory} bytes");
+    let (descriptors, threads) = handles(&overlay.daemons[0]);
+    println!("handles {descriptors} {threads}");
+    wait_until(Duration::from_secs(5), "descriptors and threads are given back", || {
+        let (descriptors, threads) = handles(&overlay.daemons[0]);
+        descriptors <= handles_before.0 && threads <= handles_before.1
+    });
+    assert!(memory < memory_before + (2 << 20), "RSS grew from {memory_before} to {memory}");
+    let status = overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(1));
+    assert_eq!(status.code(), Some(0));
+    let devices = overlay.lab.hosts[0].exec(&["ip", "-o", "link"]);
+    assert!(!devices.contains("flannel"), "a stopped daemon leaves a device: {devices}");
+}
+
+/// Waits until both reserved leases are routes, and connections of before are closed.
+fn settle(overlay: &Overlay, at_least: usize) {
+    wait_until(Duration::from_secs(5), "the reserved leases become routes", || {
+        overlay.status(0).routes() >= at_least
+    });
+}

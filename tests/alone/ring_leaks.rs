@@ -1,0 +1,71 @@
+//! What a ring leaves behind: no descriptor, no device, no thread of the kernel's. It
+//! counts what the whole process has. Needs root, for it makes network namespaces.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use crate::alone;
+use crate::support::lab::Namespace;
+use weft::device::{Tun, TunOffload, TunnelSocket};
+use weft::engine::{RING_ENTRIES, Stop};
+use weft::sys::ring::{Ring, Source};
+
+const RINGS: usize = 1000;
+
+/// A device that stays longer is in the way of the next one of its name.
+const GONE_WITHIN: Duration = Duration::from_millis(100);
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+/// Threads that the kernel made for rings of this process.
+fn ring_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("iou-")).count()
+}
+
+#[test]
+fn a_thousand_rings_leave_nothing_behind() {
+    let _alone = alone();
+    let namespace = Namespace::new("host");
+    namespace.address("lo", "172.20.0.1/32");
+    namespace.enter(|| {
+        let address = "172.20.0.1:8285".parse().expect("an address");
+        let socket = TunnelSocket::bind(address, false, false).expect("a free port");
+        let stop = Stop::new().expect("one more descriptor");
+        let offload = TunOffload { tso: true, uso: true };
+        let open = |tun: &Tun, entries| {
+            Ring::open(entries, 16, tun.as_fd(), socket.as_fd(), stop.as_fd()).expect("io_uring")
+        };
+        let one = || {
+            let tun = Tun::open("flannel%d", offload).expect("root may make a TUN device");
+            assert_eq!(tun.name(), "flannel0", "the last device is still there");
+            (open(&tun, RING_ENTRIES), tun)
+        };
+        let before = (descriptors(), ring_threads());
+        let mut slowest = Duration::ZERO;
+        for _ in 0..20 {
+            let (mut ring, tun) = one();
+            // All polls armed, and taken back in the next batch, which never comes.
+            stop.request();
+            ring.wait(&[Source::Tun, Source::Socket, Source::Stop], None)
+                .expect("the stop is there");
+            ring.disarm(Source::Socket).expect("a free entry");
+            let started = Instant::now();
+            drop(ring);
+            drop(tun);
+            while rustix::net::netdevice::name_to_index(&socket, "flannel0").is_ok() {
+                assert!(started.elapsed() < GONE_WITHIN, "the device stays after its last user");
+                std::thread::yield_now();
+            }
+            slowest = slowest.max(started.elapsed());
+        }
+        println!("a device is gone {slowest:?} after its ring at most");
+        let tun = Tun::open("flannel%d", offload).expect("root may make a TUN device");
+        (0..RINGS).for_each(|_| drop(open(&tun, 4)));
+        drop(tun);
+        assert_eq!((descriptors(), ring_threads()), before, "descriptors or threads are left");
+    });
+}

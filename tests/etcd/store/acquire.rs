@@ -1,0 +1,161 @@
+//! Getting a subnet: flannel's schema to the byte, storms, restarts, reservations.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::time::{sleep, timeout};
+use weft::config::options::StoreOptions;
+use weft::control::{AcquireError, Lifetime};
+
+use crate::store::{
+    PREFIX, Running, manager_at, network, node, options, path, short_leases, subnet_path,
+};
+use crate::support::control::connect;
+use crate::support::etcd::Etcd;
+
+#[tokio::test]
+async fn keys_and_values_are_flannels_to_the_byte() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url());
+    let missing = manager.network_config().await.unwrap_err().to_string();
+    assert!(missing.contains("/coreos.com/network/config"), "unhelpful message: {missing}");
+    etcd.ctl(&["put", &format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#]);
+    assert_eq!(manager.network_config().await.unwrap(), br#"{"Network":"10.5.0.0/16"}"#);
+
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let keys = etcd.keys(&format!("{PREFIX}/subnets"));
+    assert_eq!(keys, [path(own.lease.subnet)], "flannel nodes cannot find the lease");
+    assert_eq!(
+        etcd.get(&keys[0]).unwrap(),
+        r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#,
+        "flannel nodes would read another value"
+    );
+    let id = format!("{:x}", etcd.lease_of(&keys[0]));
+    let ttl = etcd.ctl(&["lease", "timetolive", &id]);
+    assert!(ttl.contains("granted with TTL(86400s)"), "the lease is not flannel's 24 h: {ttl}");
+    let left = own.expires_unix().unwrap() - weft::control::clock::unix_seconds();
+    assert!((86_390..=86_400).contains(&left), "we believe in {left} s");
+}
+
+async fn storm(nodes: u8) -> Duration {
+    let etcd = Etcd::start();
+    let url = etcd.url();
+    let managers: Vec<_> = (0..nodes).map(|_| manager_at(&url)).collect();
+    let network = network();
+    let started = Instant::now();
+    let acquired = join_all(managers.iter().enumerate().map(|(number, manager)| {
+        let attributes = node(u8::try_from(number).unwrap());
+        let network = &network;
+        async move { manager.acquire(network, &attributes).await }
+    }))
+    .await;
+    let took = started.elapsed();
+    let subnets: BTreeSet<_> = acquired
+        .into_iter()
+        .map(|own| own.expect("a daemon would have exited or waited").lease.subnet)
+        .collect();
+    assert_eq!(subnets.len(), usize::from(nodes), "two nodes share a subnet");
+    let stored = etcd.keys(&format!("{PREFIX}/subnets")).len();
+    assert_eq!(stored, usize::from(nodes), "leases were left behind");
+    let etcd_leases = etcd.ctl(&["lease", "list"]);
+    let conflicts: u64 = managers.iter().map(|manager| manager.status().conflicts()).sum();
+    println!("{nodes} daemons at once: {took:?}, {conflicts} races lost and run again");
+    assert!(
+        etcd_leases.contains(&format!("found {nodes} leases")),
+        "lost races left etcd leases behind: {}",
+        etcd_leases.lines().next().unwrap_or_default()
+    );
+    took
+}
+
+#[tokio::test]
+async fn twelve_daemons_at_once_get_twelve_subnets() {
+    storm(12).await;
+}
+
+#[tokio::test]
+async fn a_hundred_daemons_at_once_get_a_hundred_subnets() {
+    let took = storm(100).await;
+    assert!(took < Duration::from_secs(30), "a cluster that starts together waits {took:?}");
+}
+
+#[tokio::test]
+async fn a_restart_keeps_the_subnet() {
+    let etcd = Etcd::start();
+    let first = manager_at(&etcd.url()).acquire(&network(), &node(1)).await.unwrap();
+    for _ in 0..3 {
+        let again = manager_at(&etcd.url()).acquire(&network(), &node(1)).await.unwrap();
+        assert_eq!(again.lease.subnet, first.lease.subnet, "pods would lose their addresses");
+    }
+    assert_eq!(etcd.keys(&format!("{PREFIX}/subnets")).len(), 1);
+
+    // The store forgot us, the subnet file did not.
+    etcd.ctl(&["del", &path(first.lease.subnet)]);
+    let with_previous = |previous: &str| {
+        let store = StoreOptions::Etcd(options(&[&etcd.url()]));
+        connect(&store, previous.parse().ok()).unwrap()
+    };
+    let again = with_previous("10.5.200.0/24").acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(again.lease.subnet.to_string(), "10.5.200.0/24", "subnet.env was not heeded");
+    // Another node's lease is never taken, whatever our file says.
+    let other = with_previous("10.5.200.0/24").acquire(&network(), &node(2)).await.unwrap();
+    assert_ne!(other.lease.subnet.to_string(), "10.5.200.0/24", "a subnet was stolen");
+    // A subnet of an older configuration gives way.
+    etcd.ctl(&["put", &subnet_path("10.9.1.0-24"), r#"{"PublicIP":"192.0.2.3"}"#]);
+    let moved = manager_at(&etcd.url()).acquire(&network(), &node(3)).await.unwrap();
+    assert!(network().network.covers(moved.lease.subnet));
+    assert_eq!(etcd.get(&subnet_path("10.9.1.0-24")), None, "the old lease still attracts traffic");
+}
+
+#[tokio::test]
+async fn a_reservation_never_gets_an_end() {
+    let etcd = Etcd::start();
+    let key = subnet_path("10.5.77.0-24");
+    etcd.ctl(&["put", &key, r#"{"PublicIP":"192.0.2.1"}"#]);
+    let manager = manager_at(&etcd.url()).with_timing(short_leases());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(own.lease.subnet.key(), "10.5.77.0-24", "the reserved subnet was not used");
+    assert_eq!((own.lease.lifetime, own.expires), (Lifetime::Reservation, None));
+    assert_eq!(etcd.lease_of(&key), 0, "the reservation would end in 24 h");
+
+    let running = Running::start(manager, own, Duration::from_secs(2));
+    sleep(Duration::from_secs(1)).await;
+    // Everything here runs on this thread, and etcd and etcdctl on others.
+    let idle = clock_gettime(ClockId::ThreadCPUTime);
+    sleep(Duration::from_secs(5)).await;
+    let used = clock_gettime(ClockId::ThreadCPUTime) - idle;
+    println!("an idle control plane used {} us in 5 s", used.tv_nsec / 1000);
+    assert!(
+        used.tv_sec == 0 && used.tv_nsec < 25_000_000,
+        "an idle node burns {used:?} in 5 s, more than half a percent"
+    );
+    running.assert_running("a reservation was taken for lapsed");
+    assert_eq!(etcd.lease_of(&key), 0, "renewal put an end to the reservation");
+    assert_eq!(running.manager.status().renewals(), 0, "a reservation was renewed");
+}
+
+#[tokio::test]
+async fn a_full_network_waits_for_a_free_subnet() {
+    let etcd = Etcd::start();
+    let mut network = network();
+    network.subnet_max = Ipv4Addr::new(10, 5, 2, 0);
+    etcd.ctl(&["put", &subnet_path("10.5.1.0-24"), r#"{"PublicIP":"192.0.2.8"}"#]);
+    etcd.ctl(&["put", &subnet_path("10.5.2.0-25"), r#"{"PublicIP":"192.0.2.9"}"#]);
+    let manager = manager_at(&etcd.url());
+    let error = manager.acquire(&network, &node(1)).await.unwrap_err();
+    assert!(matches!(error, AcquireError::Exhausted { .. }), "{error}");
+    let acquiring =
+        tokio::spawn(async move { manager.acquire_until_leased(&network, &node(1)).await });
+    // Until the pauses between two tries have grown to their longest.
+    sleep(Duration::from_secs(7)).await;
+    assert!(!acquiring.is_finished());
+    etcd.ctl(&["del", &subnet_path("10.5.2.0-25")]);
+    let freed = Instant::now();
+    let own = timeout(Duration::from_secs(5), acquiring).await;
+    let own = own.expect("a freed subnet is not taken").unwrap();
+    println!("a freed subnet was taken after {:?}", freed.elapsed());
+    assert_eq!(own.lease.subnet.to_string(), "10.5.2.0/24");
+}

@@ -1,0 +1,301 @@
+//! Two nodes with one PublicIP: one gets the subnet, the other is told whose it is.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use weft::config::options::{Credentials, EtcdOptions, Secret};
+use weft::control::{End, LeaseAttributes, NodeIdentity, OwnLease, SubnetManager, Timing};
+
+use crate::store::{
+    MARGIN, PREFIX, Running, manager, manager_at, network, node, options, short_leases,
+};
+use crate::support::etcd::Etcd;
+
+/// As long as a lost claim may stay unnoticed, on a busy machine.
+const NOTICED: Duration = Duration::from_secs(20);
+/// After which a claim that nobody keeps has lapsed, on a busy machine.
+const LAPSES: Duration = Duration::from_secs(30);
+
+/// Peers know a new address within this time.
+const CONVERGE: Duration = Duration::from_secs(2);
+
+/// Claims short enough to lapse within a test, and long enough to be kept on a busy machine.
+fn short_claims() -> Timing {
+    Timing { claim_ttl: Duration::from_secs(6), ..Timing::default() }
+}
+
+fn identity(hostname: &str) -> NodeIdentity {
+    NodeIdentity {
+        hostname: hostname.to_owned(),
+        machine_id: Some(format!("machine of {hostname}")),
+        boot_id: format!("boot of {hostname}"),
+    }
+}
+
+fn named(url: &str, hostname: &str) -> SubnetManager {
+    manager_at(url).with_timing(short_claims()).with_identity(identity(hostname))
+}
+
+fn claim_path(public_ip: &str) -> String {
+    format!("{PREFIX}/weft/nodes/{public_ip}")
+}
+
+#[tokio::test]
+async fn of_two_nodes_with_one_public_ip_that_start_at_once_one_gets_the_subnet() {
+    const TRIES: u32 = 100;
+    let etcd = Etcd::start();
+    let (mut shared, mut won_by_a) = (0, 0);
+    for number in 1..=TRIES {
+        let attributes = LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6400 + number));
+        let (a, b) = (named(&etcd.url(), "node-a"), named(&etcd.url(), "node-b"));
+        let network = network();
+        // As the daemons do, which have read the configuration by then.
+        let _connected = tokio::join!(a.network_config(), b.network_config());
+        let (of_a, of_b) =
+            tokio::join!(a.acquire(&network, &attributes), b.acquire(&network, &attributes));
+        won_by_a += u32::from(of_a.is_ok());
+        let (refusal, other) = match (of_a, of_b) {
+            (Ok(_), Err(refusal)) => (refusal, "node-a"),
+            (Err(refusal), Ok(_)) => (refusal, "node-b"),
+            (Ok(_), Ok(_)) => {
+                shared += 1;
+                continue;
+            }
+            (Err(a), Err(b)) => panic!("nobody got a subnet: {a:?}; {b:?}"),
+        };
+        let refusal = format!("{:#}", std::error::Error::source(&refusal).unwrap_or(&refusal));
+        assert!(refusal.contains(other), "the refusal does not name {other}: {refusal}");
+        assert!(refusal.contains(&attributes.public_ip.to_string()), "not its cause: {refusal}");
+    }
+    println!("{TRIES} tries, {shared} shared; node-a won {won_by_a}");
+    assert_eq!(shared, 0, "two nodes shared a subnet");
+    let subnets = etcd.keys(&format!("{PREFIX}/subnets")).len();
+    assert_eq!(subnets, TRIES as usize, "a refused node left a lease behind");
+}
+
+#[tokio::test]
+async fn a_restart_waits_for_nothing_and_another_node_for_the_claims_end() {
+    let etcd = Etcd::start();
+    let acquire = async |manager: SubnetManager| {
+        manager.acquire(&network(), &node(1)).await.map(|own| own.lease.subnet)
+    };
+    let first = acquire(named(&etcd.url(), "node-a")).await.expect("the first of all is refused");
+    let claim = etcd.get(&claim_path("192.0.2.1")).expect("no claim");
+    assert!(claim.contains(r#""Hostname":"node-a""#), "an operator cannot read {claim}");
+    let below = etcd.keys(&format!("{PREFIX}/subnets"));
+    assert_eq!(below.len(), 1, "flannel's nodes would stumble over {below:?}");
+    let rebooted = NodeIdentity { boot_id: "next boot".to_owned(), ..identity("node-a") };
+    let renamed = NodeIdentity { hostname: "new name".to_owned(), ..rebooted.clone() };
+    for who in [identity("node-a"), rebooted, renamed] {
+        let started = Instant::now();
+        let manager =
+            manager_at(&etcd.url()).with_timing(short_claims()).with_identity(who.clone());
+        let again = acquire(manager).await.expect("a machine is refused by itself");
+        assert_eq!(again, first);
+        println!("{who:?} has its subnet after {:?}", started.elapsed());
+    }
+    let revision = etcd.revision();
+    let refused =
+        acquire(named(&etcd.url(), "node-b")).await.expect_err("two nodes share a subnet");
+    println!("refused: {refused:?}");
+    assert_eq!(etcd.revision(), revision, "a refused node writes");
+    let waiting = async {
+        loop {
+            match acquire(named(&etcd.url(), "node-b")).await {
+                Ok(subnet) => return subnet,
+                Err(_) => sleep(Duration::from_millis(100)).await,
+            }
+        }
+    };
+    let taken = timeout(LAPSES, waiting).await;
+    let taken = taken.expect("the address of a node that is gone is never free");
+    assert_eq!(taken, first, "the address kept its subnet");
+}
+
+/// Waits until the manager's status shows this about another node with the address.
+async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
+    let status = manager.status();
+    let shown = async {
+        while match (status.duplicate_public_ip(), holder) {
+            (Some(shown), Some(holder)) => !shown.contains(holder),
+            (shown, holder) => shown.is_some() != holder.is_some(),
+        } {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(NOTICED, shown).await.unwrap_or_else(|_| {
+        panic!("the status shows {:?}, not {holder:?}", status.duplicate_public_ip())
+    });
+}
+
+#[tokio::test]
+async fn a_running_node_whose_claim_others_took_alarms_and_goes_on() {
+    let etcd = Etcd::start();
+    let manager = named(&etcd.url(), "node-a");
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let running = Running::start(manager, own, MARGIN);
+    let path = claim_path("192.0.2.1");
+    let revoke = || {
+        let id = format!("{:x}", etcd.lease_of(&path));
+        etcd.ctl(&["lease", "revoke", &id]);
+    };
+    revoke();
+    let started = Instant::now();
+    while etcd.get(&path).is_none() {
+        assert!(started.elapsed() < NOTICED, "a lapsed claim does not come back");
+        sleep(Duration::from_millis(100)).await;
+    }
+    println!("claimed again after {:?}", started.elapsed());
+    wait_for_duplicate(&running.manager, None).await;
+    for lapses_first in [true, false] {
+        if lapses_first {
+            revoke();
+        }
+        let other = serde_json::to_string(&identity("node-b")).unwrap();
+        etcd.ctl(&["put", &path, &other]);
+        wait_for_duplicate(&running.manager, Some("node-b")).await;
+        running.assert_running("another node has its claim");
+        assert!(etcd.get(&path).unwrap().contains("node-b"), "the claim was stolen back");
+        etcd.ctl(&["del", &path]);
+        wait_for_duplicate(&running.manager, None).await;
+        assert!(etcd.get(&path).unwrap().contains("node-a"), "it does not claim again");
+    }
+    running.assert_running("its claim was taken twice");
+}
+
+#[tokio::test]
+async fn a_copy_takes_the_claim_and_the_first_alarms() {
+    let etcd = Etcd::start();
+    let start = async || {
+        let manager = named(&etcd.url(), "node-a");
+        let own = manager.acquire(&network(), &node(1)).await.expect("it looks like a restart");
+        Running::start(manager, own, MARGIN)
+    };
+    let first = start().await;
+    let copy = start().await;
+    wait_for_duplicate(&first.manager, Some("copy")).await;
+    // It stays so, however often both look.
+    sleep(short_claims().claim_ttl).await;
+    wait_for_duplicate(&first.manager, Some("copy")).await;
+    wait_for_duplicate(&copy.manager, None).await;
+    first.assert_running("a copy claims its address");
+    copy.assert_running("it claimed last");
+    copy.task.abort();
+    copy.manager.release_claim().await;
+    wait_for_duplicate(&first.manager, None).await;
+    let subnets = etcd.keys(&format!("{PREFIX}/subnets"));
+    assert_eq!(subnets.len(), 1, "a copy has another subnet: {subnets:?}");
+}
+
+#[tokio::test]
+async fn idle_nodes_write_nothing_and_a_stop_gives_up_the_claim() {
+    let etcd = Etcd::start();
+    let mut nodes = Vec::new();
+    for number in 1..=5 {
+        let manager = named(&etcd.url(), &format!("node-{number}"));
+        let own = manager.acquire(&network(), &node(number)).await.unwrap();
+        nodes.push(Running::start(manager, own, MARGIN));
+    }
+    let (revision, claims) = (etcd.revision(), etcd.keys(&format!("{PREFIX}/weft/nodes")).len());
+    assert_eq!(claims, nodes.len());
+    // Three lives of a claim without its keeper.
+    sleep(3 * short_claims().claim_ttl).await;
+    assert_eq!(etcd.revision(), revision, "an idle node writes");
+    assert_eq!(etcd.keys(&format!("{PREFIX}/weft/nodes")).len(), claims, "a claim lapsed");
+    for node in nodes {
+        node.task.abort();
+        node.manager.release_claim().await;
+    }
+    assert_eq!(etcd.keys(&format!("{PREFIX}/weft/nodes")), [""; 0], "a stop leaves a claim");
+}
+
+#[tokio::test]
+async fn a_user_without_permission_for_the_claim_gets_a_subnet_all_the_same() {
+    let mut etcd = Etcd::start();
+    etcd.ctl(&["user", "add", "root:secret"]);
+    etcd.ctl(&["user", "grant-role", "root", "root"]);
+    etcd.ctl(&["role", "add", "flannel"]);
+    for (kind, path) in [("readwrite", "subnets/"), ("read", "config")] {
+        let path = format!("{PREFIX}/{path}");
+        etcd.ctl(&["role", "grant-permission", "flannel", "--prefix=true", kind, &path]);
+    }
+    etcd.ctl(&["user", "add", "flannel:hush"]);
+    etcd.ctl(&["user", "grant-role", "flannel", "flannel"]);
+    etcd.ctl(&["auth", "enable"]);
+    etcd.user = Some("root:secret".to_owned());
+    let credentials =
+        Credentials { username: "flannel".to_owned(), password: Secret("hush".to_owned()) };
+    let with = EtcdOptions { credentials: Some(credentials), ..options(&[&etcd.url()]) };
+    let start = async || {
+        let manager = manager(with.clone()).with_identity(identity("node-a"));
+        let manager = manager.with_timing(short_leases());
+        let own = manager.acquire(&network(), &node(1)).await;
+        (manager, own.expect("flannel's permissions are not enough"))
+    };
+    let (_, first) = start().await;
+    let (manager, own) = start().await;
+    assert_eq!(first.lease.subnet, own.lease.subnet);
+    assert_eq!(etcd.get(&claim_path("192.0.2.1")), None);
+    let running = Running::start(manager, own, Duration::from_secs(2));
+    let status = running.manager.status();
+    let started = Instant::now();
+    while status.renewals() == 0 {
+        assert!(started.elapsed() < NOTICED, "it does not renew its lease");
+        sleep(Duration::from_millis(100)).await;
+    }
+    running.assert_running("it may not claim");
+}
+
+/// A node that runs, and what it is told of its own address.
+fn start_moving(
+    manager: Arc<SubnetManager>,
+    own: OwnLease,
+) -> (watch::Sender<LeaseAttributes>, JoinHandle<End>) {
+    let (sender, _peers) = watch::channel(Arc::default());
+    let (attributes, said) = watch::channel(own.lease.attributes.clone());
+    let run = async move { manager.run_moving(own, MARGIN, &sender, said).await };
+    (attributes, tokio::spawn(run))
+}
+
+#[tokio::test]
+async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
+    let etcd = Etcd::start();
+    let watcher = manager_at(&etcd.url());
+    let own = watcher.acquire(&network(), &node(9)).await.unwrap();
+    let mut watching = Running::start(watcher, own, MARGIN);
+    let manager = named(&etcd.url(), "node-a");
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let subnet = own.lease.subnet;
+    let manager = Arc::new(manager);
+    let (attributes, task) = start_moving(Arc::clone(&manager), own);
+    let mut old = 1;
+    for new in 2..8_u8 {
+        let both = [format!("192.0.2.{old}"), format!("192.0.2.{new}")];
+        watching.wait_for_peers(&[&both[0]], CONVERGE, "the peer is not where it was").await;
+        attributes.send_replace(node(new));
+        let took = watching.wait_for_peers(&[&both[1]], CONVERGE, "the peer did not follow").await;
+        println!("{} to {} after {took:?}", both[0], both[1]);
+        assert_eq!(watching.peers.borrow().keys().next(), Some(&subnet), "another subnet");
+        assert!(etcd.get(&claim_path(&both[1])).is_some(), "the new address is not claimed");
+        let started = Instant::now();
+        while etcd.get(&claim_path(&both[0])).is_some() {
+            assert!(started.elapsed() < NOTICED, "nobody else may have the old address");
+            sleep(Duration::from_millis(10)).await;
+        }
+        old = new;
+    }
+    let other = named(&etcd.url(), "node-b");
+    let second = other.acquire(&network(), &node(1)).await.expect("a free address is refused");
+    assert_ne!(second.lease.subnet, subnet, "two nodes share a subnet");
+    attributes.send_replace(node(1));
+    wait_for_duplicate(&manager, Some("node-b")).await;
+    assert!(!task.is_finished(), "a running node ends because of a claim");
+    let claim = etcd.get(&claim_path("192.0.2.1")).expect("nobody claims it");
+    assert!(claim.contains("node-b"), "it took the claim of another: {claim}");
+    task.abort();
+    watching.assert_running("another node ended");
+}

@@ -1,0 +1,218 @@
+//! etcd cut off, killed, wiped, frozen, compacted, and endpoints that are dead from the start.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use weft::control::store::StoreError;
+use weft::control::{AcquireError, End};
+
+use crate::store::{
+    MARGIN, PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,
+    short_leases, subnet_path,
+};
+use crate::support::etcd::{Etcd, closed_port};
+use crate::support::proxy::{Mode, Proxy};
+
+#[tokio::test]
+async fn a_compacted_history_is_listed_again() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.address());
+    let manager = manager_at(&proxy.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let mut running = Running::start(manager, own, MARGIN);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
+    let listed = running.manager.status().relists();
+
+    proxy.set(Mode::Cut);
+    etcd.ctl(&["del", &subnet_path("10.5.0.0-28")]);
+    etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
+    etcd.ctl(&["put", "other", "x"]);
+    etcd.ctl(&["compact", &etcd.revision().to_string()]);
+    assert_eq!(addresses(&running.peers.borrow()).len(), 1, "peers were withdrawn in an outage");
+    proxy.set(Mode::Open);
+    let took = running.wait_for_peers(&["192.0.2.3"], Duration::from_secs(6), "history lost").await;
+    println!("listed again after compaction within {took:?}");
+    assert_eq!(running.manager.status().relists(), listed + 1, "compaction causes a loop");
+}
+
+#[tokio::test]
+async fn a_short_cut_resumes_without_listing() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.address());
+    let manager = manager_at(&proxy.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let mut running = Running::start(manager, own, MARGIN);
+    sleep(Duration::from_millis(500)).await;
+    let listed = running.manager.status().relists();
+    proxy.set(Mode::Cut);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    proxy.set(Mode::Open);
+    running.wait_for_peers(&["192.0.2.2"], Duration::from_secs(6), "an event was lost").await;
+    assert_eq!(running.manager.status().relists(), listed, "each hiccup lists the whole cluster");
+    assert!(running.manager.status().store_is_up());
+}
+
+#[tokio::test]
+async fn a_killed_etcd_takes_nothing_with_it() {
+    let mut etcd = Etcd::start();
+    let manager = manager_at(&etcd.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let key = path(own.lease.subnet);
+    let mut running = Running::start(manager, own, MARGIN);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
+    etcd.kill();
+    sleep(Duration::from_secs(3)).await;
+    running.assert_running("an outage of etcd ended the daemon");
+    assert_eq!(addresses(&running.peers.borrow()).len(), 1, "an outage withdrew a peer");
+    assert!(!running.manager.status().store_is_up(), "the outage is not reported");
+    let failures = running.manager.status().store_failures();
+    assert!(failures < 40, "{failures} requests in 3 s without etcd");
+    etcd.spawn();
+    etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
+    let both = &["192.0.2.2", "192.0.2.3"];
+    running.wait_for_peers(both, Duration::from_secs(6), "not connected again").await;
+    assert!(etcd.get(&key).is_some(), "the own lease is gone");
+
+    // And now it forgets everything.
+    etcd.wipe();
+    etcd.spawn();
+    let deadline = Instant::now() + Duration::from_secs(8);
+    while etcd.get(&key).is_none() {
+        assert!(Instant::now() < deadline, "a wiped etcd never learns of running nodes again");
+        sleep(Duration::from_millis(100)).await;
+    }
+    running.assert_running("a wiped etcd ended the daemon");
+}
+
+#[tokio::test]
+async fn a_frozen_etcd_is_noticed_and_survived() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let mut running = Running::start(manager, own, MARGIN);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
+    etcd.freeze(true);
+    let frozen = Instant::now();
+    while running.manager.status().store_is_up() {
+        assert!(frozen.elapsed() < Duration::from_secs(20), "a dead etcd is never noticed");
+        sleep(Duration::from_millis(100)).await;
+    }
+    println!("frozen etcd noticed after {:?}", frozen.elapsed());
+    assert_eq!(addresses(&running.peers.borrow()).len(), 1, "an outage withdrew a peer");
+    etcd.freeze(false);
+    etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
+    let both = &["192.0.2.2", "192.0.2.3"];
+    running.wait_for_peers(both, Duration::from_secs(11), "not connected again").await;
+}
+
+#[tokio::test]
+async fn a_half_open_path_fails_over_to_another_endpoint() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.address());
+    let spare = Proxy::to(etcd.address());
+    spare.set(Mode::Cut);
+    let manager = manager(options(&[&proxy.url(), &spare.url()]));
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let mut running = Running::start(manager, own, MARGIN);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
+    spare.set(Mode::Open);
+    proxy.set(Mode::Silent);
+    etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
+    let both = &["192.0.2.2", "192.0.2.3"];
+    let bound = Duration::from_secs(20);
+    let took = running.wait_for_peers(both, bound, "a silent path hangs the watch").await;
+    println!("half-open path replaced after {took:?}");
+}
+
+#[tokio::test]
+async fn the_dead_default_endpoint_costs_nothing() {
+    let etcd = Etcd::start();
+    etcd.ctl(&["put", &format!("{PREFIX}/config"), "{}"]);
+    let dead = format!("http://127.0.0.1:{}", closed_port());
+    // Accepts connections into its backlog and never says a word.
+    let black_hole = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}", black_hole.local_addr().unwrap());
+    for endpoints in [vec![dead.as_str()], vec![dead.as_str(), silent.as_str()]] {
+        let mut endpoints = endpoints;
+        let url = etcd.url();
+        endpoints.push(&url);
+        let manager = manager(options(&endpoints));
+        let started = Instant::now();
+        manager.network_config().await.expect("the dead endpoint breaks the first call");
+        let first = started.elapsed();
+        assert!(first < Duration::from_secs(1), "the first call waits {first:?}");
+        let started = Instant::now();
+        for _ in 0..300 {
+            manager.network_config().await.expect("the dead endpoint breaks a later call");
+        }
+        let each = started.elapsed() / 300;
+        println!(
+            "beside {} dead endpoints: first call {first:?}, then {each:?}",
+            endpoints.len() - 1
+        );
+        assert_eq!(manager.status().store_failures(), 0);
+    }
+    let nobody = manager(options(&[&dead]));
+    let error = nobody.network_config().await.unwrap_err().to_string();
+    assert!(error.contains(&dead), "the message does not name the endpoint: {error}");
+}
+
+#[tokio::test]
+async fn a_lease_that_lapsed_in_an_outage_is_taken_again_or_given_up() {
+    let etcd = Etcd::start();
+    let lapse = async |number: u8, meanwhile: &dyn Fn(&str)| {
+        let proxy = Proxy::to(etcd.address());
+        let manager = manager_at(&proxy.url()).with_timing(short_leases());
+        let own = manager.acquire(&network(), &node(number)).await.unwrap();
+        let key = path(own.lease.subnet);
+        let running = Running::start(manager, own, Duration::from_secs(2));
+        proxy.set(Mode::Cut);
+        let deadline = Instant::now() + Duration::from_secs(12);
+        while etcd.get(&key).is_some() {
+            assert!(Instant::now() < deadline, "etcd does not end the lease");
+            sleep(Duration::from_millis(100)).await;
+        }
+        running.assert_running("the end of the lease in an outage ended the daemon");
+        meanwhile(&key);
+        proxy.set(Mode::Open);
+        (running, key, proxy)
+    };
+    let bound = Duration::from_secs(8);
+
+    let (running, key, _proxy) = lapse(1, &|_| ()).await;
+    let deadline = Instant::now() + bound;
+    while etcd.get(&key).is_none() {
+        assert!(Instant::now() < deadline, "the node never gets its free subnet back");
+        sleep(Duration::from_millis(100)).await;
+    }
+    running.assert_running("the free subnet was not taken again");
+    assert!(etcd.lease_of(&key) != 0);
+
+    let theirs = r#"{"PublicIP":"192.0.2.99"}"#;
+    let (running, key, _proxy) = lapse(2, &|key| drop(etcd.ctl(&["put", key, theirs]))).await;
+    let end = running.end(bound, "two nodes keep one subnet").await;
+    assert_eq!(end, End::Revoked { new_owner: Some(Ipv4Addr::new(192, 0, 2, 99)) });
+    assert_eq!(etcd.get(&key).unwrap(), theirs, "the new owner's lease was overwritten");
+}
+
+#[tokio::test]
+async fn a_write_whose_answer_is_lost_is_found_again() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.address());
+    proxy.set(Mode::LosesAnswers);
+    let manager = manager_at(&proxy.url());
+    let error = manager.acquire(&network(), &node(1)).await.unwrap_err();
+    let lost = matches!(error, AcquireError::Store(StoreError::Unavailable { .. }));
+    assert!(lost, "the answer was not lost: {error}");
+    let written = etcd.ctl(&["get", "--prefix", "--keys-only", &subnet_path("")]);
+    assert_ne!(written.trim(), "", "the node deleted the key that it had just written");
+    proxy.set(Mode::Open);
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    assert_eq!(written.trim(), path(own.lease.subnet), "the node left a lease behind");
+    assert_ne!(etcd.lease_of(written.trim()), 0, "a lease became a reservation");
+}

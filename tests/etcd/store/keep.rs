@@ -1,0 +1,180 @@
+//! Keeping a subnet and following the others, with other writers, operators and junk around.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use weft::control::store::etcd::EtcdStore;
+use weft::control::store::{Store, StoreError};
+use weft::control::{End, RejectReason};
+
+use crate::store::{
+    MARGIN, Running, SOON, manager_at, network, node, options, path, short_leases, subnet_path,
+};
+use crate::support::etcd::Etcd;
+
+#[tokio::test]
+async fn a_lease_is_renewed_without_news_for_the_others() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url()).with_timing(short_leases());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let key = path(own.lease.subnet);
+    let (id, revision) = (etcd.lease_of(&key), etcd.revision());
+    let running = Running::start(manager, own, Duration::from_secs(2));
+    sleep(Duration::from_secs(9)).await;
+    running.assert_running("the lease was not kept");
+    assert!(running.manager.status().renewals() >= 2, "no renewal in two lives of the lease");
+    assert_eq!(etcd.lease_of(&key), id, "the renewal took another etcd lease");
+    assert_eq!(etcd.revision(), revision, "each renewal wakes every node of the cluster");
+}
+
+#[tokio::test]
+async fn another_writer_wins_and_is_named() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url()).with_timing(short_leases());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let key = path(own.lease.subnet);
+    let running = Running::start(manager, own.clone(), Duration::from_secs(2));
+    sleep(Duration::from_millis(500)).await;
+    let theirs = r#"{"PublicIP":"192.0.2.99","PublicIPv6":null}"#;
+    etcd.ctl(&["put", &key, theirs]);
+    let end = running.end(SOON, "two nodes keep one subnet").await;
+    let new_owner = Some(Ipv4Addr::new(192, 0, 2, 99));
+    assert_eq!(end, End::Revoked { new_owner });
+
+    // A daemon that slept through it finds out before it writes.
+    let sleeper = manager_at(&etcd.url()).with_timing(short_leases());
+    let running = Running::start(sleeper, own, Duration::from_secs(3600));
+    assert_eq!(running.end(SOON, "a lost subnet is kept").await, End::Revoked { new_owner });
+    assert_eq!(etcd.get(&key).unwrap(), theirs, "the new owner's lease was overwritten");
+}
+
+#[tokio::test]
+async fn every_write_is_fenced() {
+    let etcd = Etcd::start();
+    let store = Store::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
+    let ttl = Duration::from_secs(100);
+    let subnet = "10.5.1.0/24".parse().unwrap();
+    let held = store.create(subnet, &node(1), ttl).await.unwrap().lease;
+    let assert_conflict = |result: Result<(), StoreError>, write: &str| {
+        let conflict = matches!(result, Err(StoreError::Conflict { .. }));
+        assert!(conflict, "{write} took a subnet from its owner: {result:?}");
+    };
+    let created = store.create(subnet, &node(2), ttl).await;
+    assert_conflict(created.map(drop), "creating");
+    let renewed = store.renew(&held, ttl).await.unwrap().lease;
+    assert_eq!(renewed.revision, held.revision);
+
+    let key = path(subnet);
+    for value in [r#"{"PublicIP":"192.0.2.99"}"#, r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#] {
+        // The second looks just like ours: it is another one's all the same.
+        etcd.ctl(&["put", &key, value]);
+        assert_conflict(store.update(&held, &node(1), ttl).await.map(drop), "updating");
+        assert_conflict(store.renew(&held, ttl).await.map(drop), "renewing");
+        // A renewal that needs another etcd lease writes, and must be fenced as well.
+        assert_conflict(store.renew(&held, 2 * ttl).await.map(drop), "renewing for longer");
+        assert_conflict(store.delete(&held).await, "deleting");
+        assert_eq!(etcd.get(&key).as_deref(), Some(value), "the owner's lease was changed");
+    }
+    let leases = etcd.ctl(&["lease", "list"]);
+    assert!(leases.contains("found 1 leases"), "conflicts leave etcd leases behind: {leases}");
+}
+
+#[tokio::test]
+async fn an_operator_can_revoke() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let key = path(own.lease.subnet);
+    let mut running = Running::start(manager, own, MARGIN);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
+    etcd.ctl(&["del", &key]);
+    let end = running.end(SOON, "a revoked node keeps its subnet").await;
+    assert_eq!(end, End::Revoked { new_owner: None });
+    assert_eq!(etcd.get(&key), None, "the revoked lease came back");
+}
+
+#[tokio::test]
+async fn peers_come_move_and_go() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let mut running = Running::start(manager, own, MARGIN);
+    let put = |key: &str, value: &str| etcd.ctl(&["put", &subnet_path(key), value]);
+    put("10.5.0.0-28", r#"{"PublicIP":"192.0.2.2"}"#);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "a new node is unreachable").await;
+    put("10.5.0.0-28", r#"{"PublicIP":"192.0.2.3"}"#);
+    running.wait_for_peers(&["192.0.2.3"], SOON, "traffic goes to where a node was").await;
+    put("10.5.0.16-28&fd00:5::-64", r#"{"PublicIP":"192.0.2.4","PublicIPv6":"fd00::4"}"#);
+    let both = &["192.0.2.3", "192.0.2.4"];
+    running.wait_for_peers(both, SOON, "a dual-stack flannel node is unreachable").await;
+    etcd.ctl(&["del", &subnet_path("10.5.0.0-28")]);
+    running.wait_for_peers(&["192.0.2.4"], SOON, "a route to a gone node stays").await;
+}
+
+#[tokio::test]
+async fn junk_beside_good_leases_harms_nobody() {
+    let etcd = Etcd::start();
+    let put = |key: &str, value: &str| etcd.ctl(&["put", &subnet_path(key), value]);
+    let good = r#"{"PublicIP":"192.0.2.2"}"#;
+    put("10.5.0.0-28", good);
+    put("hello", good);
+    put("10.12.13.0-24hi", good);
+    put("10.5.0.300-24", good);
+    put("10.5.0.16-28", "not json");
+    put("10.5.0.32-28", r#"{"PublicIP":"nowhere"}"#);
+    put("10.5.0.48-28", "{}");
+    put("10.6.0.0-24", good);
+    let mut huge = br#"{"PublicIP":"192.0.2.3","BackendData":""#.to_vec();
+    huge.resize(1024 * 1024, b'x');
+    huge.extend_from_slice(b"\"}");
+    for number in 0..6 {
+        etcd.put_from_stdin(&subnet_path(&format!("10.5.0.{}-28", 64 + 16 * number)), &huge);
+    }
+    put("10.5.0.240-28", r#"{"PublicIP":"192.0.2.4"}"#);
+
+    let manager = manager_at(&etcd.url());
+    let own = manager.acquire(&network(), &node(1)).await.expect("junk keeps nodes from starting");
+    let mut running = Running::start(manager, own, MARGIN);
+    let good_peers = &["192.0.2.2", "192.0.2.4"];
+    running.wait_for_peers(good_peers, SOON, "junk in the store hides good nodes").await;
+    let status = running.manager.status();
+    for (reason, count) in [
+        (RejectReason::BadKey, 3),
+        (RejectReason::BadValue, 2),
+        (RejectReason::TooLarge, 6),
+        (RejectReason::BadAddress, 1),
+        (RejectReason::OutsideNetwork, 1),
+    ] {
+        assert_eq!(status.rejected(reason), count, "{} is not counted", reason.name());
+    }
+
+    // The same as events.
+    put("10.5.0.0-28", "junk now");
+    put("world", good);
+    etcd.put_from_stdin(&subnet_path("10.5.0.176-28"), &huge);
+    put("10.5.0.192-28", r#"{"PublicIP":"192.0.2.5"}"#);
+    let good_peers = &["192.0.2.4", "192.0.2.5"];
+    running.wait_for_peers(good_peers, SOON, "junk in the watch hides good nodes").await;
+    running.assert_running("junk ended the daemon");
+    assert_eq!(status.rejected(RejectReason::TooLarge), 7);
+}
+
+#[tokio::test]
+async fn an_own_entry_turned_to_junk_is_written_again() {
+    let etcd = Etcd::start();
+    let manager = manager_at(&etcd.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let key = path(own.lease.subnet);
+    let running = Running::start(manager, own, MARGIN);
+    sleep(Duration::from_millis(300)).await;
+    etcd.ctl(&["put", &key, "oops"]);
+    let deadline = Instant::now() + SOON;
+    while etcd.get(&key).as_deref() != Some(r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#) {
+        assert!(Instant::now() < deadline, "a slip of the operator's pen cuts the node off");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_ne!(etcd.lease_of(&key), 0, "the repaired lease would never end");
+    running.assert_running("a slip of the operator's pen ended the daemon");
+}

@@ -1,0 +1,53 @@
+//! A node of flannel that has our PublicIP: it claims nothing, and writes the lease of both.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weft::daemon::status::fetch_unix;
+
+use crate::support::lab::wait_until;
+use crate::support::members::Version;
+use crate::support::status::Status;
+use crate::traffic::site::{Plan, Site};
+
+/// F15, where the other is no weft: flannel's renewal is another lease of etcd and a blind write.
+#[test]
+fn a_node_of_flannel_with_the_same_address_is_an_alarm_and_no_fight() {
+    const NOTICED: Duration = Duration::from_secs(2);
+    const RENEWALS: u64 = 3;
+    let mut site = Site::start(Plan::of(Version::V3_5));
+    let ((), report) = site.with_traffic(|site, _| {
+        let told = site.listen();
+        let key = site.key(0);
+        let value = r#"{"PublicIP":"172.20.0.1","PublicIPv6":null}"#;
+        let mut last = None;
+        for renewal in 1..=RENEWALS {
+            let granted = site.ctl(&["lease", "grant", "86400"]);
+            let id = granted.split_whitespace().nth(1).expect("lease ID granted with TTL");
+            site.ctl(&["put", &key, value, "--lease", id]);
+            let written = Instant::now();
+            wait_until(NOTICED, "the node notices who writes its lease", || {
+                Status::of(&site.dir(0)).0["store"]["written_by_others"] == renewal
+            });
+            println!("noticed within {:?}", written.elapsed());
+            let renewed_lease = site.ctl(&["lease", "timetolive", id, "--keys"]);
+            assert!(renewed_lease.contains(&key), "the lease holds nothing: {renewed_lease}");
+            last = site.entry(&key);
+        }
+        thread::sleep(NOTICED);
+        assert_eq!(site.entry(&key), last, "two nodes fight for one lease");
+        let lines = told[0].lines(&site.daemons[0]);
+        let alarms = lines.iter().filter(|line| line.contains("ALARM: somebody else wrote"));
+        assert_eq!(alarms.count(), 1, "not told once: {lines:?}");
+        let doing = ["Keeping the lease, and not writing over it"];
+        told[0].assert_plain(&site.daemons[0], "with our PublicIP 172.20.0.1", &doing);
+        told[1].assert_no_warning(&site.daemons[1]);
+        let metrics = fetch_unix(&site.dir(0).join("weft.sock"), "/metrics").expect("it runs");
+        let metrics = String::from_utf8_lossy(&metrics).into_owned();
+        let count = format!("\nflannel_lease_written_by_others_total {RENEWALS}\n");
+        assert!(metrics.contains(&count), "not counted: {metrics}");
+    });
+    site.has_twin = true;
+    report.assert_nothing_lost("a node of flannel with the same address");
+    site.assert_settled();
+}

@@ -1,7 +1,0 @@
-//! The suite of `forged` on the mmsg engine.
-
-#[path = "forged/mod.rs"]
-mod on_mmsg;
-mod support;
-
-const ENGINE_FLAG: &str = "--engine=mmsg";

@@ -1,0 +1,170 @@
+//! The address of the interface beneath the overlay is replaced while everything runs.
+
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::support::lab::{Lab, SubnetEnv, UNDERLAY, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store};
+use crate::support::status::Status;
+use crate::support::traffic::tcp_transfer;
+
+/// Both nodes are promised to agree within this time.
+const CONVERGE: Duration = Duration::from_secs(2);
+
+/// Goes before the lab's own way to choose it, by an address, once that is gone.
+const BY_NAME: &str = "--iface=wire0";
+
+/// The n-th next address of host 0.
+fn next(number: u8) -> Ipv4Addr {
+    let [a, b, c, _] = UNDERLAY[0].octets();
+    Ipv4Addr::new(a, b, c, 100 + number)
+}
+
+/// As DHCP or an operator does it: the old one goes, the new one comes.
+fn replace(overlay: &Overlay, old: Ipv4Addr, new: Ipv4Addr) {
+    let host = &overlay.lab.hosts[0];
+    host.exec(&["ip", "address", "del", &format!("{old}/24"), "dev", "wire0"]);
+    host.address("wire0", &format!("{new}/24"));
+}
+
+/// What host 1's daemon sends host 0's subnet to.
+fn way_to_host_0(overlay: &Overlay) -> String {
+    let status = overlay.status(1).0;
+    let via = status["routes"][0]["via"].as_str().unwrap_or_default();
+    via.trim_end_matches(":8285").to_owned()
+}
+
+#[test]
+fn the_tunnel_and_the_lease_follow_a_replaced_address() {
+    let overlay = Overlay::start_with(CONFIG, [&[BY_NAME], &[]]);
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let subnet = overlay.leases[0].network();
+    let [near, far] = &overlay.lab.pods;
+    thread::scope(|scope| {
+        let transfer = scope.spawn(|| tcp_transfer(near, far, overlay.pod(1), 48 << 20, true));
+        let mut old = UNDERLAY[0];
+        for new in (0..3).map(next) {
+            thread::sleep(Duration::from_millis(300));
+            let lines = overlay.daemons[0].output().lines().count();
+            replace(&overlay, old, new);
+            let started = Instant::now();
+            overlay.traffic_resumes(CONVERGE, "the address was replaced");
+            let target = overlay.pod(0).to_string();
+            let left = CONVERGE.saturating_sub(started.elapsed());
+            wait_until(left, "the other way too", || {
+                overlay.lab.pods[1].succeeds(&["ping", "-q", "-c1", "-W0.1", &target])
+            });
+            println!("{old} to {new}: both ways after {:?}", started.elapsed());
+            assert_eq!(way_to_host_0(&overlay), new.to_string(), "the peer sends elsewhere");
+            let status = overlay.status(0).0;
+            assert_eq!(status["lease"]["public_ip"], new.to_string(), "a wrong status");
+            assert_eq!(status["lease"]["subnet"], format!("{subnet}/24"), "another subnet");
+            let log = overlay.daemons[0].output();
+            let told: Vec<_> = log.lines().skip(lines).collect();
+            let says = |words: &str| told.iter().any(|line| line.contains(words));
+            assert!(says(&format!("went from {old} to {new}")), "not said: {told:?}");
+            assert!(says(&format!("now says PublicIP {new}")), "not said: {told:?}");
+            assert!(told.len() <= 10, "{} lines for one change: {told:?}", told.len());
+            old = new;
+        }
+        println!("TCP through three changes: {:?}", transfer.join().unwrap());
+    });
+    for host in 0..2 {
+        Status::settled(&overlay.dir(host));
+    }
+}
+
+#[test]
+fn with_an_explicit_public_ip_only_the_socket_moves() {
+    let public = UNDERLAY[0].to_string();
+    let arguments = [BY_NAME, "--public-ip", &public];
+    let overlay = Overlay::start_with(CONFIG, [&arguments, &[]]);
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    replace(&overlay, UNDERLAY[0], next(0));
+    let moved = format!("went from {public} to {}", next(0));
+    wait_until(CONVERGE, "the socket moves", || {
+        let log = overlay.daemons[0].output();
+        let (_, after) = log.split_once(&moved).unwrap_or_default();
+        after.contains("made again")
+    });
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(way_to_host_0(&overlay), public, "the peers were told the inner address");
+    assert_eq!(overlay.status(0).0["lease"]["public_ip"], public);
+    let near = &overlay.lab.hosts[0];
+    let sockets = near.exec(&["ss", "-uln"]);
+    assert!(sockets.contains(&format!("{}:8285", next(0))), "bound elsewhere: {sockets}");
+}
+
+#[test]
+fn without_following_the_daemon_says_that_it_must_be_restarted() {
+    let mut overlay = Overlay::start_with(CONFIG, [&[BY_NAME, "--follow-address=false"], &[]]);
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    replace(&overlay, UNDERLAY[0], next(0));
+    wait_until(CONVERGE, "the operator is told", || {
+        overlay.daemons[0].output().contains("must be restarted")
+    });
+    thread::sleep(CONVERGE);
+    let log = overlay.daemons[0].output();
+    assert_eq!(log.matches("must be restarted").count(), 1, "said again and again");
+    assert!(overlay.daemons[0].ended().is_none(), "it ended");
+    assert_eq!(way_to_host_0(&overlay), UNDERLAY[0].to_string(), "the lease followed");
+    // The address comes back, and traffic with it.
+    replace(&overlay, next(0), UNDERLAY[0]);
+    overlay.traffic_resumes(CONVERGE, "the old address came back");
+}
+
+#[test]
+fn a_second_daemon_with_the_same_public_ip_waits_until_the_first_is_gone() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), CONFIG);
+    let lab = Lab::two_hosts();
+    let dir = |host: usize| files.path().join(format!("h{host}"));
+    let mut first = lab.weftd(0, &dir(0), &[&store]);
+    let held = SubnetEnv::wait(&dir(0).join("subnet.env"), &mut first);
+    let public = UNDERLAY[0].to_string();
+    let mut second = lab.weftd(1, &dir(1), &[&store, "--public-ip", &public]);
+    wait_until(CONVERGE, "the second is told whose the address is", || {
+        second.output().contains(&format!("PublicIP {public} belongs to node"))
+    });
+    thread::sleep(CONVERGE);
+    assert!(SubnetEnv::read(&dir(1).join("subnet.env")).is_none(), "two nodes share a subnet");
+    assert!(second.ended().is_none(), "a supervisor would start it again and again");
+    assert_eq!(second.output().matches("belongs to node").count(), 1, "said again and again");
+    first.signal(Signal::KILL);
+    let started = Instant::now();
+    let taken = SubnetEnv::wait(&dir(1).join("subnet.env"), &mut second);
+    println!("taken over after {:?}", started.elapsed());
+    assert_eq!(taken.subnet, held.subnet, "the address kept its subnet");
+}
+
+/// As anycast and unnumbered routing protocols have it.
+#[test]
+fn the_interface_stays_when_its_address_is_on_the_loopback_too() {
+    for (backend, kind) in [("udp", "flannel0"), ("vxlan", "flannel.1"), ("host-gw", "wire0")] {
+        let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
+        let mut overlay = Overlay::start_with(&config, [&[], &[]]);
+        overlay.traffic_resumes(CONVERGE, "the start");
+        let near = &overlay.lab.hosts[0];
+        let device = || near.exec(&["ip", "-o", "link", "show", kind]);
+        let before = device();
+        let lines = overlay.daemons[0].output().lines().count();
+        near.exec(&["ip", "address", "add", &format!("{}/32", UNDERLAY[0]), "dev", "lo"]);
+        // The kernel's news are in the daemon's hands, and whatever it does of them is done.
+        thread::sleep(CONVERGE);
+        assert_eq!(device(), before, "{backend}: made again, or with another MTU");
+        assert!(overlay.lab.ping(0, overlay.pod(1), 56), "{backend}: no traffic");
+        let log = overlay.daemons[0].output();
+        let told: Vec<_> = log.lines().skip(lines).filter(|line| !line.starts_with('I')).collect();
+        assert!(told.is_empty(), "{backend}: nothing has happened: {told:?}");
+        overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
+        overlay.restart(0, &["--public-ip", &UNDERLAY[0].to_string()]);
+        overlay.traffic_resumes(Duration::from_secs(10), "a restart");
+        wait_until(Duration::from_secs(10), "the daemon is ready again", || {
+            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["ready"] == true)
+        });
+        assert_eq!(overlay.status(0).0["interface"], "wire0", "{backend}: found elsewhere");
+    }
+}

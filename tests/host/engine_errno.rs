@@ -1,0 +1,175 @@
+//! A worker whose kernel refuses sends and writes: nothing that can still go is lost, and what
+//! can't is counted under the errno's reason.
+//!
+//! The refusals come from a seccomp filter on the worker's thread, which fails the system call by
+//! its number and its count of messages or buffers; everything else is the real kernel. It is the
+//! mmsg engine's: operations of an io_uring pass no filter, `engine_suite` has the kernel itself
+//! refuse them. Needs root, for it makes network namespaces.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
+
+use crate::support::dataplane::*;
+use crate::support::seccomp::Refusal;
+use weft::engine::WorkerEnd;
+use weft::stats::DropReason;
+use weft::sys::{Range, udp::SendBatch};
+
+/// sendmmsg's third argument is the number of messages.
+fn send_refusal(counts: RangeInclusive<u32>, errno: i32) -> Refusal {
+    Refusal { number: libc::SYS_sendmmsg, argument: (2, counts), errno }
+}
+
+/// writev's third argument is the number of buffers: an offload header, and one for each packet
+/// that was merged.
+fn write_refusal(counts: RangeInclusive<u32>, errno: i32) -> Refusal {
+    Refusal { number: libc::SYS_writev, argument: (2, counts), errno }
+}
+
+fn host_with(refusal: &Refusal) -> Host {
+    Host::start_with(Options::ALL, || refusal.install())
+}
+
+fn send_train(peer: &UdpSocket, bulk: &Super) {
+    let arena = bulk.segments.concat();
+    let mut batch = SendBatch::new(1, 1);
+    let whole = Range { offset: 0, bytes: arena.len() };
+    let segment_bytes = Some(bulk.segments[0].len() as u16);
+    batch.push(HOST, segment_bytes, std::iter::once(whole));
+    assert_eq!(batch.send(peer.as_fd(), &arena, 0).ok(), Some(1));
+}
+
+#[test]
+fn a_refused_train_is_sent_one_by_one_and_its_destination_remembered() {
+    for errno in [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP] {
+        let refusal = send_refusal(1..=1, errno);
+        let host = host_with(&refusal);
+        let (pod, peer) = (host.pod_device(), host.outside(PEER));
+        for round in 1..=3u64 {
+            let bulk = super_packet(TCP, POD, FAR, 14_300, 1420);
+            pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
+            let got = receive_all(&peer, bulk.segments.len());
+            assert_eq!(got, after_hops(&bulk.segments, HOPS), "{refusal:?}, round {round}");
+            host.settle(&host.stats.egress, 11 * round);
+            assert_eq!(host.stats.gso_fallbacks.get(), 1, "{refusal:?}: not remembered");
+        }
+        assert_eq!(drops(&host.stats.egress), [], "{refusal:?}");
+    }
+}
+
+#[test]
+fn a_send_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
+    let cases = [
+        (libc::ENOBUFS, DropReason::SendBufferFull),
+        (libc::ENOMEM, DropReason::SendBufferFull),
+        (libc::EAGAIN, DropReason::SendBufferFull),
+        (libc::EPERM, DropReason::SendForbidden),
+        (libc::EACCES, DropReason::SendForbidden),
+        (libc::ENETUNREACH, DropReason::SendUnreachable),
+        (libc::EHOSTUNREACH, DropReason::SendUnreachable),
+        (libc::ENETDOWN, DropReason::SendUnreachable),
+        (libc::ECONNREFUSED, DropReason::SendFailed),
+        (libc::EFAULT, DropReason::SendFailed),
+    ];
+    for (errno, reason) in cases {
+        let refusal = send_refusal(1..=1024, errno);
+        let host = host_with(&refusal);
+        let pod = host.pod_device();
+        let bulk = super_packet(UDP, POD, FAR, 14_300, 1420);
+        pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
+        pod.write(&marked(POD, Ipv4Addr::new(10, 5, 3, 3), 1, 64));
+        host.settle(&host.stats.egress, 12);
+        assert_eq!(drops(&host.stats.egress), [(reason, 12)], "{refusal:?}");
+        assert_eq!(host.stats.gso_fallbacks.get(), 0, "{refusal:?}");
+        assert!(host.ended.try_recv().is_err(), "{refusal:?}: the worker ended");
+    }
+}
+
+/// EIO means that the train is at fault, until the datagrams are refused one by one as well.
+#[test]
+fn datagrams_that_are_refused_one_by_one_are_counted_one_by_one() {
+    let host = host_with(&send_refusal(1..=1024, libc::EIO));
+    let pod = host.pod_device();
+    let bulk = super_packet(TCP, POD, FAR, 14_300, 1420);
+    pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
+    host.settle(&host.stats.egress, 11);
+    assert_eq!(drops(&host.stats.egress), [(DropReason::SendFailed, 11)]);
+    assert_eq!(host.stats.gso_fallbacks.get(), 1);
+}
+
+#[test]
+fn a_refused_super_packet_is_written_one_by_one_and_its_kind_is_off_from_then_on() {
+    for errno in [libc::EINVAL, libc::EOPNOTSUPP, libc::EMSGSIZE] {
+        let refusal = write_refusal(3..=1024, errno);
+        let host = host_with(&refusal);
+        let (pod, peer) = (host.pod_device(), host.outside(PEER));
+        let rounds = [(TCP, 1), (TCP, 1), (UDP, 2), (UDP, 2), (TCP, 2)];
+        for ((protocol, fallbacks), round) in rounds.into_iter().zip(1..) {
+            let bulk = super_packet(protocol, FAR, POD, 14_300, 1420);
+            send_train(&peer, &bulk);
+            let got = pod.read_all(bulk.segments.len());
+            assert_eq!(got, after_hops(&bulk.segments, HOPS), "{refusal:?}, round {round}");
+            host.settle(&host.stats.ingress, 11 * round);
+            assert_eq!(host.stats.tun_fallbacks.get(), fallbacks, "{refusal:?}, round {round}");
+        }
+        assert_eq!(drops(&host.stats.ingress), [], "{refusal:?}");
+    }
+}
+
+#[test]
+fn a_refused_super_packet_stays_ahead_of_the_packet_behind_it() {
+    let host = host_with(&write_refusal(3..=1024, libc::EINVAL));
+    let (pod, peer) = (host.pod_device(), host.outside(PEER));
+    let mut bulk = super_packet(TCP, FAR, POD, 14_300, 1420);
+    // Another window, so the last segment is not merged.
+    bulk.segments[10][34] ^= 1;
+    send_train(&peer, &bulk);
+    assert_eq!(pod.read_all(11), after_hops(&bulk.segments, HOPS));
+    host.settle(&host.stats.ingress, 11);
+    assert_eq!(host.stats.tun_fallbacks.get(), 1);
+}
+
+#[test]
+fn a_write_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
+    let cases = [
+        (libc::EAGAIN, DropReason::TunFull),
+        (libc::ENOBUFS, DropReason::TunFull),
+        (libc::ENOMEM, DropReason::TunFull),
+        (libc::EIO, DropReason::TunWriteFailed),
+        (libc::EFAULT, DropReason::TunWriteFailed),
+    ];
+    for (errno, reason) in cases {
+        let refusal = write_refusal(1..=1024, errno);
+        let host = host_with(&refusal);
+        let peer = host.outside(PEER);
+        send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
+        peer.send_to(&marked(FAR, POD, 1, 64), HOST).expect("the wire is up");
+        host.settle(&host.stats.ingress, 12);
+        assert_eq!(drops(&host.stats.ingress), [(reason, 12)], "{refusal:?}");
+        assert_eq!(host.stats.tun_fallbacks.get(), 0, "{refusal:?}");
+        assert!(host.ended.try_recv().is_err(), "{refusal:?}: the worker ended");
+    }
+}
+
+#[test]
+fn a_write_that_finds_the_device_gone_ends_the_worker_with_every_packet_counted() {
+    let host = host_with(&write_refusal(1..=1024, libc::EBADFD));
+    let peer = host.outside(PEER);
+    send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
+    let (end, _) = host.ended.recv_timeout(PATIENCE).expect("the worker notices");
+    assert!(matches!(end, WorkerEnd::TunGone(_)), "{end:?}");
+    assert_eq!(drops(&host.stats.ingress), [(DropReason::TunWriteFailed, 11)]);
+    assert!(conserved(&host.stats.ingress));
+}
+
+/// Super-packets first, then every write: the packets of a refused super-packet are refused too.
+#[test]
+fn packets_that_are_refused_one_by_one_are_counted_one_by_one() {
+    let host = host_with(&write_refusal(1..=1024, libc::EINVAL));
+    let peer = host.outside(PEER);
+    send_train(&peer, &super_packet(UDP, FAR, POD, 14_300, 1420));
+    host.settle(&host.stats.ingress, 11);
+    assert_eq!(drops(&host.stats.ingress), [(DropReason::TunWriteFailed, 11)]);
+    assert_eq!(host.stats.tun_fallbacks.get(), 1);
+}

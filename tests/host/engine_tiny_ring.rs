@@ -1,0 +1,9 @@
+//! The suite of `engine_suite` on an io_uring of two entries, which is full all the time.
+
+#[path = "engine_suite/mod.rs"]
+mod on_tiny_ring;
+
+use crate::support::dataplane::Options;
+use weft::engine::Engine;
+
+const OPTIONS: Options = Options::ALL.on(Engine::IoUring, 2);

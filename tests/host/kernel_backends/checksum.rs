@@ -1,0 +1,37 @@
+//! The checksum offload of the vxlan device, which kernels with a fault need switched off.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use weft::device::checksum;
+
+use crate::kernel_backends::{SOON, VXLAN};
+use crate::support::overlay::Overlay;
+
+/// The device's setting, as an operator reads it.
+fn setting(overlay: &Overlay) -> String {
+    let said = overlay.lab.hosts[0].exec(&["ethtool", "-k", "flannel.1"]);
+    let line = said.lines().find_map(|line| line.trim().strip_prefix("tx-checksum-ip-generic:"));
+    line.unwrap_or_else(|| panic!("{said}")).trim().to_owned()
+}
+
+#[test]
+fn it_is_left_on_where_the_kernel_is_sound_and_switched_off_for_good() {
+    let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
+    let device = "flannel.1";
+    assert_eq!(setting(&overlay), "on", "throughput falls for nothing");
+    let host = &overlay.lab.hosts[0];
+    assert!(host.enter(|| checksum::is_left(device)).unwrap());
+    host.enter(|| checksum::leave_none(device)).unwrap();
+    assert_eq!(setting(&overlay), "off");
+    let host = &overlay.lab.hosts[0];
+    assert!(!host.enter(|| checksum::is_left(device)).unwrap());
+    host.enter(|| checksum::leave_none(device)).unwrap();
+    overlay.traffic_resumes(SOON, "the offload was switched off");
+    overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
+    overlay.restart(0, &[]);
+    assert_eq!(setting(&overlay), "off", "a restart undoes what an operator chose");
+    let error = overlay.lab.hosts[0].enter(|| checksum::leave_none("flannel.7")).unwrap_err();
+    let text = "cannot switch off the transmit checksum offload of flannel.7";
+    assert_eq!(error.to_string(), text, "which device it was is not said");
+}

@@ -1,0 +1,23 @@
+//! weft on real kernels: workers on real devices, the host's tables, the rules, the backends, and
+//! what a network does to all of them. Needs root, for every test makes network namespaces.
+#![allow(clippy::duplicate_mod, reason = "a suite runs once for each engine")]
+
+mod address_changes;
+mod engine_errno;
+mod engine_io_uring;
+mod engine_mmsg;
+mod engine_tiny_ring;
+mod faults;
+mod forged_io_uring;
+mod forged_mmsg;
+mod kernel_backends;
+mod namespace;
+mod netns;
+mod path_mtu;
+mod plain_peer;
+mod route_changes;
+mod rules;
+mod steering;
+#[path = "../support/mod.rs"]
+mod support;
+mod workers;

@@ -1,0 +1,402 @@
+//! A router on the way whose next link is narrower, and a filter that keeps it from saying so; and
+//! messages that say so of a path that is wide.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tempfile::TempDir;
+use weft::packet::checksum;
+
+use crate::support::cluster::{Cluster, weftd_in};
+use crate::support::lab::{Namespace, Process, SubnetEnv, example, wait_until};
+use crate::support::overlay::{CONFIG, local_store, reserve};
+use crate::support::status::Status;
+
+/// TCP goes on after some 3 seconds where nothing else runs, and these tests run beside others.
+const STALL_MAX: Duration = Duration::from_secs(12);
+
+/// A path is looked at again every 30 seconds; with what that takes, and a busy machine.
+const HEAL_MAX: Duration = Duration::from_secs(60);
+
+const UNDERLAY: [Ipv4Addr; 2] = [Ipv4Addr::new(172, 20, 1, 1), Ipv4Addr::new(172, 20, 2, 1)];
+
+/// host 0 - router - host 1, a pod on each host.
+struct Routed {
+    daemons: Vec<Process>,
+    router: Namespace,
+    hosts: [Namespace; 2],
+    pods: [Namespace; 2],
+    leases: Vec<SubnetEnv>,
+    files: TempDir,
+}
+
+impl Routed {
+    /// weftd on host 0; on host 1 another, or a peer that moves one packet at a time.
+    fn start(plain_peer: bool) -> Self {
+        let files = tempfile::tempdir().expect("a directory for the test");
+        let store = local_store(files.path(), CONFIG);
+        let router = Namespace::new("router");
+        let hosts = [Namespace::new("h1"), Namespace::new("h2")];
+        router.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+        router.exec(&["nft", "add table inet t"]);
+        router.exec(&["nft", "add chain inet t out { type filter hook output priority 0; }"]);
+        router.exec(&["nft", "add rule inet t out icmp type destination-unreachable drop"]);
+        for (index, host) in hosts.iter().enumerate() {
+            let port = format!("port{index}");
+            host.link("wire0", &router, &port, 1500);
+            host.address("wire0", &format!("{}/24", UNDERLAY[index]));
+            let gateway = Ipv4Addr::from_bits(UNDERLAY[index].to_bits() + 253);
+            router.address(&port, &format!("{gateway}/24"));
+            host.exec(&["ip", "route", "add", "default", "via", &gateway.to_string()]);
+            host.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+        }
+        let pods = [Namespace::new("p1"), Namespace::new("p2")];
+        let mut overlay =
+            Self { daemons: Vec::new(), router, hosts, pods, leases: Vec::new(), files };
+        overlay.weftd(0, &store);
+        if plain_peer {
+            overlay.plain_peer();
+        } else {
+            overlay.weftd(1, &store);
+        }
+        for host in 0..if plain_peer { 1 } else { 2 } {
+            wait_until(Duration::from_secs(10), "each daemon learns the other's lease", || {
+                Status::try_of(&overlay.dir(host)).is_some_and(|status| status.routes() == 1)
+            });
+        }
+        overlay.connect_pods();
+        overlay
+    }
+
+    fn dir(&self, host: usize) -> PathBuf {
+        self.files.path().join(format!("h{host}"))
+    }
+
+    fn weftd(&mut self, host: usize, store: &str) {
+        let dir = self.dir(host);
+        let mut daemon = weftd_in(&self.hosts[host], UNDERLAY[host], &dir, &[store]);
+        self.leases.push(SubnetEnv::wait(&dir.join("subnet.env"), &mut daemon));
+        self.daemons.push(daemon);
+    }
+
+    fn plain_peer(&mut self) {
+        reserve(self.files.path(), "10.5.200.0-24", UNDERLAY[1]);
+        let program = example("plain-peer");
+        let program = program.to_str().expect("the target directory has a readable name");
+        let (bind, near) = (format!("{}:8285", UNDERLAY[1]), &self.leases[0].subnet);
+        let route = format!("{near}={}:8285", UNDERLAY[0]);
+        let host = &self.hosts[1];
+        let argv =
+            [program, "--tun", "flannel0", "--bind", &bind, "--route", &route, "--ports", "1"];
+        self.daemons.push(host.spawn(&argv));
+        wait_until(Duration::from_secs(5), "the peer makes its device", || {
+            host.succeeds(&["ip", "link", "show", "flannel0"])
+        });
+        host.address("flannel0", "10.5.200.0/32");
+        host.exec(&["ip", "link", "set", "flannel0", "mtu", "1472", "up"]);
+        host.exec(&["ip", "route", "add", "10.5.0.0/16", "dev", "flannel0"]);
+        let subnet = "10.5.200.1/24".to_owned();
+        self.leases.push(SubnetEnv { subnet, mtu_bytes: 1472 });
+    }
+
+    fn connect_pods(&self) {
+        for ((host, pod), lease) in self.hosts.iter().zip(&self.pods).zip(&self.leases) {
+            host.link("pod0", pod, "eth0", lease.mtu_bytes);
+            host.address("pod0", &lease.subnet);
+            pod.address("eth0", &format!("{}/24", lease.pod_address()));
+            let gateway = lease.gateway().to_string();
+            pod.exec(&["ip", "route", "add", "default", "via", &gateway]);
+        }
+        let far = self.leases[1].pod_address().to_string();
+        wait_until(Duration::from_secs(5), "the pods reach each other", || {
+            self.pods[0].succeeds(&["ping", "-q", "-c1", "-W0.2", &far])
+        });
+    }
+
+    /// Both links of the router take no more than this from now on.
+    fn narrow(&self, mtu_bytes: u32) {
+        for port in ["port0", "port1"] {
+            self.router.exec(&["ip", "link", "set", port, "mtu", &mtu_bytes.to_string()]);
+        }
+    }
+
+    /// The MTU of the route from host 0 to the lease of host 1, if it has one of its own.
+    #[track_caller]
+    fn wait_for_path_mtu(&self, limit: Duration, mtu_bytes: Option<u32>) -> Duration {
+        let started = Instant::now();
+        let network = format!("{}/24 ", self.leases[1].network());
+        let what = format!("the route to {network} has the MTU {mtu_bytes:?}");
+        wait_until(limit, &what, || {
+            let routes = self.hosts[0].exec(&["ip", "route", "show", "dev", "flannel0"]);
+            let route = routes.lines().find(|route| route.starts_with(&network));
+            match mtu_bytes {
+                Some(bytes) => route.is_some_and(|route| route.contains(&format!("mtu {bytes}"))),
+                None => route.is_none(),
+            }
+        });
+        started.elapsed()
+    }
+
+    /// One path changes nothing for the others: neither the device's MTU nor what new pods get.
+    #[track_caller]
+    fn assert_device_keeps_its_mtu(&self) {
+        let link = self.hosts[0].exec(&["ip", "link", "show", "flannel0"]);
+        assert!(link.contains("mtu 1472 "), "{link}");
+        let env = SubnetEnv::read(&self.dir(0).join("subnet.env"));
+        assert_eq!(env.map(|env| env.mtu_bytes), Some(1472));
+    }
+}
+
+/// A TCP stream from pod 0 to pod 1 that never ends, and when it last moved.
+struct Stream {
+    stop: AtomicBool,
+    moved: Mutex<(Instant, Duration)>,
+}
+
+impl Stream {
+    fn run(&self, overlay: &Routed, work: impl FnOnce()) {
+        let address = overlay.leases[1].pod_address();
+        let listener = overlay.pods[1].enter(|| TcpListener::bind((address, 0))).expect("free");
+        let target = listener.local_addr().expect("a listener has an address");
+        let mut sender = overlay.pods[0]
+            .enter(|| TcpStream::connect_timeout(&target, Duration::from_secs(5)))
+            .expect("the pods reach each other");
+        let (mut receiver, _) = listener.accept().expect("the connection that was made");
+        for stream in [&sender, &receiver] {
+            let short = Some(Duration::from_millis(50));
+            stream.set_read_timeout(short).expect("a time-out is not zero");
+            stream.set_write_timeout(short).expect("a time-out is not zero");
+        }
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let chunk = vec![7; 16 << 10];
+                while !self.stop.load(Ordering::Relaxed) {
+                    match sender.write(&chunk) {
+                        // A few hundred megabits are enough to see it stop.
+                        Ok(_) => thread::sleep(Duration::from_micros(500)),
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                        Err(error) => panic!("the stream was reset: {error}"),
+                    }
+                }
+            });
+            scope.spawn(|| {
+                let mut chunk = vec![0; 64 << 10];
+                while !self.stop.load(Ordering::Relaxed) {
+                    match receiver.read(&mut chunk) {
+                        Ok(_) => {
+                            let mut moved = self.moved.lock().expect("no panic under the lock");
+                            moved.1 = moved.1.max(moved.0.elapsed());
+                            moved.0 = Instant::now();
+                        }
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                        Err(error) => panic!("the stream was reset: {error}"),
+                    }
+                }
+            });
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            self.stop.store(true, Ordering::Relaxed);
+            done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+
+    fn new() -> Self {
+        let moved = Mutex::new((Instant::now(), Duration::ZERO));
+        Self { stop: AtomicBool::new(false), moved }
+    }
+
+    /// Whether anything arrived so short a time ago.
+    fn moved_within(&self, time: Duration) -> bool {
+        self.moved.lock().expect("no panic under the lock").0.elapsed() < time
+    }
+
+    /// The longest pause since the last call; the one that lasts included.
+    fn longest_pause(&self) -> Duration {
+        let mut moved = self.moved.lock().expect("no panic under the lock");
+        let longest = moved.1.max(moved.0.elapsed());
+        moved.1 = Duration::ZERO;
+        longest
+    }
+}
+
+/// Narrows the path step by step under a TCP stream, then widens it; gives what that took.
+fn narrow_and_widen(overlay: &Routed) -> Vec<String> {
+    let mut figures = Vec::new();
+    let stream = Stream::new();
+    stream.run(overlay, || {
+        thread::sleep(Duration::from_millis(1500));
+        stream.longest_pause();
+        for (router_bytes, expected) in [(1400, 1372), (1300, 1272), (576, 548)] {
+            overlay.narrow(router_bytes);
+            let found = overlay.wait_for_path_mtu(STALL_MAX, Some(expected));
+            overlay.assert_device_keeps_its_mtu();
+            wait_until(STALL_MAX, "TCP goes on", || {
+                stream.moved_within(Duration::from_millis(200))
+            });
+            let pause = stream.longest_pause();
+            figures.push(format!(
+                "{router_bytes}: MTU {expected} after {found:?}, TCP stood {pause:?}"
+            ));
+        }
+        overlay.narrow(1500);
+        let healed = overlay.wait_for_path_mtu(HEAL_MAX, None);
+        figures.push(format!("wide again after {healed:?}"));
+        thread::sleep(Duration::from_millis(500));
+        let pause = stream.longest_pause();
+        assert!(pause <= STALL_MAX, "TCP stood {pause:?} while the path became wide again");
+    });
+    let log = overlay.daemons[0].output();
+    let told: Vec<_> = log.lines().filter(|line| line.contains(" has the MTU ")).collect();
+    assert_eq!(told.len(), 3, "one line a change: {told:#?}");
+    assert!(told[0].contains("172.20.2.1:8285 of more than 1372 bytes get lost"), "{told:#?}");
+    assert!(log.contains("takes 1472 bytes again"), "{log}");
+    let large = ["ping", "-q", "-c3", "-i0.02", "-W1", "-Mdont", "-s1444"];
+    let far = overlay.leases[1].pod_address().to_string();
+    let large: Vec<_> = large.into_iter().chain([far.as_str()]).collect();
+    assert!(overlay.pods[0].succeeds(&large), "large packets are lost on a path that is wide");
+    figures
+}
+
+#[test]
+fn tcp_goes_on_behind_a_router_that_became_narrow_and_says_nothing() {
+    let overlay = Routed::start(false);
+    println!("{:#?}", narrow_and_widen(&overlay));
+    for host in 0..2 {
+        Status::settled(&overlay.dir(host));
+    }
+}
+
+#[test]
+fn a_peer_that_knows_nothing_of_weft_is_enough_to_find_a_narrow_path() {
+    let overlay = Routed::start(true);
+    println!("{:#?}", narrow_and_widen(&overlay));
+    Status::settled(&overlay.dir(0));
+}
+
+/// Sends `to` the ICMP message that a datagram of the tunnel from host 0 to host 1 is too long for
+/// a link of `mtu_bytes`.
+fn forge_fragmentation_needed(from: &Namespace, to: Ipv4Addr, mtu_bytes: u16) {
+    let mut quoted = vec![0x45, 0, 0x05, 0xdc, 0, 0, 0x40, 0, 63, 17, 0, 0];
+    quoted.extend(UNDERLAY.iter().flat_map(Ipv4Addr::octets));
+    let sum = checksum::finish(checksum::sum(&quoted));
+    quoted[10..12].copy_from_slice(&sum);
+    quoted.extend([8285_u16, 8285, 1480, 0].iter().flat_map(|word| word.to_be_bytes()));
+    let mut message = vec![3, 4, 0, 0, 0, 0];
+    message.extend(mtu_bytes.to_be_bytes());
+    message.extend(quoted);
+    let sum = checksum::finish(checksum::sum(&message));
+    message[2..4].copy_from_slice(&sum);
+    from.enter(|| {
+        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
+        socket.send_to(&message, &SocketAddr::from((to, 0)).into())
+    })
+    .expect("root may send any ICMP message");
+}
+
+/// Fragments that a host's kernel has made.
+fn fragments_made(host: &Namespace) -> u64 {
+    let text = host.exec(&["cat", "/proc/net/snmp"]);
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let mut columns = names.split(' ').zip(values.split(' '));
+    let (_, value) = columns.find(|(name, _)| *name == "FragCreates").expect("a counter");
+    value.parse().expect("a number")
+}
+
+#[test]
+fn forged_fragmentation_needed_has_nothing_fragmented() {
+    let overlay = Routed::start(false);
+    overlay.router.exec(&["nft", "flush", "chain", "inet", "t", "out"]);
+    let (near, far) = (&overlay.hosts[0], overlay.leases[1].pod_address().to_string());
+    for (who, forger, mtu_bytes) in
+        [("a stranger", &overlay.router, 600), ("a pod", &overlay.pods[0], 590)]
+    {
+        forge_fragmentation_needed(forger, UNDERLAY[0], mtu_bytes);
+        // The kernel believes it, and so do sockets that leave path MTU discovery to it.
+        let believed = format!("mtu {mtu_bytes}");
+        wait_until(Duration::from_secs(10), "the kernel believes the forged message", || {
+            near.exec(&["ip", "route", "get", &UNDERLAY[1].to_string()]).contains(&believed)
+        });
+        let large = ["ping", "-q", "-c5", "-i0.02", "-W5", "-Mdo", "-s1444", &far];
+        assert!(overlay.pods[0].succeeds(&large), "large packets are lost after {who} forged");
+        assert_eq!(fragments_made(near), 0, "{who} has the tunnel's datagrams fragmented");
+    }
+}
+
+#[test]
+fn two_idle_nodes_stop_probing_each_other() {
+    let overlay = Routed::start(false);
+    for (pod, lease) in overlay.pods.iter().zip(overlay.leases.iter().rev()) {
+        let far = lease.pod_address().to_string();
+        pod.exec(&["ping", "-q", "-c3", "-i0.02", "-W5", "-s1444", &far]);
+    }
+    let sent = || [0, 1].map(|host| Status::of(&overlay.dir(host)).count("egress", "writes"));
+    // A peer in use is asked two or three times a second.
+    wait_until(Duration::from_secs(60), "neither sends anything for 3 seconds", || {
+        let before = sent();
+        thread::sleep(Duration::from_secs(3));
+        sent() == before
+    });
+}
+
+#[test]
+fn a_narrow_path_that_cannot_be_measured_is_fragmented() {
+    let overlay = Routed::start(false);
+    overlay.hosts[1].exec(&["sysctl", "-qw", "net.ipv4.icmp_echo_ignore_all=1"]);
+    // The way out of the router: what comes in too long is gone before it could fragment it.
+    overlay.router.exec(&["ip", "link", "set", "port1", "mtu", "1400"]);
+    let far = overlay.leases[1].pod_address().to_string();
+    wait_until(Duration::from_secs(30), "large packets pass the router in fragments", || {
+        overlay.pods[0].succeeds(&["ping", "-q", "-c1", "-W0.5", "-Mdo", "-s1444", &far])
+    });
+    overlay.assert_device_keeps_its_mtu();
+}
+
+#[test]
+fn one_narrow_path_leaves_other_peers_alone() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), CONFIG);
+    let cluster = Cluster::new(3);
+    let dirs = [0, 1, 2].map(|host| files.path().join(format!("h{host}")));
+    let mut daemons = Vec::new();
+    let leases = [0, 1, 2].map(|host| {
+        let mut daemon = cluster.weftd(host, &dirs[host], &[&store]);
+        let lease = SubnetEnv::wait(&dirs[host].join("subnet.env"), &mut daemon);
+        daemons.push(daemon);
+        lease
+    });
+    for dir in &dirs {
+        wait_until(Duration::from_secs(20), "each daemon learns the others' leases", || {
+            Status::try_of(dir).is_some_and(|status| status.routes() == 2)
+        });
+    }
+    let pods = [0, 1, 2].map(|host| cluster.pod(host, &leases[host]));
+    let [_, healthy, narrow] = leases.each_ref().map(|lease| lease.pod_address().to_string());
+    let host = &cluster.hosts[0];
+    // By hand, and more than the narrow path takes.
+    host.exec(&["ip", "link", "set", "flannel0", "mtu", "1450"]);
+    cluster.switch.exec(&["ip", "link", "set", "port2", "mtu", "1400"]);
+    let _traffic = pods[0].spawn(&["ping", "-q", "-i0.1", "-s1400", &narrow]);
+    let found = || host.exec(&["ip", "route", "show", "dev", "flannel0"]).contains("mtu 1372");
+    wait_until(Duration::from_secs(30), "the narrow path is found", found);
+    for fragments in ["-Mdo", "-Mdont"] {
+        // 1450 bytes.
+        let large = ["ping", "-q", "-c5", "-i0.02", "-W5", fragments, "-s1422", &healthy];
+        assert!(pods[0].succeeds(&large), "packets to a healthy peer are lost, {fragments}");
+    }
+    wait_until(Duration::from_secs(30), "the narrow path is found on both sides", || {
+        pods[0].succeeds(&["ping", "-q", "-c1", "-W0.5", "-Mdont", "-s1422", &narrow])
+    });
+    let link = host.exec(&["ip", "link", "show", "flannel0"]);
+    assert!(link.contains("mtu 1450 "), "{link}");
+    assert_eq!(SubnetEnv::read(&dirs[0].join("subnet.env")).map(|env| env.mtu_bytes), Some(1472));
+    // Whoever removes the route has it back.
+    let network = format!("{}/24", leases[2].network());
+    host.exec(&["ip", "route", "delete", &network]);
+    wait_until(Duration::from_secs(10), "the route is restored", found);
+}

@@ -1,0 +1,284 @@
+//! What goes wrong with the firewall's programs: rules flushed under traffic, a lock that is held,
+//! a program that is not there.
+
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::rules::drop_forwarded;
+use crate::rules::site::{
+    HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, weftd_with,
+};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
+use crate::support::overlay::local_store;
+
+/// `--iptables-resync` in these tests.
+const RESYNC: Duration = Duration::from_secs(1);
+/// For a repair itself, and the machine.
+const SLACK: Duration = Duration::from_millis(500);
+
+#[test]
+fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
+    for variant in Variant::ALL {
+        let flags = ["--ip-masq", "--iptables-resync=1"];
+        let site = Site::start(variant, &flags, |dir, host| match variant {
+            Variant::Nft => {}
+            Variant::IptablesNft | Variant::IptablesLegacy => {
+                variant.iptables(dir, host, &["-P", "FORWARD", "DROP"]);
+            }
+        });
+        (0..2).for_each(|host| site.wait_for_rules(host));
+        let (host, pods) = (&site.lab.hosts[0], &site.lab.pods);
+        let own = [site.leases[0].pod_address(), site.leases[1].pod_address()];
+        let whole = variant.rules(site.dir(), host);
+        let masqueraded = || source_seen((&pods[0], own[0]), (&site.outside, OUTSIDE));
+        let mut outages = Vec::new();
+        let (_, arrivals) = while_sending((&pods[0], &pods[1]), own[1], || {
+            for _ in 0..3 {
+                variant.flush(site.dir(), host);
+                let flushed = Instant::now();
+                wait_until(RESYNC + SLACK, "new flows are masqueraded again", || {
+                    masqueraded() == Some(HOST_OUTSIDE)
+                });
+                outages.push(flushed.elapsed());
+            }
+        });
+        let gaps = arrivals.windows(2).map(|pair| pair[1] - pair[0]);
+        let gap = gaps.max().expect("pods talk");
+        println!(
+            "{variant:?}: masqueraded again after {outages:?}, pods silent for {gap:?} at most"
+        );
+        assert!(gap <= RESYNC + SLACK, "{variant:?}: pods did not reach each other for {gap:?}");
+        assert_eq!(variant.rules(site.dir(), host), whole, "{variant:?}: what is back");
+        let log = site.daemons[0].output();
+        assert!(log.contains("rules are missing or out of order; repairing them"), "{log}");
+        assert!(!log.contains("recreating rules"), "one transaction repairs them: {log}");
+    }
+}
+
+/// The chain is emptied and filled again while packets pass by it.
+#[test]
+fn a_repair_loses_no_packet() {
+    for variant in Variant::ALL {
+        let site = Site::start(variant, &["--iptables-resync=1"], drop_forwarded(variant));
+        (0..2).for_each(|host| site.wait_for_rules(host));
+        let (host, pods) = (&site.lab.hosts[0], &site.lab.pods);
+        let whole = variant.rules(site.dir(), host);
+        let (sent, arrivals) =
+            while_sending((&pods[0], &pods[1]), site.leases[1].pod_address(), || {
+                for _ in 0..3 {
+                    // The first rule lets these packets pass, the second one those to here.
+                    remove_second_forward_rule(variant, site.dir(), host);
+                    assert_ne!(variant.rules(site.dir(), host), whole, "{variant:?}");
+                    wait_until(RESYNC + SLACK, "the second rule comes back", || {
+                        variant.rules(site.dir(), host) == whole
+                    });
+                }
+            });
+        assert_eq!(arrivals.len(), sent, "{variant:?}: packets sent against packets arrived");
+    }
+}
+
+fn remove_second_forward_rule(variant: Variant, dir: &Path, host: &Namespace) {
+    match variant {
+        Variant::Nft => {
+            let list = host.exec(&["nft", "-a", "list", "chain", "ip", "flannel-ipv4", "forward"]);
+            let rule = list.lines().find(|line| line.contains("daddr")).expect("it is there");
+            let handle = rule.split("handle ").nth(1).expect("a rule has a handle");
+            host.exec(&["nft", "delete rule ip flannel-ipv4 forward handle", handle]);
+        }
+        Variant::IptablesNft | Variant::IptablesLegacy => {
+            variant.iptables(dir, host, &["-D", "FLANNEL-FWD", "2"]);
+        }
+    }
+}
+
+/// Sends from one pod to the other every 5 ms while `work` runs; how many that were, and when they
+/// arrived.
+fn while_sending(
+    (from, to): (&Namespace, &Namespace),
+    address: Ipv4Addr,
+    work: impl FnOnce(),
+) -> (usize, Vec<Instant>) {
+    let receiver = to.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
+    receiver.set_read_timeout(Some(Duration::from_millis(200))).expect("a time is a time");
+    let target = SocketAddrV4::new(address, receiver.local_addr().expect("it is bound").port());
+    let sender = from.enter(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(|| {
+            let mut sent = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                sender.send_to(b"still there?", target).ok();
+                sent += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            sent
+        });
+        let arrivals = scope.spawn(|| {
+            let mut arrivals = Vec::new();
+            // The last ones are on their way when the sender ends.
+            loop {
+                match receiver.recv(&mut [0; 64]) {
+                    Ok(_) => arrivals.push(Instant::now()),
+                    Err(_) if is_over.load(Ordering::Relaxed) => return arrivals,
+                    Err(_) => {}
+                }
+            }
+        });
+        work();
+        is_over.store(true, Ordering::Relaxed);
+        let sent = sent.join().expect("the sender does not fail");
+        (sent, arrivals.join().expect("the receiver does not fail"))
+    })
+}
+
+struct Host {
+    lab: Lab,
+    files: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(variant: Variant) -> Self {
+        let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().expect("a directory"));
+        local_store(files.path(), &variant.config("10.5.0.0/16"));
+        Self { lab, files }
+    }
+
+    fn dir(&self) -> std::path::PathBuf {
+        self.files.path().join("h0")
+    }
+
+    fn weftd(&self, variables: &[&str], arguments: &[&str]) -> Process {
+        weftd_with(variables, self.files.path(), &self.lab.hosts[0], 0, arguments)
+    }
+
+    fn is_ready(&self) -> bool {
+        let status = crate::support::status::Status::try_of(&self.dir());
+        status.is_some_and(|status| status.0["ready"] == true)
+    }
+}
+
+#[test]
+fn a_lock_that_is_held_is_told_and_waited_for() {
+    let variant = Variant::IptablesLegacy;
+    let host = Host::new(variant);
+    let path = host.files.path().join("held.lock");
+    let lock = std::fs::File::create(&path).expect("the test's directory is writable");
+    flock(&lock, FlockOperation::LockExclusive).expect("nobody else locks");
+    let variables = [
+        format!("PATH={}:/usr/sbin:/usr/bin", variant.programs(host.files.path()).display()),
+        format!("XTABLES_LOCKFILE={}", path.display()),
+    ];
+    let variables = variables.each_ref().map(String::as_str);
+    let mut daemon = host.weftd(&variables, &["--ip-masq"]);
+    wait_until(Duration::from_secs(12), "the holder of the lock is told of", || {
+        daemon.output().contains("another program holds the lock of iptables")
+    });
+    assert!(daemon.ended().is_none(), "{}", daemon.output());
+    assert!(daemon.output().contains("Wrote subnet file"), "packets need not wait for a lock");
+    assert!(!host.is_ready(), "ready without the rules that were asked for");
+    assert_eq!(rules_in_place(&host.dir()), Some(false));
+    let released = Instant::now();
+    drop(lock);
+    wait_until(Duration::from_secs(5), "the rules are set once the lock is free", || {
+        rules_in_place(&host.dir()) == Some(true) && host.is_ready()
+    });
+    println!("in place {:?} after the lock became free", released.elapsed());
+    assert_eq!(variant.rules(host.files.path(), &host.lab.hosts[0]).len(), 10);
+}
+
+/// A directory with no program at all in it.
+fn no_programs(host: &Host) -> String {
+    let empty = host.files.path().join("empty");
+    std::fs::create_dir_all(&empty).expect("the test's directory is writable");
+    format!("PATH={}", empty.display())
+}
+
+#[test]
+fn masquerading_without_iptables_does_not_start_and_names_the_package() {
+    let host = Host::new(Variant::IptablesNft);
+    let path = no_programs(&host);
+    let mut daemon = host.weftd(&[&path], &["--ip-masq"]);
+    let status = daemon.wait(LEASE_TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{}", daemon.output());
+    let log = daemon.output();
+    assert!(!log.contains("trying again"), "it ends instead: {log}");
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.contains("iptables is not in PATH: install the package iptables"), "{log}");
+}
+
+#[test]
+fn nftables_without_nft_do_not_start_and_name_the_package() {
+    let host = Host::new(Variant::Nft);
+    let path = no_programs(&host);
+    let mut daemon = host.weftd(&[&path], &[]);
+    let status = daemon.wait(LEASE_TIMEOUT);
+    assert_eq!(status.code(), Some(1), "{}", daemon.output());
+    assert!(daemon.output().contains("nft is not in PATH: install the package nftables"));
+}
+
+#[test]
+fn forward_rules_without_iptables_are_missed_and_the_overlay_runs() {
+    let host = Host::new(Variant::IptablesNft);
+    let mut daemon = host.weftd(&[&no_programs(&host)], &["--iptables-resync=1"]);
+    wait_until(LEASE_TIMEOUT, "weftd is ready without forward rules", || host.is_ready());
+    let missing = "iptables is not in PATH: install the package iptables";
+    assert!(daemon.output().contains(missing), "{}", daemon.output());
+    let failures = || {
+        let status = crate::support::status::Status::of(&host.dir());
+        status.0["rules"]["failures"].as_u64().unwrap_or(0)
+    };
+    wait_until(Duration::from_secs(10), "it is tried again", || failures() >= 3);
+    assert_eq!(daemon.output().matches(missing).count(), 1, "{}", daemon.output());
+    // Somebody installs it.
+    for name in ["iptables", "iptables-save", "iptables-restore"] {
+        let from = Variant::IptablesNft.programs(host.files.path()).join(name);
+        std::fs::rename(from, host.files.path().join("empty").join(name)).expect("one disk");
+    }
+    wait_until(Duration::from_secs(5), "the rules are set after all", || {
+        rules_in_place(&host.dir()) == Some(true)
+    });
+    assert!(daemon.ended().is_none());
+}
+
+/// A rule that iptables has no words for, in a chain of its table `filter`.
+fn add_rule_of_nft(namespace: &Namespace, chain: &str, hook: &str) {
+    namespace.exec(&["nft", "add table ip filter"]);
+    let hook = format!("{{ type filter hook {hook} priority 0; }}");
+    namespace.exec(&["nft", &format!("add chain ip filter {chain} {hook}")]);
+    namespace.exec(&["nft", &format!("add rule ip filter {chain} numgen random mod 2 0 continue")]);
+}
+
+#[test]
+fn rules_of_nft_beside_ours_are_no_hindrance() {
+    let host = Host::new(Variant::IptablesNft);
+    let namespace = &host.lab.hosts[0];
+    add_rule_of_nft(namespace, "INPUT", "input");
+    let daemon = host.weftd(&["PATH=/usr/sbin:/usr/bin"], &["--iptables-resync=1"]);
+    wait_until(LEASE_TIMEOUT, "the rules are in place", || {
+        rules_in_place(&host.dir()) == Some(true)
+    });
+    let checks = || {
+        let status = crate::support::status::Status::of(&host.dir());
+        status.0["rules"]["checks"].as_u64().unwrap_or(0)
+    };
+    wait_until(Duration::from_secs(10), "the rules are looked at", || checks() >= 3);
+    let jumps = namespace.exec(&["iptables", "-S", "FORWARD"]).matches("FLANNEL-FWD").count();
+    assert_eq!(jumps, 1, "{}", daemon.output());
+}
+
+#[test]
+fn a_chain_that_iptables_cannot_read_is_told_and_gets_no_heap_of_jumps() {
+    let host = Host::new(Variant::IptablesNft);
+    let namespace = &host.lab.hosts[0];
+    add_rule_of_nft(namespace, "FORWARD", "forward");
+    let daemon = host.weftd(&["PATH=/usr/sbin:/usr/bin"], &["--iptables-resync=1"]);
+    wait_until(Duration::from_secs(20), "the rules of nft are told of", || {
+        daemon.output().contains("rules of nft are in them")
+    });
+    assert!(!namespace.exec(&["nft", "list", "ruleset"]).contains("FLANNEL"));
+}

@@ -1,0 +1,101 @@
+//! Which queue of the TUN device the kernel gives a packet: one for all packets of a flow, whatever
+//! their form. Needs root, for it makes network namespaces.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
+
+use crate::support::dataplane::*;
+use crate::support::lab::{Namespace, wait_until};
+use weft::device::{Tun, TunOffload};
+use weft::offload::VNET_HEADER_BYTES;
+
+const NO_OFFLOAD: TunOffload = TunOffload { tso: false, uso: false };
+const QUEUES: NonZeroU16 = NonZeroU16::new(8).expect("not zero");
+
+/// Flows of each kind. That all of them share one queue of eight by chance is one run in 10^27.
+const FLOWS: u16 = 32;
+
+/// A host whose overlay device has several queues, and a device on which pods' packets come in.
+struct Queues {
+    _host: Namespace,
+    queues: Vec<Tun>,
+    pod: Tun,
+}
+
+impl Queues {
+    fn new() -> Self {
+        let host = Namespace::new("host");
+        host.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.disable_ipv6=1"]);
+        host.exec(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
+        let (queues, pod) = host.enter(|| {
+            let queues = Tun::open_queues("flannel%d", NO_OFFLOAD, QUEUES).expect("we are root");
+            (queues, Tun::open("pod%d", NO_OFFLOAD).expect("we are root"))
+        });
+        queues[0].steer_by_flow().expect("root may load the program");
+        host.address("flannel0", &format!("{TUN}/32"));
+        for (device, subnet) in [("flannel0", "10.5.0.0/16"), ("pod0", "10.5.1.0/24")] {
+            host.exec(&["ip", "link", "set", device, "up"]);
+            host.exec(&["ip", "route", "add", subnet, "dev", device]);
+        }
+        Self { _host: host, queues, pod }
+    }
+
+    /// The queue to which `packet` goes.
+    fn of(&self, packet: &[u8]) -> usize {
+        let header = [0; VNET_HEADER_BYTES];
+        let parts = [std::io::IoSlice::new(&header), std::io::IoSlice::new(packet)];
+        self.pod.write(&parts).expect("the device is up");
+        let mut found = None;
+        wait_until(PATIENCE, "a queue has the packet", || {
+            let has_it = |queue: &Tun| queue.read(&mut [0; 10], &mut [0; 2048]).is_ok();
+            found = self.queues.iter().position(has_it);
+            found.is_some()
+        });
+        found.expect("it was waited for")
+    }
+}
+
+/// The packet with four bytes of options, all of which do nothing.
+fn with_options(mut packet: Vec<u8>) -> Vec<u8> {
+    packet.splice(20..20, [1; 4]);
+    let total_bytes = (packet.len() as u16).to_be_bytes();
+    packet[2..4].copy_from_slice(&total_bytes);
+    with(packet, 0, &[0x46])
+}
+
+#[test]
+fn fragments_and_options_share_the_queue_of_their_flow() {
+    let queues = Queues::new();
+    let mut used = [BTreeSet::new(), BTreeSet::new()];
+    for flow in 0..FLOWS {
+        let (from, to) = (SocketAddrV4::new(POD, 4000 + flow), SocketAddrV4::new(FAR, 5000));
+        let datagram = udp(from, to, &[7; 64]);
+        let forms = [
+            with_options(datagram.clone()),
+            with(datagram.clone(), 6, &[0, 0]),
+            with(datagram.clone(), 6, &[0x20, 0]),
+            with(datagram.clone(), 6, &[0x20, 9]),
+            with(datagram.clone(), 6, &[0, 18]),
+        ];
+        let home = queues.of(&datagram);
+        for (form, packet) in forms.iter().enumerate() {
+            assert_eq!(queues.of(packet), home, "UDP flow {flow}, form {form}");
+        }
+        // A segment's ports lie where a datagram's do; of the rest only the length matters.
+        let segment = with(datagram, 9, &[TCP]);
+        let home = queues.of(&segment);
+        used[0].insert(home);
+        assert_eq!(queues.of(&with_options(segment.clone())), home, "TCP flow {flow}, options");
+        // A connection without path MTU discovery.
+        let segment = with(segment, 6, &[0, 0]);
+        let home = queues.of(&segment);
+        used[1].insert(home);
+        for fragment in [[0x20, 0], [0, 9]] {
+            let fragment = with(segment.clone(), 6, &fragment);
+            assert_eq!(queues.of(&fragment), home, "TCP flow {flow}, fragments");
+        }
+    }
+    assert!(used[0].len() > 1, "all TCP connections of two pods share a queue");
+    assert_eq!(used[1].len(), 1, "fragments of two pods share a queue");
+}

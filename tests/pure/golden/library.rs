@@ -1,0 +1,106 @@
+//! weftd's outcomes by its library, as text.
+
+use std::ffi::OsString;
+
+use weft::config::flags::{self, Outcome};
+use weft::config::network::NetworkConfig;
+use weft::config::options::RuleOptions;
+use weft::config::subnet_file::{Previous, SubnetFile};
+use weft::control::LeaseAttributes;
+use weft::control::lease::parse_key;
+use weft::netfilter::diff::Trigger;
+use weft::netfilter::rules::Wanted;
+use weft::netfilter::{iptables as ipt, nftables as nft};
+use weft::route::Prefix;
+
+use crate::golden::table::Case;
+
+pub(crate) fn config(case: &Case) -> String {
+    match NetworkConfig::parse(case.given.as_bytes()) {
+        Err(error) => format!("refused: {error}"),
+        Ok(config) => format!(
+            "{} in /{} from {} to {} by {}{}",
+            config.network,
+            config.subnet_length_bits,
+            config.subnet_min,
+            config.subnet_max,
+            config.backend.kind,
+            if config.enable_nftables { " with nftables" } else { "" },
+        ),
+    }
+}
+
+pub(crate) fn key(case: &Case) -> String {
+    match parse_key(&case.given) {
+        None => "none".to_owned(),
+        Some(subnet) => format!("{subnet}, written {}", subnet.key()),
+    }
+}
+
+pub(crate) fn value(case: &Case) -> String {
+    let read = LeaseAttributes::from_json(case.given.as_bytes());
+    let Ok(attributes) = read else { return "no lease".to_owned() };
+    let written = attributes.to_json().expect("what was read is short enough");
+    String::from_utf8(written).expect("JSON is text")
+}
+
+/// The rules of a node with these flags besides `-ip-masq`.
+fn wanted<'a>(flags: impl Iterator<Item = &'a str>) -> Wanted {
+    let words = ["weftd", "-ip-masq"].into_iter().chain(flags).map(OsString::from);
+    let Outcome::Run(options, _) = flags::parse(words, |_| None) else {
+        panic!("the flags of the case are refused")
+    };
+    let RuleOptions { masquerade, random_ports, forward, .. } = options.rules;
+    let prefix = |text: &str| -> Prefix { text.parse().expect("a prefix") };
+    let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.3.0/24"));
+    Wanted { network, subnet, masquerade, forward, random_ports }
+}
+
+/// The rule that `given` asks for: table, chain, number, flags.
+pub(crate) fn iptables(case: &Case) -> String {
+    let mut words = case.given.split(' ');
+    let mut word = || words.next().expect("table, chain and number");
+    let (table, chain) = (format!("*{}\n", word()), format!("-A {} ", word()));
+    let number: usize = word().parse().expect("a number");
+    let chains = wanted(words).chains();
+    let text =
+        ipt::transaction(&chains, &ipt::Found::default(), Trigger::Start).unwrap_or_default();
+    let Some((_, text)) = text.split_once(&table) else { return "none".to_owned() };
+    let (text, _) = text.split_once("COMMIT").expect("a table ends");
+    let mut rules = text.lines().filter_map(|line| line.strip_prefix(&chain));
+    let rule = rules.nth(number - 1).unwrap_or("none");
+    rule.replace("-m comment --comment \"flanneld masq\"", "{masq}")
+        .replace("-m comment --comment \"flanneld forward\"", "{forward}")
+}
+
+/// The rule that `given` asks for: chain, number.
+pub(crate) fn nftables(case: &Case) -> String {
+    let chains = wanted(std::iter::empty()).chains();
+    let text =
+        nft::transaction(&chains, &nft::Found::default(), Trigger::Start).unwrap_or_default();
+    let (chain, number) = case.given.split_once(' ').expect("chain and number");
+    let Ok(number) = number.parse::<usize>() else {
+        return if text.contains(&case.given) { "made" } else { "not made" }.to_owned();
+    };
+    let start = format!("add rule ip flannel-ipv4 {chain} ");
+    let mut rules = text.lines().filter_map(|line| line.strip_prefix(&start));
+    rules.nth(number - 1).unwrap_or("none").to_owned()
+}
+
+pub(crate) fn subnet_env(case: &Case) -> String {
+    let words: Vec<_> = case.given.split(' ').collect();
+    let [network, subnet, mtu, masquerade] = words[..] else { panic!("{case:?}: not four words") };
+    let file = SubnetFile {
+        network: network.parse().expect("a prefix"),
+        subnet: subnet.parse().expect("a prefix"),
+        mtu_bytes: mtu.parse().expect("a number"),
+        masquerade: masquerade.parse().expect("true or false"),
+    };
+    file.render().replace('\n', ";")
+}
+
+pub(crate) fn previous(case: &Case) -> String {
+    let Previous { network, subnet, .. } = Previous::parse(&case.given.replace(';', "\n"));
+    let text = |prefix: Option<Prefix>| prefix.map_or_else(|| "none".to_owned(), |p| p.to_string());
+    format!("{} {}", text(network), text(subnet))
+}

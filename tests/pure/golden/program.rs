@@ -1,0 +1,92 @@
+//! weftd's outcome for a command line and an environment.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::golden::table::Case;
+
+const WEFTD: &str = env!("CARGO_BIN_EXE_weftd");
+
+/// How a start ended.
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    /// Standard error; quotes in lines of JSON are as in those of text.
+    pub(crate) said: String,
+}
+
+/// Starts weftd far enough to see how it took its flags. Another process holds the subnet file's
+/// lock, which ends it before it touches the host or asks a store.
+pub(crate) fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+    let dir = TempDir::new().expect("a directory for the test");
+    let lock = File::create(dir.path().join("subnet.env.lock")).expect("it is writable");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody else locks");
+    let output = Command::new(WEFTD)
+        .arg(format!("-subnet-file={}", dir.path().join("subnet.env").display()))
+        .args(arguments)
+        .env_clear()
+        .env("NODE_NAME", "n1")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .expect("weftd can be started");
+    assert!(output.stdout.is_empty(), "{arguments:?} writes on standard output");
+    let said = String::from_utf8_lossy(&output.stderr).replace("\\\"", "\"");
+    Ended { code: output.status.code(), said }
+}
+
+impl Ended {
+    /// Whether its flags were fine.
+    pub(crate) fn runs(&self) -> bool {
+        self.said.contains("CLI flags config: ")
+    }
+
+    /// What the record of the options holds as `field`.
+    pub(crate) fn field(&self, field: &str) -> Option<&str> {
+        let (_, record) = self.said.split_once("CLI flags config: ")?;
+        let (_, value) = record.split_once(&format!(" {field}: "))?;
+        let (mut depth, mut quoted) = (0, false);
+        let end = value.find(|character| {
+            match character {
+                '"' => quoted = !quoted,
+                '(' | '[' | '{' if !quoted => depth += 1,
+                ')' | ']' if !quoted => depth -= 1,
+                '}' if depth > 0 && !quoted => depth -= 1,
+                ',' | '}' | '\n' => return depth == 0 && !quoted,
+                _ => {}
+            }
+            false
+        });
+        Some(value[..end.unwrap_or(value.len())].trim_end())
+    }
+}
+
+/// The outcome of a `run`: `given` has variables, then arguments.
+pub(crate) fn outcome(case: &Case) -> String {
+    let is_variable = |word: &&str| word.starts_with(|c: char| c.is_ascii_uppercase());
+    let words: Vec<_> = case.given.split(' ').collect();
+    let variables: Vec<_> =
+        words.iter().copied().take_while(is_variable).filter_map(|w| w.split_once('=')).collect();
+    let ended = start(&words[variables.len()..], &variables);
+    if ended.runs() {
+        // As the case has it: `runs, field: value`.
+        let (_, asked) = case.expected().split_once(", ").unwrap_or_default();
+        let field = asked.split(':').next().unwrap_or_default();
+        let warns = ended.said.lines().any(|line| line.starts_with('W'));
+        let warning = if warns { " with a warning" } else { "" };
+        return format!("runs{warning}, {field}: {}", ended.field(field).unwrap_or("not told"));
+    }
+    let said = ended.said.replace(WEFTD, "<program>");
+    let (first, rest) = said.split_once('\n').unwrap_or((&said, ""));
+    let first = if first == env!("CARGO_PKG_VERSION") { "<version>" } else { first };
+    let also = match rest.split(' ').next().unwrap_or_default() {
+        "" => "",
+        "Usage:" => " + usage",
+        "Try" => " + hint",
+        _ if first.starts_with("Usage:") => "",
+        _ => " + more",
+    };
+    let code = ended.code.map_or_else(|| "a signal".to_owned(), |code| code.to_string());
+    format!("exit {code}: {first}{also}")
+}

@@ -1,0 +1,346 @@
+//! The weftd program from outside: its flags in every spelling, its environment, its complaints
+//! and its exit codes, as operators and their scripts meet them.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::lab::{Namespace, WEFTD, wait_until};
+
+/// A stop is promised within this time.
+const STOP: Duration = Duration::from_secs(1);
+
+const PASSWORD: &str = "correct-horse-battery";
+
+/// Runs weftd to its end, without any variable of the caller's environment.
+fn weftd(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(WEFTD)
+        .args(arguments)
+        .env_clear()
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .expect("weftd can be started")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Fails unless weftd refused with this exit code, a first line that holds `names`, silence on
+/// standard output, and no word of a panic.
+#[track_caller]
+fn assert_refused(output: &Output, code: i32, names: &[&str]) {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "exit code; it said: {text}");
+    let first = text.lines().next().unwrap_or_default();
+    for name in names {
+        assert!(first.contains(name), "the complaint does not name {name:?}: {text}");
+    }
+    assert!(output.stdout.is_empty(), "standard output is not for complaints");
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+/// A flag, a value, and what the daemon's record of its options then holds.
+struct Case {
+    flag: &'static str,
+    value: &'static str,
+    shows: &'static str,
+    /// What else must be given for the value to make sense.
+    with: &'static [&'static str],
+}
+
+const LOCAL: &[&str] = &["-local-store=/nonexistent/of/weft"];
+
+const fn case(flag: &'static str, value: &'static str, shows: &'static str) -> Case {
+    Case { flag, value, shows, with: LOCAL }
+}
+
+const fn etcd(
+    flag: &'static str,
+    value: &'static str,
+    shows: &'static str,
+    with: &'static [&'static str],
+) -> Case {
+    Case { flag, value, shows, with }
+}
+
+/// Every flag that takes a value and whose feature is built, and those that only warn.
+const CASES: &[Case] = &[
+    etcd("etcd-endpoints", "https://a:1,https://b:2", r#"["https://a:1", "https://b:2"]"#, &[]),
+    etcd("etcd-prefix", "/my//net/", r#"prefix: "/my/net""#, &[]),
+    etcd("etcd-cafile", "/x/ca", r#"ca_file: Some("/x/ca")"#, &["-etcd-endpoints=https://a:1"]),
+    etcd(
+        "etcd-certfile",
+        "/x/crt",
+        r#"certificate_file: "/x/crt""#,
+        &["-etcd-endpoints=https://a:1", "-etcd-keyfile=k"],
+    ),
+    etcd(
+        "etcd-keyfile",
+        "/x/key",
+        r#"key_file: "/x/key""#,
+        &["-etcd-endpoints=https://a:1", "-etcd-certfile=c"],
+    ),
+    etcd("etcd-username", "carla", r#"username: "carla""#, &["-etcd-password=x"]),
+    etcd("etcd-password", PASSWORD, "password: ***", &["-etcd-username=u"]),
+    case("engine", "mmsg", "engine: Mmsg"),
+    case("healthz-ip", "127.0.0.7", "health: Some(127.0.0.7:8471)"),
+    case("healthz-port", "0x2117", "health: Some(127.0.0.7:8471)"),
+    case("iface", "eth7", r#"interfaces: ["eth7"]"#),
+    case("iface-can-reach", "192.0.2.9", "can_reach: Some(192.0.2.9)"),
+    case("iface-regex", "^10\\.1", r#"regexes: [Regex("^10\\.1")]"#),
+    case("iptables-resync", "9", "resync: 9s"),
+    case("kube-annotation-prefix", "a.b", "has no effect"),
+    case("kube-api-url", "http://k", "has no effect"),
+    case("kubeconfig-file", "/k", "has no effect"),
+    case("net-config-path", "/n", "has no effect"),
+    etcd("local-store", "/nonexistent/x", r#"store: Local("/nonexistent/x")"#, &[]),
+    case("log-format", "json", "log_format: Json"),
+    case("offload", "gso,tso", "tso: true, uso: false, gso: true, gro: false"),
+    case("peer-check", "loose", "CLI flags config"),
+    case("public-ip", "198.51.100.4", "public_ip: Some(198.51.100.4)"),
+    case("stale-hold", "1h30m", "stale_hold: 5400s"),
+    case("status-socket", "/x/s", r#"status_socket: "/x/s""#),
+    Case {
+        flag: "subnet-file",
+        value: "/proc/weft/e",
+        shows: r#"subnet_file: "/proc/weft/e""#,
+        // Its lock is not the one that is held, but this store can't be made either.
+        with: &["-local-store=/proc/weft/store"],
+    },
+    case("subnet-lease-renew-margin", "0x10", "renew_margin: 960s"),
+    case("v", "2", "verbosity: 2"),
+    case("workers", "3", "workers: Exactly(3)"),
+];
+
+/// Starts weftd far enough to see how it took its flags, and what it said until then. A process
+/// that holds the subnet file's lock ends it right after, before it touches the host.
+fn recorded(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let dir = tempfile::tempdir().expect("a directory for the test");
+    let subnet_file = dir.path().join("subnet.env");
+    let lock = std::fs::File::create(dir.path().join("subnet.env.lock"));
+    let lock = lock.expect("the test's directory is writable");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody else locks");
+    let subnet_file = format!("-subnet-file={}", subnet_file.display());
+    let mut all = vec![subnet_file.as_str()];
+    all.extend(arguments);
+    let output = weftd(&all, variables);
+    assert_eq!(output.status.code(), Some(1), "{all:?}: {}", stderr(&output));
+    // JSON lines escape the quotes.
+    stderr(&output).replace("\\\"", "\"")
+}
+
+fn health_companion(flag: &str) -> &'static [&'static str] {
+    match flag {
+        "healthz-ip" => &["-healthz-port=8471"],
+        "healthz-port" => &["-healthz-ip=127.0.0.7"],
+        _ => &[],
+    }
+}
+
+#[test]
+fn every_flag_works_in_every_spelling_and_from_the_environment() {
+    for Case { flag, value, shows, with } in CASES {
+        let mut base = with.to_vec();
+        base.extend(health_companion(flag));
+        let spellings = [
+            vec![format!("-{flag}"), (*value).to_owned()],
+            vec![format!("--{flag}"), (*value).to_owned()],
+            vec![format!("-{flag}={value}")],
+            vec![format!("--{flag}={value}")],
+        ];
+        for spelling in &spellings {
+            let mut arguments = base.clone();
+            arguments.extend(spelling.iter().map(String::as_str));
+            let text = recorded(&arguments, &[]);
+            assert!(text.contains(shows), "{spelling:?} is not understood: {text}");
+        }
+        if *flag == "subnet-file" {
+            continue;
+        }
+        let variable = format!("FLANNELD_{}", flag.to_uppercase().replace('-', "_"));
+        let text = recorded(&base, &[(&variable, value)]);
+        assert!(text.contains(shows), "{variable}={value} is not understood: {text}");
+    }
+}
+
+#[test]
+fn the_command_line_wins_over_the_environment_and_the_last_word_wins() {
+    let env = [("FLANNELD_PUBLIC_IP", "192.0.2.1"), ("FLANNELD_IFACE", "a,b")];
+    let text = recorded(&["-local-store=/nonexistent/x"], &env);
+    assert!(text.contains("public_ip: Some(192.0.2.1)"), "{text}");
+    // One element, whatever it contains.
+    assert!(text.contains(r#"interfaces: ["a,b"]"#), "{text}");
+    let flags = ["-local-store=/nonexistent/x", "--public-ip=192.0.2.2", "-public-ip", "192.0.2.3"];
+    let text = recorded(&flags, &env);
+    assert!(text.contains("public_ip: Some(192.0.2.3)"), "{text}");
+    let flags = ["-local-store=/nonexistent/x", "-iface=x", "--iface", "y", "-iface=x"];
+    assert!(recorded(&flags, &env).contains(r#"interfaces: ["x", "y", "x"]"#));
+    // A value that does not parse leaves the default, audibly.
+    let env = [("FLANNELD_SUBNET_LEASE_RENEW_MARGIN", "soon"), ("FLANNELD_V", "1")];
+    let text = recorded(&["-local-store=/nonexistent/x"], &env);
+    assert!(text.contains("renew_margin: 3600s") && text.contains("verbosity: 1"), "{text}");
+    assert!(text.contains("FLANNELD_SUBNET_LEASE_RENEW_MARGIN"), "{text}");
+}
+
+#[test]
+fn booleans_take_a_value_only_with_equals() {
+    let local = "-local-store=/nonexistent/x";
+    for yes in ["1", "t", "T", "true", "TRUE", "True"] {
+        let flag = format!("--ip-masq={yes}");
+        assert!(recorded(&[local, &flag], &[]).contains("masquerade: true"), "{flag}");
+    }
+    for no in ["0", "f", "F", "false", "FALSE", "False"] {
+        let flag = format!("-ip-masq={no}");
+        assert!(recorded(&[local, &flag], &[]).contains("masquerade: false"), "{flag}");
+    }
+    // The word ends the flags: what comes after it is ignored, as in Go.
+    let text = recorded(&[local, "-iptables-forward-rules=false", "false", "-v=7"], &[]);
+    assert!(text.contains("verbosity: 0"), "{text}");
+    let text = recorded(&[local, "--", "-v=7"], &[]);
+    assert!(text.contains("verbosity: 0"), "{text}");
+    assert_refused(&weftd(&["-ip-masq=perhaps"], &[]), 2, &["ip-masq", "perhaps"]);
+}
+
+#[test]
+fn version_and_help_answer_on_standard_error_and_succeed() {
+    for spelling in ["-version", "--version", "-version=true", "--version=1"] {
+        let output = weftd(&[spelling, "-subnet-lease-renew-margin=0"], &[("FLANNELD_V", "x")]);
+        assert_eq!(output.status.code(), Some(0), "{spelling}");
+        assert_eq!(stderr(&output), format!("{}\n", env!("CARGO_PKG_VERSION")), "{spelling}");
+        assert!(output.stdout.is_empty(), "{spelling} writes on standard output");
+    }
+    // The variable is looked up after the version was due.
+    let text = recorded(&["-local-store=/nonexistent/x"], &[("FLANNELD_VERSION", "true")]);
+    assert!(text.contains("CLI flags config"), "{text}");
+    for spelling in ["-h", "--h", "-help", "--help"] {
+        let output = weftd(&[spelling], &[]);
+        assert_eq!(output.status.code(), Some(0), "{spelling}");
+        let text = stderr(&output);
+        assert_eq!(text.lines().next(), Some(&*format!("Usage: {WEFTD} [OPTION]...")));
+        assert!(output.stdout.is_empty(), "{spelling} writes on standard output");
+        for Case { flag, .. } in CASES {
+            let listed = text.lines().any(|line| {
+                line.trim_start()
+                    .strip_prefix('-')
+                    .is_some_and(|rest| rest.split([' ', '\t']).next() == Some(flag))
+            });
+            assert!(listed, "{spelling} does not list -{flag}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_malformed_command_line_exits_2_in_one_line_with_a_hint() {
+    let cases: [(&[&str], &str); 9] = [
+        (&["--no-such-flag"], "-no-such-flag"),
+        (&["-no-such-flag=3"], "-no-such-flag"),
+        (&["---iface"], "---iface"),
+        (&["--=x"], "--=x"),
+        (&["-iface"], "-iface"),
+        (&["-healthz-port=eighty"], "eighty"),
+        (&["-healthz-port", "99999999999999999999"], "out of range"),
+        (&["-v=1.5"], "1.5"),
+        (&["-version=maybe"], "maybe"),
+    ];
+    for (arguments, names) in cases {
+        let output = weftd(arguments, &[]);
+        assert_refused(&output, 2, &[names]);
+        let text = stderr(&output);
+        assert_eq!(text.lines().count(), 2, "{arguments:?}: {text}");
+        assert_eq!(text.lines().nth(1), Some("Try 'weftd --help'."), "{text}");
+    }
+}
+
+#[test]
+fn values_without_sense_exit_1_and_are_named() {
+    let cases: [(&[&str], &[&str]); 29] = [
+        (&["-subnet-lease-renew-margin=0"], &["Invalid subnet-lease-renew-margin option 0"]),
+        (&["-subnet-lease-renew-margin=1440"], &["Invalid subnet-lease-renew-margin option 1440"]),
+        (&["-subnet-lease-renew-margin=-5"], &["Invalid subnet-lease-renew-margin option -5"]),
+        (&["-public-ip=hello"], &["--public-ip", "hello"]),
+        (&["-public-ip=2001:db8::1"], &["--public-ip", "2001:db8::1"]),
+        (&["-public-ip=0.0.0.0"], &["--public-ip", "0.0.0.0"]),
+        (&["-public-ip=224.0.0.1"], &["--public-ip", "224.0.0.1"]),
+        (&["-healthz-ip=nowhere", "-healthz-port=1"], &["--healthz-ip", "nowhere"]),
+        (&["-healthz-port=65536"], &["--healthz-port", "65536"]),
+        (&["-healthz-port=-1"], &["--healthz-port", "-1"]),
+        (&["-engine=warp"], &["--engine", "warp"]),
+        (&["-workers=0"], &["--workers", "\"0\"", "1 to 256"]),
+        (&["-workers=257"], &["--workers", "257", "1 to 256"]),
+        (&["-offload=lro"], &["--offload", "lro"]),
+        (&["-offload="], &["--offload"]),
+        (&["-offload=tso,"], &["--offload"]),
+        (&["-peer-check=none"], &["--peer-check", "none"]),
+        (&["-log-format=xml"], &["--log-format", "xml"]),
+        (&["-iface-regex=("], &["--iface-regex", "("]),
+        (&["-iface-can-reach=host"], &["--iface-can-reach", "host"]),
+        (&["-subnet-file=/tmp/"], &["--subnet-file", "/tmp/"]),
+        (&["-subnet-file="], &["--subnet-file"]),
+        (&["-local-store="], &["--local-store"]),
+        (&["-local-store=/x", "-etcd-prefix=/y"], &["--local-store", "--etcd-prefix"]),
+        (&["-etcd-endpoints=ftp://x"], &["--etcd-endpoints", "ftp://x"]),
+        (&["-etcd-endpoints="], &["--etcd-endpoints"]),
+        (&["-etcd-certfile=/x"], &["--etcd-certfile", "--etcd-keyfile"]),
+        (&["-etcd-username=x"], &["--etcd-username", "--etcd-password"]),
+        (&["-etcd-cafile=/x"], &["--etcd-cafile", "http"]),
+    ];
+    for (arguments, names) in cases {
+        let output = weftd(arguments, &[]);
+        assert_refused(&output, 1, names);
+        assert_eq!(stderr(&output).lines().count(), 1, "{arguments:?}: {}", stderr(&output));
+    }
+    let long = format!("-status-socket=/{}", "s".repeat(120));
+    assert_refused(&weftd(&[&long], &[]), 1, &["--status-socket", "107"]);
+}
+
+#[test]
+fn what_is_not_built_refuses_by_name() {
+    let cases: [(&str, &str, &str); 4] = [
+        ("public-ipv6", "2001:db8::1", "IPv6"),
+        ("vmodule", "a=1", "log"),
+        ("log_backtrace_at", "a.go:1", "log"),
+        ("peer-check", "strict", "strict"),
+    ];
+    for (flag, value, missing) in cases {
+        let word = format!("--{flag}={value}");
+        assert_refused(&weftd(&[&word], &[]), 1, &[flag, missing, "not built"]);
+        if flag != "peer-check" {
+            let name = format!("FLANNELD_{}", flag.to_uppercase().replace('-', "_"));
+            assert_refused(&weftd(&[], &[(&name, value)]), 1, &[&name, missing, "not built"]);
+        }
+    }
+}
+
+#[test]
+fn secrets_are_never_shown() {
+    let env = [("FLANNELD_ETCD_PASSWORD", PASSWORD), ("FLANNELD_ETCD_USERNAME", "u")];
+    let flags = ["-etcd-username=u", "-etcd-password=correct-horse-battery"];
+    let outputs = [
+        recorded(&flags, &[]),
+        recorded(&[], &env),
+        stderr(&weftd(&[flags[1]], &[])),
+        stderr(&weftd(&[flags[0], flags[1], "-local-store=/x"], &[])),
+        stderr(&weftd(&["-etcd-endpoints=http://u:correct-horse-battery@h:1"], &[])),
+        stderr(&weftd(&["-h"], &env)),
+    ];
+    for text in outputs {
+        assert!(!text.contains(PASSWORD), "the password is shown: {text}");
+    }
+    // Nor while it is used, in the most talkative log there is.
+    let namespace = Namespace::new("secret");
+    let dir = tempfile::tempdir().unwrap();
+    let subnet_file = format!("-subnet-file={}", dir.path().join("subnet.env").display());
+    for form in ["text", "json"] {
+        let form = format!("-log-format={form}");
+        let mut daemon =
+            namespace.spawn(&[WEFTD, &subnet_file, "-v=10", &form, flags[0], flags[1]]);
+        wait_until(Duration::from_secs(10), "weftd tries etcd", || {
+            daemon.output().contains("Couldn't fetch network config")
+        });
+        daemon.stop(Signal::TERM, STOP);
+        assert!(!daemon.output().contains(PASSWORD), "the password is logged");
+    }
+}

@@ -1,0 +1,152 @@
+//! `weftd.service` under a systemd that is the first process of a container of its own: this
+//! machine's files below a layer that is thrown away, a network of its own, and the unit as it is.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::deploy::{deploy, text};
+use crate::support::overlay::CONFIG;
+
+/// Boot, one start of weftd, one restart and a stop take a few seconds.
+const BOOT_LIMIT_S: &str = "120";
+
+/// What is asked inside; each answer stands behind `== NAME`.
+const PROBE: &str = r"#!/bin/bash
+exec >/out/answers 2>&1
+ask() { echo == $1; shift; $@; }
+ip link add eth9 type veth peer name eth8
+ip link set eth9 up; ip link set eth8 up; ip address add 172.20.0.1/24 dev eth9
+ask start systemctl start weftd
+ask state systemctl show weftd -p ActiveState -p Type
+ask status /opt/bin/weft status
+pid=$(systemctl show weftd -p MainPID --value)
+ask rights grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/$pid/status
+ask env cat /run/flannel/subnet.env
+for try in {1..100}; do
+    iptables -t nat -S FLANNEL-POSTRTG && break
+    sleep 0.1
+done >/dev/null 2>&1
+ask nat iptables -t nat -S FLANNEL-POSTRTG
+ask forward iptables -S FLANNEL-FWD
+ask usr nsenter --target $pid --mount touch /usr/weft-was-here
+ask lock nsenter --target $pid --mount touch /run/xtables.lock
+kill -KILL $pid
+for try in {1..100}; do
+    sleep 0.1
+    [[ $(systemctl show weftd -p NRestarts --value) != 0 ]] && /opt/bin/weft status && break
+done >/dev/null 2>&1
+ask again systemctl show weftd -p ActiveState -p NRestarts
+ask same cat /run/flannel/subnet.env
+ask stop systemctl stop weftd
+ask ended systemctl show weftd -p ActiveState -p Result
+ask kept cat /run/flannel/subnet.env
+ask docker systemctl start weft-docker-opts
+ask options cat /run/docker_opts.env
+systemctl stop weftd
+ask log journalctl --unit weftd --no-pager
+ask end true
+";
+
+const PROBE_UNIT: &str = "[Service]\nType=oneshot\nExecStart=/weft/probe\n\
+                          ExecStopPost=/bin/systemctl --no-block poweroff\n";
+
+fn prepare(files: &Path) {
+    for name in ["root", "out", "lib"] {
+        fs::create_dir(files.join(name)).unwrap();
+    }
+    fs::write(files.join("lib/config"), CONFIG).unwrap();
+    fs::write(files.join("probe"), PROBE).unwrap();
+    fs::set_permissions(files.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(files.join("weft-probe.service"), PROBE_UNIT).unwrap();
+    let options = "WEFTD_OPTIONS=--engine=io_uring --workers=2\nFLANNELD_IFACE=eth9\n\
+                   FLANNELD_LOCAL_STORE=/var/lib/weft\nFLANNELD_IP_MASQ=true\n";
+    fs::write(files.join("weftd"), text("systemd/weftd.default") + options).unwrap();
+}
+
+/// Boots the container, waits for its end, and gives what the probe was answered.
+fn boot(files: &TempDir) -> String {
+    let files = files.path();
+    let shown = files.display();
+    let bind = |from: &Path, to: &str| format!("--bind-ro={}:{to}", from.display());
+    let units = "/etc/systemd/system";
+    let mut nspawn = vec![
+        format!("--directory={shown}/root"),
+        format!("--machine=weft-{}", std::process::id()),
+        format!("--bind-ro={shown}:/weft"),
+        format!("--bind={shown}/out:/out"),
+        format!("--bind={shown}/lib:/var/lib/weft"),
+        bind(Path::new(env!("CARGO_BIN_EXE_weftd")), "/opt/bin/weftd"),
+        bind(Path::new(env!("CARGO_BIN_EXE_weft")), "/opt/bin/weft"),
+        bind(&deploy("mk-docker-opts.sh"), "/opt/bin/mk-docker-opts.sh"),
+        bind(&files.join("weftd"), "/etc/default/weftd"),
+        bind(&files.join("weft-probe.service"), &format!("{units}/weft-probe.service")),
+    ];
+    for unit in ["weftd.service", "weft-docker-opts.service"] {
+        nspawn.push(bind(&deploy("systemd").join(unit), &format!("{units}/{unit}")));
+    }
+    nspawn.extend(
+        ["--quiet", "--volatile=overlay", "--register=no", "--keep-unit", "--private-network"]
+            .map(str::to_owned),
+    );
+    // Containers have neither by default; on a machine a unit may have both.
+    nspawn
+        .extend(["--capability=CAP_BPF,CAP_NET_ADMIN", "--system-call-filter=bpf"].map(Into::into));
+    nspawn.extend(["--bind=/dev/net/tun", "--tmpfs=/opt"].map(Into::into));
+    nspawn.extend(["--boot", "--", "--unit=weft-probe.service"].map(Into::into));
+    // nspawn takes no / as it is; the mount ends with the process.
+    let script = format!(
+        "mount --make-rprivate / && mount --bind / {shown}/root &&
+         exec timeout --kill-after=5 {BOOT_LIMIT_S} systemd-nspawn \"$@\""
+    );
+    let output = Command::new("unshare")
+        .args(["--mount", "bash", "-c", &script, "bash"])
+        .args(nspawn)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let answers = fs::read_to_string(files.join("out/answers")).unwrap_or_default();
+    let console = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(answers.contains("== end"), "the probe did not end:\n{answers}{console}{complaint}");
+    answers
+}
+
+#[test]
+fn systemd_runs_the_unit_as_it_is() {
+    let files = tempfile::tempdir().unwrap();
+    prepare(files.path());
+    let answers = boot(&files);
+    let answer = |name: &str| {
+        let after = answers.split(&format!("== {name}\n")).nth(1);
+        let after = after.unwrap_or_else(|| panic!("no answer to {name}: {answers}"));
+        after.split("== ").next().unwrap().to_owned()
+    };
+    assert_eq!(answer("start"), "", "systemctl start weftd:\n{answers}");
+    assert_eq!(answer("state"), "Type=notify\nActiveState=active\n", "{answers}");
+    let status = answer("status");
+    assert!(status.contains("engine io_uring") && status.contains("workers 2"), "{status}");
+    let rights = "CapEff:\t0000008000003000\nCapBnd:\t0000008000003000\nNoNewPrivs:\t1\n\
+                  Seccomp:\t2\n";
+    assert_eq!(answer("rights"), rights, "{answers}");
+    assert!(answer("usr").contains("Read-only file system"), "weftd may write /usr: {answers}");
+    assert_eq!(answer("lock"), "", "iptables could not lock: {answers}");
+    let env = answer("env");
+    assert!(env.starts_with("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5."), "{env}");
+    assert!(env.ends_with("FLANNEL_IPMASQ=true\n"), "{env}");
+    let rules = answer("nat");
+    assert!(rules.contains("-s 10.5.0.0/16") && rules.contains("MASQUERADE"), "{answers}");
+    assert!(answer("forward").contains("-s 10.5.0.0/16"), "{answers}");
+    assert_eq!(answer("again"), "NRestarts=1\nActiveState=active\n", "{answers}");
+    assert_eq!(answer("same"), env, "kill -9 and Restart= changed the subnet");
+    assert_eq!(answer("ended"), "Result=success\nActiveState=inactive\n", "{answers}");
+    assert_eq!(answer("kept"), env, "a stop removed subnet.env");
+    assert_eq!(answer("docker"), "", "{answers}");
+    let subnet = env.lines().find_map(|line| line.strip_prefix("FLANNEL_SUBNET=")).unwrap();
+    let options = format!("DOCKER_OPTS=\" --bip={subnet} --ip-masq=false --mtu=1472\"\n");
+    assert_eq!(answer("options"), options);
+    assert!(!answer("log").contains("not permitted"), "{}", answer("log"));
+}

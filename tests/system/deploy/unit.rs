@@ -1,0 +1,79 @@
+//! `weftd.service`: what systemd says about it, and its files beside.
+
+use std::process::Command;
+
+use crate::deploy::{deploy, text};
+
+/// `systemd-analyze security`: how much a service could do, from 0 to 10.
+const EXPOSURE_MAX: f64 = 2.3;
+
+/// All values of a setting, in the order of the file.
+pub(crate) fn settings<'t>(unit: &'t str, name: &str) -> Vec<&'t str> {
+    let lines = unit.lines().filter_map(|line| line.split_once('='));
+    lines.filter(|(key, _)| *key == name).map(|(_, value)| value).collect()
+}
+
+#[test]
+fn systemd_understands_every_line() {
+    // The unit names the program where packages put it; here it must be a program that exists.
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("weftd.service");
+    std::fs::write(&path, text("systemd/weftd.service").replace("/opt/bin/weftd", "/bin/true"))
+        .unwrap();
+    let output = Command::new("systemd-analyze").arg("verify").arg(&path).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    // Units of the machine are none of the test's.
+    let ours: Vec<_> = complaint.lines().filter(|line| line.contains("weftd.service")).collect();
+    assert!(output.status.success() && ours.is_empty(), "{complaint}");
+}
+
+#[test]
+fn the_sandbox_is_as_tight_as_it_was() {
+    let unit = deploy("systemd/weftd.service");
+    let output = Command::new("systemd-analyze")
+        .args(["security", "--offline=true", "--no-pager"])
+        .arg(unit)
+        .output()
+        .unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    let figure = report.split("exposure level for weftd.service:").nth(1).unwrap_or_else(|| {
+        panic!("no figure in: {report}{}", String::from_utf8_lossy(&output.stderr))
+    });
+    let exposure: f64 = figure.split_whitespace().next().unwrap().parse().unwrap();
+    println!("exposure of weftd.service: {exposure}");
+    assert!(exposure <= EXPOSURE_MAX, "weftd.service is exposed at {exposure}: {report}");
+}
+
+#[test]
+fn what_is_promised_about_restarts_and_order_is_in_the_unit() {
+    let unit = text("systemd/weftd.service");
+    for (name, value) in [
+        ("Type", "notify"),
+        ("Restart", "on-failure"),
+        ("RuntimeDirectory", "flannel"),
+        ("RuntimeDirectoryPreserve", "yes"),
+        ("OOMScoreAdjust", "-900"),
+        ("DeviceAllow", "/dev/net/tun rw"),
+    ] {
+        assert_eq!(settings(&unit, name), [value], "{name} of weftd.service");
+    }
+    assert!(settings(&unit, "Before")[0].contains("docker.service"));
+}
+
+#[test]
+fn the_environment_file_names_only_flags_that_there_are() {
+    let usage = Command::new(env!("CARGO_BIN_EXE_weftd")).arg("--help").output().unwrap();
+    let usage = String::from_utf8(usage.stderr).unwrap();
+    let file = text("systemd/weftd.default");
+    let names: Vec<_> = file
+        .lines()
+        .filter_map(|line| line.trim_start_matches('#').split_once('='))
+        .filter_map(|(name, _)| name.strip_prefix("FLANNELD_"))
+        .collect();
+    assert!(names.len() >= 8, "{names:?}");
+    for name in names {
+        let flag = format!("-{}", name.to_lowercase().replace('_', "-"));
+        let there = usage.lines().any(|line| line.split_whitespace().next() == Some(&flag));
+        assert!(there, "deploy/systemd/weftd.default sets {name}, and weftd has no {flag}");
+    }
+}
