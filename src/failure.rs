@@ -1,11 +1,11 @@
-//! How a failure is told: in one line with all its causes, and not twice in a minute. Decides
-//! nothing about it, and writes no log.
+//! Formats an error with all its causes as one line, and limits how often the same line is logged.
+//! Handles no error, and writes no log itself.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-/// For how long what was said need not be said again. An operator who looks at the last minute of
-/// the log sees every failure that lasts.
+/// How long the same message is not repeated: the last minute of the log shows every failure that
+/// lasts.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
 /// `error` and its causes, outermost first.
@@ -27,20 +27,20 @@ pub(crate) fn described(mut text: String, cause: Option<&(dyn Error + 'static)>)
     text
 }
 
-/// What was last said of one subject: a thing is said when it is new, and once a minute while it
-/// lasts.
+/// The last message logged about one subject. A message is logged when it is new, and once a minute
+/// while it repeats.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Option<(String, Instant)>);
+pub(crate) struct LogOnce(Option<(String, Instant)>);
 
-impl Told {
-    /// Has `text` said, unless it is what was said within the last minute.
-    pub(crate) fn once(&mut self, text: &str, say: impl FnOnce(&str)) {
+impl LogOnce {
+    /// Passes `text` to `log`, unless it was logged within the last minute.
+    pub(crate) fn once(&mut self, text: &str, log: impl FnOnce(&str)) {
         if self.is_news(text, Instant::now()) {
-            say(text);
+            log(text);
         }
     }
 
-    /// Whether `text` is to be said at `now`; it counts as said then.
+    /// Whether to log `text` at `now`; if so, counts it as logged.
     fn is_news(&mut self, text: &str, now: Instant) -> bool {
         let is_known = self.0.as_ref().is_some_and(|(last, at)| {
             last == text && now.saturating_duration_since(*at) < REPEAT_AFTER
@@ -51,7 +51,7 @@ impl Told {
         !is_known
     }
 
-    /// Makes whatever comes next news. Gives whether anything was said since the last time.
+    /// The failure is over: the next message is news. Returns whether one was logged before.
     pub(crate) fn forget(&mut self) -> bool {
         self.0.take().is_some()
     }
@@ -71,32 +71,32 @@ mod tests {
     }
 
     #[test]
-    fn every_level_is_named_once() {
+    fn each_cause_is_named_once() {
         let level = |text| Level { text, source: io::Error::other("no right to") };
         let error = level("cannot open the lock");
         assert_eq!(with_causes(&error), "cannot open the lock: no right to");
         let error = level("cannot open the lock, for there is no right to");
-        assert_eq!(with_causes(&error), error.text, "a cause is told twice");
+        assert_eq!(with_causes(&error), error.text, "a cause is repeated");
         assert_eq!(described("it failed".to_owned(), error.source()), "it failed: no right to");
     }
 
     #[test]
-    fn a_failure_that_lasts_is_said_once_a_minute() {
-        let (mut told, start) = (Told::default(), Instant::now());
+    fn a_lasting_failure_is_logged_once_a_minute() {
+        let (mut log, start) = (LogOnce::default(), Instant::now());
         let seconds = (0..180).filter(|second| {
-            told.is_news("no route to the store", start + Duration::from_secs(*second))
+            log.is_news("no route to the store", start + Duration::from_secs(*second))
         });
-        assert_eq!(seconds.collect::<Vec<_>>(), [0, 60, 120], "seconds at which it is in the log");
+        assert_eq!(seconds.collect::<Vec<_>>(), [0, 60, 120], "seconds at which it was logged");
     }
 
     #[test]
-    fn another_failure_is_news_and_so_is_one_that_comes_back() {
-        let (mut told, now) = (Told::default(), Instant::now());
+    fn a_new_or_returning_failure_is_logged() {
+        let (mut log, now) = (LogOnce::default(), Instant::now());
         for (text, is_news) in [("a", true), ("a", false), ("b", true), ("a", true)] {
-            assert_eq!(told.is_news(text, now), is_news, "{text:?} after what came before");
+            assert_eq!(log.is_news(text, now), is_news, "{text:?} after what came before");
         }
-        assert!(told.forget());
-        assert!(!told.forget(), "an end is told twice");
-        assert!(told.is_news("a", now), "a failure that came back is hidden");
+        assert!(log.forget());
+        assert!(!log.forget(), "an end is reported twice");
+        assert!(log.is_news("a", now), "a failure that came back is hidden");
     }
 }

@@ -9,7 +9,7 @@ use tracing::warn;
 use crate::backend::network::Setup;
 use crate::backend::status::Teller;
 use crate::config::options::InterfaceOptions;
-use crate::failure::{Told, with_causes};
+use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, InterfaceError, rediscover};
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::underlay::{Change, Underlay, UnderlayWatch};
@@ -23,13 +23,13 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct NextAddress {
     interface: InterfaceOptions,
     follow_address: bool,
-    told: Told,
+    told: LogOnce,
 }
 
 impl NextAddress {
     /// Will look as `interface` says.
     pub(super) fn new(interface: &InterfaceOptions, follow_address: bool) -> Self {
-        Self { interface: interface.clone(), follow_address, told: Told::default() }
+        Self { interface: interface.clone(), follow_address, told: LogOnce::default() }
     }
 
     /// The interface with the address to go on with, after `before` has lost its own. Says why
@@ -102,7 +102,7 @@ pub(super) struct Beneath {
     watch: UnderlayWatch,
     external: ExternalInterface,
     next_address: NextAddress,
-    told: Told,
+    told: LogOnce,
 }
 
 impl Beneath {
@@ -114,7 +114,7 @@ impl Beneath {
             netlink,
             external: setup.external.clone(),
             next_address: NextAddress::new(&setup.interface, setup.follow_address),
-            told: Told::default(),
+            told: LogOnce::default(),
         })
     }
 

@@ -16,7 +16,7 @@ use crate::backend::network::{Settings, Setup, StartError};
 use crate::backend::status::Teller;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::control::status::ControlStatus;
-use crate::failure::{Told, with_causes};
+use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route, RouteProtocol, RouteSpec};
@@ -102,7 +102,7 @@ pub(super) struct Ground {
     control: Arc<ControlStatus>,
     pub(super) teller: Teller,
     retry: Duration,
-    told: BTreeMap<&'static str, Told>,
+    told: BTreeMap<&'static str, LogOnce>,
 }
 
 /// What the kernel says, as far as every such backend asks.

@@ -21,7 +21,7 @@ use crate::control::store::StoreError;
 use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
-use crate::failure::Told;
+use crate::failure::LogOnce;
 use crate::host::interface::{ExternalInterface, discover};
 use crate::host::netlink::Netlink;
 use crate::route::Prefix;
@@ -163,7 +163,7 @@ async fn wait_for_plan(
     manager: &SubnetManager,
     warm: &mut WarmStart,
 ) -> anyhow::Result<ControlFlow<Remembered, Plan>> {
-    let mut told = Told::default();
+    let mut told = LogOnce::default();
     let mut backoff = Backoff::between(CONFIG_RETRY.0, CONFIG_RETRY.1);
     loop {
         let patience = warm.patience();
@@ -214,7 +214,7 @@ async fn acquire_until_leased(
     warm: &mut WarmStart,
 ) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease, Ready)>> {
     let mut backoff = Backoff::default();
-    let (mut told, mut told_config) = (Told::default(), Told::default());
+    let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
     let mut ready = None;
     loop {
         let error = match get_ready(options, manager, &plan, host, ready.take()).await? {

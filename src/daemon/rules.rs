@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
-use crate::failure::{Told, with_causes};
+use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
 use crate::netfilter::rules::Wanted;
@@ -105,7 +105,7 @@ pub(super) async fn keep_blackhole(
     }
     let mut route =
         Blackhole { subnet, stale: previous.filter(|old| *old != subnet), netlink: None };
-    let mut told = Told::default();
+    let mut told = LogOnce::default();
     loop {
         match route.settle().await {
             Ok(()) => _ = told.forget(),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hyper::body::Bytes;
+use bytes::Bytes;
 use hyper::{Method, StatusCode};
 use rustix::fs::Mode;
 use serde_json::Value;

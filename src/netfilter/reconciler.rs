@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
 
-use crate::failure::{Told, with_causes};
+use crate::failure::{LogOnce, with_causes};
 use crate::netfilter::diff::Trigger;
 use crate::netfilter::iptables::{self, Ability};
 use crate::netfilter::nftables;
@@ -96,9 +96,9 @@ pub struct RuleReconciler {
     wanted: Wanted,
     resync: Duration,
     ability: Option<Ability>,
-    told: Told,
+    told: LogOnce,
     /// While rules of an earlier run may be left in the other firewall.
-    other: Option<Told>,
+    other: Option<LogOnce>,
     state: watch::Sender<RuleState>,
 }
 
@@ -111,8 +111,8 @@ impl RuleReconciler {
             wanted,
             resync,
             ability: None,
-            told: Told::default(),
-            other: Some(Told::default()),
+            told: LogOnce::default(),
+            other: Some(LogOnce::default()),
             state: watch::Sender::new(RuleState::default()),
         }
     }
@@ -283,7 +283,7 @@ impl RuleReconciler {
     }
 
     /// Removes the rules of an earlier run from the other firewall; `None` once there are none.
-    async fn remove_other(&self, mut told: Told) -> Option<Told> {
+    async fn remove_other(&self, mut told: LogOnce) -> Option<LogOnce> {
         let (other, result) = match self.flavour {
             Flavour::Iptables => ("nftables", remove_nftables().await),
             Flavour::Nftables => ("iptables", remove_iptables().await),

@@ -25,7 +25,7 @@ use crate::control::backoff::Backoff;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::status::ControlStatus;
-use crate::failure::{Told, with_causes};
+use crate::failure::{LogOnce, with_causes};
 use crate::route::Prefix;
 
 /// Nodes of one page: client-go's number.
@@ -202,7 +202,7 @@ impl KubeStore {
         info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
         let began = Instant::now();
         let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
-        let mut told = Told::default();
+        let mut told = LogOnce::default();
         let node = loop {
             match self.read_own().await {
                 Ok(node) => break node,
@@ -304,7 +304,7 @@ impl KubeStore {
         self.own.note(node, false);
         match (&step, says) {
             (Step::TellUp(uid), _) => {
-                info!("Told the Node {:?} that its network is available", self.own.name());
+                info!("LogOnce the Node {:?} that its network is available", self.own.name());
                 self.own.told_up(uid.clone());
             }
             (_, Some(says)) => self.own.written(&says),
@@ -323,7 +323,7 @@ impl KubeStore {
     /// Keeps what the own Node says true, for ever.
     pub(super) async fn keep(&self, status: &ControlStatus) {
         let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
-        let (mut told, mut failures) = (Said::Fine, Told::default());
+        let (mut told, mut failures) = (Said::Fine, LogOnce::default());
         loop {
             match self.write_step().await {
                 // Whoever changes it back again and again does not make this a storm.
@@ -440,7 +440,7 @@ async fn node_of_pod(
     let failed = |detail: String| KubeOptionsError::Pod { pod: pod(), detail };
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let ask = Ask::get("reading the own pod", path);
-    let (began, mut told) = (Instant::now(), Told::default());
+    let (began, mut told) = (Instant::now(), LogOnce::default());
     let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
     loop {
         match connection.ask_whole(&ask, ITEM_BYTES_MAX).await {
