@@ -5,15 +5,16 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
 use crate::control::choose::{free_subnets, held_by};
+use crate::control::error::{AcquireError, StoreError};
 use crate::control::lease::{Lease, LeaseAttributes};
-use crate::control::manager::{OwnLease, SubnetManager};
-use crate::control::store::{AssignError, Granted, Snapshot, StoreError};
-use crate::failure::with_causes;
+use crate::control::manager::SubnetManager;
+use crate::control::snapshot::{ENTRIES_MAX, Granted, OwnLease, Snapshot};
+use crate::control::store::{Leased, Store};
 use crate::route::Prefix;
 
 /// Free subnets to pick from, as in flannel.
@@ -22,82 +23,21 @@ const CANDIDATES: usize = 100;
 /// for the same hundred: most of them lose the first race, and a third of these the second.
 const CANDIDATES_GROWTH: usize = 16;
 /// Most candidates after lost races: as many as a store may hold leases.
-const CANDIDATES_MAX: usize = crate::control::store::ENTRIES_MAX;
+const CANDIDATES_MAX: usize = ENTRIES_MAX;
 /// Subnets tried on one listing: each costs one request, a new listing and a new lease four.
 const TRIES_PER_LISTING: usize = 5;
+/// First and longest pause before another listing: about one and about fifty quorum writes.
+const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 /// Listings whose subnets were all lost before the caller is told. A node of a thousand that start
 /// at once needs one; in a network with room for just as many, ten. Sixty-four mean that the
 /// store's answers contradict each other.
 const LISTINGS_MAX: u32 = 64;
-/// First and longest pause before another listing: about one and about fifty quorum writes.
-const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// First and longest pause after any other failure. A subnet that becomes free is taken within 5 s,
-/// of which one second is for the requests.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
-/// Between two reports that acquiring still fails.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
-
-/// Why there is no subnet now. Every kind may go away by itself.
-#[derive(Debug, thiserror::Error)]
-pub enum AcquireError {
-    /// Every subnet is taken.
-    #[error(
-        "out of subnets: all from {min} to {max} are taken; remove leases of nodes that are \
-         gone, or enlarge the network"
-    )]
-    Exhausted {
-        /// First subnet that may be leased.
-        min: Prefix,
-        /// Last subnet that may be leased.
-        max: Prefix,
-    },
-    /// Others were faster, again and again.
-    #[error("lost the races for all subnets of {LISTINGS_MAX} listings against other nodes")]
-    Contended,
-    /// The store assigns subnets, and not to this node.
-    #[error(transparent)]
-    Assigned(AssignError),
-    /// The store failed.
-    #[error("cannot acquire a lease")]
-    Store(#[from] StoreError),
-}
-
-impl From<AssignError> for AcquireError {
-    fn from(error: AssignError) -> Self {
-        match error {
-            AssignError::Store(error) => Self::Store(error),
-            other @ (AssignError::NoNode { .. }
-            | AssignError::Unassigned { .. }
-            | AssignError::Outside { .. }
-            | AssignError::Unusable { .. }
-            | AssignError::NotSynced { .. }) => Self::Assigned(other),
-        }
-    }
-}
-
-impl AcquireError {
-    /// Whether only an operator can help, and then only with another start.
-    #[must_use]
-    pub fn is_final(&self) -> bool {
-        match self {
-            Self::Assigned(error) => error.is_final(),
-            Self::Exhausted { .. } | Self::Contended | Self::Store(_) => false,
-        }
-    }
-}
 
 /// Which subnet an attempt would like.
 #[derive(Clone, Copy)]
 struct Wish {
     previous: Option<Prefix>,
     candidates: usize,
-}
-
-/// What one attempt came to.
-enum Attempt {
-    Acquired(Granted),
-    /// Something changed under us: look again.
-    LookAgain,
 }
 
 impl SubnetManager {
@@ -108,27 +48,58 @@ impl SubnetManager {
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
     ) -> Result<OwnLease, AcquireError> {
-        if let Some(assigned) = self.store.take_assigned(config.network, attributes).await {
-            return self.assigned(assigned, config);
-        }
+        let granted = match &self.store {
+            Store::Leased(store) => self.lease(store, config, attributes).await?,
+            #[cfg(feature = "kube")]
+            Store::Assigned(store) => {
+                let granted = store.take_assigned(config.network, attributes).await;
+                match &granted {
+                    Err(AcquireError::Store(error)) if !error.store_answered() => {
+                        self.status.store_failed();
+                    }
+                    Ok(_) | Err(_) => self.status.store_answered(),
+                }
+                granted?
+            }
+        };
+        let own = OwnLease::new(granted, config.network);
+        self.status.lease_expires(own.expires_unix());
+        Ok(own)
+    }
+
+    /// What the store says of the node of `public_ip` from an earlier run, if anything.
+    pub async fn former(
+        &self,
+        config: &NetworkConfig,
+        public_ip: Ipv4Addr,
+    ) -> Result<Option<LeaseAttributes>, StoreError> {
+        let former = match &self.store {
+            Store::Leased(store) => store.list().await.map(|snapshot| {
+                let held = held_by(&snapshot.leases, public_ip, config, self.previous);
+                held.map(|lease| lease.attributes.clone())
+            }),
+            #[cfg(feature = "kube")]
+            Store::Assigned(store) => store.former().await,
+        };
+        self.noted(former)
+    }
+
+    async fn lease(
+        &self,
+        store: &Leased,
+        config: &NetworkConfig,
+        attributes: &LeaseAttributes,
+    ) -> Result<Granted, AcquireError> {
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
         let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
         for _ in 0..LISTINGS_MAX {
-            let claimed = self.store.claim(attributes.public_ip, self.timing.claim_ttl).await;
-            self.note_write(&claimed);
-            claimed?;
-            let snapshot = self.store.list().await;
-            self.note(&snapshot);
-            let snapshot = snapshot?;
+            let claimed = store.claim(attributes.public_ip, self.timing.claim_ttl).await;
+            self.noted_write(claimed)?;
+            let snapshot = self.noted(store.list().await)?;
             self.status.reject(&snapshot.rejected);
-            let attempt = self.attempt(config, attributes, &snapshot, wish).await;
-            match attempt {
-                Ok(Attempt::Acquired(granted)) => {
-                    let own = OwnLease::new(granted, config.network);
-                    self.status.lease_expires(own.expires_unix());
-                    return Ok(own);
-                }
-                Ok(Attempt::LookAgain) => {}
+            match self.attempt(store, config, attributes, &snapshot, wish).await {
+                Ok(Some(granted)) => return Ok(granted),
+                Ok(None) => {}
                 Err(AcquireError::Store(StoreError::Conflict { .. })) => {
                     wish.candidates = wider(wish.candidates);
                     // Whatever took it, a listing that does not show it would name it again.
@@ -138,81 +109,27 @@ impl SubnetManager {
                 Err(error) => return Err(error),
             }
         }
-        Err(AcquireError::Contended)
+        Err(AcquireError::Contended { listings: LISTINGS_MAX })
     }
 
-    /// What the store says of the node of `public_ip` from an earlier run, if anything.
-    pub async fn former(
-        &self,
-        config: &NetworkConfig,
-        public_ip: Ipv4Addr,
-    ) -> Result<Option<LeaseAttributes>, StoreError> {
-        if let Some(former) = self.store.former().await {
-            self.note(&former);
-            return former;
-        }
-        let snapshot = self.store.list().await;
-        self.note(&snapshot);
-        let snapshot = snapshot?;
-        let held = held_by(&snapshot.leases, public_ip, config, self.previous);
-        Ok(held.map(|lease| lease.attributes.clone()))
-    }
-
-    fn assigned(
-        &self,
-        assigned: Result<Granted, AssignError>,
-        config: &NetworkConfig,
-    ) -> Result<OwnLease, AcquireError> {
-        let granted = assigned.map_err(AcquireError::from);
-        match &granted {
-            Err(AcquireError::Store(error)) if !error.store_answered() => {
-                self.status.store_failed()
-            }
-            Ok(_) | Err(_) => self.status.store_answered(),
-        }
-        Ok(OwnLease::new(granted?, config.network))
-    }
-
-    /// As `acquire`, for as long as it takes: a full network, a store that is down and a store
-    /// that refuses are reported once a minute and tried again within 5 s.
-    pub async fn acquire_until_leased(
-        &self,
-        config: &NetworkConfig,
-        attributes: &LeaseAttributes,
-    ) -> OwnLease {
-        let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
-        let mut report_at = None;
-        loop {
-            let error = match self.acquire(config, attributes).await {
-                Ok(own) => return own,
-                Err(error) => error,
-            };
-            let now = tokio::time::Instant::now();
-            if report_at.is_none_or(|at| at <= now) {
-                report_at = Some(now + REPORT_PERIOD);
-                warn!("No subnet yet, still trying: {}", with_causes(&error));
-            }
-            sleep(backoff.next_wait()).await;
-        }
-    }
-
+    /// Takes a subnet by what one listing shows; `None` if something changed: list again.
     async fn attempt(
         &self,
+        store: &Leased,
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
         snapshot: &Snapshot,
         Wish { previous, candidates }: Wish,
-    ) -> Result<Attempt, AcquireError> {
-        let public_ip = attributes.public_ip;
-        if let Some(held) = held_by(&snapshot.leases, public_ip, config, previous) {
-            return self.take_over(config, attributes, held).await;
+    ) -> Result<Option<Granted>, AcquireError> {
+        if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
+            return self.take_over(store, config, attributes, held).await;
         }
         let taken: Vec<Prefix> = snapshot.taken().collect();
         let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
         if let Some(previous) = previous.filter(is_free) {
             if config.leasable(previous) {
                 info!("Found previously leased subnet ({previous}), reusing");
-                return self.create_any(std::iter::once(previous), attributes).await;
+                return self.create_any(store, std::iter::once(previous), attributes).await;
             }
             info!(
                 "Found previously leased subnet ({previous}) not compatible with the Etcd \
@@ -225,49 +142,46 @@ impl SubnetManager {
             return Err(exhausted(config));
         };
         info!("Picking subnet in range {} ... {}", first.network(), last.network());
-        self.create_any(picks(config, taken, free), attributes).await
+        self.create_any(store, picks(config, taken, free), attributes).await
     }
 
     async fn take_over(
         &self,
+        store: &Leased,
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
         held: &Lease,
-    ) -> Result<Attempt, AcquireError> {
+    ) -> Result<Option<Granted>, AcquireError> {
         let (subnet, public_ip) = (held.subnet, attributes.public_ip);
         if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
-            let updated = self.store.take_over(held, attributes, self.timing.lease_ttl).await;
-            self.note_write(&updated);
-            return Ok(Attempt::Acquired(updated?));
+            let updated = store.take_over(held, attributes, self.timing.lease_ttl).await;
+            return Ok(Some(self.noted_write(updated)?));
         }
         info!(
             "Found lease ({subnet}) for current IP ({public_ip}) but not compatible with current \
              config, deleting"
         );
-        let deleted = self.store.delete(held).await;
-        self.note_write(&deleted);
-        deleted?;
-        Ok(Attempt::LookAgain)
+        self.noted_write(store.delete(held).await)?;
+        Ok(None)
     }
 
     async fn create_any(
         &self,
+        store: &Leased,
         subnets: impl Iterator<Item = Prefix>,
         attributes: &LeaseAttributes,
-    ) -> Result<Attempt, AcquireError> {
-        let ttl = self.timing.lease_ttl;
-        let (created, lost) = self.store.create_first(subnets, attributes, ttl).await;
-        // A conflict that ends the tries is counted when it is noted.
+    ) -> Result<Option<Granted>, AcquireError> {
+        let (created, lost) = store.create_first(subnets, attributes, self.timing.lease_ttl).await;
+        // The conflict that ends the tries is counted below.
         let noted = u64::from(matches!(created, Err(StoreError::Conflict { .. })));
         for _ in noted..lost {
             self.status.conflicted();
         }
-        self.note_write(&created);
-        let created = created?;
+        let created = self.noted_write(created)?;
         let (subnet, public_ip) = (created.lease.subnet, attributes.public_ip);
         info!("Allocated lease ({subnet}) to current node ({public_ip})");
-        Ok(Attempt::Acquired(created))
+        Ok(Some(created))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime, Peers, ValueError, Version};
 use crate::control::peers::{self, Node};
-use crate::control::store::ENTRIES_MAX;
+use crate::control::snapshot::ENTRIES_MAX;
 use crate::failure::with_causes;
 use crate::route::Prefix;
 

@@ -1,28 +1,20 @@
-//! Who this node is, for the claim on its PublicIP that keeps two nodes from sharing a subnet; who
-//! may take a claim, and the loop that keeps it. How a claim is written is the store's business.
-//!
-//! A claim refuses nobody but a node that starts. A node that runs goes on carrying packets
-//! whatever becomes of its claim, and raises an alarm while another node has it.
+//! Keeps this node's claim on its PublicIP while it runs, and raises an alarm while another node
+//! has it. Packets flow whatever becomes of the claim.
 
 use std::convert::Infallible;
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::control::backoff::jittered;
+use crate::control::error::StoreError;
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::SubnetManager;
-use crate::control::run::next_attributes;
-use crate::control::store::StoreError;
-use crate::failure::with_causes;
+use crate::control::store::Leased;
+use crate::failure::{LogOnce, with_causes};
 
-/// Life of a claim after its node is gone without a word. As long as kubelet's leases are trusted,
-/// within a factor: another node that wants the address waits no longer than that.
-pub const CLAIM_TTL: Duration = Duration::from_secs(30);
 /// A claim is kept alive so many times in its life, so that two tries may fail.
 const KEEPS_PER_TTL: u32 = 3;
 /// How often in its life it is tried again after the store did not keep it.
@@ -33,133 +25,34 @@ const KEEP_JITTER: f64 = 0.2;
 const ALARM_PERIOD: Duration = Duration::from_secs(60 * 60);
 /// How long a stop may wait for the store to take the claim back.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest text of a foreign claim that is shown.
-const SHOWN_CHARS_MAX: usize = 64;
-/// Longest claim read. Ours have about 150 bytes.
-const CLAIM_BYTES_MAX: usize = 4096;
-
-/// What tells this machine from every other.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeIdentity {
-    /// The name of the host, by which operators know it.
-    #[serde(rename = "Hostname", default)]
-    pub hostname: String,
-    /// `/etc/machine-id`, which containers may lack.
-    #[serde(rename = "MachineID", default, skip_serializing_if = "Option::is_none")]
-    pub machine_id: Option<String>,
-    /// The kernel's random number of this boot, the same in every container.
-    #[serde(rename = "BootID", default)]
-    pub boot_id: String,
-}
-
-/// What a store shows at the key of a claim.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ClaimEntry<'a> {
-    /// Who claims, as JSON.
-    pub(crate) value: &'a [u8],
-    /// When it was last written.
-    pub(crate) revision: i64,
-    /// The etcd lease that ends it; 0 for none.
-    pub(crate) lease: i64,
-}
-
-/// A claim's key as last seen, not held by another node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Claim {
-    /// 0 is absent.
-    pub(crate) revision: i64,
-    /// Whether it is this run's already.
-    pub(crate) is_ours: bool,
-}
-
-impl NodeIdentity {
-    /// Whether `other` is this machine: by its machine-id, which outlives a reboot and another
-    /// hostname, or by its boot, where there is no machine-id to compare.
-    #[must_use]
-    pub fn is_same_as(&self, other: &Self) -> bool {
-        match (&self.machine_id, &other.machine_id) {
-            (Some(own), Some(other)) => own == other,
-            (None, _) | (_, None) => self.boot_id == other.boot_id,
-        }
-    }
-
-    /// A claim's value.
-    pub(crate) fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-
-    /// Reads a claim's value; `None` is junk, which claims nothing.
-    pub(crate) fn from_json(value: &[u8]) -> Option<Self> {
-        let value = value.get(..value.len().min(CLAIM_BYTES_MAX))?;
-        serde_json::from_slice(value).ok().filter(|node: &Self| !node.boot_id.is_empty())
-    }
-
-    /// What the claim of `public_ip` is to this node if its key shows `found`. `lease` is this
-    /// run's etcd lease, if that lives, and `held` says that the claim was bound to it before.
-    pub(crate) fn judge(
-        &self,
-        public_ip: Ipv4Addr,
-        found: Option<ClaimEntry<'_>>,
-        lease: Option<i64>,
-        held: bool,
-    ) -> Result<Claim, StoreError> {
-        let Some(found) = found else { return Ok(Claim { revision: 0, is_ours: false }) };
-        let is_ours = lease == Some(found.lease);
-        let claim = Claim { revision: found.revision, is_ours };
-        let Some(holder) = Self::from_json(found.value).filter(|_| !is_ours) else {
-            return Ok(claim);
-        };
-        let is_same = holder.is_same_as(self);
-        // A claim of an earlier run would have been replaced by ours. This one replaced ours.
-        let is_copy = is_same && held && found.lease != 0;
-        if is_same && !is_copy {
-            return Ok(claim);
-        }
-        Err(StoreError::Duplicate { public_ip, holder: holder.describe(is_copy) })
-    }
-
-    /// This holder of a claim in words.
-    pub(crate) fn describe(&self, is_copy: bool) -> String {
-        let shown = |text: &str| text.chars().take(SHOWN_CHARS_MAX).collect::<String>();
-        let machine = self.machine_id.as_deref().map_or_else(|| "unknown".to_owned(), shown);
-        let (host, boot) = (shown(&self.hostname), shown(&self.boot_id));
-        let what = if is_copy {
-            ": another weftd on this machine, or on a copy of it with the same machine-id"
-        } else {
-            ""
-        };
-        format!("node {host:?} (machine-id {machine:?}, boot {boot:?}{what})")
-    }
-}
 
 impl SubnetManager {
-    /// The same manager for a node with a name: it claims its PublicIP, and refuses to share it.
-    #[must_use]
-    pub fn with_identity(self, identity: NodeIdentity) -> Self {
-        Self { store: self.store.with_identity(identity), ..self }
-    }
-
     /// Gives up the claim, for a node that stops: another may have the address at once. Waits a
     /// moment at most, and not at all for a store that is known to be away.
     pub async fn release_claim(&self) {
-        if self.status.store_is_up() {
-            timeout(RELEASE_TIMEOUT, self.store.release_claim()).await.ok();
+        if let Some(store) = self.store.leased().filter(|_| self.status.store_is_up()) {
+            timeout(RELEASE_TIMEOUT, store.release_claim()).await.ok();
         }
     }
 
     /// Keeps the claim on the PublicIP, and claims the next one when the node moves.
-    pub(super) async fn keep_claim(&self, mut attributes: Receiver<LeaseAttributes>) -> Infallible {
+    pub(super) async fn keep_claim(
+        &self,
+        store: &Leased,
+        mut attributes: Receiver<LeaseAttributes>,
+    ) -> Infallible {
         let mut random = fastrand::Rng::new();
-        let (mut alarm_at, mut is_told) = (Instant::now(), false);
+        let (mut alarm_at, mut failures) = (Instant::now(), LogOnce::default());
         let ttl = self.timing.claim_ttl;
         loop {
             let public_ip = attributes.borrow_and_update().public_ip;
-            let kept = self.store.claim(public_ip, ttl).await;
+            let kept = store.claim(public_ip, ttl).await;
             match &kept {
                 Ok(()) if self.status.tell_duplicate(None) => {
                     info!("PublicIP {public_ip} is this node's alone again");
                     alarm_at = Instant::now();
                 }
+                Ok(()) => _ = failures.forget(),
                 Err(error @ StoreError::Duplicate { holder, .. }) => {
                     self.status.tell_duplicate(Some(holder));
                     if alarm_at <= Instant::now() {
@@ -167,14 +60,11 @@ impl SubnetManager {
                         error!("ALARM: {error}. This node goes on carrying packets");
                     }
                 }
-                Ok(()) => is_told = false,
-                // An outage is the machine's to report.
+                // The lease machine reports outages.
                 Err(StoreError::Unavailable { .. }) => {}
-                Err(error) if !is_told => {
-                    is_told = true;
-                    warn!("Cannot keep the claim on the PublicIP: {}", with_causes(error));
-                }
-                Err(_) => {}
+                Err(error) => failures.once(&with_causes(error), |text| {
+                    warn!("Cannot keep the claim on PublicIP {public_ip}: {text}; retrying");
+                }),
             }
             let pause = ttl / if kept.is_ok() { KEEPS_PER_TTL } else { RETRIES_PER_TTL };
             tokio::select! {
@@ -185,74 +75,11 @@ impl SubnetManager {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-    const LEASE: Option<i64> = Some(7);
-
-    fn node(hostname: &str, machine_id: Option<&str>, boot_id: &str) -> NodeIdentity {
-        let machine_id = machine_id.map(str::to_owned);
-        NodeIdentity { hostname: hostname.to_owned(), machine_id, boot_id: boot_id.to_owned() }
-    }
-
-    #[test]
-    fn a_machine_is_known_by_its_machine_id_or_boot() {
-        let own = node("a", Some("1"), "boot-1");
-        assert!(own.is_same_as(&node("a", Some("1"), "boot-2")), "a reboot");
-        assert!(own.is_same_as(&node("b", Some("1"), "boot-1")), "another hostname");
-        assert!(own.is_same_as(&node("a", None, "boot-1")), "a container without machine-id");
-        assert!(!own.is_same_as(&node("a", Some("2"), "boot-1")), "another machine");
-        let nameless = node("a", None, "boot-1");
-        assert!(nameless.is_same_as(&node("b", None, "boot-1")), "another container");
-        assert!(!nameless.is_same_as(&node("a", None, "boot-2")), "another boot");
-    }
-
-    #[test]
-    fn a_claim_survives_its_value_and_junk_claims_nothing() {
-        for own in [node("a", Some("1"), "boot-1"), node("a", None, "boot-1")] {
-            assert_eq!(NodeIdentity::from_json(&own.to_json()), Some(own));
-        }
-        let older = br#"{"Hostname":"a","BootID":"boot-1","Number":8285}"#;
-        assert_eq!(NodeIdentity::from_json(older), Some(node("a", None, "boot-1")));
-        let long = format!("{{\"BootID\":\"{}\"}}", "x".repeat(CLAIM_BYTES_MAX));
-        for junk in [b"".as_slice(), b"{}", b"null", br#"{"BootID":7}"#, long.as_bytes()] {
-            assert_eq!(NodeIdentity::from_json(junk), None, "{junk:?}");
-        }
-    }
-
-    #[test]
-    fn only_another_machine_or_a_copy_is_refused() {
-        let own = node("a", Some("1"), "boot-1");
-        let judge = |holder: &NodeIdentity, lease: i64, own_lease: Option<i64>, held: bool| {
-            let value = holder.to_json();
-            let found = ClaimEntry { value: &value, revision: 5, lease };
-            own.judge(ADDRESS, Some(found), own_lease, held)
-        };
-        let free = Claim { revision: 5, is_ours: false };
-        assert_eq!(own.judge(ADDRESS, None, None, false).unwrap().revision, 0);
-        assert!(judge(&own, 7, LEASE, true).unwrap().is_ours);
-        assert!(judge(&own, 7, LEASE, false).unwrap().is_ours, "the answer to the write was lost");
-        let before = node("old name", Some("1"), "boot-0");
-        assert_eq!(judge(&before, 6, None, false).unwrap(), free, "the last run waits for itself");
-        assert_eq!(judge(&before, 6, LEASE, false).unwrap(), free);
-        assert_eq!(judge(&own, 0, LEASE, true).unwrap(), free, "it would outlive its node");
-        let copy = judge(&own, 8, LEASE, true).unwrap_err().to_string();
-        assert!(copy.contains("copy"), "an operator looks for two names: {copy}");
-        let other = node("b", Some("2"), "boot-1");
-        for (lease, held) in [(None, false), (LEASE, true)] {
-            let refusal = judge(&other, 6, lease, held).unwrap_err().to_string();
-            assert!(refusal.contains("\"b\"") && !refusal.contains("copy"), "{refusal}");
-        }
-        let junk = ClaimEntry { value: b"junk", revision: 5, lease: 6 };
-        assert_eq!(own.judge(ADDRESS, Some(junk), LEASE, true).unwrap(), free);
-    }
-
-    #[test]
-    fn what_a_foreign_claim_says_cannot_forge_a_line_of_the_log() {
-        let hostile = node(&format!("a\nE1121 {}", "x".repeat(5000)), Some("\u{1b}[2J"), "b");
-        let text = hostile.describe(false);
-        assert!(!text.contains(['\n', '\u{1b}']) && text.len() < 400, "{text}");
+/// The next attributes, once they change.
+pub(super) async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
+    match attributes.changed().await {
+        Ok(()) => attributes.borrow_and_update().clone(),
+        // Nobody changes them any more.
+        Err(_) => std::future::pending().await,
     }
 }

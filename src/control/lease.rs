@@ -10,8 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use crate::control::clock;
-use crate::control::status::RejectReason;
-use crate::control::store::Rejected;
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;
 

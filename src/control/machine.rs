@@ -10,6 +10,7 @@ mod follow;
 mod own;
 mod say;
 mod stale;
+mod state;
 mod twin;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,18 +20,16 @@ use std::time::Duration;
 
 use crate::control::backoff::{Backoff, jittered};
 use crate::control::cache::Known;
+use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
-use crate::control::manager::{OwnLease, Timing};
+pub(super) use crate::control::machine::say::Say;
+use crate::control::machine::stale::Stale;
+use crate::control::machine::state::{Asked, Follow, Hold, Outage, REWRITE_PAUSE, Twin};
 use crate::control::peers::{self, Node};
-use crate::control::store::{
-    ENTRIES_MAX, Event as Change, Granted, Rejected, Snapshot, StoreError,
-};
+use crate::control::rejected::Rejected;
+use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, Snapshot};
+use crate::control::timing::Timing;
 use crate::route::Prefix;
-use follow::{Follow, Outage};
-use own::Hold;
-pub(super) use say::Say;
-use stale::Stale;
-use twin::Twin;
 
 /// Share by which listings are spread.
 const RELIST_JITTER: f64 = 0.2;
@@ -102,24 +101,6 @@ pub(super) enum Command {
     Say(Say),
     /// The subnet is lost; nothing follows.
     End(End),
-}
-
-/// The request under way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    Nothing,
-    List { at: Duration },
-    Watch,
-    Write { what: Write, over: i64, own_seen: Option<i64> },
-}
-
-/// Why the own entry is being written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Write {
-    Renew,
-    Restore,
-    Repair,
-    Retake,
 }
 
 /// One node's lease and its view of the others.
@@ -244,7 +225,7 @@ impl Machine {
             moved_from: BTreeSet::new(),
             unanswered: None,
             renew_at: None,
-            rewrite_backoff: Backoff::between(own::REWRITE_PAUSE.0, own::REWRITE_PAUSE.1),
+            rewrite_backoff: Backoff::between(REWRITE_PAUSE.0, REWRITE_PAUSE.1),
             own_read: None,
             own_end_said: None,
             own_since,

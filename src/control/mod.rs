@@ -1,27 +1,37 @@
 //! Leases: acquire, renew, watch. The only part of weft that talks to a store.
 //!
-//! `lease`, `choose`, `peers` and `machine` are pure; `store` holds the adapters; `manager`,
-//! `acquire` and `run` drive them. Nothing here touches routes, devices or the packet path: the
-//! daemon receives the peer set and decides what it means.
+//! From the bottom: the types of a lease; above them, independent of each other, the pure lease
+//! machine and the stores; on top `manager`, `acquire` and `run`, which drive both. `FLOORS` in
+//! `tests/tidy/main.rs` has the order.
+//! Nothing here touches routes, devices or the packet path: the daemon receives the peer set and
+//! decides what it means.
 
 pub mod acquire;
 pub mod backoff;
 pub mod cache;
 pub mod choose;
-pub mod claim;
+mod claim;
 pub mod clock;
 mod config_check;
+pub mod error;
+pub mod identity;
 pub mod lease;
 mod machine;
 pub mod manager;
 pub mod peers;
+pub mod rejected;
 pub mod run;
+pub mod snapshot;
 pub mod status;
 pub mod store;
+pub mod timing;
 
-pub use acquire::AcquireError;
-pub use claim::NodeIdentity;
+pub use error::{AcquireError, StoreError};
+pub use identity::NodeIdentity;
 pub use lease::{Lease, LeaseAttributes, Lifetime, Peers};
-pub use manager::{OwnLease, SubnetManager, Timing};
+pub use manager::SubnetManager;
+pub use rejected::RejectReason;
 pub use run::End;
-pub use status::{ControlStatus, RejectReason};
+pub use snapshot::OwnLease;
+pub use status::ControlStatus;
+pub use timing::Timing;

@@ -4,8 +4,7 @@
 use std::net::Ipv4Addr;
 
 use crate::control::lease::{Lease, Peers};
-use crate::control::status::RejectReason;
-use crate::control::store::Rejected;
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::route::Prefix;
 
 /// What of this node decides who can be its peer.

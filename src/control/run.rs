@@ -10,13 +10,16 @@ use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::control::cache::Known;
+use crate::control::claim::next_attributes;
 use crate::control::clock;
 use crate::control::config_check::ConfigCheck;
+use crate::control::error::StoreError;
 use crate::control::lease::{LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Say};
-use crate::control::manager::{OwnLease, SubnetManager};
-use crate::control::store::{Event as Change, StoreError, Watch};
+use crate::control::manager::SubnetManager;
+use crate::control::snapshot::{Change, Granted, OwnLease};
+use crate::control::store::{Store, Watch};
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
 /// suspended and a timer does not.
@@ -25,20 +28,9 @@ const CLOCK_CHECK_MAX: Duration = Duration::from_secs(60);
 impl SubnetManager {
     /// Renews `own` when less than `renew_margin` of it is left, follows the other nodes and
     /// publishes all of them in `peers` after each change. While the store is away the last known
-    /// peers stay. Ends when the subnet is lost; may be dropped at any time.
+    /// peers stay. When this node's `attributes` change, the subnet stays and its lease follows.
+    /// Ends when the subnet is lost; may be dropped at any time.
     pub async fn run(
-        &self,
-        own: OwnLease,
-        renew_margin: Duration,
-        peers: &Sender<Arc<Peers>>,
-    ) -> End {
-        let (_fixed, attributes) = tokio::sync::watch::channel(own.lease.attributes.clone());
-        self.run_moving(own, renew_margin, peers, attributes).await
-    }
-
-    /// As `run`, of a node that may say something else of itself while it runs: the subnet stays,
-    /// its lease follows.
-    pub async fn run_moving(
         &self,
         own: OwnLease,
         renew_margin: Duration,
@@ -46,12 +38,11 @@ impl SubnetManager {
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
         let machine = Machine::new(own, renew_margin, self.timing, fastrand::Rng::new(), now());
-        let check = ConfigCheck::new(self, false);
-        self.keep(machine, Driver::new(self, peers, attributes, check)).await
+        self.keep(machine, Driver::new(self, peers, attributes, false)).await
     }
 
-    /// As `run_moving`, by what the last run knew, until the store answers: then the same subnet
-    /// is taken again, if nobody else has it.
+    /// As `run`, from what the last run knew until the store answers: then the same subnet is
+    /// taken again, if nobody else has it.
     pub async fn run_from_cache(
         &self,
         known: Known,
@@ -62,16 +53,21 @@ impl SubnetManager {
         self.status.started_from_cache(known.as_of_unix);
         let random = fastrand::Rng::new();
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
-        let check = ConfigCheck::new(self, true);
-        self.keep(machine, Driver::new(self, peers, attributes, check)).await
+        self.keep(machine, Driver::new(self, peers, attributes, true)).await
     }
 
     async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
         let attributes = driver.attributes.clone();
+        let keep = async {
+            match &self.store {
+                Store::Leased(store) => self.keep_claim(store, attributes).await,
+                #[cfg(feature = "kube")]
+                Store::Assigned(store) => store.keep(&self.status).await,
+            }
+        };
         let end = tokio::select! {
             end = driver.drive(machine) => end,
-            never = self.keep_claim(attributes) => match never {},
-            never = self.store.keep_assigned(&self.status) => match never {},
+            never = keep => match never {},
         };
         // flannel's last words on a lost lease, however it was lost.
         warn!("Lease has been revoked. Shutting down daemon.");
@@ -103,8 +99,9 @@ impl<'a> Driver<'a> {
         manager: &'a SubnetManager,
         peers: &'a Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
-        config_check: ConfigCheck<'a>,
+        from_cache: bool,
     ) -> Self {
+        let config_check = ConfigCheck::new(manager, from_cache);
         Self { manager, peers, attributes, request: None, watch: None, config_check }
     }
 
@@ -123,37 +120,35 @@ impl<'a> Driver<'a> {
 
     /// Carries out a command, as far as that needs no waiting.
     fn obey(&mut self, command: Command) -> Option<End> {
-        let (store, status) = (&self.manager.store, &self.manager.status);
+        let SubnetManager { store, status, .. } = self.manager;
         match command {
-            Command::List => {
-                self.request =
-                    Some(Box::pin(async { Answer::Other(Event::Listed(store.list().await)) }));
-            }
+            Command::List => self.ask(async { Answer::Other(Event::Listed(store.list().await)) }),
             Command::Watch { revision } => {
-                let open = async move { Answer::Opened(store.watch(revision).await) };
-                self.request = Some(Box::pin(open));
+                self.ask(async move { Answer::Opened(store.watch(revision).await) });
             }
-            Command::Renew { held, ttl } => {
-                self.request = Some(Box::pin(async move {
-                    let renewed = store.renew(&held, ttl).await;
-                    if renewed.is_ok() {
-                        status.renewed();
-                    }
-                    Answer::Other(Event::Written(renewed))
-                }));
-            }
-            Command::Update { held, ttl } => {
-                self.request = Some(Box::pin(async move {
-                    let updated = store.update(&held, &held.attributes, ttl).await;
-                    Answer::Other(Event::Written(updated))
-                }));
-            }
-            Command::Create { subnet, attributes, ttl } => {
-                self.request = Some(Box::pin(async move {
-                    let created = store.create(subnet, &attributes, ttl).await;
-                    Answer::Other(Event::Written(created))
-                }));
-            }
+            Command::Renew { held, ttl } => self.write(async move {
+                let renewed = match store {
+                    Store::Leased(store) => store.renew(&held, ttl).await?,
+                    #[cfg(feature = "kube")]
+                    Store::Assigned(store) => store.publish(held.subnet, &held.attributes).await?,
+                };
+                status.renewed();
+                Ok(renewed)
+            }),
+            Command::Update { held, ttl } => self.write(async move {
+                match store {
+                    Store::Leased(store) => store.update(&held, &held.attributes, ttl).await,
+                    #[cfg(feature = "kube")]
+                    Store::Assigned(store) => store.publish(held.subnet, &held.attributes).await,
+                }
+            }),
+            Command::Create { subnet, attributes, ttl } => self.write(async move {
+                match store {
+                    Store::Leased(store) => store.create(subnet, &attributes, ttl).await,
+                    #[cfg(feature = "kube")]
+                    Store::Assigned(store) => store.publish(subnet, &attributes).await,
+                }
+            }),
             Command::DropWatch => self.watch = None,
             Command::Publish(peers) => {
                 self.peers.send_replace(peers);
@@ -174,6 +169,14 @@ impl<'a> Driver<'a> {
             Command::End(end) => return Some(end),
         }
         None
+    }
+
+    fn ask(&mut self, request: impl Future<Output = Answer> + Send + 'a) {
+        self.request = Some(Box::pin(request));
+    }
+
+    fn write(&mut self, write: impl Future<Output = Result<Granted, StoreError>> + Send + 'a) {
+        self.ask(async { Answer::Other(Event::Written(write.await)) });
     }
 
     /// Waits for the answer, for changes if the machine `wants_changes`, and until `wake`.
@@ -200,22 +203,22 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Keeps the status up to date with what the store just did.
+    /// Notes in the status what the store just did.
     fn noted(&mut self, event: Event) -> Event {
-        match &event {
+        let manager = self.manager;
+        match event {
             Event::Listed(answer) => {
-                self.manager.note(answer);
                 if answer.is_ok() {
-                    self.manager.status.listed();
+                    manager.status.listed();
                     self.config_check.begin();
                 }
+                Event::Listed(manager.noted(answer))
             }
-            Event::Opened(answer) => self.manager.note(answer),
-            Event::Changed(changes) => self.manager.note(changes),
-            Event::Written(answer) => self.manager.note_write(answer),
-            Event::Timer | Event::Moved(_) => {}
+            Event::Opened(answer) => Event::Opened(manager.noted(answer)),
+            Event::Changed(changes) => Event::Changed(manager.noted(changes)),
+            Event::Written(answer) => Event::Written(manager.noted_write(answer)),
+            Event::Timer | Event::Moved(_) => event,
         }
-        event
     }
 }
 
@@ -234,15 +237,6 @@ async fn next_changes(watch: &mut Option<Watch>) -> Result<Vec<Change>, StoreErr
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
-    }
-}
-
-/// The next attributes, once they change.
-pub(super) async fn next_attributes(attributes: &mut Receiver<LeaseAttributes>) -> LeaseAttributes {
-    match attributes.changed().await {
-        Ok(()) => attributes.borrow_and_update().clone(),
-        // Nobody changes them any more.
-        Err(_) => std::future::pending().await,
     }
 }
 

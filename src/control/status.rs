@@ -9,12 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::{info, warn};
 
-use crate::control::store::Rejected;
+use crate::control::rejected::{RejectReason, Rejected};
+use crate::control::snapshot::ENTRIES_MAX;
 use crate::route::Prefix;
 
 /// Distinct rejected entries that are remembered, to count and log each once: as many as a store
 /// may hold leases, 8 bytes each.
-const REMEMBERED_MAX: usize = crate::control::store::ENTRIES_MAX;
+const REMEMBERED_MAX: usize = ENTRIES_MAX;
 /// Rejected entries logged per look at the store; the rest of a flood becomes one line.
 const LOGGED_PER_LOOK_MAX: usize = 5;
 
@@ -22,74 +23,6 @@ const LOGGED_PER_LOOK_MAX: usize = 5;
 #[cfg(any(test, feature = "kube"))]
 const REASSIGNED: u64 = 1 << 63;
 const REASSIGNED_KNOWN: u64 = 1 << 62;
-
-/// Why an entry of the store is not used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RejectReason {
-    /// The key is no subnet such as `10.5.34.0-24`.
-    BadKey,
-    /// The value is not the JSON of a lease.
-    BadValue,
-    /// The value is larger than any lease.
-    TooLarge,
-    /// The subnet lies outside the cluster's network.
-    OutsideNetwork,
-    /// The subnet overlaps this node's.
-    OverlapsOwn,
-    /// The subnet overlaps one that was leased earlier.
-    OverlapsOther,
-    /// No node can be reached under the public address.
-    BadAddress,
-    /// The public address is this node's.
-    OwnAddress,
-    /// The store holds more entries than weft accepts.
-    TooMany,
-}
-
-impl RejectReason {
-    /// Every reason, in the order of the counters.
-    pub const ALL: [Self; 9] = [
-        Self::BadKey,
-        Self::BadValue,
-        Self::TooLarge,
-        Self::OutsideNetwork,
-        Self::OverlapsOwn,
-        Self::OverlapsOther,
-        Self::BadAddress,
-        Self::OwnAddress,
-        Self::TooMany,
-    ];
-
-    /// The name for metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::BadKey => "bad_key",
-            Self::BadValue => "bad_value",
-            Self::TooLarge => "too_large",
-            Self::OutsideNetwork => "outside_network",
-            Self::OverlapsOwn => "overlaps_own",
-            Self::OverlapsOther => "overlaps_other",
-            Self::BadAddress => "bad_address",
-            Self::OwnAddress => "own_address",
-            Self::TooMany => "too_many",
-        }
-    }
-
-    fn index(self) -> usize {
-        match self {
-            Self::BadKey => 0,
-            Self::BadValue => 1,
-            Self::TooLarge => 2,
-            Self::OutsideNetwork => 3,
-            Self::OverlapsOwn => 4,
-            Self::OverlapsOther => 5,
-            Self::BadAddress => 6,
-            Self::OwnAddress => 7,
-            Self::TooMany => 8,
-        }
-    }
-}
 
 /// The state of the control plane, shared by `Arc`.
 #[derive(Debug, Default)]

@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::config::flags::{self, Outcome};
 use crate::config::options::Options;
-use crate::control::manager::Timing;
+use crate::control::timing::Timing;
 
 /// The whole of `weftd`: parses `arguments`, the program's name first, and the environment that
 /// `variable` reads, then runs until stopped.

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 
 use crate::backend::BackendKind;
 use crate::backend::status::{Carrier, Counters, PlaneState, Ways};
-use crate::control::status::{ControlStatus, RejectReason};
+use crate::control::rejected::RejectReason;
+use crate::control::status::ControlStatus;
 use crate::daemon::health::Readiness;
 use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::{Prefix, Published};

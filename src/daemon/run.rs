@@ -18,8 +18,9 @@ use crate::backend::status::{PlaneState, View};
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::control::manager::{SubnetManager, Timing};
+use crate::control::manager::SubnetManager;
 use crate::control::run::End;
+use crate::control::timing::Timing;
 use crate::daemon::begin::{Begun, Held, MANAGER_PHRASE, Plan, REGISTRATION_PHRASE, begin};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
@@ -284,7 +285,7 @@ async fn carry(
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
     let follow = async {
         match held {
-            Held::Leased(own) => manager.run_moving(own, renew_margin, &sender, attributes).await,
+            Held::Leased(own) => manager.run(own, renew_margin, &sender, attributes).await,
             Held::Cached(known) => {
                 manager.run_from_cache(known, renew_margin, &sender, attributes).await
             }

@@ -14,7 +14,7 @@ use crate::config::subnet_file::Previous;
 use crate::config::whole_file;
 use crate::control::cache::{self, Expected, Known};
 use crate::control::clock;
-use crate::control::store::StoreError;
+use crate::control::error::StoreError;
 use crate::daemon::begin::{Plan, external_interface};
 use crate::daemon::cache_writer::cache_path;
 use crate::host::interface::ExternalInterface;
@@ -130,7 +130,7 @@ pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::acquire::AcquireError;
+    use crate::control::error::AcquireError;
     use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 
     fn config(text: &str) -> NetworkConfig {
@@ -190,6 +190,6 @@ mod tests {
         assert!(is_unreachable(&down().into()));
         assert!(is_unreachable(&AcquireError::from(down()).into()), "no subnet is another reason");
         assert!(!is_unreachable(&no_config.into()), "an empty store has answered");
-        assert!(!is_unreachable(&AcquireError::Contended.into()));
+        assert!(!is_unreachable(&AcquireError::Contended { listings: 1 }.into()));
     }
 }

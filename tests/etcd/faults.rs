@@ -16,7 +16,7 @@ use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::members::{Members, Setup, TOKEN_TTL, Version, lease_key};
 use crate::support::overlay::CONFIG;
 use tokio::time::sleep;
-use weft::control::store::Store;
+use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::{Peers, RejectReason, Timing};
 
@@ -274,7 +274,7 @@ fn tokens_end(version: Version) {
         });
         let own = own_manager.acquire(&network(), &node(1)).await.expect("the password is right");
         let mut running = Running::start(own_manager, own, Duration::from_secs(1));
-        let store = Store::Etcd(Box::new(EtcdStore::new(&options).unwrap()));
+        let store = Leased::Etcd(Box::new(EtcdStore::new(&options).unwrap()));
         let revision = store.list().await.unwrap().revision;
         let before = members.counted(AUTHENTICATED);
         sleep(TOKEN_TTL * 4).await;

@@ -8,14 +8,14 @@ use std::net::Ipv4Addr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::support::control::{MARGIN, PREFIX, Running, manager, network};
+use crate::support::control::{MARGIN, PREFIX, Running, acquire_at_last, manager, network};
 use crate::support::members::{Members, Setup, Version};
 use etcd_client::{Client, Txn, TxnOp};
 use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::time::{sleep, timeout};
 use weft::config::network::NetworkConfig;
-use weft::control::store::Store;
+use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
 use weft::control::{LeaseAttributes, NodeIdentity, SubnetManager};
 use weft::route::Prefix;
@@ -50,7 +50,7 @@ async fn start(manager: &SubnetManager, network: &NetworkConfig, number: usize) 
     while manager.network_config().await.is_err() {
         sleep(Duration::from_secs(1)).await;
     }
-    manager.acquire_until_leased(network, &numbered(number)).await.lease.subnet
+    acquire_at_last(manager, network, &numbered(number)).await.lease.subnet
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn five_thousand_leases_cost_little_time_and_memory() {
             });
             client.txn(Txn::new().and_then(puts.collect::<Vec<_>>())).await.unwrap();
         }
-        let store = Store::Etcd(Box::new(EtcdStore::new(&members.options(&[0])).unwrap()));
+        let store = Leased::Etcd(Box::new(EtcdStore::new(&members.options(&[0])).unwrap()));
         let before = resident_bytes();
         let requests = members.counted("grpc_server_started_total");
         let started = Instant::now();

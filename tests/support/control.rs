@@ -34,6 +34,20 @@ pub fn manager(options: EtcdOptions) -> SubnetManager {
     connect(&StoreOptions::Etcd(options), None).unwrap()
 }
 
+/// Acquires a subnet, however often that fails at first.
+pub async fn acquire_at_last(
+    manager: &SubnetManager,
+    network: &NetworkConfig,
+    attributes: &LeaseAttributes,
+) -> OwnLease {
+    loop {
+        match manager.acquire(network, attributes).await {
+            Ok(own) => return own,
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
 /// Checks the options of a store that need not be asked for anything.
 pub fn connect(
     options: &StoreOptions,
@@ -86,8 +100,9 @@ impl Running {
     pub fn start(manager: SubnetManager, own: OwnLease, margin: Duration) -> Self {
         let manager = Arc::new(manager);
         let (sender, peers) = watch::channel(Arc::default());
+        let (_fixed, attributes) = watch::channel(own.lease.attributes.clone());
         let runner = Arc::clone(&manager);
-        let task = tokio::spawn(async move { runner.run(own, margin, &sender).await });
+        let task = tokio::spawn(async move { runner.run(own, margin, &sender, attributes).await });
         Self { peers, task, manager }
     }
 

@@ -37,6 +37,33 @@ const MAP: &[(&str, &[&str])] = &[
     ("daemon", &["*"]),
 ];
 
+/// The floors inside a module, from the ground up; names are files below the module's folder,
+/// `store` for `store/mod.rs`. A file may import from the floors below its own only, so that no
+/// files import each other in a ring. For another module, add its table.
+const FLOORS: &[(&str, &[&[&str]])] = &[(
+    "control",
+    &[
+        &["backoff", "clock", "rejected"],
+        &["lease"],
+        &["error", "choose", "peers"],
+        &["identity", "snapshot"],
+        &["cache", "status", "timing"],
+        &["machine/stale", "machine/state"],
+        &["machine/say"],
+        &["machine"],
+        &["machine/follow", "machine/own", "machine/twin"],
+        &["store/etcd_tls", "store/kube_connection", "store/kube_node", "store/local_files"],
+        &["store/etcd_connection", "store/kube_own", "store/local_claim"],
+        &["store/etcd_lease", "store/etcd_watch", "store/kube_watch", "store/local"],
+        &["store/etcd_claim", "store/kube"],
+        &["store/etcd"],
+        &["store"],
+        &["manager"],
+        &["acquire", "claim", "config_check"],
+        &["run"],
+    ],
+)];
+
 /// What the programs in `src/bin/` may use of the library.
 const PROGRAM_MODULES: &[&str] = &["daemon"];
 
@@ -158,6 +185,61 @@ fn imports(source: &Source) -> Vec<Violation> {
         }
     }
     violations
+}
+
+/// Imports within a module that has floors, `super` and the file's own submodules included.
+fn floors(source: &Source) -> Vec<Violation> {
+    let module: Vec<_> = source.module().into_iter().map(str::to_owned).collect();
+    let Some((top, floors)) =
+        FLOORS.iter().find(|(top, _)| module.first().is_some_and(|m| m == top))
+    else {
+        return Vec::new();
+    };
+    // The file that a path from the module's root leads to, and its floor.
+    let floor_of = |segments: &[String]| {
+        (1..=segments.len()).rev().find_map(|length| {
+            let name = segments[..length].join("/");
+            let floor = floors.iter().position(|floor| floor.contains(&name.as_str()))?;
+            Some((name, floor))
+        })
+    };
+    let own = &module[1..];
+    // The module's own file says what is in it, and stands above all.
+    let Some((name, floor)) = floor_of(own).filter(|(name, _)| *name == own.join("/")) else {
+        let advice = format!("add {} to FLOORS in tests/tidy/main.rs", own.join("/"));
+        return if own.is_empty() { Vec::new() } else { vec![violation(1, "floors", advice)] };
+    };
+    let mut found = paths(&source.product, "crate");
+    found.retain_mut(|path| path.segments[0] == *top && path.segments.drain(..1).count() == 1);
+    for root in ["super", "self"] {
+        for mut path in paths(&source.product, root) {
+            let more = path.segments.iter().take_while(|segment| *segment == "super").count();
+            let up = more + usize::from(root == "super");
+            if let Some(above) = own.len().checked_sub(up) {
+                path.segments.splice(..more, own[..above].iter().cloned());
+                found.push(path);
+            }
+        }
+    }
+    for word in words(&source.product).map(|(_, word)| word).collect::<BTreeSet<_>>() {
+        let child = [own, &[word.to_owned()]].concat();
+        if floor_of(&child).is_some_and(|(name, _)| name == child.join("/")) {
+            found.extend(paths(&source.product, word).into_iter().map(|mut path| {
+                path.segments.splice(..0, child.iter().cloned());
+                path
+            }));
+        }
+    }
+    // `pub(in crate::control)` is no import.
+    found.retain(|path| !path.segments.is_empty());
+    found.retain(|path| {
+        floor_of(&path.segments).is_none_or(|(other, at)| at >= floor && other != name)
+    });
+    let advice = |path: &source::Path| {
+        let other = path.segments.join("::");
+        format!("{name} may import from lower floors, which {other} is not: move down what is used")
+    };
+    found.iter().map(|path| violation(source.line(path.at), "floors", advice(path))).collect()
 }
 
 /// `super::super::x` that leaves the file's top module, as paths from the crate's root.
@@ -390,9 +472,11 @@ fn hold(rule: Rule, product: bool) {
         files(|name| name.ends_with(".rs")).iter().map(|path| read(path)).collect();
     assert!(sources.len() > 50, "only {} files found: is this the package?", sources.len());
     let tests: BTreeSet<_> = sources.iter().flat_map(Source::test_files).collect();
+    let is_below =
+        |path: &str| tests.iter().any(|test| path.starts_with(test.trim_end_matches(".rs")));
     let held = sources
         .iter()
-        .filter(|source| !product || (!is_test_file(source) && !tests.contains(&source.path)));
+        .filter(|source| !product || !(is_test_file(source) || is_below(&source.path)));
     report(held.flat_map(|source| named(source, rule)).collect());
 }
 
@@ -414,6 +498,17 @@ fn modules_import_what_the_map_allows() {
         let exists = |path: String| root().join(path).exists();
         let file = exists(format!("src/{name}.rs")) || exists(format!("src/{name}/mod.rs"));
         assert!(file, "MAP in tests/tidy/main.rs names {name}, which does not exist: remove it");
+    }
+}
+
+#[test]
+fn files_import_from_lower_floors() {
+    hold(floors, true);
+    for (module, floors) in FLOORS {
+        for name in floors.iter().flat_map(|floor| floor.iter()) {
+            let exists = |end: &str| root().join(format!("src/{module}/{name}{end}")).exists();
+            assert!(exists(".rs") || exists("/mod.rs"), "FLOORS: {module} has no {name}");
+        }
     }
 }
 
@@ -478,6 +573,25 @@ fn the_import_rule_can_fail() {
     finds(imports, "src/host/mtu.rs", "// crate::sys\nconst X: &str = \"crate::sys::x\";\n", &[]);
     finds(imports, "src/host/mtu.rs", "#[cfg(test)]\nmod tests {\n use crate::sys;\n}\n", &[]);
     finds(imports, "src/bin/weft.rs", "fn main() { weft::sys::x(); weft::daemon::y() }\n", &[1]);
+}
+
+#[test]
+fn the_floor_rule_can_fail() {
+    let machine = "src/control/machine.rs";
+    finds(floors, machine, "use crate::control::store::Store;\n", &[1]);
+    finds(floors, machine, "use crate::control::{lease::Lease, run::x};\n", &[1]);
+    finds(floors, machine, "use crate::control::snapshot::Snapshot;\n", &[]);
+    finds(floors, machine, "mod own;\nuse own::Hold;\n", &[2]);
+    finds(floors, machine, "mod own;\nuse self::own::Hold;\n", &[2]);
+    finds(floors, "src/control/machine/own.rs", "use super::{Machine, state::Asked};\n", &[]);
+    finds(floors, "src/control/machine/own.rs", "use super::follow::X;\n", &[1]);
+    finds(floors, "src/control/store/etcd.rs", "use super::StoreError;\n", &[1]);
+    finds(floors, "src/control/store/etcd.rs", "use super::super::manager::X;\n", &[1]);
+    finds(floors, "src/control/store/etcd.rs", "use crate::control::StoreError;\n", &[1]);
+    finds(floors, "src/control/store/etcd.rs", "pub(in crate::control) fn f() {}\n", &[]);
+    finds(floors, "src/control/newcomer.rs", "", &[1]);
+    finds(floors, "src/control/mod.rs", "pub use run::End;\n", &[]);
+    finds(floors, "src/daemon/run.rs", "use crate::control::run::End;\n", &[]);
 }
 
 #[test]

@@ -9,13 +9,12 @@ use futures_util::future::join_all;
 use super::*;
 use crate::control::choose::tests::config;
 use crate::control::lease::Lifetime;
-use crate::control::store::Store;
 use crate::control::store::local::LocalStore;
 use crate::control::store::memory::MemoryStore;
 
 fn manager(store: &MemoryStore, previous: Option<&str>) -> SubnetManager {
     let previous = previous.map(|text| text.parse().unwrap());
-    SubnetManager::over(Store::Memory(store.clone()), previous)
+    SubnetManager::over(Store::Leased(Leased::Memory(store.clone())), previous)
 }
 
 fn network() -> NetworkConfig {
@@ -168,12 +167,8 @@ async fn a_store_that_is_down_is_an_error_to_try_again() {
     let error = waiting.acquire(&network(), &node(1)).await.unwrap_err();
     assert!(matches!(error, AcquireError::Store(StoreError::Unavailable { .. })), "{error}");
     assert!(!waiting.status().store_is_up());
-    let acquiring =
-        tokio::spawn(async move { waiting.acquire_until_leased(&network(), &node(1)).await });
-    sleep(Duration::from_millis(300)).await;
-    assert!(!acquiring.is_finished());
     store.set_down(false);
-    let own = tokio::time::timeout(Duration::from_secs(5), acquiring).await.unwrap().unwrap();
+    let own = waiting.acquire(&network(), &node(1)).await.unwrap();
     assert_eq!(store.keys(), [own.lease.key]);
 }
 
@@ -181,7 +176,9 @@ async fn a_store_that_is_down_is_an_error_to_try_again() {
 async fn a_write_without_answer_is_found_again() {
     let store = MemoryStore::new();
     store.lose_answers(1);
-    let own = manager(&store, None).acquire_until_leased(&network(), &node(1)).await;
+    let starting = manager(&store, None);
+    starting.acquire(&network(), &node(1)).await.expect_err("the answer is lost");
+    let own = starting.acquire(&network(), &node(1)).await.unwrap();
     assert_eq!(store.keys(), [own.lease.key], "the node left a lease behind");
     assert_eq!(own.lease.attributes, node(1));
 }
@@ -199,8 +196,8 @@ async fn daemons_on_one_directory_never_share_a_subnet() {
                 let runtime =
                     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 runtime.block_on(async {
-                    let store = Store::Local(LocalStore::open(root.to_path_buf()).unwrap());
-                    let manager = SubnetManager::over(store, None);
+                    let store = Leased::Local(LocalStore::open(root.to_path_buf()).unwrap());
+                    let manager = SubnetManager::over(Store::Leased(store), None);
                     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.45.0");
                     manager.acquire(&network, &node(number)).await.map(|own| own.lease.subnet)
                 })

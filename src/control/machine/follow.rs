@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Asked, Command, Hold, Machine, Say, stale};
+use super::say::Say;
+use super::state::{ABSENT, Asked, Follow, Hold, Outage};
+use super::{Command, Machine, stale};
+use crate::control::backoff::Backoff;
+use crate::control::error::StoreError;
 use crate::control::lease::{Lease, parse_key};
-use crate::control::store::{Event as Change, Rejected, Snapshot, StoreError};
+use crate::control::rejected::Rejected;
+use crate::control::snapshot::{Change, Snapshot};
 use crate::failure::with_causes;
 
 /// Between two reports of one outage, after the first.
@@ -13,53 +18,9 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// Between the end of one outage and the report of the next: a store that comes and goes must
 /// not fill the log.
 const REPORT_PAUSE: Duration = Duration::from_secs(5);
-/// How long a store must refuse for that to be news within an outage: a Kubernetes API that starts
-/// forbids everything until it has read its roles, a second or two.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// How long a watch must have lived for the next failure to be a new one, which is tried again
 /// at once, and not the last one that goes on.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
-/// Stands for the revision of an entry that a snapshot does not have.
-pub(super) const ABSENT: i64 = i64::MIN;
-
-/// How the store is followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Follow {
-    /// Until `at`; then it is listed, if the mirror may have missed something, and watched.
-    Waiting { at: Duration },
-    /// Listed, to be watched from there on.
-    Listing,
-    /// A watch is asked for.
-    Opening,
-    /// Changes are brought.
-    Watching { live_since: Option<Duration> },
-}
-
-/// The store does not answer.
-#[derive(Debug)]
-pub(super) struct Outage {
-    since: Duration,
-    reported: bool,
-    /// Since when the store answers, and refuses.
-    refused_since: Option<Duration>,
-    /// Whether that was said.
-    told_refused: bool,
-}
-
-impl Outage {
-    fn new(now: Duration) -> Self {
-        Self { since: now, reported: false, refused_since: None, told_refused: false }
-    }
-
-    /// Whether the store answers for a while now, and refuses. That is worth a line of its own:
-    /// unlike a store that is away, it does not heal by itself.
-    fn refuses(&mut self, error: &StoreError, now: Duration) -> bool {
-        let is_refused = matches!(error, StoreError::Refused { .. });
-        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
-        self.refused_since.is_some_and(|since| now - since >= REFUSED_FOR)
-    }
-}
-
 impl Machine {
     pub(super) fn on_listed(&mut self, answer: Result<Snapshot, StoreError>, asked_at: Duration) {
         match answer {
@@ -367,7 +328,7 @@ impl Machine {
         if let Follow::Watching { live_since: Some(since) } = self.follow
             && now - since > STABLE_AFTER
         {
-            self.backoff = super::Backoff::default();
+            self.backoff = Backoff::default();
         }
         if let StoreError::HistoryLost { .. } = error {
             // The store answers, so it is asked at once, unless this is what it answered last time.

@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 
 use crate::config::network::NetworkConfig;
 use crate::control::choose::tests::config;
-use crate::control::claim::NodeIdentity;
-use crate::control::manager::Timing;
-use crate::control::store::StoreError;
+use crate::control::error::StoreError;
+use crate::control::identity::NodeIdentity;
+use crate::control::timing::Timing;
 use crate::route::Prefix;
 use node::{Answer, InFlight, Life, Moment, Node, Op, execute, failure};
 use store::SimStore;

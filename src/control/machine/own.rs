@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use super::follow::ABSENT;
-use super::{Asked, Command, End, Follow, Machine, Say, Write};
+use super::say::Say;
+use super::state::{ABSENT, Asked, Follow, Hold, Write};
+use super::{Command, End, Machine};
 use crate::control::backoff::jittered;
+use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::manager::OwnLease;
-use crate::control::store::{Granted, StoreError};
+use crate::control::snapshot::{Granted, OwnLease};
 use crate::failure::with_causes;
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
@@ -18,40 +19,11 @@ const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
 const RENEW_RETRY_MIN: Duration = Duration::from_secs(1);
 /// Pause after another writer changed the own entry: time for the listing that tells what it is.
 const RENEW_AFTER_CONFLICT: Duration = Duration::from_secs(2);
-/// First and longest pause before the own entry is restored. It grows for the whole run: two
-/// daemons that claim one address must not fight at the speed of the store.
-pub(super) const REWRITE_PAUSE: (Duration, Duration) =
-    (Duration::from_millis(100), Duration::from_secs(300));
 /// Share by which the pause after a failed renewal is spread.
 const RETRY_JITTER: f64 = 0.2;
 /// For how long it counts what a listing told about the own entry, once the lease is past its
 /// end: some requests' time, and much less than any lease.
 const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
-
-/// What the own entry is like, as far as we know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hold {
-    /// As we wrote it.
-    Held,
-    /// Ours, but it says something else of this node: restored at `at`.
-    Rewritten { at: Duration },
-    /// Junk, of which nobody can be the owner: written over if it still is as of `repair`.
-    Unreadable { repair: Option<i64> },
-    /// Gone, and not before our eyes: taken again once a listing shows that it is `free`.
-    Lapsed { free: bool },
-    /// Not ours any more. Nothing follows.
-    Lost,
-}
-
-impl Hold {
-    /// When the entry has to be written, apart from renewals.
-    pub(super) fn due(self) -> Option<Duration> {
-        match self {
-            Self::Rewritten { at } => Some(at),
-            Self::Held | Self::Unreadable { .. } | Self::Lapsed { .. } | Self::Lost => None,
-        }
-    }
-}
 
 impl Machine {
     /// Sets the renewal timer by the lease's end.

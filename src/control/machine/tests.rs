@@ -195,7 +195,7 @@ fn a_write_that_was_overtaken_is_looked_at_again() {
     // Junk, written after the renewal and told of before its answer.
     let junk = Rejected {
         key: lease(OWN, 0, 0).key,
-        reason: crate::control::status::RejectReason::BadValue,
+        reason: crate::control::rejected::RejectReason::BadValue,
         detail: String::new(),
         revision: 30,
     };

@@ -4,26 +4,17 @@
 
 use std::time::Duration;
 
-use super::{Asked, Machine, Say};
+use super::Machine;
+use super::say::Say;
+use super::state::Asked;
+use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime};
-use crate::control::store::{Granted, StoreError};
+use crate::control::snapshot::Granted;
 
 /// Between two alarms. flannel renews a lease every 23 hours, so each of its renewals is one.
 const ALARM_PERIOD: Duration = Duration::from_secs(60 * 60);
 /// Between two renewals that answer such a write: whoever writes in a loop sets no pace for us.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
-
-/// What is known of others that write the own entry.
-#[derive(Debug, Default)]
-pub(super) struct Twin {
-    /// The next change may be ours all the same: a write got no answer, or the store came back
-    /// with another history.
-    pub(super) unsure: bool,
-    /// A change came while a write of ours is under way, and may be that write.
-    suspect: bool,
-    quiet_until: Duration,
-    renewal_from: Duration,
-}
 
 impl Machine {
     /// The own entry is `found`, and its version not the one that we know.

@@ -9,11 +9,11 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::control::choose::tests::config;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::manager::Timing;
-use crate::control::status::RejectReason;
-use crate::control::store::Store;
+use crate::control::rejected::RejectReason;
+use crate::control::store::Leased;
 use crate::control::store::local::LocalStore;
 use crate::control::store::memory::MemoryStore;
+use crate::control::timing::Timing;
 
 const LEASED: Lifetime = Lifetime::Leased { id: 5, expires_unix: None };
 const OWN_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -21,6 +21,17 @@ const OWN: &str = "10.5.100.0-24";
 const OWN_VALUE: &str = r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#;
 const SOON: Duration = Duration::from_secs(2);
 const NEVER: Duration = Duration::from_millis(400);
+
+/// Runs a node whose attributes never change.
+async fn run(
+    manager: &SubnetManager,
+    own: OwnLease,
+    margin: Duration,
+    peers: &Sender<Arc<Peers>>,
+) -> End {
+    let (_fixed, attributes) = tokio::sync::watch::channel(own.lease.attributes.clone());
+    manager.run(own, margin, peers, attributes).await
+}
 
 struct Daemon {
     store: MemoryStore,
@@ -33,14 +44,14 @@ impl Daemon {
     async fn start(timing: Timing, margin: Duration) -> Self {
         let store = MemoryStore::new();
         let previous = "10.5.100.0/24".parse().ok();
-        let manager = SubnetManager::over(Store::Memory(store.clone()), previous);
+        let manager = SubnetManager::over(Store::Leased(Leased::Memory(store.clone())), previous);
         let manager = Arc::new(manager.with_timing(timing));
         let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
         let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
         assert_eq!(own.lease.key, OWN);
         let (sender, peers) = tokio::sync::watch::channel(Arc::default());
         let runner = Arc::clone(&manager);
-        let task = tokio::spawn(async move { runner.run(own, margin, &sender).await });
+        let task = tokio::spawn(async move { run(&runner, own, margin, &sender).await });
         Self { store, manager, peers, task }
     }
 
@@ -203,14 +214,17 @@ async fn renewal_is_on_time_and_fenced() {
 #[tokio::test]
 async fn an_own_entry_that_the_wall_clock_ended_is_taken_again() {
     let store = MemoryStore::new();
-    let manager = SubnetManager::over(Store::Memory(store.clone()), "10.5.100.0/24".parse().ok());
+    let manager = SubnetManager::over(
+        Store::Leased(Leased::Memory(store.clone())),
+        "10.5.100.0/24".parse().ok(),
+    );
     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
     let mut own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
     // A local entry for which the wall clock was set past its end.
     own.lease.lifetime = Lifetime::Leased { id: 0, expires_unix: Some(1) };
     store.remove(OWN);
     let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
-    let run = manager.run(own, Duration::from_secs(3600), &sender);
+    let run = run(&manager, own, Duration::from_secs(3600), &sender);
     let end = timeout(NEVER, run).await;
     assert!(end.is_err(), "a step of the clock ended the daemon: {end:?}");
     assert_eq!(store.get(OWN).unwrap().0, OWN_VALUE);
@@ -320,7 +334,7 @@ async fn a_start_from_the_cache_ends_with_the_same_lease_and_the_peers_of_the_st
 
     let own = Lease { revision: 0, ..known.own.clone() };
     let known = Known { as_of_unix: 77, own, ..known };
-    let manager = Arc::new(SubnetManager::over(Store::Memory(store.clone()), None));
+    let manager = Arc::new(SubnetManager::over(Store::Leased(Leased::Memory(store.clone())), None));
     let (sender, peers) = tokio::sync::watch::channel(Arc::default());
     let runner = Arc::clone(&manager);
     let margin = Duration::from_secs(3600);
@@ -355,15 +369,15 @@ impl LocalDaemon {
     async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("store");
-        let store = Store::Local(LocalStore::open(root.clone()).unwrap());
-        let manager = SubnetManager::over(store, "10.5.100.0/24".parse().ok());
+        let store = Leased::Local(LocalStore::open(root.clone()).unwrap());
+        let manager = SubnetManager::over(Store::Leased(store), "10.5.100.0/24".parse().ok());
         let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
         let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
         let peer = root.join("subnets/10.5.1.0-24");
         std::fs::write(peer, r#"{"PublicIP":"192.0.2.2"}"#).unwrap();
         let (sender, peers) = tokio::sync::watch::channel(Arc::default());
         let margin = Duration::from_secs(3600);
-        let task = tokio::spawn(async move { manager.run(own, margin, &sender).await });
+        let task = tokio::spawn(async move { run(&manager, own, margin, &sender).await });
         sleep(NEVER).await;
         assert_eq!(addresses(&peers.borrow()), ["192.0.2.2"]);
         Self { directory, own_file: root.join("subnets").join(OWN), peers, task }

@@ -5,24 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use etcd_client::{
-    Compare, CompareOp, Error as EtcdError, GetOptions, GetResponse, KeyValue, PutOptions,
-    SortOrder, SortTarget, Txn, TxnOp,
-};
-use tokio::sync::Mutex;
-
 use super::etcd_claim::Claims;
-use super::etcd_connection::{Connection, SPACE_ADVICE, classify, config_key, wants_connection};
-use super::etcd_watch::{EtcdWatch, Origin};
-use super::{CONFIG_BYTES_MAX, ENTRIES_MAX, Granted, Snapshot, StoreError};
+use super::etcd_connection::{Connection, SPACE_ADVICE, config_key, wants_connection};
+use super::etcd_lease::EtcdLease;
+use super::etcd_watch::{EtcdWatch, Origin, decode};
+use crate::config::network::CONFIG_BYTES_MAX;
 use crate::config::options::EtcdOptions;
-use crate::control::claim::NodeIdentity;
-use crate::control::clock;
+use crate::control::error::StoreError;
+use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
-use crate::failure::with_causes;
+use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::route::Prefix;
+use etcd_client::{
+    Compare, CompareOp, GetOptions, GetResponse, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+};
 
-pub use super::etcd_connection::EtcdOptionsError;
+pub use super::etcd_tls::EtcdOptionsError;
 
 /// Keys asked for at once. A thousand leases of 200 bytes are far below the client's limit of
 /// 4 MiB a message; a page with huge values is asked for again in smaller ones.
@@ -33,22 +31,11 @@ const SCANNED_KEYS_MAX: usize = 16 * ENTRIES_MAX;
 /// Leases below a prefix of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdStore {
-    pub(super) connection: Arc<Connection>,
-    pub(super) claims: Mutex<Claims>,
+    pub(super) claims: Claims,
+    connection: Arc<Connection>,
     prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
     cluster: AtomicU64,
-}
-
-/// An etcd lease that we hold.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct EtcdLease {
-    pub(super) id: i64,
-    /// By the boot clock, counted from before the request.
-    expires: Duration,
-    expires_unix: u64,
-    /// Whether it was granted just now, and has to go again if it is not needed.
-    fresh: bool,
 }
 
 /// Keys of a listing, as of a revision of a cluster.
@@ -63,16 +50,12 @@ impl EtcdStore {
     pub fn new(options: &EtcdOptions) -> Result<Self, EtcdOptionsError> {
         let prefix = options.prefix.clone();
         let connection = Arc::new(Connection::new(options.clone())?);
-        let (claims, cluster) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Self { connection, claims, prefix, cluster })
+        let claims = Claims::new(None, &connection, &prefix);
+        Ok(Self { claims, connection, prefix, cluster: AtomicU64::new(0) })
     }
 
     pub(super) fn with_identity(self, node: NodeIdentity) -> Self {
-        Self { claims: Mutex::new(Claims::of(node)), ..self }
-    }
-
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
+        Self { claims: Claims::new(Some(node), &self.connection, &self.prefix), ..self }
     }
 
     /// The cluster that was last connected to, by its id; 0 before the first.
@@ -186,7 +169,7 @@ impl EtcdStore {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> (Result<Granted, StoreError>, u64) {
-        let claimed = self.still_claimed(value.public_ip).await;
+        let claimed = self.claims.still_claimed(value.public_ip).await;
         self.create_any(subnets, value, ttl, claimed).await
     }
 
@@ -198,7 +181,7 @@ impl EtcdStore {
         ttl: Duration,
         claimed: Option<Compare>,
     ) -> (Result<Granted, StoreError>, u64) {
-        let etcd_lease = match self.grant(ttl).await {
+        let etcd_lease = match self.connection.grant(ttl).await {
             Ok(etcd_lease) => etcd_lease,
             Err(error) => return (Err(error), 0),
         };
@@ -212,7 +195,7 @@ impl EtcdStore {
             }
         }
         if result.as_ref().is_err_and(StoreError::nothing_was_written) {
-            self.revoke(etcd_lease.id).await;
+            self.connection.revoke(etcd_lease.id).await;
         }
         (result, lost)
     }
@@ -252,7 +235,7 @@ impl EtcdStore {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
-        let claimed = self.still_claimed(value.public_ip).await;
+        let claimed = self.claims.still_claimed(value.public_ip).await;
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         self.write("taking over the lease", held, value, etcd_lease, claimed).await
     }
@@ -356,7 +339,7 @@ impl EtcdStore {
         if result.as_ref().is_err_and(StoreError::nothing_was_written)
             && let Some(EtcdLease { id, fresh: true, .. }) = etcd_lease
         {
-            self.revoke(id).await;
+            self.connection.revoke(id).await;
         }
         result
     }
@@ -368,70 +351,9 @@ impl EtcdStore {
         ttl: Duration,
     ) -> Result<Option<EtcdLease>, StoreError> {
         let Lifetime::Leased { id, .. } = lifetime else { return Ok(None) };
-        match self.keep_alive(id, ttl).await? {
+        match self.connection.keep_alive(id, ttl).await? {
             Some(lease) => Ok(Some(lease)),
-            None => self.grant(ttl).await.map(Some),
-        }
-    }
-
-    /// Extends an etcd lease by its own time; `None` if it is gone, or shorter than `least`.
-    pub(super) async fn keep_alive(
-        &self,
-        id: i64,
-        least: Duration,
-    ) -> Result<Option<EtcdLease>, StoreError> {
-        let asked = clock::boot_time();
-        let kept = self
-            .connection
-            .call("keeping the lease alive", |mut client| async move {
-                match client.lease_keep_alive(id).await {
-                    Ok((mut keeper, mut answers)) => {
-                        // The first answer has been read by the client, without its TTL.
-                        keeper.keep_alive().await?;
-                        let answer = answers.message().await?;
-                        Ok(answer.map_or(0, |answer| answer.ttl()))
-                    }
-                    // The lease is gone; anything else is an error of the request.
-                    Err(EtcdError::LeaseKeepAliveError(_)) => Ok(0),
-                    Err(error) => Err(error),
-                }
-            })
-            .await?;
-        let kept = Duration::from_secs(u64::try_from(kept).unwrap_or(0));
-        Ok((!kept.is_zero() && kept >= least).then(|| EtcdLease {
-            id,
-            expires: asked + kept,
-            expires_unix: clock::unix_seconds().saturating_add(kept.as_secs()),
-            fresh: false,
-        }))
-    }
-
-    pub(super) async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
-        let asked = clock::boot_time();
-        let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
-        let response = self
-            .connection
-            .call("asking for a lease", |mut client| async move {
-                client.lease_grant(seconds, None).await
-            })
-            .await?;
-        let granted = Duration::from_secs(u64::try_from(response.ttl()).unwrap_or(0));
-        Ok(EtcdLease {
-            id: response.id(),
-            expires: asked + granted,
-            expires_unix: clock::unix_seconds().saturating_add(granted.as_secs()),
-            fresh: true,
-        })
-    }
-
-    /// Best effort: an etcd lease that stays holds no key and lapses by itself.
-    pub(super) async fn revoke(&self, id: i64) {
-        let revoked = self
-            .connection
-            .call("revoking a lease", |mut client| async move { client.lease_revoke(id).await })
-            .await;
-        if let Err(error) = revoked {
-            tracing::debug!("Left an unused etcd lease to lapse: {}", with_causes(&error));
+            None => self.connection.grant(ttl).await.map(Some),
         }
     }
 }
@@ -454,17 +376,6 @@ fn granted(
     Granted { lease, expires: etcd_lease.map(|lease| lease.expires) }
 }
 
-/// One entry below `subnets/`.
-pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, super::Rejected> {
-    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or_else(|| found.key());
-    let version = Version { revision: found.mod_revision(), created: found.create_revision() };
-    let lifetime = match found.lease() {
-        0 => Lifetime::Reservation,
-        id => Lifetime::Leased { id, expires_unix: None },
-    };
-    Lease::decode(key, found.value(), version, lifetime)
-}
-
 /// The first key after all that begin with `prefix`, which ends in a slash.
 fn after_all_with_prefix(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
@@ -479,9 +390,4 @@ fn next_key(key: &[u8]) -> Vec<u8> {
     let mut next = key.to_vec();
     next.push(0);
     next
-}
-
-/// The client's errors on a stream, in this store's terms.
-pub(super) fn stream_error(error: &EtcdError) -> StoreError {
-    classify("watching leases", error)
 }

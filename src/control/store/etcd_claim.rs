@@ -8,42 +8,60 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
+use tokio::sync::Mutex;
 use tracing::warn;
 
-use super::StoreError;
-use super::etcd::EtcdStore;
-use crate::control::claim::{ClaimEntry, NodeIdentity};
+use super::etcd_connection::Connection;
+use crate::control::error::StoreError;
+use crate::control::identity::{ClaimEntry, NodeIdentity};
 
 /// Looks at a claim that others write in the same moment, before the caller has to try again.
 const LOOKS_MAX: u32 = 3;
 
-/// What is known of the own claims.
-#[derive(Debug, Default)]
+/// The claims of this run.
+#[derive(Debug)]
 pub(super) struct Claims {
+    connection: Arc<Connection>,
+    prefix: String,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
     /// Nobody claims anything without: a node without a name, or a user without permission.
     node: Option<NodeIdentity>,
     /// The etcd lease that ends them.
     lease: Option<i64>,
     /// The revision of each; more than one while a move is under way.
     held: BTreeMap<Ipv4Addr, i64>,
-    /// At which of them was looked last.
+    /// The one that was read last.
     current: Option<Ipv4Addr>,
 }
 
-impl Claims {
-    pub(super) fn of(node: NodeIdentity) -> Self {
-        Self { node: Some(node), ..Self::default() }
+impl State {
+    fn of(node: Option<NodeIdentity>) -> Self {
+        Self { node, ..Self::default() }
     }
 }
 
-impl EtcdStore {
+impl Claims {
+    pub(super) fn new(
+        node: Option<NodeIdentity>,
+        connection: &Arc<Connection>,
+        prefix: &str,
+    ) -> Self {
+        let state = Mutex::new(State::of(node));
+        Self { connection: Arc::clone(connection), prefix: prefix.to_owned(), state }
+    }
+
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. What was claimed
     /// before goes with the second call, when the own entry has had time to tell the new address.
     pub(super) async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
-        let mut claims = self.claims.lock().await;
+        let mut claims = self.state.lock().await;
         let Some(node) = claims.node.clone() else { return Ok(()) };
         let result = self.claim_as(&node, &mut claims, public_ip, ttl).await;
         match result {
@@ -54,7 +72,7 @@ impl EtcdStore {
                      noticed; going on without. Grant the role readwrite on the prefix {}/weft/ \
                      and restart weftd",
                     self.claim_path(public_ip),
-                    self.prefix()
+                    self.prefix
                 );
                 Ok(())
             }
@@ -65,14 +83,14 @@ impl EtcdStore {
     async fn claim_as(
         &self,
         node: &NodeIdentity,
-        claims: &mut Claims,
+        claims: &mut State,
         public_ip: Ipv4Addr,
         ttl: Duration,
     ) -> Result<(), StoreError> {
         if let Some(id) = claims.lease
-            && self.keep_alive(id, Duration::ZERO).await?.is_none()
+            && self.connection.keep_alive(id, Duration::ZERO).await?.is_none()
         {
-            *claims = Claims::of(node.clone());
+            *claims = State::of(Some(node.clone()));
         }
         if claims.current == Some(public_ip) {
             self.leave_all_but(claims, public_ip).await?;
@@ -91,14 +109,14 @@ impl EtcdStore {
                 lease: found.lease(),
             });
             let held = claims.held.contains_key(&public_ip);
-            let claim = node.judge(public_ip, found, claims.lease, held)?;
+            let claim = node.validate(public_ip, found, claims.lease, held)?;
             if claim.is_ours {
                 claims.held.insert(public_ip, claim.revision);
                 return Ok(());
             }
             let id = match claims.lease {
                 Some(id) => id,
-                None => self.grant(ttl).await?.id,
+                None => self.connection.grant(ttl).await?.id,
             };
             claims.lease = Some(id);
             let bound = PutOptions::new().with_lease(id);
@@ -116,7 +134,7 @@ impl EtcdStore {
 
     async fn leave_all_but(
         &self,
-        claims: &mut Claims,
+        claims: &mut State,
         public_ip: Ipv4Addr,
     ) -> Result<(), StoreError> {
         let left: Vec<_> = claims.held.iter().map(|(left, revision)| (*left, *revision)).collect();
@@ -163,20 +181,20 @@ impl EtcdStore {
 
     /// The condition that the claim of `public_ip` is as this run wrote it, if it did.
     pub(super) async fn still_claimed(&self, public_ip: Ipv4Addr) -> Option<Compare> {
-        let revision = self.claims.lock().await.held.get(&public_ip).copied()?;
+        let revision = self.state.lock().await.held.get(&public_ip).copied()?;
         Some(Compare::mod_revision(self.claim_path(public_ip), CompareOp::Equal, revision))
     }
 
     /// Gives up all claims of this run.
-    pub(super) async fn release_claim(&self) {
-        let lease = self.claims.lock().await.lease.take();
+    pub(super) async fn release(&self) {
+        let lease = self.state.lock().await.lease.take();
         if let Some(id) = lease {
-            self.revoke(id).await;
+            self.connection.revoke(id).await;
         }
     }
 
     fn claim_path(&self, public_ip: Ipv4Addr) -> String {
-        format!("{}/weft/nodes/{public_ip}", self.prefix())
+        format!("{}/weft/nodes/{public_ip}", self.prefix)
     }
 }
 

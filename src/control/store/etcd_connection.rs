@@ -16,9 +16,9 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::StoreError;
-use super::etcd_tls::{Stamp, advice, tls_options};
+use super::etcd_tls::{EtcdOptionsError, Stamp, advice, tls_options};
 use crate::config::options::{Credentials, EtcdOptions};
+use crate::control::error::StoreError;
 use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
@@ -65,31 +65,6 @@ impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Session({})", self.number)
     }
-}
-
-/// Why the etcd options cannot work, whatever the cluster does.
-#[derive(Debug, thiserror::Error)]
-pub enum EtcdOptionsError {
-    /// No endpoint was given.
-    #[error("--etcd-endpoints is empty; name at least one URL such as http://127.0.0.1:2379")]
-    NoEndpoints,
-    /// An endpoint is no URL.
-    #[error("--etcd-endpoints: {endpoint:?} is no usable URL: {detail}")]
-    BadEndpoint {
-        /// As given.
-        endpoint: String,
-        /// What is wrong.
-        detail: String,
-    },
-    /// A certificate or key file cannot be read.
-    #[error("cannot read {path}, needed to reach etcd")]
-    File {
-        /// The file.
-        path: String,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
 }
 
 impl Connection {

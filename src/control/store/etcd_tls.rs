@@ -6,9 +6,33 @@ use std::path::Path;
 
 use etcd_client::{Certificate, Identity, TlsOptions};
 
-use super::etcd_connection::EtcdOptionsError;
 use crate::config::options::EtcdOptions;
 use crate::control::clock::format_rfc3339;
+
+/// Why the etcd options cannot work, whatever the cluster does.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdOptionsError {
+    /// No endpoint was given.
+    #[error("--etcd-endpoints is empty; name at least one URL such as http://127.0.0.1:2379")]
+    NoEndpoints,
+    /// An endpoint is no URL.
+    #[error("--etcd-endpoints: {endpoint:?} is no usable URL: {detail}")]
+    BadEndpoint {
+        /// As given.
+        endpoint: String,
+        /// What is wrong.
+        detail: String,
+    },
+    /// A certificate or key file cannot be read.
+    #[error("cannot read {path}, needed to reach etcd")]
+    File {
+        /// The file.
+        path: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+}
 
 /// What tells one state of the certificate files from another, without reading them. Through
 /// symbolic links, which is how Kubernetes rotates what it mounts.

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
-    Client, Error as EtcdError, EventType, WatchOptions, WatchResponse, WatchStream,
+    Client, Error as EtcdError, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream,
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::etcd::{decode, stream_error};
-use super::etcd_connection::{Connection, REQUEST_TIMEOUT, timed_out, wants_connection};
-use super::{Event, StoreError};
+use super::etcd_connection::{Connection, REQUEST_TIMEOUT, classify, timed_out, wants_connection};
+use crate::control::error::StoreError;
+use crate::control::lease::{Lease, Lifetime, Version};
+use crate::control::rejected::Rejected;
+use crate::control::snapshot::Change;
 
 /// How often the server is asked to say that the watch still works.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
@@ -19,6 +21,8 @@ const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 /// change does not cost a new stream. Silence is noticed within 30 s, a dead connection by the
 /// transport's pings within 13 s.
 const UNANSWERED_MAX: u32 = 2;
+
+const OPERATION: &str = "watching leases";
 
 /// A live watch on all keys below `subnets/`.
 pub struct EtcdWatch {
@@ -59,7 +63,7 @@ impl EtcdWatch {
             .with_fragment();
         let mut stream = client.watch_client().watch(subnets.as_str(), Some(options)).await?;
         let Ok(first) = timeout(REQUEST_TIMEOUT, stream.message()).await else {
-            return Ok(Err(timed_out("watching leases")));
+            return Ok(Err(timed_out(OPERATION)));
         };
         let Some(first) = first? else {
             return Ok(Err(ended("the server closed the stream")));
@@ -86,9 +90,9 @@ impl EtcdWatch {
         }))
     }
 
-    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
         if let Some(revision) = self.live.take() {
-            return Ok(vec![Event::Live { revision }]);
+            return Ok(vec![Change::Live { revision }]);
         }
         let result = self.receive().await;
         if result.as_ref().is_err_and(wants_connection) {
@@ -98,11 +102,11 @@ impl EtcdWatch {
         result
     }
 
-    async fn receive(&mut self) -> Result<Vec<Event>, StoreError> {
+    async fn receive(&mut self) -> Result<Vec<Change>, StoreError> {
         loop {
             tokio::select! {
                 message = self.stream.message() => {
-                    let message = message.map_err(|error| stream_error(&error))?;
+                    let message = message.map_err(|error| classify(OPERATION, &error))?;
                     let Some(message) = message else {
                         return Err(ended("the server closed the stream"));
                     };
@@ -122,10 +126,10 @@ impl EtcdWatch {
         }
         self.unanswered += 1;
         self.ask_at = Instant::now() + PROGRESS_PERIOD;
-        self.stream.request_progress().await.map_err(|error| stream_error(&error))
+        self.stream.request_progress().await.map_err(|error| classify(OPERATION, &error))
     }
 
-    fn take(&mut self, message: &WatchResponse) -> Result<Vec<Event>, StoreError> {
+    fn take(&mut self, message: &WatchResponse) -> Result<Vec<Change>, StoreError> {
         self.unanswered = 0;
         if let Some(error) = end_of(message, self.revision) {
             return Err(error);
@@ -136,13 +140,13 @@ impl EtcdWatch {
             self.revision = found.mod_revision();
             events.push(match event.event_type() {
                 EventType::Put => match decode(&self.subnets, found) {
-                    Ok(lease) => Event::Put(lease),
-                    Err(rejected) => Event::Rejected(rejected),
+                    Ok(lease) => Change::Put(lease),
+                    Err(rejected) => Change::Rejected(rejected),
                 },
                 EventType::Delete => {
                     let key = found.key().strip_prefix(self.subnets.as_bytes());
                     let key = String::from_utf8_lossy(key.unwrap_or_default()).into_owned();
-                    Event::Deleted { key, revision: found.mod_revision() }
+                    Change::Deleted { key, revision: found.mod_revision() }
                 }
             });
         }
@@ -161,12 +165,23 @@ fn end_of(message: &WatchResponse, revision: i64) -> Option<StoreError> {
     let reason = message.cancel_reason();
     // An old token is a missing permission for some versions.
     if reason.contains("permission denied") || reason.contains("invalid auth token") {
-        let (operation, detail) = ("watching leases", reason.to_owned());
+        let (operation, detail) = (OPERATION, reason.to_owned());
         return Some(StoreError::Refused { operation, detail });
     }
     Some(ended(&format!("the server cancelled it: {reason:?}")))
 }
 
 fn ended(detail: &str) -> StoreError {
-    StoreError::Unavailable { operation: "watching leases", detail: detail.to_owned() }
+    StoreError::Unavailable { operation: OPERATION, detail: detail.to_owned() }
+}
+
+/// One entry below `subnets/`.
+pub(super) fn decode(subnets: &str, found: &KeyValue) -> Result<Lease, Rejected> {
+    let key = found.key().strip_prefix(subnets.as_bytes()).unwrap_or_else(|| found.key());
+    let version = Version { revision: found.mod_revision(), created: found.create_revision() };
+    let lifetime = match found.lease() {
+        0 => Lifetime::Reservation,
+        id => Lifetime::Leased { id, expires_unix: None },
+    };
+    Lease::decode(key, found.value(), version, lifetime)
 }

@@ -4,36 +4,40 @@
 //! The own Node's part is kept by `keep` and not by the lease machine, which only could lose a
 //! subnet that nobody can take: listings show the machine its own lease as it was written.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
 pub use super::kube_connection::KubeOptionsError;
-use super::kube_connection::{Ask, Connection, REQUEST_TIMEOUT, next_bytes};
-use super::kube_list::{ITEM_BYTES_MAX, ListMetadata, ListReader};
-use super::kube_node::{Names, Node, parse_revision};
+use super::kube_connection::{Ask, Connection, ITEM_BYTES_MAX};
+use super::kube_node::{Names, Node, NodeError, Page};
 use super::kube_own::{OwnNode, Step, patch_of};
 use super::kube_watch::KubeWatch;
-use super::{AssignError, Granted, Snapshot, StoreError};
 use crate::config::kube::{KubeOptions, NodeSource};
 use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
 use crate::control::clock;
+use crate::control::error::{AcquireError, StoreError};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::rejected::Rejected;
+use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
 use crate::route::Prefix;
 
-/// Nodes of one page: client-go's number.
-const PAGE_NODES: usize = 500;
+/// Nodes of one page: at some 15 KB each, a page is 4 MB, and 6,000 Nodes are 24 requests.
+const PAGE_NODES: usize = 250;
+/// Largest page: nearly ten times the usual size of a Node.
+const PAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// How often a listing begins anew because the server forgot the version it is of.
 const LISTINGS_MAX: usize = 3;
 /// Most pages: as many Nodes as a store may have leases, and as many that are none.
-const PAGES_MAX: usize = 2 * super::ENTRIES_MAX / PAGE_NODES + 1;
+const PAGES_MAX: usize = 2 * ENTRIES_MAX / PAGE_NODES + 1;
 /// How long flannel waits for its first listing.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(600);
 /// First and longest pause between two tries to write the own Node, or to find the own pod.
@@ -108,20 +112,20 @@ impl KubeStore {
                 "" => format!("/api/v1/nodes?limit={PAGE_NODES}"),
                 next => format!("/api/v1/nodes?limit={PAGE_NODES}&continue={}", escaped(next)),
             };
-            let metadata = self
-                .read_list(&Ask::get("listing Nodes", path), |node| match node {
-                    Ok(node) if self.own.is(&node.name) => own = Some(node),
-                    Ok(node) => {
-                        if let Some(entry) = node.lease() {
-                            snapshot.add(entry);
-                        }
+            let ask = Ask::get("listing Nodes", path);
+            let page = self.read_page(&ask, |node| match node {
+                Ok(node) if self.own.is(&node.name) => own = Some(node),
+                Ok(node) => {
+                    if let Some(entry) = node.lease() {
+                        snapshot.add(entry);
                     }
-                    Err(error) => snapshot.add(Err(error)),
-                })
-                .await?;
-            next = metadata.next;
+                }
+                Err(rejected) => snapshot.add(Err(rejected)),
+            });
+            let revision;
+            (revision, next) = page.await?;
             if next.is_empty() {
-                snapshot.revision = revision_of(&metadata.resource_version)?;
+                snapshot.revision = revision;
                 break;
             }
         }
@@ -131,29 +135,18 @@ impl KubeStore {
         Ok(snapshot)
     }
 
-    /// Reads one page without keeping it.
-    async fn read_list(
+    /// Gives each Node of one page, then the list's revision and the token of the next page.
+    async fn read_page(
         &self,
         ask: &Ask,
-        mut give: impl FnMut(Result<Node, super::Rejected>),
-    ) -> Result<ListMetadata, StoreError> {
-        let mut body = self.connection.ask(ask).await?.into_body();
-        let mut reader = ListReader::default();
-        let whole = async {
-            while let Some(bytes) = next_bytes(&mut body).await? {
-                let item = |item: &[u8]| {
-                    give(
-                        Node::parse(item, &self.names)
-                            .map_err(super::kube_node::NodeError::rejected),
-                    );
-                };
-                reader.feed(&bytes, item).map_err(|error| with_causes(&error))?;
-            }
-            reader.finish().map_err(|error| with_causes(&error))
-        };
-        let read = timeout(REQUEST_TIMEOUT, whole).await;
-        read.unwrap_or_else(|_elapsed| Err(format!("not complete within {REQUEST_TIMEOUT:?}")))
-            .map_err(|detail| ask.unavailable(detail))
+        mut give: impl FnMut(Result<Node, Rejected>),
+    ) -> Result<(i64, String), StoreError> {
+        let bytes = self.connection.ask_whole(ask, PAGE_BYTES_MAX).await?;
+        let page = Page::parse(&bytes).map_err(|detail| ask.unavailable(detail))?;
+        for item in page.items {
+            give(Node::parse(item.get().as_bytes(), &self.names).map_err(NodeError::rejected));
+        }
+        Ok((page.revision, page.next))
     }
 
     fn own_lease(&self) -> Option<Lease> {
@@ -189,15 +182,15 @@ impl KubeStore {
             Ok(_) => {}
             Err(rejected) => found = Some(Err(rejected)),
         };
-        let metadata = self.read_list(&ask, give).await?;
+        let (revision, _) = self.read_page(&ask, give).await?;
         let found = found.transpose().map_err(|rejected| ask.unavailable(rejected.detail))?;
-        self.own.listed(found.clone(), revision_of(&metadata.resource_version)?);
+        self.own.listed(found.clone(), revision);
         Ok(found)
     }
 
     /// Waits for the API's first answer, and gives the address that the operator set on the Node
     /// for this node to use, if there is one.
-    pub(super) async fn sync(&self) -> Result<Option<Ipv4Addr>, AssignError> {
+    pub(in crate::control) async fn sync(&self) -> Result<Option<Ipv4Addr>, AcquireError> {
         info!("Starting kube subnet manager");
         info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
         let began = Instant::now();
@@ -208,7 +201,7 @@ impl KubeStore {
                 Ok(node) => break node,
                 Err(source) if began.elapsed() >= self.sync_timeout => {
                     let minutes = self.sync_timeout.as_secs() / 60;
-                    return Err(AssignError::NotSynced { minutes, source });
+                    return Err(AcquireError::NotSynced { minutes, source });
                 }
                 Err(error) => told.once(&with_causes(&error), |text| {
                     warn!("The Kubernetes API does not answer yet, trying on: {text}");
@@ -222,52 +215,50 @@ impl KubeStore {
         let Ok(address) = text.parse() else {
             let node = self.own.name().to_owned();
             let detail = format!("its annotation {name} is {text:?}, which is no IPv4 address");
-            return Err(AssignError::Unusable { node, detail });
+            return Err(AcquireError::Unusable { node, detail });
         };
         info!("Using {address} of the node annotation {name:?} as --public-ip");
         Ok(Some(address))
     }
 
     /// What the own Node's annotations say from an earlier run; `None` if that can't be used.
-    pub(super) async fn former(&self) -> Result<Option<LeaseAttributes>, StoreError> {
+    pub(in crate::control) async fn former(&self) -> Result<Option<LeaseAttributes>, StoreError> {
         Ok(self.read_own().await?.and_then(|node| node.attributes().ok()))
     }
 
     /// Takes the subnet that the cluster assigned to the own Node, and says so there.
-    pub(super) async fn take_assigned(
+    pub(in crate::control) async fn take_assigned(
         &self,
         network: Prefix,
         attributes: &LeaseAttributes,
-    ) -> Result<Granted, AssignError> {
+    ) -> Result<Granted, AcquireError> {
         let node = || self.own.name().to_owned();
         let Some(found) = self.read_own().await? else {
-            return Err(AssignError::NoNode { node: node() });
+            return Err(AcquireError::NoNode { node: node() });
         };
         let subnet = match found.subnet() {
             Ok(Some(subnet)) => subnet,
-            Ok(None) => return Err(AssignError::Unassigned { node: node() }),
-            Err(detail) => return Err(AssignError::Unusable { node: node(), detail }),
+            Ok(None) => return Err(AcquireError::Unassigned { node: node() }),
+            Err(detail) => return Err(AcquireError::Unusable { node: node(), detail }),
         };
         if !network.covers(subnet) {
-            return Err(AssignError::Outside { node: node(), subnet, network });
+            return Err(AcquireError::Outside { node: node(), subnet, network });
         }
+        Ok(self.publish(subnet, attributes).await?)
+    }
+
+    /// Has the own Node say from now on that this node has `subnet` and these `attributes`.
+    pub(in crate::control) async fn publish(
+        &self,
+        subnet: Prefix,
+        attributes: &LeaseAttributes,
+    ) -> Result<Granted, StoreError> {
         self.own.hold(subnet, attributes);
         self.write().await?;
         Ok(Granted { lease: self.lease(subnet, attributes.clone()), expires: None })
     }
 
-    /// Says `value` of this node from now on.
-    pub(super) async fn update(
-        &self,
-        held: &Lease,
-        value: &LeaseAttributes,
-    ) -> Result<Granted, StoreError> {
-        self.own.hold(held.subnet, value);
-        self.write().await?;
-        Ok(Granted { lease: self.lease(held.subnet, value.clone()), expires: None })
-    }
-
-    pub(super) fn network_is_up(&self) {
+    pub(in crate::control) fn network_is_up(&self) {
         if self.clear_network_unavailable {
             self.own.network_is_up();
         }
@@ -321,7 +312,7 @@ impl KubeStore {
     }
 
     /// Keeps what the own Node says true, for ever.
-    pub(super) async fn keep(&self, status: &ControlStatus) {
+    pub(in crate::control) async fn keep(&self, status: &ControlStatus) -> Infallible {
         let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
         let (mut told, mut failures) = (Said::Fine, LogOnce::default());
         loop {
@@ -387,19 +378,6 @@ enum Said {
     Fine,
     Awaits(&'static str),
     Refuses(String),
-}
-
-/// What only a node that chooses its subnet does.
-pub(super) fn not_ours(operation: &'static str) -> StoreError {
-    let detail = "the cluster assigns the subnet of a Node".to_owned();
-    StoreError::Refused { operation, detail }
-}
-
-fn revision_of(version: &str) -> Result<i64, StoreError> {
-    parse_revision(version).ok_or_else(|| StoreError::Unavailable {
-        operation: "listing Nodes",
-        detail: format!("the resourceVersion {version:?} is no number"),
-    })
 }
 
 fn read_network_config(options: &KubeOptions) -> Result<Vec<u8>, KubeOptionsError> {

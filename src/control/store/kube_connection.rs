@@ -19,13 +19,15 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, ServiceBuilder};
 
-use super::StoreError;
 use crate::config::kube::KubeOptions;
+use crate::control::error::StoreError;
 use crate::failure::with_causes;
 
+/// Largest single object. etcd takes requests of 1.5 MiB, which JSON spells longer.
+pub(super) const ITEM_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How long an answer may take, from the connection to the last byte: a page of a list in a large
 /// cluster takes a server in trouble some seconds.
-pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may take: three tries of TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A silent connection is asked for a sign of life, three times: a watch notices within 20 s that

@@ -7,13 +7,12 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Rejected;
 use crate::config::kube::AnnotationPrefix;
 use crate::control::clock;
 use crate::control::lease::{
     Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX, ValueError,
 };
-use crate::control::status::RejectReason;
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;
 
@@ -99,6 +98,43 @@ struct RawSpec {
     pod_cidr: Option<String>,
     #[serde(rename = "podCIDRs", default)]
     pod_cidrs: Option<Vec<String>>,
+}
+
+/// One page of a list of Nodes, or a bookmark, which is a page without Nodes.
+pub(super) struct Page<'a> {
+    pub(super) revision: i64,
+    /// Asks for the next page; empty after the last.
+    pub(super) next: String,
+    pub(super) items: Vec<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct RawPage<'a> {
+    metadata: RawPageMetadata,
+    #[serde(borrow, default)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawPageMetadata {
+    resource_version: String,
+    #[serde(rename = "continue", default)]
+    next: String,
+}
+
+impl<'a> Page<'a> {
+    /// Splits the page without reading its Nodes: one that is broken is no reason to lose the
+    /// others.
+    pub(super) fn parse(json: &'a [u8]) -> Result<Self, String> {
+        let page = serde_json::from_slice::<RawPage<'_>>(json);
+        let RawPage { metadata, items } =
+            page.map_err(|error| format!("this is not the JSON of a list: {error}"))?;
+        let RawPageMetadata { resource_version, next } = metadata;
+        let revision = parse_revision(&resource_version)
+            .ok_or_else(|| format!("the resourceVersion {resource_version:?} is not a number"))?;
+        Ok(Self { revision, next, items: items.unwrap_or_default() })
+    }
 }
 
 /// The least that tells which Node a broken one is.
@@ -294,7 +330,7 @@ pub(super) fn condition_patch(now_unix: u64) -> String {
 
 /// A version of the API's objects as a number, which it is in every cluster with etcd, and which
 /// Kubernetes promises from 1.35 on.
-pub(super) fn parse_revision(text: &str) -> Option<i64> {
+fn parse_revision(text: &str) -> Option<i64> {
     text.parse().ok().filter(|revision| *revision >= 0)
 }
 

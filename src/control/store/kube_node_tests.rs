@@ -129,3 +129,25 @@ proptest! {
         prop_assert!(found.annotation_patch(&udp, &names()).is_some());
     }
 }
+
+#[test]
+fn broken_node_costs_no_other_node() {
+    let text = r#"{"kind":"NodeList","items":[{"metadata":{"name":"a","resourceVersion":"4"}},
+        {"metadata":7}],"metadata":{"resourceVersion":"7","continue":"x\"["}}"#;
+    let page = Page::parse(text.as_bytes()).unwrap();
+    assert_eq!((page.revision, page.next.as_str(), page.items.len()), (7, "x\"[", 2));
+    let read = |item: &RawValue| Node::parse(item.get().as_bytes(), &names());
+    assert_eq!(read(page.items[0]).unwrap().name, "a");
+    assert!(read(page.items[1]).is_err());
+}
+
+#[test]
+fn empty_list_is_a_list_and_half_is_none() {
+    for items in ["", r#""items":null,"#, r#""items":[],"#] {
+        let text = format!(r#"{{{items}"metadata":{{"resourceVersion":"3"}}}}"#);
+        assert!(Page::parse(text.as_bytes()).unwrap().items.is_empty(), "{text}");
+        for end in 0..text.len() {
+            assert!(Page::parse(&text.as_bytes()[..end]).is_err(), "{:?}", &text[..end]);
+        }
+    }
+}

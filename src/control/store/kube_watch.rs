@@ -11,12 +11,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until};
 
-use super::kube_connection::{Ask, Connection, Status, next_bytes};
-use super::kube_list::ITEM_BYTES_MAX;
-use super::kube_node::{Names, Node, NodeError, parse_revision};
+use super::kube_connection::{Ask, Connection, ITEM_BYTES_MAX, Status, next_bytes};
+use super::kube_node::{Names, Node, NodeError, Page};
 use super::kube_own::OwnNode;
-use super::{Event, StoreError};
 use crate::control::backoff::jittered;
+use crate::control::error::StoreError;
+use crate::control::snapshot::Change;
 
 /// How long the server is asked to serve one watch. client-go's are 5 to 10 minutes; ours are as
 /// long as a silent server may go unnoticed.
@@ -66,18 +66,6 @@ struct RawEvent<'a> {
     object: &'a RawValue,
 }
 
-/// What tells a version and nothing else that matters.
-#[derive(Deserialize)]
-struct Bookmark {
-    metadata: BookmarkMetadata,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct BookmarkMetadata {
-    resource_version: String,
-}
-
 fn ask(revision: i64, served_for: Duration) -> Ask {
     let seconds = served_for.as_secs();
     let path = format!(
@@ -98,13 +86,8 @@ async fn expect_history(
     let path = format!("/api/v1/nodes?limit=1&fieldSelector=metadata.name%3D{node}");
     let ask = Ask::get(OPERATION, path);
     let list = connection.ask_whole(&ask, LINE_BYTES_MAX).await?;
-    let list = serde_json::from_slice::<Bookmark>(&list);
-    let list = list.map_err(|error| ask.unavailable(error.to_string()))?;
-    match parse_revision(&list.metadata.resource_version) {
-        Some(newest) if newest < revision => Err(StoreError::HistoryLost { revision }),
-        Some(_) => Ok(()),
-        None => Err(ask.unavailable("the resourceVersion is no number".to_owned())),
-    }
+    let newest = Page::parse(&list).map_err(|detail| ask.unavailable(detail))?.revision;
+    if newest < revision { Err(StoreError::HistoryLost { revision }) } else { Ok(()) }
 }
 
 impl KubeWatch {
@@ -132,7 +115,7 @@ impl KubeWatch {
         })
     }
 
-    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
         loop {
             let body = match &mut self.phase {
                 Phase::Reading(body) => body,
@@ -153,7 +136,7 @@ impl KubeWatch {
                 bytes = next_bytes(body) => bytes,
                 () = believed => {
                     self.unannounced = None;
-                    return Ok(vec![Event::Live { revision: self.revision }]);
+                    return Ok(vec![Change::Live { revision: self.revision }]);
                 }
                 () = sleep_until(self.ends) => Err("the server went silent".to_owned()),
             };
@@ -197,7 +180,7 @@ impl KubeWatch {
     }
 
     /// The events of all lines that `bytes` complete.
-    fn take(&mut self, bytes: &[u8]) -> Result<Vec<Event>, StoreError> {
+    fn take(&mut self, bytes: &[u8]) -> Result<Vec<Change>, StoreError> {
         let mut events = Vec::new();
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -217,12 +200,12 @@ impl KubeWatch {
         }
         self.line.extend_from_slice(rest);
         if !events.is_empty() && self.unannounced.take().is_some() {
-            events.insert(0, Event::Live { revision: self.revision });
+            events.insert(0, Change::Live { revision: self.revision });
         }
         Ok(events)
     }
 
-    fn read(&mut self, line: &[u8]) -> Result<Option<Event>, StoreError> {
+    fn read(&mut self, line: &[u8]) -> Result<Option<Change>, StoreError> {
         if line.iter().all(u8::is_ascii_whitespace) {
             return Ok(None);
         }
@@ -235,17 +218,13 @@ impl KubeWatch {
         let event = match kind.as_str() {
             "ERROR" => return Err(self.refusal(object)),
             "BOOKMARK" => {
-                let bookmark = serde_json::from_slice::<Bookmark>(object).ok();
-                let version = bookmark.map(|bookmark| bookmark.metadata.resource_version);
-                let Some(revision) = version.as_deref().and_then(parse_revision) else {
-                    return Err(missed);
-                };
-                Event::Progress { revision }
+                let Ok(Page { revision, .. }) = Page::parse(object) else { return Err(missed) };
+                Change::Progress { revision }
             }
             "ADDED" | "MODIFIED" | "DELETED" => match Node::parse(object, &self.names) {
                 Ok(node) => self.of_node(node, kind == "DELETED"),
                 Err(malformed @ NodeError::Malformed { .. }) => {
-                    Event::Rejected(malformed.rejected())
+                    Change::Rejected(malformed.rejected())
                 }
                 Err(NodeError::Unknown(_)) => return Err(missed),
             },
@@ -255,19 +234,19 @@ impl KubeWatch {
         Ok(Some(event))
     }
 
-    fn of_node(&self, node: Node, deleted: bool) -> Event {
+    fn of_node(&self, node: Node, deleted: bool) -> Change {
         let revision = node.revision;
         if self.own.is(&node.name) {
             self.own.note(node, deleted);
-            return Event::Progress { revision };
+            return Change::Progress { revision };
         }
         if deleted {
-            return Event::Deleted { key: node.name, revision };
+            return Change::Deleted { key: node.name, revision };
         }
         match node.lease() {
-            Some(Ok(lease)) => Event::Put(lease),
-            Some(Err(rejected)) => Event::Rejected(rejected),
-            None => Event::Deleted { key: node.name, revision },
+            Some(Ok(lease)) => Change::Put(lease),
+            Some(Err(rejected)) => Change::Rejected(rejected),
+            None => Change::Deleted { key: node.name, revision },
         }
     }
 
@@ -279,22 +258,22 @@ impl KubeWatch {
     }
 }
 
-fn revision_of(event: &Event) -> i64 {
+fn revision_of(event: &Change) -> i64 {
     match event {
-        Event::Live { revision }
-        | Event::Progress { revision }
-        | Event::Deleted { revision, .. } => *revision,
-        Event::Put(lease) => lease.revision,
-        Event::Rejected(rejected) => rejected.revision,
-        Event::Everything(snapshot) => snapshot.revision,
+        Change::Live { revision }
+        | Change::Progress { revision }
+        | Change::Deleted { revision, .. } => *revision,
+        Change::Put(lease) => lease.revision,
+        Change::Rejected(rejected) => rejected.revision,
+        Change::Everything(snapshot) => snapshot.revision,
     }
 }
 
 /// Of several steps of progress only the last counts.
-fn push(events: &mut Vec<Event>, event: Option<Event>) {
+fn push(events: &mut Vec<Change>, event: Option<Change>) {
     match (events.last_mut(), event) {
         (_, None) => {}
-        (Some(last @ Event::Progress { .. }), Some(event @ Event::Progress { .. })) => {
+        (Some(last @ Change::Progress { .. }), Some(event @ Change::Progress { .. })) => {
             *last = event;
         }
         (_, Some(event)) => events.push(event),

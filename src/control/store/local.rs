@@ -15,10 +15,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::local_claim::FileClaims;
 use super::local_files::{Files, Listing, Locked};
-use super::{Event, Granted, Snapshot, StoreError};
-use crate::control::claim::NodeIdentity;
 use crate::control::clock;
+use crate::control::error::StoreError;
+use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
+use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
 /// How long after a change the directory is read: a burst of writes becomes one reading, and
@@ -191,7 +192,7 @@ fn write(
 }
 
 impl LocalWatch {
-    pub(super) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
         loop {
             if let Some(due) = self.due {
                 sleep_until(due).await;
@@ -199,10 +200,10 @@ impl LocalWatch {
                 let files = self.files.clone();
                 let listing = blocking(move || files.list()).await?;
                 self.due = None;
-                let news = self.news(listing).map(Event::Everything);
+                let news = self.news(listing).map(Change::Everything);
                 // Live comes last: what vanished before the first reading was not watched.
                 let live = !std::mem::replace(&mut self.live, true);
-                let live = live.then_some(Event::Live { revision: 0 });
+                let live = live.then_some(Change::Live { revision: 0 });
                 let events: Vec<_> = news.into_iter().chain(live).collect();
                 if !events.is_empty() {
                     return Ok(events);

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing::warn;
 
-use super::StoreError;
 use super::local_files::{failed, read_bounded};
 use crate::config::lock_file;
-use crate::control::claim::NodeIdentity;
+use crate::control::error::StoreError;
+use crate::control::identity::NodeIdentity;
 use crate::failure::with_causes;
 
 /// More than any claim has.

@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{CONFIG_BYTES_MAX, Rejected, Snapshot, StoreError};
 use crate::config::lock_file;
+use crate::config::network::CONFIG_BYTES_MAX;
 use crate::control::clock;
+use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
-use crate::control::status::RejectReason;
+use crate::control::rejected::{RejectReason, Rejected};
+use crate::control::snapshot::Snapshot;
 
 /// How long a writer waits for the lock. Holding it takes one listing and two fsyncs, 50 ms on a
 /// slow disk; a hundred daemons that start at once queue for 5 s then.

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::{Event, Granted, Snapshot, StoreError};
 use crate::control::clock;
+use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
+use crate::control::rejected::Rejected;
+use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
 /// The store; clones share it.
@@ -23,7 +25,7 @@ pub struct MemoryStore {
 struct Inner {
     config: Vec<u8>,
     entries: BTreeMap<String, Entry>,
-    history: VecDeque<(i64, Event)>,
+    history: VecDeque<(i64, Change)>,
     revision: i64,
     compacted: i64,
     down: bool,
@@ -230,7 +232,7 @@ impl MemoryStore {
 }
 
 impl Entry {
-    fn decode(&self, key: &str) -> Result<Lease, super::Rejected> {
+    fn decode(&self, key: &str) -> Result<Lease, Rejected> {
         Lease::decode(key.as_bytes(), &self.value, self.version, self.lifetime)
     }
 }
@@ -242,8 +244,8 @@ impl Inner {
         let created = self.entries.get(key).map_or(revision, |entry| entry.version.created);
         let entry = Entry { value, version: Version { revision, created }, lifetime };
         let event = match entry.decode(key) {
-            Ok(lease) => Event::Put(lease),
-            Err(rejected) => Event::Rejected(rejected),
+            Ok(lease) => Change::Put(lease),
+            Err(rejected) => Change::Rejected(rejected),
         };
         self.entries.insert(key.to_owned(), entry);
         self.history.push_back((revision, event));
@@ -253,13 +255,13 @@ impl Inner {
         if self.entries.remove(key).is_some() {
             self.revision += 1;
             let (key, revision) = (key.to_owned(), self.revision);
-            self.history.push_back((revision, Event::Deleted { key, revision }));
+            self.history.push_back((revision, Change::Deleted { key, revision }));
         }
     }
 }
 
 impl MemoryWatch {
-    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
         loop {
             self.changes.borrow_and_update();
             let mut events = Vec::new();
@@ -274,7 +276,7 @@ impl MemoryWatch {
                 }
                 if !self.live {
                     self.live = true;
-                    events.push(Event::Live { revision: inner.revision });
+                    events.push(Change::Live { revision: inner.revision });
                 }
                 let after = self.after;
                 let new = inner.history.iter().filter(|(revision, _)| *revision > after);

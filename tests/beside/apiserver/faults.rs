@@ -60,7 +60,7 @@ fn listings(site: &Site) -> usize {
     let audited = site.plane.audited();
     let is_listing = |entry: &&Value| {
         let uri = entry["requestURI"].as_str().unwrap_or_default();
-        entry["user"]["username"] == ACCOUNT && uri == "/api/v1/nodes?limit=500"
+        entry["user"]["username"] == ACCOUNT && uri == "/api/v1/nodes?limit=250"
     };
     audited.iter().filter(is_listing).count()
 }

@@ -257,7 +257,7 @@ fn start_moving(
 ) -> (watch::Sender<LeaseAttributes>, JoinHandle<End>) {
     let (sender, _peers) = watch::channel(Arc::default());
     let (attributes, said) = watch::channel(own.lease.attributes.clone());
-    let run = async move { manager.run_moving(own, MARGIN, &sender, said).await };
+    let run = async move { manager.run(own, MARGIN, &sender, said).await };
     (attributes, tokio::spawn(run))
 }
 

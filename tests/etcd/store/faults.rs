@@ -4,8 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use weft::control::store::StoreError;
-use weft::control::{AcquireError, End};
+use weft::control::{AcquireError, End, StoreError};
 
 use crate::store::{
     MARGIN, PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,

@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
+use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
-use weft::control::store::{Store, StoreError};
-use weft::control::{End, RejectReason};
+use weft::control::{End, RejectReason, StoreError};
 
 use crate::store::{
     MARGIN, Running, SOON, manager_at, network, node, options, path, short_leases, subnet_path,
@@ -52,7 +52,7 @@ async fn another_writer_wins_and_is_named() {
 #[tokio::test]
 async fn every_write_is_fenced() {
     let etcd = Etcd::start();
-    let store = Store::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
+    let store = Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
     let ttl = Duration::from_secs(100);
     let subnet = "10.5.1.0/24".parse().unwrap();
     let held = store.create(subnet, &node(1), ttl).await.unwrap().lease;

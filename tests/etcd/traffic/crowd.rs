@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use weft::control::{LeaseAttributes, NodeIdentity};
 
 use crate::support::cluster::SWITCH_ADDRESS;
-use crate::support::control::{manager_at, network, subnet_path};
+use crate::support::control::{acquire_at_last, manager_at, network, subnet_path};
 use crate::support::lab::wait_until;
 use crate::support::members::Version;
 use crate::support::status::Status;
@@ -45,7 +45,7 @@ fn a_hundred_nodes_that_start_at_once_cost_the_others_no_packet() {
                 let manager = manager_at(&url()).with_identity(identity);
                 let address = LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6401 + number));
                 manager.network_config().await.expect("etcd answers");
-                let own = manager.acquire_until_leased(&network(), &address).await;
+                let own = acquire_at_last(&manager, &network(), &address).await;
                 (own.lease.subnet, manager.status().conflicts())
             });
             let started = Instant::now();

@@ -11,7 +11,7 @@ use super::store::Point;
 use super::{Node, STALE_HOLD, World, network};
 use crate::control::lease::Lease;
 use crate::control::peers::{self, Node as View};
-use crate::control::store::{Event as Change, Snapshot};
+use crate::control::snapshot::{Change, Snapshot};
 use crate::route::Prefix;
 
 /// Once a lease is past its end, a write follows a reading not older than this.

@@ -6,8 +6,9 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::store::SimStore;
-use crate::control::claim::{CLAIM_TTL, Claim, ClaimEntry, NodeIdentity};
-use crate::control::store::StoreError;
+use crate::control::error::StoreError;
+use crate::control::identity::{Claim, ClaimEntry, NodeIdentity};
+use crate::control::timing::CLAIM_TTL;
 
 /// A claim in the store.
 #[derive(Debug, Clone)]
@@ -39,7 +40,7 @@ impl Claims {
     }
 
     /// What the claim of `public_ip` is to this node if the store shows `found`.
-    pub(super) fn judge(
+    pub(super) fn validate(
         &mut self,
         public_ip: Ipv4Addr,
         found: Option<&Entry>,
@@ -50,7 +51,7 @@ impl Claims {
             lease: *lease,
         });
         let held = self.held.contains_key(&public_ip);
-        let claim = self.node.judge(public_ip, found, self.lease, held)?;
+        let claim = self.node.validate(public_ip, found, self.lease, held)?;
         if claim.is_ours {
             self.held.insert(public_ip, claim.revision);
         }
@@ -128,7 +129,7 @@ impl SimStore {
                 }
             }
         }
-        let claim = claims.judge(public_ip, self.claims.get(&public_ip))?;
+        let claim = claims.validate(public_ip, self.claims.get(&public_ip))?;
         if !claim.is_ours {
             let revision = self.take_claim(claims, public_ip, claim.revision, time)?;
             claims.written(public_ip, revision);

@@ -11,10 +11,10 @@ use super::store::{Point, Request, SimStore, unavailable};
 use super::{MARGIN, World, network, timing};
 use crate::control::cache::Known;
 use crate::control::choose::{free_subnets, held_by};
-use crate::control::claim::NodeIdentity;
+use crate::control::error::StoreError;
+use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes};
-use crate::control::manager::OwnLease;
-use crate::control::store::{Event as Change, Granted, Snapshot, StoreError};
+use crate::control::snapshot::{Change, Granted, OwnLease, Snapshot};
 use crate::route::Prefix;
 
 /// What a node asks of the store.
@@ -325,7 +325,8 @@ impl World {
         let time = self.time;
         let node = &mut self.nodes[index];
         match answer {
-            Answer::Looked(Ok(found)) => match node.claims.judge(node.public_ip, found.as_ref()) {
+            Answer::Looked(Ok(found)) => match node.claims.validate(node.public_ip, found.as_ref())
+            {
                 Ok(claim) if claim.is_ours => node.ask(Op::List, time),
                 Ok(claim) => node.ask(Op::Take { revision: claim.revision }, time),
                 Err(_) => node.try_later(time),

@@ -7,10 +7,11 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::{TTL, claims};
-use crate::control::claim::NodeIdentity;
+use crate::control::error::StoreError;
+use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::status::RejectReason;
-use crate::control::store::{Event as Change, Granted, Rejected, Snapshot, StoreError};
+use crate::control::rejected::{RejectReason, Rejected};
+use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
 /// A point in the life of the store: which cluster, which revision.

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use tokio::time::timeout;
 
 use super::*;
-use crate::control::status::RejectReason;
+use crate::control::rejected::RejectReason;
 
 const TTL: Duration = Duration::from_secs(3600);
 
@@ -145,7 +145,7 @@ async fn junk_in_the_directory_is_reported_and_harms_no_lease() {
 async fn next_leases(watch: &mut LocalWatch) -> Vec<String> {
     let events = timeout(Duration::from_secs(4), watch.next()).await.expect("no news").unwrap();
     match events.as_slice() {
-        [Event::Everything(snapshot)] => {
+        [Change::Everything(snapshot)] => {
             snapshot.leases.iter().map(|lease| lease.key.clone()).collect()
         }
         other => panic!("{other:?}"),
@@ -158,7 +158,7 @@ async fn the_watch_shows_writes_removals_and_ends() {
     let mut watch = lab.store.watch().await.unwrap();
     let first = watch.next().await.unwrap();
     assert!(
-        matches!(first.as_slice(), [Event::Everything(_), Event::Live { revision: 0 }]),
+        matches!(first.as_slice(), [Change::Everything(_), Change::Live { revision: 0 }]),
         "the watch counts as live before it knows the directory: {first:?}"
     );
     lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
@@ -251,7 +251,7 @@ async fn a_dropped_wait_loses_nothing() {
     for _ in 0..200 {
         // Dropped in every state: before the event, while it settles, while the files are read.
         match timeout(Duration::from_micros(500), watch.next()).await {
-            Ok(events) => return assert!(matches!(events.unwrap()[0], Event::Everything(_))),
+            Ok(events) => return assert!(matches!(events.unwrap()[0], Change::Everything(_))),
             Err(_) => continue,
         }
     }

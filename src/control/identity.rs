@@ -1,0 +1,189 @@
+//! Who a node is, and who may claim its PublicIP: two nodes with one address would share a subnet.
+//! Pure; how a claim is written is the store's business.
+//!
+//! A claim stops a node from starting only. A node that runs goes on carrying packets whatever
+//! becomes of its claim.
+
+use std::net::Ipv4Addr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::error::StoreError;
+
+/// Longest text of a foreign claim that is shown.
+const SHOWN_CHARS_MAX: usize = 64;
+/// Longest claim read. Ours have about 150 bytes.
+const CLAIM_BYTES_MAX: usize = 4096;
+
+/// What tells this machine from every other.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeIdentity {
+    /// The name of the host, by which operators know it.
+    #[serde(rename = "Hostname", default)]
+    pub hostname: String,
+    /// `/etc/machine-id`, which containers may lack.
+    #[serde(rename = "MachineID", default, skip_serializing_if = "Option::is_none")]
+    pub machine_id: Option<String>,
+    /// The kernel's random number of this boot, the same in every container.
+    #[serde(rename = "BootID", default)]
+    pub boot_id: String,
+}
+
+/// What a store shows at the key of a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClaimEntry<'a> {
+    /// Who claims, as JSON.
+    pub(crate) value: &'a [u8],
+    /// When it was last written.
+    pub(crate) revision: i64,
+    /// The etcd lease that ends it; 0 for none.
+    pub(crate) lease: i64,
+}
+
+/// A claim's key as last seen, not held by another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Claim {
+    /// 0 is absent.
+    pub(crate) revision: i64,
+    /// Whether it is this run's already.
+    pub(crate) is_ours: bool,
+}
+
+impl NodeIdentity {
+    /// Whether `other` is this machine: by its machine-id, which outlives a reboot and another
+    /// hostname, or by its boot, where there is no machine-id to compare.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        match (&self.machine_id, &other.machine_id) {
+            (Some(own), Some(other)) => own == other,
+            (None, _) | (_, None) => self.boot_id == other.boot_id,
+        }
+    }
+
+    /// A claim's value.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Reads a claim's value; `None` is junk, which claims nothing.
+    pub(crate) fn from_json(value: &[u8]) -> Option<Self> {
+        let value = value.get(..value.len().min(CLAIM_BYTES_MAX))?;
+        serde_json::from_slice(value).ok().filter(|node: &Self| !node.boot_id.is_empty())
+    }
+
+    /// What the claim of `public_ip` is to this node if its key shows `found`. `lease` is this
+    /// run's etcd lease, if that lives, and `held` says that the claim was bound to it before.
+    pub(crate) fn validate(
+        &self,
+        public_ip: Ipv4Addr,
+        found: Option<ClaimEntry<'_>>,
+        lease: Option<i64>,
+        held: bool,
+    ) -> Result<Claim, StoreError> {
+        let Some(found) = found else { return Ok(Claim { revision: 0, is_ours: false }) };
+        let is_ours = lease == Some(found.lease);
+        let claim = Claim { revision: found.revision, is_ours };
+        let Some(holder) = Self::from_json(found.value).filter(|_| !is_ours) else {
+            return Ok(claim);
+        };
+        let is_same = holder.is_same_as(self);
+        // A claim of an earlier run would have been replaced by ours. This one replaced ours.
+        let is_copy = is_same && held && found.lease != 0;
+        if is_same && !is_copy {
+            return Ok(claim);
+        }
+        Err(StoreError::Duplicate { public_ip, holder: holder.describe(is_copy) })
+    }
+
+    /// This holder of a claim in words.
+    pub(crate) fn describe(&self, is_copy: bool) -> String {
+        let shown = |text: &str| text.chars().take(SHOWN_CHARS_MAX).collect::<String>();
+        let machine = self.machine_id.as_deref().map_or_else(|| "unknown".to_owned(), shown);
+        let (host, boot) = (shown(&self.hostname), shown(&self.boot_id));
+        let what = if is_copy {
+            ": another weftd on this machine, or on a copy of it with the same machine-id"
+        } else {
+            ""
+        };
+        format!("node {host:?} (machine-id {machine:?}, boot {boot:?}{what})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const LEASE: Option<i64> = Some(7);
+
+    fn node(hostname: &str, machine_id: Option<&str>, boot_id: &str) -> NodeIdentity {
+        let machine_id = machine_id.map(str::to_owned);
+        NodeIdentity { hostname: hostname.to_owned(), machine_id, boot_id: boot_id.to_owned() }
+    }
+
+    #[test]
+    fn a_machine_is_known_by_its_machine_id_or_boot() {
+        let own = node("a", Some("1"), "boot-1");
+        assert!(own.is_same_as(&node("a", Some("1"), "boot-2")), "a reboot");
+        assert!(own.is_same_as(&node("b", Some("1"), "boot-1")), "another hostname");
+        assert!(own.is_same_as(&node("a", None, "boot-1")), "a container without machine-id");
+        assert!(!own.is_same_as(&node("a", Some("2"), "boot-1")), "another machine");
+        let nameless = node("a", None, "boot-1");
+        assert!(nameless.is_same_as(&node("b", None, "boot-1")), "another container");
+        assert!(!nameless.is_same_as(&node("a", None, "boot-2")), "another boot");
+    }
+
+    #[test]
+    fn a_claim_survives_its_value_and_junk_claims_nothing() {
+        for own in [node("a", Some("1"), "boot-1"), node("a", None, "boot-1")] {
+            assert_eq!(NodeIdentity::from_json(&own.to_json()), Some(own));
+        }
+        let older = br#"{"Hostname":"a","BootID":"boot-1","Number":8285}"#;
+        assert_eq!(NodeIdentity::from_json(older), Some(node("a", None, "boot-1")));
+        let long = format!("{{\"BootID\":\"{}\"}}", "x".repeat(CLAIM_BYTES_MAX));
+        for junk in [b"".as_slice(), b"{}", b"null", br#"{"BootID":7}"#, long.as_bytes()] {
+            assert_eq!(NodeIdentity::from_json(junk), None, "{junk:?}");
+        }
+    }
+
+    #[test]
+    fn only_another_machine_or_a_copy_is_refused() {
+        let own = node("a", Some("1"), "boot-1");
+        let validate = |holder: &NodeIdentity, lease: i64, own_lease: Option<i64>, held: bool| {
+            let value = holder.to_json();
+            let found = ClaimEntry { value: &value, revision: 5, lease };
+            own.validate(ADDRESS, Some(found), own_lease, held)
+        };
+        let free = Claim { revision: 5, is_ours: false };
+        assert_eq!(own.validate(ADDRESS, None, None, false).unwrap().revision, 0);
+        assert!(validate(&own, 7, LEASE, true).unwrap().is_ours);
+        assert!(
+            validate(&own, 7, LEASE, false).unwrap().is_ours,
+            "the answer to the write was lost"
+        );
+        let before = node("old name", Some("1"), "boot-0");
+        assert_eq!(
+            validate(&before, 6, None, false).unwrap(),
+            free,
+            "the last run waits for itself"
+        );
+        assert_eq!(validate(&before, 6, LEASE, false).unwrap(), free);
+        assert_eq!(validate(&own, 0, LEASE, true).unwrap(), free, "it would outlive its node");
+        let copy = validate(&own, 8, LEASE, true).unwrap_err().to_string();
+        assert!(copy.contains("copy"), "an operator looks for two names: {copy}");
+        let other = node("b", Some("2"), "boot-1");
+        for (lease, held) in [(None, false), (LEASE, true)] {
+            let refusal = validate(&other, 6, lease, held).unwrap_err().to_string();
+            assert!(refusal.contains("\"b\"") && !refusal.contains("copy"), "{refusal}");
+        }
+        let junk = ClaimEntry { value: b"junk", revision: 5, lease: 6 };
+        assert_eq!(own.validate(ADDRESS, Some(junk), LEASE, true).unwrap(), free);
+    }
+
+    #[test]
+    fn what_a_foreign_claim_says_cannot_forge_a_line_of_the_log() {
+        let hostile = node(&format!("a\nE1121 {}", "x".repeat(5000)), Some("\u{1b}[2J"), "b");
+        let text = hostile.describe(false);
+        assert!(!text.contains(['\n', '\u{1b}']) && text.len() < 400, "{text}");
+    }
+}

@@ -1,0 +1,109 @@
+//! What the lease machine remembers between two events, in parts: the own entry, how the store is
+//! followed, the request under way. Pure types.
+
+use std::time::Duration;
+
+use crate::control::error::StoreError;
+
+/// First and longest pause before the own entry is restored. It grows for the whole run: two
+/// daemons that claim one address must not fight at the speed of the store.
+pub(super) const REWRITE_PAUSE: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_secs(300));
+/// How long a store must refuse for that to be news within an outage: a Kubernetes API that starts
+/// forbids everything until it has read its roles, a second or two.
+const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// Stands for the revision of an entry that a snapshot does not have.
+pub(super) const ABSENT: i64 = i64::MIN;
+
+/// What the own entry is like, as far as we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// As we wrote it.
+    Held,
+    /// Ours, but it says something else of this node: restored at `at`.
+    Rewritten { at: Duration },
+    /// Junk, of which nobody can be the owner: written over if it still is as of `repair`.
+    Unreadable { repair: Option<i64> },
+    /// Gone, and not before our eyes: taken again once a listing shows that it is `free`.
+    Lapsed { free: bool },
+    /// Not ours any more. Nothing follows.
+    Lost,
+}
+
+impl Hold {
+    /// When the entry has to be written, apart from renewals.
+    pub(super) fn due(self) -> Option<Duration> {
+        match self {
+            Self::Rewritten { at } => Some(at),
+            Self::Held | Self::Unreadable { .. } | Self::Lapsed { .. } | Self::Lost => None,
+        }
+    }
+}
+
+/// How the store is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Follow {
+    /// Until `at`; then it is listed, if the mirror may have missed something, and watched.
+    Waiting { at: Duration },
+    /// Listed, to be watched from there on.
+    Listing,
+    /// A watch is asked for.
+    Opening,
+    /// Changes are brought.
+    Watching { live_since: Option<Duration> },
+}
+
+/// The store does not answer.
+#[derive(Debug)]
+pub(super) struct Outage {
+    pub(super) since: Duration,
+    pub(super) reported: bool,
+    /// Since when the store answers, and refuses.
+    refused_since: Option<Duration>,
+    /// Whether that was said.
+    pub(super) told_refused: bool,
+}
+
+impl Outage {
+    pub(super) fn new(now: Duration) -> Self {
+        Self { since: now, reported: false, refused_since: None, told_refused: false }
+    }
+
+    /// Whether the store answers for a while now, and refuses. That is worth a line of its own:
+    /// unlike a store that is away, it does not heal by itself.
+    pub(super) fn refuses(&mut self, error: &StoreError, now: Duration) -> bool {
+        let is_refused = matches!(error, StoreError::Refused { .. });
+        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or(now));
+        self.refused_since.is_some_and(|since| now - since >= REFUSED_FOR)
+    }
+}
+
+/// The request under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Asked {
+    Nothing,
+    List { at: Duration },
+    Watch,
+    Write { what: Write, over: i64, own_seen: Option<i64> },
+}
+
+/// Why the own entry is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    Renew,
+    Restore,
+    Repair,
+    Retake,
+}
+
+/// What is known of others that write the own entry.
+#[derive(Debug, Default)]
+pub(super) struct Twin {
+    /// The next change may be ours all the same: a write got no answer, or the store came back
+    /// with another history.
+    pub(super) unsure: bool,
+    /// A change came while a write of ours is under way, and may be that write.
+    pub(super) suspect: bool,
+    pub(super) quiet_until: Duration,
+    pub(super) renewal_from: Duration,
+}

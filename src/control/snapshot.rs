@@ -1,0 +1,182 @@
+//! What a store shows and grants: all leases at one moment, the changes after it, and the lease of
+//! this node. Pure.
+
+use std::time::Duration;
+
+use crate::control::clock;
+use crate::control::lease::{Lease, parse_key};
+use crate::control::rejected::{RejectReason, Rejected};
+use crate::route::Prefix;
+
+/// Most leases accepted from a store: one for each /24 of a /8. What lies beyond is rejected, so
+/// that a flood costs bounded memory.
+pub const ENTRIES_MAX: usize = 65_536;
+/// Rejected entries kept of one listing; the rest is only counted as one.
+const REJECTED_MAX: usize = 4096;
+
+/// All leases at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The live leases, at most `ENTRIES_MAX`.
+    pub leases: Vec<Lease>,
+    /// What is no lease.
+    pub rejected: Vec<Rejected>,
+    /// The moment, in revisions of the store; a watch continues from here.
+    pub revision: i64,
+    /// Which store it was, so that one that was replaced is noticed; 0 if it does not say.
+    pub cluster: u64,
+    /// Whether this is all there was. Of what an incomplete one lacks, nothing is known.
+    pub complete: bool,
+}
+
+/// One change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The watch is established; changes up to this revision happened before.
+    Live {
+        /// The store's revision when it began to watch.
+        revision: i64,
+    },
+    /// Nothing that matters changed up to this revision.
+    Progress {
+        /// The store's revision.
+        revision: i64,
+    },
+    /// A lease was written.
+    Put(Lease),
+    /// A key was written with something that is no lease.
+    Rejected(Rejected),
+    /// A key is gone.
+    Deleted {
+        /// The key below `subnets/`.
+        key: String,
+        /// The store's revision of the deletion.
+        revision: i64,
+    },
+    /// The store cannot say what changed; this is how it looks now.
+    Everything(Snapshot),
+}
+
+/// A lease as just written by us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Granted {
+    /// The entry, with the revision that the next fenced write compares.
+    pub lease: Lease,
+    /// When it ends, by `clock::boot_time`, counted from before the request was sent; `None` for
+    /// a reservation.
+    pub expires: Option<Duration>,
+}
+
+/// The subnet that this node holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnLease {
+    /// The entry as last seen in the store.
+    pub lease: Lease,
+    /// The end by `clock::boot_time`; `None` for a reservation.
+    pub expires: Option<Duration>,
+    /// The cluster's network that it was taken from.
+    pub network: Prefix,
+}
+
+impl Snapshot {
+    /// All subnets whose keys are in use, in no order: of leases, and of entries with an
+    /// unreadable value, over which nobody can write.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = Prefix> + '_ {
+        let unreadable = self.rejected.iter().filter_map(|rejected| parse_key(&rejected.key));
+        self.leases.iter().map(|lease| lease.subnet).chain(unreadable)
+    }
+
+    pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {
+        match entry {
+            Ok(lease) if self.leases.len() < ENTRIES_MAX => self.leases.push(lease),
+            Ok(lease) => {
+                self.complete = false;
+                self.reject(Rejected::too_many(lease.revision));
+            }
+            Err(rejected) => self.reject(rejected),
+        }
+    }
+
+    fn reject(&mut self, rejected: Rejected) {
+        if self.rejected.len() < REJECTED_MAX {
+            self.rejected.push(rejected);
+        } else if parse_key(&rejected.key).is_some() {
+            // It takes a subnet, perhaps the own; any other junk concerns nobody.
+            self.complete = false;
+        }
+    }
+}
+
+impl Default for Snapshot {
+    /// Of an empty store.
+    fn default() -> Self {
+        Self { leases: Vec::new(), rejected: Vec::new(), revision: 0, cluster: 0, complete: true }
+    }
+}
+
+impl Rejected {
+    /// A lease beyond `ENTRIES_MAX`.
+    pub(crate) fn too_many(revision: i64) -> Self {
+        Self {
+            key: "more leases".to_owned(),
+            reason: RejectReason::TooMany,
+            detail: format!("the store holds more than {ENTRIES_MAX} leases"),
+            revision,
+        }
+    }
+}
+
+impl OwnLease {
+    pub(crate) fn new(granted: Granted, network: Prefix) -> Self {
+        Self { lease: granted.lease, expires: granted.expires, network }
+    }
+
+    /// Seconds since 1970 at which the lease ends; `None` for a reservation.
+    #[must_use]
+    pub fn expires_unix(&self) -> Option<u64> {
+        let left = self.expires?.saturating_sub(clock::boot_time());
+        Some(clock::unix_seconds().saturating_add(left.as_secs()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::control::lease::{LeaseAttributes, Lifetime, Version};
+
+    #[test]
+    fn a_flood_of_leases_is_cut_and_reported() {
+        let mut snapshot = Snapshot::default();
+        let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
+        let version = Version { revision: 1, created: 1 };
+        for i in 0..ENTRIES_MAX as u32 + 3 {
+            let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (i << 4)), 28).unwrap();
+            let lifetime = Lifetime::Reservation;
+            snapshot.add(Lease::decode(subnet.key().as_bytes(), &value, version, lifetime));
+        }
+        assert_eq!(snapshot.leases.len(), ENTRIES_MAX);
+        assert!(!snapshot.complete, "a cut listing counts as all there is");
+        assert_eq!(snapshot.rejected.len(), 3);
+        assert!(snapshot.rejected.iter().all(|r| r.reason == RejectReason::TooMany));
+        for _ in 0..2 * REJECTED_MAX {
+            snapshot.add(Lease::decode(b"junk", &value, version, Lifetime::Reservation));
+        }
+        assert_eq!(snapshot.rejected.len(), REJECTED_MAX);
+    }
+
+    #[test]
+    fn what_a_flood_of_junk_hides_is_not_counted_as_absent() {
+        let mut snapshot = Snapshot::default();
+        let version = Version { revision: 1, created: 1 };
+        let mut add = |key: &[u8]| {
+            snapshot.add(Lease::decode(key, b"junk", version, Lifetime::Reservation));
+            snapshot.complete
+        };
+        for _ in 0..2 * REJECTED_MAX {
+            assert!(add(b"junk"), "junk without a subnet concerns nobody");
+        }
+        assert!(!add(b"10.5.1.0-24"), "an entry that takes a subnet was dropped");
+    }
+}
