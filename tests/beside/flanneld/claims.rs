@@ -1,4 +1,4 @@
-//! What README.md's "Differences from flanneld" says of a flanneld at work.
+//! What docs/differences.md says about a running flanneld.
 
 use std::time::Duration;
 

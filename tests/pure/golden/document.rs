@@ -1,42 +1,55 @@
-//! docs/differences.md: every difference of README.md with its reason and the cases that have it.
+//! docs/differences.md: every row of differences.txt with the cases that show it.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use crate::golden::flags::{OURS, flags};
 use crate::golden::table::cases;
 
-const README: &str = include_str!("../../../README.md");
-const REASONS: &str = include_str!("reasons.txt");
+const DIFFERENCES: &str = include_str!("differences.txt");
 
 const HEAD: &str = "\
-# Differences from flanneld, with their reasons
+# Differences from flanneld
 
-Made by `tests/pure/golden/` from the table in [README.md](../README.md),
-`tests/pure/golden/reasons.txt` and the cases in `tests/pure/golden/cases.txt` and
-`tests/pure/golden/flags.txt`; to be written again with
-`WEFT_WRITE_DIFFERENCES=1 cargo test --test pure golden`.
-A case is an input for which the test holds
-weftd's outcome against flanneld's; those without a difference are in the same files. Rows without
-a case are about a daemon at work; other tests have them.
+Every intended difference between weftd and flanneld, with its reason. Anything else that differs is
+a defect.
+
+The last column names the cases [below](#cases): inputs for which a test compares weftd's outcome
+with flanneld's. Rows without a case concern a running daemon; other tests cover them.
+
+This page is generated from `tests/pure/golden/differences.txt`, `tests/pure/golden/cases.txt` and
+`tests/pure/golden/flags.txt` by `WEFT_WRITE_DIFFERENCES=1 cargo test --test pure golden`.
 ";
 
-/// The rows of README.md's table: where, flanneld, weftd.
-fn rows() -> Vec<[&'static str; 3]> {
-    let (_, rest) = README.split_once("\n## Differences from flanneld\n").expect("the heading");
-    let (section, _) = rest.split_once("\n## ").expect("another heading");
-    let lines = section.lines().filter(|line| line.starts_with('|')).skip(2);
-    let cells = lines.map(|line| line.trim_matches('|').split('|').map(str::trim));
-    cells.map(|row| row.collect::<Vec<_>>().try_into().expect("three cells")).collect()
+/// A line of differences.txt.
+enum Line {
+    Heading(&'static str),
+    /// Where, flanneld, weftd, why.
+    Row([&'static str; 4]),
 }
 
-/// The reason of each first cell.
-fn reasons() -> BTreeMap<&'static str, &'static str> {
-    let lines = REASONS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let pairs =
-        lines.map(|line| line.split_once(" | ").unwrap_or_else(|| panic!("{line}: no reason")));
-    pairs.collect()
+fn lines() -> Vec<Line> {
+    let lines = DIFFERENCES.lines().filter(|line| !line.is_empty() && !line.starts_with("# "));
+    lines
+        .filter(|line| *line != "#")
+        .map(|line| match line.strip_prefix("## ") {
+            Some(heading) => Line::Heading(heading),
+            None => {
+                let cells: Vec<_> = line.split(" | ").map(str::trim).collect();
+                Line::Row(cells.try_into().unwrap_or_else(|_| panic!("not four cells: {line}")))
+            }
+        })
+        .collect()
+}
+
+/// The first cell of each row.
+fn places() -> Vec<&'static str> {
+    let rows = lines().into_iter();
+    rows.filter_map(|line| match line {
+        Line::Row([place, ..]) => Some(place),
+        Line::Heading(_) => None,
+    })
+    .collect()
 }
 
 /// What the files tell of a row, as (row's first cell or its beginning, cells of the table).
@@ -58,16 +71,24 @@ fn differing() -> Vec<(String, String)> {
 }
 
 fn document() -> String {
-    let (rows, reasons, differing) = (rows(), reasons(), differing());
+    let differing = differing();
     let of_row = |row: &str| {
         let cases = differing.iter().enumerate().filter(|(_, (why, _))| row.starts_with(why));
-        cases.map(|(index, _)| (index + 1).to_string()).collect::<Vec<_>>()
+        cases.map(|(index, _)| (index + 1).to_string()).collect::<Vec<_>>().join(", ")
     };
-    let mut text =
-        format!("{HEAD}\n| Where | flanneld | weftd | Why | Cases |\n|---|---|---|---|---|\n");
-    for [place, flanneld, weftd] in &rows {
-        let (why, cases) = (reasons.get(place).unwrap_or(&""), of_row(place).join(", "));
-        writeln!(text, "| {place} | {flanneld} | {weftd} | {why} | {cases} |").expect("a string");
+    let mut text = HEAD.to_owned();
+    for line in lines() {
+        match line {
+            Line::Heading(heading) => write!(
+                text,
+                "\n## {heading}\n\n| Where | flanneld | weftd | Why | Cases |\n|---|---|---|---|---|\n"
+            ),
+            Line::Row([place, flanneld, weftd, why]) => {
+                let cases = of_row(place);
+                writeln!(text, "| {place} | {flanneld} | {weftd} | {why} | {cases} |")
+            }
+        }
+        .expect("a string");
     }
     let same = cases().len() + flags().len() - differing.len();
     let ours = flags().iter().filter(|flag| flag.difference == OURS).count();
@@ -75,7 +96,7 @@ fn document() -> String {
     write!(
         text,
         "\n## Cases\n\nOf {} cases and flags of flanneld, {same} have flanneld's outcome; these \
-         {count} have another.\n\n\
+         {count} differ.\n\n\
          | Case | Area | Given | flanneld | weftd |\n|---|---|---|---|---|\n",
         same + count,
     )
@@ -87,19 +108,11 @@ fn document() -> String {
 }
 
 #[test]
-fn every_difference_has_its_reason_and_every_case_its_row() {
-    let (rows, reasons) = (rows(), reasons());
-    for [place, ..] in &rows {
-        let file = "tests/pure/golden/reasons.txt";
-        assert!(reasons.contains_key(place), "{file} has no reason for README.md's row {place}");
-    }
-    for place in reasons.keys() {
-        let is_there = rows.iter().any(|[row, ..]| row == place);
-        assert!(is_there, "tests/pure/golden/reasons.txt: README.md has no row {place}");
-    }
+fn every_case_names_one_difference() {
+    let places = places();
     for (why, case) in differing() {
-        let found = rows.iter().filter(|[row, ..]| row.starts_with(&why)).count();
-        assert_eq!(found, 1, "README.md's rows that begin with {why:?}, for the case {case}");
+        let found = places.iter().filter(|place| place.starts_with(&why)).count();
+        assert_eq!(found, 1, "rows of differences.txt that begin with {why:?}, for {case}");
     }
 }
 

@@ -2,10 +2,10 @@
 //! values, annotations, rules and `subnet.env`, case by case.
 //!
 //! `flags.txt` and `cases.txt` say what flanneld does; what weftd does is found out here, by its
-//! program or its library. Each case either has flanneld's outcome, or names the row of README.md
-//! that tells the difference; a difference that is gone fails as well. `reasons.txt` has the reason
-//! of each row, and docs/differences.md is made of all of them: with `WEFT_WRITE_DIFFERENCES=1` in
-//! the environment these tests write it.
+//! program or its library. Each case either has flanneld's outcome, or names the row of
+//! `differences.txt` that explains the difference; a difference that is gone fails as well.
+//! docs/differences.md is generated from all three: with `WEFT_WRITE_DIFFERENCES=1` in the
+//! environment these tests write it.
 
 mod document;
 mod flags;

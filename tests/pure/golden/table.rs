@@ -14,7 +14,7 @@ pub(crate) struct Case {
     pub(crate) flanneld: String,
     /// Where that is something else.
     pub(crate) weftd: Option<String>,
-    /// The row of README.md that tells this difference.
+    /// The row of differences.txt that explains this difference, or its beginning.
     pub(crate) why: Option<String>,
     /// File and name of the test that shows it.
     pub(crate) shown: Option<String>,
