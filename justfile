@@ -23,7 +23,7 @@ bench *arguments:
 soak seconds="600" *arguments:
     scripts/bench --soak {{seconds}} {{arguments}}
 
-# Measure, keep the run in benches/record/ and show it in README.md
+# Measure, keep the run in benches/record/ and show it in README.md and docs/performance.md
 bench-record *arguments:
     scripts/bench --record {{arguments}}
 

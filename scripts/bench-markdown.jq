@@ -1,4 +1,4 @@
-# results.json as Markdown: report.md in full, and the shorter block of the README.
+# results.json as Markdown: report.md, docs/performance.md and the few rows of the README.
 include "bench-report";
 
 # A number with its decimals, trailing zeros kept.
@@ -119,16 +119,57 @@ def markdown:
           "Summed over all rounds; a loss also fills the out-of-order queue.", "",
           disorder_table($rows));
 
-# The README's block for the record in `directory`, whose charts are named `charts`.
-def readme($directory; $charts):
+# The block of docs/performance.md for the record in `directory`, whose charts are named `charts`.
+def performance($directory; $charts):
     . as $results | .summary as $summary
-    | "From `\($directory)/`, recorded with",
+    | "Recorded in `\($directory)/` with",
       "`\(.machine.command)`.",
-      "`pass`: the underlay carries super-packets whole, like an ideal card; `wire`: a card without",
-      "offloads. Pods, hosts and all processes share \(.machine.cpus) processors.", "",
+      "`pass`: the underlay carries super-packets whole, like a card with all offloads; `wire`: like a",
+      "card without offloads. Pods, hosts and all processes share \(.machine.cpus) processors.", "",
       head, background_note, verdicts("###"),
       ([$summary[].link] | unique_in_order[] as $link
         | [$summary[] | select(.link == $link)] as $rows
         | "", "### Link: \($link)", ($results | family_tables($rows; false; "####"))),
       (if $charts == [] then empty else "", "### Charts", "",
-        ($charts[] | "![\(. | rtrimstr(".svg"))](\($directory)/\(.))") end);
+        ($charts[] | "![\(. | rtrimstr(".svg"))](../\($directory)/\(.))") end);
+
+# The README's rows: the metrics that decide whether to switch, in plain words.
+def headlines: [
+    {name: "tcp1", title: "TCP, one flow, Gb/s", short: "TCP with one flow", decimals: 2},
+    {name: "tcp4", title: "TCP, four flows, Gb/s", short: "TCP with four flows", decimals: 2},
+    {name: "udp64", title: "UDP, 64-byte datagrams, thousand/s", short: "64-byte UDP",
+        decimals: 0},
+    {name: "ping_p50", title: "Latency, idle, median, µs", short: "latency when idle",
+        decimals: 0},
+    {name: "bulk_p99", title: "Latency beside a TCP flow, 99th percentile, µs",
+        short: "latency beside a TCP flow", decimals: 0},
+    {name: "cpu_tcp1", title: "CPU seconds per GB of TCP, whole machine", short: "CPU per GB of TCP",
+        decimals: 2}
+];
+
+def plane_title: {
+    "one-packet": "one packet per call", "vxlan": "kernel VXLAN", "weft": "weft",
+    "weft-mmsg": "weft, mmsg", "weft-io_uring": "weft, io_uring"
+}[.];
+
+# The README's block. One figure per link in each cell.
+def readme($directory; $charts):
+    .machine as $machine | .summary as $summary | .behind as $behind
+    | ([$summary[].link] | unique_in_order) as $links
+    | ([$summary[].plane] | unique_in_order | map(select(plane_title))) as $planes
+    | "\($machine.cpus) × \($machine.cpu), Linux \($machine.kernel), \($machine.date[:10]), medians of"
+        + " \($machine.rounds) runs;",
+      "`\($directory)/`. Each cell: on a card that offloads segmentation / on one"
+        + " that does not.", "",
+      (["", ($planes[] | plane_title)] | row), rule(1 + ($planes | length)),
+      (headlines[] as $metric | [$metric.title, ($planes[] as $plane
+            | [$links[] as $link | of($summary; $link; $plane; $metric.name)
+                | if . == null then "-" else .median | fixed($metric.decimals) end]
+            | join(" / "))] | row),
+      "",
+      ([headlines[] as $metric | [$links[] | . as $link | select(any($behind[];
+            .base == "vxlan" and .metric == $metric.name and .link == $link))]
+        | select(. != []) | $metric.short + (if . == $links then "" else
+                " (\(map({pass: "with offloads", wire: "without"}[.]) | join(", ")))" end)]
+        | if . == [] then "In none of these rows is weft slower than kernel VXLAN."
+          else "Worse than kernel VXLAN: " + join("; ") + "." end);

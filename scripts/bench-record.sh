@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154,SC2034 # variables of scripts/bench, which sources this
 # What scripts/bench leaves behind: the description of the machine, the report and its charts,
-# the record in the repository, the README's block. Source it after common.sh.
+# the record in the repository, its tables in the documents. Source it after common.sh.
 
 readonly RECORDS=benches/record
 # Compressed raw output above this stays out of the repository.
@@ -81,30 +81,37 @@ record_run() {
         say "bench: the raw output stays in $dir: too large for the repository"
     fi
     rm -f "$raw"
-    update_readme "$record"
-    say "bench: recorded in ${record#"$REPO/"}, and README.md shows it"
+    publish_record "$record"
+    say "bench: recorded in ${record#"$REPO/"}; README.md and docs/performance.md show it"
 }
 
-# readme_block DIR: the README's text for the record in DIR.
-readme_block() {
+# record_block FILTER DIR: what FILTER of bench-markdown.jq makes of the record in DIR: readme, the
+# README's few rows, or performance, all tables.
+record_block() {
     local dir charts
-    dir=$(cd "$1" && pwd)
+    dir=$(cd "$2" && pwd)
     charts=$(cd "$dir" && shopt -s nullglob && jq -nc --args '$ARGS.positional' -- *.svg)
     jq -r -L "$REPO/scripts" --arg directory "${dir#"$REPO/"}" --argjson charts "$charts" \
-        'include "bench-markdown"; readme($directory; $charts)' "$dir/results.json"
+        "include \"bench-markdown\"; $1(\$directory; \$charts)" "$dir/results.json"
 }
 
-# update_readme DIR: puts it between the markers.
-update_readme() {
-    local block readme=$REPO/README.md
+# publish_record DIR: puts the record in DIR into README.md and docs/performance.md.
+publish_record() {
     [[ -f $1/results.json ]] || die "--readme $1: there is no results.json"
+    replace_block "$REPO/README.md" readme "$1"
+    replace_block "$REPO/docs/performance.md" performance "$1"
+}
+
+# replace_block FILE FILTER DIR: writes the block between FILE's markers.
+replace_block() {
+    local block
     block=$(mktemp)
-    readme_block "$1" >"$block"
+    record_block "$2" "$3" >"$block"
     sed -i -e "/<!-- bench:begin -->/,/<!-- bench:end -->/{
         /<!-- bench:begin -->/{p; r $block
         }
         /<!-- bench:end -->/p
         d
-    }" "$readme"
+    }" "$1"
     rm -f "$block"
 }

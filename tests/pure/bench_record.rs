@@ -80,17 +80,20 @@ fn every_record_follows_from_its_samples() {
 }
 
 #[test]
-fn the_readme_shows_the_newest_record() {
-    let readme = std::fs::read_to_string(root().join("README.md")).expect("README.md");
-    let inside = readme
-        .split_once("<!-- bench:begin -->")
-        .and_then(|(_, rest)| Some(rest.split_once("<!-- bench:end -->")?.0))
-        .expect("README.md has the markers bench:begin and bench:end");
+fn the_documents_show_the_newest_record() {
     let newest = records().pop().expect("benches/record/ holds a run");
-    let script = "source scripts/common.sh; source scripts/bench-record.sh; readme_block \"$0\"";
-    let mut command = Command::new("bash");
-    let block = output(command.current_dir(root()).args(["-euc", script]).arg(newest));
-    assert_same(inside, &block, "README.md's performance section");
+    for (file, filter) in [("README.md", "readme"), ("docs/performance.md", "performance")] {
+        let text = std::fs::read_to_string(root().join(file)).expect(file);
+        let inside = text
+            .split_once("<!-- bench:begin -->")
+            .and_then(|(_, rest)| Some(rest.split_once("<!-- bench:end -->")?.0))
+            .unwrap_or_else(|| panic!("{file} has no markers bench:begin and bench:end"));
+        let script =
+            "source scripts/common.sh; source scripts/bench-record.sh; record_block \"$0\" \"$1\"";
+        let mut command = Command::new("bash");
+        command.current_dir(root()).args(["-euc", script, filter]).arg(&newest);
+        assert_same(inside, &output(&mut command), &format!("the performance section of {file}"));
+    }
 }
 
 /// A sample of `workload` whose `field` has that value.
