@@ -26,8 +26,8 @@ const OWN_FLAGS: &[&str] = &[
 ];
 
 /// Options of other programs that documents name on their own, and `--etcd-`, a beginning.
-const OTHER_OPTIONS: &str = "all check create-namespace etcd- fast flannel-backend help link packets plane quick root- \
-    dir soak socket workload";
+const OTHER_OPTIONS: &str = "all check create-namespace etcd- fast flannel-backend help link \
+    packets plane quick root-dir soak socket workload";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
