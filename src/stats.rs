@@ -106,7 +106,7 @@ drop_reasons! {
     NestedTunnel = "nested-tunnel",
     /// One of our own tunnel packets was routed back into the TUN device.
     OwnLoop = "own-loop",
-    /// Larger than the overlay MTU, and may be fragmented by nobody on this path.
+    /// Larger than the overlay MTU, and nobody on this path may fragment it.
     Oversize = "oversize",
     /// Larger than the overlay MTU with Don't Fragment set; Fragmentation Needed was due.
     DontFragmentMtu = "df-mtu",
@@ -122,7 +122,7 @@ drop_reasons! {
     TunFull = "tun-full",
     /// The TUN device refused the packet; it is down, gone, or rejects the frame.
     TunWriteFailed = "tun-write",
-    /// weft made a mistake with this packet or one of its batch; the log shows the first bytes.
+    /// A bug in weft hit this packet or another of its batch; the log shows the first bytes.
     InternalError = "internal-error",
 }
 
