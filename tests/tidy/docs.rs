@@ -230,7 +230,7 @@ fn target_file(document: &str, link: &str) -> PathBuf {
     let file = link.split('#').next().unwrap_or_default();
     match file {
         "" => PathBuf::from(document),
-        _ => Path::new(document).parent().unwrap_or(Path::new("")).join(file),
+        _ => Path::new(document).with_file_name(file),
     }
 }
 

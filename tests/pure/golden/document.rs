@@ -81,7 +81,8 @@ fn document() -> String {
         match line {
             Line::Heading(heading) => write!(
                 text,
-                "\n## {heading}\n\n| Where | flanneld | weftd | Why | Cases |\n|---|---|---|---|---|\n"
+                "\n## {heading}\n\n| Where | flanneld | weftd | Why | Cases |\n\
+                 |---|---|---|---|---|\n"
             ),
             Line::Row([place, flanneld, weftd, why]) => {
                 let cases = of_row(place);
