@@ -140,9 +140,9 @@ pub struct DirectionStats {
     pub packets_forwarded: Counter,
     /// Their bytes.
     pub bytes_forwarded: Counter,
-    /// Reads: packets or super-packets from the TUN, datagrams or trains from the socket.
+    /// Reads: packets or super-packets from the TUN, datagrams or GRO batches from the socket.
     pub reads: Counter,
-    /// Writes: datagrams or trains to the socket, packets or super-packets to the TUN.
+    /// Writes: datagrams or GSO batches to the socket, packets or super-packets to the TUN.
     pub writes: Counter,
     /// ICMP errors made because of packets of this direction; one about a device or peer that is
     /// gone may still be lost on its way.
@@ -180,18 +180,18 @@ impl DirectionStats {
         self.packets_received.get().saturating_sub(gone)
     }
 
-    fn add(&self, other: &Self) {
-        self.packets_received.add(other.packets_received.get());
-        self.bytes_received.add(other.bytes_received.get());
-        self.packets_forwarded.add(other.packets_forwarded.get());
-        self.bytes_forwarded.add(other.bytes_forwarded.get());
-        self.reads.add(other.reads.get());
-        self.writes.add(other.writes.get());
-        self.icmp_sent.add(other.icmp_sent.get());
-        self.icmp_limited.add(other.icmp_limited.get());
-        for (sum, count) in self.drops.iter().zip(&other.drops) {
-            sum.add(count.get());
-        }
+    fn counters(&self) -> impl Iterator<Item = &Counter> {
+        let named = [
+            &self.packets_received,
+            &self.bytes_received,
+            &self.packets_forwarded,
+            &self.bytes_forwarded,
+            &self.reads,
+            &self.writes,
+            &self.icmp_sent,
+            &self.icmp_limited,
+        ];
+        named.into_iter().chain(&self.drops)
     }
 }
 
@@ -208,7 +208,7 @@ pub struct WorkerStats {
     pub sleeps: Counter,
     /// Times the worker let small packets gather for a moment.
     pub naps: Counter,
-    /// Sends that the kernel refused as a train and took one by one.
+    /// Sends that the kernel refused as a GSO batch and took one by one.
     pub gso_fallbacks: Counter,
     /// TUN writes that the kernel refused as a super-packet and took one by one.
     pub tun_fallbacks: Counter,
@@ -242,16 +242,23 @@ impl WorkerStats {
     pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {
         let total = Self::default();
         for worker in workers {
-            total.egress.add(&worker.egress);
-            total.ingress.add(&worker.ingress);
-            total.sleeps.add(worker.sleeps.get());
-            total.naps.add(worker.naps.get());
-            total.gso_fallbacks.add(worker.gso_fallbacks.get());
-            total.tun_fallbacks.add(worker.tun_fallbacks.get());
-            total.receive_overflows.add(worker.receive_overflows.get());
+            for (sum, counter) in total.counters().zip(worker.counters()) {
+                sum.add(counter.get());
+            }
             total.failed_sends.add_all(&worker.failed_sends);
         }
         total
+    }
+
+    fn counters(&self) -> impl Iterator<Item = &Counter> {
+        let own = [
+            &self.sleeps,
+            &self.naps,
+            &self.gso_fallbacks,
+            &self.tun_fallbacks,
+            &self.receive_overflows,
+        ];
+        self.egress.counters().chain(self.ingress.counters()).chain(own)
     }
 }
 
@@ -261,30 +268,8 @@ mod tests {
 
     #[test]
     fn a_total_leaves_nothing_out() {
-        let direction = |stats: &DirectionStats, first: u64| {
-            let named = [
-                &stats.packets_received,
-                &stats.bytes_received,
-                &stats.packets_forwarded,
-                &stats.bytes_forwarded,
-                &stats.reads,
-                &stats.writes,
-                &stats.icmp_sent,
-                &stats.icmp_limited,
-            ];
-            (first..).zip(named.into_iter().chain(&stats.drops)).for_each(|(n, c)| c.add(n));
-        };
         let worker = WorkerStats::default();
-        direction(&worker.egress, 100);
-        direction(&worker.ingress, 1000);
-        let rest = [
-            &worker.sleeps,
-            &worker.naps,
-            &worker.gso_fallbacks,
-            &worker.tun_fallbacks,
-            &worker.receive_overflows,
-        ];
-        (1..).zip(rest).for_each(|(number, counter)| counter.add(number));
+        (100..).zip(worker.counters()).for_each(|(number, counter)| counter.add(number));
         let peer = "192.0.2.1:8285".parse().unwrap();
         worker.failed_sends.add(peer, 3);
         let total = WorkerStats::total([&worker, &worker]);

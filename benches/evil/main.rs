@@ -7,6 +7,8 @@ mod honest;
 mod packets;
 mod pour;
 mod queues;
+#[path = "../../fuzz/bodies/slow_twin.rs"]
+mod slow_twin;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

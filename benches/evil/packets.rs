@@ -7,7 +7,8 @@
 use std::net::Ipv4Addr;
 
 use fastrand::Rng;
-use weft::packet::checksum;
+
+use crate::slow_twin::mend;
 
 /// Trains of one pool: with their packets about a second-level cache.
 const TRAINS: usize = 64;
@@ -244,42 +245,4 @@ fn damage(packet: &mut [u8], random: &mut Rng) {
             _ => random.u8(..),
         };
     }
-}
-
-/// Makes the checksums right, where there is room for them.
-pub(crate) fn mend(packet: &mut [u8], header: bool, transport: bool) {
-    if packet.len() < 20 {
-        return;
-    }
-    let header_bytes = usize::from(packet[0] & 15) * 4;
-    if !(20..=packet.len()).contains(&header_bytes) {
-        return;
-    }
-    if transport {
-        mend_transport(packet, header_bytes);
-    }
-    if header {
-        packet[10..12].fill(0);
-        let field = checksum::finish(checksum::sum(&packet[..header_bytes]));
-        packet[10..12].copy_from_slice(&field);
-    }
-}
-
-fn mend_transport(packet: &mut [u8], header_bytes: usize) {
-    let at = header_bytes
-        + match packet[9] {
-            TCP => 16,
-            UDP => 6,
-            _ => return,
-        };
-    if packet.len() < at + 2 {
-        return;
-    }
-    let address =
-        |at: usize| Ipv4Addr::from([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
-    let length_bytes = (packet.len() - header_bytes).min(0xffff) as u16;
-    let pseudo = checksum::pseudo_header(address(12), address(16), packet[9], length_bytes);
-    packet[at..at + 2].fill(0);
-    let field = checksum::finish(checksum::add(pseudo, checksum::sum(&packet[header_bytes..])));
-    packet[at..at + 2].copy_from_slice(&field);
 }

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{IoSlice, Read, Seek};
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,10 +15,11 @@ use anyhow::{Context, Result};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use weft::device::{Tun, TunOffload};
 use weft::offload::{PartialChecksum, Segmentation, SegmentationKind, VnetHeader};
-use weft::sys::Range;
-use weft::sys::udp::SendBatch;
+use weft::packet::Span;
+use weft::sys::udp::{Datagrams, SendBatch};
 
-use crate::packets::{Ends, Pool, Train, mend};
+use crate::packets::{Ends, Pool};
+use crate::slow_twin::mend;
 
 /// The addresses of the lab: the daemon under fire, a peer of it, and one that no lease names.
 pub(crate) const TARGET: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 1), 8285);
@@ -94,22 +96,26 @@ pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) 
     while !shared.stopped() {
         let (socket, pool) = &mut senders[trains % 2];
         let (train, random) = pool.next();
-        batch.clear();
-        if random.u8(..8) == 0 {
-            singles(train, &mut batch);
-        } else {
-            let whole = Range { offset: 0, bytes: train.bytes.len() };
-            let size = (train.bytes.len() > train.segment_bytes).then_some(train.segment_bytes);
-            batch.push(TARGET, size.map(|size| size as u16), std::iter::once(whole));
-        }
-        let count = train.bytes.len().div_ceil(train.segment_bytes) as u64;
-        if let Ok(sent) = batch.send(socket.as_fd(), &train.bytes, 0) {
-            let packets = if batch.len() == 1 { count } else { sent as u64 };
-            shared.sent_from_network.fetch_add(packets, Ordering::Relaxed);
+        let (train_bytes, segment_bytes) = (train.bytes.len(), train.segment_bytes);
+        // All packets in one message, or each in a datagram of its own.
+        let message_bytes = if random.u8(..8) == 0 { segment_bytes } else { train_bytes };
+        let messages = train_bytes.div_ceil(message_bytes).min(MESSAGES_MAX);
+        let sent = batch.send(
+            socket.as_fd(),
+            &train.bytes,
+            (0..train_bytes).step_by(message_bytes).take(messages).map(|at| Datagrams {
+                destination: TARGET,
+                segment_bytes: (message_bytes > segment_bytes).then_some(segment_bytes as u16),
+                spans: [Span::new(at, message_bytes.min(train_bytes - at))],
+            }),
+        );
+        if let Ok(sent) = sent {
+            let packets = if messages == 1 { train_bytes.div_ceil(segment_bytes) } else { sent };
+            shared.sent_from_network.fetch_add(packets as u64, Ordering::Relaxed);
         }
         trains += 1;
         // What a datagram of its own costs beside its bytes.
-        bytes += train.bytes.len() + batch.len() * 1024;
+        bytes += train_bytes + messages * 1024;
         if trains % LOOK_TRAINS == 0 || bytes > LOOK_BYTES {
             bytes = 0;
             while queue.bytes()? > QUEUE_BYTES_MAX && !shared.stopped() {
@@ -118,15 +124,6 @@ pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) 
         }
     }
     Ok(())
-}
-
-/// Each packet of the train as a datagram of its own.
-fn singles(train: &Train, batch: &mut SendBatch) {
-    let mut offset = 0;
-    for packet in train.bytes.chunks(train.segment_bytes).take(MESSAGES_MAX) {
-        batch.push(TARGET, None, std::iter::once(Range { offset, bytes: packet.len() }));
-        offset += packet.len();
-    }
 }
 
 /// How much lies in the receive queue of the daemon's socket, as the kernel accounts it.
@@ -160,7 +157,8 @@ impl ReceiveQueue {
 /// Packets and super-packets out of a device that stands for a pod, until it is told to stop.
 pub(crate) fn from_pod(shared: &Shared, host: &Path, seed: u64) -> Result<()> {
     enter(host)?;
-    let device = Tun::open("evil0", TunOffload { tso: true, uso: true })?;
+    let device =
+        Tun::open("evil0", TunOffload { tso: true, uso: true }, NonZeroU16::MIN)?.remove(0);
     ip(&["link", "set", "evil0", "up"])?;
     ip(&["route", "add", "10.5.1.128/25", "dev", "evil0"])?;
     let leases = [PEER_PODS, Ipv4Addr::new(10, 5, 2, 128), STRANGE_PODS, PEER_PODS];
@@ -224,7 +222,7 @@ fn next_write(pool: &mut Pool, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
     mend(packet, true, false);
     let header = VnetHeader {
         checksum: Some(PartialChecksum { start: ip_bytes as u16, offset }),
-        segmentation: std::num::NonZeroU16::new(segment_bytes as u16)
+        segmentation: NonZeroU16::new(segment_bytes as u16)
             .map(|payload_bytes| Segmentation { kind, payload_bytes }),
     };
     (header.encode((ip_bytes + 20) as u16), packet.len().div_ceil(segment_bytes))

@@ -4,11 +4,11 @@
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 
-use weft::forward::{Egress, Ingress, Train};
+use weft::forward::{Egress, GroBatch, Ingress};
 use weft::offload::{
-    CoalesceLimits, PartialChecksum, Piece, Segmentation, SegmentationKind, SendLimits,
-    VNET_HEADER_BYTES, VnetHeader,
+    CoalesceLimits, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
 };
+use weft::packet::Span;
 
 use crate::world::{POD, TCP, UDP, World, packet, pod_of, with_partial_checksum};
 
@@ -54,15 +54,15 @@ pub(crate) struct EgressBatch {
     world: World,
     egress: Egress,
     arena: Vec<u8>,
-    reads: Vec<([u8; VNET_HEADER_BYTES], Piece)>,
+    reads: Vec<([u8; VNET_HEADER_BYTES], Span)>,
     heads: Vec<[u8; HEAD_BYTES]>,
     round: usize,
     packets: usize,
 }
 
 impl EgressBatch {
-    /// Small packets to random ones of `peer_count` peers; `trains` or one datagram a send.
-    pub(crate) fn small(peer_count: usize, trains: bool) -> Self {
+    /// Small packets to random ones of `peer_count` peers; with GSO or one datagram a send.
+    pub(crate) fn small(peer_count: usize, gso: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(4);
         let packets = (0..ROUNDS * BATCH_PACKETS).map(|index| {
             let to = pod_of(rng.usize(0..peer_count));
@@ -70,7 +70,7 @@ impl EgressBatch {
         });
         let checksum = Some(PartialChecksum { start: 20, offset: 6 });
         let vnet_header = VnetHeader { checksum, segmentation: None };
-        Self::new(peer_count, trains, BATCH_PACKETS, packets.collect(), vnet_header, 1)
+        Self::new(peer_count, gso, BATCH_PACKETS, packets.collect(), vnet_header, 1)
     }
 
     /// Two full TCP super-packets, as much as a turn reads.
@@ -87,7 +87,7 @@ impl EgressBatch {
 
     fn new(
         peer_count: usize,
-        trains: bool,
+        gso: bool,
         reads: usize,
         packets: Vec<Vec<u8>>,
         vnet_header: VnetHeader,
@@ -96,15 +96,15 @@ impl EgressBatch {
         let headers_at = reads * STRIDE_BYTES;
         let mut arena = vec![0; headers_at + HEADERS_BYTES];
         let vnet_header = vnet_header.encode(0);
-        let at = |index: usize| Piece::new(index * STRIDE_BYTES, packets[index].len());
+        let at = |index: usize| Span::new(index * STRIDE_BYTES, packets[index].len());
         for (index, packet) in packets[..reads].iter().enumerate() {
             arena[at(index).range()].copy_from_slice(packet);
         }
-        let limits = SendLimits { segments_max: if trains { SEGMENTS_MAX } else { 1 } };
+        let segments_max = if gso { SEGMENTS_MAX } else { 1 };
         let head = |packet: &Vec<u8>| *packet.first_chunk().expect("longer than its headers");
         Self {
             world: World::new(peer_count),
-            egress: Egress::new(limits, headers_at),
+            egress: Egress::new(segments_max, headers_at),
             arena,
             reads: (0..reads).map(|index| (vnet_header, at(index))).collect(),
             heads: packets.iter().map(head).collect(),
@@ -137,11 +137,11 @@ impl Batch for EgressBatch {
         let mut sent = 0;
         for index in 0..self.reads.len() {
             let (vnet_header, packet) = self.reads[index];
-            let pass = self.world.pass();
-            let mut taken = self.egress.process(&pass, &mut self.arena, &vnet_header, packet);
+            let context = self.world.context();
+            let mut taken = self.egress.process(&context, &mut self.arena, &vnet_header, packet);
             while taken.is_err() {
                 sent += self.send();
-                taken = self.egress.resume(&self.world.pass(), &mut self.arena);
+                taken = self.egress.resume(&self.world.context(), &mut self.arena);
             }
         }
         sent + self.send()
@@ -154,18 +154,18 @@ impl Drop for EgressBatch {
     }
 }
 
-/// Trains from the network.
+/// GRO batches from the network.
 pub(crate) struct IngressBatch {
     world: World,
     ingress: Ingress,
     arena: Vec<u8>,
-    trains: Vec<Train>,
+    batches: Vec<GroBatch>,
     heads: Vec<(usize, [u8; HEAD_BYTES])>,
 }
 
 impl IngressBatch {
-    /// One train of small packets.
-    pub(crate) fn small_train() -> Self {
+    /// One GRO batch of small packets.
+    pub(crate) fn small_batch() -> Self {
         Self::new(UDP, BATCH_PACKETS, SMALL_BYTES, BATCH_PACKETS)
     }
 
@@ -174,30 +174,30 @@ impl IngressBatch {
         Self::new(UDP, BATCH_PACKETS, SMALL_BYTES, 1)
     }
 
-    /// Two trains of full TCP packets, as many as fit.
+    /// Two GRO batches of full TCP packets, as many as fit.
     pub(crate) fn full() -> Self {
         Self::new(TCP, 2 * (FULL_PACKETS - 1), FULL_BYTES, FULL_PACKETS - 1)
     }
 
-    fn new(protocol: u8, count: usize, payload_bytes: usize, per_train: usize) -> Self {
+    fn new(protocol: u8, count: usize, payload_bytes: usize, per_batch: usize) -> Self {
         let world = World::new(10_000);
         let sender: SocketAddrV4 = world.table.peers()[0].address;
         let flow = (pod_of(0), POD);
         let packets: Vec<_> =
             (0..count).map(|index| packet(protocol, flow, index, payload_bytes)).collect();
-        let mut arena = vec![0; count.div_ceil(per_train) * STRIDE_BYTES];
-        let (mut trains, mut heads) = (Vec::new(), Vec::new());
-        for (index, train) in packets.chunks(per_train).enumerate() {
-            let bytes = Piece::new(index * STRIDE_BYTES, train.iter().map(Vec::len).sum());
-            arena[bytes.range()].copy_from_slice(&train.concat());
-            let segment_bytes = if train.len() > 1 { train[0].len() as u16 } else { 0 };
-            trains.push(Train { bytes, segment_bytes, sender });
-            heads.extend(train.iter().enumerate().map(|(place, packet)| {
+        let mut arena = vec![0; count.div_ceil(per_batch) * STRIDE_BYTES];
+        let (mut batches, mut heads) = (Vec::new(), Vec::new());
+        for (index, batch) in packets.chunks(per_batch).enumerate() {
+            let span = Span::new(index * STRIDE_BYTES, batch.iter().map(Vec::len).sum());
+            arena[span.range()].copy_from_slice(&batch.concat());
+            let segment_bytes = if batch.len() > 1 { batch[0].len() as u16 } else { 0 };
+            batches.push(GroBatch { span, segment_bytes, sender });
+            heads.extend(batch.iter().enumerate().map(|(place, packet)| {
                 let head = *packet.first_chunk().expect("longer than its headers");
-                (bytes.offset as usize + place * packet.len(), head)
+                (span.offset as usize + place * packet.len(), head)
             }));
         }
-        Self { world, ingress: Ingress::new(LIMITS), arena, trains, heads }
+        Self { world, ingress: Ingress::new(LIMITS), arena, batches, heads }
     }
 
     fn write(&mut self) -> usize {
@@ -222,12 +222,12 @@ impl Batch for IngressBatch {
 
     fn pass(&mut self) -> usize {
         let mut written = 0;
-        for index in 0..self.trains.len() {
-            let pass = self.world.pass();
-            let mut taken = self.ingress.process(&pass, &mut self.arena, self.trains[index]);
+        for index in 0..self.batches.len() {
+            let context = self.world.context();
+            let mut taken = self.ingress.process(&context, &mut self.arena, self.batches[index]);
             while taken.is_err() {
                 written += self.write();
-                taken = self.ingress.resume(&self.world.pass(), &mut self.arena);
+                taken = self.ingress.resume(&self.world.context(), &mut self.arena);
             }
         }
         written + self.write()
@@ -246,11 +246,11 @@ type Case = (&'static str, fn() -> Box<dyn Batch>);
 /// Every batch.
 pub(crate) const CASES: &[Case] = &[
     ("egress 64 small", || Box::new(EgressBatch::small(1, true))),
-    ("egress 64 small, no trains", || Box::new(EgressBatch::small(1, false))),
+    ("egress 64 small, no GSO", || Box::new(EgressBatch::small(1, false))),
     ("egress 64 small, 10000 peers", || Box::new(EgressBatch::small(10_000, true))),
-    ("egress 64 small, 10000 peers, no trains", || Box::new(EgressBatch::small(10_000, false))),
+    ("egress 64 small, 10000 peers, no GSO", || Box::new(EgressBatch::small(10_000, false))),
     ("egress 2 super-packets", || Box::new(EgressBatch::full())),
-    ("ingress train of 64 small", || Box::new(IngressBatch::small_train())),
+    ("ingress GRO batch of 64 small", || Box::new(IngressBatch::small_batch())),
     ("ingress 64 small singles", || Box::new(IngressBatch::small_singles())),
-    ("ingress 2 full trains", || Box::new(IngressBatch::full())),
+    ("ingress 2 full GRO batches", || Box::new(IngressBatch::full())),
 ];

@@ -11,8 +11,9 @@ use internet_checksum::Checksum;
 use ipnet::Ipv4Net;
 use prefix_trie::PrefixMap;
 use weft::offload::{
-    CoalesceLimits, Coalescer, HEADER_BYTES_MAX, Piece, Segmentation, SegmentationKind, Splitter,
+    CoalesceLimits, Coalescer, HEADER_BYTES_MAX, Segmentation, SegmentationKind, Splitter,
 };
+use weft::packet::Span;
 use weft::packet::ipv4::Ipv4Header;
 
 use crate::batches::{BATCH_PACKETS, Batch, CASES, FULL_BYTES, FULL_PACKETS, SMALL_BYTES};
@@ -133,8 +134,8 @@ pub(crate) fn split(c: &mut Criterion) {
     let mut out = [0; HEADER_BYTES_MAX];
     group.bench_function("super-packet", |b| {
         b.iter(|| {
-            let piece = Piece::new(0, bytes.len());
-            let mut splitter = Splitter::new(piece, &bytes, &header, segmentation).expect("valid");
+            let span = Span::new(0, bytes.len());
+            let mut splitter = Splitter::new(span, &bytes, &header, segmentation).expect("valid");
             while splitter.next(&bytes, &mut out).is_some() {
                 black_box(&out);
             }
@@ -165,8 +166,8 @@ pub(crate) fn coalesce(c: &mut Criterion) {
                 coalescer.clear();
                 for (index, header) in headers.iter().enumerate() {
                     let bytes = packets[index].len();
-                    let piece = Piece::new(index * bytes, bytes);
-                    coalescer.push(&arena, piece, header).expect("the plan has room");
+                    let span = Span::new(index * bytes, bytes);
+                    coalescer.push(&arena, span, header).expect("the plan has room");
                 }
                 coalescer.items().len()
             });

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use weft::forward::{IcmpLimiter, Local, Pass};
+use weft::forward::{Context, IcmpLimiter, Local};
 use weft::route::{Peer, Prefix, Table};
 use weft::stats::DirectionStats;
 
@@ -77,9 +77,9 @@ impl World {
         }
     }
 
-    pub(crate) fn pass(&self) -> Pass<'_> {
+    pub(crate) fn context(&self) -> Context<'_> {
         let Self { local, table, stats, icmp_limit } = self;
-        Pass { local, table, stats, icmp_limit, now_ns: 0 }
+        Context { local, table, stats, icmp_limit, now_ns: 0 }
     }
 
     /// Fails the benchmark if anything was dropped: it would measure something else.

@@ -8,13 +8,13 @@ use std::os::fd::AsFd;
 
 use anyhow::Result;
 use weft::device::Tun;
-use weft::packet::checksum;
-use weft::sys::udp::{ReceiveBatch, SendBatch};
-use weft::sys::{Range, Slots};
+use weft::packet::{Span, checksum};
+use weft::sys::Slots;
+use weft::sys::udp::{Datagrams, ReceiveBatch, SendBatch};
 
 use super::Table;
 use super::lab::{
-    Feeder, Fill, Lab, SMALL_PACKET_BYTES, TRAIN_BYTES, TRAIN_SEGMENT_BYTES, empty, now,
+    Feeder, Fill, Lab, SMALL_PACKET_BYTES, TRAIN_BYTES, TRAIN_SEGMENT_BYTES, empty, now, readv,
     thread_time,
 };
 use super::raw::{Armed, Operation, Ring, SLOT_BYTES, Setup, VNET_BYTES};
@@ -85,7 +85,7 @@ fn read_each<'a>(name: &str, tun: &'a Tun, slots: usize) -> Way<'a> {
             let slot = &mut arena[turn * SLOT_BYTES..][..SLOT_BYTES];
             turn = (turn + 1) % slots;
             let mut header = [0; VNET_BYTES];
-            let bytes = tun.read(&mut header, slot).expect("the queue is full");
+            let bytes = readv(tun, &mut header, slot).expect("the queue is full");
             look(&slot[..bytes]);
         }
     })
@@ -359,12 +359,12 @@ pub(crate) fn sends(table: &mut Table, lab: &Lab) -> Result<()> {
             let mut batch = SendBatch::new(size, size);
             ways.push(Way::new(format!("sendmmsg x {size}"), move |count| {
                 for _ in 0..count / size {
-                    batch.clear();
-                    for slot in 0..size {
-                        let range = Range { offset: slot * SLOT_BYTES, bytes };
-                        batch.push(to, segment_bytes, std::iter::once(range));
-                    }
-                    let sent = batch.send(lab.sender.as_fd(), &arena, 0);
+                    let messages = (0..size).map(|slot| Datagrams {
+                        destination: to,
+                        segment_bytes,
+                        spans: [Span::new(slot * SLOT_BYTES, bytes)],
+                    });
+                    let sent = batch.send(lab.sender.as_fd(), &arena, messages);
                     assert!(sent.is_ok_and(|sent| sent == size), "all are sent");
                 }
             }));
@@ -425,7 +425,7 @@ pub(crate) fn refusals(table: &mut Table, lab: &Lab) -> Result<()> {
         Way::new("readv", |count| {
             for _ in 0..count {
                 let mut header = [0; VNET_BYTES];
-                assert!(lab.tun.read(&mut header, &mut slot).is_err(), "the device is empty");
+                assert!(readv(&lab.tun, &mut header, &mut slot).is_err(), "the device is empty");
             }
         }),
         Way::new("read", |count| {
@@ -473,7 +473,7 @@ pub(crate) fn turns(table: &mut Table, lab: &Lab, feeder: &Feeder) -> Result<()>
     let mut batch = ReceiveBatch::new(64);
     let mut ways = vec![Way::new("readv until refused, then recvmmsg x 64", move |_| {
         let mut header = [0; VNET_BYTES];
-        while lab.tun.read(&mut header, &mut arena[..SLOT_BYTES]).is_ok() {}
+        while readv(&lab.tun, &mut header, &mut arena[..SLOT_BYTES]).is_ok() {}
         let came = batch.receive(lab.socket.as_fd(), &mut arena, SLOTS, 0..64);
         assert!(came.is_err(), "the socket is empty");
     })];

@@ -1,8 +1,9 @@
 //! Where the measuring happens: a TUN device and two UDP sockets in a network namespace that ends
 //! with the process, a thread on the other core that fills their queues, and clocks.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::net::{SocketAddrV4, UdpSocket};
+use std::num::NonZeroU16;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::process::Command;
 use std::sync::Arc;
@@ -15,8 +16,10 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use weft::device::{Tun, TunOffload};
-use weft::sys::Range;
-use weft::sys::udp::{self, SendBatch};
+use weft::packet::Span;
+use weft::sys::udp::{self, Datagrams, SendBatch};
+
+use super::raw::VNET_BYTES;
 
 /// Bytes of user data in a small packet, and of a segment of a train.
 pub(crate) const SMALL_BYTES: usize = 64;
@@ -64,7 +67,8 @@ impl Lab {
         super::raw::leave_network().context("unshare the network namespace; run as root")?;
         std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").ok();
         std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").ok();
-        let tun = Tun::open("choices%d", TunOffload { tso: true, uso: true })?;
+        let tun =
+            Tun::open("choices%d", TunOffload { tso: true, uso: true }, NonZeroU16::MIN)?.remove(0);
         ensure!(tun.offload().uso, "the kernel has no UDP super-packets on TUN devices (6.2)");
         ip("link set lo up")?;
         ip(&format!("link set {} mtu 1472 txqueuelen 8192 up", tun.name()))?;
@@ -188,9 +192,10 @@ impl Feeder {
                     Fill::UdpTrain => (to_socket, TRAIN_BYTES, Some(TRAIN_SEGMENT_BYTES)),
                 };
                 for _ in 0..count {
-                    batch.clear();
-                    batch.push(to, segment_bytes, std::iter::once(Range { offset: 0, bytes }));
-                    batch.send(socket.as_fd(), &arena, 0).expect("the queue has room");
+                    let spans = [Span::new(0, bytes)];
+                    let message = Datagrams { destination: to, segment_bytes, spans };
+                    let sent = batch.send(socket.as_fd(), &arena, std::iter::once(message));
+                    sent.expect("the queue has room");
                 }
                 tell.store(true, Ordering::Release);
             }
@@ -211,4 +216,10 @@ impl Feeder {
             std::hint::spin_loop();
         }
     }
+}
+
+/// Reads a packet of the device with readv, its offload header apart.
+pub(crate) fn readv(tun: &Tun, header: &mut [u8], packet: &mut [u8]) -> io::Result<usize> {
+    let mut parts = [IoSliceMut::new(header), IoSliceMut::new(packet)];
+    Ok(rustix::io::readv(tun, &mut parts)?.saturating_sub(VNET_BYTES))
 }

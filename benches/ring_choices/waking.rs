@@ -11,7 +11,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::thread::{NanosleepRelativeResult, nanosleep};
 
-use super::lab::{BEYOND, Lab, SMALL_BYTES, now, pin_other, pin_worker, thread_time};
+use super::lab::{BEYOND, Lab, SMALL_BYTES, now, pin_other, pin_worker, readv, thread_time};
 use super::raw::{Armed, Operation, Ring, SLOT_BYTES, Setup, VNET_BYTES};
 
 const TUN: usize = 0;
@@ -263,7 +263,7 @@ impl Reader {
         match &mut self.ring {
             None => {
                 let mut header = [0; VNET_BYTES];
-                while lab.tun.read(&mut header, &mut self.packet).is_ok() {
+                while readv(&lab.tun, &mut header, &mut self.packet).is_ok() {
                     note(&mut self.latencies, &self.packet[DATA_AT - VNET_BYTES..]);
                 }
             }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
-use weft::sys::Range;
-use weft::sys::udp::SendBatch;
+use weft::packet::Span;
+use weft::sys::udp::{Datagrams, SendBatch};
 
 use crate::pace::{BURST_PACKETS_MAX, Due, Pace};
 use crate::sink_of;
@@ -39,6 +39,10 @@ impl Mix {
         ];
         let fits = (middle..=1500).contains(&mtu);
         fits.then(|| Self(packets.iter().map(|bytes| bytes - IP_UDP_BYTES).collect()))
+    }
+
+    fn bytes(&self, at: usize) -> usize {
+        self.0[at % self.0.len()]
     }
 }
 
@@ -143,17 +147,19 @@ impl Sender {
     /// were never offered.
     fn burst(&mut self, flow: usize, packets: usize) -> Result<usize> {
         let (socket, sequence) = &mut self.flows[flow];
-        self.batch.clear();
         for slot in 0..packets {
-            let bytes = self.mix.0[(self.mix_at + slot) % self.mix.0.len()];
             let sequence = *sequence + slot as u64;
             let header =
                 Header { kind: Kind::Data, trial: self.trial, flow: flow as u32, sequence };
             let offset = slot * SLOT_BYTES;
             self.arena[offset..offset + HEADER_BYTES].copy_from_slice(&header.encode());
-            self.batch.push(self.sink, None, std::iter::once(Range { offset, bytes }));
         }
-        match self.batch.send(socket.as_fd(), &self.arena, 0) {
+        let messages = (0..packets).map(|slot| Datagrams {
+            destination: self.sink,
+            segment_bytes: None,
+            spans: [Span::new(slot * SLOT_BYTES, self.mix.bytes(self.mix_at + slot))],
+        });
+        match self.batch.send(socket.as_fd(), &self.arena, messages) {
             Ok(sent) => {
                 *sequence += sent as u64;
                 self.mix_at = (self.mix_at + sent) % self.mix.0.len();

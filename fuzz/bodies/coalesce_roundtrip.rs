@@ -6,7 +6,8 @@
 use std::cell::Cell;
 use std::net::Ipv4Addr;
 
-use weft::offload::{CoalesceLimits, Coalescer, Piece, VNET_HEADER_BYTES};
+use weft::offload::{CoalesceLimits, Coalescer, VNET_HEADER_BYTES};
+use weft::packet::Span;
 use weft::packet::ipv4::Ipv4Header;
 
 use crate::packets::Packets;
@@ -31,7 +32,7 @@ struct Bench {
 
 /// A packet that was pushed.
 struct Pending {
-    packet: Piece,
+    packet: Span,
     flow: FlowKey,
     is_out: bool,
 }
@@ -77,7 +78,7 @@ impl Bench {
                 continue;
             };
             self.arena.truncate(start + usize::from(header.total_bytes));
-            let packet = Piece::new(start, usize::from(header.total_bytes));
+            let packet = Span::new(start, usize::from(header.total_bytes));
             if self.coalescer.push(&self.arena, packet, &header).is_err() {
                 self.flush();
                 self.coalescer.push(&self.arena, packet, &header).expect("the plan is empty");
@@ -98,15 +99,16 @@ impl Bench {
         for (index, item) in coalescer.items().iter().enumerate() {
             let count = usize::from(item.packets);
             let cut = if count > 1 {
-                let parts = coalescer.pieces(index).iter().flat_map(|piece| &arena[piece.range()]);
+                let parts = coalescer.spans(index).iter().flat_map(|span| &arena[span.range()]);
                 let written = parts.copied().collect();
                 slow_twin::as_the_kernel_cuts(&item.vnet_header, written, count)
             } else {
                 assert_eq!(item.vnet_header, [0; VNET_HEADER_BYTES], "a single packet is whole");
-                vec![arena[coalescer.pieces(index)[0].range()].to_vec()]
+                vec![arena[coalescer.spans(index)[0].range()].to_vec()]
             };
             let mut segments = cut.iter();
-            coalescer.unmerge(arena, index, |packet| {
+            for span in coalescer.unmerge(arena, index) {
+                let packet = &arena[span.range()];
                 let segment = segments.next().expect("as many packets as segments");
                 assert!(same(segment, packet, true), "cut {segment:02x?} is not {packet:02x?}");
                 let flow = flow_of(packet);
@@ -117,7 +119,7 @@ impl Bench {
                 assert!(same(pushed, packet, false), "pushed {pushed:02x?}, back {packet:02x?}");
                 next.is_out = true;
                 first += pending[first..].iter().take_while(|packet| packet.is_out).count();
-            });
+            }
             assert!(segments.next().is_none(), "unmerging lost a packet");
         }
         assert!(pending.iter().all(|packet| packet.is_out), "a packet was lost");

@@ -1,9 +1,9 @@
-//! One input of the `forward_walk` target: batches of reads from the TUN device and of trains
-//! from the network.
+//! One input of the `forward_walk` target: batches of reads from the TUN device and of GRO
+//! batches from the network.
 //!
 //! The input is a row of reads: a byte that says which way, who sends, and whether the batch ends
 //! here, then what the way needs, then the read's packets, see `packets`. From the TUN device
-//! come an offload header and a packet; from the network packets that form a train as the
+//! come an offload header and a packet; from the network packets that form a GRO batch as the
 //! kernel's receive offload forms them, of equal length up to a shorter one, or one of any
 //! segment size. Every packet has exactly one outcome, and nothing malformed or misaddressed
 //! comes out.
@@ -13,8 +13,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use weft::forward::{Egress, IcmpLimiter, Ingress, Local, Pass, Train};
-use weft::offload::{CoalesceLimits, Piece, SendLimits, VNET_HEADER_BYTES};
+use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Local};
+use weft::offload::{CoalesceLimits, VNET_HEADER_BYTES};
+use weft::packet::Span;
 use weft::packet::ipv4::Ipv4Header;
 use weft::route::{Peer, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
@@ -119,7 +120,7 @@ impl Walk {
             peers,
             stats: WorkerStats::default(),
             icmp_limit: IcmpLimiter::new(),
-            egress: Egress::new(SendLimits { segments_max: 64 }, HEADERS_AT),
+            egress: Egress::new(64, HEADERS_AT),
             ingress: Ingress::new(CoalesceLimits { tcp: true, udp_segments_max: 64 }),
             arena: vec![0; ARENA_BYTES],
             used_bytes: 0,
@@ -138,14 +139,14 @@ impl Walk {
     }
 
     /// Puts `bytes` behind what the batch holds; ends the batch first if they don't fit.
-    fn place(&mut self, bytes: &[u8]) -> Piece {
+    fn place(&mut self, bytes: &[u8]) -> Span {
         if self.used_bytes + bytes.len() > HEADERS_AT {
             self.end_batch();
         }
-        let piece = Piece::new(self.used_bytes, bytes.len());
-        self.arena[piece.range()].copy_from_slice(bytes);
+        let span = Span::new(self.used_bytes, bytes.len());
+        self.arena[span.range()].copy_from_slice(bytes);
         self.used_bytes += bytes.len();
-        piece
+        span
     }
 
     fn read(&mut self, how: u8, packets: &mut Packets<'_>, bytes: &mut Vec<u8>) {
@@ -160,11 +161,11 @@ impl Walk {
         let packet = self.place(bytes);
         let stats = &self.stats.egress;
         let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
-        let pass = Pass { local, table, stats, icmp_limit, now_ns: self.now_ns };
-        let mut taken = self.egress.process(&pass, &mut self.arena, &vnet_header, packet);
+        let context = Context { local, table, stats, icmp_limit, now_ns: self.now_ns };
+        let mut taken = self.egress.process(&context, &mut self.arena, &vnet_header, packet);
         while taken.is_err() {
             self.sent += sent(&mut self.egress, &self.table, &self.arena);
-            taken = self.egress.resume(&pass, &mut self.arena);
+            taken = self.egress.resume(&context, &mut self.arena);
         }
     }
 
@@ -189,14 +190,14 @@ impl Walk {
         bytes.truncate(65_507);
         let segment_bytes = any_size.map_or(first_bytes as u16, u16::from);
         let sender = SENDERS[usize::from(how >> 6)];
-        let train = Train { bytes: self.place(bytes), segment_bytes, sender };
+        let batch = GroBatch { span: self.place(bytes), segment_bytes, sender };
         let stats = &self.stats.ingress;
         let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
-        let pass = Pass { local, table, stats, icmp_limit, now_ns: self.now_ns };
-        let mut taken = self.ingress.process(&pass, &mut self.arena, train);
+        let context = Context { local, table, stats, icmp_limit, now_ns: self.now_ns };
+        let mut taken = self.ingress.process(&context, &mut self.arena, batch);
         while taken.is_err() {
             self.written += written(&mut self.ingress, &self.local, &mut self.arena);
-            taken = self.ingress.resume(&pass, &mut self.arena);
+            taken = self.ingress.resume(&context, &mut self.arena);
         }
     }
 
@@ -228,16 +229,16 @@ fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
     let mut datagrams = 0;
     let mut bytes = Vec::new();
     for (index, message) in plan.messages().iter().enumerate() {
-        plan.for_each_datagram(index, |pieces| {
+        for spans in plan.datagrams(index) {
             bytes.clear();
-            for piece in pieces {
-                bytes.extend_from_slice(&arena[piece.range()]);
+            for span in spans {
+                bytes.extend_from_slice(&arena[span.range()]);
             }
             let header = whole(&bytes);
-            let (_, peer) = table.lookup(header.destination).expect("somebody leases it");
+            let peer = table.lookup(header.destination).expect("somebody leases it");
             assert_eq!(peer.address, message.destination, "sent to the wrong peer");
             datagrams += 1;
-        });
+        }
     }
     egress.sent();
     datagrams
@@ -249,12 +250,12 @@ fn written(ingress: &mut Ingress, local: &Local, arena: &mut [u8]) -> u64 {
     plan.finish(arena);
     let mut packets = 0;
     for index in 0..plan.items().len() {
-        plan.unmerge(arena, index, |packet| {
-            let header = whole(packet);
+        for span in plan.unmerge(arena, index) {
+            let header = whole(&arena[span.range()]);
             assert!(local.subnet.contains(header.destination), "{} got in", header.destination);
             assert!(!local.subnet.contains(header.source), "{} got in", header.source);
             packets += 1;
-        });
+        }
     }
     plan.clear();
     packets

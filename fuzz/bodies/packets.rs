@@ -8,7 +8,7 @@
 
 use std::net::Ipv4Addr;
 
-use weft::packet::checksum;
+use crate::slow_twin;
 
 const RECORD_BYTES: usize = 4;
 
@@ -192,42 +192,9 @@ impl<'a> Packets<'a> {
 
 /// Makes lengths and checksums right, those that `how` doesn't keep as they are.
 fn mend(packet: &mut [u8], how: u8) {
-    if packet.len() < 20 {
-        return;
-    }
-    if how & KEEP_TOTAL_LENGTH == 0 {
+    if packet.len() >= 20 && how & KEEP_TOTAL_LENGTH == 0 {
         let total_bytes = packet.len().min(0xffff) as u16;
         packet[2..4].copy_from_slice(&total_bytes.to_be_bytes());
     }
-    let header_bytes = usize::from(packet[0] & 15) * 4;
-    if !(20..=packet.len()).contains(&header_bytes) {
-        return;
-    }
-    if how & KEEP_TRANSPORT_CHECKSUM == 0 {
-        mend_transport(packet, header_bytes);
-    }
-    if how & KEEP_IP_CHECKSUM == 0 {
-        packet[10..12].fill(0);
-        let field = checksum::finish(checksum::sum(&packet[..header_bytes]));
-        packet[10..12].copy_from_slice(&field);
-    }
-}
-
-fn mend_transport(packet: &mut [u8], header_bytes: usize) {
-    let at = header_bytes
-        + match packet[9] {
-            TCP => 16,
-            UDP => 6,
-            _ => return,
-        };
-    if packet.len() < at + 2 {
-        return;
-    }
-    let address = |at: usize| <[u8; 4]>::try_from(&packet[at..at + 4]).expect("four bytes").into();
-    let transport_bytes = (packet.len() - header_bytes).min(0xffff) as u16;
-    let pseudo = checksum::pseudo_header(address(12), address(16), packet[9], transport_bytes);
-    packet[at..at + 2].fill(0);
-    let field = checksum::finish(checksum::add(pseudo, checksum::sum(&packet[header_bytes..])));
-    let is_zero_udp = packet[9] == UDP && field == [0, 0];
-    packet[at..at + 2].copy_from_slice(&if is_zero_udp { [0xff; 2] } else { field });
+    slow_twin::mend(packet, how & KEEP_IP_CHECKSUM == 0, how & KEEP_TRANSPORT_CHECKSUM == 0);
 }

@@ -42,19 +42,34 @@ pub(crate) fn fold(mut sum: u32) -> u16 {
 
 /// Makes the header and transport checksums right.
 pub(crate) fn set_checksums(packet: &mut [u8]) {
-    let header_bytes = usize::from(packet[0] & 15) * 4;
-    packet[10..12].fill(0);
-    let ip = !fold(word_sum(&packet[..header_bytes]));
-    packet[10..12].copy_from_slice(&ip.to_be_bytes());
-    let at = header_bytes + if packet[9] == TCP { 16 } else { 6 };
-    packet[at..at + 2].fill(0);
-    let mut sum = word_sum(&packet[12..20]) + u32::from(packet[9]);
-    sum += (packet.len() - header_bytes) as u32;
-    let mut checksum = !fold(sum + long_sum(&packet[header_bytes..]));
-    if packet[9] == UDP && checksum == 0 {
-        checksum = 0xffff;
+    mend(packet, true, true);
+}
+
+/// Makes the checksum of the IPv4 `header` right, and that of TCP or UDP behind it, of packets that
+/// chance has shaped: where there is room for them.
+pub(crate) fn mend(packet: &mut [u8], header: bool, transport: bool) {
+    let header_bytes = packet.first().map_or(0, |first| usize::from(first & 15) * 4);
+    if packet.len() < 20 || !(20..=packet.len()).contains(&header_bytes) {
+        return;
     }
-    packet[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    let field = match packet[9] {
+        TCP => header_bytes + 16,
+        UDP => header_bytes + 6,
+        _ => usize::MAX - 2,
+    };
+    if transport && field + 2 <= packet.len() {
+        packet[field..field + 2].fill(0);
+        let length_bytes = (packet.len() - header_bytes).min(0xffff) as u32;
+        let pseudo = word_sum(&packet[12..20]) + u32::from(packet[9]) + length_bytes;
+        let sum = !fold(pseudo + long_sum(&packet[header_bytes..]));
+        let sum = if packet[9] == UDP && sum == 0 { 0xffff } else { sum };
+        packet[field..field + 2].copy_from_slice(&sum.to_be_bytes());
+    }
+    if header {
+        packet[10..12].fill(0);
+        let sum = !fold(word_sum(&packet[..header_bytes]));
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    }
 }
 
 /// What the kernel's segmentation would make of a super-packet, by plain copying.

@@ -5,8 +5,8 @@
 //! bytes of offload header and the packet follow. What the splitter takes must come out as the
 //! slow twin cuts it.
 
-use weft::offload::{HEADER_BYTES_MAX, Piece, SegmentationKind, Splitter, VnetHeader};
-use weft::packet::checksum;
+use weft::offload::{HEADER_BYTES_MAX, SegmentationKind, Splitter, VnetHeader};
+use weft::packet::Span;
 use weft::packet::ipv4::Ipv4Header;
 
 use crate::slow_twin;
@@ -24,8 +24,8 @@ pub(crate) fn run(data: &[u8]) {
     };
     let Ok(header) = Ipv4Header::parse(&packet) else { return };
     let packet = &packet[..usize::from(header.total_bytes)];
-    let whole = Piece::new(0, packet.len());
-    let Ok(mut splitter) = Splitter::new(whole, packet, &header, segmentation) else { return };
+    let whole = Span::new(0, packet.len());
+    let Some(mut splitter) = Splitter::new(whole, packet, &header, segmentation) else { return };
     let (segments, bytes) = (splitter.segments_left(), splitter.bytes_left());
     let largest_bytes = splitter.segment_bytes_max();
     if segments > SEGMENTS_MAX {
@@ -66,11 +66,6 @@ fn repaired(mut packet: Vec<u8>, repairs: u8) -> Vec<u8> {
     if repairs & 4 != 0 {
         packet[9] = if repairs & 0x20 != 0 { 17 } else { 6 };
     }
-    let header_bytes = usize::from(packet[0] & 15) * 4;
-    if repairs & 8 != 0 && (20..=packet.len()).contains(&header_bytes) {
-        packet[10..12].fill(0);
-        let field = checksum::finish(checksum::sum(&packet[..header_bytes]));
-        packet[10..12].copy_from_slice(&field);
-    }
+    slow_twin::mend(&mut packet, repairs & 8 != 0, false);
     packet
 }

@@ -8,5 +8,7 @@ use libfuzzer_sys::fuzz_target;
 mod body;
 #[path = "../bodies/packets.rs"]
 mod packets;
+#[path = "../bodies/slow_twin.rs"]
+mod slow_twin;
 
 fuzz_target!(|data: &[u8]| body::run(data));

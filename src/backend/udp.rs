@@ -338,7 +338,7 @@ impl Keeper {
             engines.join(" and "),
             on(self.plane.offload.tso),
             on(self.plane.offload.uso),
-            match socket.limits().segments_max {
+            match socket.segments_max() {
                 0 | 1 => "off".to_owned(),
                 segments => format!("up to {segments}"),
             },
@@ -425,7 +425,7 @@ fn open_queues(
     count: NonZeroU16,
 ) -> Result<Vec<Tun>, TunError> {
     let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
-    let queues = Tun::open_queues(name, wanted, count)?;
+    let queues = Tun::open(name, wanted, count)?;
     if count.get() > 1
         && let Err(error) = queues[0].steer_by_flow()
     {

@@ -2,6 +2,7 @@
 //! features probed and its buffers sized.
 
 use std::io;
+use std::iter::once;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,17 +10,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::offload::SendLimits;
-use crate::sys::{Range, udp as sys};
+use crate::packet::Span;
+use crate::sys::udp::{self as sys, Datagrams};
 
-/// Receive buffer: some 20 full trains by the kernel's accounting, a few milliseconds at 10 Gb/s;
+/// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at 10 Gb/s;
 /// larger buffers only move the queue out of the cache.
 const RECEIVE_BUFFER_BYTES: i32 = 4 << 20;
 
 /// Send buffer: what one batch holds, several times over.
 const SEND_BUFFER_BYTES: i32 = 4 << 20;
 
-/// Train lengths to try, longest first: UDP_MAX_SEGMENTS is 128 since kernel 6.9, 64 before.
+/// Segments of a GSO batch to try, most first: UDP_MAX_SEGMENTS is 128 since kernel 6.9, 64 before.
 const SEGMENT_CANDIDATES: [u16; 2] = [128, 64];
 
 /// The socket could not be opened.
@@ -63,7 +64,7 @@ impl SocketError {
 pub struct TunnelSocket {
     socket: UdpSocket,
     address: SocketAddrV4,
-    limits: SendLimits,
+    segments_max: u16,
     gro: bool,
     /// Whether datagrams may be fragmented now.
     fragmenting: AtomicBool,
@@ -74,8 +75,8 @@ pub struct TunnelSocket {
 }
 
 impl TunnelSocket {
-    /// Binds to `address` and switches on what the kernel has of `gso` (trains out) and `gro`
-    /// (trains in).
+    /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
+    /// (batches in).
     pub fn bind(address: SocketAddrV4, gso: bool, gro: bool) -> Result<Self, SocketError> {
         let socket = open(address).map_err(|source| SocketError::Bind { address, source })?;
         Ok(Self::prepare(socket, address, gso, gro))
@@ -116,16 +117,14 @@ impl TunnelSocket {
         }
         // Only a counter is lost on a kernel without it.
         sys::enable_overflow_count(socket.as_fd()).ok();
-        let limits = match gso && sys::supports_segment(socket.as_fd()) {
-            true => SendLimits { segments_max: probe_segments_max() },
-            false => SendLimits::SINGLE,
-        };
+        let gso = gso && sys::supports_segment(socket.as_fd());
+        let segments_max = if gso { probe_segments_max() } else { 1 };
         let gro = gro && sys::enable_gro(socket.as_fd()).is_ok();
         sys::set_fragmenting(socket.as_fd(), false).ok();
         Self {
             socket,
             address,
-            limits,
+            segments_max,
             gro,
             fragmenting: AtomicBool::new(false),
             always_fragmenting: AtomicBool::new(false),
@@ -174,13 +173,13 @@ impl TunnelSocket {
         self.address
     }
 
-    /// What one send may hold.
+    /// Datagrams that one send may hold, 1 without GSO.
     #[must_use]
-    pub fn limits(&self) -> SendLimits {
-        self.limits
+    pub fn segments_max(&self) -> u16 {
+        self.segments_max
     }
 
-    /// Whether receives bring trains.
+    /// Whether receives bring GRO batches.
     #[must_use]
     pub fn gro(&self) -> bool {
         self.gro
@@ -205,7 +204,7 @@ fn unbound() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Sends ever shorter trains to ourselves until the kernel takes one. Where loopback is down the
+/// Sends ever shorter GSO batches to ourselves until the kernel takes one. Where loopback is down the
 /// older limit holds everywhere.
 fn probe_segments_max() -> u16 {
     let fallback = SEGMENT_CANDIDATES[SEGMENT_CANDIDATES.len() - 1];
@@ -214,10 +213,9 @@ fn probe_segments_max() -> u16 {
     let arena = [0u8; SEGMENT_CANDIDATES[0] as usize];
     let mut batch = sys::SendBatch::new(1, 1);
     for candidate in SEGMENT_CANDIDATES {
-        batch.clear();
-        let range = Range { offset: 0, bytes: usize::from(candidate) };
-        batch.push(address, Some(1), std::iter::once(range));
-        if batch.send(target.as_fd(), &arena, 0).is_ok_and(|sent| sent == 1) {
+        let spans = [Span::new(0, candidate.into())];
+        let message = Datagrams { destination: address, segment_bytes: Some(1), spans };
+        if batch.send(target.as_fd(), &arena, once(message)).is_ok_and(|sent| sent == 1) {
             return candidate;
         }
     }
@@ -233,9 +231,9 @@ mod tests {
     #[test]
     fn what_is_switched_off_stays_off_and_what_is_probed_is_plausible() {
         let off = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
-        assert_eq!((off.limits(), off.gro()), (SendLimits::SINGLE, false));
+        assert_eq!((off.segments_max(), off.gro()), (1, false));
         let on = TunnelSocket::bind(ANY_PORT, true, true).unwrap();
-        assert!(SEGMENT_CANDIDATES.contains(&on.limits().segments_max), "{:?}", on.limits());
+        assert!(SEGMENT_CANDIDATES.contains(&on.segments_max()), "{}", on.segments_max());
         assert!(on.gro());
     }
 

@@ -1,17 +1,14 @@
 //! The TUN device: opening, offload negotiation, reading and writing packets with their offload
 //! header. Addresses and routes are the host's business, not this file's.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::{readv, writev};
+use rustix::io::writev;
 
 use crate::offload::VNET_HEADER_BYTES;
 use crate::sys::{steering, tun as sys};
-
-/// How a device of one queue is opened.
-const SINGLE_QUEUE: i16 = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
 /// The TUN device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -55,31 +52,28 @@ pub struct Tun {
 }
 
 impl Tun {
-    /// Creates a device of one queue, named after `template` (`flannel%d` takes the first free
-    /// number), with as much of `wanted` as the kernel has.
-    pub fn open(template: &str, wanted: TunOffload) -> Result<Self, TunError> {
-        Self::open_first(template, wanted, SINGLE_QUEUE)
-    }
-
-    /// As [`Self::open`], a device of `count` queues. A device of one queue is made without
-    /// support for several: the kernel then tracks no flows on it.
-    pub fn open_queues(
+    /// Creates a device of `count` queues, named after `template` (`flannel%d` takes the first
+    /// free number), with as much of `wanted` as the kernel has. A device of one queue is made
+    /// without support for several: the kernel then tracks no flows on it.
+    pub fn open(
         template: &str,
         wanted: TunOffload,
         count: NonZeroU16,
     ) -> Result<Vec<Self>, TunError> {
-        let flags = match count.get() {
-            1 => SINGLE_QUEUE,
-            _ => SINGLE_QUEUE | sys::IFF_MULTI_QUEUE,
+        let several = if count.get() > 1 { sys::IFF_MULTI_QUEUE } else { 0 };
+        let flags = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR | several;
+        let open = |name: &str| {
+            sys::open(name, flags)
+                .map_err(|source| TunError::Open { name: name.to_owned(), source })
         };
-        let first = Self::open_first(template, wanted, flags)?;
-        let (name, offload) = (first.name.clone(), first.offload);
-        let mut queues = vec![first];
+        let (first, name) = open(template)?;
+        sys::set_vnet_header(first.as_fd(), VNET_HEADER_BYTES as i32)
+            .map_err(|source| TunError::VnetHeader { name: name.clone(), source })?;
+        // Header and offloads belong to the device: its other queues have them as well.
+        let offload = negotiate(first.as_fd(), wanted);
+        let mut queues = vec![Self { queue: first, name: name.clone(), offload }];
         for _ in 1..count.get() {
-            // Header and offloads belong to the device, which has them by now.
-            let (queue, _) = sys::open(&name, flags)
-                .map_err(|source| TunError::Open { name: name.clone(), source })?;
-            queues.push(Self { queue, name: name.clone(), offload });
+            queues.push(Self { queue: open(&name)?.0, name: name.clone(), offload });
         }
         Ok(queues)
     }
@@ -89,15 +83,6 @@ impl Tun {
     /// direction was written, for three seconds, and each change may reorder it.
     pub fn steer_by_flow(&self) -> io::Result<()> {
         steering::steer_by_flow(self.queue.as_fd())
-    }
-
-    fn open_first(template: &str, wanted: TunOffload, flags: i16) -> Result<Self, TunError> {
-        let (queue, name) = sys::open(template, flags)
-            .map_err(|source| TunError::Open { name: template.to_owned(), source })?;
-        sys::set_vnet_header(queue.as_fd(), VNET_HEADER_BYTES as i32)
-            .map_err(|source| TunError::VnetHeader { name: name.clone(), source })?;
-        let offload = negotiate(queue.as_fd(), wanted);
-        Ok(Self { queue, name, offload })
     }
 
     /// A queue whose other end is `queue`'s, not the kernel's: no right is needed to make one.
@@ -119,21 +104,9 @@ impl Tun {
         self.offload
     }
 
-    /// Reads one packet without waiting: its offload header and its bytes. A packet longer than
-    /// `packet` is cut, so give it 64 KiB.
-    pub fn read(
-        &self,
-        vnet_header: &mut [u8; VNET_HEADER_BYTES],
-        packet: &mut [u8],
-    ) -> io::Result<usize> {
-        let mut parts = [IoSliceMut::new(vnet_header), IoSliceMut::new(packet)];
-        let bytes = readv(&self.queue, &mut parts)?;
-        Ok(bytes.saturating_sub(VNET_HEADER_BYTES))
-    }
-
     /// Reads one packet without waiting into `frame`, its offload header first; returns the bytes
-    /// of both. One piece costs less than the two of [`Self::read`].
-    pub fn read_frame(&self, frame: &mut [u8]) -> io::Result<usize> {
+    /// of both. A packet that is longer is cut, so give it 64 KiB and the header.
+    pub fn read(&self, frame: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.queue, frame)?)
     }
 
@@ -152,22 +125,13 @@ impl AsFd for Tun {
 
 /// Asks for the most first: an unknown bit makes the kernel refuse the whole set.
 fn negotiate(queue: BorrowedFd<'_>, wanted: TunOffload) -> TunOffload {
-    let tcp = sys::TUN_F_CSUM | sys::TUN_F_TSO4 | sys::TUN_F_TSO6 | sys::TUN_F_TSO_ECN;
+    let tcp = sys::TUN_F_TSO4 | sys::TUN_F_TSO6 | sys::TUN_F_TSO_ECN;
     let udp = sys::TUN_F_USO4 | sys::TUN_F_USO6;
-    let candidates = [
-        TunOffload { tso: true, uso: true },
-        TunOffload { tso: true, uso: false },
-        TunOffload { tso: false, uso: true },
-    ];
-    for candidate in candidates {
-        if candidate.tso && !wanted.tso || candidate.uso && !wanted.uso {
-            continue;
-        }
-        let features = sys::TUN_F_CSUM
-            | if candidate.tso { tcp } else { 0 }
-            | if candidate.uso { udp } else { 0 };
-        if sys::set_offload(queue, features).is_ok() {
-            return candidate;
+    for (tso, uso) in [(true, true), (true, false), (false, true)] {
+        let features = sys::TUN_F_CSUM | if tso { tcp } else { 0 } | if uso { udp } else { 0 };
+        let is_wanted = (wanted.tso || !tso) && (wanted.uso || !uso);
+        if is_wanted && sys::set_offload(queue, features).is_ok() {
+            return TunOffload { tso, uso };
         }
     }
     // Refusing to clear offloads is no error: a device starts without any.

@@ -7,11 +7,11 @@ use std::fmt::Write;
 use std::panic::{self, AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Once;
 
-use crate::forward::Pass;
+use crate::forward::Context;
 use crate::stats::{DirectionStats, DropReason};
 
-use super::WorkerConfig;
 use super::io::Io;
+use super::{WorkerConfig, WorkerEnd};
 
 /// How long a direction of a worker is silent about further panics. Whoever can cause one can
 /// cause thousands.
@@ -25,16 +25,23 @@ pub(super) trait Half {
     /// For the log.
     const SOURCE: &'static str;
 
-    /// Moves the rest of the batch: what [`Progress`] has not handed out yet.
-    fn move_batch(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>);
+    /// Moves the rest of the batch: what [`Progress`] has not handed out yet. After an error, too,
+    /// every packet of the batch has its outcome.
+    fn move_batch(
+        &mut self,
+        io: &mut impl Io,
+        config: &WorkerConfig,
+        context: &Context<'_>,
+    ) -> Result<(), WorkerEnd>;
 
     /// How far the turn has come.
     fn progress(&mut self) -> &mut Progress;
 
-    /// Forgets all that is planned but not carried out, whatever state it is in.
+    /// Forgets the plan, the packet that waits for room in it, and the ICMP errors that are due,
+    /// whatever state they are in. What is learned from refusals stays.
     fn abandon(&mut self);
 
-    /// The packet that was judged last.
+    /// The packet that was decided on last.
     fn current(&self) -> &[u8];
 }
 
@@ -54,7 +61,7 @@ impl Progress {
         (self.next, self.count, self.received_before) = (0, count, None);
     }
 
-    /// The next read to judge.
+    /// The next read to decide on.
     #[inline]
     pub(super) fn next(&mut self, stats: &DirectionStats) -> Option<usize> {
         let index = self.next;
@@ -79,18 +86,27 @@ impl Progress {
 }
 
 /// Has `half` move its batch to the last packet. What a panic leaves without an outcome is dropped.
-pub(super) fn turn(half: &mut impl Half, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
-    while let Err(caught) = catch(|| half.move_batch(io, config, pass)) {
-        let lost = half.progress().settle(pass.stats);
+pub(super) fn turn(
+    half: &mut impl Half,
+    io: &mut impl Io,
+    config: &WorkerConfig,
+    context: &Context<'_>,
+) -> Result<(), WorkerEnd> {
+    loop {
+        let caught = match catch(|| half.move_batch(io, config, context)) {
+            Ok(moved) => return moved,
+            Err(caught) => caught,
+        };
+        let lost = half.progress().settle(context.stats);
         let goes_on = io.is_idle();
-        report(half, &caught, lost, goes_on, pass.now_ns);
+        report(half, &caught, lost, goes_on, context.now_ns);
         if !goes_on {
             // The kernel may still use the arenas.
             resume_unwind(caught.payload);
         }
         half.abandon();
         if half.progress().next == half.progress().count {
-            return;
+            return Ok(());
         }
     }
 }
@@ -149,7 +165,7 @@ thread_local! {
 }
 
 /// Calls `work`, whose captures are in an unknown state after a panic.
-fn catch(work: impl FnOnce()) -> Result<(), Caught> {
+fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Caught> {
     CATCHING.set(true);
     let done = catch_unwind(AssertUnwindSafe(work));
     CATCHING.set(false);
@@ -173,4 +189,4 @@ pub(super) fn hook_panics() {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -3,22 +3,26 @@
 //! One thread serves both directions, so a busy one can't starve the other: each turn moves at
 //! most one batch each way, bounded by bytes and by packets.
 
+use std::io;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
-use rustix::thread::{Timespec, nanosleep, sched_yield, set_current_timer_slack};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::thread::{nanosleep, sched_yield, set_current_timer_slack};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::forward::{Local, Pass};
-use crate::stats::WorkerStats;
+use crate::forward::{Context, Local};
+use crate::route::Table;
+use crate::stats::DirectionStats;
 
-use super::idle::{Idle, Moved, NAP_NS, NAP_SLACK_NS, Next};
-use super::io::{Io, Ready, WaitFor};
-use super::receive::Receive;
-use super::transmit::Transmit;
+use super::egress::EgressHalf;
+use super::idle::{Idle, NAP_NS, NAP_SLACK_NS, Next};
+use super::ingress::IngressHalf;
+use super::io::{Io, Ready};
 use super::{Stop, WorkerConfig, WorkerEnd, contain};
 
-/// How often what was refused is tried again, trains and datagrams without fragmentation: the
+/// How often what was refused is tried again, GSO and datagrams without fragmentation: the
 /// kernel forgets a learned path MTU after the same time (net.ipv4.route.mtu_expires).
 const REFUSED_RETRY_NS: u64 = 600 * 1_000_000_000;
 
@@ -31,81 +35,77 @@ pub(super) fn run(
     stop: &Stop,
 ) -> WorkerEnd {
     let mut routes = config.routes.reader();
-    let mut transmit = Transmit::new(config, read_bytes);
-    let mut receive = Receive::new(config);
+    let mut egress = EgressHalf::new(config, read_bytes);
+    let mut ingress = IngressHalf::new(config);
     let mut idle = Idle::default();
+    let stats = &config.stats;
     // Refused, naps are half as long again: the default slack is 50 us.
     set_current_timer_slack(NonZeroU64::new(NAP_SLACK_NS)).ok();
     let mut ready = Ready::BOTH;
-    transmit.forget_refusals(config);
-    let mut forgotten_ns = monotonic_ns();
-    loop {
-        let stopped = stop.requested();
+    let mut retry_at_ns = 0;
+    let end = loop {
         let now_ns = monotonic_ns();
-        if now_ns - forgotten_ns > REFUSED_RETRY_NS {
-            forgotten_ns = now_ns;
-            transmit.forget_refusals(config);
+        if now_ns >= retry_at_ns {
+            retry_at_ns = now_ns + REFUSED_RETRY_NS;
+            egress.retry_refused(config);
         }
-        let was_waiting = transmit.is_waiting();
-        ready.tun &= !was_waiting;
-        if !was_waiting {
-            transmit.reads.clear();
-        }
-        receive.receives.clear();
-        if !stopped && let Err(error) = io.gather(ready, &mut transmit.reads, &mut receive.receives)
-        {
-            receive.receives.failed = Some(error);
-        }
-        if !was_waiting {
-            transmit.begin_turn();
-        }
-        receive.begin_turn();
-        let table = routes.load();
-        let stats = &config.stats;
-        let mtu_bytes = config.mtu_bytes.load(Ordering::Relaxed);
-        let local = Local { mtu_bytes, ..config.local };
-        let icmp_limit = &*config.icmp_limit;
-        let pass = |stats| Pass { local: &local, table, stats, icmp_limit, now_ns };
-        contain::turn(&mut transmit, &mut io, config, &pass(&stats.egress));
-        contain::turn(&mut receive, &mut io, config, &pass(&stats.ingress));
-        if let Some(end) = end(&mut transmit, &mut receive, stopped) {
-            if transmit.is_waiting() {
-                // Every packet has an outcome: what waits goes now or is dropped.
-                transmit.wait_no_longer();
-                contain::turn(&mut transmit, &mut io, config, &pass(&stats.egress));
-            }
-            return end;
-        }
-        let next = idle.after_turn(moved(&transmit, &receive, was_waiting));
-        ready = match wait(&mut io, next, transmit.wait_for(now_ns), &mut idle, stats) {
-            Ok(ready) => ready,
-            Err(error) => {
-                receive.receives.failed = Some(error);
-                Ready::BOTH
-            }
+        egress.clear();
+        ingress.receives.clear();
+        let gathered = if stop.requested() {
+            Err(WorkerEnd::Stopped)
+        } else {
+            ready.tun &= !egress.is_waiting();
+            io.gather(ready, &mut egress.reads, &mut ingress.receives)
         };
+        egress.begin_turn();
+        ingress.begin_turn();
+        let (table, local) = (routes.load(), local(config));
+        let context = |stats| context(config, &local, table, stats, now_ns);
+        let sent = contain::turn(&mut egress, &mut io, config, &context(&stats.egress));
+        let written = contain::turn(&mut ingress, &mut io, config, &context(&stats.ingress));
+        if let Err(end) = gathered.and(sent).and(written) {
+            break end;
+        }
+        let next = idle.after_turn(egress.reads.moved.and(ingress.receives.moved));
+        let room_limit_ns = egress.waits_until_ns().map(|at_ns| at_ns.saturating_sub(now_ns));
+        ready = match wait(next, config, stop, room_limit_ns, &mut idle) {
+            Ok(ready) => ready,
+            Err(error) => break WorkerEnd::WaitFailed(error),
+        };
+    };
+    if egress.is_waiting() {
+        // Every packet has an outcome: what waits goes now or is dropped.
+        egress.wait_no_longer();
+        let (table, local) = (routes.load(), local(config));
+        let context = context(config, &local, table, &stats.egress, monotonic_ns());
+        let _ended_already = contain::turn(&mut egress, &mut io, config, &context);
     }
+    end
 }
 
-/// Why the worker has to end, if it has to.
-fn end(transmit: &mut Transmit, receive: &mut Receive, stopped: bool) -> Option<WorkerEnd> {
-    if let Some(error) = transmit.reads.gone.take().or_else(|| receive.gone.take()) {
-        return Some(WorkerEnd::TunGone(error));
-    }
-    if let Some(error) = receive.receives.failed.take() {
-        return Some(WorkerEnd::WaitFailed(error));
-    }
-    stopped.then_some(WorkerEnd::Stopped)
+/// This host, with the MTU that the overlay has now.
+fn local(config: &WorkerConfig) -> Local {
+    Local { mtu_bytes: config.mtu_bytes.load(Ordering::Relaxed), ..config.local }
 }
 
-/// Waits as `next` says, asleep for `wait_for`; returns which sources may have something then.
+fn context<'a>(
+    config: &'a WorkerConfig,
+    local: &'a Local,
+    table: &'a Table,
+    stats: &'a DirectionStats,
+    now_ns: u64,
+) -> Context<'a> {
+    Context { local, table, stats, icmp_limit: &config.icmp_limit, now_ns }
+}
+
+/// Waits as `next` says; returns which sources may have something then.
 fn wait(
-    io: &mut impl Io,
     next: Next,
-    wait_for: WaitFor,
+    config: &WorkerConfig,
+    stop: &Stop,
+    room_limit_ns: Option<u64>,
     idle: &mut Idle,
-    stats: &WorkerStats,
-) -> std::io::Result<Ready> {
+) -> io::Result<Ready> {
     match next {
         Next::Turn => {}
         Next::Yield => {
@@ -114,34 +114,71 @@ fn wait(
             idle.yielded(monotonic_ns() - before_ns);
         }
         Next::Nap => {
-            stats.naps.add(1);
+            config.stats.naps.add(1);
             // A signal that ends it early costs a smaller batch.
             let _woken_early = nanosleep(&Timespec { tv_sec: 0, tv_nsec: NAP_NS });
         }
         Next::Sleep => {
-            stats.sleeps.add(1);
-            return io.sleep(wait_for);
+            config.stats.sleeps.add(1);
+            return sleep(config, stop, room_limit_ns);
         }
     }
     Ok(Ready::BOTH)
 }
 
-/// What a turn moved. One that began with packets waiting for room in the send buffer read nothing
-/// from the TUN device: the batch of reads is an earlier turn's.
-fn moved(transmit: &Transmit, receive: &Receive, was_waiting: bool) -> Moved {
-    let (reads, receives) = (&transmit.reads, &receive.receives);
-    let (read_bytes, read_packets, drained) = match was_waiting {
-        true => (0, 0, true),
-        false => (reads.bytes, reads.packets.len(), reads.drained),
+/// Sleeps until a datagram can be received, the worker is to stop, or the TUN device has a packet.
+/// With a limit, room in the send buffer is waited for instead of packets, no longer than that:
+/// what the device would bring could not be sent.
+///
+/// poll, not epoll and no poll of an io_uring: these stay on the wait queues of what they watch, and
+/// then the kernel calls them for every packet queued and every packet sent, under a lock, while
+/// nobody sleeps.
+fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::Result<Ready> {
+    let readable = PollFlags::IN;
+    let (tun, socket) = match room_limit_ns {
+        None => (readable, readable),
+        Some(_) => (PollFlags::empty(), readable | PollFlags::OUT),
     };
-    Moved {
-        bytes: read_bytes + receives.bytes,
-        packets: read_packets + receive.packets,
-        drained: drained && receives.drained,
+    let limit = room_limit_ns.map(|limit_ns| Timespec { tv_sec: 0, tv_nsec: limit_ns as i64 });
+    let mut sources = [
+        PollFd::new(&config.tun, tun),
+        PollFd::new(&config.socket, socket),
+        PollFd::new(stop, readable),
+    ];
+    match poll(&mut sources, limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(errno) => return Err(errno.into()),
     }
+    // An error or a hang-up is for the read to find out about.
+    let woke = |source: &PollFd<'_>| !source.revents().is_empty();
+    Ok(Ready { tun: woke(&sources[0]), socket: woke(&sources[1]) })
 }
 
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::contain::tests::Scene;
+    use crate::engine::{Engine, EngineWanted};
+
+    #[test]
+    fn a_sleeper_is_woken_by_each_source() {
+        let (scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
+        let stop = Stop::new().unwrap();
+        scene.give_host(b"x");
+        let tun = Ready { tun: true, socket: false };
+        assert_eq!(sleep(&config, &stop, None).unwrap(), tun);
+        scene.give_peer(b"x");
+        // Loopback delivers within the call that sends.
+        assert_eq!(sleep(&config, &stop, None).unwrap(), Ready::BOTH);
+        let room = sleep(&config, &stop, Some(999_999_999)).unwrap();
+        assert!(!room.tun, "what the device has could not be sent");
+        let (_scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
+        stop.request();
+        assert_eq!(sleep(&config, &stop, None).unwrap(), Ready { tun: false, socket: false });
+    }
 }

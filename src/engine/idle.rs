@@ -34,7 +34,7 @@ pub(super) const NAP_SLACK_NS: u64 = 1000;
 /// Packets that a nap must bring to have been worth its timer: 40,000 a second.
 const NAP_PACKETS_MIN: usize = 4;
 
-/// A packet is small up to this mean size; larger ones fill trains without a nap's help.
+/// A packet is small up to this mean size; larger ones fill GSO batches without a nap's help.
 const SMALL_BYTES_MAX: usize = 512;
 
 /// Drained turns in a row, each with small packets, that make a stream. Every nap that was not
@@ -65,6 +65,19 @@ pub(super) struct Moved {
     pub(super) packets: usize,
     /// Whether nothing is left to read for now.
     pub(super) drained: bool,
+}
+
+impl Moved {
+    pub(super) const NOTHING: Self = Self { bytes: 0, packets: 0, drained: true };
+
+    /// What both directions moved.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            packets: self.packets + other.packets,
+            drained: self.drained && other.drained,
+        }
+    }
 }
 
 /// The waiting of one worker.
@@ -148,8 +161,6 @@ impl Idle {
 mod tests {
     use super::*;
 
-    const NOTHING: Moved = Moved { bytes: 0, packets: 0, drained: true };
-
     fn moved(bytes: usize) -> Moved {
         Moved { bytes, packets: 1, drained: true }
     }
@@ -157,7 +168,7 @@ mod tests {
     /// Turns without work until the worker sleeps, each yield taking `took_ns`.
     fn turns_to_sleep(idle: &mut Idle, took_ns: u64) -> u32 {
         let mut turns = 1;
-        while idle.after_turn(NOTHING) != Next::Sleep {
+        while idle.after_turn(Moved::NOTHING) != Next::Sleep {
             idle.yielded(took_ns);
             turns += 1;
             assert!(turns <= 1000, "a worker without work keeps a processor for ever");
@@ -172,7 +183,11 @@ mod tests {
             assert_eq!(idle.after_turn(moved(64)), Next::Yield);
             // The peer answers within the turns of patience.
             for _ in 0..IDLE_TURNS_LIGHT {
-                assert_eq!(idle.after_turn(NOTHING), Next::Yield, "every answer pays a wake-up");
+                assert_eq!(
+                    idle.after_turn(Moved::NOTHING),
+                    Next::Yield,
+                    "every answer pays a wake-up"
+                );
             }
         }
     }
@@ -235,7 +250,11 @@ mod tests {
         let full = Moved { drained: false, ..small(64) };
         assert_eq!(idle.after_turn(full), Next::Turn, "a nap while packets wait");
         assert_eq!(idle.after_turn(small(NAP_PACKETS_MIN)), Next::Nap);
-        assert_eq!(idle.after_turn(NOTHING), Next::Yield, "a nap after the stream has ended");
+        assert_eq!(
+            idle.after_turn(Moved::NOTHING),
+            Next::Yield,
+            "a nap after the stream has ended"
+        );
     }
 
     #[test]
@@ -247,7 +266,7 @@ mod tests {
         // A stream is known again by its first nap that pays.
         while idle.after_turn(small(1)) != Next::Nap {}
         idle.after_turn(small(NAP_PACKETS_MIN));
-        idle.after_turn(NOTHING);
+        idle.after_turn(Moved::NOTHING);
         let turns = (1..).find(|_| idle.after_turn(small(1)) == Next::Nap).unwrap();
         assert_eq!(turns, 2 * STREAM_TURNS, "a proved stream waits as long as a doubtful one");
     }

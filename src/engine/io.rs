@@ -1,16 +1,25 @@
-//! What a worker asks of the kernel, and what the kernel gave: the part in which engines differ.
+//! What engines do differently: read from both sources, and write to the TUN device.
+//!
+//! The rest of a worker's way into the kernel is the same for all engines, and not here: one
+//! sendmmsg for a plan, and for the datagrams of a message that was refused (`egress`); a write
+//! each for ICMP errors and for the packets of a refused super-packet (`ingress`); the clock, naps
+//! and sleep (`cycle`).
 
 use std::io;
-use std::os::fd::BorrowedFd;
 
-use crate::offload::{Piece, VNET_HEADER_BYTES};
+use crate::offload::VNET_HEADER_BYTES;
+use crate::packet::Span;
 use crate::sys::Slots;
-use crate::sys::tun_io::WriteBatch;
-use crate::sys::udp::{ReceiveBatch, SendBatch};
+use crate::sys::tun_io::{Write, WriteBatch};
+use crate::sys::udp::{ReceiveBatch, Received};
+
+use super::WorkerEnd;
+use super::errno::{ReadError, classify_read_error};
+use super::idle::Moved;
 
 /// Bytes after which a batch ends: four super-packets, a quarter of a usual second-level cache, so
 /// that what a read fills is still there for the send that empties it. A super-packet of 45
-/// segments fills a train of 44, and what is left over makes one short train a batch: with 128 KiB
+/// segments fills a GSO batch of 44, and what is left over of all makes a short one: with 128 KiB
 /// every third was short, and TCP over either link 10 to 15 % slower.
 pub(super) const BATCH_BYTES: usize = 256 << 10;
 
@@ -21,7 +30,7 @@ pub(super) const BATCH_PACKETS: usize = 64;
 /// The longest packet that a TUN read can bring: IPv4's maximum, rounded up.
 pub(super) const PACKET_BYTES_MAX: usize = 64 << 10;
 
-/// Slots of a receive: any datagram and any train (65,507 bytes) fits. A page and a line more
+/// Slots of a receive: any datagram and any GRO batch (65,507 bytes) fits. A page and a line more
 /// than that lies between them, so that the first bytes of all don't share a cache set.
 pub(super) const RECEIVE_SLOTS: Slots =
     Slots { slot_bytes: PACKET_BYTES_MAX, stride: PACKET_BYTES_MAX + 4096 + 64 };
@@ -41,69 +50,46 @@ impl Ready {
     pub(super) const BOTH: Self = Self { tun: true, socket: true };
 }
 
-/// What a sleeping worker waits for, besides datagrams and its stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum WaitFor {
-    /// Packets from the TUN device.
-    Packets,
-    /// Room in the send buffer, for at most so long. The TUN device is left alone meanwhile: what
-    /// it would bring could not be sent.
-    Room { limit_ns: u64 },
-}
-
-/// One worker's way into the kernel. Nothing here waits but [`Self::sleep`].
+/// An engine. No call waits.
 pub(super) trait Io {
-    /// Reads a batch from each source that may have something. Both batches come empty.
+    /// Reads a batch from each source that may have something. Both batches come empty; what was
+    /// read into them before an error is moved all the same.
     fn gather(
         &mut self,
         ready: Ready,
         reads: &mut Reads,
         receives: &mut Receives,
-    ) -> io::Result<()>;
+    ) -> Result<(), WorkerEnd>;
 
-    /// Sends the messages from `first` on; returns how many went, or the error of the first. One
-    /// sendmmsg for a plan is one system call with either engine, and stops at the first message
-    /// that is refused, so that none is overtaken.
-    fn send(
+    /// Writes packets that lie in `arena` to the TUN device, in order; returns how many were tried,
+    /// at least one. A refused barrier is the last of them. `batch` tells of each.
+    fn write<'a>(
         &mut self,
-        socket: BorrowedFd<'_>,
-        batch: &mut SendBatch,
-        arena: &[u8],
-        first: usize,
-    ) -> io::Result<usize> {
-        batch.send(socket, arena, first)
-    }
-
-    /// Writes those from `first` on to the TUN device, in order; returns how many were tried, at
-    /// least one. A refused barrier is the last of them. The batch then tells of each.
-    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8], first: usize) -> io::Result<usize>;
+        batch: &mut WriteBatch,
+        arena: &'a [u8],
+        writes: impl Iterator<Item = Write<'a>>,
+    ) -> usize;
 
     /// Whether the kernel holds nothing of the arenas, as it must after each of these calls; not so
     /// after one that panicked halfway.
     fn is_idle(&self) -> bool;
-
-    /// Sleeps until a datagram can be received, the worker is to stop, or what `wait_for` says.
-    fn sleep(&mut self, wait_for: WaitFor) -> io::Result<Ready>;
 }
 
 /// One packet read from the TUN device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Read {
     pub(super) vnet_header: [u8; VNET_HEADER_BYTES],
-    pub(super) packet: Piece,
+    pub(super) packet: Span,
 }
 
 /// A batch of packets read from the TUN device.
 pub(super) struct Reads {
     pub(super) arena: Box<[u8]>,
     pub(super) packets: Vec<Read>,
-    pub(super) bytes: usize,
     /// Packets that the device could not hand over.
     pub(super) unreadable: usize,
-    /// Whether nothing is left to read for now; else the batch filled up first.
-    pub(super) drained: bool,
-    /// Why the device is gone.
-    pub(super) gone: Option<io::Error>,
+    /// By this turn: a batch that waits for room in the send buffer was read by an earlier one.
+    pub(super) moved: Moved,
 }
 
 impl Reads {
@@ -111,31 +97,33 @@ impl Reads {
         Self {
             arena: vec![0; arena_bytes].into_boxed_slice(),
             packets: Vec::with_capacity(BATCH_PACKETS),
-            bytes: 0,
             unreadable: 0,
-            drained: true,
-            gone: None,
+            moved: Moved::NOTHING,
         }
     }
 
     /// An empty batch, with nothing left to read.
     pub(super) fn clear(&mut self) {
         self.packets.clear();
-        (self.bytes, self.unreadable, self.drained) = (0, 0, true);
+        (self.unreadable, self.moved) = (0, Moved::NOTHING);
     }
 
-    /// The device could not hand over one packet, because of `error`. A batch of nothing but such
-    /// errors is no queue any more.
-    pub(super) fn refused(&mut self, error: io::Error) {
-        self.unreadable += 1;
-        if self.unreadable == BATCH_PACKETS {
-            self.gone = Some(error);
+    /// A read failed. A batch of nothing but packets that can't be handed over is no queue any
+    /// more.
+    pub(super) fn fail(&mut self, error: io::Error) -> Result<(), WorkerEnd> {
+        match classify_read_error(&error) {
+            ReadError::Drained => self.moved.drained = true,
+            ReadError::Interrupted => {}
+            ReadError::Packet => self.unreadable += 1,
+            ReadError::Gone => return Err(WorkerEnd::TunGone(error)),
         }
+        if self.unreadable < BATCH_PACKETS { Ok(()) } else { Err(WorkerEnd::TunGone(error)) }
     }
 
-    pub(super) fn push(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: Piece) {
+    pub(super) fn push(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: Span) {
         self.packets.push(Read { vnet_header, packet });
-        self.bytes += packet.bytes as usize;
+        self.moved.packets += 1;
+        self.moved.bytes += packet.bytes as usize;
     }
 }
 
@@ -143,13 +131,9 @@ impl Reads {
 pub(super) struct Receives {
     pub(super) arena: Box<[u8]>,
     pub(super) batch: ReceiveBatch,
-    /// Slots that were filled, in the order of arrival.
-    pub(super) filled: Vec<u16>,
-    pub(super) bytes: usize,
-    /// Whether nothing is left to receive for now; else the batch filled up first.
-    pub(super) drained: bool,
-    /// Why nothing can be received any more.
-    pub(super) failed: Option<io::Error>,
+    /// What was received and into which slot, in the order of arrival.
+    pub(super) filled: Vec<(usize, Received)>,
+    pub(super) moved: Moved,
 }
 
 impl Receives {
@@ -158,21 +142,22 @@ impl Receives {
             arena: vec![0; BATCH_PACKETS * RECEIVE_SLOTS.stride].into_boxed_slice(),
             batch: ReceiveBatch::new(BATCH_PACKETS),
             filled: Vec::with_capacity(BATCH_PACKETS),
-            bytes: 0,
-            drained: true,
-            failed: None,
+            moved: Moved::NOTHING,
         }
     }
 
     /// An empty batch, with nothing left to receive.
     pub(super) fn clear(&mut self) {
         self.filled.clear();
-        (self.bytes, self.drained) = (0, true);
+        self.moved = Moved::NOTHING;
     }
 
     pub(super) fn push(&mut self, slot: usize) {
-        self.filled.push(slot as u16);
-        self.bytes += self.batch.received(slot).bytes;
+        let received = self.batch.received(slot);
+        let segment_bytes = received.segment_bytes.map_or(received.bytes, usize::from);
+        self.moved.packets += received.bytes.div_ceil(segment_bytes.max(1));
+        self.moved.bytes += received.bytes;
+        self.filled.push((slot, received));
     }
 }
 

@@ -7,17 +7,18 @@
 mod choice;
 mod contain;
 mod cycle;
+mod egress;
+mod errno;
 mod idle;
+mod ingress;
 mod io;
 mod mmsg;
 mod outcome;
-mod receive;
-mod refusal;
 mod ring;
-mod transmit;
 mod wake;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -149,9 +150,10 @@ impl Worker {
         let (report, reported) = mpsc::sync_channel(1);
         let name = format!("weft-worker-{}", config.index);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let last_words = LastWords(Some(on_end));
-            let end = run(config, &seen, &report);
-            last_words.say(end);
+            // Of a worker that never began nothing is told.
+            if let Some(end) = end_of(|| run(config, &seen, &report)) {
+                on_end(end);
+            }
         })?;
         // A thread that ends without a word has panicked.
         let running = reported.recv().map_err(std::io::Error::other)??;
@@ -173,7 +175,7 @@ impl Worker {
     pub fn end(&mut self) {
         self.tell_to_end();
         if let Some(thread) = self.thread.take() {
-            // A panic has already been reported by the hook; there is nobody else to tell.
+            // Only what the owner does about the end could have panicked.
             thread.join().ok();
         }
     }
@@ -185,24 +187,9 @@ impl Drop for Worker {
     }
 }
 
-/// Tells the owner how a worker ended, whichever way that is.
-struct LastWords<F: FnOnce(WorkerEnd)>(Option<F>);
-
-impl<F: FnOnce(WorkerEnd)> LastWords<F> {
-    /// Nothing is told of a worker that never began.
-    fn say(mut self, end: Option<WorkerEnd>) {
-        if let (Some(tell), Some(end)) = (self.0.take(), end) {
-            tell(end);
-        }
-    }
-}
-
-impl<F: FnOnce(WorkerEnd)> Drop for LastWords<F> {
-    fn drop(&mut self) {
-        if let Some(tell) = self.0.take() {
-            tell(WorkerEnd::Panicked);
-        }
-    }
+/// How `work` ended, if it began, by a panic as well, which the hook has reported.
+fn end_of(work: impl FnOnce() -> Option<WorkerEnd>) -> Option<WorkerEnd> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(Some(WorkerEnd::Panicked))
 }
 
 /// Pins the calling thread; whether the kernel agrees.
@@ -224,12 +211,8 @@ fn run(
 ) -> Option<WorkerEnd> {
     // Before the arenas are made, so that their memory is this processor's.
     let processor = config.processor.filter(|&processor| pin(processor));
-    let ring = match config.engine {
-        EngineWanted::Only(Engine::Mmsg) => None,
-        EngineWanted::Only(Engine::IoUring) | EngineWanted::Best => {
-            Some(RingIo::open(&config, stop))
-        }
-    };
+    let wants_ring = config.engine != EngineWanted::Only(Engine::Mmsg);
+    let ring = wants_ring.then(|| RingIo::open(&config));
     // The owner waits for this, so it is there to be told.
     let tell = |running| report.send(running).unwrap_or_default();
     let fallback = match ring {
@@ -245,7 +228,7 @@ fn run(
         None => None,
     };
     tell(Ok(Running { engine: Engine::Mmsg, fallback, processor }));
-    Some(cycle::run(Mmsg::new(&config, stop), mmsg::READ_BYTES, &config, stop))
+    Some(cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, stop))
 }
 
 #[cfg(test)]
@@ -253,27 +236,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_panics_is_told_of() {
-        let (tell, told) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let last_words = LastWords(Some(move |end| tell.send(end).unwrap()));
-            let end = [None, Some(WorkerEnd::Stopped)].into_iter().nth(2).expect("on purpose");
-            last_words.say(end);
-        });
-        assert!(thread.join().is_err());
-        let end = told.recv().unwrap();
-        assert!(matches!(end, WorkerEnd::Panicked), "{end:?}");
+    fn a_panicking_worker_still_reports_its_end() {
+        let panics = || [None, Some(WorkerEnd::Stopped)].into_iter().nth(2).expect("on purpose");
+        assert!(matches!(end_of(panics), Some(WorkerEnd::Panicked)));
+        assert!(end_of(|| None).is_none(), "a worker that never began has no end");
     }
 
     #[test]
-    fn a_worker_that_never_began_has_nothing_to_say() {
-        let (tell, told) = mpsc::channel();
-        LastWords(Some(move |end| tell.send(end).unwrap())).say(None);
-        assert!(told.recv().is_err());
-    }
-
-    #[test]
-    fn a_thread_is_pinned_where_it_may_run_and_nowhere_else() {
+    fn a_thread_is_pinned_only_where_allowed() {
         let home = rustix::thread::sched_getcpu();
         std::thread::spawn(move || {
             assert!(pin(home));

@@ -5,10 +5,11 @@
 use std::io;
 use std::ops::Range;
 
-use crate::engine::refusal::{SendRefusal, read_send};
 use crate::stats::DropReason;
 
-/// Tries for one send whose error may be an earlier datagram's.
+use super::errno::{SendError, classify_send_error};
+
+/// Retries of one send whose error may be an earlier datagram's.
 const STALE_RETRIES_MAX: usize = 8;
 
 /// What became of one send or several.
@@ -16,7 +17,7 @@ const STALE_RETRIES_MAX: usize = 8;
 pub(super) enum Outcome {
     /// The kernel took them.
     Sent,
-    /// Refused in this form: a train, or a datagram that is longer than its path takes.
+    /// Refused in this form: a GSO batch, or a datagram that is longer than its path takes.
     Refused,
     /// Dropped for this reason.
     Dropped(DropReason),
@@ -25,12 +26,12 @@ pub(super) enum Outcome {
 /// Sends `messages`; returns the first that is left for later, or the end of the range.
 ///
 /// `send(first)` offers all from `first` on and returns how many went, or the first one's error.
-/// `is_train` tells whether a message can be taken apart. `may_wait` is asked when the send buffer
+/// `is_batch` tells whether a message can be taken apart. `may_wait` is asked when the send buffer
 /// is full: whether the rest is left for later, or dropped. `outcome` is told of every other
 /// message exactly once, in order.
 pub(super) fn carry_out(
     messages: Range<usize>,
-    is_train: impl Fn(usize) -> bool,
+    is_batch: impl Fn(usize) -> bool,
     mut send: impl FnMut(usize) -> io::Result<usize>,
     mut may_wait: impl FnMut() -> bool,
     mut outcome: impl FnMut(Range<usize>, Outcome),
@@ -41,16 +42,16 @@ pub(super) fn carry_out(
             // A kernel that takes nothing and reports nothing would hold us here for ever.
             Ok(0) => (1, Outcome::Dropped(DropReason::SendFailed)),
             Ok(sent) => (sent, Outcome::Sent),
-            Err(error) => match read_send(&error, is_train(first)) {
-                SendRefusal::Busy if may_wait() => break,
-                SendRefusal::Busy => (1, Outcome::Dropped(DropReason::SendBufferFull)),
-                SendRefusal::Stale if stale_retries < STALE_RETRIES_MAX => {
+            Err(error) => match classify_send_error(&error, is_batch(first)) {
+                SendError::BufferFull if may_wait() => break,
+                SendError::BufferFull => (1, Outcome::Dropped(DropReason::SendBufferFull)),
+                SendError::Stale if stale_retries < STALE_RETRIES_MAX => {
                     stale_retries += 1;
                     continue;
                 }
-                SendRefusal::Stale => (1, Outcome::Dropped(DropReason::SendFailed)),
-                SendRefusal::Form => (1, Outcome::Refused),
-                SendRefusal::Drop(reason) => (1, Outcome::Dropped(reason)),
+                SendError::Stale => (1, Outcome::Dropped(DropReason::SendFailed)),
+                SendError::Form => (1, Outcome::Refused),
+                SendError::Drop(reason) => (1, Outcome::Dropped(reason)),
             },
         };
         outcome(first..first + taken, what);
@@ -71,7 +72,7 @@ mod tests {
     /// Runs a script of kernel answers and returns the outcomes and the first message that is left.
     fn play(
         messages: Range<usize>,
-        trains: &[usize],
+        batches: &[usize],
         script: &[Result<usize, Errno>],
         may_wait: bool,
     ) -> (Vec<(Range<usize>, Outcome)>, usize) {
@@ -80,7 +81,7 @@ mod tests {
         let count = messages.end;
         let left = carry_out(
             messages,
-            |index| trains.contains(&index),
+            |index| batches.contains(&index),
             |first| {
                 let answer = script.pop_front().unwrap_or(Ok(count - first));
                 answer.map_err(io::Error::from)
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_costs_the_message_that_has_it_and_no_other() {
+    fn an_error_costs_only_its_own_message() {
         let script = [Ok(2), Err(Errno::PERM), Ok(1)];
         let (outcomes, _) = play(0..4, &[], &script, false);
         let forbidden = Outcome::Dropped(DropReason::SendForbidden);
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_train_is_taken_apart_and_a_single_datagram_is_not() {
+    fn only_a_refused_batch_is_taken_apart() {
         let script = [Err(Errno::INVAL), Err(Errno::INVAL), Ok(1)];
         let (outcomes, _) = play(0..3, &[0], &script, false);
         let failed = Outcome::Dropped(DropReason::SendFailed);
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_buffer_leaves_is_sent_later_or_dropped() {
+    fn a_full_buffer_leaves_the_rest_or_drops_it() {
         let full = Err(Errno::AGAIN);
         let (outcomes, left) = play(0..4, &[], &[Ok(1), full], true);
         assert_eq!((outcomes, left), (vec![(0..1, Outcome::Sent)], 1));
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_send_is_tried_again_but_not_for_ever() {
+    fn an_interrupted_send_is_retried_a_few_times() {
         let script = vec![Err(Errno::INTR); STALE_RETRIES_MAX + 1];
         let (outcomes, _) = play(0..1, &[], &script, false);
         assert_eq!(outcomes, [(0..1, Outcome::Dropped(DropReason::SendFailed))]);
@@ -130,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_takes_nothing_does_not_hold_the_worker() {
+    fn a_send_of_nothing_ends() {
         let (outcomes, _) = play(0..1, &[], &[Ok(0)], false);
         assert_eq!(outcomes, [(0..1, Outcome::Dropped(DropReason::SendFailed))]);
     }

@@ -1,20 +1,19 @@
 //! The io_uring engine: a turn reads both sources with one system call, and each plan of writes is
 //! one more.
 
-use std::io;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
-use crate::offload::{Piece, VNET_HEADER_BYTES};
+use crate::offload::VNET_HEADER_BYTES;
+use crate::packet::Span;
 use crate::sys::Slots;
-use crate::sys::ring::{Lent, Ring, RingError, Source};
-use crate::sys::tun_io::WriteBatch;
+use crate::sys::ring::{Lent, Ring, RingError};
+use crate::sys::tun_io::{Write, WriteBatch};
 
+use super::errno::receive_failed;
 use super::io::{
-    BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready, Receives, WaitFor,
+    BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready, Receives,
 };
-use super::refusal::{ReadRefusal, read_read, receive_is_drained};
-use super::{Stop, WorkerConfig};
+use super::{WorkerConfig, WorkerEnd};
 
 /// Submissions that a worker's ring holds: a whole batch of reads and of receives.
 pub const RING_ENTRIES: u32 = 2 * BATCH_PACKETS as u32;
@@ -63,27 +62,23 @@ impl Asking {
 }
 
 impl RingIo {
-    pub(super) fn open(config: &WorkerConfig, stop: &Stop) -> Result<Self, RingError> {
+    pub(super) fn open(config: &WorkerConfig) -> Result<Self, RingError> {
         let (tun, socket) = (config.tun.as_fd(), config.socket.as_fd());
-        let ring = Ring::open(config.ring_entries, OPERATIONS_MAX, tun, socket, stop.as_fd())?;
+        let ring = Ring::open(config.ring_entries, OPERATIONS_MAX, tun, socket)?;
         Ok(Self { ring, reads: Asking::new(), receives: Asking::new() })
     }
 
-    fn take_read(&self, reads: &mut Reads, index: usize) {
-        let error = match self.ring.answer(index) {
+    fn take_read(&self, reads: &mut Reads, index: usize) -> Result<(), WorkerEnd> {
+        match self.ring.answer(index) {
             Ok(bytes) => {
                 let at = index * READ_SLOTS.stride;
                 let mut vnet_header = [0; VNET_HEADER_BYTES];
                 vnet_header.copy_from_slice(&reads.arena[at..at + VNET_HEADER_BYTES]);
                 let packet_bytes = bytes.saturating_sub(VNET_HEADER_BYTES);
-                return reads.push(vnet_header, Piece::new(at + VNET_HEADER_BYTES, packet_bytes));
+                reads.push(vnet_header, Span::new(at + VNET_HEADER_BYTES, packet_bytes));
+                Ok(())
             }
-            Err(error) => error,
-        };
-        match read_read(&error) {
-            ReadRefusal::Drained | ReadRefusal::Again => reads.drained = true,
-            ReadRefusal::Packet => reads.refused(error),
-            ReadRefusal::Gone => reads.gone = Some(error),
+            Err(error) => reads.fail(error),
         }
     }
 }
@@ -94,57 +89,55 @@ impl Io for RingIo {
         ready: Ready,
         reads: &mut Reads,
         receives: &mut Receives,
-    ) -> io::Result<()> {
+    ) -> Result<(), WorkerEnd> {
         let read_count = self.reads.count(ready.tun);
         let receive_count = self.receives.count(ready.socket);
-        self.ring.gather(
-            &mut Lent { arena: &mut reads.arena, layout: READ_SLOTS, count: read_count },
-            &mut Lent { arena: &mut receives.arena, layout: RECEIVE_SLOTS, count: receive_count },
-            &mut receives.batch,
-        )?;
-        reads.drained = read_count == 0;
+        self.ring
+            .gather(
+                &mut Lent { arena: &mut reads.arena, layout: READ_SLOTS, count: read_count },
+                &mut Lent {
+                    arena: &mut receives.arena,
+                    layout: RECEIVE_SLOTS,
+                    count: receive_count,
+                },
+                &mut receives.batch,
+            )
+            .map_err(WorkerEnd::WaitFailed)?;
+        let mut outcome = Ok(());
+        reads.moved.drained = read_count == 0;
         for index in 0..read_count {
-            self.take_read(reads, index);
+            let taken = self.take_read(reads, index);
+            outcome = outcome.and(taken);
         }
-        receives.drained = receive_count == 0;
+        receives.moved.drained = receive_count == 0;
         for slot in 0..receive_count {
             match self.ring.answer(read_count + slot) {
                 Ok(_) => receives.push(slot),
-                Err(error) if receive_is_drained(&error) => receives.drained = true,
-                Err(error) => receives.failed = Some(error),
+                Err(error) => {
+                    receives.moved.drained = true;
+                    let failed = receive_failed(error);
+                    outcome = outcome.and(failed);
+                }
             }
         }
-        self.reads.learn(reads.packets.len(), reads.bytes);
-        self.receives.learn(receives.filled.len(), receives.bytes);
-        Ok(())
+        if ready.tun {
+            self.reads.learn(reads.packets.len(), reads.moved.bytes);
+        }
+        self.receives.learn(receives.filled.len(), receives.moved.bytes);
+        outcome
     }
 
-    fn write(&mut self, batch: &mut WriteBatch, arena: &[u8], first: usize) -> io::Result<usize> {
-        self.ring.write(batch, arena, first)
+    fn write<'a>(
+        &mut self,
+        batch: &mut WriteBatch,
+        arena: &'a [u8],
+        writes: impl Iterator<Item = Write<'a>>,
+    ) -> usize {
+        // Unless a write was answered, the batch says that it failed.
+        self.ring.write(batch, arena, writes).unwrap_or_else(|_broken| batch.writes())
     }
 
     fn is_idle(&self) -> bool {
         self.ring.is_idle()
-    }
-
-    fn sleep(&mut self, wait_for: WaitFor) -> io::Result<Ready> {
-        match wait_for {
-            WaitFor::Packets => {
-                self.ring.wait(&[Source::Tun, Source::Socket, Source::Stop], None)?;
-            }
-            WaitFor::Room { limit_ns } => {
-                let sources = [Source::Room, Source::Socket, Source::Stop];
-                self.ring.wait(&sources, Some(Duration::from_nanos(limit_ns)))?;
-            }
-        }
-        for source in [Source::Tun, Source::Socket, Source::Room] {
-            self.ring.disarm(source)?;
-        }
-        // Whether there is room, the next send tells.
-        self.ring.take_ready(Source::Room);
-        Ok(Ready {
-            tun: self.ring.take_ready(Source::Tun),
-            socket: self.ring.take_ready(Source::Socket),
-        })
     }
 }

@@ -225,7 +225,7 @@ fn addresses(
 /// A leased source must come from its lease's owner. A sender that is no known peer may be the
 /// owner behind address translation, until the owner has been seen at its public address.
 fn sender_owns(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> Result<(), DropReason> {
-    let Some((_, owner)) = table.lookup(source) else { return Ok(()) };
+    let Some(owner) = table.lookup(source) else { return Ok(()) };
     if *owner.address.ip() == sender {
         // A load first: the flag is set once, and a store would bounce the cache line for ever.
         if !owner.source_proven.load(Ordering::Relaxed) {
@@ -243,7 +243,7 @@ fn sender_owns(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> Result<(), 
 /// never makes us send anything.
 fn time_exceeded(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> IngressVerdict {
     match table.lookup(source) {
-        Some((_, owner)) if *owner.address.ip() == sender => {
+        Some(owner) if *owner.address.ip() == sender => {
             IngressVerdict::Answer(ErrorKind::TimeExceeded, DropReason::TtlExpired, owner.address)
         }
         Some(_) | None => IngressVerdict::Drop(DropReason::TtlExpired),

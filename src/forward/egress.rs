@@ -1,18 +1,18 @@
-//! Packets from the TUN device: validate, decide, decrement TTL, cut super-packets, and gather
-//! datagrams into trains.
+//! Egress, packets from the TUN device: validate, decide, decrement TTL, cut super-packets, and
+//! gather datagrams into GSO batches.
 
 use std::net::SocketAddrV4;
 
 use crate::offload::{
-    Full, PartialChecksum, Piece, Segmentation, SendLimits, SendPlan, Splitter, VNET_HEADER_BYTES,
-    VnetHeader,
+    Full, PartialChecksum, Segmentation, SendPlan, Splitter, VNET_HEADER_BYTES, VnetHeader,
 };
+use crate::packet::Span;
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport;
 use crate::stats::DropReason;
 
 use super::decide::{self, EgressVerdict};
-use super::{Pass, Replies};
+use super::{Context, Replies};
 
 /// The egress half of a worker: a plan of sends under construction, and the errors that are due.
 ///
@@ -26,11 +26,11 @@ pub struct Egress {
     /// A packet that met a full plan and goes on after it was sent.
     pending: Option<Pending>,
     /// What was read last.
-    current: Piece,
+    current: Span,
 }
 
 enum Pending {
-    Packet(SocketAddrV4, Piece),
+    Packet(SocketAddrV4, Span),
     Super(SocketAddrV4, Splitter),
 }
 
@@ -44,22 +44,23 @@ struct Load {
 }
 
 impl Egress {
-    /// An empty half whose headers lie in the arena from `headers_at` on.
+    /// An empty half for GSO batches of at most `segments_max` datagrams; the headers that cutting
+    /// makes lie in the arena from `headers_at` on.
     #[must_use]
-    pub fn new(limits: SendLimits, headers_at: usize) -> Self {
+    pub fn new(segments_max: u16, headers_at: usize) -> Self {
         Self {
-            plan: SendPlan::new(limits),
-            replies: Replies::new(),
+            plan: SendPlan::new(segments_max),
+            replies: Replies::default(),
             headers_at,
             headers_used_bytes: 0,
             pending: None,
-            current: Piece::default(),
+            current: Span::default(),
         }
     }
 
     /// Where in the arena the packet lies that was taken in last.
     #[must_use]
-    pub fn current(&self) -> Piece {
+    pub fn current(&self) -> Span {
         self.current
     }
 
@@ -90,38 +91,36 @@ impl Egress {
     /// [`Self::resume`] until it succeeds.
     pub fn process(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         arena: &mut [u8],
         vnet_header: &[u8; VNET_HEADER_BYTES],
-        packet: Piece,
+        packet: Span,
     ) -> Result<(), Full> {
         debug_assert!(self.pending.is_none(), "resume first");
-        pass.stats.reads.add(1);
+        context.stats.reads.add(1);
         self.current = packet;
         let Some(bytes) = packet.of_mut(arena) else {
-            return drop_one(pass, packet.bytes as usize, DropReason::InternalError);
+            return drop_one(context, packet.bytes as usize, DropReason::InternalError);
         };
         #[cfg(test)]
         super::tests::trip(bytes);
         let header = match Ipv4Header::parse(bytes) {
             Ok(header) => header,
-            Err(fault) => return drop_one(pass, bytes.len(), fault.into()),
+            Err(reason) => return drop_one(context, bytes.len(), reason),
         };
         // Whatever follows the total length is padding, and goes no further.
-        let packet = Piece { bytes: u32::from(header.total_bytes), ..packet };
+        let packet = Span { bytes: u32::from(header.total_bytes), ..packet };
         let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
-            return drop_one(pass, bytes.len(), DropReason::InternalError);
+            return drop_one(context, bytes.len(), DropReason::InternalError);
         };
         let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
-            return drop_one(pass, bytes.len(), DropReason::BadOffloadHeader);
+            return drop_one(context, bytes.len(), DropReason::BadOffloadHeader);
         };
         match vnet_header.segmentation {
-            None => self.single(pass, bytes, packet, &header, vnet_header.checksum),
+            None => self.single(context, bytes, packet, &header, vnet_header.checksum),
             Some(segmentation) => {
-                if self.super_packet(pass, bytes, packet, &header, segmentation) {
-                    return self.resume(pass, arena);
-                }
-                Ok(())
+                self.super_packet(context, bytes, packet, &header, segmentation);
+                self.resume(context, arena)
             }
         }
     }
@@ -129,82 +128,80 @@ impl Egress {
     #[inline(always)]
     fn single(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         bytes: &mut [u8],
-        packet: Piece,
+        packet: Span,
         header: &Ipv4Header,
         checksum: Option<PartialChecksum>,
     ) -> Result<(), Full> {
         let load = Load { packets: 1, bytes: bytes.len(), largest_bytes: bytes.len() };
-        let Some(destination) = self.judge(pass, header, bytes, load) else { return Ok(()) };
+        let Some(destination) = self.decide(context, header, bytes, load) else { return Ok(()) };
         ipv4::decrement_ttl(bytes);
         if let Some(partial) = checksum {
             let (start, offset) = (usize::from(partial.start), usize::from(partial.offset));
-            // Inside the IPv4 header it would edit what was just judged.
+            // Inside the IPv4 header it would edit what was just decided on.
             let behind_header = start >= usize::from(header.header_bytes);
-            if !behind_header || transport::complete(bytes, start, offset).is_err() {
-                pass.stats.drop(DropReason::BadOffloadHeader, 1);
+            if !behind_header || transport::complete(bytes, start, offset).is_none() {
+                context.stats.drop(DropReason::BadOffloadHeader, 1);
                 return Ok(());
             }
         }
         self.push(destination, packet)
     }
 
-    /// Judges a super-packet; whether it is to be cut, which [`Self::resume`] does.
+    /// Decides on a super-packet; if it is to be sent, [`Self::resume`] cuts it.
     fn super_packet(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         bytes: &mut [u8],
-        packet: Piece,
+        packet: Span,
         header: &Ipv4Header,
         segmentation: Segmentation,
-    ) -> bool {
-        let Ok(mut splitter) = Splitter::new(packet, bytes, header, segmentation) else {
-            count_drop(pass, bytes.len(), DropReason::BadOffloadHeader);
-            return false;
+    ) {
+        let Some(mut splitter) = Splitter::new(packet, bytes, header, segmentation) else {
+            return count_drop(context, bytes.len(), DropReason::BadOffloadHeader);
         };
         let load = Load {
             packets: splitter.segments_left(),
             bytes: splitter.bytes_left(),
             largest_bytes: splitter.segment_bytes_max(),
         };
-        let Some(destination) = self.judge(pass, header, bytes, load) else { return false };
+        let Some(destination) = self.decide(context, header, bytes, load) else { return };
         ipv4::decrement_ttl(bytes);
         splitter.ip_header_changed(bytes);
         self.pending = Some(Pending::Super(destination, splitter));
-        true
     }
 
-    /// Counts what a read brought and judges it; `None` if it goes nowhere.
+    /// Counts what a read brought and decides on it; `None` if it goes nowhere.
     #[inline]
-    fn judge(
+    fn decide(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         header: &Ipv4Header,
         bytes: &[u8],
         load: Load,
     ) -> Option<SocketAddrV4> {
         let packets = load.packets as u64;
-        pass.stats.packets_received.add(packets);
-        pass.stats.bytes_received.add(load.bytes as u64);
-        match decide::egress(pass.local, pass.table, header, bytes, load.largest_bytes) {
+        context.stats.packets_received.add(packets);
+        context.stats.bytes_received.add(load.bytes as u64);
+        match decide::egress(context.local, context.table, header, bytes, load.largest_bytes) {
             EgressVerdict::Send(peer) => Some(peer),
             EgressVerdict::Answer(kind, reason) => {
-                pass.stats.drop(reason, packets);
-                let source = pass.local.error_source(header.destination);
-                self.replies.answer(pass, kind, source, None, header, bytes);
+                context.stats.drop(reason, packets);
+                let source = context.local.error_source(header.destination);
+                self.replies.answer(context, kind, source, None, header, bytes);
                 None
             }
             EgressVerdict::Drop(reason) => {
-                pass.stats.drop(reason, packets);
+                context.stats.drop(reason, packets);
                 None
             }
         }
     }
 
     #[inline]
-    fn push(&mut self, destination: SocketAddrV4, packet: Piece) -> Result<(), Full> {
-        let pushed = self.plan.push(destination, Piece::default(), packet);
+    fn push(&mut self, destination: SocketAddrV4, packet: Span) -> Result<(), Full> {
+        let pushed = self.plan.push(destination, Span::default(), packet);
         if pushed.is_err() {
             self.pending = Some(Pending::Packet(destination, packet));
         }
@@ -212,19 +209,19 @@ impl Egress {
     }
 
     /// Counts a packet that the device could not hand over.
-    pub fn unreadable(&self, pass: &Pass<'_>) {
-        pass.stats.reads.add(1);
-        pass.stats.packets_received.add(1);
-        pass.stats.drop(DropReason::BadOffloadHeader, 1);
+    pub fn unreadable(&self, context: &Context<'_>) {
+        context.stats.reads.add(1);
+        context.stats.packets_received.add(1);
+        context.stats.drop(DropReason::BadOffloadHeader, 1);
     }
 
     /// Goes on with the packet that met a full plan.
-    pub fn resume(&mut self, pass: &Pass<'_>, arena: &mut [u8]) -> Result<(), Full> {
+    pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         match self.pending.take() {
             None => Ok(()),
             Some(Pending::Packet(destination, packet)) => self.push(destination, packet),
             Some(Pending::Super(destination, mut splitter)) => {
-                let cut = self.cut(pass, arena, destination, &mut splitter);
+                let cut = self.cut(context, arena, destination, &mut splitter);
                 if cut.is_err() {
                     self.pending = Some(Pending::Super(destination, splitter));
                 }
@@ -235,7 +232,7 @@ impl Egress {
 
     fn cut(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         arena: &mut [u8],
         destination: SocketAddrV4,
         splitter: &mut Splitter,
@@ -244,7 +241,7 @@ impl Egress {
         let parts =
             parts.and_then(|(packets, headers)| Some((splitter.packet().of(packets)?, headers)));
         let Some((bytes, headers)) = parts else {
-            pass.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
+            context.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
             return Ok(());
         };
         let header_bytes = splitter.header_bytes();
@@ -254,10 +251,10 @@ impl Egress {
                 return Err(Full);
             }
             let Some(payload) = splitter.next(bytes, out) else {
-                pass.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
+                context.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
                 break;
             };
-            let header = Piece::new(self.headers_at + self.headers_used_bytes, header_bytes);
+            let header = Span::new(self.headers_at + self.headers_used_bytes, header_bytes);
             self.headers_used_bytes += header_bytes;
             self.plan.push(destination, header, payload)?;
         }
@@ -271,13 +268,13 @@ impl Egress {
     }
 }
 
-fn drop_one(pass: &Pass<'_>, bytes: usize, reason: DropReason) -> Result<(), Full> {
-    count_drop(pass, bytes, reason);
+fn drop_one(context: &Context<'_>, bytes: usize, reason: DropReason) -> Result<(), Full> {
+    count_drop(context, bytes, reason);
     Ok(())
 }
 
-fn count_drop(pass: &Pass<'_>, bytes: usize, reason: DropReason) {
-    pass.stats.packets_received.add(1);
-    pass.stats.bytes_received.add(bytes as u64);
-    pass.stats.drop(reason, 1);
+fn count_drop(context: &Context<'_>, bytes: usize, reason: DropReason) {
+    context.stats.packets_received.add(1);
+    context.stats.bytes_received.add(bytes as u64);
+    context.stats.drop(reason, 1);
 }

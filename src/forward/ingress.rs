@@ -1,20 +1,22 @@
-//! Packets from the network: cut received trains into packets, validate, decide, decrement TTL,
-//! and merge them into super-packets for the TUN device.
+//! Ingress, packets from the network: cut GRO batches into packets, validate, decide, decrement
+//! TTL, and merge them into super-packets for the TUN device.
 
 use std::net::SocketAddrV4;
 
-use crate::offload::{CoalesceLimits, Coalescer, Full, Piece};
+use crate::offload::{CoalesceLimits, Coalescer, Full};
+use crate::packet::Span;
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::stats::DropReason;
 
 use super::decide::{IngressVerdict, Judged};
-use super::{Pass, Replies};
+use super::{Context, Replies};
 
-/// What one receive brought: a datagram, or a train of equal ones, the last possibly shorter.
+/// What one receive brought: a datagram, or several of equal size (UDP_GRO), the last possibly
+/// shorter.
 #[derive(Debug, Clone, Copy)]
-pub struct Train {
+pub struct GroBatch {
     /// Where in the arena.
-    pub bytes: Piece,
+    pub span: Span,
     /// Size of each datagram but the last; 0 for a single datagram, whatever its size.
     pub segment_bytes: u16,
     /// Who sent it.
@@ -25,10 +27,10 @@ pub struct Train {
 pub struct Ingress {
     coalescer: Coalescer,
     replies: Replies,
-    /// What is left of a train that met a full plan.
-    pending: Option<Train>,
-    /// The datagram that was judged last.
-    current: Piece,
+    /// What is left of a batch that met a full plan.
+    pending: Option<GroBatch>,
+    /// The datagram that was decided on last.
+    current: Span,
 }
 
 impl Ingress {
@@ -37,15 +39,15 @@ impl Ingress {
     pub fn new(limits: CoalesceLimits) -> Self {
         Self {
             coalescer: Coalescer::new(limits),
-            replies: Replies::new(),
+            replies: Replies::default(),
             pending: None,
-            current: Piece::default(),
+            current: Span::default(),
         }
     }
 
-    /// Where in the arena the datagram lies that was judged last.
+    /// Where in the arena the datagram lies that was decided on last.
     #[must_use]
-    pub fn current(&self) -> Piece {
+    pub fn current(&self) -> Span {
         self.current
     }
 
@@ -66,85 +68,90 @@ impl Ingress {
         &mut self.replies
     }
 
-    /// Takes in a train. On `Full`, write the plan, clear it, then [`Self::resume`] until it
+    /// Takes in a batch. On `Full`, write the plan, clear it, then [`Self::resume`] until it
     /// succeeds.
-    pub fn process(&mut self, pass: &Pass<'_>, arena: &mut [u8], train: Train) -> Result<(), Full> {
+    pub fn process(
+        &mut self,
+        context: &Context<'_>,
+        arena: &mut [u8],
+        batch: GroBatch,
+    ) -> Result<(), Full> {
         debug_assert!(self.pending.is_none(), "resume first");
-        pass.stats.reads.add(1);
-        let packets = match u32::from(train.segment_bytes) {
+        context.stats.reads.add(1);
+        let packets = match u32::from(batch.segment_bytes) {
             0 => 1,
-            segment_bytes => train.bytes.bytes.div_ceil(segment_bytes),
+            segment_bytes => batch.span.bytes.div_ceil(segment_bytes),
         };
         // An empty datagram is a packet too: a runt.
-        pass.stats.packets_received.add(u64::from(packets.max(1)));
-        pass.stats.bytes_received.add(u64::from(train.bytes.bytes));
-        if train.bytes.bytes == 0 {
-            pass.stats.drop(DropReason::Runt, 1);
+        context.stats.packets_received.add(u64::from(packets.max(1)));
+        context.stats.bytes_received.add(u64::from(batch.span.bytes));
+        if batch.span.bytes == 0 {
+            context.stats.drop(DropReason::Runt, 1);
             return Ok(());
         }
-        self.pending = Some(train);
-        self.resume(pass, arena)
+        self.pending = Some(batch);
+        self.resume(context, arena)
     }
 
-    /// Goes on with the train that met a full plan.
-    pub fn resume(&mut self, pass: &Pass<'_>, arena: &mut [u8]) -> Result<(), Full> {
-        let Some(mut train) = self.pending.take() else { return Ok(()) };
+    /// Goes on with the batch that met a full plan.
+    pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
+        let Some(mut batch) = self.pending.take() else { return Ok(()) };
         let mut judged = Judged::default();
-        while train.bytes.bytes > 0 {
+        while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
-                self.pending = Some(train);
+                self.pending = Some(batch);
                 return Err(Full);
             }
-            let bytes = match u32::from(train.segment_bytes) {
-                0 => train.bytes.bytes,
-                segment_bytes => train.bytes.bytes.min(segment_bytes),
+            let bytes = match u32::from(batch.segment_bytes) {
+                0 => batch.span.bytes,
+                segment_bytes => batch.span.bytes.min(segment_bytes),
             };
-            let datagram = Piece { offset: train.bytes.offset, bytes };
-            train.bytes.offset += bytes;
-            train.bytes.bytes -= bytes;
-            self.packet(pass, arena, train.sender, datagram, &mut judged);
+            let datagram = Span { offset: batch.span.offset, bytes };
+            batch.span.offset += bytes;
+            batch.span.bytes -= bytes;
+            self.packet(context, arena, batch.sender, datagram, &mut judged);
         }
         Ok(())
     }
 
     fn packet(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         arena: &mut [u8],
         sender: SocketAddrV4,
-        datagram: Piece,
+        datagram: Span,
         judged: &mut Judged,
     ) {
         self.current = datagram;
         #[cfg(test)]
         super::tests::trip(datagram.of(arena).unwrap_or_default());
         let Some(bytes) = datagram.of_mut(arena) else {
-            return pass.stats.drop(DropReason::InternalError, 1);
+            return context.stats.drop(DropReason::InternalError, 1);
         };
         let mut header = match Ipv4Header::parse(bytes) {
             Ok(header) => header,
-            Err(fault) => return pass.stats.drop(fault.into(), 1),
+            Err(reason) => return context.stats.drop(reason, 1),
         };
         // Whatever follows the total length is padding, and goes no further.
-        let packet = Piece { bytes: u32::from(header.total_bytes), ..datagram };
+        let packet = Span { bytes: u32::from(header.total_bytes), ..datagram };
         let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
-            return pass.stats.drop(DropReason::InternalError, 1);
+            return context.stats.drop(DropReason::InternalError, 1);
         };
-        match judged.ingress(pass.local, pass.table, *sender.ip(), &header, bytes) {
+        match judged.ingress(context.local, context.table, *sender.ip(), &header, bytes) {
             IngressVerdict::Deliver => {}
             IngressVerdict::Answer(kind, reason, endpoint) => {
-                pass.stats.drop(reason, 1);
-                let source = pass.local.tun_address;
-                self.replies.answer(pass, kind, source, Some(endpoint), &header, bytes);
+                context.stats.drop(reason, 1);
+                let source = context.local.tun_address;
+                self.replies.answer(context, kind, source, Some(endpoint), &header, bytes);
                 return;
             }
-            IngressVerdict::Drop(reason) => return pass.stats.drop(reason, 1),
+            IngressVerdict::Drop(reason) => return context.stats.drop(reason, 1),
         }
         ipv4::decrement_ttl(bytes);
         header.ttl -= 1;
         if self.coalescer.push(arena, packet, &header).is_err() {
             // Never seen: room was checked.
-            pass.stats.drop(DropReason::InternalError, 1);
+            context.stats.drop(DropReason::InternalError, 1);
         }
     }
 }

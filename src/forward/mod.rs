@@ -25,18 +25,17 @@ mod reply;
 
 pub use decide::Local;
 pub use egress::Egress;
-pub use ingress::{Ingress, Train};
-pub use reply::{Replies, Reply};
+pub use ingress::{GroBatch, Ingress};
+pub use reply::Replies;
 
 pub use crate::packet::limiter::IcmpLimiter;
 
-use crate::packet::ipv4::HeaderFault;
 use crate::route::Table;
-use crate::stats::{DirectionStats, DropReason};
+use crate::stats::DirectionStats;
 
 /// What every packet of one batch is judged by.
 #[derive(Clone, Copy)]
-pub struct Pass<'a> {
+pub struct Context<'a> {
     /// This host.
     pub local: &'a Local,
     /// The route table that was published when the batch began.
@@ -47,19 +46,6 @@ pub struct Pass<'a> {
     pub icmp_limit: &'a IcmpLimiter,
     /// Monotonic time of the batch.
     pub now_ns: u64,
-}
-
-impl From<HeaderFault> for DropReason {
-    fn from(fault: HeaderFault) -> Self {
-        match fault {
-            HeaderFault::Runt => Self::Runt,
-            HeaderFault::Ipv6 => Self::Ipv6,
-            HeaderFault::BadVersion => Self::BadVersion,
-            HeaderFault::BadHeaderLength => Self::BadHeaderLength,
-            HeaderFault::BadTotalLength => Self::BadTotalLength,
-            HeaderFault::BadChecksum => Self::BadChecksum,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
 use crate::packet::ipv4::Ipv4Header;
 use crate::packet::limiter::GLOBAL_BURST;
 
-use super::Pass;
+use super::Context;
 
 /// Errors held until the batch ends: one for each of its 64 reads. Of those that are limited a
 /// batch makes fewer, [`GLOBAL_BURST`].
@@ -14,41 +14,29 @@ const REPLIES_MAX: usize = 64;
 
 const _: () = assert!(GLOBAL_BURST as usize <= REPLIES_MAX);
 
-/// One ICMP error to deliver.
-#[derive(Debug, Clone, Copy)]
-pub struct Reply {
-    /// The tunnel endpoint it goes to; into the TUN device if `None`.
-    pub endpoint: Option<SocketAddrV4>,
-    bytes: u16,
-}
-
 /// A bounded queue of ICMP errors.
 pub struct Replies {
     buffer: Box<[[u8; ERROR_BYTES_MAX]]>,
-    entries: Vec<Reply>,
+    /// The tunnel endpoint that each goes to, into the TUN device if `None`; and its length.
+    entries: Vec<(Option<SocketAddrV4>, usize)>,
 }
 
 impl Default for Replies {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Replies {
     /// An empty queue; allocates all that it will ever need.
-    #[must_use]
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             buffer: vec![[0; ERROR_BYTES_MAX]; REPLIES_MAX].into_boxed_slice(),
             entries: Vec::with_capacity(REPLIES_MAX),
         }
     }
+}
 
+impl Replies {
     /// Queues an error about `packet`, which is exactly what `header` describes, unless the
     /// rules ask for silence or the rate is used up.
     pub fn answer(
         &mut self,
-        pass: &Pass<'_>,
+        context: &Context<'_>,
         kind: ErrorKind,
         source: Ipv4Addr,
         endpoint: Option<SocketAddrV4>,
@@ -62,29 +50,23 @@ impl Replies {
         // found, and the sender's packets are lost until it is.
         let is_exempt = matches!(kind, ErrorKind::FragmentationNeeded { .. });
         let at = self.entries.len();
-        let now_ns = pass.now_ns;
-        if at == REPLIES_MAX || !is_exempt && !pass.icmp_limit.allow(now_ns, header.source) {
-            pass.stats.icmp_limited.add(1);
+        let now_ns = context.now_ns;
+        if at == REPLIES_MAX || !is_exempt && !context.icmp_limit.allow(now_ns, header.source) {
+            context.stats.icmp_limited.add(1);
             return;
         }
         let Some(buffer) = self.buffer.get_mut(at) else { return };
         let bytes = icmp::write_error(buffer, kind, source, packet, header);
-        self.entries.push(Reply { endpoint, bytes: bytes as u16 });
-        pass.stats.icmp_sent.add(1);
+        self.entries.push((endpoint, bytes));
+        context.stats.icmp_sent.add(1);
     }
 
-    /// The queued errors with their bytes, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = (&Reply, &[u8])> {
-        self.entries
-            .iter()
-            .zip(&self.buffer)
-            .map(|(reply, bytes)| (reply, bytes.get(..usize::from(reply.bytes)).unwrap_or(bytes)))
-    }
-
-    /// Whether nothing is queued.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// The queued errors, oldest first: the tunnel endpoint that each goes to, into the TUN device
+    /// if `None`, and its bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (Option<SocketAddrV4>, &[u8])> {
+        let replies = self.entries.iter().zip(&self.buffer);
+        replies
+            .map(|((endpoint, bytes), buffer)| (*endpoint, buffer.get(..*bytes).unwrap_or(buffer)))
     }
 
     /// Forgets the queued errors; the rate limit remembers them.

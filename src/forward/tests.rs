@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::forward::{Local, Pass};
+use crate::forward::{Context, Local};
 use crate::packet::checksum;
 use crate::packet::ipv4::protocol;
 use crate::packet::limiter::IcmpLimiter;
@@ -74,9 +74,9 @@ impl World {
         Self { local: local(), table: table(), stats, icmp_limit, now_ns: 1_000 * SECOND_NS }
     }
 
-    fn pass(&self) -> Pass<'_> {
+    fn context(&self) -> Context<'_> {
         let Self { local, table, stats, icmp_limit, now_ns } = self;
-        Pass { local, table, stats, icmp_limit, now_ns: *now_ns }
+        Context { local, table, stats, icmp_limit, now_ns: *now_ns }
     }
 
     fn drops(&self) -> Vec<(DropReason, u64)> {

@@ -14,13 +14,12 @@ use std::ops::Range;
 use crate::packet::checksum;
 use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
 use crate::packet::transport::{
-    self, TCP_CHECKSUM_OFFSET, TCP_HEADER_BYTES_MIN, TransportChecksum, UDP_CHECKSUM_OFFSET,
+    self, TCP_CHECKSUM_OFFSET, TCP_HEADER_BYTES_MIN, TcpHeader, UDP_CHECKSUM_OFFSET,
     UDP_HEADER_BYTES, tcp_flags,
 };
 
-use super::{
-    Full, PartialChecksum, Piece, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
-};
+use super::{Full, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader};
+use crate::packet::Span;
 
 /// Packets in one super-packet. A full one has 45 at an overlay MTU of 1472; small datagrams
 /// fill it up to the kernel's UDP_MAX_SEGMENTS. With the offload header below UIO_MAXIOV (1024).
@@ -43,20 +42,13 @@ pub struct CoalesceLimits {
     pub udp_segments_max: u16,
 }
 
-impl CoalesceLimits {
-    /// One packet a write.
-    pub const NONE: Self = Self { tcp: false, udp_segments_max: 1 };
-}
-
 /// One write to the TUN device: a packet, or a super-packet of several.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct WriteItem {
     /// The offload header to write in front; valid after [`Coalescer::finish`].
     pub vnet_header: [u8; VNET_HEADER_BYTES],
     /// Packets merged.
     pub packets: u16,
-    /// Bytes of the packets as they were received.
-    pub packet_bytes: u32,
     /// Bytes of the super-packet.
     bytes: u32,
     header_bytes: u16,
@@ -75,9 +67,9 @@ pub struct WriteItem {
 pub struct Coalescer {
     limits: CoalesceLimits,
     items: Vec<WriteItem>,
-    /// INVARIANT: item `i` owns the first `item.packets` of `pieces[i]`; the first is a whole
+    /// INVARIANT: item `i` owns the first `item.packets` of `spans[i]`; the first is a whole
     /// packet, the others are payloads with their own header right before them.
-    pieces: Box<[[Piece; PACKETS_PER_ITEM]]>,
+    spans: Box<[[Span; PACKETS_PER_ITEM]]>,
     /// INVARIANT: at most one entry per flow, each the flow's latest item.
     open: Vec<OpenFlow>,
 }
@@ -132,7 +124,7 @@ impl Coalescer {
         Self {
             limits,
             items: Vec::with_capacity(ITEMS_MAX),
-            pieces: vec![[Piece::default(); PACKETS_PER_ITEM]; ITEMS_MAX].into_boxed_slice(),
+            spans: vec![[Span::default(); PACKETS_PER_ITEM]; ITEMS_MAX].into_boxed_slice(),
             open: Vec::with_capacity(OPEN_FLOWS_MAX),
         }
     }
@@ -156,7 +148,7 @@ impl Coalescer {
     }
 
     /// Adds the packet at `packet` in the arena: exactly the bytes that `header` describes.
-    pub fn push(&mut self, arena: &[u8], packet: Piece, header: &Ipv4Header) -> Result<(), Full> {
+    pub fn push(&mut self, arena: &[u8], packet: Span, header: &Ipv4Header) -> Result<(), Full> {
         let Some(bytes) = packet.of(arena) else { return Err(Full) };
         let Some(candidate) = self.candidate(header, bytes) else {
             self.begin(packet, None)?;
@@ -168,7 +160,7 @@ impl Coalescer {
         if let Some((at, index)) = open
             && self.joins(index, arena, header, bytes, &candidate)
         {
-            if transport::verify(header, bytes) != TransportChecksum::Valid {
+            if !transport::is_verified(header, bytes) {
                 self.begin(packet, None)?;
                 self.open.remove(at);
                 return Ok(());
@@ -210,23 +202,16 @@ impl Coalescer {
         let transport = bytes.get(HEADER_BYTES_MIN..)?;
         let (kind, transport_header_bytes, sequence, flags) = match header.protocol {
             protocol::TCP if self.limits.tcp => {
-                let tcp: &[u8; TCP_HEADER_BYTES_MIN] = transport.first_chunk()?;
-                let tcp_header_bytes = usize::from(tcp[12] >> 4) * 4;
+                let TcpHeader { header_bytes, sequence, reserved, flags } =
+                    TcpHeader::parse(transport)?;
                 // Only plain data travels merged: ACK, or ACK and PSH, no reserved bit.
-                let plain = tcp[12] & 0x0f == 0 && tcp[13] & !tcp_flags::PSH == tcp_flags::ACK;
-                if !plain || tcp_header_bytes < TCP_HEADER_BYTES_MIN {
+                if reserved != 0 || flags & !tcp_flags::PSH != tcp_flags::ACK {
                     return None;
                 }
-                let sequence = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
-                (SegmentationKind::Tcp, tcp_header_bytes, sequence, tcp[13])
+                (SegmentationKind::Tcp, header_bytes, sequence, flags)
             }
-            protocol::UDP if self.limits.udp_segments_max > 1 => {
-                let udp: &[u8; UDP_HEADER_BYTES] = transport.first_chunk()?;
-                if usize::from(u16::from_be_bytes([udp[4], udp[5]])) != transport.len() {
-                    return None;
-                }
-                (SegmentationKind::Udp, UDP_HEADER_BYTES, 0, 0)
-            }
+            protocol::UDP if self.limits.udp_segments_max > 1 => transport::is_whole_udp(transport)
+                .then_some((SegmentationKind::Udp, UDP_HEADER_BYTES, 0, 0))?,
             _ => return None,
         };
         let payload_bytes = transport.len().checked_sub(transport_header_bytes)?;
@@ -250,7 +235,7 @@ impl Coalescer {
         bytes: &[u8],
         candidate: &Candidate,
     ) -> bool {
-        let item = self.items.get(index).zip(self.pieces.get(index));
+        let item = self.items.get(index).zip(self.spans.get(index));
         let Some((item, [first, ..])) = item else { return false };
         let packets_max = match candidate.kind {
             SegmentationKind::Tcp => PACKETS_PER_ITEM,
@@ -275,22 +260,21 @@ impl Coalescer {
         &mut self,
         index: usize,
         arena: &[u8],
-        packet: Piece,
+        packet: Span,
         header: &Ipv4Header,
         candidate: &Candidate,
     ) -> bool {
-        let item = self.items.get_mut(index).zip(self.pieces.get_mut(index));
-        let Some((item, pieces)) = item else { return false };
-        let [first, ..] = pieces;
+        let item = self.items.get_mut(index).zip(self.spans.get_mut(index));
+        let Some((item, spans)) = item else { return false };
+        let [first, ..] = spans;
         if !item.verify_first(first.of(arena).unwrap_or_default()) {
             return false;
         }
-        let Some(place) = pieces.get_mut(usize::from(item.packets)) else { return false };
+        let Some(place) = spans.get_mut(usize::from(item.packets)) else { return false };
         *place =
-            Piece::new(packet.offset as usize + candidate.header_bytes, candidate.payload_bytes);
+            Span::new(packet.offset as usize + candidate.header_bytes, candidate.payload_bytes);
         item.packets += 1;
         item.bytes += place.bytes;
-        item.packet_bytes += packet.bytes;
         item.next_sequence = candidate.next_sequence();
         item.last_id = header.id;
         item.last_flags = candidate.flags;
@@ -301,27 +285,14 @@ impl Coalescer {
 
     fn begin(
         &mut self,
-        packet: Piece,
+        packet: Span,
         open: Option<(&Ipv4Header, &Candidate)>,
     ) -> Result<usize, Full> {
         let index = self.items.len();
-        let [first, ..] = self.pieces.get_mut(index).ok_or(Full)?;
+        let [first, ..] = self.spans.get_mut(index).ok_or(Full)?;
         *first = packet;
-        let mut item = WriteItem {
-            vnet_header: [0; VNET_HEADER_BYTES],
-            packets: 1,
-            packet_bytes: packet.bytes,
-            bytes: packet.bytes,
-            header_bytes: 0,
-            segment_payload_bytes: 0,
-            next_sequence: 0,
-            last_id: 0,
-            kind: None,
-            first_flags: 0,
-            last_flags: 0,
-            verified: false,
-            sealed: true,
-        };
+        let mut item =
+            WriteItem { packets: 1, bytes: packet.bytes, sealed: true, ..WriteItem::default() };
         if let Some((header, candidate)) = open {
             item.header_bytes = candidate.header_bytes as u16;
             item.segment_payload_bytes = candidate.payload_bytes as u16;
@@ -340,7 +311,7 @@ impl Coalescer {
     /// writing; nothing can be pushed until [`Self::clear`].
     pub fn finish(&mut self, arena: &mut [u8]) {
         self.open.clear();
-        for (item, [first, ..]) in self.items.iter_mut().zip(&self.pieces) {
+        for (item, [first, ..]) in self.items.iter_mut().zip(&self.spans) {
             let Some(kind) = item.merged() else { continue };
             let flags = item.first_flags | item.last_flags & tcp_flags::PSH;
             let packet = first.of_mut(arena);
@@ -358,25 +329,29 @@ impl Coalescer {
         }
     }
 
-    /// Undoes [`Self::finish`] for item `index`, for a device that refuses the super-packet, and
-    /// calls `each` with every packet as it was received, in order.
-    pub fn unmerge(&self, arena: &mut [u8], index: usize, mut each: impl FnMut(&[u8])) {
-        let Some((item, pieces)) = self.items.get(index).zip(self.pieces.get(index)) else {
-            return;
-        };
-        let [first, payloads @ ..] = pieces;
-        let packet = first.of_mut(arena).unwrap_or_default();
-        if let Some(kind) = item.merged()
-            && let Some(at) = stamp(packet, kind, first.bytes as u16, item.first_flags)
+    /// Undoes [`Self::finish`] for item `index`, for a device that refuses the super-packet;
+    /// returns where each packet lies as it was received, in order.
+    pub fn unmerge<'a>(
+        &'a self,
+        arena: &mut [u8],
+        index: usize,
+    ) -> impl Iterator<Item = Span> + use<'a> {
+        let spans = self.spans(index);
+        let item = self.items.get(index);
+        if let Some((kind, flags)) = item.and_then(|item| Some((item.merged()?, item.first_flags)))
+            && let Some(first) = spans.first()
+            && let Some(packet) = first.of_mut(arena)
+            && let Some(at) = stamp(packet, kind, first.bytes as u16, flags)
         {
             // It holds its own transport header.
             transport::complete(packet, HEADER_BYTES_MIN, usize::from(at)).unwrap_or_default();
         }
-        each(packet);
-        for payload in payloads.iter().take(usize::from(item.packets).saturating_sub(1)) {
-            let start = (payload.offset as usize).saturating_sub(usize::from(item.header_bytes));
-            each(arena.get(start..payload.end() as usize).unwrap_or_default());
-        }
+        let header_bytes = item.map_or(0, |item| u32::from(item.header_bytes));
+        let first = spans.iter().take(1).copied();
+        first.chain(spans.iter().skip(1).map(move |payload| Span {
+            offset: payload.offset.saturating_sub(header_bytes),
+            bytes: payload.bytes + header_bytes,
+        }))
     }
 
     /// The writes, in order.
@@ -387,10 +362,10 @@ impl Coalescer {
 
     /// The ranges of write `index`, in order, without the offload header.
     #[must_use]
-    pub fn pieces(&self, index: usize) -> &[Piece] {
-        let item = self.items.get(index).zip(self.pieces.get(index));
-        let pieces = item.and_then(|(item, pieces)| pieces.get(..item.packets.into()));
-        pieces.unwrap_or_default()
+    pub fn spans(&self, index: usize) -> &[Span] {
+        let item = self.items.get(index).zip(self.spans.get(index));
+        let spans = item.and_then(|(item, spans)| spans.get(..item.packets.into()));
+        spans.unwrap_or_default()
     }
 
     /// Forgets everything; the arena's ranges may be reused.
@@ -407,11 +382,17 @@ impl WriteItem {
         self.kind.filter(|_| self.packets > 1)
     }
 
+    /// Bytes of the packets as they were received.
+    #[must_use]
+    pub fn packet_bytes(&self) -> u64 {
+        u64::from(self.bytes) + u64::from(self.packets - 1) * u64::from(self.header_bytes)
+    }
+
     /// Checks the first packet's own checksum, once, when a second one is about to join it.
     fn verify_first(&mut self, first: &[u8]) -> bool {
         if !self.verified {
-            self.verified = Ipv4Header::parse(first)
-                .is_ok_and(|header| transport::verify(&header, first) == TransportChecksum::Valid);
+            self.verified =
+                Ipv4Header::parse(first).is_ok_and(|header| transport::is_verified(&header, first));
             self.sealed |= !self.verified;
         }
         self.verified

@@ -7,25 +7,23 @@
 //! the last segment only, CWR on the first only.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
 use crate::packet::checksum;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header, protocol};
-use crate::packet::transport::{TCP_HEADER_BYTES_MIN, UDP_HEADER_BYTES, tcp_flags};
+use crate::packet::transport::{TCP_HEADER_BYTES_MIN, TcpHeader, UDP_HEADER_BYTES, tcp_flags};
 
-use super::{Piece, Segmentation, SegmentationKind};
+use super::{Segmentation, SegmentationKind};
+use crate::packet::Span;
 
 /// The longest header of one segment: 60 bytes of IPv4 and 60 of TCP.
 pub const HEADER_BYTES_MAX: usize = 120;
-
-/// The offload header contradicts the packet behind it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadOffload;
 
 /// A super-packet being cut. Holds positions and sums, never bytes, so it can be put aside while
 /// a full plan is sent.
 #[derive(Debug)]
 pub struct Splitter {
-    packet: Piece,
+    packet: Span,
     kind: SegmentationKind,
     ip_header_bytes: usize,
     header_bytes: usize,
@@ -45,28 +43,28 @@ pub struct Splitter {
 
 impl Splitter {
     /// Prepares to cut `packet`, a range of the arena whose bytes are `bytes`: exactly the IPv4
-    /// packet that `header` describes.
+    /// packet that `header` describes. `None` if the offload header contradicts it.
+    #[must_use]
     pub fn new(
-        packet: Piece,
+        packet: Span,
         bytes: &[u8],
         header: &Ipv4Header,
         segmentation: Segmentation,
-    ) -> Result<Self, BadOffload> {
+    ) -> Option<Self> {
         if header.is_fragment() || bytes.len() != usize::from(header.total_bytes) {
-            return Err(BadOffload);
+            return None;
         }
         let ip_header_bytes = usize::from(header.header_bytes);
-        let (ip, transport) = bytes.split_at_checked(ip_header_bytes).ok_or(BadOffload)?;
+        let (ip, transport) = bytes.split_at_checked(ip_header_bytes)?;
         let (transport_header_bytes, sequence, tcp_flags) =
             transport_fields(transport, header.protocol, segmentation.kind)?;
-        let (transport_header, payload) =
-            transport.split_at_checked(transport_header_bytes).ok_or(BadOffload)?;
+        let (transport_header, payload) = transport.split_at_checked(transport_header_bytes)?;
         if payload.is_empty() {
-            return Err(BadOffload);
+            return None;
         }
         let pseudo = checksum::pseudo_header(header.source, header.destination, header.protocol, 0);
         let fixed = fixed_transport_sum(transport_header, segmentation.kind);
-        Ok(Self {
+        Some(Self {
             packet,
             kind: segmentation.kind,
             ip_header_bytes,
@@ -89,7 +87,7 @@ impl Splitter {
 
     /// The super-packet's range of the arena.
     #[must_use]
-    pub fn packet(&self) -> Piece {
+    pub fn packet(&self) -> Span {
         self.packet
     }
 
@@ -122,7 +120,7 @@ impl Splitter {
     /// Writes the next segment's header to the front of `out` and returns its payload's range of
     /// the arena; `None` when all is cut. `bytes` are the super-packet's, as given to
     /// [`Self::new`]; `out` holds at least [`Self::header_bytes`].
-    pub fn next(&mut self, bytes: &[u8], out: &mut [u8]) -> Option<Piece> {
+    pub fn next(&mut self, bytes: &[u8], out: &mut [u8]) -> Option<Span> {
         let left_bytes = self.payload_bytes - self.cut_bytes;
         if left_bytes == 0 {
             return None;
@@ -147,7 +145,7 @@ impl Splitter {
         self.cut_bytes += payload_bytes;
         self.id = self.id.wrapping_add(1);
         self.sequence = self.sequence.wrapping_add(payload_bytes as u32);
-        Some(Piece::new(self.packet.offset as usize + payload_at, payload_bytes))
+        Some(Span::new(self.packet.offset as usize + payload_at, payload_bytes))
     }
 
     fn stamp_ip(&self, ip: &mut [u8; HEADER_BYTES_MIN], payload_bytes: usize) {
@@ -198,53 +196,40 @@ fn transport_fields(
     transport: &[u8],
     packet_protocol: u8,
     kind: SegmentationKind,
-) -> Result<(usize, u32, u8), BadOffload> {
+) -> Option<(usize, u32, u8)> {
     match (kind, packet_protocol) {
         (SegmentationKind::Tcp, protocol::TCP) => {
-            let fixed: &[u8; TCP_HEADER_BYTES_MIN] = transport.first_chunk().ok_or(BadOffload)?;
-            let header_bytes = usize::from(fixed[12] >> 4) * 4;
-            if header_bytes < TCP_HEADER_BYTES_MIN || header_bytes > transport.len() {
-                return Err(BadOffload);
-            }
-            let sequence = u32::from_be_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
-            Ok((header_bytes, sequence, fixed[13]))
+            let header = TcpHeader::parse(transport)?;
+            Some((header.header_bytes, header.sequence, header.flags))
         }
-        (SegmentationKind::Udp, protocol::UDP) => {
-            if transport.len() < UDP_HEADER_BYTES {
-                return Err(BadOffload);
-            }
-            Ok((UDP_HEADER_BYTES, 0, 0))
-        }
-        (SegmentationKind::Tcp | SegmentationKind::Udp, _) => Err(BadOffload),
+        (SegmentationKind::Udp, protocol::UDP) => Some((UDP_HEADER_BYTES, 0, 0)),
+        (SegmentationKind::Tcp | SegmentationKind::Udp, _) => None,
     }
 }
 
+/// The sum of what of an IPv4 header is the same in all segments.
 fn fixed_ip_sum(ip: &[u8]) -> u32 {
-    let mut template = template(ip);
-    template[2..6].fill(0);
-    template[10..12].fill(0);
-    checksum::sum(&template)
+    sum_without(ip, &[2..6, 10..12])
 }
 
-fn fixed_transport_sum(transport_header: &[u8], kind: SegmentationKind) -> u32 {
-    let mut template = template(transport_header);
+/// The same of a transport header. The pseudo-header's protocol is in the caller's sum; lengths
+/// are added per segment.
+fn fixed_transport_sum(header: &[u8], kind: SegmentationKind) -> u32 {
     match kind {
+        // Flags share their word with the data offset.
         SegmentationKind::Tcp => {
-            template[4..8].fill(0);
-            template[13] = 0;
-            template[16..18].fill(0);
+            let data_offset = u16::from(header.get(12).copied().unwrap_or(0)) << 8;
+            checksum::add_word(sum_without(header, &[4..8, 12..14, 16..18]), data_offset)
         }
-        SegmentationKind::Udp => template[4..8].fill(0),
+        SegmentationKind::Udp => sum_without(header, &[4..6, 6..8]),
     }
-    // The pseudo-header's protocol is in the caller's sum; lengths are added per segment.
-    checksum::sum(&template)
 }
 
-/// A header to be edited before it is summed, padded with zeroes, which add nothing to a sum.
-fn template(header: &[u8]) -> [u8; HEADER_BYTES_MAX / 2] {
-    let mut template = [0; HEADER_BYTES_MAX / 2];
-    if let Some(front) = template.get_mut(..header.len()) {
-        front.copy_from_slice(header);
-    }
-    template
+/// The sum of `header` without some of its words: one's complement subtracts by adding the
+/// complement (RFC 1071, section 1).
+fn sum_without(header: &[u8], words: &[Range<usize>]) -> u32 {
+    words.iter().fold(checksum::sum(header), |sum, range| {
+        let words = checksum::sum(header.get(range.clone()).unwrap_or_default());
+        checksum::add(sum, 0xffff - words)
+    })
 }

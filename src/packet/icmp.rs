@@ -121,7 +121,7 @@ fn is_query(kind: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packet::ipv4::HeaderFault;
+    use crate::stats::DropReason;
 
     /// A packet between two pods, its payload 0, 1, 2, …
     fn packet(protocol: u8, payload_bytes: usize) -> Vec<u8> {
@@ -144,7 +144,7 @@ mod tests {
         seal(packet)
     }
 
-    fn answerable(packet: &[u8]) -> Result<bool, HeaderFault> {
+    fn answerable(packet: &[u8]) -> Result<bool, DropReason> {
         Ipv4Header::parse(packet).map(|header| may_answer(&header, packet))
     }
 
@@ -171,7 +171,7 @@ mod tests {
         }
         let mut broken = udp();
         broken[8] += 1;
-        assert_eq!(answerable(&broken), Err(HeaderFault::BadChecksum), "there's no header to ask");
+        assert_eq!(answerable(&broken), Err(DropReason::BadChecksum), "there's no header to ask");
     }
 
     #[test]

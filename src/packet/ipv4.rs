@@ -4,6 +4,7 @@
 use std::net::Ipv4Addr;
 
 use crate::packet::checksum;
+use crate::stats::DropReason;
 
 /// Length of a header without options.
 pub const HEADER_BYTES_MIN: usize = 20;
@@ -34,8 +35,6 @@ mod option {
 pub struct Ipv4Header {
     /// Header length with options, 20…60.
     pub header_bytes: u8,
-    /// Type of service: DSCP in the upper six bits, ECN in the lower two.
-    pub tos: u8,
     /// Header and payload.
     pub total_bytes: u16,
     /// Identification, for reassembly.
@@ -56,63 +55,40 @@ pub struct Ipv4Header {
     pub destination: Ipv4Addr,
 }
 
-/// Why bytes are no IPv4 packet (RFC 1812, section 5.2.2), in the order of the checks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum HeaderFault {
-    /// Shorter than 20 bytes.
-    #[error("shorter than an IPv4 header")]
-    Runt,
-    /// An IPv6 packet, of whatever length.
-    #[error("an IPv6 packet")]
-    Ipv6,
-    /// The version is neither 4 nor 6.
-    #[error("the version is neither 4 nor 6")]
-    BadVersion,
-    /// The header length field is below 5 words or beyond the packet.
-    #[error("the header length is below 20 bytes or beyond the packet")]
-    BadHeaderLength,
-    /// The total length field is below the header length or beyond the packet.
-    #[error("the total length is below the header length or beyond the packet")]
-    BadTotalLength,
-    /// The header checksum is wrong.
-    #[error("the header checksum is wrong")]
-    BadChecksum,
-}
-
 impl Ipv4Header {
-    /// Validates and reads the header at the start of `packet`.
+    /// Validates and reads the header at the start of `packet`; the checks and their order are
+    /// those of RFC 1812, section 5.2.2. The version counts first: IPv6 is IPv6 at any length.
     ///
     /// Bytes after `total_bytes` are allowed (link padding); the caller trims them.
     #[inline]
-    pub fn parse(packet: &[u8]) -> Result<Self, HeaderFault> {
+    pub fn parse(packet: &[u8]) -> Result<Self, DropReason> {
         let Some(fixed) = packet.first_chunk::<HEADER_BYTES_MIN>() else {
             let is_ipv6 = packet.first().is_some_and(|byte| byte >> 4 == 6);
-            return Err(if is_ipv6 { HeaderFault::Ipv6 } else { HeaderFault::Runt });
+            return Err(if is_ipv6 { DropReason::Ipv6 } else { DropReason::Runt });
         };
         match fixed[0] >> 4 {
             4 => {}
-            6 => return Err(HeaderFault::Ipv6),
-            _ => return Err(HeaderFault::BadVersion),
+            6 => return Err(DropReason::Ipv6),
+            _ => return Err(DropReason::BadVersion),
         }
         let header_bytes = (fixed[0] & 0x0f) * 4;
         let Some(header) = packet.get(..usize::from(header_bytes)) else {
-            return Err(HeaderFault::BadHeaderLength);
+            return Err(DropReason::BadHeaderLength);
         };
         if header.len() < HEADER_BYTES_MIN {
-            return Err(HeaderFault::BadHeaderLength);
+            return Err(DropReason::BadHeaderLength);
         }
         let total_bytes = u16::from_be_bytes([fixed[2], fixed[3]]);
         if total_bytes < u16::from(header_bytes) || usize::from(total_bytes) > packet.len() {
-            return Err(HeaderFault::BadTotalLength);
+            return Err(DropReason::BadTotalLength);
         }
         let sum = if header_bytes == 20 { checksum::sum(fixed) } else { checksum::sum(header) };
         if sum != 0xffff {
-            return Err(HeaderFault::BadChecksum);
+            return Err(DropReason::BadChecksum);
         }
         let fragment = u16::from_be_bytes([fixed[6], fixed[7]]);
         Ok(Self {
             header_bytes,
-            tos: fixed[1],
             total_bytes,
             id: u16::from_be_bytes([fixed[4], fixed[5]]),
             dont_fragment: fragment & 0x4000 != 0,
@@ -228,7 +204,6 @@ mod tests {
         let header = Ipv4Header::parse(&packet()).unwrap();
         let expected = Ipv4Header {
             header_bytes: 20,
-            tos: 0xb9,
             total_bytes: 28,
             id: 0x1234,
             dont_fragment: true,
@@ -300,23 +275,23 @@ mod tests {
     fn faults_come_in_their_order() {
         let good = packet();
         for length in 0..20 {
-            assert_eq!(Ipv4Header::parse(&good[..length]), Err(HeaderFault::Runt), "{length}");
+            assert_eq!(Ipv4Header::parse(&good[..length]), Err(DropReason::Runt), "{length}");
         }
-        assert_eq!(Ipv4Header::parse(&[0x60]), Err(HeaderFault::Ipv6));
+        assert_eq!(Ipv4Header::parse(&[0x60]), Err(DropReason::Ipv6));
         let with = |index: usize, value: u8| {
             let mut packet = packet();
             packet[index] = value;
             Ipv4Header::parse(&packet)
         };
-        assert_eq!(with(0, 0x65), Err(HeaderFault::Ipv6));
-        assert_eq!(with(0, 0x55), Err(HeaderFault::BadVersion));
-        assert_eq!(with(0, 0x44), Err(HeaderFault::BadHeaderLength));
-        assert_eq!(with(0, 0x48), Err(HeaderFault::BadHeaderLength), "32 bytes of header in 28");
-        assert_eq!(with(0, 0x47), Err(HeaderFault::BadChecksum), "28 bytes of header in 28");
-        assert_eq!(with(3, 19), Err(HeaderFault::BadTotalLength));
-        assert_eq!(with(3, 29), Err(HeaderFault::BadTotalLength));
-        assert_eq!(with(3, 27), Err(HeaderFault::BadChecksum));
-        assert_eq!(with(8, 63), Err(HeaderFault::BadChecksum));
+        assert_eq!(with(0, 0x65), Err(DropReason::Ipv6));
+        assert_eq!(with(0, 0x55), Err(DropReason::BadVersion));
+        assert_eq!(with(0, 0x44), Err(DropReason::BadHeaderLength));
+        assert_eq!(with(0, 0x48), Err(DropReason::BadHeaderLength), "32 bytes of header in 28");
+        assert_eq!(with(0, 0x47), Err(DropReason::BadChecksum), "28 bytes of header in 28");
+        assert_eq!(with(3, 19), Err(DropReason::BadTotalLength));
+        assert_eq!(with(3, 29), Err(DropReason::BadTotalLength));
+        assert_eq!(with(3, 27), Err(DropReason::BadChecksum));
+        assert_eq!(with(8, 63), Err(DropReason::BadChecksum));
     }
 
     #[test]

@@ -22,4 +22,7 @@ pub mod echo;
 pub mod icmp;
 pub mod ipv4;
 pub mod limiter;
+mod span;
 pub mod transport;
+
+pub use span::Span;

@@ -6,4 +6,4 @@ mod table;
 
 pub use prefix::{Prefix, PrefixError};
 pub use publish::{Published, Reader};
-pub use table::{Peer, PeerIndex, Table};
+pub use table::{Peer, Table};

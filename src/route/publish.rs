@@ -104,7 +104,7 @@ mod tests {
             for _ in 0..10_000 {
                 let table = reader.load();
                 let subnet = table.peers()[0].subnet;
-                let (_, peer) = table.lookup(subnet.first_host()).unwrap();
+                let peer = table.lookup(subnet.first_host()).unwrap();
                 assert_eq!(peer.subnet, subnet);
             }
         });

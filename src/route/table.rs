@@ -26,19 +26,6 @@ const NODE_BITS: u32 = 4;
 
 const NODE_ENTRIES: usize = 1 << NODE_BITS;
 
-/// Where a peer stands in the table that returned it. Means nothing in another table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PeerIndex(u32);
-
-impl PeerIndex {
-    /// The position in [`Table::peers`].
-    #[inline]
-    #[must_use]
-    pub fn get(self) -> usize {
-        self.0 as usize
-    }
-}
-
 /// Another node of the overlay.
 #[derive(Debug)]
 pub struct Peer {
@@ -121,9 +108,8 @@ impl Table {
     /// The peer whose subnet is the longest that holds `destination`.
     #[inline]
     #[must_use]
-    pub fn lookup(&self, destination: Ipv4Addr) -> Option<(PeerIndex, &Peer)> {
-        let index = self.lookup.index(destination);
-        self.peers.get(index as usize).map(|peer| (PeerIndex(index), &**peer))
+    pub fn lookup(&self, destination: Ipv4Addr) -> Option<&Peer> {
+        self.peers.get(self.lookup.index(destination) as usize).map(|peer| &**peer)
     }
 
     /// Where packets to `destination` go: the address of the peer that [`Self::lookup`] finds.
@@ -131,13 +117,6 @@ impl Table {
     #[must_use]
     pub fn tunnel_address(&self, destination: Ipv4Addr) -> Option<SocketAddrV4> {
         self.tunnel_addresses.get(self.lookup.index(destination) as usize).copied()
-    }
-
-    /// The peer at `index`; `None` if the index is another table's and too large for this one.
-    #[inline]
-    #[must_use]
-    pub fn peer(&self, index: PeerIndex) -> Option<&Peer> {
-        self.peers.get(index.get()).map(|peer| &**peer)
     }
 
     /// Number of peers.

@@ -35,12 +35,9 @@ impl fmt::Debug for LongSends {
 }
 
 impl LongSends {
-    /// Marks `peer`, which was sent datagrams of `datagram_bytes`, if they are long.
+    /// Marks `peer`, which was sent datagrams beyond [`LONG_BYTES`].
     #[inline]
-    pub fn mark(&self, peer: SocketAddrV4, datagram_bytes: u16) {
-        if datagram_bytes <= LONG_BYTES {
-            return;
-        }
+    pub fn mark(&self, peer: SocketAddrV4) {
         let place = &self.0[usize::from(peer.ip().octets()[3])];
         let packed = pack(peer);
         if place.load(Ordering::Relaxed) != packed {
@@ -66,13 +63,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_long_datagrams_mark_and_a_mark_is_taken_once() {
-        let (near, far) = ("192.0.2.1:8285".parse().unwrap(), "192.0.2.2:8285".parse().unwrap());
+    fn a_mark_is_taken_once() {
+        let peer = "192.0.2.2:8285".parse().unwrap();
         let sends = LongSends::default();
-        sends.mark(near, LONG_BYTES);
-        sends.mark(far, LONG_BYTES + 1);
-        sends.mark(far, 1472);
-        assert_eq!(sends.take().collect::<Vec<_>>(), [far]);
+        sends.mark(peer);
+        sends.mark(peer);
+        assert_eq!(sends.take().collect::<Vec<_>>(), [peer]);
         assert_eq!(sends.take().count(), 0);
     }
 }

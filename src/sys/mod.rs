@@ -18,15 +18,6 @@ pub mod tun;
 pub mod tun_io;
 pub mod udp;
 
-/// A range of a buffer, by first byte and length.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
-    /// First byte.
-    pub offset: usize,
-    /// Length in bytes.
-    pub bytes: usize,
-}
-
 /// How equal slots lie in an arena: slot `i` is the `slot_bytes` from `i * stride` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slots {
@@ -47,6 +38,9 @@ impl Slots {
 /// What the kernel said of one operation: a count, or a negated errno, as io_uring reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Answer(i32);
+
+/// What stands for an answer until the kernel gives it.
+const UNANSWERED: Answer = Answer(-libc::EIO);
 
 impl Answer {
     /// The calling thread's errno.
@@ -73,7 +67,11 @@ fn request_for(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
-/// The kernel's answer to a call that gives nothing but its success.
-fn check(result: c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+/// The kernel's answer to a call that returns a count, or nothing but its success.
+fn check(result: c_int) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_negative| io::Error::last_os_error())
+}
+
+fn iovec(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

@@ -1,8 +1,8 @@
-//! One io_uring (io_uring(7)) between a TUN queue, the tunnel socket and a stop signal.
+//! One io_uring (io_uring(7)) between a TUN queue and the tunnel socket.
 //!
 //! Batches of operations are lent the caller's memory only for the call: it returns when the
 //! kernel has answered every one of them. All are non-blocking, so the kernel answers while it
-//! takes them; what is left armed between calls are polls, which refer to no memory.
+//! takes them, and nothing is armed between calls.
 
 mod set_up;
 
@@ -15,30 +15,19 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 
 use self::set_up::{missing_operation, set_up};
 
-use super::tun_io::WriteBatch;
+use super::tun_io::{Write, WriteBatch};
 use super::udp::ReceiveBatch;
-use super::{Answer, Slots};
+use super::{Answer, Slots, UNANSWERED};
 
 /// The files of a ring, as its table of registered files holds them.
 const TUN: Fixed = Fixed(0);
 const SOCKET: Fixed = Fixed(1);
-const STOP: Fixed = Fixed(2);
-
-/// User data of what is no operation of a batch; those count from 0.
-const POLLS: u64 = 1 << 32;
-const REMOVALS: u64 = POLLS + SOURCES as u64;
-
-/// What can be polled: each [`Source`].
-const SOURCES: usize = 4;
 
 /// Submissions in a row that the kernel may refuse for now before the ring counts as broken.
 const REFUSALS_MAX: usize = 1000;
 
 /// How long the first read of the TUN device may take; it is answered at once or not at all.
 const PROBE_LIMIT: Duration = Duration::from_millis(20);
-
-/// How long the removal of polls may take; the kernel needs microseconds.
-const REMOVAL_LIMIT: Duration = Duration::from_millis(100);
 
 /// The longest read of a TUN device: a packet, rounded up, with its offload header.
 const READ_BYTES_MAX: usize = (64 << 10) + 10;
@@ -79,38 +68,11 @@ pub struct Lent<'a> {
     pub count: usize,
 }
 
-/// What can be waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The TUN device has a packet.
-    Tun = 0,
-    /// The socket has a datagram.
-    Socket = 1,
-    /// The stop signal was given.
-    Stop = 2,
-    /// The socket's send buffer has room.
-    Room = 3,
-}
-
-/// Whether a poll is armed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Poll {
-    Off,
-    Armed,
-    /// Its removal is on the way; its own completion tells that it is off. But what a poll has just
-    /// noticed can't be removed (EALREADY), and if a read was faster, the kernel leaves it armed.
-    Removing,
-}
-
 /// A ring, to be used by the thread that made it only.
 pub struct Ring {
     ring: IoUring,
-    polls: [Poll; SOURCES],
-    ready: [bool; SOURCES],
     /// Operations of the running batch that wait for their answer, submitted or not.
     unanswered: usize,
-    /// Operations of the running batch, from its last enter on. Nothing is queued behind them.
-    queued: usize,
     /// What the kernel said of each operation of the last batch.
     answers: Vec<Answer>,
     /// The packet that the first read brought, until it is asked for.
@@ -127,7 +89,6 @@ impl Ring {
         operations: usize,
         tun: BorrowedFd<'_>,
         socket: BorrowedFd<'_>,
-        stop: BorrowedFd<'_>,
     ) -> Result<Self, RingError> {
         let ring = set_up(entries).map_err(RingError::Setup)?;
         if !ring.params().is_feature_ext_arg() {
@@ -138,14 +99,11 @@ impl Ring {
         if let Some(missing) = missing_operation(|code| probe.is_supported(code)) {
             return Err(RingError::Operation(missing));
         }
-        let files = [tun.as_raw_fd(), socket.as_raw_fd(), stop.as_raw_fd()];
+        let files = [tun.as_raw_fd(), socket.as_raw_fd()];
         ring.submitter().register_files(&files).map_err(RingError::Register)?;
         let mut ring = Self {
             ring,
-            polls: [Poll::Off; SOURCES],
-            ready: [false; SOURCES],
             unanswered: 0,
-            queued: 0,
             answers: vec![UNANSWERED; operations],
             first_packet: None,
             broken: None,
@@ -165,7 +123,7 @@ impl Ring {
     ) -> io::Result<()> {
         assert!(tun.layout.hold(tun.arena, tun.count), "slots lie apart in the arena");
         self.begin(tun.count + receives.count)?;
-        batch.show(receives.arena, receives.layout, 0..receives.count);
+        batch.fill(receives.arena, receives.layout, 0..receives.count);
         let held = if tun.count > 0 { self.first_packet.take() } else { None };
         if let Some(packet) = &held {
             tun.arena[..packet.len()].copy_from_slice(packet);
@@ -184,7 +142,7 @@ impl Ring {
             let header = &raw mut batch.header(slot).msg_hdr;
             let receive = opcode::RecvMsg::new(SOCKET, header).flags(libc::MSG_DONTWAIT as u32);
             let index = (tun.count + slot) as u64;
-            // SAFETY: `show` has pointed the header at vectors of `batch` and a slot of the arena,
+            // SAFETY: `fill` has pointed the header at vectors of `batch` and a slot of the arena,
             // all borrowed mutably until `finish` has returned.
             unsafe { self.push(receive.build().user_data(index)) }?;
         }
@@ -207,122 +165,44 @@ impl Ring {
         self.unanswered == 0
     }
 
-    /// Writes `batch` from `first` on to the TUN device, in order; returns how many were tried, at
-    /// least one. A refused barrier is the last of them. [`WriteBatch::result`] tells of each.
-    pub fn write(
+    /// Writes packets that lie in `arena` to the TUN device, in order; returns how many were tried,
+    /// at least one. A refused barrier is the last of them. [`WriteBatch::result`] tells of each.
+    pub fn write<'a>(
         &mut self,
         batch: &mut WriteBatch,
-        arena: &[u8],
-        first: usize,
+        arena: &'a [u8],
+        writes: impl Iterator<Item = Write<'a>>,
     ) -> io::Result<usize> {
-        if !self.ring.submission().is_empty() {
-            self.enter(0, None)?;
-        }
-        batch.show(arena);
+        batch.fill(arena, writes);
         // From the first barrier on each write is linked to the next one: if one fails, the kernel
         // cancels those behind it. A link costs 60 to 170 ns. A chain ends where a submission ends.
-        let barrier = batch.first_barrier(first).map(|index| index - first);
-        let count = match barrier {
-            Some(_) => (batch.len() - first).min(self.ring.params().sq_entries() as usize),
-            None => batch.len() - first,
-        };
+        let barrier = batch.barriers.iter().position(|&is_barrier| is_barrier);
+        let mut count = batch.parts.len();
+        if barrier.is_some() {
+            count = count.min(self.ring.params().sq_entries() as usize);
+        }
         self.begin(count)?;
-        let iovecs = batch.iovecs.as_ptr();
-        for index in 0..count {
-            let (first_part, parts_count) = batch.parts(first + index);
-            // SAFETY: `parts` lie within the iovecs that `show` has made.
-            let parts = unsafe { iovecs.add(first_part) };
-            let write = opcode::Writev::new(TUN, parts, parts_count as u32);
+        let mut iovecs = batch.iovecs.as_ptr();
+        for (index, &parts) in batch.parts[..count].iter().enumerate() {
+            let write = opcode::Writev::new(TUN, iovecs, parts as u32);
+            // SAFETY: `fill` has made as many iovecs as it says that the writes have.
+            iovecs = unsafe { iovecs.add(parts) };
             let write = write.rw_flags(libc::RWF_NOWAIT).build().user_data(index as u64);
             let is_linked = barrier.is_some_and(|barrier| index >= barrier) && index + 1 < count;
             let write = if is_linked { write.flags(squeue::Flags::IO_LINK) } else { write };
-            // SAFETY: the iovecs point at headers of `batch` and parts of `arena`, all borrowed
-            // until `finish` has returned, and writev only reads.
+            // SAFETY: the iovecs point at headers and parts of `arena`, borrowed beyond this call,
+            // which ends with `finish`, and writev only reads.
             unsafe { self.push(write) }?;
         }
         self.finish()?;
         let answers = &self.answers[..count];
-        batch.results[first..first + count].copy_from_slice(answers);
+        batch.answers[..count].copy_from_slice(answers);
         // Up to and including the first of the chain that failed.
         let tried = barrier.map_or(count, |barrier| {
             let went = answers.iter().skip(barrier).take_while(|answer| answer.0 >= 0).count();
             (barrier + went + 1).min(count)
         });
         Ok(tried)
-    }
-
-    /// Sleeps until one of `sources` is ready, or for `limit`; [`Self::take_ready`] tells which.
-    pub fn wait(&mut self, sources: &[Source], limit: Option<Duration>) -> io::Result<()> {
-        self.settle()?;
-        for &source in sources {
-            self.arm(source)?;
-        }
-        let deadline = limit.map(|limit| Instant::now() + limit);
-        while !sources.iter().any(|&source| self.ready[source as usize]) {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
-                break;
-            }
-            self.enter(1, left)?;
-        }
-        Ok(())
-    }
-
-    /// Whether `source` was found ready since this was asked last.
-    pub fn take_ready(&mut self, source: Source) -> bool {
-        std::mem::take(&mut self.ready[source as usize])
-    }
-
-    /// Takes back what waits for `source`, with the next batch. While a poll is armed, the kernel
-    /// runs it for every packet.
-    pub fn disarm(&mut self, source: Source) -> io::Result<()> {
-        if self.polls[source as usize] == Poll::Armed {
-            // Before the removal is queued: making room for it may bring the poll's own end.
-            self.polls[source as usize] = Poll::Removing;
-            let removal = opcode::PollRemove::new(POLLS + source as u64).build();
-            // SAFETY: a removal refers to no memory.
-            unsafe { self.submit_entry(removal.user_data(REMOVALS + source as u64)) }?;
-        }
-        Ok(())
-    }
-
-    fn arm(&mut self, source: Source) -> io::Result<()> {
-        let (file, events) = match source {
-            Source::Tun => (TUN, libc::POLLIN),
-            Source::Socket => (SOCKET, libc::POLLIN),
-            Source::Stop => (STOP, libc::POLLIN),
-            Source::Room => (SOCKET, libc::POLLOUT),
-        };
-        if self.polls[source as usize] == Poll::Off {
-            let poll = opcode::PollAdd::new(file, events as u32).build();
-            // SAFETY: a poll refers to no memory.
-            unsafe { self.submit_entry(poll.user_data(POLLS + source as u64)) }?;
-            self.polls[source as usize] = Poll::Armed;
-        }
-        Ok(())
-    }
-
-    /// Waits until no removal is on the way.
-    fn settle(&mut self) -> io::Result<()> {
-        let deadline = Instant::now() + REMOVAL_LIMIT;
-        while self.polls.contains(&Poll::Removing) {
-            if Instant::now() > deadline {
-                return Err(self.breaks(libc::ETIME));
-            }
-            self.enter(1, Some(REMOVAL_LIMIT))?;
-        }
-        Ok(())
-    }
-
-    /// Ends all polls.
-    fn disarm_all(&mut self) -> io::Result<()> {
-        while self.polls != [Poll::Off; SOURCES] {
-            for source in [Source::Tun, Source::Socket, Source::Stop, Source::Room] {
-                self.disarm(source)?;
-            }
-            self.settle()?;
-        }
-        Ok(())
     }
 
     /// Reads the device once, with a limit, and keeps what came.
@@ -363,7 +243,7 @@ impl Ring {
         }
     }
 
-    /// Adds an operation to the batch.
+    /// Adds an operation to the batch, after submitting those before it if the queue is full.
     ///
     /// # Safety
     /// What `entry` points to must stay valid, and unaliased if it is written to, until
@@ -371,21 +251,10 @@ impl Ring {
     /// was pushed is in the kernel's hands.
     unsafe fn push(&mut self, entry: squeue::Entry) -> io::Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.submit_entry(entry) }?;
-        self.unanswered += 1;
-        self.queued += 1;
-        Ok(())
-    }
-
-    /// Queues an entry, after submitting those before it if the queue is full.
-    ///
-    /// # Safety
-    /// As for [`Self::push`].
-    unsafe fn submit_entry(&mut self, entry: squeue::Entry) -> io::Result<()> {
-        // SAFETY: as the caller promises.
         while unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.enter(0, None)?;
         }
+        self.unanswered += 1;
         Ok(())
     }
 
@@ -413,7 +282,6 @@ impl Ring {
                 }
             };
             self.take_completions();
-            self.queued = self.queued.min(self.ring.submission().len());
             let Err(error) = entered else { return Ok(()) };
             match error.raw_os_error().unwrap_or(libc::EIO) {
                 // A limit that has passed, or a signal: the caller looks at what came.
@@ -429,7 +297,8 @@ impl Ring {
     /// Gives the ring up. What it was lent must not be in the kernel's hands any more; if it were,
     /// going on would let the kernel write into memory that others use by then.
     fn breaks(&mut self, errno: i32) -> io::Error {
-        if self.unanswered > self.queued {
+        // Nothing is queued but operations of the batch.
+        if self.unanswered > self.ring.submission().len() {
             std::process::abort();
         }
         self.unanswered = 0;
@@ -439,40 +308,19 @@ impl Ring {
 
     fn take_completions(&mut self) {
         for completion in self.ring.completion() {
-            let (data, result) = (completion.user_data(), completion.result());
-            if data < POLLS {
-                self.answers[data as usize] = Answer(result);
-                self.unanswered -= 1;
-            } else if data < REMOVALS {
-                let source = (data - POLLS) as usize;
-                self.polls[source] = Poll::Off;
-                // An error, other than that it was removed, is for the read to find out about.
-                self.ready[source] |= result != -libc::ECANCELED;
-            } else if result == -libc::EALREADY {
-                let poll = &mut self.polls[(data - REMOVALS) as usize];
-                if *poll == Poll::Removing {
-                    *poll = Poll::Armed;
-                }
-            }
+            self.answers[completion.user_data() as usize] = Answer(completion.result());
+            self.unanswered -= 1;
         }
     }
 }
 
 impl Drop for Ring {
-    /// Ends the polls and gives the files back, so that closing the TUN queue removes the device
-    /// now: the kernel takes a dropped ring apart some time later.
+    /// Gives the files back, so that closing the TUN queue removes the device now: the kernel takes a
+    /// dropped ring apart some time later.
     fn drop(&mut self) {
-        // A batch that a panic cut short may be queued, over memory that is gone.
-        if self.broken.is_none() && self.unanswered == 0 {
-            // A ring that breaks now is taken apart later, no more.
-            self.disarm_all().ok();
-        }
         self.ring.submitter().unregister_files().ok();
     }
 }
-
-/// What stands for an answer until the kernel gives it.
-const UNANSWERED: Answer = Answer(-libc::EIO);
 
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,8 @@ use std::ffi::{c_int, c_ulong};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use super::check;
+
 const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
 const BPF_PROG_LOAD: c_int = 5;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
@@ -103,8 +105,8 @@ pub fn steer_by_flow(tun: BorrowedFd<'_>) -> io::Result<()> {
     let descriptor: c_int = program.as_raw_fd();
     // SAFETY: TUNSETSTEERINGEBPF reads one int, which outlives the call; the device takes its own
     // reference to the program.
-    let result = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETSTEERINGEBPF, &raw const descriptor) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETSTEERINGEBPF, &raw const descriptor) })
+        .map(drop)
 }
 
 fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
@@ -120,12 +122,9 @@ fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
     // SAFETY: BPF_PROG_LOAD reads `size_of::<ProgramLoad>()` bytes of `attributes`, the
     // `instruction_count` instructions behind the slice's pointer, and a constant that ends with a
     // zero; all outlive the call, and it writes nowhere without a log.
-    let result = unsafe {
+    let descriptor = check(unsafe {
         libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, size_of::<ProgramLoad>())
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    } as c_int)?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(result as c_int) })
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as c_int) })
 }

@@ -56,7 +56,7 @@ pub fn open(name: &str, flags: i16) -> io::Result<(OwnedFd, String)> {
 /// Tells the device which super-packets its reader takes. EINVAL for a bit that it doesn't know.
 pub fn set_offload(tun: BorrowedFd<'_>, features: c_uint) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value and touches no memory of ours.
-    check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETOFFLOAD, c_ulong::from(features)) })
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETOFFLOAD, c_ulong::from(features)) }).map(drop)
 }
 
 /// Makes the virtio-net header `bytes` long and little-endian.
@@ -65,5 +65,5 @@ pub fn set_vnet_header(tun: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
     // SAFETY: TUNSETVNETHDRSZ reads one int, which outlives the call.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETVNETHDRSZ, &raw const bytes) })?;
     // SAFETY: TUNSETVNETLE reads one int, which outlives the call.
-    check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETVNETLE, &raw const little_endian) })
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETVNETLE, &raw const little_endian) }).map(drop)
 }

@@ -1,134 +1,100 @@
-//! Scratch for batches of TUN writes: each write gathers an offload header and ranges of an arena.
+//! Scratch for batches of TUN writes: each write gathers an offload header and spans of an arena.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::{Answer, Range};
+use crate::packet::Span;
+
+use super::{Answer, UNANSWERED, iovec};
 
 /// Bytes of the offload header in front of each packet (virtio_net_hdr, include/uapi/linux).
 const HEADER_BYTES: usize = 10;
 
-/// The writes of one batch as ranges of an arena, and what became of each. Holds no pointer
-/// between calls that anybody follows.
+/// One write.
+pub struct Write<'a> {
+    /// The offload header.
+    pub header: &'a [u8; HEADER_BYTES],
+    /// Where the packet lies, in order.
+    pub spans: &'a [Span],
+    /// Whether nothing behind it may be written once it was refused, so that what it holds can be
+    /// written in another form first.
+    pub is_barrier: bool,
+}
+
+/// What the kernel is shown of a batch, and its answers. Holds no pointer between calls that
+/// anybody follows.
 pub struct WriteBatch {
-    headers: Vec<[u8; HEADER_BYTES]>,
-    first_ranges: Vec<usize>,
-    ranges: Vec<Range>,
-    /// Whether a write is a barrier: refused, it is the last that is tried.
-    barriers: Vec<bool>,
     pub(super) iovecs: Vec<libc::iovec>,
-    pub(super) results: Vec<Answer>,
+    /// How many iovecs each write has.
+    pub(super) parts: Vec<usize>,
+    pub(super) barriers: Vec<bool>,
+    pub(super) answers: Vec<Answer>,
 }
 
 impl WriteBatch {
-    /// Scratch for at most `writes` writes of `ranges` ranges in all.
+    /// Scratch for at most `writes` writes of `spans` spans in all.
     #[must_use]
-    pub fn new(writes: usize, ranges: usize) -> Self {
+    pub fn new(writes: usize, spans: usize) -> Self {
         Self {
-            headers: Vec::with_capacity(writes),
-            first_ranges: Vec::with_capacity(writes),
-            ranges: Vec::with_capacity(ranges),
+            iovecs: Vec::with_capacity(writes + spans),
+            parts: Vec::with_capacity(writes),
             barriers: Vec::with_capacity(writes),
-            iovecs: Vec::with_capacity(writes + ranges),
-            results: Vec::with_capacity(writes),
+            answers: Vec::with_capacity(writes),
         }
     }
 
-    /// Forgets the batch.
-    pub fn clear(&mut self) {
-        self.headers.clear();
-        self.first_ranges.clear();
-        self.ranges.clear();
-        self.barriers.clear();
-        self.results.clear();
-    }
-
-    /// Adds a write: `header`, then the `ranges` of the arena that the batch is written from.
-    /// While a barrier is refused, nothing behind it is written, so that what it held can be
-    /// written in another form first.
-    pub fn push(
+    /// Writes packets that lie in `arena`, one system call each, in order; returns how many were
+    /// tried, at least one. A refused barrier is the last of them. [`Self::result`] tells of each.
+    /// Spans outside `arena` panic, as an index would.
+    pub fn write_each<'a>(
         &mut self,
-        header: &[u8; HEADER_BYTES],
-        ranges: impl Iterator<Item = Range>,
-        is_barrier: bool,
-    ) {
-        self.headers.push(*header);
-        self.barriers.push(is_barrier);
-        self.first_ranges.push(self.ranges.len());
-        self.ranges.extend(ranges);
-    }
-
-    /// Writes in the batch.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.headers.len()
-    }
-
-    /// Whether the batch holds no write.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.headers.is_empty()
-    }
-
-    /// Writes those from `first` on, one system call each, in order; returns how many were tried,
-    /// at least one. A refused barrier is the last of them. [`Self::result`] tells of each. Ranges
-    /// outside `arena` panic, as an index would.
-    pub fn write_each(&mut self, tun: BorrowedFd<'_>, arena: &[u8], first: usize) -> usize {
-        self.show(arena);
-        for index in first..self.len() {
-            let (first_part, count) = self.parts(index);
-            let parts = &self.iovecs[first_part..first_part + count];
-            // SAFETY: `show` has just pointed the iovecs at headers of `self` and parts of
-            // `arena`, both borrowed for the call, and writev only reads through them.
+        tun: BorrowedFd<'_>,
+        arena: &'a [u8],
+        writes: impl Iterator<Item = Write<'a>>,
+    ) -> usize {
+        self.fill(arena, writes);
+        let mut iovecs = self.iovecs.as_slice();
+        for (index, &count) in self.parts.iter().enumerate() {
+            let (parts, rest) = iovecs.split_at(count);
+            iovecs = rest;
+            // SAFETY: `fill` has just pointed the iovecs at headers and parts of `arena`, both
+            // borrowed beyond the call, and writev only reads through them.
             let written = unsafe {
                 libc::writev(tun.as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int)
             };
-            self.results[index] = if written < 0 { Answer::last() } else { Answer(0) };
+            self.answers[index] = if written < 0 { Answer::last() } else { Answer(0) };
             if written < 0 && self.barriers[index] {
-                return index + 1 - first;
+                return index + 1;
             }
         }
-        self.len() - first
+        self.parts.len()
     }
 
-    /// The first barrier among the writes from `first` on.
-    pub(super) fn first_barrier(&self, first: usize) -> Option<usize> {
-        (first..self.len()).find(|&index| self.barriers[index])
+    /// Writes in the last batch.
+    #[must_use]
+    pub fn writes(&self) -> usize {
+        self.parts.len()
     }
 
-    /// What became of write `index`, once it was tried.
+    /// What became of write `index` of the last batch; an error unless it was tried.
     pub fn result(&self, index: usize) -> io::Result<()> {
-        self.results[index].result().map(|_| ())
+        self.answers[index].result().map(drop)
     }
 
-    /// Fills the iovecs: write `i` is those of [`Self::parts`]. The headers are complete, so no
-    /// growth moves them.
-    pub(super) fn show(&mut self, arena: &[u8]) {
+    /// Points the iovecs at `writes`.
+    pub(super) fn fill<'a>(&mut self, arena: &'a [u8], writes: impl Iterator<Item = Write<'a>>) {
         self.iovecs.clear();
-        self.results.resize(self.headers.len(), Answer(0));
-        for (index, header) in self.headers.iter().enumerate() {
-            let next = self.first_ranges.get(index + 1).copied();
-            let ranges = self.first_ranges[index]..next.unwrap_or(self.ranges.len());
+        self.parts.clear();
+        self.barriers.clear();
+        for Write { header, spans, is_barrier } in writes {
             self.iovecs.push(iovec(header));
-            self.iovecs.extend(
-                self.ranges[ranges]
-                    .iter()
-                    .map(|range| iovec(&arena[range.offset..range.offset + range.bytes])),
-            );
+            self.iovecs.extend(spans.iter().map(|span| iovec(&arena[span.range()])));
+            self.parts.push(1 + spans.len());
+            self.barriers.push(is_barrier);
         }
+        self.answers.clear();
+        self.answers.resize(self.parts.len(), UNANSWERED);
     }
-
-    /// First and number of the iovecs of write `index`.
-    pub(super) fn parts(&self, index: usize) -> (usize, usize) {
-        let next = self.first_ranges.get(index + 1).copied().unwrap_or(self.ranges.len());
-        let ranges = next - self.first_ranges[index];
-        // Each write before this one has a header of its own.
-        (self.first_ranges[index] + index, ranges + 1)
-    }
-}
-
-fn iovec(bytes: &[u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
 #[cfg(test)]
@@ -140,14 +106,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_write_gathers_its_header_and_its_own_ranges() {
+    fn each_write_gathers_its_header_and_spans() {
         // A pipe in place of the device: what is written can be read again.
         let (reader, writer) = io::pipe().unwrap();
         let mut batch = WriteBatch::new(2, 3);
-        let range = |offset, bytes| Range { offset, bytes };
-        batch.push(b"0123456789", [range(0, 2), range(4, 1)].into_iter(), true);
-        batch.push(b"abcdefghij", std::iter::once(range(2, 2)), false);
-        assert_eq!(batch.write_each(writer.as_fd(), b"vwxyz", 0), 2);
+        let (first, second) = ([Span::new(0, 2), Span::new(4, 1)], [Span::new(2, 2)]);
+        let writes = [
+            Write { header: b"0123456789", spans: &first, is_barrier: true },
+            Write { header: b"abcdefghij", spans: &second, is_barrier: false },
+        ];
+        assert_eq!(batch.write_each(writer.as_fd(), b"vwxyz", writes.into_iter()), 2);
         assert!(batch.result(0).is_ok() && batch.result(1).is_ok());
         drop(writer);
         let mut written = Vec::new();
@@ -156,17 +124,19 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_write_costs_itself_and_no_other() {
+    fn only_a_refused_barrier_stops_the_batch() {
         let (reader, _writer) = io::pipe().unwrap();
         let mut batch = WriteBatch::new(4, 1);
-        for is_barrier in [false, false, true, false] {
-            batch.push(&[0; HEADER_BYTES], std::iter::empty(), is_barrier);
-        }
+        let writes = [false, false, true, false].map(|is_barrier| Write {
+            header: &[0; HEADER_BYTES],
+            spans: &[],
+            is_barrier,
+        });
         // The end that can only be read.
-        assert_eq!(batch.write_each(reader.as_fd(), &[], 0), 3, "a barrier was passed");
+        let tried = batch.write_each(reader.as_fd(), &[], writes.into_iter());
+        assert_eq!(tried, 3, "a barrier was passed");
         for index in 0..3 {
             assert_eq!(batch.result(index).unwrap_err().raw_os_error(), Some(libc::EBADF));
         }
-        assert_eq!(batch.write_each(reader.as_fd(), &[], 3), 1);
     }
 }

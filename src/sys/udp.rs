@@ -4,9 +4,12 @@
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::{Range, Slots};
+use crate::packet::Span;
+
+use super::{Slots, check, iovec};
 
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
@@ -17,6 +20,14 @@ const CONTROL_BYTES: usize = 64;
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_BYTES]);
+
+/// The control message of a GSO batch, with its padding.
+#[repr(C)]
+struct SegmentControl {
+    header: libc::cmsghdr,
+    segment_bytes: u16,
+    padding: [u8; 6],
+}
 
 /// Whether the socket takes UDP_SEGMENT, asked without changing it.
 pub fn supports_segment(socket: BorrowedFd<'_>) -> bool {
@@ -63,10 +74,10 @@ pub(super) fn set_int(
 ) -> io::Result<()> {
     let bytes = size_of::<c_int>() as libc::socklen_t;
     // SAFETY: the option value is one int that outlives the call, and `bytes` is its size.
-    let result = unsafe {
+    check(unsafe {
         libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), bytes)
-    };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    })
+    .map(drop)
 }
 
 fn get_int(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
@@ -74,10 +85,10 @@ fn get_int(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_in
     let mut bytes = size_of::<c_int>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `bytes` bytes, the size of `value`, which outlives the
     // call.
-    let result = unsafe {
+    check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut bytes)
-    };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+    })
+    .map(|_zero| value)
 }
 
 fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {
@@ -89,157 +100,102 @@ fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {
     }
 }
 
-/// Scratch for sendmmsg: the messages of one batch as ranges of an arena, and room for what the
-/// kernel is shown of them. Holds no pointer between calls that anybody follows.
+/// One message to send: a datagram, or a GSO batch.
+pub struct Datagrams<S> {
+    /// Where to.
+    pub destination: SocketAddrV4,
+    /// Bytes of each datagram but the last, if there are several (UDP_SEGMENT).
+    pub segment_bytes: Option<u16>,
+    /// Where the bytes lie, in order.
+    pub spans: S,
+}
+
+/// Scratch for sendmmsg: what the kernel is shown of the messages. Holds no pointer between calls
+/// that anybody follows.
 pub struct SendBatch {
-    messages: Vec<Message>,
-    ranges: Vec<Range>,
     headers: Vec<libc::mmsghdr>,
-    controls: Vec<Control>,
+    addresses: Vec<libc::sockaddr_in>,
+    controls: Vec<SegmentControl>,
     iovecs: Vec<libc::iovec>,
 }
 
-struct Message {
-    address: libc::sockaddr_in,
-    segment_bytes: Option<u16>,
-    first_range: usize,
-}
-
 impl SendBatch {
-    /// Scratch for at most `messages` messages of `ranges` ranges in all.
+    /// Scratch for at most `messages` messages of `spans` spans in all.
     #[must_use]
-    pub fn new(messages: usize, ranges: usize) -> Self {
+    pub fn new(messages: usize, spans: usize) -> Self {
         Self {
-            messages: Vec::with_capacity(messages),
-            ranges: Vec::with_capacity(ranges),
             headers: Vec::with_capacity(messages),
+            addresses: Vec::with_capacity(messages),
             controls: Vec::with_capacity(messages),
-            iovecs: Vec::with_capacity(ranges),
+            iovecs: Vec::with_capacity(spans),
         }
     }
 
-    /// Forgets the batch.
-    pub fn clear(&mut self) {
-        self.messages.clear();
-        self.ranges.clear();
-    }
-
-    /// Adds a message: the `ranges` of the arena that [`Self::send`] will get, cut into datagrams
-    /// of `segment_bytes` if given.
-    pub fn push(
-        &mut self,
-        destination: SocketAddrV4,
-        segment_bytes: Option<u16>,
-        ranges: impl Iterator<Item = Range>,
-    ) {
-        let address = socket_address(destination);
-        let first_range = self.ranges.len();
-        self.messages.push(Message { address, segment_bytes, first_range });
-        self.ranges.extend(ranges);
-    }
-
-    /// Bytes of message `index`; 0 if there is none.
-    #[must_use]
-    pub fn bytes(&self, index: usize) -> u64 {
-        let Some(message) = self.messages.get(index) else { return 0 };
-        let next = self.messages.get(index + 1);
-        let end = next.map_or(self.ranges.len(), |next| next.first_range);
-        self.ranges[message.first_range..end].iter().map(|range| range.bytes as u64).sum()
-    }
-
-    /// Messages in the batch.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.messages.len()
-    }
-
-    /// Whether the batch holds no message.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.messages.is_empty()
-    }
-
-    /// Sends the messages from `first` on, without waiting; returns how many went. The error is
-    /// that of the first one. Ranges outside `arena` panic, as an index would.
-    pub fn send(
+    /// Sends `messages`, which lie in `arena`, without waiting; returns how many went. The error
+    /// is that of the first one. Spans outside `arena` panic, as an index would.
+    pub fn send<S: AsRef<[Span]>>(
         &mut self,
         socket: BorrowedFd<'_>,
         arena: &[u8],
-        first: usize,
+        messages: impl Iterator<Item = Datagrams<S>>,
     ) -> io::Result<usize> {
-        self.show(arena, first);
-        // SAFETY: `show` has just pointed the headers at addresses, control messages and iovecs
+        self.fill(arena, messages);
+        // SAFETY: `fill` has just pointed the headers at addresses, control messages and iovecs
         // in vectors of `self`, and the iovecs at parts of `arena`; all are borrowed for the call,
         // and sendmmsg only reads through them.
-        let sent = unsafe {
+        check(unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
                 self.headers.as_mut_ptr(),
                 self.headers.len() as c_uint,
                 libc::MSG_DONTWAIT,
             )
-        };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+        })
     }
 
-    /// Fills `headers` for the messages from `first` on. Iovecs and control messages are complete
-    /// before the first pointer to them is taken, so that no growth moves them.
-    fn show(&mut self, arena: &[u8], first: usize) {
-        let messages = self.messages.get(first..).unwrap_or_default();
-        let ranges_from = messages.first().map_or(self.ranges.len(), |m| m.first_range);
-        self.iovecs.clear();
-        self.iovecs.extend(self.ranges[ranges_from..].iter().map(|range| {
-            let bytes = &arena[range.offset..range.offset + range.bytes];
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
-        }));
-        self.controls.clear();
-        self.controls.extend(messages.iter().map(|message| segment_control(message.segment_bytes)));
+    /// Fills the headers. What they point to is complete before the first pointer is taken, so
+    /// that no growth moves it.
+    fn fill<S: AsRef<[Span]>>(
+        &mut self,
+        arena: &[u8],
+        messages: impl Iterator<Item = Datagrams<S>>,
+    ) {
         self.headers.clear();
-        // One pointer each, taken once: every further borrow of the vectors would end its validity.
-        let (iovecs, controls) = (self.iovecs.as_mut_ptr(), self.controls.as_mut_ptr());
-        let iovecs_len = self.iovecs.len();
-        for (index, message) in messages.iter().enumerate() {
-            let start = message.first_range - ranges_from;
-            let next = messages.get(index + 1);
-            let end = next.map_or(iovecs_len, |m| m.first_range - ranges_from);
+        self.addresses.clear();
+        self.controls.clear();
+        self.iovecs.clear();
+        for Datagrams { destination, segment_bytes, spans } in messages {
             // SAFETY: `mmsghdr` is plain old data for which all zeroes is a valid value.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
-            header.msg_hdr.msg_name = (&raw const message.address).cast_mut().cast();
             header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            // SAFETY: `start` is at most the number of iovecs, as ranges only grow.
-            header.msg_hdr.msg_iov = unsafe { iovecs.add(start) };
-            header.msg_hdr.msg_iovlen = end - start;
-            if message.segment_bytes.is_some() {
-                // SAFETY: there are as many control messages as messages.
-                header.msg_hdr.msg_control = unsafe { controls.add(index) }.cast();
-                header.msg_hdr.msg_controllen = control_space::<u16>();
-            }
+            header.msg_hdr.msg_iovlen = spans.as_ref().len();
+            // Without a length, the kernel looks at no control message.
+            let control_bytes = size_of::<SegmentControl>();
+            header.msg_hdr.msg_controllen = segment_bytes.map_or(0, |_| control_bytes);
             self.headers.push(header);
+            self.addresses.push(socket_address(destination));
+            self.controls.push(segment_control(segment_bytes.unwrap_or(0)));
+            self.iovecs.extend(spans.as_ref().iter().map(|span| iovec(&arena[span.range()])));
+        }
+        let mut iovecs = self.iovecs.as_mut_ptr();
+        let pointed_to = self.addresses.iter_mut().zip(&mut self.controls);
+        for (header, (address, control)) in self.headers.iter_mut().zip(pointed_to) {
+            header.msg_hdr.msg_name = (&raw mut *address).cast();
+            header.msg_hdr.msg_control = (&raw mut *control).cast();
+            header.msg_hdr.msg_iov = iovecs;
+            // SAFETY: the headers count as many iovecs as there are.
+            iovecs = unsafe { iovecs.add(header.msg_hdr.msg_iovlen) };
         }
     }
 }
 
-fn control_space<T>() -> usize {
-    // SAFETY: CMSG_SPACE only computes.
-    unsafe { libc::CMSG_SPACE(size_of::<T>() as c_uint) as usize }
-}
-
-/// A UDP_SEGMENT message, or nothing.
-fn segment_control(segment_bytes: Option<u16>) -> Control {
-    const { assert!(CONTROL_BYTES >= size_of::<libc::cmsghdr>() + 8) };
-    let mut control = Control([0; CONTROL_BYTES]);
-    let Some(segment_bytes) = segment_bytes else { return control };
+fn segment_control(segment_bytes: u16) -> SegmentControl {
     let header = libc::cmsghdr {
-        // SAFETY: CMSG_LEN only computes.
-        cmsg_len: unsafe { libc::CMSG_LEN(size_of::<u16>() as c_uint) as usize },
+        cmsg_len: size_of::<libc::cmsghdr>() + size_of::<u16>(),
         cmsg_level: libc::SOL_UDP,
         cmsg_type: UDP_SEGMENT,
     };
-    // SAFETY: `control` is aligned to 8 as cmsghdr needs and longer than it, as asserted.
-    unsafe { control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(header) };
-    let data_at = size_of::<libc::cmsghdr>();
-    control.0[data_at..data_at + 2].copy_from_slice(&segment_bytes.to_ne_bytes());
-    control
+    SegmentControl { header, segment_bytes, padding: [0; 6] }
 }
 
 /// What one receive brought.
@@ -253,8 +209,6 @@ pub struct Received {
     pub source: SocketAddrV4,
     /// Datagrams that the socket has dropped since it was opened, if the kernel said.
     pub overflows: Option<u32>,
-    /// Whether the datagram was longer than its slot.
-    pub truncated: bool,
 }
 
 /// Scratch for recvmmsg: one slot of a buffer per message.
@@ -287,13 +241,13 @@ impl ReceiveBatch {
         socket: BorrowedFd<'_>,
         arena: &mut [u8],
         layout: Slots,
-        slots: std::ops::Range<usize>,
+        slots: Range<usize>,
     ) -> io::Result<usize> {
-        self.show(arena, layout, slots.clone());
+        self.fill(arena, layout, slots.clone());
         let headers = &mut self.headers[slots];
-        // SAFETY: `show` has just pointed these headers at vectors of `self` and at slots of
+        // SAFETY: `fill` has just pointed these headers at vectors of `self` and at slots of
         // `arena` that don't overlap, all borrowed mutably for the call, each with its length.
-        let received = unsafe {
+        check(unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 headers.as_mut_ptr(),
@@ -301,39 +255,31 @@ impl ReceiveBatch {
                 libc::MSG_DONTWAIT,
                 std::ptr::null_mut(),
             )
-        };
-        if received < 0 { Err(io::Error::last_os_error()) } else { Ok(received as usize) }
+        })
     }
 
-    /// The header of `slot`, as the last [`Self::show`] filled it.
+    /// The header of `slot`, as the last [`Self::fill`] left it.
     pub(super) fn header(&mut self, slot: usize) -> &mut libc::mmsghdr {
         &mut self.headers[slot]
     }
 
     /// Fills the headers of `slots`.
-    pub(super) fn show(&mut self, arena: &mut [u8], layout: Slots, slots: std::ops::Range<usize>) {
+    pub(super) fn fill(&mut self, arena: &mut [u8], layout: Slots, slots: Range<usize>) {
         assert!(slots.end <= self.headers.len() && layout.hold(arena, slots.end));
-        // One pointer each, taken once: every further borrow of the vectors would end its validity.
-        let start = arena.as_mut_ptr();
-        let (iovecs, addresses) = (self.iovecs.as_mut_ptr(), self.addresses.as_mut_ptr());
-        let controls = self.controls.as_mut_ptr();
-        for slot in slots {
-            // SAFETY: the slot lies within the arena, and its number below the length of the
-            // headers, which all the vectors share.
-            let (bytes, iovec, address, control) = unsafe {
-                let bytes = start.add(slot * layout.stride);
-                (bytes, iovecs.add(slot), addresses.add(slot), controls.add(slot))
-            };
-            // SAFETY: a valid element of our own vector, as above.
-            unsafe {
-                *iovec = libc::iovec { iov_base: bytes.cast(), iov_len: layout.slot_bytes };
-            }
-            let header = &mut self.headers[slot].msg_hdr;
-            header.msg_name = address.cast();
+        let places = arena.chunks_mut(layout.stride).skip(slots.start);
+        let scratch = self.iovecs[slots.clone()].iter_mut().zip(&mut self.addresses[slots.clone()]);
+        let scratch = scratch.zip(&mut self.controls[slots.clone()]).zip(places);
+        for (header, (((iovec, address), control), bytes)) in
+            self.headers[slots].iter_mut().zip(scratch)
+        {
+            let iov_base = bytes.as_mut_ptr().cast();
+            *iovec = libc::iovec { iov_base, iov_len: layout.slot_bytes };
+            let header = &mut header.msg_hdr;
+            header.msg_name = (&raw mut *address).cast();
             header.msg_namelen = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-            header.msg_iov = iovec;
+            header.msg_iov = &raw mut *iovec;
             header.msg_iovlen = 1;
-            header.msg_control = control.cast();
+            header.msg_control = (&raw mut *control).cast();
             header.msg_controllen = CONTROL_BYTES;
             header.msg_flags = 0;
         }
@@ -352,7 +298,6 @@ impl ReceiveBatch {
                 u16::from_be(address.sin_port),
             ),
             overflows: None,
-            truncated: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
         };
         let controls = &self.controls[slot].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)];
         for_each_control(controls, |level, kind, data| match (level, kind) {

@@ -12,6 +12,8 @@ mod packets;
 #[allow(dead_code, reason = "the program reports what was sent")]
 mod pour;
 mod ring_leaks;
+#[path = "../../fuzz/bodies/slow_twin.rs"]
+mod slow_twin;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -13,8 +13,9 @@ use std::os::fd::AsFd;
 use crate::support::dataplane::*;
 use crate::support::seccomp::Refusal;
 use weft::engine::WorkerEnd;
+use weft::packet::Span;
 use weft::stats::DropReason;
-use weft::sys::{Range, udp::SendBatch};
+use weft::sys::udp::{Datagrams, SendBatch};
 
 /// sendmmsg's third argument is the number of messages.
 fn send_refusal(counts: RangeInclusive<u32>, errno: i32) -> Refusal {
@@ -33,11 +34,11 @@ fn host_with(refusal: &Refusal) -> Host {
 
 fn send_train(peer: &UdpSocket, bulk: &Super) {
     let arena = bulk.segments.concat();
-    let mut batch = SendBatch::new(1, 1);
-    let whole = Range { offset: 0, bytes: arena.len() };
+    let spans = [Span::new(0, arena.len())];
     let segment_bytes = Some(bulk.segments[0].len() as u16);
-    batch.push(HOST, segment_bytes, std::iter::once(whole));
-    assert_eq!(batch.send(peer.as_fd(), &arena, 0).ok(), Some(1));
+    let message = Datagrams { destination: HOST, segment_bytes, spans };
+    let sent = SendBatch::new(1, 1).send(peer.as_fd(), &arena, std::iter::once(message));
+    assert_eq!(sent.ok(), Some(1));
 }
 
 #[test]

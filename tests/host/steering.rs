@@ -29,8 +29,11 @@ impl Queues {
         host.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.disable_ipv6=1"]);
         host.exec(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
         let (queues, pod) = host.enter(|| {
-            let queues = Tun::open_queues("flannel%d", NO_OFFLOAD, QUEUES).expect("we are root");
-            (queues, Tun::open("pod%d", NO_OFFLOAD).expect("we are root"))
+            let queues = Tun::open("flannel%d", NO_OFFLOAD, QUEUES).expect("we are root");
+            (
+                queues,
+                Tun::open("pod%d", NO_OFFLOAD, NonZeroU16::MIN).expect("we are root").remove(0),
+            )
         });
         queues[0].steer_by_flow().expect("root may load the program");
         host.address("flannel0", &format!("{TUN}/32"));
@@ -48,7 +51,7 @@ impl Queues {
         self.pod.write(&parts).expect("the device is up");
         let mut found = None;
         wait_until(PATIENCE, "a queue has the packet", || {
-            let has_it = |queue: &Tun| queue.read(&mut [0; 10], &mut [0; 2048]).is_ok();
+            let has_it = |queue: &Tun| queue.read(&mut [0; 2048]).is_ok();
             found = self.queues.iter().position(has_it);
             found.is_some()
         });

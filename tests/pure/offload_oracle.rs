@@ -8,8 +8,9 @@ use std::num::NonZeroU16;
 
 use proptest::prelude::*;
 use weft::offload::{
-    CoalesceLimits, Coalescer, HEADER_BYTES_MAX, Piece, Segmentation, SegmentationKind, Splitter,
+    CoalesceLimits, Coalescer, HEADER_BYTES_MAX, Segmentation, SegmentationKind, Splitter,
 };
+use weft::packet::Span;
 use weft::packet::ipv4::Ipv4Header;
 
 use crate::slow_twin::{as_the_kernel_cuts, by_flow, set_checksums, slow_split};
@@ -95,8 +96,8 @@ fn fast_split(packet: &[u8], kind: SegmentationKind, payload_bytes: u16) -> Vec<
     let header = Ipv4Header::parse(packet).unwrap();
     let segmentation =
         Segmentation { kind, payload_bytes: NonZeroU16::new(payload_bytes).unwrap() };
-    let piece = Piece::new(0, packet.len());
-    let mut splitter = Splitter::new(piece, packet, &header, segmentation).unwrap();
+    let span = Span::new(0, packet.len());
+    let mut splitter = Splitter::new(span, packet, &header, segmentation).unwrap();
     let (expected, bytes) = (splitter.segments_left(), splitter.bytes_left());
     let mut segments = Vec::new();
     let mut out = [0; HEADER_BYTES_MAX];
@@ -111,12 +112,12 @@ fn fast_split(packet: &[u8], kind: SegmentationKind, payload_bytes: u16) -> Vec<
 /// Everything that the TUN device would be given, cut again as the kernel would.
 fn through_coalescer(packets: &[Vec<u8>], limits: CoalesceLimits) -> (Vec<Vec<u8>>, usize) {
     let mut arena: Vec<u8> = Vec::new();
-    let pieces: Vec<Piece> = packets
+    let spans: Vec<Span> = packets
         .iter()
         .map(|packet| {
-            let piece = Piece::new(arena.len(), packet.len());
+            let span = Span::new(arena.len(), packet.len());
             arena.extend_from_slice(packet);
-            piece
+            span
         })
         .collect();
     let mut coalescer = Coalescer::new(limits);
@@ -126,9 +127,9 @@ fn through_coalescer(packets: &[Vec<u8>], limits: CoalesceLimits) -> (Vec<Vec<u8
         coalescer.finish(arena);
         for (index, item) in coalescer.items().iter().enumerate() {
             let written: Vec<u8> = coalescer
-                .pieces(index)
+                .spans(index)
                 .iter()
-                .flat_map(|piece| arena[piece.range()].iter().copied())
+                .flat_map(|span| arena[span.range()].iter().copied())
                 .collect();
             writes += 1;
             out.extend(as_the_kernel_cuts(&item.vnet_header, written, usize::from(item.packets)));
@@ -138,19 +139,20 @@ fn through_coalescer(packets: &[Vec<u8>], limits: CoalesceLimits) -> (Vec<Vec<u8
         for index in 0..coalescer.items().len() {
             let count = usize::from(coalescer.items()[index].packets);
             let mut seen = 0;
-            coalescer.unmerge(&mut again, index, |packet| {
+            for span in coalescer.unmerge(&mut again, index) {
+                let packet = &again[span.range()];
                 assert!(packets.iter().any(|p| p == packet), "unmerge made up a packet");
                 seen += 1;
-            });
+            }
             assert_eq!(seen, count);
         }
         coalescer.clear();
     };
-    for piece in &pieces {
-        let header = Ipv4Header::parse(&arena[piece.range()]).unwrap();
-        if coalescer.push(&arena, *piece, &header).is_err() {
+    for span in &spans {
+        let header = Ipv4Header::parse(&arena[span.range()]).unwrap();
+        if coalescer.push(&arena, *span, &header).is_err() {
             flush(&mut coalescer, &mut arena, &mut out);
-            coalescer.push(&arena, *piece, &header).unwrap();
+            coalescer.push(&arena, *span, &header).unwrap();
         }
     }
     flush(&mut coalescer, &mut arena, &mut out);
@@ -158,6 +160,7 @@ fn through_coalescer(packets: &[Vec<u8>], limits: CoalesceLimits) -> (Vec<Vec<u8
 }
 
 const ALL: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
+const NONE: CoalesceLimits = CoalesceLimits { tcp: false, udp_segments_max: 1 };
 
 /// A stream in which most packets continue their flow and some don't.
 fn stream() -> impl Strategy<Value = Vec<Vec<u8>>> {
@@ -246,7 +249,7 @@ proptest! {
 
     #[test]
     fn with_merging_off_packets_pass_untouched(packets in stream()) {
-        let (out, writes) = through_coalescer(&packets, CoalesceLimits::NONE);
+        let (out, writes) = through_coalescer(&packets, NONE);
         prop_assert_eq!(writes, packets.len());
         prop_assert_eq!(out, packets);
     }
@@ -346,16 +349,16 @@ fn an_urgent_pointer_of_its_own_keeps_a_packet_apart() {
 fn a_split_that_contradicts_its_packet_is_refused() {
     let packet = Spec::tcp(0, 1, 1, vec![0; 3000]).build();
     let header = Ipv4Header::parse(&packet).unwrap();
-    let piece = Piece::new(0, packet.len());
+    let span = Span::new(0, packet.len());
     let payload_bytes = NonZeroU16::new(1000).unwrap();
     let udp = Segmentation { kind: SegmentationKind::Udp, payload_bytes };
-    assert!(Splitter::new(piece, &packet, &header, udp).is_err(), "TCP cut as UDP");
+    assert!(Splitter::new(span, &packet, &header, udp).is_none(), "TCP cut as UDP");
     let tcp = Segmentation { kind: SegmentationKind::Tcp, payload_bytes };
     let mut lying = packet.clone();
     lying[32] = 0xf0;
-    assert!(Splitter::new(piece, &lying, &header, tcp).is_ok(), "60 bytes of TCP header fit");
+    assert!(Splitter::new(span, &lying, &header, tcp).is_some(), "60 bytes of TCP header fit");
     lying[32] = 0x40;
-    assert!(Splitter::new(piece, &lying, &header, tcp).is_err(), "16 bytes are no TCP header");
+    assert!(Splitter::new(span, &lying, &header, tcp).is_none(), "16 bytes are no TCP header");
     let short = Ipv4Header { destination: Ipv4Addr::LOCALHOST, total_bytes: 30, ..header };
-    assert!(Splitter::new(Piece::new(0, 30), &packet[..30], &short, tcp).is_err());
+    assert!(Splitter::new(Span::new(0, 30), &packet[..30], &short, tcp).is_none());
 }

@@ -7,9 +7,10 @@ use ipnet::Ipv4Net;
 use prefix_trie::PrefixMap;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use weft::packet::ipv4::{HeaderFault, Ipv4Header};
+use weft::packet::ipv4::Ipv4Header;
 use weft::packet::{checksum, icmp};
 use weft::route::{Prefix, Table};
+use weft::stats::DropReason;
 
 use crate::ip_parse::{self, second_opinion, word_loop};
 use crate::lpm_model::{self, compare, peer};
@@ -167,8 +168,8 @@ fn every_boundary_of_the_lengths_is_judged_as_by_the_second_opinion() {
                 assert_eq!(verdict, second_opinion(&packet), "{packet:02x?}");
                 match verdict {
                     Ok(_) => verdicts[0] += 1,
-                    Err(HeaderFault::BadHeaderLength) => verdicts[1] += 1,
-                    Err(HeaderFault::BadTotalLength) => verdicts[2] += 1,
+                    Err(DropReason::BadHeaderLength) => verdicts[1] += 1,
+                    Err(DropReason::BadTotalLength) => verdicts[2] += 1,
                     Err(fault) => panic!("{fault:?} for {packet:02x?}"),
                 }
             }
@@ -249,7 +250,7 @@ fn ten_thousand_prefixes_are_looked_up_as_by_another_trie() {
             let destination = Ipv4Addr::from_bits(0x0a00_0000 ^ rng.u32(..) & 0x01ff_ffff);
             let net = Ipv4Net::new(destination, 32).unwrap();
             let expected = other.get_lpm(&net).map(|(_, index)| peers[*index as usize].address);
-            let found = table.lookup(destination).map(|(_, peer)| peer.address);
+            let found = table.lookup(destination).map(|peer| peer.address);
             assert_eq!(found, expected, "{destination}");
         }
         for _ in 0..200 {
@@ -266,8 +267,7 @@ fn every_slash_24_of_a_slash_8_is_found_at_both_its_ends() {
     for index in 0..65_536 {
         let subnet = subnet_of(index);
         for destination in [subnet.network(), subnet.last()] {
-            let (found, peer) = table.lookup(destination).unwrap();
-            assert_eq!((found.get(), peer.subnet), (index as usize, subnet));
+            assert_eq!(table.lookup(destination).unwrap().subnet, subnet);
         }
     }
     assert!(table.lookup(Ipv4Addr::new(9, 255, 255, 255)).is_none());

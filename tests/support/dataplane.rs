@@ -124,7 +124,8 @@ impl Host {
         let routes = Published::new(table());
         let (tell, ended) = channel();
         let worker = namespace.enter(|| {
-            let tun = Tun::open("flannel%d", options.tun).expect("root may make a TUN device");
+            let queues = Tun::open("flannel%d", options.tun, NonZeroU16::MIN);
+            let tun = queues.expect("root may make a TUN device").remove(0);
             let gates = (options.tun.tso, options.tun.uso);
             let got = (tun.offload().tso, tun.offload().uso);
             assert_eq!(got, gates, "this kernel has all offloads, and none is forced on");
@@ -133,7 +134,7 @@ impl Host {
             namespace.exec(&["ip", "route", "add", "10.5.0.0/16", "dev", "flannel0"]);
             let socket = TunnelSocket::bind(HOST, options.gso, options.gro).expect("a free port");
             assert_eq!(socket.gro(), options.gro);
-            assert_eq!(socket.limits().segments_max > 1, options.gso);
+            assert_eq!(socket.segments_max() > 1, options.gso);
             if let Some(bytes) = options.send_buffer_bytes {
                 set_socket_send_buffer_size(&socket, bytes).expect("a small buffer");
             }
@@ -163,7 +164,8 @@ impl Host {
     /// A device whose user is the test, with the host's pods behind it.
     pub fn pod_device(&self) -> PodDevice {
         let none = TunOffload { tso: false, uso: false };
-        let tun = self.namespace.enter(|| Tun::open("pod%d", none).expect("a second TUN device"));
+        let queues = self.namespace.enter(|| Tun::open("pod%d", none, NonZeroU16::MIN));
+        let tun = queues.expect("a second TUN device").remove(0);
         self.namespace.exec(&[
             "ip",
             "link",
@@ -248,14 +250,13 @@ impl PodDevice {
     /// The next packet; `None` when none comes in time.
     pub fn read(&self, timeout: Duration) -> Option<Vec<u8>> {
         let deadline = Instant::now() + timeout;
-        let mut vnet_header = [0; VNET_HEADER_BYTES];
-        let mut packet = vec![0; 1 << 16];
+        let mut frame = vec![0; VNET_HEADER_BYTES + (1 << 16)];
         loop {
-            if let Ok(bytes) = self.tun.read(&mut vnet_header, &mut packet) {
-                let whole = VnetHeader::parse(&vnet_header) == Some(VnetHeader::default());
+            if let Ok(bytes) = self.tun.read(&mut frame) {
+                let (vnet_header, packet) = frame[..bytes].split_first_chunk().expect("a header");
+                let whole = VnetHeader::parse(vnet_header) == Some(VnetHeader::default());
                 assert!(whole, "the kernel left work on a device without offload");
-                packet.truncate(bytes);
-                return Some(packet);
+                return Some(packet.to_vec());
             }
             if Instant::now() > deadline {
                 return None;

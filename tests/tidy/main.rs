@@ -15,13 +15,13 @@ use crate::source::{Source, paths, words};
 /// What each module may import from this crate, itself aside. `*` is everything.
 const MAP: &[(&str, &[&str])] = &[
     ("stats", &[]),
-    ("packet", &[]),
+    ("packet", &["stats"]),
     ("route", &["packet"]),
     ("offload", &["packet", "stats"]),
     ("forward", &["packet", "route", "offload", "stats"]),
     ("failure", &[]),
-    ("sys", &[]),
-    ("device", &["sys", "offload"]),
+    ("sys", &["packet::Span"]),
+    ("device", &["sys", "offload", "packet::Span"]),
     ("engine", &["device", "sys", "forward", "offload", "packet", "route", "stats"]),
     ("config", &["route::Prefix"]),
     ("host", &["route::Prefix", "failure", "config::options", "config::lock_file"]),

@@ -130,7 +130,7 @@ mod tests {
         set.update(&leases, 8285);
         let table = set.table();
         assert_eq!(table.len(), 1, "a vxlan node would never answer on the tunnel port");
-        let (_, peer) = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
+        let peer = table.lookup(Ipv4Addr::new(10, 5, 1, 9)).unwrap();
         assert_eq!(peer.address.to_string(), "192.0.2.1:8285");
     }
 

@@ -173,7 +173,7 @@ impl Prober {
         self.paths.retain(|endpoint, address| {
             table
                 .lookup(address)
-                .is_some_and(|(_, peer)| peer.address == endpoint && target(peer) == address)
+                .is_some_and(|peer| peer.address == endpoint && target(peer) == address)
         });
     }
 }

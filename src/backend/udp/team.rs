@@ -93,7 +93,7 @@ impl Team {
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
                 icmp_limit: Arc::clone(&icmp_limit),
-                udp_segments_max: seat.socket.limits().segments_max.max(UDP_SEGMENTS_MIN),
+                udp_segments_max: seat.socket.segments_max().max(UDP_SEGMENTS_MIN),
                 engine: engine_wanted(orders.engine),
                 ring_entries: RING_ENTRIES,
             };

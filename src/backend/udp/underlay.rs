@@ -130,7 +130,7 @@ impl Keeper {
     fn news_of_paths(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
         let before = &self.plane.overlay.desired().path_mtus;
         let (table, mtu_bytes, interface) = (self.routes.load(), self.mtu_bytes, &self.known.name);
-        let peer = |subnet: &Prefix| table.lookup(subnet.network()).map(|(_, peer)| peer.address);
+        let peer = |subnet: &Prefix| table.lookup(subnet.network()).map(|peer| peer.address);
         let changed = limits.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(bytes));
         let narrow = changed.filter_map(|(subnet, bytes)| {
             let peer = peer(subnet)?;

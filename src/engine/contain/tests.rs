@@ -1,25 +1,23 @@
 //! Panics on purpose, in each direction and engine, and in the middle of a system call's batch.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::device::{Tun, TunnelSocket};
-use crate::engine::io::{Reads, Ready, Receives, WaitFor};
+use crate::engine::ingress::IngressHalf;
+use crate::engine::io::{Reads, Ready, Receives};
 use crate::engine::mmsg::Mmsg;
-use crate::engine::transmit::Transmit;
-use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Stop, Worker, WorkerEnd};
+use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerEnd};
 use crate::forward::Local;
 use crate::forward::tests::{FAR, POD, TRIPPING, local, udp};
-use crate::offload::{Piece, VNET_HEADER_BYTES};
+use crate::offload::VNET_HEADER_BYTES;
 use crate::route::{Peer, Published, Table};
 use crate::stats::WorkerStats;
-use crate::sys::tun_io::WriteBatch;
-use crate::sys::udp::SendBatch;
+use crate::sys::tun_io::{Write, WriteBatch};
 
 use super::*;
 
@@ -27,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ENGINES: [EngineWanted; 2] = [EngineWanted::Only(Engine::Mmsg), EngineWanted::Best];
 
 /// A worker's devices, their other ends held by the test.
-struct Scene {
+pub(in crate::engine) struct Scene {
     /// Where the worker's TUN queue leads.
     host: UnixDatagram,
     peer: UdpSocket,
@@ -36,7 +34,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(engine: EngineWanted) -> (Self, WorkerConfig) {
+    pub(in crate::engine) fn new(engine: EngineWanted) -> (Self, WorkerConfig) {
         let (host, queue) = UnixDatagram::pair().unwrap();
         queue.set_nonblocking(true).unwrap();
         host.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -67,12 +65,12 @@ impl Scene {
         (Self { host, peer, tunnel, stats }, config)
     }
 
-    fn give_host(&self, payload: &[u8]) {
+    pub(in crate::engine) fn give_host(&self, payload: &[u8]) {
         let packet = udp(POD, FAR, payload);
         self.host.send(&[&[0; VNET_HEADER_BYTES], packet.as_slice()].concat()).unwrap();
     }
 
-    fn give_peer(&self, payload: &[u8]) {
+    pub(in crate::engine) fn give_peer(&self, payload: &[u8]) {
         self.peer.send_to(&udp(FAR, POD, payload), self.tunnel).unwrap();
     }
 
@@ -147,40 +145,31 @@ fn a_panic_on_ingress_costs_its_batch_only() {
     }
 }
 
-/// An engine whose sends panic, before or after the kernel was asked to use the arena.
+/// An engine whose writes panic, before or after the kernel was asked to use the arena.
 struct Panicking {
     idle: bool,
 }
 
 impl Io for Panicking {
-    fn gather(&mut self, _: Ready, _: &mut Reads, _: &mut Receives) -> io::Result<()> {
+    fn gather(&mut self, _: Ready, _: &mut Reads, _: &mut Receives) -> Result<(), WorkerEnd> {
         Ok(())
     }
 
-    fn send(
+    fn write<'a>(
         &mut self,
-        _: BorrowedFd<'_>,
-        _: &mut SendBatch,
-        _: &[u8],
-        _: usize,
-    ) -> io::Result<usize> {
-        panic!("in the middle of a send");
-    }
-
-    fn write(&mut self, _: &mut WriteBatch, _: &[u8], _: usize) -> io::Result<usize> {
-        Err(ErrorKind::Unsupported.into())
+        _: &mut WriteBatch,
+        _: &'a [u8],
+        _: impl Iterator<Item = Write<'a>>,
+    ) -> usize {
+        panic!("in the middle of a write");
     }
 
     fn is_idle(&self) -> bool {
         self.idle
     }
-
-    fn sleep(&mut self, _: WaitFor) -> io::Result<Ready> {
-        Ok(Ready::BOTH)
-    }
 }
 
-/// One turn over two packets with `io`; what the log said.
+/// One turn over two packets with `io`: whether it unwound, and what the log said.
 fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, String) {
     let text = Arc::new(Mutex::new(Vec::new()));
     let writer = Arc::clone(&text);
@@ -189,22 +178,26 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
         .with_writer(move || Shared(Arc::clone(&writer)))
         .finish();
     hook_panics();
-    let mut half = Transmit::new(config, 4096);
-    let packet = udp(POD, FAR, &[7; 200]);
-    half.reads.arena[..packet.len()].copy_from_slice(&packet);
-    for _ in 0..2 {
-        half.reads.push([0; VNET_HEADER_BYTES], Piece::new(0, packet.len()));
+    let mut half = IngressHalf::new(config);
+    (0..2).for_each(|_| scene.give_peer(&[7; 200]));
+    let deadline = Instant::now() + PATIENCE;
+    while half.receives.filled.len() < 2 {
+        assert!(Instant::now() < deadline, "the datagrams do not arrive");
+        half.receives.clear();
+        let mut reads = Reads::new(0);
+        let ready = Ready { tun: false, socket: true };
+        Mmsg::new(config).gather(ready, &mut reads, &mut half.receives).unwrap();
     }
     let table = config.routes.load();
-    let (local, stats) = (&config.local, &scene.stats.egress);
+    let (local, stats) = (&config.local, &scene.stats.ingress);
     let icmp_limit = &config.icmp_limit;
-    let pass = Pass { local, table: &table, stats, icmp_limit, now_ns: 1 };
+    let context = Context { local, table: &table, stats, icmp_limit, now_ns: 1 };
     half.begin_turn();
-    let ended = tracing::subscriber::with_default(subscriber, || {
-        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &pass))).is_err()
+    let unwound = tracing::subscriber::with_default(subscriber, || {
+        catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &context).is_ok())).is_err()
     });
     let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
-    (ended, text)
+    (unwound, text)
 }
 
 struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -221,27 +214,29 @@ impl io::Write for Shared {
 }
 
 #[test]
-fn a_panic_while_sending_is_counted_and_shown() {
+fn a_panic_while_writing_is_counted_and_shown() {
     let (scene, config) = Scene::new(ENGINES[0]);
-    let (ended, text) = turn_with(&mut Panicking { idle: true }, &scene, &config);
-    assert!(!ended, "{text}");
-    assert_eq!(scene.stats.egress.drops(DropReason::InternalError), 2);
-    assert_eq!(scene.stats.egress.packets_received.get(), 2);
-    for part in ["in the middle of a send", "contain/tests.rs", "this host. 2 packets", "goes on"] {
+    let (unwound, text) = turn_with(&mut Panicking { idle: true }, &scene, &config);
+    assert!(!unwound, "{text}");
+    assert_eq!(scene.stats.ingress.drops(DropReason::InternalError), 2);
+    assert_eq!(scene.stats.ingress.packets_received.get(), 2);
+    let parts =
+        ["in the middle of a write", "contain/tests.rs", "the network. 2 packets", "goes on"];
+    for part in parts {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     // 20 bytes of IPv4, of which the time to live was edited, 8 of UDP, and payload.
     assert!(text.contains("First 64 of the packet's 228 bytes: 450000e4"), "{text}");
-    let (ended, _) = turn_with(&mut Mmsg::new(&config, &Stop::new().unwrap()), &scene, &config);
-    assert!(!ended && scene.stats.egress.packets_forwarded.get() == 2);
+    let (unwound, _) = turn_with(&mut Mmsg::new(&config), &scene, &config);
+    assert!(!unwound && scene.stats.ingress.packets_forwarded.get() == 2);
 }
 
 #[test]
 fn a_panic_with_operations_in_flight_ends_the_worker() {
     let (scene, config) = Scene::new(ENGINES[0]);
-    let (ended, text) = turn_with(&mut Panicking { idle: false }, &scene, &config);
-    assert!(ended && text.contains("the worker ends"), "{text}");
-    assert_eq!(scene.stats.egress.unaccounted(), 0);
+    let (unwound, text) = turn_with(&mut Panicking { idle: false }, &scene, &config);
+    assert!(unwound && text.contains("the worker ends"), "{text}");
+    assert_eq!(scene.stats.ingress.unaccounted(), 0);
 }
 
 #[test]

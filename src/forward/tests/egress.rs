@@ -5,13 +5,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::forward::Egress;
 use crate::offload::{
-    Full, PartialChecksum, Piece, SEGMENTS_MAX, Segmentation, SegmentationKind, SendLimits,
-    VNET_HEADER_BYTES, VnetHeader,
+    Full, PartialChecksum, SEGMENTS_MAX, Segmentation, SegmentationKind, VNET_HEADER_BYTES,
+    VnetHeader,
 };
+use crate::packet::Span;
 
 const ROOM_BYTES: usize = 1 << 16;
 const WHOLE: [u8; VNET_HEADER_BYTES] = [0; VNET_HEADER_BYTES];
-const TRAINS: SendLimits = SendLimits { segments_max: SEGMENTS_MAX as u16 };
+const GSO: u16 = SEGMENTS_MAX as u16;
 
 /// An egress half with its arena, and the datagrams that it sent.
 struct Walk {
@@ -23,25 +24,25 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(limits: SendLimits, headers_bytes: usize) -> Self {
-        let egress = Egress::new(limits, ROOM_BYTES);
+    fn new(segments_max: u16, headers_bytes: usize) -> Self {
+        let egress = Egress::new(segments_max, ROOM_BYTES);
         let arena = vec![0xa5; ROOM_BYTES + headers_bytes];
         Self { world: World::new(), egress, arena, sent: Vec::new(), rounds: 0 }
     }
 
     fn plain() -> Self {
-        Self::new(TRAINS, ROOM_BYTES)
+        Self::new(GSO, ROOM_BYTES)
     }
 
     fn read(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: &[u8]) {
         self.arena[..packet.len()].copy_from_slice(packet);
-        let piece = Piece::new(0, packet.len());
+        let span = Span::new(0, packet.len());
         let mut taken =
-            self.egress.process(&self.world.pass(), &mut self.arena, &vnet_header, piece);
+            self.egress.process(&self.world.context(), &mut self.arena, &vnet_header, span);
         while taken == Err(Full) {
             assert!(!self.egress.plan().messages().is_empty(), "full without anything to send");
             self.send();
-            taken = self.egress.resume(&self.world.pass(), &mut self.arena);
+            taken = self.egress.resume(&self.world.context(), &mut self.arena);
         }
         self.send();
     }
@@ -50,10 +51,10 @@ impl Walk {
         let plan = self.egress.plan();
         for (index, message) in plan.messages().iter().enumerate() {
             let before = self.sent.len();
-            plan.for_each_datagram(index, |pieces| {
-                let parts = pieces.iter().flat_map(|piece| &self.arena[piece.range()]);
+            for spans in plan.datagrams(index) {
+                let parts = spans.iter().flat_map(|span| &self.arena[span.range()]);
                 self.sent.push((message.destination, parts.copied().collect()));
-            });
+            }
             let datagrams = &self.sent[before..];
             assert_eq!(datagrams.len(), usize::from(message.segments));
             let bytes: usize = datagrams.iter().map(|(_, datagram)| datagram.len()).sum();
@@ -67,8 +68,8 @@ impl Walk {
         let replies = self.egress.replies_mut();
         let errors = replies
             .iter()
-            .map(|(reply, bytes)| {
-                assert_eq!(reply.endpoint, None, "errors about pods' packets go to the device");
+            .map(|(endpoint, bytes)| {
+                assert_eq!(endpoint, None, "errors about pods' packets go to the device");
                 bytes.to_vec()
             })
             .collect();
@@ -206,12 +207,12 @@ fn tiny_segments_that_fill_the_room_for_headers_lose_nothing() {
             SegmentationKind::Tcp => tcp(POD, FAR, u32::MAX - 9, &bytes),
             SegmentationKind::Udp => udp(POD, FAR, &bytes),
         };
-        let mut unlimited = Walk::new(TRAINS, 1 << 20);
+        let mut unlimited = Walk::new(GSO, 1 << 20);
         unlimited.read(offload(kind, 8), &packet);
         assert_eq!((unlimited.sent.len(), unlimited.rounds), (4000, 1));
         for headers_bytes in [40, 41, 79, 80, 1000, ROOM_BYTES] {
-            for limits in [TRAINS, SendLimits::SINGLE, SendLimits { segments_max: 3 }] {
-                let mut walk = Walk::new(limits, headers_bytes);
+            for segments_max in [GSO, 1, 3] {
+                let mut walk = Walk::new(segments_max, headers_bytes);
                 walk.read(offload(kind, 8), &packet);
                 assert!(walk.rounds > 1, "{headers_bytes} bytes: the room was never full");
                 assert!(walk.sent == unlimited.sent, "{kind:?}, {headers_bytes} bytes: differs");
@@ -223,18 +224,18 @@ fn tiny_segments_that_fill_the_room_for_headers_lose_nothing() {
 
 #[test]
 fn plain_packets_that_fill_the_plan_lose_nothing() {
-    let mut walk = Walk::new(SendLimits::SINGLE, ROOM_BYTES);
+    let mut walk = Walk::new(1, ROOM_BYTES);
     let packets: Vec<_> = (0..150u8).map(|mark| udp(POD, FAR, &[mark; 40])).collect();
     let mut at = 0;
     for packet in &packets {
         // All of them lie in the arena before the first is sent.
         walk.arena[at..at + packet.len()].copy_from_slice(packet);
-        let piece = Piece::new(at, packet.len());
-        let pass = walk.world.pass();
-        let mut taken = walk.egress.process(&pass, &mut walk.arena, &WHOLE, piece);
+        let span = Span::new(at, packet.len());
+        let context = walk.world.context();
+        let mut taken = walk.egress.process(&context, &mut walk.arena, &WHOLE, span);
         while taken == Err(Full) {
             walk.send();
-            taken = walk.egress.resume(&walk.world.pass(), &mut walk.arena);
+            taken = walk.egress.resume(&walk.world.context(), &mut walk.arena);
         }
         at += packet.len();
     }
@@ -378,7 +379,7 @@ proptest! {
     fn every_packet_has_exactly_one_outcome(
         reads in proptest::collection::vec((any_offload(), plausible()), 1..20),
     ) {
-        let mut walk = Walk::new(TRAINS, 4096);
+        let mut walk = Walk::new(GSO, 4096);
         for (vnet_header, packet) in &reads {
             walk.read(*vnet_header, packet);
             prop_assert!(walk.conserved());
@@ -396,8 +397,8 @@ proptest! {
 #[test]
 fn a_range_beyond_the_arena_is_an_internal_error() {
     let mut walk = Walk::plain();
-    for piece in [Piece::new(walk.arena.len() - 10, 11), Piece::new(walk.arena.len() + 1, 28)] {
-        let taken = walk.egress.process(&walk.world.pass(), &mut walk.arena, &WHOLE, piece);
+    for span in [Span::new(walk.arena.len() - 10, 11), Span::new(walk.arena.len() + 1, 28)] {
+        let taken = walk.egress.process(&walk.world.context(), &mut walk.arena, &WHOLE, span);
         assert_eq!(taken, Ok(()));
     }
     assert_eq!(walk.world.drops(), [(DropReason::InternalError, 2)]);

@@ -3,10 +3,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::forward::{Ingress, Train};
-use crate::offload::{CoalesceLimits, Piece};
+use crate::forward::{GroBatch, Ingress};
+use crate::offload::CoalesceLimits;
+use crate::packet::Span;
 
 const ALL: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
+const NONE: CoalesceLimits = CoalesceLimits { tcp: false, udp_segments_max: 1 };
 
 /// An ingress half with its arena, and the packets that it wrote.
 struct Walk {
@@ -25,15 +27,15 @@ impl Walk {
     /// Takes in `bytes` as datagrams of `segment_bytes`.
     fn receive(&mut self, sender: SocketAddrV4, segment_bytes: usize, bytes: &[u8]) {
         let mut arena = bytes.to_vec();
-        let train = Train {
-            bytes: Piece::new(0, bytes.len()),
+        let batch = GroBatch {
+            span: Span::new(0, bytes.len()),
             segment_bytes: segment_bytes as u16,
             sender,
         };
-        let mut taken = self.ingress.process(&self.world.pass(), &mut arena, train);
+        let mut taken = self.ingress.process(&self.world.context(), &mut arena, batch);
         while taken.is_err() {
             self.write(&mut arena);
-            taken = self.ingress.resume(&self.world.pass(), &mut arena);
+            taken = self.ingress.resume(&self.world.context(), &mut arena);
         }
         self.write(&mut arena);
     }
@@ -54,7 +56,8 @@ impl Walk {
         let plan = self.ingress.coalescer_mut();
         plan.finish(arena);
         for index in 0..plan.items().len() {
-            plan.unmerge(arena, index, |packet| self.written.push(packet.to_vec()));
+            let spans = plan.unmerge(arena, index);
+            self.written.extend(spans.map(|span| arena[span.range()].to_vec()));
         }
         self.writes += plan.items().len();
         plan.clear();
@@ -62,7 +65,7 @@ impl Walk {
 
     fn errors(&mut self) -> Vec<(Option<SocketAddrV4>, Vec<u8>)> {
         let replies = self.ingress.replies_mut();
-        let errors = replies.iter().map(|(reply, bytes)| (reply.endpoint, bytes.to_vec()));
+        let errors = replies.iter().map(|(endpoint, bytes)| (endpoint, bytes.to_vec()));
         let errors = errors.collect();
         replies.clear();
         errors
@@ -125,7 +128,7 @@ fn malformed() -> Vec<(Vec<u8>, DropReason)> {
 /// What was found of a train's first packet is not taken for granted of its next.
 #[test]
 fn bad_members_of_a_train_are_dropped_by_reason_between_good_ones_untouched() {
-    for limits in [ALL, CoalesceLimits::NONE] {
+    for limits in [ALL, NONE] {
         let mut walk = Walk::new(limits);
         let (mut train, mut good) = (Vec::new(), Vec::new());
         let mut expected = std::collections::BTreeMap::<DropReason, u64>::new();
@@ -243,7 +246,7 @@ fn an_empty_datagram_is_a_runt_and_a_train_without_a_size_is_one_datagram() {
 
 #[test]
 fn a_batch_that_merges_nothing_is_written_in_rounds() {
-    let mut walk = Walk::new(CoalesceLimits::NONE);
+    let mut walk = Walk::new(NONE);
     let packets: Vec<_> = (0..=255).map(marked).collect();
     walk.train(PEER, &packets);
     assert_eq!(walk.written, hops(&packets));
@@ -318,7 +321,7 @@ proptest! {
         merge in any::<bool>(),
     ) {
         let senders = [PEER, OTHER, STRANGER, US];
-        let mut walk = Walk::new(if merge { ALL } else { CoalesceLimits::NONE });
+        let mut walk = Walk::new(if merge { ALL } else { NONE });
         let mut received = 0;
         for (mut train, sender, last_bytes) in trains {
             received += train.len() as u64;
@@ -342,8 +345,8 @@ proptest! {
 fn a_range_beyond_the_arena_is_an_internal_error() {
     let mut walk = Walk::new(ALL);
     let mut arena = marked(0);
-    let train = Train { bytes: Piece::new(0, 300), segment_bytes: 128, sender: PEER };
-    let taken = walk.ingress.process(&walk.world.pass(), &mut arena, train);
+    let batch = GroBatch { span: Span::new(0, 300), segment_bytes: 128, sender: PEER };
+    let taken = walk.ingress.process(&walk.world.context(), &mut arena, batch);
     assert_eq!(taken, Ok(()));
     walk.write(&mut arena);
     assert_eq!(walk.written, [hop(&marked(0))]);

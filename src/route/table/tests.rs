@@ -14,9 +14,7 @@ fn peer(subnet: &str, host: u8) -> Arc<Peer> {
 
 /// The last byte of the public address of the peer that `destination` is routed to.
 fn route(table: &Table, destination: &str) -> Option<u8> {
-    let (index, peer) = table.lookup(destination.parse().unwrap())?;
-    assert!(std::ptr::eq(peer, &*table.peers()[index.get()]));
-    assert!(std::ptr::eq(peer, table.peer(index).unwrap()));
+    let peer = table.lookup(destination.parse().unwrap())?;
     Some(peer.address.ip().octets()[3])
 }
 
@@ -32,7 +30,6 @@ fn the_empty_table_routes_nothing() {
         assert_eq!(route(&table, destination), None);
     }
     assert!(!table.has_peer_at(Ipv4Addr::UNSPECIFIED));
-    assert!(table.peer(PeerIndex(0)).is_none());
 }
 
 #[test]
@@ -188,7 +185,7 @@ fn a_trie_costs_at_most_256_bytes_per_peer_beyond_its_root() {
     assert_eq!(trie.root.len(), 65_536);
     assert!(size_of_val(&trie.nodes[..]) <= 256 * 65_536);
     for peer in table.peers() {
-        let (_, found) = table.lookup(peer.subnet.network()).unwrap();
+        let found = table.lookup(peer.subnet.network()).unwrap();
         assert_eq!(found.subnet, peer.subnet);
     }
 }
@@ -206,9 +203,9 @@ fn outer_addresses_are_found_at_any_port() {
 fn what_is_known_about_a_peer_survives_a_new_table() {
     let kept = peer("10.5.1.0/24", 1);
     let first = Table::build(vec![Arc::clone(&kept)]);
-    let (_, seen) = first.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
+    let seen = first.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
     seen.source_proven.store(true, Ordering::Relaxed);
     let second = Table::build(vec![peer("10.6.0.0/16", 2), kept]);
-    let (_, again) = second.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
+    let again = second.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();
     assert!(again.source_proven.load(Ordering::Relaxed));
 }

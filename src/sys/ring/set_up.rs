@@ -4,16 +4,12 @@ use std::io;
 
 use io_uring::{IoUring, opcode};
 
-/// Completions that the ring holds, by entry: a batch's, and those of polls and removals, which
-/// are far fewer than a second batch.
-const COMPLETIONS_PER_ENTRY: u32 = 2;
-
 /// The deepest ring that the kernel has: answers held back until we ask (6.1), no second index
 /// array (6.6), else without one or the other, else plain.
 pub(super) fn set_up(entries: u32) -> io::Result<IoUring> {
     let build = |deferred: bool, plain_queue: bool| {
         let mut builder = IoUring::builder();
-        builder.setup_cqsize(entries * COMPLETIONS_PER_ENTRY).dontfork();
+        builder.dontfork();
         if deferred {
             builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
         }
@@ -37,8 +33,6 @@ pub(super) fn missing_operation(is_supported: impl Fn(u8) -> bool) -> Option<&'s
         (opcode::Read::CODE, "READ"),
         (opcode::Writev::CODE, "WRITEV"),
         (opcode::RecvMsg::CODE, "RECVMSG"),
-        (opcode::PollAdd::CODE, "POLL_ADD"),
-        (opcode::PollRemove::CODE, "POLL_REMOVE"),
     ];
     needed.into_iter().find(|(code, _)| !is_supported(*code)).map(|(_, name)| name)
 }

@@ -5,12 +5,11 @@ use std::net::{SocketAddrV4, UdpSocket};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread;
 
 use super::*;
-use crate::sys::Range;
-use crate::sys::udp::SendBatch;
+use crate::packet::Span;
 
 const OPERATIONS: usize = 256;
 const SLOT_BYTES: usize = READ_BYTES_MAX;
@@ -22,7 +21,6 @@ struct Files {
     device: UnixDatagram,
     socket: UdpSocket,
     address: SocketAddrV4,
-    stop: OwnedFd,
 }
 
 impl Files {
@@ -32,22 +30,14 @@ impl Files {
         let std::net::SocketAddr::V4(address) = socket.local_addr().unwrap() else {
             unreachable!()
         };
-        // SAFETY: a new descriptor that nobody else has; the assertion below tells if it is none.
-        let stop = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
-        assert!(stop.as_raw_fd() >= 0);
         for file in [tun.as_fd(), device.as_fd(), socket.as_fd()] {
             rustix::io::ioctl_fionbio(file, true).unwrap();
         }
-        Self { tun, device, socket, address, stop }
+        Self { tun, device, socket, address }
     }
 
     fn ring(&self, entries: u32) -> Result<Ring, RingError> {
-        let (tun, socket, stop) = (self.tun.as_fd(), self.socket.as_fd(), self.stop.as_fd());
-        Ring::open(entries, OPERATIONS, tun, socket, stop)
-    }
-
-    fn give_stop(&self) {
-        rustix::io::write(&self.stop, &1u64.to_ne_bytes()).unwrap();
+        Ring::open(entries, OPERATIONS, self.tun.as_fd(), self.socket.as_fd())
     }
 
     /// Everything that has come to the far end of the device.
@@ -84,26 +74,32 @@ fn numbered(count: usize) -> Vec<Vec<u8>> {
     (0..count).map(|number| vec![number as u8; 1 + number % 7]).collect()
 }
 
-/// One message for each of `packets`, which lie in the arena one behind the other.
-fn sends(packets: &[Vec<u8>], to: SocketAddrV4) -> (SendBatch, Vec<u8>) {
-    let mut batch = SendBatch::new(packets.len(), packets.len());
+/// Where packets lie that follow each other in an arena.
+fn spans(packets: &[Vec<u8>]) -> Vec<[Span; 1]> {
     let mut offset = 0;
-    for packet in packets {
-        batch.push(to, None, std::iter::once(Range { offset, bytes: packet.len() }));
+    let mut next = |packet: &Vec<u8>| {
+        let span = Span::new(offset, packet.len());
         offset += packet.len();
-    }
-    (batch, packets.concat())
+        [span]
+    };
+    packets.iter().map(&mut next).collect()
 }
 
-fn writes(packets: &[Vec<u8>]) -> (WriteBatch, Vec<u8>) {
-    let mut batch = WriteBatch::new(packets.len(), packets.len());
-    let mut offset = 0;
-    for packet in packets {
-        let range = Range { offset, bytes: packet.len() };
-        batch.push(b"0123456789", std::iter::once(range), false);
-        offset += packet.len();
-    }
-    (batch, packets.concat())
+/// Writes `packets`, of which those of a number in `barriers` are barriers, from `first` on.
+fn write(
+    ring: &mut Ring,
+    batch: &mut WriteBatch,
+    packets: &[Vec<u8>],
+    barriers: &[usize],
+    first: usize,
+) -> io::Result<usize> {
+    let spans = spans(packets);
+    let writes = spans.iter().enumerate().skip(first).map(|(number, spans)| Write {
+        header: b"0123456789",
+        spans,
+        is_barrier: barriers.contains(&number),
+    });
+    ring.write(batch, &packets.concat(), writes)
 }
 
 /// Far more operations than submissions and than completions that the small ones hold.
@@ -117,14 +113,15 @@ fn a_tiny_ring_does_all_that_a_large_one_does_in_the_same_order() {
         packets.iter().for_each(|packet| {
             files.device.send(packet).unwrap();
         });
-        let (mut batch, arena) = sends(&datagrams, files.address);
-        assert_eq!(batch.send(files.socket.as_fd(), &arena, 0).unwrap(), 100, "{entries} entries");
+        for datagram in &datagrams {
+            files.socket.send_to(datagram, files.address).unwrap();
+        }
         let got = gather(&mut ring, 128, 128).unwrap();
         assert_eq!(got, [packets.clone(), datagrams], "{entries} entries");
         let rest = gather(&mut ring, 128, 128).unwrap();
         assert!(rest.iter().all(Vec::is_empty), "{entries} entries: {rest:?}");
-        let (mut batch, arena) = writes(&packets);
-        assert_eq!(ring.write(&mut batch, &arena, 0).unwrap(), 10);
+        let mut batch = WriteBatch::new(10, 10);
+        assert_eq!(write(&mut ring, &mut batch, &packets, &[], 0).unwrap(), 10);
         assert!((0..10).all(|index| batch.result(index).is_ok()));
         let expected: Vec<_> =
             packets.iter().map(|packet| [b"0123456789", &packet[..]].concat()).collect();
@@ -155,115 +152,18 @@ fn nothing_behind_a_refused_barrier_is_written() {
         let mut ring = files.ring(entries).unwrap();
         let packets = [b"a".to_vec(), b"b".to_vec(), too_long.clone(), b"d".to_vec()];
         let mut batch = WriteBatch::new(packets.len(), packets.len());
-        let mut offset = 0;
-        for (packet, is_barrier) in packets.iter().zip([false, true, true, false]) {
-            let range = Range { offset, bytes: packet.len() };
-            batch.push(b"0123456789", std::iter::once(range), is_barrier);
-            offset += packet.len();
-        }
-        let arena = packets.concat();
-        let mut first = 0;
+        let (mut first, mut refused) = (0, None);
         while first < 3 {
-            first += ring.write(&mut batch, &arena, first).unwrap();
+            let tried = write(&mut ring, &mut batch, &packets, &[1, 2], first).unwrap();
+            refused = batch.result(tried - 1).err().and_then(|error| error.raw_os_error());
+            first += tried;
         }
         assert_eq!(first, 3, "{entries} entries: the barrier was passed");
-        let refused = batch.result(2).unwrap_err().raw_os_error();
         assert_eq!(refused, Some(libc::EMSGSIZE), "{entries} entries");
         assert_eq!(files.written(), [b"0123456789a".to_vec(), b"0123456789b".to_vec()]);
-        assert_eq!(ring.write(&mut batch, &arena, first).unwrap(), 1);
+        assert_eq!(write(&mut ring, &mut batch, &packets, &[1, 2], first).unwrap(), 1);
         assert_eq!(files.written(), [b"0123456789d".to_vec()]);
     }
-}
-
-#[test]
-fn a_full_send_buffer_is_waited_for_beside_datagrams_and_not_for_ever() {
-    let files = Files::new();
-    let mut ring = files.ring(2).unwrap();
-    let limit = Some(Duration::from_millis(1));
-    ring.wait(&[Source::Socket, Source::Stop], limit).unwrap();
-    assert!(!ring.take_ready(Source::Socket), "nothing came");
-    ring.wait(&[Source::Room, Source::Socket, Source::Stop], None).unwrap();
-    assert!(ring.take_ready(Source::Room), "an empty buffer has room");
-}
-
-#[test]
-fn a_sleeper_is_woken_by_each_source_whatever_the_size_of_the_ring() {
-    for entries in [1, 2, 128] {
-        let files = Files::new();
-        let mut ring = files.ring(entries).unwrap();
-        let all = [Source::Tun, Source::Socket, Source::Stop];
-        for _ in 0..20 {
-            files.device.send(b"x").unwrap();
-            // A wake-up may be for what the last gathering took; another is still to come.
-            while !ring.take_ready(Source::Tun) {
-                ring.wait(&all, None).unwrap();
-                ring.take_ready(Source::Socket);
-            }
-            // Its poll ends by itself while the removal of the others makes room in the queue.
-            files.socket.send_to(b"x", files.address).unwrap();
-            ring.disarm(Source::Tun).unwrap();
-            ring.disarm(Source::Socket).unwrap();
-            let [packets, datagrams] = gather(&mut ring, 2, 2).unwrap();
-            assert_eq!((packets.len(), datagrams.len()), (1, 1), "{entries} entries");
-        }
-        files.give_stop();
-        ring.wait(&all, None).unwrap();
-        assert!(ring.take_ready(Source::Stop), "{entries} entries");
-    }
-}
-
-/// Three polls end at once in a ring with room for two completions, between those of a batch.
-#[test]
-fn completions_that_overflow_the_ring_are_not_lost() {
-    let files = Files::new();
-    let mut ring = files.ring(1).unwrap();
-    assert_eq!(ring.ring.params().cq_entries(), 2);
-    let all = [Source::Tun, Source::Socket, Source::Stop];
-    for _ in 0..50 {
-        all.into_iter().for_each(|source| ring.arm(source).unwrap());
-        ring.enter(0, None).unwrap();
-        files.device.send(b"x").unwrap();
-        files.socket.send_to(b"x", files.address).unwrap();
-        files.give_stop();
-        ring.wait(&all, None).unwrap();
-        let [packets, datagrams] = gather(&mut ring, 4, 4).unwrap();
-        assert_eq!((packets.len(), datagrams.len()), (1, 1));
-        let deadline = Instant::now() + REMOVAL_LIMIT;
-        while ring.polls != [Poll::Off; SOURCES] && Instant::now() < deadline {
-            ring.enter(1, Some(REMOVAL_LIMIT)).unwrap();
-        }
-        assert!(all.into_iter().all(|source| ring.take_ready(source)), "a wake-up was lost");
-        rustix::io::read(&files.stop, &mut [0; 8]).unwrap();
-    }
-}
-
-#[test]
-fn a_stop_wakes_a_sleeper_and_a_signal_does_not() {
-    extern "C" fn ignore(_: libc::c_int) {}
-    let handler = ignore as extern "C" fn(libc::c_int);
-    // SAFETY: the handler touches nothing, and nobody else in this program uses the signal.
-    unsafe { libc::signal(libc::SIGUSR2, handler as usize) };
-    let files = Arc::new(Files::new());
-    let (tell, told) = mpsc::channel();
-    let theirs = Arc::clone(&files);
-    let sleeper = thread::spawn(move || {
-        let mut ring = theirs.ring(2).unwrap();
-        // SAFETY: asks for this thread's id only.
-        tell.send(unsafe { libc::syscall(libc::SYS_gettid) }).unwrap();
-        ring.wait(&[Source::Tun, Source::Socket, Source::Stop], None).unwrap();
-        (ring.take_ready(Source::Tun), ring.take_ready(Source::Stop))
-    });
-    let thread_id = told.recv().unwrap();
-    for _ in 0..20 {
-        thread::sleep(Duration::from_millis(1));
-        // SAFETY: the thread is not joined yet, so its id is its own, and the handler is there.
-        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id, libc::SIGUSR2) };
-    }
-    assert!(!sleeper.is_finished(), "a signal is no packet");
-    let started = Instant::now();
-    files.give_stop();
-    assert_eq!(sleeper.join().unwrap(), (false, true));
-    assert!(started.elapsed() < Duration::from_millis(100), "{:?}", started.elapsed());
 }
 
 /// A filter that hands each io_uring_enter of the calling thread to whoever has the descriptor.
@@ -348,8 +248,8 @@ fn a_kernel_that_can_not_take_a_batch_yet_is_asked_again() {
         let script = move |call: usize| if call % 5 == 4 { 0 } else { errno };
         let (got, calls) = scripted(script, || {
             let mut ring = files.ring(2).unwrap();
-            let (mut batch, arena) = writes(&numbered(9));
-            assert_eq!(ring.write(&mut batch, &arena, 0).unwrap(), 9);
+            let mut batch = WriteBatch::new(9, 9);
+            assert_eq!(write(&mut ring, &mut batch, &numbered(9), &[], 0).unwrap(), 9);
             files.device.send(b"x").unwrap();
             gather(&mut ring, 1, 16).unwrap()
         });
@@ -369,22 +269,21 @@ fn a_ring_that_may_not_be_entered_is_an_error_and_submits_nothing_later() {
         let started = Instant::now();
         let ((), _) = scripted(script, || {
             let mut ring = files.ring(4).unwrap();
-            files.device.send(b"x").unwrap();
-            ring.wait(&[Source::Tun, Source::Stop], None).unwrap();
             refused.store(0, Ordering::Relaxed);
-            let (mut batch, arena) = writes(&numbered(3));
-            let error = ring.write(&mut batch, &arena, 0).unwrap_err();
+            let mut batch = WriteBatch::new(3, 3);
+            let error = write(&mut ring, &mut batch, &numbered(3), &[], 0).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(errno));
-            drop((batch, arena));
+            let failed = batch.result(2).unwrap_err();
+            assert_eq!(failed.raw_os_error(), Some(libc::EIO), "a write that was never made");
+            drop(batch);
             // The kernel would take them now, and read memory that was given back.
             refused.store(usize::MAX, Ordering::Relaxed);
             let broken = |result: io::Result<()>| {
                 assert_eq!(result.unwrap_err().raw_os_error(), Some(errno));
             };
-            broken(ring.wait(&[Source::Tun, Source::Socket], None));
             broken(gather(&mut ring, 1, 1).map(drop));
-            let (mut batch, arena) = writes(&numbered(1));
-            broken(ring.write(&mut batch, &arena, 0).map(drop));
+            let mut batch = WriteBatch::new(1, 1);
+            broken(write(&mut ring, &mut batch, &numbered(1), &[], 0).map(drop));
             drop(ring);
         });
         assert!(started.elapsed() < Duration::from_secs(1), "errno {errno}: it hung");
@@ -406,8 +305,8 @@ fn a_device_that_can_only_be_read_by_waiting_is_refused() {
     // A file of procfs, which never learned to be read without waiting.
     let file = std::fs::File::open("/proc/self/status").unwrap();
     let files = Files::new();
-    let (socket, stop) = (files.socket.as_fd(), files.stop.as_fd());
-    let error = Ring::open(4, OPERATIONS, file.as_fd(), socket, stop).map(drop).unwrap_err();
+    let opened = Ring::open(4, OPERATIONS, file.as_fd(), files.socket.as_fd());
+    let error = opened.map(drop).unwrap_err();
     let RingError::TunRead(errno) = error else { panic!("{error:?}") };
     assert_eq!(errno.raw_os_error(), Some(libc::EOPNOTSUPP));
 }
@@ -416,12 +315,7 @@ fn a_device_that_can_only_be_read_by_waiting_is_refused() {
 fn an_operation_that_the_kernel_lacks_is_named() {
     assert_eq!(missing_operation(|_| true), None);
     assert_eq!(missing_operation(|_| false), Some("READ"));
-    let lacks = [
-        (opcode::Writev::CODE, "WRITEV"),
-        (opcode::RecvMsg::CODE, "RECVMSG"),
-        (opcode::PollAdd::CODE, "POLL_ADD"),
-        (opcode::PollRemove::CODE, "POLL_REMOVE"),
-    ];
+    let lacks = [(opcode::Writev::CODE, "WRITEV"), (opcode::RecvMsg::CODE, "RECVMSG")];
     for (lacking, name) in lacks {
         assert_eq!(missing_operation(|code| code != lacking), Some(name));
     }
@@ -429,12 +323,8 @@ fn an_operation_that_the_kernel_lacks_is_named() {
 
 #[test]
 fn a_dropped_ring_gives_its_files_back_at_once() {
-    let Files { tun, device, socket, stop, .. } = Files::new();
-    let mut ring = Ring::open(4, OPERATIONS, tun.as_fd(), socket.as_fd(), stop.as_fd()).unwrap();
-    for source in [Source::Tun, Source::Socket, Source::Stop] {
-        ring.arm(source).unwrap();
-    }
-    ring.enter(0, None).unwrap();
+    let Files { tun, device, socket, .. } = Files::new();
+    let ring = Ring::open(4, OPERATIONS, tun.as_fd(), socket.as_fd()).unwrap();
     let started = Instant::now();
     drop(ring);
     drop(tun);

@@ -1,5 +1,6 @@
-//! The wrappers over the kernel's loopback: trains out and in, control messages, buffers.
+//! The wrappers over the kernel's loopback: GSO and GRO batches, control messages, buffers.
 
+use std::iter::once;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -39,12 +40,11 @@ fn receive(
 /// Sends `bytes` from `source`, cut into datagrams of `segment_bytes`.
 fn send(source: &UdpSocket, to: SocketAddrV4, segment_bytes: Option<u16>, bytes: &[u8]) {
     let mut batch = SendBatch::new(1, 2);
-    // Two ranges: a datagram may be gathered from anywhere.
+    // Two spans: a datagram may be gathered from anywhere.
     let middle = bytes.len() / 2;
-    let ranges =
-        [Range { offset: 0, bytes: middle }, Range { offset: middle, bytes: bytes.len() - middle }];
-    batch.push(to, segment_bytes, ranges.into_iter());
-    assert_eq!(batch.send(source.as_fd(), bytes, 0).unwrap(), 1);
+    let spans = [Span::new(0, middle), Span::new(middle, bytes.len() - middle)];
+    let message = Datagrams { destination: to, segment_bytes, spans };
+    assert_eq!(batch.send(source.as_fd(), bytes, once(message)).unwrap(), 1);
 }
 
 fn noise(bytes: usize) -> Vec<u8> {
@@ -55,7 +55,7 @@ fn noise(bytes: usize) -> Vec<u8> {
 /// (IP_RECVERR); `__udp4_lib_err`, net/ipv4/udp.c, gives them to no other. The tunnel's is neither,
 /// so there is no error queue to drain, and a peer without a listener costs nobody a send.
 #[test]
-fn an_unconnected_socket_is_told_no_error_of_an_earlier_datagram() {
+fn an_unconnected_socket_gets_no_earlier_error() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let (tunnel, _) = loopback();
     let (connected, _) = loopback();
@@ -77,7 +77,7 @@ fn an_unconnected_socket_is_told_no_error_of_an_earlier_datagram() {
 }
 
 #[test]
-fn a_train_leaves_as_its_datagrams() {
+fn a_gso_batch_leaves_as_its_datagrams() {
     let (sender, sender_address) = loopback();
     let (receiver, to) = loopback();
     let bytes = noise(1000);
@@ -89,14 +89,14 @@ fn a_train_leaves_as_its_datagrams() {
     assert_eq!(sizes, [300, 300, 300, 100]);
     for (index, received) in received.iter().enumerate() {
         assert_eq!(received.source, sender_address);
-        assert_eq!((received.segment_bytes, received.truncated), (None, false));
+        assert_eq!(received.segment_bytes, None);
         let slot = &arena[index * SLOT_BYTES..][..received.bytes];
         assert_eq!(slot, &bytes[index * 300..][..received.bytes]);
     }
 }
 
 #[test]
-fn a_train_arrives_whole_with_its_segment_size() {
+fn a_gro_batch_arrives_with_its_segment_size() {
     let (sender, sender_address) = loopback();
     let (receiver, to) = loopback();
     enable_gro(receiver.as_fd()).unwrap();
@@ -109,7 +109,6 @@ fn a_train_arrives_whole_with_its_segment_size() {
         assert_eq!(received.len(), 1, "{segment_bytes}");
         assert_eq!(received[0].segment_bytes, Some(segment_bytes));
         assert_eq!(received[0].source, sender_address);
-        assert!(!received[0].truncated);
         assert_eq!(arena[..received[0].bytes], bytes, "{segment_bytes}");
     }
     send(&sender, to, None, &noise(100));
@@ -128,32 +127,15 @@ fn the_largest_and_the_smallest_datagram_arrive_uncut() {
         let datagram = noise(bytes);
         send(&sender, to, None, &datagram);
         let received = receive(&mut batch, &receiver, &mut arena, 1);
-        assert_eq!((received[0].bytes, received[0].truncated), (bytes, false));
+        assert_eq!(received[0].bytes, bytes);
         assert_eq!(arena[..bytes], datagram);
     }
     let too_long = noise(65_508);
-    let mut batch = SendBatch::new(1, 1);
-    let whole = Range { offset: 0, bytes: too_long.len() };
-    batch.push(to, None, std::iter::once(whole));
-    let error = batch.send(sender.as_fd(), &too_long, 0).unwrap_err();
+    let spans = [Span::new(0, too_long.len())];
+    let message = Datagrams { destination: to, segment_bytes: None, spans };
+    let sent = SendBatch::new(1, 1).send(sender.as_fd(), &too_long, once(message));
+    let error = sent.unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE));
-}
-
-#[test]
-fn a_slot_too_small_says_so() {
-    let (sender, _) = loopback();
-    let (receiver, to) = loopback();
-    send(&sender, to, None, &noise(100));
-    std::thread::sleep(Duration::from_millis(20));
-    let mut batch = ReceiveBatch::new(1);
-    let mut arena = [0; 64];
-    assert_eq!(
-        batch
-            .receive(receiver.as_fd(), &mut arena, Slots { slot_bytes: 64, stride: 64 }, 0..1)
-            .unwrap(),
-        1
-    );
-    assert!(batch.received(0).truncated);
 }
 
 #[test]
@@ -180,18 +162,20 @@ fn a_batch_goes_on_after_the_message_that_failed() {
     let (receiver, to) = loopback();
     let arena = noise(66_000);
     let mut batch = SendBatch::new(3, 3);
-    for bytes in [10, 66_000, 20] {
-        batch.push(to, None, std::iter::once(Range { offset: 0, bytes }));
-    }
-    assert_eq!((batch.len(), batch.is_empty()), (3, false));
-    assert_eq!(batch.send(sender.as_fd(), &arena, 0).unwrap(), 1);
-    assert!(batch.send(sender.as_fd(), &arena, 1).is_err());
-    assert_eq!(batch.send(sender.as_fd(), &arena, 2).unwrap(), 1);
+    let mut send_from = |first| {
+        let left = [10, 66_000, 20].into_iter().skip(first).map(|bytes| Datagrams {
+            destination: to,
+            segment_bytes: None,
+            spans: [Span::new(0, bytes)],
+        });
+        batch.send(sender.as_fd(), &arena, left)
+    };
+    assert_eq!(send_from(0).unwrap(), 1);
+    assert!(send_from(1).is_err());
+    assert_eq!(send_from(2).unwrap(), 1);
     let mut slots = vec![0; 4 * SLOT_BYTES];
     let received = receive(&mut ReceiveBatch::new(4), &receiver, &mut slots, 4);
     assert_eq!(received.iter().map(|r| r.bytes).collect::<Vec<_>>(), [10, 20]);
-    batch.clear();
-    assert!(batch.is_empty());
 }
 
 fn walked(bytes: &[u8]) -> Vec<(c_int, c_int, Vec<u8>)> {

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use crate::support::dataplane::*;
 use weft::device::TunOffload;
 use weft::engine::WorkerEnd;
+use weft::packet::Span;
 use weft::route::Table;
 use weft::stats::DropReason;
-use weft::sys::{Range, udp::SendBatch};
+use weft::sys::udp::{Datagrams, SendBatch};
 
 use crate::support::lab::{Namespace, wait_until};
 
@@ -24,10 +25,10 @@ use crate::support::lab::{Namespace, wait_until};
 fn send_train(socket: &UdpSocket, datagrams: &[Vec<u8>]) {
     let segment_bytes = datagrams[0].len() as u16;
     let arena = datagrams.concat();
-    let mut batch = SendBatch::new(1, 1);
-    let whole = Range { offset: 0, bytes: arena.len() };
-    batch.push(HOST, Some(segment_bytes), std::iter::once(whole));
-    assert_eq!(batch.send(socket.as_fd(), &arena, 0).ok(), Some(1));
+    let spans = [Span::new(0, arena.len())];
+    let message = Datagrams { destination: HOST, segment_bytes: Some(segment_bytes), spans };
+    let sent = SendBatch::new(1, 1).send(socket.as_fd(), &arena, std::iter::once(message));
+    assert_eq!(sent.ok(), Some(1));
 }
 
 /// Every way to switch the four offloads.

@@ -22,8 +22,8 @@ use classes::{
     Class, HONEST_PORT, LAN_HOST, MARKER, OTHER_POD, PEER_POD, TUNNEL_PORT, UNLEASED, VICTIM_POD,
     VICTIM_TUN, address, edited, forged, honest, wrong_from_anybody,
 };
-use weft::sys::Range;
-use weft::sys::udp::SendBatch;
+use weft::packet::Span;
+use weft::sys::udp::{Datagrams, SendBatch};
 
 /// Forged packets of each class from each sender.
 const EACH: usize = 25;
@@ -82,6 +82,17 @@ impl Scene {
     fn send(&self, from: &UdpSocket, datagram: &[u8]) {
         let sent = from.send_to(datagram, SocketAddr::V4(Self::tunnel()));
         assert_eq!(sent.expect("a datagram can be sent"), datagram.len());
+    }
+
+    /// Sends `bytes` as the peer, in datagrams of `segment_bytes` that arrive as one GRO batch.
+    fn send_batch(&self, bytes: &[u8], segment_bytes: usize) {
+        let message = Datagrams {
+            destination: Self::tunnel(),
+            segment_bytes: Some(u16::try_from(segment_bytes).expect("a segment is short")),
+            spans: [Span::new(0, bytes.len())],
+        };
+        let sent = SendBatch::new(1, 1).send(self.peer.as_fd(), bytes, std::iter::once(message));
+        assert_eq!(sent.expect("it is sent"), 1);
     }
 
     /// Honest packets that reached the pod since the last call.
@@ -253,11 +264,7 @@ fn forged_packets_inside_a_train_of_honest_ones_are_picked_out() {
             .enumerate()
             .flat_map(|(number, bad)| if *bad { packet.clone() } else { honest(number) })
             .collect();
-        let mut batch = SendBatch::new(1, 1);
-        let range = Range { offset: 0, bytes: train.len() };
-        let size = u16::try_from(segment).unwrap();
-        batch.push(Scene::tunnel(), Some(size), std::iter::once(range));
-        assert_eq!(batch.send(scene.peer.as_fd(), &train, 0).unwrap(), 1);
+        scene.send_batch(&train, segment);
         *expected.entry(reason).or_default() += 5;
         trains += 1;
     }
@@ -420,14 +427,9 @@ fn segments_with_headers_of_unequal_length_are_delivered() {
         ipv4(PEER_POD, VICTIM_POD, 6, &segment)
     };
     let before = scene.status();
-    let mut batch = SendBatch::new(1, 1);
     for options in (4..=40).step_by(4) {
         let train = [segment(options), segment(0)].concat();
-        let range = Range { offset: 0, bytes: train.len() };
-        let size = u16::try_from(segment(options).len()).unwrap();
-        batch.clear();
-        batch.push(Scene::tunnel(), Some(size), std::iter::once(range));
-        assert_eq!(batch.send(scene.peer.as_fd(), &train, 0).unwrap(), 1);
+        scene.send_batch(&train, segment(options).len());
     }
     scene.wait_received(&before, 20);
     let after = scene.status();

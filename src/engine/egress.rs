@@ -1,22 +1,22 @@
-//! From the TUN device to the network: have a batch of reads judged and planned, send the plan.
+//! Egress, from the TUN device to the network: has a batch of reads decided and planned, and sends
+//! the plan.
 
 use std::io::IoSlice;
-use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 
-use crate::forward::{Egress, Pass};
+use crate::forward::{Context, Egress};
 use crate::offload::{
-    Full, MESSAGES_MAX, Message, PIECES_PER_MESSAGE, Piece, SEGMENTS_MAX, SendPlan,
-    VNET_HEADER_BYTES,
+    Full, MESSAGES_MAX, Message, SEGMENTS_MAX, SPANS_PER_MESSAGE, SendPlan, VNET_HEADER_BYTES,
 };
 use crate::packet::echo;
 use crate::stats::{DirectionStats, DropReason, LONG_BYTES};
-use crate::sys::{Range, udp::SendBatch};
+use crate::sys::udp::{Datagrams, SendBatch};
 
-use super::WorkerConfig;
 use super::contain::{Half, Progress};
-use super::io::{Io, Reads, WaitFor};
+use super::idle::Moved;
+use super::io::{Io, Reads};
 use super::outcome::{Outcome, carry_out};
+use super::{WorkerConfig, WorkerEnd};
 
 /// Room for the headers that cutting makes: 1,260 of TCP's usual 52 bytes. A batch of full
 /// segments makes 135; one of tiny segments is sent in several rounds.
@@ -28,7 +28,7 @@ const HEADERS_BYTES: usize = 64 << 10;
 /// and the kernel drops what does not fit there. Receiving goes on.
 const ROOM_WAIT_NS: u64 = 2_000_000;
 
-pub(super) struct Transmit {
+pub(super) struct EgressHalf {
     pub(super) reads: Reads,
     egress: Egress,
     batch: SendBatch,
@@ -40,31 +40,37 @@ pub(super) struct Transmit {
     progress: Progress,
 }
 
-impl Half for Transmit {
+impl Half for EgressHalf {
     const SOURCE: &'static str = "this host";
 
-    fn move_batch(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) {
+    fn move_batch(
+        &mut self,
+        _: &mut impl Io,
+        config: &WorkerConfig,
+        context: &Context<'_>,
+    ) -> Result<(), WorkerEnd> {
         for _ in 0..std::mem::take(&mut self.reads.unreadable) {
-            self.egress.unreadable(pass);
+            self.egress.unreadable(context);
         }
         // An earlier turn may have left a plan, and a packet that met it full.
         let mut taken = if self.is_waiting() { Err(Full) } else { Ok(()) };
         loop {
             while taken.is_err() {
-                if !self.send_plan(io, config, pass) {
-                    return;
+                if !self.send_plan(config, context) {
+                    return Ok(());
                 }
-                taken = self.egress.resume(pass, &mut self.reads.arena);
+                taken = self.egress.resume(context, &mut self.reads.arena);
             }
-            let Some(index) = self.progress.next(pass.stats) else { break };
+            let Some(index) = self.progress.next(context.stats) else { break };
             let read = self.reads.packets[index];
             let arena = &mut self.reads.arena;
-            taken = self.egress.process(pass, arena, &read.vnet_header, read.packet);
+            taken = self.egress.process(context, arena, &read.vnet_header, read.packet);
         }
-        if self.send_plan(io, config, pass) {
+        if self.send_plan(config, context) {
             self.waits_until_ns = None;
             self.write_replies(config);
         }
+        Ok(())
     }
 
     fn progress(&mut self) -> &mut Progress {
@@ -73,7 +79,6 @@ impl Half for Transmit {
 
     fn abandon(&mut self) {
         self.egress.abandon();
-        self.batch.clear();
         (self.settled, self.waits_until_ns) = (0, None);
     }
 
@@ -82,33 +87,49 @@ impl Half for Transmit {
     }
 }
 
-impl Transmit {
+impl EgressHalf {
     /// For reads that fill the first `read_bytes` of an arena.
     pub(super) fn new(config: &WorkerConfig, read_bytes: usize) -> Self {
         Self {
             reads: Reads::new(read_bytes + HEADERS_BYTES),
-            egress: Egress::new(config.socket.limits(), read_bytes),
-            batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * PIECES_PER_MESSAGE),
-            singles: SendBatch::new(SEGMENTS_MAX, PIECES_PER_MESSAGE + SEGMENTS_MAX),
+            egress: Egress::new(config.socket.segments_max(), read_bytes),
+            batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * SPANS_PER_MESSAGE),
+            singles: SendBatch::new(SEGMENTS_MAX, SPANS_PER_MESSAGE),
             settled: 0,
             waits_until_ns: None,
             progress: Progress::default(),
         }
     }
 
-    /// Tries trains again where they were refused, and datagrams without fragmentation.
-    pub(super) fn forget_refusals(&mut self, config: &WorkerConfig) {
+    /// Tries GSO again where it was refused, and datagrams without fragmentation.
+    pub(super) fn retry_refused(&mut self, config: &WorkerConfig) {
         config.socket.set_fragmenting(false);
-        self.egress.plan_mut().allow_trains();
+        self.egress.plan_mut().allow_gso();
     }
 
-    /// A batch was read, and is to be moved to the last packet, whatever became of the device.
+    /// Makes room for a batch of reads, unless an earlier one still waits.
+    pub(super) fn clear(&mut self) {
+        if self.is_waiting() {
+            self.reads.moved = Moved::NOTHING;
+        } else {
+            self.reads.clear();
+        }
+    }
+
+    /// What was read is to be moved to the last packet, whatever became of the device.
     pub(super) fn begin_turn(&mut self) {
-        self.progress.start(self.reads.packets.len());
+        if !self.is_waiting() {
+            self.progress.start(self.reads.packets.len());
+        }
     }
 
-    /// Whether packets of the last batch wait for room in the send buffer, so that there is no
-    /// place to read another one.
+    /// Until when packets of the last batch wait for room in the send buffer, if they do: there is
+    /// no place to read another one.
+    pub(super) fn waits_until_ns(&self) -> Option<u64> {
+        self.waits_until_ns
+    }
+
+    /// Whether packets wait for room in the send buffer.
     pub(super) fn is_waiting(&self) -> bool {
         self.waits_until_ns.is_some()
     }
@@ -118,49 +139,39 @@ impl Transmit {
         self.waits_until_ns = Some(0);
     }
 
-    /// What the worker has to wait for, should it sleep.
-    pub(super) fn wait_for(&self, now_ns: u64) -> WaitFor {
-        match self.waits_until_ns {
-            None => WaitFor::Packets,
-            Some(until_ns) => WaitFor::Room { limit_ns: until_ns.saturating_sub(now_ns) },
-        }
-    }
-
     /// Sends what is left of the plan; returns whether that was all of it.
-    fn send_plan(&mut self, io: &mut impl Io, config: &WorkerConfig, pass: &Pass<'_>) -> bool {
+    fn send_plan(&mut self, config: &WorkerConfig, context: &Context<'_>) -> bool {
         let Self { reads, egress, batch, singles, settled, waits_until_ns, .. } = self;
         let (arena, plan) = (&reads.arena, egress.plan());
         let messages = plan.messages();
-        if batch.is_empty() {
-            for (index, message) in messages.iter().enumerate() {
-                let segment_bytes = (message.segments > 1).then_some(message.segment_bytes);
-                let ranges = plan.pieces(index).iter().map(as_range);
-                batch.push(message.destination, segment_bytes, ranges);
-            }
-        }
         let mut refusing = None;
         *settled = carry_out(
-            *settled..batch.len(),
+            *settled..messages.len(),
             |index| messages[index].segments > 1,
-            |first| io.send(config.socket.as_fd(), batch, arena, first),
-            || pass.now_ns < *waits_until_ns.get_or_insert(pass.now_ns + ROOM_WAIT_NS),
+            |first| {
+                let left = (first..).zip(&messages[first..]).map(|(index, message)| Datagrams {
+                    destination: message.destination,
+                    segment_bytes: (message.segments > 1).then_some(message.segment_bytes),
+                    spans: plan.spans(index),
+                });
+                batch.send(config.socket.as_fd(), arena, left)
+            },
+            || context.now_ns < *waits_until_ns.get_or_insert(context.now_ns + ROOM_WAIT_NS),
             |range, outcome| match outcome {
                 Outcome::Sent => {
                     for index in range {
                         let message = &messages[index];
-                        let packets = u64::from(message.segments);
                         mark_if_long(config, arena, plan, index);
-                        count_sent(pass.stats, 1, packets, u64::from(message.bytes));
+                        count_sent(context.stats, 1, message.segments.into(), message.bytes.into());
                     }
                 }
                 Outcome::Refused => {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
-                    gather_datagrams(plan, range.start, singles);
-                    let sent = send_one_by_one(config, message.destination, arena, singles);
+                    let sent = send_one_by_one(config, arena, plan, range.start, singles);
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
-                        // What refuses single datagrams as well has nothing against trains.
+                        // What refuses single datagrams as well has nothing against GSO.
                         refusing = (sent > 0).then_some(message.destination).or(refusing);
                     }
                 }
@@ -170,16 +181,15 @@ impl Transmit {
                 }
             },
         );
+        let is_done = *settled == messages.len();
         if let Some(destination) = refusing {
-            self.egress.plan_mut().refuse_trains(destination);
+            egress.plan_mut().refuse_gso(destination);
         }
-        if self.settled < self.batch.len() {
-            return false;
+        if is_done {
+            *settled = 0;
+            egress.sent();
         }
-        self.settled = 0;
-        self.batch.clear();
-        self.egress.sent();
-        true
+        is_done
     }
 
     fn write_replies(&mut self, config: &WorkerConfig) {
@@ -201,54 +211,46 @@ fn mark_if_long(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usi
     if segment_bytes <= LONG_BYTES {
         return;
     }
-    let first = plan.pieces(index).iter().find(|piece| piece.bytes > 0);
-    let packet = first.and_then(|piece| arena.get(piece.range()));
+    let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     if packet.is_some_and(|packet| !echo::is_reply_from(config.local.tun_address, packet)) {
-        config.stats.long_sends.mark(destination, segment_bytes);
+        config.stats.long_sends.mark(destination);
     }
 }
 
-/// Makes `singles` the datagrams of train `index`.
-fn gather_datagrams(plan: &SendPlan, index: usize, singles: &mut SendBatch) {
-    let destination = plan.messages()[index].destination;
-    singles.clear();
-    plan.for_each_datagram(index, |pieces| {
-        singles.push(destination, None, pieces.iter().map(as_range));
-    });
-}
-
-/// Sends the datagrams of a refused message to `destination`, the same bytes, each on its own;
-/// returns how many went. None waits for room: that a message is refused in its form while the
-/// buffer is full is rare.
+/// Sends the datagrams of refused message `index`, the same bytes, each on its own; returns how
+/// many went. None waits for room: that a message is refused in its form while the buffer is full
+/// is rare.
 fn send_one_by_one(
     config: &WorkerConfig,
-    destination: SocketAddrV4,
     arena: &[u8],
+    plan: &SendPlan,
+    index: usize,
     singles: &mut SendBatch,
 ) -> usize {
-    let stats = &config.stats;
-    let (mut sent, mut sent_bytes) = (0, 0);
-    let lengths: [u64; SEGMENTS_MAX] = std::array::from_fn(|index| singles.bytes(index));
+    let Message { destination, segments, .. } = plan.messages()[index];
+    let (stats, mut sent) = (&config.stats, 0);
+    let datagrams = |first| plan.datagrams(index).skip(first);
     carry_out(
-        0..singles.len(),
+        0..usize::from(segments),
         |_| false,
-        |first| singles.send(config.socket.as_fd(), arena, first),
+        |first| {
+            let single = |spans| Datagrams { destination, segment_bytes: None, spans };
+            singles.send(config.socket.as_fd(), arena, datagrams(first).map(single))
+        },
         || false,
         |range, outcome| match outcome {
             Outcome::Sent => {
-                sent += range.len();
-                sent_bytes += lengths[range].iter().sum::<u64>();
+                let (first, count) = (range.start, range.len());
+                let spans = datagrams(first).take(count).flatten();
+                let bytes = spans.map(|span| u64::from(span.bytes)).sum();
+                count_sent(&stats.egress, count as u64, count as u64, bytes);
+                sent += count;
             }
             Outcome::Refused => stats.drop_send(destination, DropReason::SendFailed, 1),
             Outcome::Dropped(reason) => stats.drop_send(destination, reason, 1),
         },
     );
-    count_sent(&stats.egress, sent as u64, sent as u64, sent_bytes);
     sent
-}
-
-pub(super) fn as_range(piece: &Piece) -> Range {
-    Range { offset: piece.offset as usize, bytes: piece.bytes as usize }
 }
 
 fn count_sent(stats: &DirectionStats, writes: u64, packets: u64, bytes: u64) {

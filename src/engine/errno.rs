@@ -1,0 +1,148 @@
+//! What a kernel's errors mean: pure tables from errno to the next step.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::stats::DropReason;
+
+use super::WorkerEnd;
+
+/// What to do after a failed send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SendError {
+    /// Refused in this form: send the same datagrams one by one, and have long ones fragmented.
+    Form,
+    /// No buffer for now: try again once there is room.
+    BufferFull,
+    /// Interrupted, or an earlier datagram's ICMP error; the send never began. The tunnel's socket
+    /// is unconnected and has no IP_RECVERR, so the kernel queues no such error on it; this holds
+    /// should that ever change.
+    Stale,
+    /// The datagram can't go: drop it for this reason.
+    Drop(DropReason),
+}
+
+/// Reads the errno of a send. `is_batch` says whether more than one datagram was in it.
+///
+/// EIO: the route has no transmit checksum, or is transformed (net/ipv4/udp.c,
+/// `udp_send_skb`). EINVAL and EMSGSIZE: a segment exceeds the path MTU, and so does a single
+/// datagram with EMSGSIZE.
+pub(super) fn classify_send_error(error: &io::Error, is_batch: bool) -> SendError {
+    match Errno::from_io_error(error) {
+        Some(Errno::IO | Errno::INVAL | Errno::OPNOTSUPP) if is_batch => SendError::Form,
+        Some(Errno::MSGSIZE) => SendError::Form,
+        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => SendError::BufferFull,
+        Some(Errno::CONNREFUSED | Errno::INTR) => SendError::Stale,
+        Some(Errno::PERM | Errno::ACCESS) => SendError::Drop(DropReason::SendForbidden),
+        Some(
+            Errno::NETUNREACH
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::HOSTDOWN
+            | Errno::ADDRNOTAVAIL,
+        ) => SendError::Drop(DropReason::SendUnreachable),
+        _ => SendError::Drop(DropReason::SendFailed),
+    }
+}
+
+/// What to do after a failed TUN write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WriteError {
+    /// The super-packet itself is the problem: write the same packets one by one.
+    SuperPacket,
+    /// The packet can't go: drop it for this reason.
+    Drop(DropReason),
+    /// The device is gone.
+    Gone,
+}
+
+/// Reads the errno of a TUN write. `is_super` says whether it was a super-packet.
+///
+/// EBADFD: the device was deleted under the descriptor (drivers/net/tun.c). EIO: it is down.
+pub(super) fn classify_write_error(error: &io::Error, is_super: bool) -> WriteError {
+    match Errno::from_io_error(error) {
+        Some(Errno::BADFD) => WriteError::Gone,
+        Some(Errno::INVAL | Errno::OPNOTSUPP | Errno::MSGSIZE) if is_super => {
+            WriteError::SuperPacket
+        }
+        Some(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => WriteError::Drop(DropReason::TunFull),
+        _ => WriteError::Drop(DropReason::TunWriteFailed),
+    }
+}
+
+/// What to do after a failed TUN read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReadError {
+    /// Nothing is left for now.
+    Drained,
+    /// Try again.
+    Interrupted,
+    /// One packet could not be handed over, and is lost; the queue goes on.
+    Packet,
+    /// The device is gone.
+    Gone,
+}
+
+/// Reads the errno of a TUN read.
+///
+/// Only EBADFD says that the device is gone. EINVAL is one packet whose offload the kernel can't
+/// express (`tun_put_user`, drivers/net/tun.c), already taken off the queue.
+pub(super) fn classify_read_error(error: &io::Error) -> ReadError {
+    match Errno::from_io_error(error) {
+        Some(Errno::AGAIN) => ReadError::Drained,
+        Some(Errno::INTR) => ReadError::Interrupted,
+        Some(Errno::BADFD | Errno::BADF) => ReadError::Gone,
+        _ => ReadError::Packet,
+    }
+}
+
+/// What a failed receive means: mostly no more than that nothing is to be had now.
+pub(super) fn receive_failed(error: io::Error) -> Result<(), WorkerEnd> {
+    match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN | Errno::INTR | Errno::CONNREFUSED) => Ok(()),
+        _ => Err(WorkerEnd::WaitFailed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_error_about_form_changes_the_form() {
+        let of = |errno: Errno, is_batch| classify_send_error(&errno.into(), is_batch);
+        for is_batch in [true, false] {
+            assert_eq!(of(Errno::MSGSIZE, is_batch), SendError::Form);
+        }
+        for errno in [Errno::IO, Errno::INVAL] {
+            assert_eq!(of(errno, true), SendError::Form);
+            let single = SendError::Drop(DropReason::SendFailed);
+            assert_eq!(of(errno, false), single, "a single datagram: no retry");
+        }
+        assert_eq!(of(Errno::PERM, true), SendError::Drop(DropReason::SendForbidden));
+        assert_eq!(of(Errno::CONNREFUSED, true), SendError::Stale);
+        assert_eq!(of(Errno::NOBUFS, false), SendError::BufferFull);
+    }
+
+    #[test]
+    fn an_unreadable_packet_is_no_lost_device() {
+        let of = |errno: Errno| classify_read_error(&errno.into());
+        assert_eq!(of(Errno::INVAL), ReadError::Packet);
+        assert_eq!(of(Errno::BADFD), ReadError::Gone);
+        assert_eq!(of(Errno::AGAIN), ReadError::Drained);
+        assert!(receive_failed(Errno::AGAIN.into()).is_ok());
+        let forbidden = receive_failed(Errno::PERM.into());
+        assert!(forbidden.is_err(), "a forbidden receive would spin for ever");
+    }
+
+    #[test]
+    fn a_deleted_device_differs_from_one_down() {
+        let of = |errno: Errno, is_super| classify_write_error(&errno.into(), is_super);
+        assert_eq!(of(Errno::BADFD, true), WriteError::Gone);
+        let down = WriteError::Drop(DropReason::TunWriteFailed);
+        assert_eq!(of(Errno::IO, true), down);
+        assert_eq!(of(Errno::INVAL, false), down);
+        assert_eq!(of(Errno::INVAL, true), WriteError::SuperPacket);
+    }
+}

@@ -1,0 +1,208 @@
+//! Ingress, from the network to the TUN device: has a batch of receives decided and merged, and
+//! writes it.
+
+use std::io::{self, IoSlice};
+use std::iter::once;
+use std::os::fd::AsFd;
+
+use crate::forward::{Context, GroBatch, Ingress};
+use crate::offload::{
+    CoalesceLimits, Coalescer, ITEMS_MAX, PACKETS_PER_ITEM, SegmentationKind, VNET_HEADER_BYTES,
+};
+use crate::packet::Span;
+use crate::stats::{DirectionStats, DropReason};
+use crate::sys::tun_io::{Write, WriteBatch};
+use crate::sys::udp::{Datagrams, SendBatch};
+
+use super::contain::{Half, Progress};
+use super::errno::{WriteError, classify_write_error};
+use super::io::{Io, RECEIVE_SLOTS, Receives};
+use super::{WorkerConfig, WorkerEnd};
+
+pub(super) struct IngressHalf {
+    pub(super) receives: Receives,
+    ingress: Ingress,
+    writes: WriteBatch,
+    reply: SendBatch,
+    progress: Progress,
+}
+
+impl Half for IngressHalf {
+    const SOURCE: &'static str = "the network";
+
+    fn move_batch(
+        &mut self,
+        io: &mut impl Io,
+        config: &WorkerConfig,
+        context: &Context<'_>,
+    ) -> Result<(), WorkerEnd> {
+        let mut outcome = Ok(());
+        while let Some(index) = self.progress.next(context.stats) {
+            let (slot, received) = self.receives.filled[index];
+            if let Some(overflows) = received.overflows {
+                let new = config.socket.new_overflows(overflows);
+                config.stats.receive_overflows.add(u64::from(new));
+            }
+            let batch = GroBatch {
+                span: Span::new(slot * RECEIVE_SLOTS.stride, received.bytes),
+                segment_bytes: received.segment_bytes.unwrap_or(received.bytes as u16),
+                sender: received.source,
+            };
+            let mut taken = self.ingress.process(context, &mut self.receives.arena, batch);
+            while taken.is_err() {
+                let written = self.write_plan(io, config, context.stats);
+                outcome = outcome.and(written);
+                taken = self.ingress.resume(context, &mut self.receives.arena);
+            }
+        }
+        let written = self.write_plan(io, config, context.stats);
+        self.send_replies(config);
+        outcome.and(written)
+    }
+
+    fn progress(&mut self) -> &mut Progress {
+        &mut self.progress
+    }
+
+    fn abandon(&mut self) {
+        self.ingress.abandon();
+    }
+
+    fn current(&self) -> &[u8] {
+        self.ingress.current().of(&self.receives.arena).unwrap_or_default()
+    }
+}
+
+impl IngressHalf {
+    pub(super) fn new(config: &WorkerConfig) -> Self {
+        let offload = config.tun.offload();
+        let limits = CoalesceLimits {
+            tcp: offload.tso,
+            udp_segments_max: if offload.uso { config.udp_segments_max } else { 1 },
+        };
+        Self {
+            receives: Receives::new(),
+            ingress: Ingress::new(limits),
+            writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
+            reply: SendBatch::new(1, 1),
+            progress: Progress::default(),
+        }
+    }
+
+    /// What was received is to be moved to the last packet, whatever became of the device.
+    pub(super) fn begin_turn(&mut self) {
+        self.progress.start(self.receives.filled.len());
+    }
+
+    /// Carries out the writes planned so far. Those that a device gone meanwhile can't take are
+    /// dropped like any other, so that every packet received has its outcome.
+    fn write_plan(
+        &mut self,
+        io: &mut impl Io,
+        config: &WorkerConfig,
+        stats: &DirectionStats,
+    ) -> Result<(), WorkerEnd> {
+        let Self { receives, ingress, writes, .. } = self;
+        let (arena, plan) = (&mut receives.arena, ingress.coalescer_mut());
+        plan.finish(arena);
+        let (mut first, mut outcome) = (0, Ok(()));
+        while first < plan.items().len() {
+            let left = (first..).zip(&plan.items()[first..]).map(|(index, item)| Write {
+                header: &item.vnet_header,
+                spans: plan.spans(index),
+                // What follows a super-packet may be of its flow, and must not overtake it.
+                is_barrier: item.merged().is_some(),
+            });
+            let tried = io.write(writes, arena, left).max(1);
+            for index in 0..tried {
+                let written = writes.result(index);
+                let settled = settle_write(config, stats, arena, plan, first + index, written);
+                outcome = outcome.and(settled);
+            }
+            first += tried;
+        }
+        plan.clear();
+        outcome
+    }
+
+    fn send_replies(&mut self, config: &WorkerConfig) {
+        let replies = self.ingress.replies_mut();
+        for (endpoint, bytes) in replies.iter() {
+            let Some(destination) = endpoint else { continue };
+            let spans = [Span::new(0, bytes.len())];
+            let message = Datagrams { destination, segment_bytes: None, spans };
+            // The sender repeats what mattered, and so will the error.
+            self.reply.send(config.socket.as_fd(), bytes, once(message)).ok();
+        }
+        replies.clear();
+    }
+}
+
+/// Counts the outcome of write `index`, and writes its packets one by one if it was refused as a
+/// super-packet. An error says that the device is gone.
+fn settle_write(
+    config: &WorkerConfig,
+    stats: &DirectionStats,
+    arena: &mut [u8],
+    plan: &mut Coalescer,
+    index: usize,
+    written: io::Result<()>,
+) -> Result<(), WorkerEnd> {
+    let item = plan.items()[index];
+    let Err(error) = written else {
+        count_written(stats, u64::from(item.packets), item.packet_bytes());
+        return Ok(());
+    };
+    match classify_write_error(&error, item.merged().is_some()) {
+        WriteError::Gone => {
+            stats.drop(DropReason::TunWriteFailed, u64::from(item.packets));
+            return Err(WorkerEnd::TunGone(error));
+        }
+        WriteError::Drop(reason) => stats.drop(reason, u64::from(item.packets)),
+        WriteError::SuperPacket => {
+            config.stats.tun_fallbacks.add(1);
+            write_one_by_one(config, stats, arena, plan, index);
+            disable(plan, item.merged());
+        }
+    }
+    Ok(())
+}
+
+/// Writes the packets of a refused super-packet, as they were received, each on its own.
+fn write_one_by_one(
+    config: &WorkerConfig,
+    stats: &DirectionStats,
+    arena: &mut [u8],
+    plan: &Coalescer,
+    index: usize,
+) {
+    let header = [0; VNET_HEADER_BYTES];
+    for span in plan.unmerge(arena, index) {
+        let packet = &arena[span.range()];
+        match config.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
+            Ok(()) => count_written(stats, 1, packet.len() as u64),
+            Err(error) => match classify_write_error(&error, false) {
+                WriteError::Drop(reason) => stats.drop(reason, 1),
+                WriteError::Gone | WriteError::SuperPacket => {
+                    stats.drop(DropReason::TunWriteFailed, 1);
+                }
+            },
+        }
+    }
+}
+
+fn count_written(stats: &DirectionStats, packets: u64, bytes: u64) {
+    stats.packets_forwarded.add(packets);
+    stats.bytes_forwarded.add(bytes);
+    stats.writes.add(1);
+}
+
+/// Stops merging the kind that the device refused.
+fn disable(plan: &mut Coalescer, refused: Option<SegmentationKind>) {
+    let limits = plan.limits();
+    plan.set_limits(match refused {
+        Some(SegmentationKind::Tcp) => CoalesceLimits { tcp: false, ..limits },
+        Some(SegmentationKind::Udp) => CoalesceLimits { udp_segments_max: 1, ..limits },
+        None => limits,
+    });
+}
