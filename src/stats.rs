@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn every_drop_reason_has_its_own_slot_and_id() {
+    fn drop_reasons_share_no_slot_or_id() {
         let stats = DirectionStats::default();
         for (count, reason) in (1..).zip(DropReason::ALL) {
             stats.drop(*reason, count);

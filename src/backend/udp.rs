@@ -408,7 +408,7 @@ impl Keeper {
 
 /// Whether trains are left out because nobody asked for them on a kernel that mangles them.
 fn leave_trains_out(offload: OffloadChoice, release: &str) -> bool {
-    let leave_out = offload.automatic && offload.gso && kernel::mangles_trains(release);
+    let leave_out = offload.automatic && offload.gso && kernel::mangles_gso(release);
     if leave_out {
         warn!(
             "UDP segmentation is off: kernel {release} mangles segmented datagrams (7.0 to 7.1.4); \

@@ -1,9 +1,9 @@
 //! What is known of kernels that no probe can find out: bugs that corrupt in silence.
 
 /// Whether UDP segmentation of kernel `release` (as `uname -r` prints it) is known to mangle
-/// trains of equal datagrams: 7.0.0 up to 7.1.4, without an error that a sender could see.
+/// GSO batches: 7.0.0 up to 7.1.4, without an error that a sender could see.
 #[must_use]
-pub fn mangles_trains(release: &str) -> bool {
+pub fn mangles_gso(release: &str) -> bool {
     const FIRST: [u32; 3] = [7, 0, 0];
     const LAST: [u32; 3] = [7, 1, 4];
     version(release).is_some_and(|version| (FIRST..=LAST).contains(&version))
@@ -62,12 +62,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mangling_releases_are_told_from_their_neighbours() {
+    fn releases_with_bugs_differ_from_their_neighbours() {
         for release in ["7.0.0", "7.0", "7.0.9-arch1-1", "7.1.4-200.fc44.x86_64", "7.1-rc3"] {
-            assert!(mangles_trains(release), "{release} would corrupt packets");
+            assert!(mangles_gso(release), "{release} would corrupt packets");
         }
         for release in ["6.18.44", "6.1.0-28-amd64", "7.1.5", "7.2.0", "5.15", "", "unknown"] {
-            assert!(!mangles_trains(release), "{release} would lose its speed");
+            assert!(!mangles_gso(release), "{release} would lose its speed");
         }
         for release in ["5.6.19", "5.4.40", "4.19.0-9-amd64", "3.10.0"] {
             assert!(spoils_vxlan_checksums(release), "{release} is not warned of");

@@ -13,8 +13,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use crate::packet::Span;
 use crate::sys::udp::{self as sys, Datagrams};
 
-/// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at 10 Gb/s;
-/// larger buffers only move the queue out of the cache.
+/// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at
+/// 10 Gb/s; larger buffers only move the queue out of the cache.
 const RECEIVE_BUFFER_BYTES: i32 = 4 << 20;
 
 /// Send buffer: what one batch holds, several times over.
@@ -204,8 +204,8 @@ fn unbound() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Sends ever shorter GSO batches to ourselves until the kernel takes one. Where loopback is down the
-/// older limit holds everywhere.
+/// Sends ever shorter GSO batches to ourselves until the kernel takes one. Where loopback is down
+/// the older limit holds everywhere.
 fn probe_segments_max() -> u16 {
     let fallback = SEGMENT_CANDIDATES[SEGMENT_CANDIDATES.len() - 1];
     let Ok(target) = open(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)) else { return fallback };
@@ -229,7 +229,7 @@ mod tests {
     const ANY_PORT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
 
     #[test]
-    fn what_is_switched_off_stays_off_and_what_is_probed_is_plausible() {
+    fn offloads_switched_off_stay_off() {
         let off = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
         assert_eq!((off.segments_max(), off.gro()), (1, false));
         let on = TunnelSocket::bind(ANY_PORT, true, true).unwrap();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_an_error_that_names_it() {
+    fn a_taken_port_is_named() {
         let first = UdpSocket::bind(ANY_PORT).unwrap();
         let std::net::SocketAddr::V4(taken) = first.local_addr().unwrap() else { unreachable!() };
         let error = TunnelSocket::bind(taken, true, true).unwrap_err();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_refused_to_a_second_daemon_whichever_of_them_shares_it() {
+    fn a_second_daemon_is_refused_the_port() {
         let two = NonZeroU16::new(2).unwrap();
         let port = UdpSocket::bind(ANY_PORT).unwrap().local_addr().unwrap().port();
         let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_takes_in_everything_and_a_sender_stays_with_one_socket() {
+    fn a_sender_stays_with_one_socket() {
         const SENDERS: usize = 32;
         let four = NonZeroU16::new(4).unwrap();
         let port = UdpSocket::bind(ANY_PORT).unwrap().local_addr().unwrap().port();

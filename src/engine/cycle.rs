@@ -130,9 +130,9 @@ fn wait(
 /// With a limit, room in the send buffer is waited for instead of packets, no longer than that:
 /// what the device would bring could not be sent.
 ///
-/// poll, not epoll and no poll of an io_uring: these stay on the wait queues of what they watch, and
-/// then the kernel calls them for every packet queued and every packet sent, under a lock, while
-/// nobody sleeps.
+/// poll, not epoll: an epoll set stays on the wait queues of what it watches, and then the kernel
+/// calls it for every packet queued and every packet sent, under a lock, while nobody sleeps. So
+/// does a poll of an io_uring until it is removed.
 fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::Result<Ready> {
     let readable = PollFlags::IN;
     let (tun, socket) = match room_limit_ns {

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ping_pong_whose_answer_comes_at_once_finds_the_worker_awake() {
+    fn a_quick_ping_pong_finds_the_worker_awake() {
         let mut idle = Idle::default();
         for _ in 0..1000 {
             assert_eq!(idle.after_turn(moved(64)), Next::Yield);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_sleeps_sooner_after_bulk_and_forgets_it_asleep() {
+    fn a_worker_sleeps_sooner_after_bulk() {
         let mut idle = Idle::default();
         assert_eq!(turns_to_sleep(&mut idle, 0), IDLE_TURNS_LIGHT + 1);
         idle.after_turn(moved(LIGHT_BYTES_MAX + 1));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_filled_up_is_followed_by_the_next_at_once() {
+    fn a_full_batch_is_followed_at_once() {
         let mut idle = Idle::default();
         for _ in 0..1000 {
             let full = Moved { bytes: 100_000, packets: 64, drained: false };
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_small_packets_gathers_in_naps_as_long_as_they_pay() {
+    fn a_small_packet_stream_naps_while_it_pays() {
         let mut idle = Idle::default();
         for _ in 1..STREAM_TURNS {
             assert_eq!(idle.after_turn(small(1)), Next::Yield);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_one_at_a_time_meet_ever_fewer_naps() {
+    fn single_packets_meet_ever_fewer_naps() {
         let mut idle = Idle::default();
         // On a busy processor every yield lasts until the next packet of a ping-pong is there.
         let naps = (0..100_000).filter(|_| idle.after_turn(small(1)) == Next::Nap).count();

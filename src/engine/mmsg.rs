@@ -15,8 +15,8 @@ use super::io::{
 };
 use super::{WorkerConfig, WorkerEnd};
 
-/// Bytes of the arena that reads fill. Packets lie one right behind the other, so that a GSO batch of
-/// small ones is a single range: the last begins before the batch is full. The first has room for
+/// Bytes of the arena that reads fill. Packets lie one right behind the other, so that a GSO batch
+/// of small ones is a single span: the last begins before the batch is full. The first has room for
 /// its offload header before it.
 pub(super) const READ_BYTES: usize = VNET_HEADER_BYTES + BATCH_BYTES + PACKET_BYTES_MAX;
 

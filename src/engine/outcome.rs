@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_leaves_the_rest_or_drops_it() {
+    fn a_full_buffer_delays_or_drops_the_rest() {
         let full = Err(Errno::AGAIN);
         let (outcomes, left) = play(0..4, &[], &[Ok(1), full], true);
         assert_eq!((outcomes, left), (vec![(0..1, Outcome::Sent)], 1));

@@ -77,7 +77,7 @@ pub enum IngressVerdict {
     Drop(DropReason),
 }
 
-/// Judges a packet from the TUN device. `packet` is exactly what `header` describes;
+/// Decides on a packet from the TUN device. `packet` is exactly what `header` describes;
 /// `largest_bytes` is its length, or for a super-packet that of its largest segment.
 #[inline]
 #[must_use]
@@ -134,7 +134,7 @@ fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Judges a packet that `sender` sent through the tunnel. `packet` is exactly what `header`
+/// Decides on a packet that `sender` sent through the tunnel. `packet` is exactly what `header`
 /// describes.
 #[inline]
 #[must_use]
@@ -149,7 +149,7 @@ pub fn ingress(
     if let Err(reason) = addresses(local, table, sender, header, packet) {
         return Drop(reason);
     }
-    // Its next address would be judged by nobody.
+    // Nobody would check its next address.
     if ipv4::has_source_route(header, packet) {
         return Drop(DropReason::SourceRoute);
     }
@@ -161,11 +161,11 @@ pub fn ingress(
 }
 
 /// Remembers, for one sender and one table, whose packets [`ingress`] lets in: datagrams of a
-/// train mostly share their addresses, and what was found of one holds for all.
+/// GRO batch mostly share their addresses, and what was found of one holds for all.
 #[derive(Debug, Default)]
-pub struct Judged(Option<(Ipv4Addr, Ipv4Addr)>);
+pub struct KnownAddresses(Option<(Ipv4Addr, Ipv4Addr)>);
 
-impl Judged {
+impl KnownAddresses {
     /// As [`ingress`], sparing what is known already.
     #[inline]
     #[must_use]

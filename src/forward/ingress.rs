@@ -8,7 +8,7 @@ use crate::packet::Span;
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::stats::DropReason;
 
-use super::decide::{IngressVerdict, Judged};
+use super::decide::{IngressVerdict, KnownAddresses};
 use super::{Context, Replies};
 
 /// What one receive brought: a datagram, or several of equal size (UDP_GRO), the last possibly
@@ -96,7 +96,7 @@ impl Ingress {
     /// Goes on with the batch that met a full plan.
     pub fn resume(&mut self, context: &Context<'_>, arena: &mut [u8]) -> Result<(), Full> {
         let Some(mut batch) = self.pending.take() else { return Ok(()) };
-        let mut judged = Judged::default();
+        let mut known = KnownAddresses::default();
         while batch.span.bytes > 0 {
             if !self.coalescer.has_room() {
                 self.pending = Some(batch);
@@ -109,7 +109,7 @@ impl Ingress {
             let datagram = Span { offset: batch.span.offset, bytes };
             batch.span.offset += bytes;
             batch.span.bytes -= bytes;
-            self.packet(context, arena, batch.sender, datagram, &mut judged);
+            self.packet(context, arena, batch.sender, datagram, &mut known);
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Ingress {
         arena: &mut [u8],
         sender: SocketAddrV4,
         datagram: Span,
-        judged: &mut Judged,
+        known: &mut KnownAddresses,
     ) {
         self.current = datagram;
         #[cfg(test)]
@@ -137,7 +137,7 @@ impl Ingress {
         let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
             return context.stats.drop(DropReason::InternalError, 1);
         };
-        match judged.ingress(context.local, context.table, *sender.ip(), &header, bytes) {
+        match known.ingress(context.local, context.table, *sender.ip(), &header, bytes) {
             IngressVerdict::Deliver => {}
             IngressVerdict::Answer(kind, reason, endpoint) => {
                 context.stats.drop(reason, 1);

@@ -33,7 +33,7 @@ pub use crate::packet::limiter::IcmpLimiter;
 use crate::route::Table;
 use crate::stats::DirectionStats;
 
-/// What every packet of one batch is judged by.
+/// What the decisions on all packets of one batch depend on.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// This host.

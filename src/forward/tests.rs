@@ -28,7 +28,7 @@ pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(10, 5, 2, 2);
 const FARTHER: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 2);
 const UNLEASED: Ipv4Addr = Ipv4Addr::new(10, 5, 99, 2);
 
-/// What a packet ends with that panics when it is judged: the mistake that nobody has found yet.
+/// What a packet ends with that panics when it is decided on: the mistake nobody has found yet.
 pub(crate) const TRIPPING: &[u8] = b"this packet panics";
 
 /// Panics on such a packet.
@@ -58,7 +58,7 @@ fn table() -> Table {
     Table::build(vec![peer("10.5.2.0/24", PEER), peer("10.5.3.0/24", OTHER)])
 }
 
-/// Everything a walk is judged by.
+/// Everything that decisions depend on.
 struct World {
     local: Local,
     table: Table,

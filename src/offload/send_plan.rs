@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn two_45_segment_super_packets_leave_as_44_44_2() {
+    fn a_batch_stays_open_across_super_packets() {
         let mut plan = plan(64);
         for segment in 0..90 {
             plan.push(A, Span::new(segment * 52, 52), Span::new(10_000 + segment * 1500, 1420))

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tcp_super_packet_header_reads_as_the_kernel_wrote_it() {
+    fn a_tcp_super_packet_header_is_read() {
         // NEEDS_CSUM, TCPV4 | ECN, hdr_len 66 (wrong on purpose), gso 1420, start 20, offset 16.
         let bytes = [1, 0x81, 66, 0, 0x8c, 0x05, 20, 0, 16, 0];
         let header = VnetHeader::parse(&bytes).unwrap();

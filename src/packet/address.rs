@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_look_lets_pass_is_in_no_class() {
+    fn ordinary_addresses_are_in_no_class() {
         for first in 0..=255 {
             for rest in [[0, 0, 0], [169, 254, 1], [254, 1, 1], [255, 255, 255]] {
                 let at = Ipv4Addr::new(first, rest[0], rest[1], rest[2]);

@@ -53,7 +53,7 @@ pub fn read_reply(packet: &[u8], token: u64) -> Option<(Ipv4Addr, u16)> {
     is_ours.then_some((header.source, header.total_bytes))
 }
 
-/// Whether a packet is an echo reply from `source`, judged by its first bytes.
+/// Whether a packet is an echo reply from `source`, by its first bytes.
 #[inline]
 #[must_use]
 pub fn is_reply_from(source: Ipv4Addr, packet: &[u8]) -> bool {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_a_packet_with_sound_checksums_and_its_reply_is_known() {
+    fn a_request_is_valid_and_its_reply_recognised() {
         for bytes in [ECHO_BYTES_MIN, 548, 1371, 1472, 65_507] {
             let mut request = vec![0xff; bytes];
             write_request(&mut request, NEAR, FAR, 0x0123_4567_89ab_cdef);

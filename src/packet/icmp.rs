@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quote_ends_with_the_packet_the_slice_or_576_bytes() {
+    fn a_quote_never_exceeds_packet_or_limit() {
         for payload_bytes in 0..1500 {
             let offending = packet(17, payload_bytes);
             let error = error_about(&offending, ErrorKind::TimeExceeded);

@@ -1,4 +1,4 @@
-//! The IPv4 header: judged and read once by [`Ipv4Header::parse`], and edited in place with its
+//! The IPv4 header: validated and read once by [`Ipv4Header::parse`], and edited in place with its
 //! checksum kept right. Never trusts a length that it hasn't compared with the slice.
 
 use std::net::Ipv4Addr;
@@ -318,7 +318,7 @@ mod tests {
     /// recomputation. The identification steers the checksum; only three words of the header
     /// vary, so the recomputation adds them to the sum of the others.
     #[test]
-    fn decrement_ttl_equals_recomputation_for_every_checksum_and_ttl() {
+    fn decrement_ttl_equals_recomputation() {
         let halves = [0..0x8000u32, 0x8000..0x1_0000];
         let cases = std::thread::scope(|scope| {
             let workers = halves.map(|range| scope.spawn(move || decrement_cases(range)));

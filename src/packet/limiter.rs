@@ -131,7 +131,7 @@ mod tests {
 
     /// A flood of a million packets per second, each from another source.
     #[test]
-    fn a_flood_gets_1050_in_its_first_second_and_1000_in_every_later_one() {
+    fn a_flood_gets_1000_errors_a_second() {
         let limiter = IcmpLimiter::new();
         let start_ns = 12_345 * SECOND_NS;
         let mut allowed = [0u64; 3];
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn one_destination_gets_six_at_once_and_one_per_second_after() {
+    fn a_destination_gets_six_then_one_per_second() {
         let limiter = IcmpLimiter::new();
         let allowed_at =
             |now_ns: u64| (0..100).filter(|_| limiter.allow(now_ns, address(7))).count();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_set_forgets_the_destination_nearest_to_a_full_bucket() {
+    fn a_full_set_forgets_the_least_busy() {
         let set = set_of(address(0));
         let mut same = (0..).map(address).filter(|at| set_of(*at) == set);
         let mut next = || same.next().unwrap();

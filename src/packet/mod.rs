@@ -1,6 +1,6 @@
 //! Views and edits of IPv4, TCP, UDP and ICMP bytes: parse, checksum, TTL, error messages.
 //!
-//! Everything here is a pure function over slices. Bytes from outside are judged once, at the
+//! Everything here is a pure function over slices. Bytes from outside are validated once, at the
 //! parse; nothing here performs I/O, reads a clock, allocates per packet, or panics on any input.
 
 // What arrives decides what is read here, so nothing may be read that might not be there.

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_see_what_was_published_and_free_what_they_left() {
+    fn readers_free_the_table_they_left() {
         let published = Published::default();
         let mut reader = published.reader();
         assert!(reader.load().is_empty());
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_in_another_thread_never_sees_half_a_table() {
+    fn a_reader_never_sees_half_a_table() {
         let published = Published::new(table("10.5.0.0/24"));
         let mut reader = published.reader();
         std::thread::scope(|scope| {

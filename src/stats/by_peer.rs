@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_counted_apart_and_nothing_is_lost_when_there_are_too_many() {
+    fn neighbours_are_counted_apart() {
         let failed = FailedSends::default();
         for number in 0..FAILING_PEERS_MAX as u32 {
             failed.add(peer(number), u64::from(number) + 1);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn any_address_and_port_comes_back_as_it_was() {
+    fn any_address_and_port_round_trips() {
         for text in ["0.0.0.0:0", "255.255.255.255:65535", "192.0.2.1:8285", "10.0.0.0:1"] {
             let address: SocketAddrV4 = text.parse().unwrap();
             assert_eq!(unpack(pack(address)), address);

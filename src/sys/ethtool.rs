@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_answers_and_one_that_is_not_there_is_told_by_its_errno() {
+    fn a_missing_device_is_told_by_errno() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let ask = |name| ask(socket.as_fd(), name, Ask::TransmitChecksum, 0);
         assert!(matches!(ask("lo"), Ok(0 | 1)));

@@ -315,8 +315,8 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Gives the files back, so that closing the TUN queue removes the device now: the kernel takes a
-    /// dropped ring apart some time later.
+    /// Gives the files back, so that closing the TUN queue removes the device now: the kernel takes
+    /// a dropped ring apart some time later.
     fn drop(&mut self) {
         self.ring.submitter().unregister_files().ok();
     }

@@ -42,7 +42,7 @@ fn send_train(peer: &UdpSocket, bulk: &Super) {
 }
 
 #[test]
-fn a_refused_train_is_sent_one_by_one_and_its_destination_remembered() {
+fn a_refused_gso_batch_is_sent_singly() {
     for errno in [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP] {
         let refusal = send_refusal(1..=1, errno);
         let host = host_with(&refusal);
@@ -60,7 +60,7 @@ fn a_refused_train_is_sent_one_by_one_and_its_destination_remembered() {
 }
 
 #[test]
-fn a_send_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
+fn a_failed_send_is_dropped_by_errno() {
     let cases = [
         (libc::ENOBUFS, DropReason::SendBufferFull),
         (libc::ENOMEM, DropReason::SendBufferFull),
@@ -89,7 +89,7 @@ fn a_send_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
 
 /// EIO means that the train is at fault, until the datagrams are refused one by one as well.
 #[test]
-fn datagrams_that_are_refused_one_by_one_are_counted_one_by_one() {
+fn refused_single_datagrams_are_counted() {
     let host = host_with(&send_refusal(1..=1024, libc::EIO));
     let pod = host.pod_device();
     let bulk = super_packet(TCP, POD, FAR, 14_300, 1420);
@@ -100,7 +100,7 @@ fn datagrams_that_are_refused_one_by_one_are_counted_one_by_one() {
 }
 
 #[test]
-fn a_refused_super_packet_is_written_one_by_one_and_its_kind_is_off_from_then_on() {
+fn a_refused_super_packet_switches_its_kind_off() {
     for errno in [libc::EINVAL, libc::EOPNOTSUPP, libc::EMSGSIZE] {
         let refusal = write_refusal(3..=1024, errno);
         let host = host_with(&refusal);
@@ -119,7 +119,7 @@ fn a_refused_super_packet_is_written_one_by_one_and_its_kind_is_off_from_then_on
 }
 
 #[test]
-fn a_refused_super_packet_stays_ahead_of_the_packet_behind_it() {
+fn a_refused_super_packet_keeps_its_place() {
     let host = host_with(&write_refusal(3..=1024, libc::EINVAL));
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
     let mut bulk = super_packet(TCP, FAR, POD, 14_300, 1420);
@@ -132,7 +132,7 @@ fn a_refused_super_packet_stays_ahead_of_the_packet_behind_it() {
 }
 
 #[test]
-fn a_write_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
+fn a_failed_write_is_dropped_by_errno() {
     let cases = [
         (libc::EAGAIN, DropReason::TunFull),
         (libc::ENOBUFS, DropReason::TunFull),
@@ -154,7 +154,7 @@ fn a_write_that_can_not_go_is_dropped_for_the_reason_of_its_errno() {
 }
 
 #[test]
-fn a_write_that_finds_the_device_gone_ends_the_worker_with_every_packet_counted() {
+fn a_lost_device_ends_its_writing_worker() {
     let host = host_with(&write_refusal(1..=1024, libc::EBADFD));
     let peer = host.outside(PEER);
     send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
@@ -166,7 +166,7 @@ fn a_write_that_finds_the_device_gone_ends_the_worker_with_every_packet_counted(
 
 /// Super-packets first, then every write: the packets of a refused super-packet are refused too.
 #[test]
-fn packets_that_are_refused_one_by_one_are_counted_one_by_one() {
+fn refused_single_packets_are_counted() {
     let host = host_with(&write_refusal(1..=1024, libc::EINVAL));
     let peer = host.outside(PEER);
     send_train(&peer, &super_packet(UDP, FAR, POD, 14_300, 1420));

@@ -68,7 +68,7 @@ fn with_options(mut packet: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn fragments_and_options_share_the_queue_of_their_flow() {
+fn fragments_and_options_share_their_flows_queue() {
     let queues = Queues::new();
     let mut used = [BTreeSet::new(), BTreeSet::new()];
     for flow in 0..FLOWS {

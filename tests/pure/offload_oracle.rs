@@ -242,7 +242,7 @@ proptest! {
     }
 
     #[test]
-    fn cutting_what_was_merged_gives_every_flow_back_in_order(packets in stream()) {
+    fn cutting_undoes_merging_in_order(packets in stream()) {
         let (out, _) = through_coalescer(&packets, ALL);
         prop_assert_eq!(by_flow(&out), by_flow(&packets));
     }
@@ -264,7 +264,7 @@ fn built(specs: &[Spec]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_bulk_stream_is_written_45_packets_at_a_time() {
+fn a_bulk_stream_merges_45_packets() {
     let packets = built(&plain_stream(92));
     let (out, writes) = through_coalescer(&packets, ALL);
     assert_eq!(out.len(), 92);
@@ -273,7 +273,7 @@ fn a_bulk_stream_is_written_45_packets_at_a_time() {
 }
 
 #[test]
-fn acknowledgements_of_one_flow_do_not_split_the_super_packets_of_another() {
+fn acknowledgements_do_not_split_another_flow() {
     let mut specs = Vec::new();
     for data in plain_stream(20) {
         let mut acknowledgement = Spec::tcp(1, 9, data.id, Vec::new());
@@ -285,7 +285,7 @@ fn acknowledgements_of_one_flow_do_not_split_the_super_packets_of_another() {
 }
 
 #[test]
-fn udp_of_one_size_merges_up_to_the_limit() {
+fn udp_merges_up_to_the_limit() {
     let mut specs = plain_stream(130);
     for spec in &mut specs {
         spec.protocol = UDP;
@@ -296,7 +296,7 @@ fn udp_of_one_size_merges_up_to_the_limit() {
 }
 
 #[test]
-fn a_packet_with_a_wrong_checksum_is_never_laundered() {
+fn a_wrong_checksum_is_never_laundered() {
     for bad in 0..3 {
         let mut packets = built(&plain_stream(3));
         packets[bad][60] ^= 1;
@@ -309,7 +309,7 @@ fn a_packet_with_a_wrong_checksum_is_never_laundered() {
 }
 
 #[test]
-fn each_rule_of_the_kernels_receive_offload_keeps_packets_apart() {
+fn each_gro_rule_keeps_packets_apart() {
     type Edit = fn(&mut Spec);
     let edits: [(&str, Edit); 11] = [
         ("type of service", |s| s.tos = 1),
@@ -336,7 +336,7 @@ fn each_rule_of_the_kernels_receive_offload_keeps_packets_apart() {
 
 /// The kernel's receive offload looks away here; a cut would give every packet the first's.
 #[test]
-fn an_urgent_pointer_of_its_own_keeps_a_packet_apart() {
+fn an_urgent_pointer_keeps_packets_apart() {
     let mut packets = built(&plain_stream(3));
     packets[1][39] = 7;
     set_checksums(&mut packets[1]);

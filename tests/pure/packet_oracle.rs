@@ -57,7 +57,7 @@ fn seal(packet: &mut [u8]) {
 }
 
 #[test]
-fn every_short_length_at_every_alignment_sums_as_the_word_loop() {
+fn short_slices_sum_as_the_word_loop() {
     let bytes = noise(1, 1024);
     for start in 0..64 {
         for length in 0..=320 {
@@ -67,7 +67,7 @@ fn every_short_length_at_every_alignment_sums_as_the_word_loop() {
 }
 
 #[test]
-fn runs_longer_than_a_lane_can_hold_sum_as_the_word_loop() {
+fn long_runs_sum_as_the_word_loop() {
     for fill in [0x00, 0x01, 0xff] {
         assert_sum(&vec![fill; (5 << 20) + 13]);
     }
@@ -108,12 +108,12 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_judged_as_by_the_second_opinion(bytes in vec(any::<u8>(), 0..120)) {
+    fn any_bytes_parse_as_etherparse_does(bytes in vec(any::<u8>(), 0..120)) {
         ip_parse::run(&bytes);
     }
 
     #[test]
-    fn nearly_valid_packets_are_judged_as_by_the_second_opinion(
+    fn nearly_valid_packets_parse_as_etherparse_does(
         seed in any::<u64>(), protocol in prop::sample::select(vec![1u8, 6, 17, 132]),
         payload_bytes in 0..1500usize, at in 0..60usize, value in any::<u8>(),
         reseal in any::<bool>(),
@@ -130,13 +130,13 @@ proptest! {
     }
 
     #[test]
-    fn any_prefixes_are_looked_up_as_by_the_scan(bytes in vec(any::<u8>(), 0..200)) {
+    fn any_lookup_equals_the_scan(bytes in vec(any::<u8>(), 0..200)) {
         lpm_model::run(&bytes);
     }
 }
 
 #[test]
-fn every_first_two_bytes_are_judged_as_by_the_second_opinion() {
+fn all_first_bytes_parse_as_etherparse_does() {
     let template = noise(3, 64);
     for first in 0..=u16::MAX {
         for length in [1, 19, 20, 21, 40, 59, 60, 64] {
@@ -155,7 +155,7 @@ fn every_first_two_bytes_are_judged_as_by_the_second_opinion() {
 }
 
 #[test]
-fn every_boundary_of_the_lengths_is_judged_as_by_the_second_opinion() {
+fn all_length_boundaries_parse_as_etherparse_does() {
     let mut verdicts = [0; 3];
     for length in 20..100usize {
         for words in 0..16u8 {
@@ -179,7 +179,7 @@ fn every_boundary_of_the_lengths_is_judged_as_by_the_second_opinion() {
 }
 
 #[test]
-fn ten_thousand_packets_of_each_class_get_no_icmp_error() {
+fn excluded_classes_get_no_icmp_error() {
     let mut rng = fastrand::Rng::with_seed(4);
     type Edit = fn(&mut fastrand::Rng, &mut [u8]);
     let classes: [(&str, Edit); 12] = [
@@ -230,7 +230,7 @@ fn prefix(address: u32, length_bits: u8) -> Prefix {
 
 /// Both layouts, 10,000 routes, against another crate's trie.
 #[test]
-fn ten_thousand_prefixes_are_looked_up_as_by_another_trie() {
+fn lookup_equals_another_trie() {
     let mut rng = fastrand::Rng::with_seed(5);
     let mixed =
         |rng: &mut fastrand::Rng| prefix(0x0a00_0000 | rng.u32(..) & 0x003f_ffff, rng.u8(8..=32));
@@ -261,7 +261,7 @@ fn ten_thousand_prefixes_are_looked_up_as_by_another_trie() {
 }
 
 #[test]
-fn every_slash_24_of_a_slash_8_is_found_at_both_its_ends() {
+fn every_slash_24_is_found_at_both_ends() {
     let subnet_of = |index: u32| prefix(0x0a00_0000 | index << 8, 24);
     let table = Table::build((0..65_536).map(|index| peer(index, subnet_of(index))).collect());
     for index in 0..65_536 {

@@ -232,7 +232,7 @@ fn a_panic_while_writing_is_counted_and_shown() {
 }
 
 #[test]
-fn a_panic_with_operations_in_flight_ends_the_worker() {
+fn a_panic_with_operations_in_flight_is_final() {
     let (scene, config) = Scene::new(ENGINES[0]);
     let (unwound, text) = turn_with(&mut Panicking { idle: false }, &scene, &config);
     assert!(unwound && text.contains("the worker ends"), "{text}");

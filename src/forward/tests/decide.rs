@@ -63,7 +63,7 @@ fn egress_verdicts() {
 }
 
 #[test]
-fn before_any_lease_is_known_no_network_is_called_unreachable() {
+fn a_provisional_table_makes_no_network_unreachable() {
     let packet = udp(POD, FAR, &[7; 32]);
     let header = Ipv4Header::parse(&packet).unwrap();
     let table = Table::provisional();
@@ -161,7 +161,7 @@ fn ingress_verdicts() {
 /// A leased source from an address that is no peer's may be its owner behind a translator, until
 /// the owner has been seen where its lease says.
 #[test]
-fn a_lease_is_its_owners_once_the_owner_was_seen() {
+fn only_a_proven_owner_sends_from_its_lease() {
     let packet = udp(FAR, POD, &[7; 32]);
     let expired = with(packet.clone(), 8, &[1]);
     let spoof = Err((DropReason::SourceNotPeerLease, None));
@@ -178,7 +178,7 @@ fn a_lease_is_its_owners_once_the_owner_was_seen() {
 }
 
 #[test]
-fn an_errors_source_is_a_foreign_address_of_the_overlay() {
+fn an_errors_source_is_a_foreign_overlay_address() {
     let source = |local: &Local, destination: &str| {
         let chosen = local.error_source(destination.parse().unwrap());
         assert!(!local.is_own_address(chosen), "{destination}: {chosen} is ours");

@@ -96,7 +96,7 @@ fn payload(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_packet_goes_to_its_peer_with_one_hop_less_and_without_its_padding() {
+fn a_packet_loses_one_hop_and_its_padding() {
     let mut walk = Walk::plain();
     let packet = udp(POD, FAR, b"hello");
     let padded = [&packet[..], &[0xdd; 18]].concat();
@@ -125,7 +125,7 @@ fn a_partial_checksum_is_completed() {
 }
 
 #[test]
-fn an_offload_header_that_contradicts_its_packet_is_counted() {
+fn a_contradicting_offload_header_is_counted() {
     use SegmentationKind::{Tcp, Udp};
     let segment = tcp(POD, FAR, 5, &payload(3000));
     let datagram = udp(POD, FAR, &payload(3000));
@@ -159,7 +159,7 @@ fn an_offload_header_that_contradicts_its_packet_is_counted() {
 }
 
 #[test]
-fn a_super_packet_counts_as_its_packets_whatever_becomes_of_it() {
+fn a_super_packet_counts_as_its_packets() {
     let bytes = payload(10_000);
     let cases = [
         (POD, FAR, 64, vec![]),
@@ -181,7 +181,7 @@ fn a_super_packet_counts_as_its_packets_whatever_becomes_of_it() {
 }
 
 #[test]
-fn the_largest_segment_is_what_must_fit_the_tunnel() {
+fn the_largest_segment_must_fit_the_tunnel() {
     for (segment_bytes, fits) in [(1432, true), (1433, false)] {
         let mut walk = Walk::plain();
         let packet = tcp(POD, FAR, 1, &payload(10_000));
@@ -200,7 +200,7 @@ fn the_largest_segment_is_what_must_fit_the_tunnel() {
 
 /// The same datagrams leave, in the same order, however little room there is.
 #[test]
-fn tiny_segments_that_fill_the_room_for_headers_lose_nothing() {
+fn full_header_room_loses_no_segment() {
     for kind in [SegmentationKind::Tcp, SegmentationKind::Udp] {
         let bytes = payload(32_000);
         let packet = match kind {
@@ -246,7 +246,7 @@ fn plain_packets_that_fill_the_plan_lose_nothing() {
 }
 
 #[test]
-fn errors_are_addressed_from_the_next_hop_to_the_source() {
+fn errors_come_from_the_next_hop() {
     let mut walk = Walk::plain();
     walk.read(WHOLE, &udp(POD, UNLEASED, b"x"));
     walk.read(WHOLE, &with(udp(POD, FAR, b"x"), 8, &[1]));
@@ -395,7 +395,7 @@ proptest! {
 
 /// No engine reads past its arena; if one did, the packet would be lost and no more.
 #[test]
-fn a_range_beyond_the_arena_is_an_internal_error() {
+fn a_span_beyond_the_arena_is_internal() {
     let mut walk = Walk::plain();
     for span in [Span::new(walk.arena.len() - 10, 11), Span::new(walk.arena.len() + 1, 28)] {
         let taken = walk.egress.process(&walk.world.context(), &mut walk.arena, &WHOLE, span);

@@ -40,14 +40,14 @@ impl Walk {
         self.write(&mut arena);
     }
 
-    /// A train of equal datagrams, the last possibly shorter.
-    fn train(&mut self, sender: SocketAddrV4, datagrams: &[Vec<u8>]) {
+    /// A GRO batch of equal datagrams, the last possibly shorter.
+    fn receive_batch(&mut self, sender: SocketAddrV4, datagrams: &[Vec<u8>]) {
         let segment_bytes = datagrams[0].len();
         let last = datagrams.len() - 1;
         for (index, datagram) in datagrams.iter().enumerate() {
             let fits = datagram.len() == segment_bytes
                 || index == last && (1..segment_bytes).contains(&datagram.len());
-            assert!(fits, "datagram {index} makes it no train");
+            assert!(fits, "datagram {index} makes it no GRO batch");
         }
         self.receive(sender, segment_bytes, &datagrams.concat());
     }
@@ -87,10 +87,10 @@ fn hops(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_train_is_written_as_one_and_its_packets_are_counted() {
+fn a_gro_batch_is_written_as_one() {
     let mut walk = Walk::new(ALL);
     let packets: Vec<_> = (0..10).map(marked).collect();
-    walk.train(PEER, &packets);
+    walk.receive_batch(PEER, &packets);
     assert_eq!(walk.written, hops(&packets));
     let stats = &walk.world.stats;
     assert_eq!((walk.writes, stats.reads.get(), stats.packets_received.get()), (1, 1, 10));
@@ -125,28 +125,28 @@ fn malformed() -> Vec<(Vec<u8>, DropReason)> {
     ]
 }
 
-/// What was found of a train's first packet is not taken for granted of its next.
+/// What was found of a GRO batch's first packet is not taken for granted of its next.
 #[test]
-fn bad_members_of_a_train_are_dropped_by_reason_between_good_ones_untouched() {
+fn bad_packets_between_good_ones_are_dropped() {
     for limits in [ALL, NONE] {
         let mut walk = Walk::new(limits);
-        let (mut train, mut good) = (Vec::new(), Vec::new());
+        let (mut batch, mut good) = (Vec::new(), Vec::new());
         let mut expected = std::collections::BTreeMap::<DropReason, u64>::new();
         for (mark, (bytes, reason)) in malformed().into_iter().enumerate() {
             for half in 0..2 {
                 let packet = marked((2 * mark + half) as u8);
-                train.push(packet.clone());
+                batch.push(packet.clone());
                 good.push(packet);
                 if half == 0 {
-                    train.push(bytes.clone());
+                    batch.push(bytes.clone());
                     *expected.entry(reason).or_default() += 1;
                 }
             }
         }
-        // The end of a train may be anything that is shorter.
-        train.push(vec![0x45; 7]);
+        // The end of a GRO batch may be anything that is shorter.
+        batch.push(vec![0x45; 7]);
         *expected.entry(DropReason::Runt).or_default() += 1;
-        walk.train(PEER, &train);
+        walk.receive_batch(PEER, &batch);
         assert_eq!(walk.written, hops(&good));
         assert_eq!(walk.world.drops(), expected.into_iter().collect::<Vec<_>>());
         assert!(walk.conserved());
@@ -156,42 +156,42 @@ fn bad_members_of_a_train_are_dropped_by_reason_between_good_ones_untouched() {
 
 /// Options are looked at in each packet, whatever is known of its addresses.
 #[test]
-fn a_source_route_behind_an_innocent_packet_is_found() {
+fn a_source_route_behind_another_packet_is_found() {
     let mut walk = Walk::new(ALL);
     let routed = with_options(udp(FAR, POD, &[1; 92]), &[131, 7, 4, 10, 5, 3, 9, 0]);
     let alert = with_options(udp(FAR, POD, &[2; 96]), &[148, 4, 0, 0]);
-    walk.train(PEER, &[marked(0), routed, alert.clone(), marked(3)]);
+    walk.receive_batch(PEER, &[marked(0), routed, alert.clone(), marked(3)]);
     assert_eq!(walk.written, hops(&[marked(0), alert, marked(3)]));
     assert_eq!(walk.world.drops(), [(DropReason::SourceRoute, 1)]);
 }
 
 /// One flow, but the second segment has no options and ends before the first one's headers do.
 #[test]
-fn a_segment_shorter_than_its_flows_headers_stays_alone() {
+fn a_segment_shorter_than_headers_stays_alone() {
     for options in (4..=40).step_by(4) {
         let mut long = tcp(FAR, POD, 1, &vec![1; options + 1]);
         long[32] = (((20 + options) / 4) << 4) as u8;
         let segments = [long, tcp(FAR, POD, 2, b"y")];
         let mut walk = Walk::new(ALL);
-        walk.train(PEER, &segments);
+        walk.receive_batch(PEER, &segments);
         assert_eq!(walk.written, hops(&segments), "{options} bytes of options");
         assert_eq!(walk.writes, 2);
     }
 }
 
-/// The two addresses that the tunnel owns are judged by port, so packet by packet.
+/// The two addresses that the tunnel owns depend on the port, so packet by packet.
 #[test]
-fn a_nested_packet_behind_an_innocent_one_is_found() {
+fn a_nested_packet_behind_another_is_found() {
     let mut walk = Walk::new(ALL);
     let innocent = udp_with((9, 53), (FAR, TUN), &[0; 100]);
     let nested = udp_with((9, 8285), (FAR, TUN), &[0; 100]);
-    walk.train(PEER, &[innocent.clone(), nested, innocent.clone()]);
+    walk.receive_batch(PEER, &[innocent.clone(), nested, innocent.clone()]);
     assert_eq!(walk.written, hops(&[innocent.clone(), innocent]));
     assert_eq!(walk.world.drops(), [(DropReason::NestedTunnel, 1)]);
 }
 
 #[test]
-fn damage_below_the_ip_header_is_delivered_as_it_came_and_never_merged() {
+fn damaged_transport_is_delivered_and_never_merged() {
     let damages: [(&str, usize, &[u8]); 5] = [
         ("UDP length too long", 24, &[0, 200]),
         ("UDP length too short", 24, &[0, 7]),
@@ -204,7 +204,7 @@ fn damage_below_the_ip_header_is_delivered_as_it_came_and_never_merged() {
             let mut packets: Vec<_> = (0..3).map(marked).collect();
             packets[bad] = with(packets[bad].clone(), at, bytes);
             let mut walk = Walk::new(ALL);
-            walk.train(PEER, &packets);
+            walk.receive_batch(PEER, &packets);
             assert_eq!(walk.written, hops(&packets), "{name} in packet {bad}");
             assert!(walk.writes >= 2, "{name} in packet {bad} was merged");
         }
@@ -219,7 +219,7 @@ fn damage_below_the_ip_header_is_delivered_as_it_came_and_never_merged() {
             let expected: Vec<_> =
                 packets.iter().map(|packet| hop(&packet[..usize::from(packet[3])])).collect();
             let mut walk = Walk::new(ALL);
-            walk.train(PEER, &packets);
+            walk.receive_batch(PEER, &packets);
             assert_eq!(walk.written, expected, "{name} in packet {bad}");
             assert!(walk.writes >= 2, "{name} in packet {bad} was merged");
         }
@@ -235,7 +235,7 @@ fn padding_is_cut_off() {
 }
 
 #[test]
-fn an_empty_datagram_is_a_runt_and_a_train_without_a_size_is_one_datagram() {
+fn an_empty_datagram_is_a_runt() {
     let mut walk = Walk::new(ALL);
     walk.receive(PEER, 0, &[]);
     assert_eq!(walk.world.drops(), [(DropReason::Runt, 1)]);
@@ -245,10 +245,10 @@ fn an_empty_datagram_is_a_runt_and_a_train_without_a_size_is_one_datagram() {
 }
 
 #[test]
-fn a_batch_that_merges_nothing_is_written_in_rounds() {
+fn an_unmerged_batch_is_written_in_rounds() {
     let mut walk = Walk::new(NONE);
     let packets: Vec<_> = (0..=255).map(marked).collect();
-    walk.train(PEER, &packets);
+    walk.receive_batch(PEER, &packets);
     assert_eq!(walk.written, hops(&packets));
     assert_eq!(walk.writes, 256);
 }
@@ -278,7 +278,7 @@ fn errors_go_to_a_proven_owner_only() {
 }
 
 #[test]
-fn never_about_an_icmp_error_or_a_later_fragment() {
+fn no_error_about_icmp_errors_or_fragments() {
     let fragment = with(with(marked(1), 6, &[0, 5]), 8, &[1]);
     let error = with(ipv4(1, FAR, POD, &[11; 40]), 8, &[1]);
     let mut walk = Walk::new(ALL);
@@ -312,7 +312,7 @@ fn any_datagram() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn every_datagram_has_exactly_one_outcome(
-        trains in proptest::collection::vec(
+        batches in proptest::collection::vec(
             (proptest::collection::vec(any_datagram(), 1..60), 0usize..4, 1usize..129),
             1..8,
         ),
@@ -323,10 +323,10 @@ proptest! {
         let senders = [PEER, OTHER, STRANGER, US];
         let mut walk = Walk::new(if merge { ALL } else { NONE });
         let mut received = 0;
-        for (mut train, sender, last_bytes) in trains {
-            received += train.len() as u64;
-            train.last_mut().unwrap().truncate(last_bytes);
-            walk.receive(senders[sender], 128, &train.concat());
+        for (mut batch, sender, last_bytes) in batches {
+            received += batch.len() as u64;
+            batch.last_mut().unwrap().truncate(last_bytes);
+            walk.receive(senders[sender], 128, &batch.concat());
             prop_assert!(walk.conserved());
             prop_assert_eq!(walk.world.stats.packets_received.get(), received);
         }
@@ -340,9 +340,9 @@ proptest! {
     }
 }
 
-/// As of a train of which the engine has the wrong range.
+/// As of a GRO batch of which the engine has the wrong range.
 #[test]
-fn a_range_beyond_the_arena_is_an_internal_error() {
+fn a_span_beyond_the_arena_is_internal() {
     let mut walk = Walk::new(ALL);
     let mut arena = marked(0);
     let batch = GroBatch { span: Span::new(0, 300), segment_bytes: 128, sender: PEER };

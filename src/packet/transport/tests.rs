@@ -165,7 +165,7 @@ fn unfinished_checksums_are_completed() {
 }
 
 #[test]
-fn a_udp_checksum_of_zero_is_stored_as_ones() {
+fn a_zero_udp_checksum_becomes_ones() {
     // The data cancels everything else out: its word is the complement of their sum.
     let rest = [pseudo_bytes(17, 10), udp(&[0, 0])[..6].to_vec()].concat();
     let data = (!word_loop(&rest)).to_be_bytes();
@@ -178,7 +178,7 @@ fn a_udp_checksum_of_zero_is_stored_as_ones() {
 
 /// The header that the kernel left to be completed is the inner one; the protocol is the tunnel's.
 #[test]
-fn a_tunneled_udp_checksum_of_zero_is_stored_as_ones() {
+fn a_tunneled_zero_udp_checksum_becomes_ones() {
     for (protocol, inner) in [(4, 20), (47, 24)] {
         let mut payload = vec![0; inner + 10];
         // All that is covered sums to 0xffff, whose complement is zero.

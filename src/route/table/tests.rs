@@ -53,7 +53,7 @@ fn equal_lengths_make_a_dense_table() {
 }
 
 #[test]
-fn disjoint_prefixes_of_several_lengths_make_a_dense_table() {
+fn disjoint_prefixes_make_a_dense_table() {
     let table = Table::build(vec![
         peer("10.5.8.0/22", 8),
         peer("10.5.3.0/24", 3),
@@ -80,7 +80,7 @@ fn disjoint_prefixes_of_several_lengths_make_a_dense_table() {
 }
 
 #[test]
-fn dense_tables_at_the_ends_of_the_address_space() {
+fn dense_tables_at_both_address_space_ends() {
     let table = Table::build(vec![peer("255.255.255.0/24", 2), peer("255.255.254.0/24", 1)]);
     assert!(is_dense(&table));
     assert_eq!(route(&table, "255.255.255.255"), Some(2));
@@ -97,7 +97,7 @@ fn dense_tables_at_the_ends_of_the_address_space() {
 }
 
 #[test]
-fn the_longest_prefix_wins_on_every_level_of_the_trie() {
+fn the_longest_prefix_wins_on_every_level() {
     let subnets = [
         "0.0.0.0/0",
         "10.0.0.0/8",
@@ -158,7 +158,7 @@ fn the_last_of_several_equal_subnets_wins() {
 }
 
 #[test]
-fn subnets_too_far_apart_for_an_array_use_the_trie() {
+fn subnets_far_apart_use_the_trie() {
     let near = Table::build(vec![peer("10.0.0.0/28", 1), peer("10.255.255.240/28", 2)]);
     assert!(is_dense(&near));
     let far = Table::build(vec![peer("10.0.0.0/28", 1), peer("11.0.0.0/28", 2)]);
@@ -171,7 +171,7 @@ fn subnets_too_far_apart_for_an_array_use_the_trie() {
 
 /// 65,536 leases as far apart as a hostile store can put them.
 #[test]
-fn a_trie_costs_at_most_256_bytes_per_peer_beyond_its_root() {
+fn a_trie_costs_256_bytes_per_peer() {
     let peers: Vec<_> = (0..65_536u32)
         .map(|index| {
             let address = Ipv4Addr::from_bits(index << 16 | (index & 0xff) << 8);
@@ -200,7 +200,7 @@ fn outer_addresses_are_found_at_any_port() {
 }
 
 #[test]
-fn what_is_known_about_a_peer_survives_a_new_table() {
+fn peer_knowledge_survives_a_new_table() {
     let kept = peer("10.5.1.0/24", 1);
     let first = Table::build(vec![Arc::clone(&kept)]);
     let seen = first.lookup(Ipv4Addr::new(10, 5, 1, 1)).unwrap();

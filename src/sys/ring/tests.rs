@@ -104,7 +104,7 @@ fn write(
 
 /// Far more operations than submissions and than completions that the small ones hold.
 #[test]
-fn a_tiny_ring_does_all_that_a_large_one_does_in_the_same_order() {
+fn a_tiny_ring_equals_a_large_one() {
     for entries in [1, 2, 4, 128] {
         let files = Files::new();
         let mut ring = files.ring(entries).unwrap();
@@ -130,7 +130,7 @@ fn a_tiny_ring_does_all_that_a_large_one_does_in_the_same_order() {
 }
 
 #[test]
-fn the_packet_that_the_first_read_brings_is_handed_on_once() {
+fn the_probed_packet_is_handed_on_once() {
     let files = Files::new();
     files.device.send(b"first").unwrap();
     let mut ring = files.ring(4).unwrap();
@@ -241,7 +241,7 @@ fn scripted<T: Send>(
 }
 
 #[test]
-fn a_kernel_that_can_not_take_a_batch_yet_is_asked_again() {
+fn a_busy_kernel_is_asked_again() {
     for errno in [libc::EAGAIN, libc::EBUSY, libc::ENOMEM, libc::EINTR] {
         let files = Files::new();
         // Every call but each fifth, also those of the start.
@@ -260,7 +260,7 @@ fn a_kernel_that_can_not_take_a_batch_yet_is_asked_again() {
 }
 
 #[test]
-fn a_ring_that_may_not_be_entered_is_an_error_and_submits_nothing_later() {
+fn a_broken_ring_submits_nothing_later() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSYS] {
         let files = Files::new();
         let refused = AtomicUsize::new(usize::MAX);
@@ -293,7 +293,7 @@ fn a_ring_that_may_not_be_entered_is_an_error_and_submits_nothing_later() {
 }
 
 #[test]
-fn a_ring_that_may_not_be_entered_at_first_is_no_ring() {
+fn a_ring_that_cannot_be_entered_is_refused() {
     let files = Files::new();
     let (opened, _) = scripted(|_| libc::EPERM, || files.ring(4).map(drop));
     let error = opened.unwrap_err();
@@ -301,7 +301,7 @@ fn a_ring_that_may_not_be_entered_at_first_is_no_ring() {
 }
 
 #[test]
-fn a_device_that_can_only_be_read_by_waiting_is_refused() {
+fn a_device_without_nonblocking_reads_is_refused() {
     // A file of procfs, which never learned to be read without waiting.
     let file = std::fs::File::open("/proc/self/status").unwrap();
     let files = Files::new();
@@ -322,7 +322,7 @@ fn an_operation_that_the_kernel_lacks_is_named() {
 }
 
 #[test]
-fn a_dropped_ring_gives_its_files_back_at_once() {
+fn a_dropped_ring_releases_its_files() {
     let Files { tun, device, socket, .. } = Files::new();
     let ring = Ring::open(4, OPERATIONS, tun.as_fd(), socket.as_fd()).unwrap();
     let started = Instant::now();

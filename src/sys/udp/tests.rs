@@ -157,7 +157,7 @@ fn datagrams_dropped_for_lack_of_buffer_are_reported() {
 }
 
 #[test]
-fn a_batch_goes_on_after_the_message_that_failed() {
+fn a_batch_goes_on_after_a_failure() {
     let (sender, _) = loopback();
     let (receiver, to) = loopback();
     let arena = noise(66_000);

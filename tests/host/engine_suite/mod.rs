@@ -151,7 +151,7 @@ fn forged() -> Vec<(Vec<u8>, DropReason)> {
 }
 
 #[test]
-fn forged_packets_are_counted_by_reason_and_honest_ones_between_them_are_untouched() {
+fn forged_packets_spare_honest_ones() {
     for gro in [true, false] {
         let host = Host::start(Options { gro, ..super::OPTIONS });
         let pod = host.pod_device();
@@ -200,7 +200,7 @@ fn forged_packets_are_counted_by_reason_and_honest_ones_between_them_are_untouch
 }
 
 #[test]
-fn random_datagrams_of_every_size_are_counted_and_honest_ones_pass() {
+fn random_datagrams_are_counted_and_honest_pass() {
     let host = Host::start(super::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
@@ -262,7 +262,7 @@ fn ping(from: &Namespace, words: &[&str]) -> String {
 }
 
 #[test]
-fn icmp_errors_arrive_at_pods_and_host_processes_whatever_the_reverse_path_filter() {
+fn icmp_errors_arrive_under_any_rp_filter() {
     for rp_filter in ["0", "1", "2"] {
         // A path that has become narrower than the device: the kernel's own check passes.
         let host = Host::start(Options { mtu_bytes: 1400, ..super::OPTIONS });
@@ -313,7 +313,7 @@ fn next_hop(destination: Ipv4Addr) -> Ipv4Addr {
 
 /// TCP keeps a soft error until it gives up, and then reports it instead of a timeout.
 #[test]
-fn a_tcp_connect_from_a_pod_learns_that_the_network_is_unreachable() {
+fn a_tcp_connect_learns_network_unreachable() {
     let host = Host::start(super::OPTIONS);
     let pod = real_pod(&host);
     pod.exec(&[
@@ -327,7 +327,7 @@ fn a_tcp_connect_from_a_pod_learns_that_the_network_is_unreachable() {
 }
 
 #[test]
-fn errors_about_packets_from_the_network_reach_a_proven_peer_through_the_tunnel() {
+fn ingress_errors_reach_a_proven_peer() {
     let host = Host::start(super::OPTIONS);
     let _pod = host.pod_device();
     let peer = host.outside(PEER);
@@ -411,7 +411,7 @@ fn flood_pods(pod: &PodDevice, over: &AtomicBool) {
 }
 
 #[test]
-fn a_worker_whose_device_is_deleted_ends_at_once() {
+fn a_deleted_device_ends_its_worker() {
     for load in LOADS {
         let mut host = Host::start(super::OPTIONS);
         under_load(&mut host, load, |host| {
@@ -426,7 +426,7 @@ fn a_worker_whose_device_is_deleted_ends_at_once() {
 }
 
 #[test]
-fn a_device_that_is_down_costs_packets_until_it_is_up_and_no_processor_time() {
+fn a_device_down_costs_no_processor_time() {
     let host = Host::start(super::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
@@ -449,7 +449,7 @@ fn a_device_that_is_down_costs_packets_until_it_is_up_and_no_processor_time() {
 }
 
 #[test]
-fn a_worker_stops_within_100_ms_idle_and_under_flood() {
+fn a_worker_stops_within_100_ms() {
     for load in LOADS {
         let mut host = Host::start(super::OPTIONS);
         under_load(&mut host, load, |host| {
@@ -468,7 +468,7 @@ fn a_worker_stops_within_100_ms_idle_and_under_flood() {
 }
 
 #[test]
-fn an_interface_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
+fn a_narrow_interface_gets_single_datagrams() {
     let host = Host::start(super::OPTIONS);
     let pod = host.pod_device();
     let peer = host.outside(PEER);
@@ -485,7 +485,7 @@ fn an_interface_too_narrow_for_a_train_gets_the_same_datagrams_one_by_one() {
 }
 
 #[test]
-fn an_interface_too_narrow_for_a_datagram_carries_it_in_fragments() {
+fn a_narrow_interface_carries_fragments() {
     let host = Host::start(super::OPTIONS);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
     host.namespace.exec(&["ip", "link", "set", "wire0", "mtu", "1000"]);
@@ -519,7 +519,7 @@ fn an_unreachable_peer_costs_its_own_packets_only() {
 }
 
 #[test]
-fn a_route_that_is_withdrawn_gets_no_packet_100_ms_later_even_under_flood() {
+fn a_withdrawn_route_gets_no_packet_later() {
     let mut host = Host::start(super::OPTIONS);
     under_load(&mut host, Load::FromThePods, |host| {
         let egress = &host.stats.egress;
@@ -538,7 +538,7 @@ fn a_route_that_is_withdrawn_gets_no_packet_100_ms_later_even_under_flood() {
 }
 
 #[test]
-fn a_firewall_that_forbids_the_tunnel_costs_its_packets_and_nothing_else() {
+fn a_firewall_costs_only_its_packets() {
     let host = Host::start(super::OPTIONS);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
     let nft = |words: &str| {
@@ -562,7 +562,7 @@ fn a_firewall_that_forbids_the_tunnel_costs_its_packets_and_nothing_else() {
 }
 
 #[test]
-fn a_card_that_sums_no_checksums_gets_the_same_datagrams_one_by_one() {
+fn a_card_without_checksums_gets_single_datagrams() {
     let host = Host::start(super::OPTIONS);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
     host.namespace.exec(&["ethtool", "-K", "wire0", "tx", "off"]);
@@ -580,7 +580,7 @@ fn a_card_that_sums_no_checksums_gets_the_same_datagrams_one_by_one() {
 
 /// A card at a few megabits, a socket with room for a dozen packets, and bursts of many more.
 #[test]
-fn a_full_send_buffer_drops_what_does_not_fit_and_keeps_the_order() {
+fn a_full_send_buffer_keeps_the_order() {
     let options = Options { send_buffer_bytes: Some(16 << 10), gso: false, ..super::OPTIONS };
     let host = Host::start(options);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
@@ -661,7 +661,7 @@ fn a_blocked_uplink_does_not_hold_up_receiving() {
 }
 
 #[test]
-fn a_worker_that_ends_with_unsent_packets_counts_them() {
+fn unsent_packets_of_an_ended_worker_count() {
     let options = Options { send_buffer_bytes: Some(16 << 10), ..super::OPTIONS };
     let mut host = Host::start(options);
     let pod = host.pod_device();

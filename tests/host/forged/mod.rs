@@ -230,7 +230,7 @@ fn every_class_from_a_stranger() {
 }
 
 #[test]
-fn packets_from_the_victims_own_address_are_a_loop() {
+fn packets_from_our_own_address_loop() {
     let scene = Scene::new();
     let own = udp_socket(&scene.cluster.hosts[0], host_address(0));
     let classes = [
@@ -243,7 +243,7 @@ fn packets_from_the_victims_own_address_are_a_loop() {
 
 /// A train of datagrams is judged one by one, whatever its neighbours are.
 #[test]
-fn forged_packets_inside_a_train_of_honest_ones_are_picked_out() {
+fn forged_packets_in_a_batch_are_dropped() {
     let scene = Scene::new();
     let classes: Vec<Class> = wrong_from_anybody(PEER_POD)
         .into_iter()
@@ -278,7 +278,7 @@ fn forged_packets_inside_a_train_of_honest_ones_are_picked_out() {
 }
 
 #[test]
-fn a_dead_packet_is_reported_to_its_proven_owner_only() {
+fn a_dead_packet_is_reported_to_its_owner() {
     let scene = Scene::new();
     let before = scene.status();
     scene.send(&scene.peer, &edited(PEER_POD, |packet| packet[8] = 1, true));
@@ -295,7 +295,7 @@ fn a_dead_packet_is_reported_to_its_proven_owner_only() {
 }
 
 #[test]
-fn our_own_tunnel_packets_in_our_own_device_stop_there() {
+fn our_own_tunnel_packets_stop() {
     const PINGS: u64 = 10;
     let scene = Scene::new();
     let victim = &scene.cluster.hosts[0];
@@ -342,7 +342,7 @@ fn flood(scene: &Scene, from: &UdpSocket, datagrams: impl Iterator<Item = Vec<u8
 }
 
 #[test]
-fn random_datagrams_of_every_size_are_counted_and_harmless() {
+fn random_datagrams_are_counted_and_harmless() {
     let mut scene = Scene::new();
     let mut random = fastrand::Rng::with_seed(8285);
     let sizes = (0..=64)
