@@ -1,5 +1,5 @@
-//! The rules as iptables spells them: what `iptables-save` says, and what `iptables-restore` is to
-//! be given. Pure text work.
+//! The rules in iptables' syntax: parses `iptables-save`, writes input for `iptables-restore`.
+//! Pure.
 
 use crate::netfilter::diff::{Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
@@ -42,14 +42,14 @@ pub fn chains_of(purpose: Purpose) -> [&'static str; 2] {
     [place(purpose).chain, place(purpose).base]
 }
 
-/// Whether `iptables-save` says in `line` that it can't show a table.
+/// Whether `iptables-save` reports in `line` that it can't list a table.
 #[must_use]
 pub fn is_incompatible(line: &str) -> bool {
     line.starts_with("# Table ") && line.contains("is incompatible")
 }
 
-/// What of the output of `iptables-save` or `iptables -S` concerns us. Its size is that of our own
-/// rules, whatever else the host has.
+/// Our part of the output of `iptables-save` or `iptables -S`. Its size does not depend on the
+/// host's other rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     table: String,
@@ -72,7 +72,7 @@ struct FoundRule {
 }
 
 impl Found {
-    /// Takes the next line. `iptables -S` does not tell the table: say `*nat` before it.
+    /// Parses the next line. `iptables -S` does not print the table: pass `*nat` before it.
     pub fn take_line(&mut self, line: &str) {
         if let Some(table) = line.strip_prefix('*') {
             table.trim().clone_into(&mut self.table);
@@ -108,8 +108,8 @@ impl FoundChain {
     }
 }
 
-/// What to give to `iptables-restore --noflush` so that the chains of `wanted` are right, `None`
-/// if they are. Each table changes at once: there is no moment without rules.
+/// Input for `iptables-restore --noflush` that corrects the chains of `wanted`; `None` if they are
+/// correct. Each table changes atomically: there is no moment without rules.
 #[must_use]
 pub fn transaction(
     wanted: &[(Purpose, Vec<Rule>)],
@@ -125,8 +125,7 @@ pub fn transaction(
     (!text.is_empty()).then_some(text)
 }
 
-/// What to give to `iptables-restore --noflush` so that nothing of ours is left, `None` if nothing
-/// is there.
+/// Input for `iptables-restore --noflush` that removes our chains and jumps; `None` without any.
 #[must_use]
 pub fn removal(found: &Found) -> Option<String> {
     let tables = Purpose::ALL.into_iter().filter_map(|purpose| {

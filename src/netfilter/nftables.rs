@@ -1,5 +1,4 @@
-//! The rules as nftables spells them: what `nft -j list table` says, and what `nft -f` is to be
-//! given. Pure text work.
+//! The rules in nftables' syntax: parses `nft -j list table`, writes input for `nft -f`. Pure.
 
 use serde_json::Value;
 
@@ -61,7 +60,7 @@ struct FoundRule {
     rule: Option<Rule>,
 }
 
-/// What nft printed is not what its manual describes.
+/// The output of nft is not what its manual describes.
 #[derive(Debug, thiserror::Error)]
 #[error("nft printed no list of objects as JSON: {0}")]
 pub struct ListError(String);
@@ -112,8 +111,8 @@ fn objects(json: &str) -> Result<Vec<Value>, ListError> {
     }
 }
 
-/// What to give to `nft -f` so that the chains of `wanted` are right, `None` if they are. All of it
-/// happens at once: there is no moment without rules.
+/// Input for `nft -f` that corrects the chains of `wanted`; `None` if they are correct. It is
+/// applied atomically: there is no moment without rules.
 #[must_use]
 pub fn transaction(
     wanted: &[(Purpose, Vec<Rule>)],
@@ -131,7 +130,7 @@ pub fn transaction(
     Some(format!("{table}\n{}\n", lines.join("\n")))
 }
 
-/// What to give to `nft -f` so that `tables` are gone.
+/// Input for `nft -f` that removes `tables`.
 #[must_use]
 pub fn removal(tables: &[(&str, &str)]) -> Option<String> {
     let lines = tables.iter().map(|(family, name)| format!("delete table {family} {name}\n"));
@@ -192,7 +191,7 @@ fn spell(rule: &Rule) -> String {
     words.join(" ")
 }
 
-/// Reads a rule's expressions; `None` for what we would never write.
+/// Parses a rule's expressions; `None` for rules that we never write.
 fn parse_rule(expressions: &Value) -> Option<Rule> {
     let (last, matches) = expressions.as_array()?.split_last()?;
     let mut rule = Rule::all(parse_verdict(last)?);

@@ -1,5 +1,5 @@
-//! Runs one of the firewall's programs: arguments as they are, never a shell; bounded in time and
-//! in what it may say. Knows nothing of rules.
+//! Runs one of the firewall's programs: never through a shell, with bounded time and output. Knows
+//! nothing of rules.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,7 +17,7 @@ pub const LOCK_WAIT_S: u32 = 5;
 /// iptables about a second.
 const RUN_TIMEOUT: Duration = Duration::from_secs(LOCK_WAIT_S as u64 + 10);
 
-/// How much is kept of what a program says about its failure.
+/// How much of a program's standard error is kept.
 const COMPLAINT_BYTES_MAX: usize = 2048;
 
 /// Variables that the programs read: where they are, and iptables' own lock and extensions
@@ -45,7 +45,7 @@ pub const IPTABLES_RESTORE: Program = Program { name: "iptables-restore", packag
 /// Does both for nftables.
 pub const NFT: Program = Program { name: "nft", package: "nftables" };
 
-/// Why a program did not do its work.
+/// Why a program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// It is not installed.
@@ -155,7 +155,7 @@ async fn talk(
     };
     let write = async move {
         match stdin.write_all(input.as_bytes()).await {
-            // Its exit status says why it did not want to hear more.
+            // Its exit status says why it stopped reading.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result,
         }
@@ -179,8 +179,8 @@ async fn drain(mut stream: impl AsyncRead + Unpin, mut take: impl FnMut(&[u8])) 
     }
 }
 
-/// Cuts output into lines. Longer ones than 16 KiB are nobody's here and are left
-/// out, so that what is kept stays small.
+/// Splits output into lines. Lines longer than 16 KiB are never ours and are dropped, which bounds
+/// the memory.
 #[derive(Debug, Default)]
 pub struct Lines {
     rest: Vec<u8>,

@@ -138,34 +138,33 @@ impl RuleReconciler {
             return pending().await;
         }
         self.announce();
-        if let Err(error) = self.start().await {
-            return error;
-        }
-        let mut pause = self.check_period();
+        let is_required = self.wanted.masquerade || self.flavour == Flavour::Nftables;
+        let (mut trigger, mut refusals) = (Trigger::Start, 0);
         loop {
-            sleep(pause).await;
             let begun = tokio::time::Instant::now();
-            pause = match self.reconcile(Trigger::Resync).await {
-                Ok(_) => self.check_period().saturating_sub(begun.elapsed()),
+            let mut pause = None;
+            match self.reconcile(trigger).await {
+                Ok(_) => trigger = Trigger::Resync,
                 Err(error) => {
-                    self.log_failure(&error);
-                    if error.is_passing() {
-                        self.retry_pause()
-                    } else {
-                        self.check_period().saturating_sub(begun.elapsed())
+                    refusals += u32::from(!error.is_passing());
+                    let is_final = error.is_missing_program() || refusals >= START_ATTEMPTS_MAX;
+                    let is_starting = trigger == Trigger::Start;
+                    if is_starting && is_final && is_required {
+                        return error;
                     }
+                    self.log_failure(&error);
+                    if is_final {
+                        // flanneld runs without its forward rules, so nothing may wait for them.
+                        self.state.send_modify(|state| state.is_settled = true);
+                    }
+                    let is_retried = error.is_passing() || (is_starting && !is_final);
+                    pause = is_retried.then(|| self.resync.min(RETRY));
                 }
-            };
+            }
+            // A little less than the resync: a rule removed right after a check is back within it.
+            let rest = || (self.resync * 9 / 10).saturating_sub(begun.elapsed());
+            sleep(pause.unwrap_or_else(rest)).await;
         }
-    }
-
-    /// A little less than the resync: a rule removed right after a check is back within it.
-    fn check_period(&self) -> Duration {
-        self.resync * 9 / 10
-    }
-
-    fn retry_pause(&self) -> Duration {
-        self.resync.min(RETRY)
     }
 
     fn announce(&self) {
@@ -176,25 +175,6 @@ impl RuleReconciler {
         if self.wanted.forward {
             let network = self.wanted.network;
             info!("Setting up forward rules: what is from or to {network} is accepted");
-        }
-    }
-
-    async fn start(&mut self) -> Result<(), RuleError> {
-        let is_required = self.wanted.masquerade || self.flavour == Flavour::Nftables;
-        let mut refusals = 0;
-        loop {
-            let Err(error) = self.reconcile(Trigger::Start).await else { return Ok(()) };
-            refusals += u32::from(!error.is_passing());
-            let is_final = error.is_missing_program() || refusals >= START_ATTEMPTS_MAX;
-            if is_final && is_required {
-                return Err(error);
-            }
-            self.log_failure(&error);
-            if is_final {
-                // flanneld runs without its forward rules, so nothing may wait for them.
-                self.state.send_modify(|state| state.is_settled = true);
-            }
-            sleep(if is_final { self.check_period() } else { self.retry_pause() }).await;
         }
     }
 

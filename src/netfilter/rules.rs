@@ -1,5 +1,5 @@
-//! The rules that a node wants, as values. The only place that knows flannel's rule set; how a
-//! rule is spelled is not known here.
+//! The rules that a node wants, as values. The only place that knows flannel's rule set; it knows
+//! no firewall's syntax.
 
 use std::net::Ipv4Addr;
 
@@ -36,7 +36,7 @@ impl Wanted {
         wanted.map(|purpose| (purpose, self.rules(purpose))).collect()
     }
 
-    /// Whether no rule at all is wanted, and the firewall is none of our business.
+    /// Whether no rule is wanted, and the firewall is left alone.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         !self.masquerade && !self.forward
@@ -72,7 +72,7 @@ impl Wanted {
     }
 }
 
-/// 224.0.0.0/4, which nobody may masquerade.
+/// 224.0.0.0/4, which must not be masqueraded.
 #[must_use]
 pub fn multicast() -> Prefix {
     Prefix::new(Ipv4Addr::new(224, 0, 0, 0), 4).expect("4 bits are a prefix length")
@@ -83,7 +83,7 @@ pub fn multicast() -> Prefix {
 pub enum Purpose {
     /// Addresses of what leaves the overlay.
     Masquerade,
-    /// Leave to pass for what the overlay sends and gets.
+    /// Accept forwarded packets from and to the overlay.
     Forward,
 }
 
