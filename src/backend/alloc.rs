@@ -1,36 +1,37 @@
-//! The alloc backend: a subnet and its `subnet.env`. Somebody else carries the packets.
+//! The alloc backend: a subnet and its `subnet.env`. The packets are carried by somebody else.
 
 use std::convert::Infallible;
 
-use crate::backend::address::Beneath;
-use crate::backend::network::{Setup, StartError};
-use crate::backend::status::Teller;
+use crate::backend::setup::{INTERFACE_PERIOD, Setup, SetupError};
+use crate::backend::status::{Reporter, View};
+use crate::host::follower::HostFollower;
 
 /// A running alloc backend.
 #[derive(Debug)]
-pub struct AllocNetwork {
-    beneath: Beneath,
-    teller: Teller,
+pub struct AllocBackend {
+    host: HostFollower,
+    reporter: Reporter,
 }
 
-impl AllocNetwork {
+impl AllocBackend {
     /// There is nothing to set up.
-    pub fn start(setup: &Setup) -> Result<Self, StartError> {
-        let failed = |source| StartError::Netlink { kind: "alloc", source };
-        let beneath = Beneath::new(setup).map_err(failed)?;
-        let description = format!("alloc: subnet {} only, carried by nobody here", setup.subnet);
-        let teller = Teller::new(description, setup.external.mtu_bytes, setup);
-        Ok(Self { beneath, teller })
+    pub fn start(setup: &Setup) -> Result<Self, SetupError> {
+        let host = HostFollower::new(setup.following(Vec::new(), INTERFACE_PERIOD))?;
+        let description = format!("alloc: subnet {} only, no data plane", setup.subnet);
+        Ok(Self { host, reporter: Reporter::new(description, setup.external.mtu_bytes, setup) })
     }
 
-    pub(super) fn teller(&self) -> &Teller {
-        &self.teller
+    pub(super) fn view(&self) -> View {
+        self.reporter.view()
     }
 
-    /// Follows the interface, for the lease and `subnet.env`; leaves the leases to others.
+    /// Follows the interface, for the lease and `subnet.env`; the leases are others' business.
     pub async fn run(&mut self) -> Infallible {
         loop {
-            self.beneath.changed(&self.teller).await;
+            self.host.next().await;
+            let external = self.host.external();
+            self.reporter.follow(external, external.mtu_bytes);
+            self.host.finish(true);
         }
     }
 }

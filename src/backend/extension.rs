@@ -1,5 +1,5 @@
 //! The extension backend: the operator's commands set up the way to each other host. Runs them,
-//! never through a shell, and tries again those that fail.
+//! never through a shell, and retries those that fail.
 
 mod command;
 mod hosts;
@@ -15,12 +15,12 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::backend::address::Beneath;
-use crate::backend::ground::of_type;
-use crate::backend::network::Setup;
-use crate::backend::status::Teller;
+use crate::backend::kind::BackendKind;
+use crate::backend::setup::{INTERFACE_PERIOD, Setup};
+use crate::backend::status::{Reporter, View};
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
+use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
@@ -30,15 +30,12 @@ use self::hosts::{Hosts, Peer, Task};
 
 pub use self::command::CommandError;
 
-/// The type in a lease.
-const TYPE: &str = "extension";
-
 /// Commands that run at once: one that hangs must not keep all other hosts waiting.
 const COMMANDS_MAX: usize = 8;
 
-/// How long what hosts have come to may wait to be told: a cluster that starts is one piece of
-/// news, and telling costs a walk over all hosts.
-const TELL_DELAY: Duration = Duration::from_millis(100);
+/// Delay between a finished command and the report: a cluster that starts is one piece of news, and
+/// a report costs a walk over all hosts.
+const REPORT_DELAY: Duration = Duration::from_millis(100);
 
 /// The extension backend cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +44,7 @@ pub enum ExtensionError {
     #[error(transparent)]
     Command(#[from] CommandError),
     /// Its output is published with the lease.
-    #[error("the output of PreStartupCommand is no use for a lease")]
+    #[error("the output of PreStartupCommand does not fit into a lease")]
     Output(#[from] ValueError),
     /// The interface cannot be watched.
     #[error("cannot watch the external interface")]
@@ -56,10 +53,10 @@ pub enum ExtensionError {
 
 /// A running extension backend.
 #[derive(Debug)]
-pub struct ExtensionNetwork {
+pub struct ExtensionBackend {
     settings: ExtensionBackendConfig,
-    beneath: Beneath,
-    teller: Teller,
+    host: HostFollower,
+    reporter: Reporter,
     hosts: Hosts,
 }
 
@@ -70,7 +67,7 @@ pub(super) async fn introduce(
 ) -> Result<LeaseAttributes, ExtensionError> {
     let data = match &settings.pre_startup {
         Some(command) => {
-            let output = run_and_tell(command, &Variables::new(), "").await?;
+            let output = run_and_log(command, &Variables::new(), "").await?;
             Some(json_string(&output).map_err(ValueError::Malformed)?)
         }
         None => {
@@ -78,7 +75,8 @@ pub(super) async fn introduce(
             None
         }
     };
-    let attributes = LeaseAttributes::of(TYPE, external.public_address, data);
+    let attributes =
+        LeaseAttributes::of(BackendKind::Extension.name(), external.public_address, data);
     attributes.to_json()?;
     Ok(attributes)
 }
@@ -92,7 +90,7 @@ fn json_string(text: &str) -> serde_json::Result<RawJson> {
     RawJson::from_text(json)
 }
 
-impl ExtensionNetwork {
+impl ExtensionBackend {
     /// Runs the command after the start.
     pub async fn start(
         setup: &Setup,
@@ -107,26 +105,27 @@ impl ExtensionNetwork {
                     ("IPV6SUBNET", String::new()),
                     ("PUBLIC_IPV6", String::new()),
                 ];
-                run_and_tell(command, &variables, "").await?;
+                run_and_log(command, &variables, "").await?;
             }
             None => info!("No post startup command configured - skipping"),
         }
         let (description, mtu_bytes) = (describe(&setup.external), setup.external.mtu_bytes);
-        let teller = Teller::new(description, mtu_bytes, setup);
-        Ok(Self { settings, beneath: Beneath::new(setup)?, teller, hosts: Hosts::default() })
+        let reporter = Reporter::new(description, mtu_bytes, setup);
+        let host = HostFollower::new(setup.following(Vec::new(), INTERFACE_PERIOD))?;
+        Ok(Self { settings, host, reporter, hosts: Hosts::default() })
     }
 
-    pub(super) fn teller(&self) -> &Teller {
-        &self.teller
+    pub(super) fn view(&self) -> View {
+        self.reporter.view()
     }
 
     /// Follows the leases and the interface. What the commands did stays when this is dropped; one
     /// that runs is killed.
     pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let Self { settings, beneath, teller, hosts } = self;
+        let Self { settings, host, reporter, hosts } = self;
         tokio::select! {
-            never = follow_interface(settings, beneath, teller) => never,
-            never = follow_leases(settings, hosts, teller, leases) => never,
+            never = follow_interface(settings, host, reporter) => never,
+            never = follow_leases(settings, hosts, reporter, leases) => never,
         }
     }
 }
@@ -137,14 +136,16 @@ fn describe(external: &ExternalInterface) -> String {
 
 async fn follow_interface(
     settings: &ExtensionBackendConfig,
-    beneath: &mut Beneath,
-    teller: &Teller,
+    host: &mut HostFollower,
+    reporter: &Reporter,
 ) -> Infallible {
     let has_start_commands = settings.pre_startup.is_some() || settings.post_startup.is_some();
     loop {
-        let before = beneath.external().address;
-        let external = beneath.changed(teller).await;
-        teller.state(|state| state.description = describe(external));
+        let before = host.external().address;
+        host.next().await;
+        let external = host.external();
+        reporter.follow(external, external.mtu_bytes);
+        reporter.state(|state| state.description = describe(external));
         if has_start_commands && external.address != before {
             let address = external.address;
             warn!(
@@ -152,17 +153,18 @@ async fn follow_interface(
                  they set something up for {before}, restart weftd"
             );
         }
+        host.finish(true);
     }
 }
 
 async fn follow_leases(
     settings: &ExtensionBackendConfig,
     hosts: &mut Hosts,
-    teller: &Teller,
+    reporter: &Reporter,
     mut leases: watch::Receiver<Arc<Peers>>,
 ) -> Infallible {
     let mut running = FuturesUnordered::new();
-    let mut tell_at = None;
+    let mut report_at = None;
     loop {
         while running.len() < COMMANDS_MAX
             && let Some(task) = hosts.begin(Instant::now())
@@ -178,20 +180,20 @@ async fn follow_leases(
                     std::future::pending::<()>().await;
                 }
                 let peers = Arc::clone(&leases.borrow_and_update());
-                hosts.want(wanted(&peers, teller));
+                hosts.want(wanted(&peers, reporter));
             }
             Some((task, applied, failure)) = running.next() => {
                 let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
                 if let Some(failure) = failure {
-                    teller.counters.failures.add(1);
+                    reporter.counters.failures.add(1);
                     error!("{failure}; trying again in {} s", pause.as_secs());
                 }
-                tell_at.get_or_insert_with(|| Instant::now() + TELL_DELAY);
+                report_at.get_or_insert_with(|| Instant::now() + REPORT_DELAY);
             }
             () = until(retry_at) => {}
-            () = until(tell_at) => {
-                tell_at = None;
-                tell(hosts, teller);
+            () = until(report_at) => {
+                report_at = None;
+                report(hosts, reporter);
             }
         }
     }
@@ -204,9 +206,9 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-fn wanted(peers: &Peers, teller: &Teller) -> BTreeMap<Prefix, Peer> {
+fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
-    for lease in of_type(peers, TYPE, teller) {
+    for lease in reporter.of_kind(peers, BackendKind::Extension) {
         match data_of(&lease.attributes) {
             Some(data) => {
                 let public_ip = lease.attributes.public_ip;
@@ -215,18 +217,18 @@ fn wanted(peers: &Peers, teller: &Teller) -> BTreeMap<Prefix, Peer> {
             None => unusable += 1,
         }
     }
-    if unusable > 0 && teller.counters.unusable.get() != unusable as u64 {
+    if unusable > 0 && reporter.counters.unusable.get() != unusable as u64 {
         warn!("{unusable} leases of extension nodes have data that is no string; ignored");
     }
-    teller.counters.unusable.set(unusable);
+    reporter.counters.unusable.set(unusable);
     wanted
 }
 
-fn tell(hosts: &Hosts, teller: &Teller) {
-    let ways = hosts.ways();
-    teller.counters.programmed.set(ways.len());
-    teller.counters.failed.set(hosts.failed());
-    teller.ways(ways);
+fn report(hosts: &Hosts, reporter: &Reporter) {
+    let applied = hosts.applied();
+    reporter.counters.programmed.set(applied.len());
+    reporter.counters.failed.set(hosts.failed());
+    reporter.hosts(applied);
 }
 
 /// Gives what is set up for the subnet after it, and what went wrong.
@@ -260,10 +262,10 @@ async fn run_for(
 ) -> Result<(), CommandError> {
     let Some(command) = command else { return Ok(()) };
     let variables = vec![("SUBNET", subnet.to_string()), ("PUBLIC_IP", peer.public_ip.to_string())];
-    run_and_tell(command, &variables, &peer.data).await.map(drop)
+    run_and_log(command, &variables, &peer.data).await.map(drop)
 }
 
-async fn run_and_tell(
+async fn run_and_log(
     command: &str,
     variables: &Variables,
     stdin: &str,
@@ -288,16 +290,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lease_is_flannels_to_the_byte() {
+    fn lease_equals_flannels_byte_for_byte() {
         let data = json_string("a \"b\" <c> & d\n").unwrap();
-        let lease = LeaseAttributes::of(TYPE, Ipv4Addr::new(1, 2, 3, 4), Some(data));
+        let lease = LeaseAttributes::of(
+            BackendKind::Extension.name(),
+            Ipv4Addr::new(1, 2, 3, 4),
+            Some(data),
+        );
         let flannels = concat!(
             r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension","#,
             r#""BackendData":"a \"b\" \u003cc\u003e \u0026 d\n"}"#
         );
         assert_eq!(String::from_utf8(lease.to_json().unwrap()).unwrap(), flannels);
         assert_eq!(data_of(&lease).as_deref(), Some("a \"b\" <c> & d\n"));
-        let none = LeaseAttributes::of(TYPE, Ipv4Addr::new(1, 2, 3, 4), None);
+        let none =
+            LeaseAttributes::of(BackendKind::Extension.name(), Ipv4Addr::new(1, 2, 3, 4), None);
         assert_eq!(data_of(&none).as_deref(), Some(""));
         let number = RawJson::from_text("7".to_owned()).unwrap();
         let odd = LeaseAttributes { backend_data: Some(number), ..none };

@@ -1,7 +1,8 @@
-//! What a backend tells the rest of the daemon while it runs: its state, its counters, and which
-//! subnet it reaches by which host.
+//! What a backend reports to the rest of the daemon while it runs: its state, its counters, and
+//! the host behind each subnet.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::backend::network::Setup;
-use crate::backend::udp::WorkerState;
-use crate::control::lease::LeaseAttributes;
+use crate::backend::kind::BackendKind;
+use crate::backend::setup::Setup;
+use crate::control::lease::{Lease, LeaseAttributes, Peers};
+use crate::engine::Engine;
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
@@ -19,10 +21,10 @@ use crate::stats::WorkerStats;
 /// Lines that one update may log before it sums up: a cluster that starts is one piece of news.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
 
-/// What is known about the plane from outside.
+/// What others see of the data plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaneState {
-    /// Whether packets can flow; false while the plane is being made again.
+    /// Whether packets can flow; false while it is rebuilt.
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
@@ -36,8 +38,17 @@ pub struct PlaneState {
     pub workers: Vec<WorkerState>,
 }
 
-/// Subnets of other hosts and the hosts' addresses.
-pub type Ways = BTreeMap<Prefix, Ipv4Addr>;
+/// One worker, as operators see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerState {
+    /// How it does its I/O.
+    pub engine: Engine,
+    /// The processor it is pinned to.
+    pub processor: Option<usize>,
+}
+
+/// The host behind each subnet.
+pub type PeerHosts = BTreeMap<Prefix, Ipv4Addr>;
 
 /// Counters of a backend whose packets weftd never sees.
 #[derive(Debug, Default)]
@@ -48,11 +59,11 @@ pub struct Counters {
     pub failed: Number,
     /// Leases of nodes with another backend.
     pub ignored: Number,
-    /// Leases of this backend whose data is no use.
+    /// Leases of this backend whose data is invalid.
     pub unusable: Number,
     /// Edits and commands that failed, ever.
     pub failures: Number,
-    /// Things of ours that somebody removed and that were put back, ever.
+    /// Routes, entries and devices that somebody removed and that were restored, ever.
     pub repairs: Number,
 }
 
@@ -90,8 +101,8 @@ pub enum Carrier {
     Other {
         /// What weftd did for it.
         counters: Arc<Counters>,
-        /// What is set up.
-        ways: watch::Receiver<Arc<Ways>>,
+        /// The peers that are set up.
+        hosts: watch::Receiver<Arc<PeerHosts>>,
     },
 }
 
@@ -106,33 +117,36 @@ pub struct View {
     pub carrier: Carrier,
 }
 
-/// The sending ends, for a backend without workers.
+/// The sending ends.
 #[derive(Debug)]
-pub(super) struct Teller {
-    pub(super) state: watch::Sender<PlaneState>,
-    pub(super) attributes: watch::Sender<LeaseAttributes>,
+pub(super) struct Reporter {
+    state: watch::Sender<PlaneState>,
+    attributes: watch::Sender<LeaseAttributes>,
     pub(super) counters: Arc<Counters>,
-    ways: watch::Sender<Arc<Ways>>,
+    hosts: watch::Sender<Arc<PeerHosts>>,
 }
 
-impl Teller {
+impl Reporter {
     pub(super) fn new(description: String, mtu_bytes: u32, setup: &Setup) -> Self {
         let (workers, is_up, external) = (Vec::new(), true, &setup.external);
         let (interface, public_address) = (external.name.clone(), external.public_address);
         let state =
             PlaneState { is_up, description, interface, mtu_bytes, public_address, workers };
-        let (state, ways) = (watch::Sender::new(state), watch::Sender::default());
-        let attributes = watch::Sender::new(setup.attributes.clone());
-        Self { state, attributes, counters: Arc::default(), ways }
+        Self {
+            state: watch::Sender::new(state),
+            attributes: watch::Sender::new(setup.attributes.clone()),
+            counters: Arc::default(),
+            hosts: watch::Sender::default(),
+        }
     }
 
     pub(super) fn view(&self) -> View {
-        let (counters, ways) = (Arc::clone(&self.counters), self.ways.subscribe());
-        View {
-            state: self.state.subscribe(),
-            attributes: self.attributes.subscribe(),
-            carrier: Carrier::Other { counters, ways },
-        }
+        let (counters, hosts) = (Arc::clone(&self.counters), self.hosts.subscribe());
+        self.view_with(Carrier::Other { counters, hosts })
+    }
+
+    pub(super) fn view_with(&self, carrier: Carrier) -> View {
+        View { state: self.state.subscribe(), attributes: self.attributes.subscribe(), carrier }
     }
 
     /// Changes the state, and wakes its readers only if it differs.
@@ -144,36 +158,102 @@ impl Teller {
         });
     }
 
-    /// Tells that the backend goes on with the address of `to`.
-    pub(super) fn moved(&self, from: &ExternalInterface, to: &ExternalInterface) {
-        info!("the address of {} went from {} to {}; following", to.name, from.address, to.address);
-        let public_ip = to.public_address;
-        self.attributes.send_if_modified(|said| {
-            std::mem::replace(&mut said.public_ip, public_ip) != public_ip
+    /// Reports the external interface, as it is now, and the overlay's MTU over it.
+    pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
+        let public_address = external.public_address;
+        self.attributes.send_if_modified(|published| {
+            std::mem::replace(&mut published.public_ip, public_address) != public_address
         });
-        self.state(|state| state.public_address = public_ip);
+        self.state(|state| {
+            state.interface.clone_from(&external.name);
+            (state.public_address, state.mtu_bytes) = (public_address, mtu_bytes);
+        });
     }
 
-    /// Logs what differs from the last time, in flannel's words.
-    pub(super) fn ways(&self, ways: Ways) {
-        let before = self.ways.send_replace(Arc::new(ways));
-        let now = Arc::clone(&self.ways.borrow());
-        let mut news = Vec::new();
-        for (subnet, via) in now.iter() {
-            match before.get(subnet) {
-                Some(was) if was == via => {}
-                Some(was) => news.push(format!("Subnet moved: {subnet} from {was} to {via}")),
-                None => news.push(format!("Subnet added: {subnet} via {via}")),
-            }
+    /// The peers with a backend of this kind; counts the others, and logs how many when it changes.
+    pub(super) fn of_kind<'a>(
+        &self,
+        peers: &'a Peers,
+        kind: BackendKind,
+    ) -> impl Iterator<Item = &'a Lease> + use<'a> {
+        let is_ours = move |lease: &&Lease| lease.attributes.backend_type == kind.name();
+        let ignored = peers.len() - peers.values().filter(is_ours).count();
+        if self.counters.ignored.get() != ignored as u64 {
+            let kind = kind.name();
+            info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
         }
-        let gone = before.keys().filter(|subnet| !now.contains_key(subnet));
-        news.extend(gone.map(|subnet| format!("Subnet removed: {subnet}")));
-        for line in news.iter().take(LOGGED_PER_UPDATE_MAX) {
-            info!("{line}");
-        }
-        if news.len() > LOGGED_PER_UPDATE_MAX {
-            let more = news.len() - LOGGED_PER_UPDATE_MAX;
-            info!("{more} more changes of subnets; {} peers now", now.len());
-        }
+        self.counters.ignored.set(ignored);
+        peers.values().filter(is_ours)
+    }
+
+    /// Reports the peers that are set up, and logs what differs from the last time.
+    pub(super) fn hosts(&self, hosts: PeerHosts) {
+        let before = self.hosts.send_replace(Arc::new(hosts));
+        log_changes(&before, &self.hosts.borrow());
+    }
+}
+
+/// Logs the subnets that were added, moved and removed.
+pub(super) fn log_changes<H: PartialEq + Display>(
+    before: &BTreeMap<Prefix, H>,
+    now: &BTreeMap<Prefix, H>,
+) {
+    // One place for all of them: the log's limit is per place, and a cluster that starts makes many
+    // updates in a second.
+    for line in changes(before, now) {
+        info!("{line}");
+    }
+}
+
+/// What changed, in flannel's words.
+fn changes<H: PartialEq + Display>(
+    before: &BTreeMap<Prefix, H>,
+    now: &BTreeMap<Prefix, H>,
+) -> Vec<String> {
+    let changed = now.iter().filter(|(subnet, host)| before.get(subnet) != Some(*host));
+    let removed = before.keys().filter(|subnet| !now.contains_key(subnet));
+    let mut all = changed
+        .map(|(subnet, host)| (subnet, Some(host)))
+        .chain(removed.map(|subnet| (subnet, None)));
+    let first = all.by_ref().take(LOGGED_PER_UPDATE_MAX);
+    let mut lines: Vec<_> = first
+        .map(|(subnet, host)| match (before.get(subnet), host) {
+            (_, None) => format!("Subnet removed: {subnet}"),
+            (None, Some(host)) => format!("Subnet added: {subnet} via {host}"),
+            (Some(was), Some(host)) => format!("Subnet moved: {subnet} from {was} to {host}"),
+        })
+        .collect();
+    if let more @ 1.. = all.count() {
+        lines.push(format!("{more} more changes of subnets; {} peers now", now.len()));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(numbers: impl IntoIterator<Item = u8>, host: &str) -> BTreeMap<Prefix, &str> {
+        let subnet = |number| format!("10.5.{number}.0/24").parse().unwrap();
+        numbers.into_iter().map(|number| (subnet(number), host)).collect()
+    }
+
+    #[test]
+    fn added_moved_and_removed_subnets_are_logged() {
+        let [a, b] = [hosts(1..3, "a"), hosts(2..4, "b")];
+        let lines = [
+            "Subnet moved: 10.5.2.0/24 from a to b",
+            "Subnet added: 10.5.3.0/24 via b",
+            "Subnet removed: 10.5.1.0/24",
+        ];
+        assert_eq!(changes(&a, &b), lines);
+        assert_eq!(changes(&a, &a), [""; 0]);
+    }
+
+    #[test]
+    fn many_changes_are_summed_up() {
+        let lines = changes(&hosts([], "a"), &hosts(0..13, "a"));
+        assert_eq!(lines.len(), LOGGED_PER_UPDATE_MAX + 1);
+        assert_eq!(lines.last().unwrap(), "5 more changes of subnets; 13 peers now");
     }
 }

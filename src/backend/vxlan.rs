@@ -1,66 +1,60 @@
-//! The vxlan backend: the kernel's VXLAN device, and for each other host a neighbour, a
-//! forwarding entry and a route. The kernel carries the packets, and goes on without weftd.
+//! What is particular to the vxlan backend: its lease, the kernel's VXLAN device, and which peers
+//! are reached through it.
 
 mod checksum;
 mod data;
 mod device;
 mod owner;
-mod plan;
-
-use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::backend::ground::{Ground, Grounded, Pass, REQUESTS_MAX, Seen, follow, of_type};
-use crate::backend::network::{Setup, StartError};
-use crate::backend::status::{Teller, Ways};
+use crate::backend::setup::{Setup, SetupError};
+use crate::backend::status::Reporter;
+use crate::backend::tables::{Peer, Wanted};
 use crate::config::network::VxlanBackendConfig;
-use crate::control::lease::{LeaseAttributes, Peers};
+use crate::control::lease::{Lease, LeaseAttributes};
+use crate::failure::LogOnce;
+use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::{LinkEntry, LinkId, MacAddress, Route, RouteProtocol, RouteSpec, Scope};
+use crate::host::state::{Address, LinkId, MacAddress};
 use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
-use self::device::{Found, Wish, judge, kernels_port};
-use self::owner::{Judged, judge as judge_leases};
-use self::plan::{Actual, Peer, Plan, Step, Wanted};
+use self::device::{DeviceSpec, Found, kernels_port, mismatch};
+use self::owner::{Resolved, resolve};
 
-/// A running vxlan backend.
+/// Questions to the kernel that are under way at once.
+const REQUESTS_MAX: usize = 64;
+
+/// The VXLAN device of a running backend.
 #[derive(Debug)]
-pub struct VxlanNetwork {
-    ground: Ground,
+pub(super) struct VxlanDevice {
     settings: VxlanBackendConfig,
     network: Prefix,
     subnet: Prefix,
     mac: MacAddress,
-    /// What the last pass left in place.
-    set: Wanted,
     /// The MTU that the device was last given.
-    imposed_mtu_bytes: u32,
+    imposed_mtu_bytes: Option<u32>,
     /// The UDP port that the device has.
     port: Option<u16>,
+    told: LogOnce,
 }
 
-/// What a vxlan node says of itself: the hardware address of the device that can stay, else the
-/// one of its lease, so that peers need not learn another one, else a new one.
+/// What a vxlan node publishes: the hardware address of the device that can stay, else the one of
+/// its lease, so that peers need not learn another one, else a new one.
 pub(super) async fn introduce(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
-) -> Result<LeaseAttributes, StartError> {
-    let failed = |source| StartError::Netlink { kind: TYPE, source };
-    let netlink = Netlink::open().map_err(failed)?;
-    let found = netlink.vxlan_link(&device::name(settings)).await.map_err(failed)?;
-    let wish = device::vxlan(settings, external);
+) -> Result<LeaseAttributes, SetupError> {
+    let netlink = Netlink::open()?;
+    let found = netlink.vxlan_link(&device::name(settings)).await?;
+    let wanted = device::vxlan(settings, external);
     let kept = found
-        .filter(|found| judge(&wish, found, kernels_port()).is_none())
+        .filter(|found| mismatch(&wanted, found, kernels_port()).is_none())
         .and_then(|found| found.mac);
     let published = former.filter(|former| former.backend_type == TYPE).and_then(vtep_mac);
     let mac = kept.or(published).unwrap_or_else(|| {
@@ -75,16 +69,16 @@ pub(super) async fn introduce(
 pub(super) fn check_room(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
-) -> Result<(), StartError> {
+) -> Result<(), SetupError> {
     if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
-        return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
+        return Err(SetupError::NoRoom { external_bytes: external.mtu_bytes });
     }
     Ok(())
 }
 
-impl VxlanNetwork {
-    /// Makes the device, or takes over the one that an earlier run left.
-    pub async fn start(setup: Setup, settings: VxlanBackendConfig) -> Result<Self, StartError> {
+impl VxlanDevice {
+    /// Nothing is made yet.
+    pub(super) fn new(settings: VxlanBackendConfig, setup: &Setup) -> Self {
         let VxlanBackendConfig { vni, port, gbp, learning, direct_routing, .. } = settings;
         info!(
             "VXLAN config: VNI={vni} Port={} GBP={gbp} Learning={learning} \
@@ -92,114 +86,35 @@ impl VxlanNetwork {
             port.unwrap_or(0)
         );
         let external = &setup.external;
-        let mtu_bytes = device::mtu_bytes(&settings, external);
         if settings.mtu_bytes.is_some_and(|bytes| bytes > external.mtu_bytes) {
             warn!(
                 "Backend.MTU is above the {} of {}: full packets will be sent in fragments",
                 external.mtu_bytes, external.name
             );
         }
-        let failed = |source| StartError::Netlink { kind: TYPE, source };
-        let mac = vtep_mac(&setup.attributes).expect("introduce made the attributes");
-        let teller = Teller::new(String::new(), mtu_bytes, &setup);
-        let mut network = Self {
-            ground: Ground::new(&setup, TYPE, teller)?,
+        Self {
             settings,
             network: setup.network,
             subnet: setup.subnet,
-            mac,
-            set: Wanted::new(),
-            imposed_mtu_bytes: 0,
+            mac: vtep_mac(&setup.attributes).expect("introduce made the attributes"),
+            imposed_mtu_bytes: None,
             port: None,
-        };
-        let seen = network.ground.look().await.map_err(failed)?;
-        network.establish(&seen).await.map_err(failed)?;
-        info!("{}", network.describe());
-        Ok(network)
-    }
-
-    pub(super) fn teller(&self) -> &Teller {
-        &self.ground.teller
-    }
-
-    /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
-    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        follow(self, leases).await
-    }
-
-    fn whole(&self) -> Pass {
-        self.ground.teller.state(|state| state.is_up = true);
-        Pass::Whole
-    }
-
-    /// Has the device be there, with its address, and on.
-    async fn establish(&mut self, seen: &Seen) -> Result<Found, NetlinkError> {
-        let (settings, external) = (&self.settings, &self.ground.external);
-        let wish = Wish {
-            name: device::name(settings),
-            vxlan: device::vxlan(settings, external),
-            mac: self.mac,
-            mtu_bytes: device::mtu_bytes(settings, external),
-        };
-        let mtu_bytes = wish.mtu_bytes;
-        let impose_mtu = mtu_bytes != self.imposed_mtu_bytes;
-        let found = match device::establish(&self.ground.netlink, &wish, impose_mtu).await {
-            Ok(found) => found,
-            Err(error) => {
-                self.tell_of_no_device(&wish, &error).await;
-                return Err(error);
-            }
-        };
-        if impose_mtu && self.imposed_mtu_bytes != 0 {
-            let from = self.imposed_mtu_bytes;
-            info!("the MTU of {} follows that beneath it, from {from} to {mtu_bytes}", wish.name);
-        }
-        if found.is_new && self.imposed_mtu_bytes != 0 {
-            warn!("{} was deleted by someone else; made again, with its peers", wish.name);
-            self.ground.teller.counters.repairs.add(1);
-            self.ground.teller.state(|state| state.is_up = false);
-        }
-        if found.is_new || self.imposed_mtu_bytes == 0 {
-            checksum::settle(&found.link.name, found.is_new);
-        }
-        (self.imposed_mtu_bytes, self.port) = (mtu_bytes, found.port);
-        let address = self.subnet.network();
-        let (netlink, network) = (&self.ground.netlink, self.network);
-        device::switch_on(netlink, &found.link, &seen.addresses, network, address).await?;
-        let description = self.describe();
-        let interface = &self.ground.external.name;
-        self.ground.teller.state(|state| {
-            state.interface.clone_from(interface);
-            (state.description, state.mtu_bytes) = (description, mtu_bytes);
-        });
-        Ok(found)
-    }
-
-    /// Without the device no packet flows. That of another name may have its place: the kernel has
-    /// one for each VNI and port.
-    async fn tell_of_no_device(&mut self, wish: &Wish, error: &NetlinkError) {
-        let name = &wish.name;
-        if !matches!(self.ground.netlink.vxlan_link(name).await, Ok(None)) {
-            return;
-        }
-        self.ground.teller.state(|state| state.is_up = false);
-        if error.is_already_there() {
-            let text = format!(
-                "{name} cannot be made: another device has VNI {vni} and the same port, see \
-                 `ip -d link show type vxlan`; remove it, or give one of them another VNI",
-                vni = wish.vxlan.vni
-            );
-            self.ground.tell("device", text);
+            told: LogOnce::default(),
         }
     }
 
-    fn describe(&self) -> String {
-        let (settings, external) = (&self.settings, &self.ground.external);
+    pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
+        device::mtu_bytes(&self.settings, external)
+    }
+
+    /// The backend in one line, for the log and the status.
+    pub(super) fn describe(&self, external: &ExternalInterface) -> String {
+        let settings = &self.settings;
         let port = self.port.map_or_else(|| "unknown".to_owned(), |port| port.to_string());
         format!(
             "{} mtu {} over {} at {}: vxlan id {} port {port}, hardware address {}{}",
             device::name(settings),
-            device::mtu_bytes(settings, external),
+            self.mtu_bytes(external),
             external.name,
             external.address,
             settings.vni,
@@ -208,196 +123,105 @@ impl VxlanNetwork {
         )
     }
 
-    /// What the leases ask for.
-    async fn wanted(&mut self, peers: &Peers, link: &LinkId) -> Wanted {
-        let Judged { usable, unusable } = judge_leases(of_type(peers, TYPE, &self.ground.teller));
-        let mut wanted = Wanted::new();
-        for (lease, mac) in usable {
-            let (subnet, public_ip) = (lease.subnet, lease.attributes.public_ip);
-            let route = RouteSpec {
-                destination: subnet,
-                interface: link.clone(),
-                gateway: Some(subnet.network()),
-                metric: 0,
-                scope: Scope::Global,
-                // flannel's: the device says whose it is.
-                protocol: RouteProtocol::BOOT,
-                is_onlink: true,
-            };
-            wanted.insert(subnet, Peer { public_ip, route, mac: Some(mac) });
-        }
-        self.ground.teller.counters.unusable.set(unusable.len());
-        if let Some(first) = unusable.first() {
-            let more = unusable.len() - 1;
-            self.ground.tell("unusable", format!("ignored (and {more} more): lease {first}"));
-        }
-        if self.settings.direct_routing {
-            self.route_directly(&mut wanted, link).await;
-        }
-        wanted
-    }
-
-    /// Peers that the kernel reaches without a router need no tunnel.
-    async fn route_directly(&self, wanted: &mut Wanted, link: &LinkId) {
-        let netlink = &self.ground.netlink;
-        let hosts: Vec<_> = wanted.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
-        let paths = stream::iter(hosts)
-            .map(async |(subnet, host)| (subnet, netlink.path_to(host).await))
-            .buffer_unordered(REQUESTS_MAX);
-        for (subnet, path) in paths.collect::<Vec<_>>().await {
-            let Some(peer) = wanted.get_mut(&subnet) else { continue };
-            // A host without a path may get one; until then the tunnel is as good as anything.
-            let Ok(path) = path else { continue };
-            if path.gateway.is_some() || path.interface_index == link.index {
-                continue;
-            }
-            let index = path.interface_index;
-            peer.mac = None;
-            peer.route.interface = LinkId { index, name: format!("if{index}") };
-            peer.route.gateway = Some(peer.public_ip);
-            peer.route.protocol = RouteProtocol::WEFT;
-            peer.route.is_onlink = false;
-        }
-    }
-
-    async fn actual(&self, link: &LinkId, routes: Vec<Route>) -> Result<Actual, NetlinkError> {
-        let netlink = &self.ground.netlink;
-        let neighbours = netlink.neighbours(link).await?.into_iter().collect();
-        let forwarding = netlink.forwarding(link).await?.into_iter().collect();
-        Ok(Actual { neighbours, forwarding, routes })
-    }
-
-    /// Gives peers what they lack. Returns those that could not be set up in full.
-    async fn program(
+    /// Makes sure that the device exists, has its address and is up.
+    pub(super) async fn establish(
         &mut self,
-        link: &LinkId,
-        steps: &[Step],
-        wanted: &Wanted,
-        actual: &Actual,
-    ) -> BTreeSet<Prefix> {
-        let netlink = &self.ground.netlink;
-        let results = stream::iter(steps)
-            .map(async |step| (step.subnet, program_one(netlink, link, step, actual).await))
-            .buffer_unordered(REQUESTS_MAX);
-        let results: Vec<_> = results.collect().await;
-        let repaired = results
-            .iter()
-            .filter(|(subnet, result)| result.is_ok() && self.set.get(subnet) == wanted.get(subnet))
-            .count();
-        self.ground.teller.counters.repairs.add(repaired);
-        if repaired > 0 {
-            let text =
-                format!("entries of {repaired} peers were changed by someone else; restored");
-            self.ground.tell("repaired", text);
-        }
-        let (mut failed, mut errors) = (BTreeSet::new(), Vec::new());
-        for (subnet, result) in results {
-            if let Err(error) = result {
-                failed.insert(subnet);
-                errors.push(error);
+        host: &HostFollower,
+        addresses: &[Address],
+        reporter: &Reporter,
+    ) -> Result<Found, NetlinkError> {
+        let (netlink, external) = (host.netlink(), host.external());
+        let mtu_bytes = self.mtu_bytes(external);
+        let spec = DeviceSpec {
+            name: device::name(&self.settings),
+            vxlan: device::vxlan(&self.settings, external),
+            mac: self.mac,
+            mtu_bytes,
+        };
+        let before = self.imposed_mtu_bytes;
+        let impose_mtu = before != Some(mtu_bytes);
+        let found = match device::establish(netlink, &spec, impose_mtu).await {
+            Ok(found) => found,
+            Err(error) => {
+                self.report_failure(netlink, &spec, &error, reporter).await;
+                return Err(error);
             }
+        };
+        if let Some(from) = before.filter(|_| impose_mtu) {
+            let (name, below) = (&spec.name, &external.name);
+            info!("the MTU of {name} went from {from} to {mtu_bytes}: it follows that of {below}");
         }
-        self.ground.refused("peer", &errors);
-        failed
+        if found.is_new && before.is_some() {
+            warn!("{} was deleted by someone else; made again, with its peers", spec.name);
+            reporter.counters.repairs.add(1);
+            reporter.state(|state| state.is_up = false);
+        }
+        if found.is_new || before.is_none() {
+            checksum::settle(&found.link.name, found.is_new);
+        }
+        (self.imposed_mtu_bytes, self.port) = (Some(mtu_bytes), found.port);
+        let address = self.subnet.network();
+        device::switch_on(netlink, &found.link, addresses, self.network, address).await?;
+        Ok(found)
     }
 
-    /// Removes what belongs to nobody any more; each kind, whatever became of the others.
-    async fn clear(&mut self, link: &LinkId, plan: &Plan) -> usize {
-        let stuck = self.ground.remove_routes(&plan.stale_routes).await;
-        let netlink = &self.ground.netlink;
-        let forwarding = stream::iter(&plan.stale_forwarding)
-            .map(async |entry| netlink.remove_forwarding(link, *entry).await)
-            .buffer_unordered(REQUESTS_MAX);
-        let mut results: Vec<_> = forwarding.collect().await;
-        let neighbours = stream::iter(&plan.stale_neighbours)
-            .map(async |entry| netlink.remove_neighbour(link, *entry).await)
-            .buffer_unordered(REQUESTS_MAX);
-        results.extend(neighbours.collect::<Vec<_>>().await);
-        let errors = results.into_iter().filter_map(Result::err);
-        let errors: Vec<_> = errors.filter(|error| !error.is_already_gone()).collect();
-        stuck + self.ground.refused("removal", &errors)
+    /// Without the device no packet flows. Another one may have its place: the kernel has one for
+    /// each VNI and port.
+    async fn report_failure(
+        &mut self,
+        netlink: &Netlink,
+        spec: &DeviceSpec,
+        error: &NetlinkError,
+        reporter: &Reporter,
+    ) {
+        let name = &spec.name;
+        if !matches!(netlink.vxlan_link(name).await, Ok(None)) {
+            return;
+        }
+        reporter.state(|state| state.is_up = false);
+        if error.is_already_there() {
+            let text = format!(
+                "{name} cannot be made: another device has VNI {vni} and the same port, see \
+                 `ip -d link show type vxlan`; remove it, or give one of them another VNI",
+                vni = spec.vxlan.vni
+            );
+            self.told.once(&text, |text| warn!("{text}"));
+        }
     }
 
-    fn tell(&mut self, wanted: Wanted, failed: &BTreeSet<Prefix>) {
-        self.set = wanted;
-        self.set.retain(|subnet, _| !failed.contains(subnet));
-        let counters = &self.ground.teller.counters;
-        counters.failed.set(failed.len());
-        counters.programmed.set(self.set.len());
-        let ways: Ways = self.set.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
-        self.ground.teller.ways(ways);
+    /// What the leases ask for, and why some of them can't be used.
+    pub(super) async fn wanted<'a>(
+        &self,
+        netlink: &Netlink,
+        leases: impl Iterator<Item = &'a Lease>,
+        link: &LinkId,
+    ) -> (Wanted, Vec<String>) {
+        let Resolved { usable, unusable } = resolve(leases);
+        let peers = usable.into_iter().map(|(lease, mac)| {
+            let (subnet, host) = (lease.subnet, lease.attributes.public_ip);
+            (subnet, Peer::tunnelled(subnet, host, link.clone(), mac))
+        });
+        let mut wanted: Wanted = peers.collect();
+        if self.settings.direct_routing {
+            route_directly(netlink, &mut wanted, link).await;
+        }
+        (wanted, unusable)
     }
 }
 
-impl Grounded for VxlanNetwork {
-    /// The kernel reports no change of neighbours and forwarding entries.
-    const RECHECK: Duration = Duration::from_secs(30);
-
-    fn ground(&mut self) -> &mut Ground {
-        &mut self.ground
-    }
-
-    async fn compare(&mut self, seen: Seen, peers: Option<&Peers>) -> Result<Pass, NetlinkError> {
-        let Found { link, is_new, .. } = self.establish(&seen).await?;
-        let Some(peers) = peers else { return Ok(self.whole()) };
-        // With an old device its routes went as well.
-        let routes = if is_new { self.ground.routes().await? } else { seen.routes };
-        let wanted = self.wanted(peers, &link).await;
-        let actual = self.actual(&link, routes).await?;
-        let networks = self.ground.networks().to_vec();
-        let is_own = |route: &Route| {
-            let is_into_device =
-                route.next_hops.iter().any(|hop| hop.interface_index == link.index);
-            (is_into_device && Ground::is_inside(&networks, route))
-                || Ground::is_marked(&networks, route)
-        };
-        let plan = plan::diff(&wanted, &actual, is_own);
-        let failed = self.program(&link, &plan.steps, &wanted, &actual).await;
-        let stuck = match self.ground.may_remove() {
-            true => self.clear(&link, &plan).await,
-            false => 0,
-        };
-        self.tell(wanted, &failed);
-        let whole = self.whole();
-        Ok(if failed.is_empty() && stuck == 0 { whole } else { Pass::Partly })
-    }
-}
-
-/// Sets a peer's neighbour, forwarding entry and route, in this order. What a refusal leaves half
-/// done is taken back, as far as it was not there before.
-async fn program_one(
-    netlink: &Netlink,
-    link: &LinkId,
-    step: &Step,
-    actual: &Actual,
-) -> Result<(), NetlinkError> {
-    let Step { neighbour, forwarding, route, .. } = step;
-    let result = async {
-        if let Some(entry) = neighbour {
-            netlink.set_neighbour(link, *entry).await?;
+/// Peers that the kernel reaches without a router need no tunnel.
+async fn route_directly(netlink: &Netlink, wanted: &mut Wanted, link: &LinkId) {
+    let hosts: Vec<_> = wanted.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
+    let paths = stream::iter(hosts)
+        .map(async |(subnet, host)| (subnet, host, netlink.path_to(host).await))
+        .buffer_unordered(REQUESTS_MAX);
+    for (subnet, host, path) in paths.collect::<Vec<_>>().await {
+        // A host without a path may get one; until then the tunnel is as good as anything.
+        let Ok(path) = path else { continue };
+        let index = path.interface_index;
+        if path.gateway.is_none() && index != link.index {
+            let interface = LinkId { index, name: format!("if{index}") };
+            wanted.insert(subnet, Peer::direct(subnet, host, interface));
         }
-        if let Some(entry) = forwarding {
-            netlink.set_forwarding(link, *entry).await?;
-        }
-        if let Some(route) = route {
-            netlink.replace_route(route).await?;
-        }
-        Ok(())
-    };
-    let error = match result.await {
-        Ok(()) => return Ok(()),
-        Err(error) => error,
-    };
-    let is_new = |entry: &&LinkEntry| {
-        !actual.neighbours.iter().any(|old| old.address == entry.address)
-            && !actual.forwarding.iter().any(|old| old.mac == entry.mac)
-    };
-    // Best effort: the next pass compares again.
-    if let Some(entry) = forwarding.as_ref().filter(is_new) {
-        netlink.remove_forwarding(link, *entry).await.ok();
     }
-    if let Some(entry) = neighbour.as_ref().filter(is_new) {
-        netlink.remove_neighbour(link, *entry).await.ok();
-    }
-    Err(error)
 }

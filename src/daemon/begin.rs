@@ -8,7 +8,8 @@ use anyhow::Context;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
-use crate::backend::network::{Claim, Reserved, Settings};
+use crate::backend::running::Reserved;
+use crate::backend::setup::{Claim, Settings};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;

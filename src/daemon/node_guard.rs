@@ -34,7 +34,7 @@ impl NodeGuard {
         let store = identity(&options.store, cluster);
         let lock = match NodeLock::acquire(&store, public_ip).await {
             Ok(lock) => Some(lock),
-            Err(error @ NodeLockError::Held { .. }) => {
+            Err(error @ NodeLockError::Taken { .. }) => {
                 return Err(anyhow::Error::from(error)).context(REGISTRATION_PHRASE);
             }
             Err(error @ (NodeLockError::Squatted { .. } | NodeLockError::Unusable(_))) => {

@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::backend::BackendKind;
-use crate::backend::status::{Carrier, Counters, PlaneState, Ways};
+use crate::backend::kind::BackendKind;
+use crate::backend::status::{Carrier, Counters, PeerHosts, PlaneState};
 use crate::control::rejected::RejectReason;
 use crate::control::status::ControlStatus;
 use crate::daemon::health::Readiness;
@@ -120,8 +120,8 @@ impl Report {
                     status["routes"] = routes_json(routes, &total.failed_sends);
                     workers_json(&mut status, &plane, &total, &read);
                 }
-                Carrier::Other { counters, ways } => {
-                    status["routes"] = ways_json(&ways.borrow());
+                Carrier::Other { counters, hosts } => {
+                    status["routes"] = hosts_json(&hosts.borrow());
                     counters_json(&mut status["backend"], counters);
                 }
             }
@@ -226,8 +226,8 @@ fn rules_json(running: &Running) -> Value {
     })
 }
 
-fn ways_json(ways: &Ways) -> Value {
-    let listed = ways.iter().take(PEERS_LISTED_MAX);
+fn hosts_json(hosts: &PeerHosts) -> Value {
+    let listed = hosts.iter().take(PEERS_LISTED_MAX);
     listed
         .map(|(subnet, via)| json!({ "subnet": subnet.to_string(), "via": via.to_string() }))
         .collect()

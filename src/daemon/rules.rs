@@ -103,11 +103,10 @@ pub(super) async fn keep_blackhole(
     if !options.blackhole_route {
         return std::future::pending().await;
     }
-    let mut route =
-        Blackhole { subnet, stale: previous.filter(|old| *old != subnet), netlink: None };
+    let mut stale = previous.filter(|old| *old != subnet);
     let mut told = LogOnce::default();
     loop {
-        match route.settle().await {
+        match settle_blackhole(subnet, &mut stale).await {
             Ok(()) => _ = told.forget(),
             Err(error) => told.once(&with_causes(&error), |text| {
                 warn!("blackhole route of {subnet}: {text}; trying again");
@@ -117,60 +116,21 @@ pub(super) async fn keep_blackhole(
     }
 }
 
-/// The blackhole route of the own subnet, and that of an earlier subnet until it is gone.
-struct Blackhole {
-    subnet: Prefix,
-    stale: Option<Prefix>,
-    netlink: Option<Netlink>,
-}
-
-impl Blackhole {
-    /// Has the one be there and the other not. A connection that is lost is opened again by the
-    /// next try.
-    async fn settle(&mut self) -> Result<(), NetlinkError> {
-        let netlink = match self.netlink.take() {
-            Some(netlink) => netlink,
-            None => Netlink::open()?,
-        };
-        let result = self.settle_over(&netlink).await;
-        let is_lost = result.as_ref().is_err_and(NetlinkError::is_connection_lost);
-        self.netlink = (!is_lost).then_some(netlink);
-        result
+/// Adds the one route, and removes that of an earlier subnet until it is gone. Over a connection of
+/// its own, so that none can break meanwhile.
+async fn settle_blackhole(subnet: Prefix, stale: &mut Option<Prefix>) -> Result<(), NetlinkError> {
+    let netlink = Netlink::open()?;
+    match netlink.add_blackhole(subnet).await {
+        Ok(()) => info!("added a blackhole route for {subnet}"),
+        Err(error) if error.is_already_there() => {}
+        Err(error) => return Err(error),
     }
-
-    async fn settle_over(&mut self, netlink: &Netlink) -> Result<(), NetlinkError> {
-        let subnet = self.subnet;
-        match netlink.add_blackhole(subnet).await {
-            Ok(()) => info!("added a blackhole route for {subnet}"),
-            Err(error) if error.is_already_there() => {}
-            Err(error) => return Err(error),
-        }
-        let Some(stale) = self.stale else { return Ok(()) };
-        match netlink.remove_blackhole(stale).await {
-            Ok(()) => info!("removed the blackhole route of the earlier subnet {stale}"),
-            Err(error) if error.is_already_gone() => {}
-            Err(error) => return Err(error),
-        }
-        self.stale = None;
-        Ok(())
+    let Some(earlier) = *stale else { return Ok(()) };
+    match netlink.remove_blackhole(earlier).await {
+        Ok(()) => info!("removed the blackhole route of the earlier subnet {earlier}"),
+        Err(error) if error.is_already_gone() => {}
+        Err(error) => return Err(error),
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_connection_that_died_is_opened_again() {
-        let runtime =
-            || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // Its task dies with the runtime that it was opened on, so nothing is edited.
-        let first = runtime();
-        let netlink = first.block_on(async { Netlink::open().unwrap() });
-        drop(first);
-        let subnet = "10.5.1.0/24".parse().unwrap();
-        let mut route = Blackhole { subnet, stale: None, netlink: Some(netlink) };
-        assert!(runtime().block_on(route.settle()).is_err());
-        assert!(route.netlink.is_none(), "the route is never set again");
-    }
+    *stale = None;
+    Ok(())
 }

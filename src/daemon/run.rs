@@ -13,7 +13,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
-use crate::backend::network::{Network, Setup};
+use crate::backend::running::Backend;
+use crate::backend::setup::Setup;
 use crate::backend::status::{PlaneState, View};
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
@@ -178,8 +179,8 @@ async fn work(
         engine: options.engine,
         workers: options.workers,
     };
-    let network = Network::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
-    let View { state: plane, attributes, carrier } = network.view();
+    let backend = Backend::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
+    let View { state: plane, attributes, carrier } = backend.view();
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let mut keep_rules = std::pin::pin!(reconciler.run());
@@ -215,7 +216,7 @@ async fn work(
         never = keep_cache(cache.as_ref(), manager) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
         never = manager.watch_alarms() => match never {},
-        end = carry(manager, held, options.renew_margin, network, attributes) => {
+        end = carry(manager, held, options.renew_margin, backend, attributes) => {
             if let Some(cache) = &cache {
                 cache.forget();
             }
@@ -278,7 +279,7 @@ async fn carry(
     manager: &SubnetManager,
     held: Held,
     renew_margin: Duration,
-    mut network: Network,
+    mut backend: Backend,
     attributes: watch::Receiver<LeaseAttributes>,
 ) -> End {
     let _farewell = Farewell;
@@ -293,7 +294,7 @@ async fn carry(
     };
     tokio::select! {
         end = follow => end,
-        never = network.run(leases) => match never {},
+        never = backend.run(leases) => match never {},
     }
 }
 
@@ -329,7 +330,7 @@ fn lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
             warn!("a second daemon would not be noticed, going on without a lock: {error:#}");
             Ok(None)
         }
-        Err(error @ (LockError::Held { .. } | LockError::NoFileName(_))) => Err(error.into()),
+        Err(error @ (LockError::Taken { .. } | LockError::NoFileName(_))) => Err(error.into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which interface carries the tunnel, and which address the peers are told (flannel's rules).
+//! Chooses the interface that carries the tunnel, and the address for the peers (flannel's rules).
 //! `select` decides over a snapshot without I/O; `discover` takes the snapshot and logs.
 
 use std::cmp::Reverse;
@@ -10,7 +10,6 @@ use crate::config::options::InterfaceOptions;
 use crate::failure::with_causes;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Address, Link, PathToHost, Route};
-use crate::host::underlay::Underlay;
 
 /// The interface that the tunnel runs over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,14 +24,6 @@ pub struct ExternalInterface {
     pub public_address: Ipv4Addr,
     /// Largest IP packet it carries, in bytes; never 0.
     pub mtu_bytes: u32,
-}
-
-impl ExternalInterface {
-    /// What the tunnel depends on.
-    #[must_use]
-    pub fn underlay(&self) -> Underlay {
-        Underlay { name: self.name.clone(), mtu_bytes: self.mtu_bytes }
-    }
 }
 
 /// What `select` decides over.
@@ -68,74 +59,18 @@ pub enum InterfaceError {
     Netlink(#[from] NetlinkError),
 }
 
-/// Why one way of looking found nothing.
+/// Why one way of looking found nothing, in flannel's words as far as it has some.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LookupError {
-    /// No interface has the address.
-    #[error(
-        "error looking up interface {address}: no interface with given IP found; \
-         a --public-ip that no interface owns (NAT) needs --iface as well"
-    )]
-    NoOwner {
-        /// The address as asked for.
-        address: IpAddr,
-    },
-    /// No interface has the name.
-    #[error("error looking up interface {name}: no such network interface")]
-    NoSuchName {
-        /// The name as asked for.
-        name: String,
-    },
-    /// The pattern fits nothing.
-    #[error(
-        "could not match pattern {pattern} to any of the available network interfaces \
-         ({candidates})"
-    )]
-    NoPatternMatch {
-        /// The regular expression.
-        pattern: String,
-        /// `name:ip` of every interface.
-        candidates: String,
-    },
-    /// `--iface-can-reach` got no usable answer.
-    #[error("failed to get ifcanreach based interface: {reason}")]
-    Unreachable {
-        /// The kernel's reason, or ours.
-        reason: String,
-    },
-    /// There is no default route.
-    #[error(
-        "failed to get default interface: unable to find default route; \
-         name the interface with --iface"
-    )]
-    NoDefaultRoute,
-    /// The default route leaves through several interfaces, or through none.
-    #[error(
-        "failed to get default interface: found default route but could not determine interface \
-         (it is multipath or a blackhole); name the interface with --iface"
-    )]
-    AmbiguousDefaultRoute,
-    /// The interface was there and is gone.
-    #[error("failed to get default interface: no link has index {index}")]
-    Vanished {
-        /// The kernel's index.
-        index: u32,
-    },
-    /// The interface has no usable IPv4 address.
-    #[error("failed to find IPv4 address for interface {name}")]
-    NoAddress {
-        /// The interface.
-        name: String,
-    },
-    /// The interface does not say how much it carries.
-    #[error("failed to determine MTU for {address} interface")]
-    NoMtu {
-        /// The chosen address.
-        address: Ipv4Addr,
-    },
+#[error("{0}")]
+pub struct LookupError(String);
+
+impl LookupError {
+    pub(super) fn no_address(name: &str) -> Self {
+        Self(format!("failed to find IPv4 address for interface {name}"))
+    }
 }
 
-/// Asks the kernel, chooses, and tells the operator each step.
+/// Asks the kernel, chooses, and logs each step.
 pub async fn discover(
     netlink: &Netlink,
     options: &InterfaceOptions,
@@ -147,7 +82,7 @@ pub async fn discover(
     result
 }
 
-/// As `discover`, without a word: for looking again and again.
+/// As `discover`, without logging: for repeated use.
 pub async fn rediscover(
     netlink: &Netlink,
     options: &InterfaceOptions,
@@ -249,13 +184,18 @@ impl<'a> Search<'a> {
         let link = self.snapshot.links.iter().find(|link| link.id.name == wanted);
         match link {
             Some(link) => Ok(Found { link, address: None }),
-            None => Err(LookupError::NoSuchName { name: wanted.to_owned() }),
+            None => Err(LookupError(format!(
+                "error looking up interface {wanted}: no such network interface"
+            ))),
         }
     }
 
     fn by_address(&mut self, address: IpAddr) -> Result<Found<'a>, LookupError> {
         self.notes.push(format!("Searching for interface using {address}"));
-        let no_owner = LookupError::NoOwner { address };
+        let no_owner = LookupError(format!(
+            "error looking up interface {address}: no interface with given IP found; a --public-ip \
+             that no interface owns (NAT) needs --iface as well"
+        ));
         let IpAddr::V4(address) = address.to_canonical() else { return Err(no_owner) };
         let owns = |link: &&Link| {
             self.snapshot
@@ -293,26 +233,27 @@ impl<'a> Search<'a> {
         }
         match self.snapshot.links.iter().find(|link| pattern.is_match(&link.id.name)) {
             Some(link) => Ok(Found { link, address: None }),
-            None => Err(LookupError::NoPatternMatch {
-                pattern: pattern.as_str().to_owned(),
-                candidates: candidates(self.snapshot),
-            }),
+            None => Err(LookupError(format!(
+                "could not match pattern {pattern} to any of the available network interfaces ({})",
+                candidates(self.snapshot)
+            ))),
         }
     }
 
     fn by_path(&mut self, destination: IpAddr) -> Result<Found<'a>, LookupError> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
-        let unreachable = |reason| LookupError::Unreachable { reason };
-        let path = match &self.snapshot.path_to_can_reach {
-            Some(Ok(path)) => path,
-            Some(Err(reason)) => return Err(unreachable(reason.clone())),
-            None => return Err(unreachable("the kernel was not asked".to_owned())),
+        let found = match &self.snapshot.path_to_can_reach {
+            Some(Ok(path)) => match self.link(path.interface_index) {
+                Some(link) => Ok(Found { link, address: path.preferred_source }),
+                None => Err(format!("no link has index {}", path.interface_index)),
+            },
+            Some(Err(reason)) => Err(reason.clone()),
+            None => Err("the kernel was not asked".to_owned()),
         };
-        match self.link(path.interface_index) {
-            Some(link) => Ok(Found { link, address: path.preferred_source }),
-            None => Err(unreachable(format!("no link has index {}", path.interface_index))),
-        }
+        found.map_err(|reason| {
+            LookupError(format!("failed to get ifcanreach based interface: {reason}"))
+        })
     }
 
     /// The first default route of the main table decides: within one destination the kernel lists
@@ -321,14 +262,21 @@ impl<'a> Search<'a> {
         self.notes.push("Determining IP address of default interface".to_owned());
         let default =
             self.snapshot.routes.iter().find(|route| route.destination.length_bits() == 0);
-        let Some(default) = default else { return Err(LookupError::NoDefaultRoute) };
+        let failed = |why: String| LookupError(format!("failed to get default interface: {why}"));
+        let Some(default) = default else {
+            let text = "unable to find default route; name the interface with --iface";
+            return Err(failed(text.to_owned()));
+        };
         let [hop] = default.next_hops.as_slice() else {
-            return Err(LookupError::AmbiguousDefaultRoute);
+            return Err(failed(
+                "found default route but could not determine interface (it is multipath or a \
+                 blackhole); name the interface with --iface"
+                    .to_owned(),
+            ));
         };
         let index = hop.interface_index;
-        self.link(index)
-            .map(|link| Found { link, address: None })
-            .ok_or(LookupError::Vanished { index })
+        let found = self.link(index).map(|link| Found { link, address: None });
+        found.ok_or_else(|| failed(format!("no link has index {index}")))
     }
 
     fn link(&self, index: u32) -> Option<&'a Link> {
@@ -340,11 +288,11 @@ impl<'a> Search<'a> {
         let preferred = || usable_addresses(self.snapshot, link.id.index).into_iter().next();
         let name = link.id.name.clone();
         let Some(address) = address.or_else(preferred) else {
-            return Err(LookupError::NoAddress { name });
+            return Err(LookupError::no_address(&name));
         };
         self.notes.push(format!("Using interface with name {name} and address {address}"));
         if link.mtu_bytes == 0 {
-            return Err(LookupError::NoMtu { address });
+            return Err(LookupError(format!("failed to determine MTU for {address} interface")));
         }
         let public_address = match self.public_ip {
             Some(public) => {

@@ -1,5 +1,5 @@
-//! One daemon per subnet file: a lock file beside it, held for the life of the process.
-//! The kernel's flock(2) decides; the pid inside only serves the message of the loser.
+//! One daemon per subnet file: a lock file beside it, locked for the life of the process.
+//! The kernel's flock(2) decides; the pid inside is for the other daemon's error message.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -18,12 +18,12 @@ const SUFFIX: &str = ".lock";
 /// and a newline, rounded up.
 const HOLDER_BYTES_MAX: u64 = 16;
 
-/// A holder writes its pid microseconds after it took the lock. A loser that comes in between
-/// looks again: this often, this far apart.
+/// A holder writes its pid microseconds after it took the lock. Until then it is read again: this
+/// often, this far apart.
 const HOLDER_ATTEMPTS_MAX: u32 = 10;
 const HOLDER_ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The right to use one subnet file. Given back when dropped or when the process dies.
+/// The lock of one subnet file. Released when dropped or when the process dies.
 #[derive(Debug)]
 pub struct DaemonLock {
     file: File,
@@ -39,7 +39,7 @@ pub enum LockError {
          --subnet-file",
         describe(*pid), subnet_file.display(), path.display()
     )]
-    Held {
+    Taken {
         /// The subnet file both want.
         subnet_file: PathBuf,
         /// The lock file.
@@ -80,17 +80,11 @@ impl DaemonLock {
             lock_file::try_lock(&path).map_err(|source| unusable("lock", &path, source))?;
         let Some(file) = locked else {
             let pid = holder(&path);
-            return Err(LockError::Held { subnet_file: subnet_file.into(), path, pid });
+            return Err(LockError::Taken { subnet_file: subnet_file.into(), path, pid });
         };
         let mut lock = Self { file, path };
         lock.write_pid().map_err(|source| unusable("write to", &lock.path, source))?;
         Ok(lock)
-    }
-
-    /// Where the lock file is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     fn write_pid(&mut self) -> io::Result<()> {
@@ -101,8 +95,8 @@ impl DaemonLock {
 }
 
 impl Drop for DaemonLock {
-    /// Empties the file, so that the next loser cannot read a pid of the past. The file itself
-    /// stays: removing it would let two processes lock two files of one name.
+    /// Empties the file, so that no stale pid is read. The file itself stays: removing it would let
+    /// two processes lock two files of one name.
     fn drop(&mut self) {
         if let Err(error) = self.file.set_len(0) {
             tracing::debug!("cannot empty {}: {error}", self.path.display());
@@ -153,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_daemon_is_told_the_pid_of_the_first() {
+    fn second_daemon_learns_the_first_ones_pid() {
         let directory = tempfile::tempdir().unwrap();
         let subnet_file = directory.path().join("flannel/subnet.env");
         let first = DaemonLock::acquire(&subnet_file).unwrap();
@@ -168,37 +162,37 @@ mod tests {
     }
 
     #[test]
-    fn different_subnet_files_of_one_directory_do_not_meet() {
+    fn subnet_files_have_separate_locks() {
         let directory = tempfile::tempdir().unwrap();
         let _first = DaemonLock::acquire(&directory.path().join("a.env")).unwrap();
         assert!(DaemonLock::acquire(&directory.path().join("b.env")).is_ok());
     }
 
     #[test]
-    fn a_stale_file_with_any_content_is_no_obstacle() {
+    fn stale_lock_file_is_taken_over() {
         let directory = tempfile::tempdir().unwrap();
         let subnet_file = directory.path().join("subnet.env");
         for content in [&b"1\n"[..], b"not a pid", b"\xff\xfe", &[b'9'; 4096]] {
             fs::write(directory.path().join("subnet.env.lock"), content).unwrap();
             let lock = DaemonLock::acquire(&subnet_file).unwrap();
-            let text = fs::read_to_string(lock.path()).unwrap();
+            let text = fs::read_to_string(&lock.path).unwrap();
             assert_eq!(text, format!("{}\n", std::process::id()));
         }
     }
 
     #[test]
-    fn a_holder_that_never_wrote_its_pid_is_still_a_holder() {
+    fn holder_without_pid_keeps_the_lock() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("subnet.env.lock");
         let file = File::create(&path).unwrap();
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let error = DaemonLock::acquire(&directory.path().join("subnet.env")).unwrap_err();
-        assert!(matches!(error, LockError::Held { pid: None, .. }), "{error}");
+        assert!(matches!(error, LockError::Taken { pid: None, .. }), "{error}");
         assert!(error.to_string().starts_with("another process"), "{error}");
     }
 
     #[test]
-    fn death_of_the_holder_gives_the_lock_back() {
+    fn dead_holder_frees_the_lock() {
         let directory = tempfile::tempdir().unwrap();
         let subnet_file = directory.path().join("subnet.env");
         let path = directory.path().join("subnet.env.lock");
@@ -220,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_at_once_one_wins() {
+    fn one_of_many_contenders_wins() {
         let directory = tempfile::tempdir().unwrap();
         let subnet_file = directory.path().join("subnet.env");
         let start = std::sync::Barrier::new(8);
@@ -234,12 +228,12 @@ mod tests {
         });
         assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
         for error in results.into_iter().filter_map(Result::err) {
-            assert!(matches!(error, LockError::Held { pid: Some(_), .. }), "{error}");
+            assert!(matches!(error, LockError::Taken { pid: Some(_), .. }), "{error}");
         }
     }
 
     #[test]
-    fn a_planted_link_and_a_path_without_a_name_are_refused() {
+    fn symlink_and_nameless_path_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let target = directory.path().join("target");
         std::os::unix::fs::symlink(&target, directory.path().join("subnet.env.lock")).unwrap();

@@ -4,6 +4,7 @@
 //! Pure decisions (`interface::select`, `overlay::diff`, `mtu`) work on the snapshots of `state`;
 //! only `netlink` talks to the kernel. Nothing here knows leases, peers or packets.
 
+pub mod follower;
 pub mod interface;
 pub mod lock;
 pub mod mtu;
@@ -11,4 +12,3 @@ pub mod netlink;
 pub mod node_lock;
 pub mod overlay;
 pub mod state;
-pub mod underlay;

@@ -90,13 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tunnel_takes_28_bytes() {
+    fn tunnel_overhead_is_28_bytes() {
         assert_eq!(overlay_mtu_bytes(1500, None), Ok(1472));
         assert_eq!(overlay_mtu_bytes(9000, None), Ok(8972));
     }
 
     #[test]
-    fn the_limits_are_exact() {
+    fn mtu_limits_are_exact() {
         assert_eq!(overlay_mtu_bytes(96, None), Ok(68));
         assert_eq!(overlay_mtu_bytes(95, None), Err(MtuError::External { external_bytes: 95 }));
         assert_eq!(overlay_mtu_bytes(65535, None), Ok(65507));
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_mtu_gives_way_to_an_interface_that_shrank() {
+    fn configured_mtu_yields_to_a_smaller_interface() {
         assert_eq!(followed_mtu_bytes(9000, Some(1472)), Ok(1472));
         assert_eq!(followed_mtu_bytes(1400, Some(1472)), Ok(1372));
         assert_eq!(followed_mtu_bytes(95, None), Err(MtuError::External { external_bytes: 95 }));
     }
 
     #[test]
-    fn the_configuration_may_only_lower() {
+    fn configuration_only_lowers_the_mtu() {
         assert_eq!(overlay_mtu_bytes(1500, Some(1400)), Ok(1400));
         assert_eq!(overlay_mtu_bytes(1500, Some(1472)), Ok(1472));
         assert_eq!(overlay_mtu_bytes(65536, Some(1472)), Ok(1472));

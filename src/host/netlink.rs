@@ -7,7 +7,6 @@ mod neighbours;
 mod routes;
 mod vxlan;
 
-use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -20,11 +19,12 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteScope};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
+use rustix::io::Errno;
 use tokio::time::timeout;
 
-use crate::host::state::{Address, Link, LinkId, PathToHost, RouteSpec, Scope};
+use crate::host::state::{Address, Link, LinkId, PathToHost, RouteSpec};
 use crate::route::Prefix;
 
 pub use events::Events;
@@ -51,7 +51,7 @@ pub struct Netlink {
 /// Why the kernel's network state could not be read or edited.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// No socket could be had.
+    /// No socket could be opened.
     #[error("cannot open a netlink socket for {purpose}")]
     Open {
         /// What the socket was for.
@@ -63,27 +63,27 @@ pub enum NetlinkError {
     #[error("the kernel refused to {operation}")]
     Refused {
         /// What was asked for, object included.
-        operation: Operation,
+        operation: String,
         /// The kernel's reason.
         source: io::Error,
     },
     /// The connection ended before the answer.
     #[error("the netlink connection ended before an answer to: {0}")]
-    Disconnected(Operation),
+    Disconnected(String),
     /// No answer in time.
     #[error(
         "no answer from the kernel within {seconds} s to: {0}",
         seconds = REQUEST_TIMEOUT.as_secs()
     )]
-    TimedOut(Operation),
+    TimedOut(String),
     /// Every listing was interrupted by a change.
     #[error("the kernel's tables changed during each of {LISTING_ATTEMPTS_MAX} attempts to {0}")]
-    Unsettled(Operation),
+    Unsettled(String),
     /// The answer lacks what it must have.
     #[error("the kernel's answer to a request to {operation} lacks {missing}")]
     Incomplete {
         /// What was asked for.
-        operation: Operation,
+        operation: String,
         /// What the answer lacks.
         missing: &'static str,
     },
@@ -93,18 +93,17 @@ impl NetlinkError {
     /// Whether the thing to add exists already.
     #[must_use]
     pub fn is_already_there(&self) -> bool {
-        self.errno() == Some(rustix::io::Errno::EXIST)
+        self.errno() == Some(Errno::EXIST)
     }
 
     /// Whether the interface, address or route to edit is gone.
     #[must_use]
     pub fn is_already_gone(&self) -> bool {
-        use rustix::io::Errno;
         let gone = [Errno::NODEV, Errno::NXIO, Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::NOENT];
         self.errno().is_some_and(|errno| gone.contains(&errno))
     }
 
-    /// Whether another connection may do what this one cannot.
+    /// Whether the request may succeed over another connection.
     #[must_use]
     pub fn is_connection_lost(&self) -> bool {
         match self {
@@ -115,38 +114,13 @@ impl NetlinkError {
 
     /// A link that was there a moment ago.
     pub(crate) fn vanished(name: &str) -> Self {
-        let operation = Operation::new("read", format_args!("link {name}"));
-        Self::Incomplete { operation, missing: "the link, which was just made" }
+        let missing = "the link, which was just made";
+        Self::Incomplete { operation: format!("read link {name}"), missing }
     }
 
-    fn errno(&self) -> Option<rustix::io::Errno> {
-        match self {
-            Self::Refused { source, .. } => rustix::io::Errno::from_io_error(source),
-            Self::Open { .. }
-            | Self::Disconnected(_)
-            | Self::TimedOut(_)
-            | Self::Unsettled(_)
-            | Self::Incomplete { .. } => None,
-        }
-    }
-}
-
-/// A request in words: what is done, to which object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Operation {
-    verb: &'static str,
-    object: String,
-}
-
-impl Operation {
-    fn new(verb: &'static str, object: impl fmt::Display) -> Self {
-        Self { verb, object: object.to_string() }
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.verb, self.object)
+    fn errno(&self) -> Option<Errno> {
+        let Self::Refused { source, .. } = self else { return None };
+        Errno::from_io_error(source)
     }
 }
 
@@ -173,24 +147,21 @@ impl Netlink {
     /// All links, in the kernel's order.
     pub async fn links(&self) -> Result<Vec<Link>, NetlinkError> {
         let request = RouteNetlinkMessage::GetLink(link_query());
-        let answer = self.list(Operation::new("list", "links"), request).await?;
+        let answer = self.list("list links", request).await?;
         Ok(answer.iter().filter_map(decode::link).collect())
     }
 
     /// The link with this index, `None` if there is no such link.
     pub async fn link(&self, index: u32) -> Result<Option<Link>, NetlinkError> {
-        let operation = Operation::new("read", format_args!("link with index {index}"));
+        let operation = format!("read link with index {index}");
         let mut query = link_query();
         query.header.index = index;
-        self.one_link(operation, query).await
+        self.one_link(operation, query, decode::link).await
     }
 
     /// The link with this name, `None` if there is no such link.
     pub async fn link_named(&self, name: &str) -> Result<Option<Link>, NetlinkError> {
-        let operation = Operation::new("read", format_args!("link {name}"));
-        let mut query = link_query();
-        query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        self.one_link(operation, query).await
+        self.read_link(name, decode::link).await
     }
 
     /// All IPv4 addresses, in the kernel's order.
@@ -198,13 +169,13 @@ impl Netlink {
         let mut query = AddressMessage::default();
         query.header.family = decode::IPV4;
         let request = RouteNetlinkMessage::GetAddress(query);
-        let answer = self.list(Operation::new("list", "IPv4 addresses"), request).await?;
+        let answer = self.list("list IPv4 addresses", request).await?;
         Ok(answer.iter().filter_map(decode::address).collect())
     }
 
     /// How the kernel would reach `destination` now (`ip route get`).
     pub async fn path_to(&self, destination: Ipv4Addr) -> Result<PathToHost, NetlinkError> {
-        let operation = Operation::new("find the route to", destination);
+        let operation = format!("find the route to {destination}");
         let request = RouteNetlinkMessage::GetRoute(decode::path_query(destination));
         let answer = self.request(&operation, request, NLM_F_ACK).await?;
         answer
@@ -217,14 +188,13 @@ impl Netlink {
     /// Switches a link on.
     pub async fn set_up(&self, link: &LinkId) -> Result<(), NetlinkError> {
         let message = LinkUnspec::new_with_index(link.index).up().build();
-        self.edit(Operation::new("set up", link), RouteNetlinkMessage::SetLink(message), 0).await
+        self.set_link(format!("set up {link}"), message).await
     }
 
     /// Sets the largest IP packet of a link, in bytes.
     pub async fn set_mtu(&self, link: &LinkId, mtu_bytes: u32) -> Result<(), NetlinkError> {
-        let operation = Operation::new("set MTU", format_args!("{mtu_bytes} on {link}"));
         let message = LinkUnspec::new_with_index(link.index).mtu(mtu_bytes).build();
-        self.edit(operation, RouteNetlinkMessage::SetLink(message), 0).await
+        self.set_link(format!("set MTU {mtu_bytes} on {link}"), message).await
     }
 
     /// Sets the length of a link's transmit queue, in packets.
@@ -233,10 +203,8 @@ impl Netlink {
         link: &LinkId,
         length: u32,
     ) -> Result<(), NetlinkError> {
-        let operation =
-            Operation::new("set transmit queue length", format_args!("{length} on {link}"));
         let message = LinkUnspec::new_with_index(link.index).txqueuelen(length).build();
-        self.edit(operation, RouteNetlinkMessage::SetLink(message), 0).await
+        self.set_link(format!("set transmit queue length {length} on {link}"), message).await
     }
 
     /// Gives a link one more IPv4 address.
@@ -246,10 +214,9 @@ impl Netlink {
         address: Ipv4Addr,
         prefix_length_bits: u8,
     ) -> Result<(), NetlinkError> {
-        let text = format_args!("{address}/{prefix_length_bits} to {link}").to_string();
+        let operation = format!("add address {address}/{prefix_length_bits} to {link}");
         let message = address_message(link, address, prefix_length_bits);
-        let request = RouteNetlinkMessage::NewAddress(message);
-        self.edit(Operation::new("add address", text), request, NLM_F_CREATE | NLM_F_EXCL).await
+        self.add(operation, RouteNetlinkMessage::NewAddress(message)).await
     }
 
     /// Takes an IPv4 address from a link.
@@ -259,16 +226,15 @@ impl Netlink {
         address: Ipv4Addr,
         prefix_length_bits: u8,
     ) -> Result<(), NetlinkError> {
-        let text = format_args!("{address}/{prefix_length_bits} from {link}").to_string();
+        let operation = format!("remove address {address}/{prefix_length_bits} from {link}");
         let message = address_message(link, address, prefix_length_bits);
-        let request = RouteNetlinkMessage::DelAddress(message);
-        self.edit(Operation::new("remove address", text), request, 0).await
+        self.edit(operation, RouteNetlinkMessage::DelAddress(message), 0).await
     }
 
     /// Adds a route; refused if the main table has one of the same destination and metric.
     pub async fn add_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
-        let request = RouteNetlinkMessage::NewRoute(decode::route_message(route));
-        self.edit(Operation::new("add route", route), request, NLM_F_CREATE | NLM_F_EXCL).await
+        let message = decode::route_message(route);
+        self.add(format!("add route {route}"), RouteNetlinkMessage::NewRoute(message)).await
     }
 
     /// As [`Self::add_route`], with an MTU in bytes, which counts in place of the interface's.
@@ -277,52 +243,73 @@ impl Netlink {
         route: &RouteSpec,
         mtu_bytes: u32,
     ) -> Result<(), NetlinkError> {
-        let operation = Operation::new("add route", format_args!("{route} mtu {mtu_bytes}"));
         let mut message = decode::route_message(route);
         let metrics = vec![RouteMetric::Mtu(mtu_bytes)];
         message.attributes.push(RouteAttribute::Metrics(metrics));
-        let request = RouteNetlinkMessage::NewRoute(message);
-        self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
+        let operation = format!("add route {route} mtu {mtu_bytes}");
+        self.add(operation, RouteNetlinkMessage::NewRoute(message)).await
     }
 
     /// Adds a route in place of the one of the same destination and metric, if there is one.
     pub async fn replace_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
         let request = RouteNetlinkMessage::NewRoute(decode::route_message(route));
-        self.edit(Operation::new("replace route", route), request, NLM_F_CREATE | NLM_F_REPLACE)
-            .await
+        self.edit(format!("replace route {route}"), request, NLM_F_CREATE | NLM_F_REPLACE).await
     }
 
     /// Removes a route.
     pub async fn remove_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
-        // Of any scope: the kernel would not find a route that somebody set with another one.
-        let any_scope = RouteSpec { scope: Scope::NOWHERE, ..route.clone() };
-        let request = RouteNetlinkMessage::DelRoute(decode::route_message(&any_scope));
-        self.edit(Operation::new("remove route", route), request, 0).await
+        let mut message = decode::route_message(route);
+        // Stands for any: the kernel would not find a route that somebody set with another one.
+        message.header.scope = RouteScope::NoWhere;
+        let request = RouteNetlinkMessage::DelRoute(message);
+        self.edit(format!("remove route {route}"), request, 0).await
     }
 
     /// Adds a route that drops what is for `destination`, behind any other route to it.
     pub async fn add_blackhole(&self, destination: Prefix) -> Result<(), NetlinkError> {
-        let operation = Operation::new("add blackhole route", destination);
         let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
-        let request = RouteNetlinkMessage::NewRoute(message);
-        self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
+        let operation = format!("add blackhole route {destination}");
+        self.add(operation, RouteNetlinkMessage::NewRoute(message)).await
     }
 
     /// Removes the route that [`Self::add_blackhole`] adds.
     pub async fn remove_blackhole(&self, destination: Prefix) -> Result<(), NetlinkError> {
-        let operation = Operation::new("remove blackhole route", destination);
         let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
+        let operation = format!("remove blackhole route {destination}");
         self.edit(operation, RouteNetlinkMessage::DelRoute(message), 0).await
     }
 
-    async fn one_link(
+    async fn set_link(&self, operation: String, message: LinkMessage) -> Result<(), NetlinkError> {
+        self.edit(operation, RouteNetlinkMessage::SetLink(message), 0).await
+    }
+
+    async fn add(
         &self,
-        operation: Operation,
+        operation: String,
+        request: RouteNetlinkMessage,
+    ) -> Result<(), NetlinkError> {
+        self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
+    }
+
+    async fn read_link<L>(
+        &self,
+        name: &str,
+        decode: impl Fn(&RouteNetlinkMessage) -> Option<L>,
+    ) -> Result<Option<L>, NetlinkError> {
+        let operation = format!("read link {name}");
+        let mut query = link_query();
+        query.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        self.one_link(operation, query, decode).await
+    }
+
+    async fn one_link<L>(
+        &self,
+        operation: String,
         query: LinkMessage,
-    ) -> Result<Option<Link>, NetlinkError> {
-        let request = RouteNetlinkMessage::GetLink(query);
-        match self.request(&operation, request, NLM_F_ACK).await {
-            Ok(answer) => match answer.messages.iter().find_map(decode::link) {
+        decode: impl Fn(&RouteNetlinkMessage) -> Option<L>,
+    ) -> Result<Option<L>, NetlinkError> {
+        match self.request(&operation, RouteNetlinkMessage::GetLink(query), NLM_F_ACK).await {
+            Ok(answer) => match answer.messages.iter().find_map(decode) {
                 Some(link) => Ok(Some(link)),
                 None => Err(NetlinkError::Incomplete { operation, missing: "the link" }),
             },
@@ -333,7 +320,7 @@ impl Netlink {
 
     async fn edit(
         &self,
-        operation: Operation,
+        operation: String,
         request: RouteNetlinkMessage,
         flags: u16,
     ) -> Result<(), NetlinkError> {
@@ -342,21 +329,21 @@ impl Netlink {
 
     async fn list(
         &self,
-        operation: Operation,
+        operation: &str,
         request: RouteNetlinkMessage,
     ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
         for _ in 0..LISTING_ATTEMPTS_MAX {
-            let answer = self.request(&operation, request.clone(), NLM_F_DUMP).await?;
+            let answer = self.request(operation, request.clone(), NLM_F_DUMP).await?;
             if !answer.interrupted {
                 return Ok(answer.messages);
             }
         }
-        Err(NetlinkError::Unsettled(operation))
+        Err(NetlinkError::Unsettled(operation.to_owned()))
     }
 
     async fn request(
         &self,
-        operation: &Operation,
+        operation: &str,
         request: RouteNetlinkMessage,
         flags: u16,
     ) -> Result<Answer, NetlinkError> {
@@ -364,17 +351,17 @@ impl Netlink {
         message.header.flags = NLM_F_REQUEST | flags;
         match timeout(REQUEST_TIMEOUT, self.exchange(operation, message)).await {
             Ok(result) => result,
-            Err(_elapsed) => Err(NetlinkError::TimedOut(operation.clone())),
+            Err(_elapsed) => Err(NetlinkError::TimedOut(operation.to_owned())),
         }
     }
 
     async fn exchange(
         &self,
-        operation: &Operation,
+        operation: &str,
         message: NetlinkMessage<RouteNetlinkMessage>,
     ) -> Result<Answer, NetlinkError> {
-        let disconnected = || NetlinkError::Disconnected(operation.clone());
-        let refused = |source| NetlinkError::Refused { operation: operation.clone(), source };
+        let disconnected = || NetlinkError::Disconnected(operation.to_owned());
+        let refused = |source| NetlinkError::Refused { operation: operation.to_owned(), source };
         let Ok(mut replies) = self.handle.clone().request(message) else {
             return Err(disconnected());
         };
@@ -406,7 +393,7 @@ struct Answer {
 
 fn link_query() -> LinkMessage {
     let mut query = LinkMessage::default();
-    // Counters are most of a link's listing, and nobody here reads them.
+    // Counters are most of a link's listing, and are not used.
     query.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     query
 }

@@ -4,7 +4,6 @@
 //! see. The kernel gives a name back with its process.
 
 use std::convert::Infallible;
-use std::hash::Hasher;
 use std::io;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,9 +11,9 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{Instant, sleep, timeout};
 
-/// For how long a daemon that is stopping may still hold the lock that its successor wants.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two tries meanwhile.
+/// Grace period for a stopping daemon that still has the lock.
+const GRACE: Duration = Duration::from_secs(1);
+/// Pause between two attempts meanwhile.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// A holder's kernel answers at once, unless its queue of connections is full.
@@ -22,8 +21,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 /// Pause after a connection that could not be taken, such as for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The right to be the node of one address in one store. Given back when dropped, or when the
-/// process ends.
+/// The lock of one node of one store. Released when dropped, or when the process ends.
 #[derive(Debug)]
 pub struct NodeLock {
     listener: UnixListener,
@@ -39,19 +37,19 @@ pub enum NodeLockError {
          the store",
         describe(*pid)
     )]
-    Held {
+    Taken {
         /// The node's address.
         public_ip: Ipv4Addr,
         /// The other daemon, unless it is in a pid namespace that cannot be seen from here.
         pid: Option<i32>,
     },
-    /// Somebody who is no daemon has the name. Anybody may take one.
-    #[error("its name is taken by {}, which is no weftd", describe_user(*user))]
+    /// A process that is no weftd has the name; any user may take one.
+    #[error("its name is taken by {}, not by a weftd", describe_user(*user))]
     Squatted {
-        /// Who, if that can be told.
+        /// Their user id, if known.
         user: Option<u32>,
     },
-    /// There are no such sockets.
+    /// The kernel refuses such sockets.
     #[error("cannot bind an abstract unix socket")]
     Unusable(#[source] io::Error),
 }
@@ -64,14 +62,14 @@ fn describe(pid: Option<i32>) -> String {
 }
 
 fn describe_user(user: Option<u32>) -> String {
-    user.map_or_else(|| "somebody who does not answer".to_owned(), |user| format!("user {user}"))
+    user.map_or_else(|| "a process that does not answer".to_owned(), |user| format!("user {user}"))
 }
 
 impl NodeLock {
     /// Takes the lock of `public_ip` in `store`, which is any text that names the store.
     pub async fn acquire(store: &str, public_ip: Ipv4Addr) -> Result<Self, NodeLockError> {
         let name = name(store, public_ip);
-        let give_up = Instant::now() + PATIENCE;
+        let give_up = Instant::now() + GRACE;
         loop {
             match UnixListener::bind(&name) {
                 Ok(listener) => return Ok(Self { listener }),
@@ -86,7 +84,7 @@ impl NodeLock {
         }
     }
 
-    /// Takes what connects, so that the kernel can always tell others who holds the lock.
+    /// Accepts connections, so that other daemons can always ask the kernel who has the lock.
     pub async fn answer(&self) -> Infallible {
         loop {
             if self.listener.accept().await.is_err() {
@@ -98,27 +96,14 @@ impl NodeLock {
 
 /// The name, of a length that fits, which all versions must compute alike.
 fn name(store: &str, public_ip: Ipv4Addr) -> String {
-    let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
-    hasher.write(store.as_bytes());
-    format!("\0weftd/{:016x}/{public_ip}", hasher.finish())
+    // FNV-1a, which stays the same where the standard library's hasher may change.
+    let hash = store.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("\0weftd/{hash:016x}/{public_ip}")
 }
 
-/// FNV-1a, which stays the same where the standard library's hasher may change.
-struct Fnv(u64);
-
-impl Hasher for Fnv {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
-}
-
-/// Who has `name`. Only root and this user are believed to be a daemon.
+/// Who has `name`. Only a process of root or of this user is taken for a daemon.
 async fn holder(name: &str, public_ip: Ipv4Addr) -> NodeLockError {
     let Ok(Ok(stream)) = timeout(ANSWER_TIMEOUT, UnixStream::connect(name)).await else {
         return NodeLockError::Squatted { user: None };
@@ -127,7 +112,7 @@ async fn holder(name: &str, public_ip: Ipv4Addr) -> NodeLockError {
     if peer.uid() != 0 && peer.uid() != rustix::process::geteuid().as_raw() {
         return NodeLockError::Squatted { user: Some(peer.uid()) };
     }
-    NodeLockError::Held { public_ip, pid: peer.pid().filter(|pid| *pid > 0) }
+    NodeLockError::Taken { public_ip, pid: peer.pid().filter(|pid| *pid > 0) }
 }
 
 #[cfg(test)]
@@ -145,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_second_is_told_the_pid_of_the_first_and_has_it_after_it() {
+    async fn second_daemon_learns_the_first_ones_pid() {
         let store = store();
         let first = NodeLock::acquire(&store, NODE).await.unwrap();
         let error = NodeLock::acquire(&store, NODE).await.unwrap_err();
@@ -157,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_daemon_that_stops_is_waited_for() {
+    async fn acquire_waits_for_a_stopping_daemon() {
         let store = store();
         let first = NodeLock::acquire(&store, NODE).await.unwrap();
         let (second, ()) = tokio::join!(NodeLock::acquire(&store, NODE), async {
@@ -168,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_crowd_of_losers_is_answered() {
+    async fn ten_thousand_connections_are_answered() {
         let store = store();
         let lock = NodeLock::acquire(&store, NODE).await.unwrap();
         let name = name(&store, NODE);
@@ -182,11 +167,11 @@ mod tests {
             never = lock.answer() => match never {},
             () = crowd => {}
         }
-        assert!(matches!(holder(&name, NODE).await, NodeLockError::Held { pid: Some(_), .. }));
+        assert!(matches!(holder(&name, NODE).await, NodeLockError::Taken { pid: Some(_), .. }));
     }
 
     #[tokio::test]
-    async fn a_name_that_another_user_took_is_no_daemons() {
+    async fn name_of_another_user_is_squatted() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

@@ -1,21 +1,17 @@
-//! The overlay device's part of the kernel's tables: link up, one /32 address, one route.
-//! Owns when they are repaired and who is told. What is missing is decided in `plan`, without I/O;
-//! creating the device, and traffic, are somebody else's.
+//! The overlay device's part of the kernel's tables: link up, one /32 address, one route, and the
+//! routes of narrow paths. Logs what it repairs. `diff` decides what is missing, without I/O.
 
-mod plan;
+mod diff;
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::{Instant, sleep, timeout};
-
-use crate::failure::with_causes;
-use crate::host::netlink::{Events, Netlink, NetlinkError};
-use crate::host::state::{LinkId, Route};
+use crate::host::follower::Listing;
+use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::state::{Address, Link, LinkId, Route};
 use crate::route::Prefix;
 
-pub use plan::{Action, DeviceSettings, OverlayActual, OverlayDesired, Plan, diff};
+pub use diff::{Action, DeviceSettings, OverlayActual, OverlayDesired, OverlayDiff, diff};
 
 /// Packets that wait in the device while the worker is off its processor: 30 ms at 200,000
 /// packets a second. On a busy host of two processors the scheduler keeps a worker off for up to
@@ -23,22 +19,8 @@ pub use plan::{Action, DeviceSettings, OverlayActual, OverlayDesired, Plan, diff
 /// the kernel's 500 lose some at any rate. A super-packet counts as one.
 pub const TRANSMIT_QUEUE_LENGTH: u32 = 6000;
 
-/// A repair that the kernel refused is tried again without waiting for a change. Half of the
-/// second in which a repair is promised.
-const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-
-/// The tables are compared this often even if the kernel reports no change. Costs three listings,
-/// far below a millisecond, and heals whatever a lost event hid.
-const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
-
-/// On a host with a whole internet routing table a pass takes long, and routes change all the time.
-/// After each pass the watch rests this many times as long as the pass took, so that it never uses
-/// more than a fifth of a processor, but no longer than half of the second of the promise.
-const REST_FACTOR: u32 = 4;
-const REST_MAX: Duration = Duration::from_millis(500);
-
-/// The same repair again within this time is counted, not logged: somebody else insists, and one
-/// line says so as well as a hundred.
+/// The same repair again within this time is not logged: one line says that somebody else insists
+/// as well as a hundred.
 const REPAIR_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the overlay device is not as it must be.
@@ -55,252 +37,177 @@ pub enum OverlayError {
     )]
     ForeignRoute {
         /// The route as `ip route` would show it.
-        route: ForeignRoute,
+        route: String,
     },
     /// The kernel could not be asked or refused.
     #[error("cannot bring the overlay device into its state")]
     Netlink(#[from] NetlinkError),
 }
 
-/// A route to the overlay network that is not ours, in the words of `ip route`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ForeignRoute(String);
-
-impl fmt::Display for ForeignRoute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// The overlay device's address and route, held against everybody else.
+/// The overlay device, with the state that it must have.
 #[derive(Debug)]
 pub struct Overlay {
-    netlink: Netlink,
     desired: OverlayDesired,
-    told: Told,
-}
-
-/// What the operator knows already.
-#[derive(Debug, Default)]
-struct Told {
     foreign_mtu_bytes: Option<u32>,
-    foreign_route: Option<ForeignRoute>,
-    failure: Option<String>,
-    repairs: Vec<ToldRepair>,
-}
-
-#[derive(Debug)]
-struct ToldRepair {
-    action: Action,
-    at: Instant,
-    untold: u32,
+    foreign_route: Option<String>,
+    /// Repairs that were logged within the last [`REPAIR_LOG_INTERVAL`].
+    logged: Vec<(Action, Instant)>,
 }
 
 impl Overlay {
     /// Configures a host's first overlay device completely, MTU and queue length included.
     /// Refuses if the main table has a route to the network through another device that wins.
     pub async fn establish(
-        netlink: Netlink,
+        netlink: &Netlink,
         desired: OverlayDesired,
     ) -> Result<Self, OverlayError> {
-        let plan = Self::check(&netlink, &desired).await?;
-        Self::impose(netlink, desired, &plan).await
+        let diff = Self::check(netlink, &desired).await?;
+        Self::impose(netlink, desired, &diff).await
     }
 
-    /// Refuses as `establish` would, and changes nothing. Gives what there is to do.
-    pub async fn check(netlink: &Netlink, desired: &OverlayDesired) -> Result<Plan, OverlayError> {
-        let actual = read(netlink, desired).await?;
-        let plan = diff(desired, &actual, DeviceSettings::Impose);
-        match plan.foreign_routes.first() {
-            Some(route) => {
-                Err(OverlayError::ForeignRoute { route: name_route(netlink, route).await })
-            }
-            None => Ok(plan),
+    /// Refuses as `establish` would, and changes nothing.
+    pub async fn check(
+        netlink: &Netlink,
+        desired: &OverlayDesired,
+    ) -> Result<OverlayDiff, OverlayError> {
+        let listing = Listing::read(netlink, &[desired.network]).await?;
+        let diff = diff(desired, &actual(desired, &listing)?, DeviceSettings::Impose);
+        match diff.foreign_routes.first() {
+            Some(route) => Err(OverlayError::ForeignRoute { route: spell(route, &listing.links) }),
+            None => Ok(diff),
         }
     }
 
-    /// Configures a device that takes the place of one that was established and is gone. A foreign
-    /// route that has come since is no reason to leave the host without an overlay: `hold` warns.
+    /// Configures a device that replaces one that is gone. A foreign route that was set since does
+    /// not leave the host without an overlay: `reconcile` warns of it.
     pub async fn establish_again(
-        netlink: Netlink,
+        netlink: &Netlink,
         desired: OverlayDesired,
     ) -> Result<Self, OverlayError> {
-        let actual = read(&netlink, &desired).await?;
-        let plan = diff(&desired, &actual, DeviceSettings::Impose);
-        Self::impose(netlink, desired, &plan).await
+        let listing = Listing::read(netlink, &[desired.network]).await?;
+        let diff = diff(&desired, &actual(&desired, &listing)?, DeviceSettings::Impose);
+        Self::impose(netlink, desired, &diff).await
     }
 
     async fn impose(
-        netlink: Netlink,
+        netlink: &Netlink,
         desired: OverlayDesired,
-        plan: &Plan,
+        diff: &OverlayDiff,
     ) -> Result<Self, OverlayError> {
-        for action in &plan.actions {
-            apply(&netlink, &desired, action).await?;
+        for action in &diff.actions {
+            apply(netlink, &desired, action).await?;
         }
-        Ok(Self { netlink, desired, told: Told::default() })
+        Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged: Vec::new() })
     }
 
-    /// Goes on over another connection to the kernel, for when the old one broke.
-    pub fn use_netlink(&mut self, netlink: Netlink) {
-        self.netlink = netlink;
-    }
-
-    /// What the device is held to.
+    /// The state that the device must have.
     #[must_use]
     pub fn desired(&self) -> &OverlayDesired {
         &self.desired
     }
 
-    /// Takes another MTU, in bytes, as the device's own from now on. A device that somebody else
-    /// gave an MTU keeps it; gives whether it has the new one.
-    pub async fn follow_mtu(&mut self, mtu_bytes: u16) -> Result<bool, OverlayError> {
-        let actual = read(&self.netlink, &self.desired).await?.link.mtu_bytes;
-        let is_own = actual == u32::from(self.desired.mtu_bytes);
+    /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else
+    /// set is left alone.
+    pub async fn follow_mtu(
+        &mut self,
+        netlink: &Netlink,
+        mtu_bytes: u16,
+    ) -> Result<bool, OverlayError> {
+        let device = &self.desired.device;
+        let Some(link) = netlink.link(device.index).await? else {
+            return Err(OverlayError::DeviceGone(device.clone()));
+        };
+        let is_own = link.mtu_bytes == u32::from(self.desired.mtu_bytes);
         if is_own {
-            self.netlink.set_mtu(&self.desired.device, u32::from(mtu_bytes)).await?;
+            netlink.set_mtu(device, u32::from(mtu_bytes)).await?;
         }
         self.desired.mtu_bytes = mtu_bytes;
-        Ok(is_own || actual == u32::from(mtu_bytes))
+        Ok(is_own || link.mtu_bytes == u32::from(mtu_bytes))
     }
 
-    /// Gives the subnets whose paths take less than the device routes of their own, with what they
-    /// take, in bytes, and no others.
+    /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     pub async fn limit_paths(
         &mut self,
+        netlink: &Netlink,
         path_mtus: BTreeMap<Prefix, u16>,
     ) -> Result<(), OverlayError> {
         let before = &self.desired.path_mtus;
-        let differs = |subnet: &Prefix, bytes| path_mtus.get(subnet) != Some(bytes);
-        let ending = before.iter().filter(|(subnet, bytes)| differs(subnet, bytes));
-        // One with another MTU, too: it is added anew, and meanwhile the network's route leads on.
-        for (subnet, _) in ending {
+        let is_changed = |(subnet, bytes): &(&Prefix, &u16)| path_mtus.get(*subnet) != Some(*bytes);
+        // A route with another MTU is removed, too, and added anew: meanwhile the network's route
+        // leads on.
+        for (subnet, _) in before.iter().filter(is_changed) {
             let action = Action::RemovePathRoute { subnet: *subnet };
-            apply(&self.netlink, &self.desired, &action).await?;
+            apply(netlink, &self.desired, &action).await?;
         }
         self.desired.path_mtus = path_mtus;
-        let actual = read(&self.netlink, &self.desired).await?;
-        let plan = diff(&self.desired, &actual, DeviceSettings::Respect);
+        let listing = Listing::read(netlink, &[self.desired.network]).await?;
+        let actual = actual(&self.desired, &listing)?;
+        let diff = diff(&self.desired, &actual, DeviceSettings::Respect);
         let is_of_paths = |action: &&Action| matches!(action, Action::AddPathRoute { .. });
-        for action in plan.actions.iter().filter(is_of_paths) {
-            apply(&self.netlink, &self.desired, action).await?;
+        for action in diff.actions.iter().filter(is_of_paths) {
+            apply(netlink, &self.desired, action).await?;
         }
         Ok(())
     }
 
-    /// Holds the device to its state until it is gone: repairs at each change that `events`
-    /// reports, and reports each repair. `events` must have been subscribed before `establish`.
-    /// Returns only with the error that ends it: the device is gone (make a new one), or the
-    /// kernel cannot be heard any more (open a new `Netlink` and new `Events`).
-    /// Cancel-safe.
-    pub async fn hold(&mut self, events: &mut Events) -> OverlayError {
-        loop {
-            let start = Instant::now();
-            let pause = match self.reconcile().await {
-                Ok(_) => {
-                    self.told.failure = None;
-                    RESYNC_INTERVAL
-                }
-                Err(
-                    end @ (OverlayError::DeviceGone(_)
-                    | OverlayError::Netlink(NetlinkError::Disconnected(_))),
-                ) => return end,
-                Err(error) => {
-                    self.tell_failure(&error);
-                    RETRY_INTERVAL
-                }
-            };
-            sleep((start.elapsed() * REST_FACTOR).min(REST_MAX)).await;
-            if let Ok(Err(error)) = timeout(pause, events.changed()).await {
-                return error.into();
-            }
-        }
-    }
-
-    /// One pass: compares, repairs, reports. Returns what was repaired. An edit that the kernel
-    /// refuses does not keep the others from being tried; the first refusal is the error.
-    pub async fn reconcile(&mut self) -> Result<Vec<Action>, OverlayError> {
-        let actual = read(&self.netlink, &self.desired).await?;
-        let plan = diff(&self.desired, &actual, DeviceSettings::Respect);
-        self.tell_mtu(plan.foreign_mtu_bytes);
-        self.tell_foreign_route(plan.foreign_routes.first()).await;
+    /// Compares the device with `listing`, repairs it, and logs that. Gives the repairs. A refused
+    /// one does not keep the others from being tried; the first refusal is the error.
+    pub async fn reconcile(
+        &mut self,
+        netlink: &Netlink,
+        listing: &Listing,
+    ) -> Result<Vec<Action>, OverlayError> {
+        let actual = actual(&self.desired, listing)?;
+        let diff = diff(&self.desired, &actual, DeviceSettings::Respect);
+        self.log_foreign(&diff, &listing.links);
         let mut refusal = None;
-        for action in &plan.actions {
-            match apply(&self.netlink, &self.desired, action).await {
-                Ok(()) => self.tell_repair(action),
+        for action in &diff.actions {
+            match apply(netlink, &self.desired, action).await {
+                Ok(()) => self.log_repair(action),
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
         match refusal {
-            None => Ok(plan.actions),
+            None => Ok(diff.actions),
             Some(error) => Err(error.into()),
         }
     }
 
-    fn tell_mtu(&mut self, foreign_mtu_bytes: Option<u32>) {
-        if self.told.foreign_mtu_bytes == foreign_mtu_bytes {
-            return;
+    /// Logs an MTU and a route of somebody else when they appear and when they are gone.
+    fn log_foreign(&mut self, diff: &OverlayDiff, links: &[Link]) {
+        let OverlayDesired { device, mtu_bytes: own, network, .. } = &self.desired;
+        let (name, foreign) = (&device.name, diff.foreign_mtu_bytes);
+        if std::mem::replace(&mut self.foreign_mtu_bytes, foreign) != foreign {
+            match foreign {
+                Some(bytes) => tracing::warn!(
+                    "the MTU of {name} was changed from {own} to {bytes} by someone else; left as \
+                     it is"
+                ),
+                None => tracing::info!("the MTU of {name} is {own} again"),
+            }
         }
-        let (name, own) = (&self.desired.device.name, self.desired.mtu_bytes);
-        match foreign_mtu_bytes {
-            Some(bytes) => tracing::warn!(
-                "the MTU of {name} was changed from {own} to {bytes} by someone else; left as it is"
-            ),
-            None => tracing::info!("the MTU of {name} is {own} again"),
-        }
-        self.told.foreign_mtu_bytes = foreign_mtu_bytes;
-    }
-
-    async fn tell_foreign_route(&mut self, route: Option<&Route>) {
-        let route = match route {
-            Some(route) => Some(name_route(&self.netlink, route).await),
-            None => None,
-        };
-        if self.told.foreign_route == route {
+        let route = diff.foreign_routes.first().map(|route| spell(route, links));
+        if self.foreign_route == route {
             return;
         }
         match &route {
             Some(route) => tracing::warn!(
-                "someone else set a route to the overlay network: {route}; \
-                 traffic may leave the overlay until it is removed"
+                "someone else set a route to the overlay network: {route}; traffic may leave the \
+                 overlay until it is removed"
             ),
             None => tracing::info!(
-                "the foreign route to {} is gone; the overlay has its traffic again",
-                self.desired.network
+                "the foreign route to {network} is gone; the overlay has its traffic again"
             ),
         }
-        self.told.foreign_route = route;
+        self.foreign_route = route;
     }
 
-    fn tell_failure(&mut self, error: &OverlayError) {
-        let text = with_causes(error);
-        if self.told.failure.as_ref() != Some(&text) {
-            tracing::warn!("{text}; trying again every {} ms", RETRY_INTERVAL.as_millis());
-            self.told.failure = Some(text);
+    fn log_repair(&mut self, action: &Action) {
+        self.logged.retain(|(_, at)| at.elapsed() < REPAIR_LOG_INTERVAL);
+        if self.logged.iter().all(|(logged, _)| logged != action) {
+            tracing::warn!("{}", describe_repair(&self.desired, action));
+            self.logged.push((action.clone(), Instant::now()));
         }
-    }
-
-    fn tell_repair(&mut self, action: &Action) {
-        let now = Instant::now();
-        let mut untold = 0;
-        if let Some(told) = self.told.repairs.iter_mut().find(|told| told.action == *action) {
-            if now.duration_since(told.at) < REPAIR_LOG_INTERVAL {
-                told.untold += 1;
-                return;
-            }
-            untold = std::mem::take(&mut told.untold);
-            told.at = now;
-        } else {
-            // Foreign addresses have no end; what is older than the interval needs no memory.
-            self.told.repairs.retain(|told| now.duration_since(told.at) < REPAIR_LOG_INTERVAL);
-            self.told.repairs.push(ToldRepair { action: action.clone(), at: now, untold: 0 });
-        }
-        let again = if untold == 0 {
-            String::new()
-        } else {
-            format!(" ({untold} more times since the last message)")
-        };
-        tracing::warn!("{}{again}", describe_repair(&self.desired, action));
     }
 }
 
@@ -334,21 +241,30 @@ fn describe_repair(desired: &OverlayDesired, action: &Action) -> String {
     }
 }
 
-async fn read(netlink: &Netlink, desired: &OverlayDesired) -> Result<OverlayActual, OverlayError> {
+/// A route in the words of `ip route`, with the numbers of interfaces that have no name.
+fn spell(route: &Route, links: &[Link]) -> String {
+    diff::spell_route(route, |index| {
+        let link = links.iter().find(|link| link.id.index == index);
+        link.map_or_else(|| format!("if{index}"), |link| link.id.name.clone())
+    })
+}
+
+fn actual(desired: &OverlayDesired, listing: &Listing) -> Result<OverlayActual, OverlayError> {
     let device = &desired.device;
-    let Some(link) = netlink.link(device.index).await? else {
+    let Some(link) = listing.links.iter().find(|link| link.id.index == device.index) else {
         return Err(OverlayError::DeviceGone(device.clone()));
     };
-    let mut addresses = netlink.addresses().await?;
-    addresses.retain(|address| address.interface_index == device.index);
-    // Path routes lead to leases, which lie inside the network.
-    let mut routes = Netlink::routes_to(|destination| desired.network.covers(destination)).await?;
-    let is_of_path = |route: &Route| {
+    let is_on_device = |address: &&Address| address.interface_index == device.index;
+    let routes = listing.routes.iter();
+    let is_of_path = |route: &&Route| {
         desired.path_mtus.contains_key(&route.destination) || desired.is_path_route(route)
     };
-    let path_routes = routes.iter().filter(|route| is_of_path(route)).cloned().collect();
-    routes.retain(|route| route.destination == desired.network);
-    Ok(OverlayActual { link, addresses, routes, path_routes })
+    Ok(OverlayActual {
+        link: link.clone(),
+        addresses: listing.addresses.iter().filter(is_on_device).copied().collect(),
+        path_routes: routes.clone().filter(is_of_path).cloned().collect(),
+        routes: routes.filter(|route| route.destination == desired.network).cloned().collect(),
+    })
 }
 
 /// Performs one action. Somebody who did the same meanwhile is no error: the next pass compares
@@ -366,7 +282,7 @@ async fn apply(
         }
         Action::SetUp => netlink.set_up(device).await,
         Action::AddAddress => {
-            netlink.add_address(device, desired.address, plan::HOST_LENGTH_BITS).await
+            netlink.add_address(device, desired.address, diff::HOST_LENGTH_BITS).await
         }
         Action::RemoveAddress { address, prefix_length_bits } => {
             netlink.remove_address(device, *address, *prefix_length_bits).await
@@ -385,14 +301,4 @@ async fn apply(
         Err(error) if !removes && error.is_already_there() => Ok(()),
         other => other,
     }
-}
-
-/// The route with the names of its interfaces, or their numbers if they cannot be had.
-async fn name_route(netlink: &Netlink, route: &Route) -> ForeignRoute {
-    let links = netlink.links().await.unwrap_or_default();
-    let name = |index| {
-        let link = links.iter().find(|link| link.id.index == index);
-        link.map_or_else(|| format!("if{index}"), |link| link.id.name.clone())
-    };
-    ForeignRoute(plan::spell_route(route, name))
 }

@@ -32,30 +32,8 @@ pub struct Link {
     pub transmit_queue_length: u32,
     /// Whether the administrator switched it on (`IFF_UP`).
     pub is_up: bool,
-    /// Whether it is operational, carrier included (`IFF_RUNNING`).
-    pub is_running: bool,
     /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
     pub is_loopback: bool,
-}
-
-/// How far an address or a route reaches: `RT_SCOPE_*` of rtnetlink(7).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scope {
-    /// Valid everywhere.
-    Global,
-    /// Valid inside this site.
-    Site,
-    /// Valid on the attached link.
-    Link,
-    /// Valid inside this host.
-    Host,
-    /// Any other value, as the kernel gave it.
-    Other(u8),
-}
-
-impl Scope {
-    /// Of no route; in a request to remove one it stands for any (`RT_SCOPE_NOWHERE`).
-    pub const NOWHERE: Self = Self::Other(255);
 }
 
 /// One IPv4 address of an interface.
@@ -67,8 +45,6 @@ pub struct Address {
     pub address: Ipv4Addr,
     /// Length of the on-link prefix, 0…32.
     pub prefix_length_bits: u8,
-    /// How far the address reaches.
-    pub scope: Scope,
     /// No lifetime is running (`IFA_F_PERMANENT`); an address of DHCP is not.
     pub is_permanent: bool,
     /// Its preferred lifetime is over (`IFA_F_DEPRECATED`): not for new connections.
@@ -102,7 +78,7 @@ pub struct RouteProtocol(pub u8);
 impl RouteProtocol {
     /// `RTPROT_BOOT`, what flannel and a bare `ip route add` write.
     pub const BOOT: Self = Self(3);
-    /// What weftd writes on routes that nothing else tells from other programs' routes. No program
+    /// What weftd writes on routes that nothing else marks as its own. No program
     /// in iproute2's list or the kernel's header has the number.
     pub const WEFT: Self = Self(119);
 }
@@ -116,14 +92,10 @@ pub struct Route {
     pub metric: u32,
     /// What it does with a packet.
     pub kind: RouteKind,
-    /// How far its destination is.
-    pub scope: Scope,
     /// Who set it.
     pub protocol: RouteProtocol,
     /// Type of service it is limited to; 0 means any.
     pub type_of_service: u8,
-    /// Source address that it suggests.
-    pub preferred_source: Option<Ipv4Addr>,
     /// One entry normally, several for a multipath route, none for a blackhole.
     pub next_hops: Vec<NextHop>,
 }
@@ -139,8 +111,6 @@ pub struct RouteSpec {
     pub gateway: Option<Ipv4Addr>,
     /// Its priority, lower wins.
     pub metric: u32,
-    /// How far its destination is.
-    pub scope: Scope,
     /// Who claims it.
     pub protocol: RouteProtocol,
     /// Whether the router counts as reachable over the interface, whatever its address.
@@ -186,14 +156,14 @@ impl MacAddress {
         bytes.try_into().ok().map(Self)
     }
 
-    /// An address of nobody else: locally administered, for one host.
+    /// A locally administered address for one host.
     #[must_use]
     pub fn locally_administered(mut bytes: [u8; 6]) -> Self {
         bytes[0] = (bytes[0] & 0xfe) | 0x02;
         Self(bytes)
     }
 
-    /// Whether frames to it are for one host: neither a group's nor nobody's.
+    /// Whether it is the address of one host: neither a group address nor zero.
     #[must_use]
     pub fn is_host(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
@@ -228,10 +198,20 @@ impl std::str::FromStr for MacAddress {
     }
 }
 
-/// A permanent entry of a link's neighbours or of its forwarding database: which address goes with
-/// which hardware address.
+/// A table of a link that maps addresses and hardware addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EntryTable {
+    /// The hardware address of each neighbour, one entry for each address.
+    Neighbours,
+    /// The host behind each hardware address of a VXLAN device, one entry for each of them.
+    Forwarding,
+}
+
+/// A permanent entry of such a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkEntry {
+    /// The table.
+    pub table: EntryTable,
     /// An address in the overlay for a neighbour, a host's for the forwarding database.
     pub address: Ipv4Addr,
     /// The hardware address.
@@ -239,7 +219,7 @@ pub struct LinkEntry {
 }
 
 /// What a VXLAN device is made with; it cannot be changed later.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vxlan {
     /// The network identifier.
     pub vni: u32,
@@ -275,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hardware_addresses_are_read_as_they_are_written() {
+    fn mac_address_round_trips() {
         let mac: MacAddress = "82:4b:B6:2f:54:4e".parse().unwrap();
         assert_eq!(mac.to_string(), "82:4b:b6:2f:54:4e");
         assert!(mac.is_host());

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use regex::Regex;
 use weft::config::options::InterfaceOptions;
+use weft::host::follower::{Following, HostFollower, Listing};
 use weft::host::interface::{ExternalInterface, InterfaceError, discover};
 use weft::host::netlink::Netlink;
 use weft::host::overlay::{Action, Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
-use weft::host::state::{LinkId, RouteProtocol, RouteSpec, Scope};
+use weft::host::state::{LinkId, RouteProtocol, RouteSpec};
 use weft::route::Prefix;
 
 use crate::namespace::Namespace;
@@ -160,6 +161,7 @@ fn the_kernel_is_asked_for_the_way_to_a_host() {
 fn edits_work_and_their_errors_name_operation_and_object() {
     let namespace = Namespace::with_links();
     let index = index_of(&namespace, "eth0");
+    let (inside, namespace) = (&namespace, &namespace);
     namespace.enter(|| async move {
         let netlink = Netlink::open().unwrap();
         let eth0 = netlink.link_named("eth0").await.unwrap().unwrap().id;
@@ -182,7 +184,6 @@ fn edits_work_and_their_errors_name_operation_and_object() {
             interface: eth0.clone(),
             gateway: Some(Ipv4Addr::new(192, 0, 2, 1)),
             metric: 7,
-            scope: Scope::Global,
             protocol: RouteProtocol::BOOT,
             is_onlink: false,
         };
@@ -198,9 +199,8 @@ fn edits_work_and_their_errors_name_operation_and_object() {
         netlink.remove_route(&route).await.unwrap();
         let gone = netlink.remove_route(&route).await.unwrap_err();
         assert!(gone.is_already_gone(), "{gone:?}");
-        let other_scope = RouteSpec { gateway: None, scope: Scope::Link, ..route.clone() };
-        netlink.add_route(&other_scope).await.unwrap();
-        let unscoped = RouteSpec { scope: Scope::Global, ..other_scope };
+        inside.ip("route add 10.1.0.0/16 dev eth0 scope link metric 7");
+        let unscoped = RouteSpec { gateway: None, ..route.clone() };
         netlink.remove_route(&unscoped).await.expect("a route of another scope goes, too");
         assert!(gone.to_string().contains("remove route 10.1.0.0/16 via 192.0.2.3 dev eth0"));
         netlink.remove_address(&eth0, address, 24).await.unwrap();
@@ -313,6 +313,40 @@ fn with_tun() -> (Namespace, OverlayDesired) {
     (namespace, desired)
 }
 
+async fn follower(netlink: &Netlink) -> HostFollower {
+    let interface = named("eth0");
+    let external = discover(netlink, &interface).await.unwrap();
+    let networks = vec!["10.5.0.0/16".parse().unwrap()];
+    let period = Duration::from_secs(60);
+    let (follow_address, hears_all_routes) = (true, false);
+    HostFollower::new(Following {
+        external,
+        interface,
+        follow_address,
+        networks,
+        hears_all_routes,
+        period,
+    })
+    .unwrap()
+}
+
+/// Reconciles the overlay at each change, as the udp backend does.
+async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
+    loop {
+        let listing = host.next().await;
+        match overlay.reconcile(host.netlink(), &listing).await {
+            Ok(_) => host.finish(true),
+            Err(OverlayError::Netlink(error)) => host.fail(&error),
+            Err(error) => return error,
+        }
+    }
+}
+
+async fn reconcile(netlink: &Netlink, overlay: &mut Overlay) -> Vec<Action> {
+    let listing = Listing::read(netlink, &[overlay.desired().network]).await.unwrap();
+    overlay.reconcile(netlink, &listing).await.unwrap()
+}
+
 /// What `ip` says about the device, in the form of a flannel host.
 fn assert_complete(namespace: &Namespace) {
     let link = namespace.ip("link show flannel0");
@@ -333,9 +367,10 @@ fn assert_complete(namespace: &Namespace) {
 fn a_new_device_becomes_what_flannel_makes_of_it() {
     let (namespace, desired) = with_tun();
     namespace.enter(|| async {
-        let mut overlay = Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        let netlink = Netlink::open().unwrap();
+        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
         assert_complete(&namespace);
-        assert_eq!(overlay.reconcile().await.unwrap(), []);
+        assert_eq!(reconcile(&netlink, &mut overlay).await, []);
     });
 }
 
@@ -348,7 +383,7 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
     ] {
         namespace.ip(&format!("route add {foreign}"));
         let (error, _) = namespace.enter(|| async {
-            Overlay::establish(Netlink::open().unwrap(), desired.clone()).await.unwrap_err()
+            Overlay::establish(&Netlink::open().unwrap(), desired.clone()).await.unwrap_err()
         });
         assert!(matches!(error, OverlayError::ForeignRoute { .. }), "{error:?}");
         assert!(error.to_string().contains(&format!("ip route del {named})")), "{error}");
@@ -361,7 +396,7 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
     namespace.ip("route add 10.5.72.0/24 dev eth1");
     namespace.ip("route add 10.0.0.0/8 dev eth1");
     namespace.enter(|| async {
-        Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        Overlay::establish(&Netlink::open().unwrap(), desired).await.unwrap();
         namespace.ip("route del 10.5.0.0/16 dev eth1 metric 50");
         namespace.ip("route del blackhole 10.5.0.0/16 metric 60");
         assert_complete(&namespace);
@@ -372,8 +407,9 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
 fn what_somebody_takes_away_is_restored_within_a_second_and_told_once() {
     let (namespace, desired) = with_tun();
     let (longest, log) = namespace.enter(|| async {
-        let mut events = Netlink::events().unwrap();
-        let mut overlay = Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        let netlink = Netlink::open().unwrap();
+        let mut host = follower(&netlink).await;
+        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
         let mut longest = Duration::ZERO;
         let damage = async {
             for command in [
@@ -392,11 +428,11 @@ fn what_somebody_takes_away_is_restored_within_a_second_and_told_once() {
                 }
                 longest = longest.max(start.elapsed());
             }
-            // The kernel shows a repair before its line is written: `hold` gets to say it.
+            // The kernel shows a repair before its line is written.
             settle().await;
         };
         tokio::select! {
-            error = overlay.hold(&mut events) => panic!("{error}"),
+            error = hold(&mut host, &mut overlay) => panic!("{error}"),
             () = damage => {}
         }
         assert_complete(&namespace);
@@ -431,19 +467,20 @@ async fn settle() {
 fn a_foreign_mtu_is_told_and_kept() {
     let (namespace, desired) = with_tun();
     let ((), log) = namespace.enter(|| async {
-        let mut overlay = Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        let netlink = Netlink::open().unwrap();
+        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
         namespace.ip("link set flannel0 mtu 1300");
         for _ in 0..3 {
-            assert_eq!(overlay.reconcile().await.unwrap(), []);
+            assert_eq!(reconcile(&netlink, &mut overlay).await, []);
         }
         assert!(namespace.ip("link show flannel0").contains("mtu 1300"));
         // Nor does a change of the underlay overrule it, until it is taken back.
-        assert!(!overlay.follow_mtu(1372).await.unwrap());
+        assert!(!overlay.follow_mtu(&netlink, 1372).await.unwrap());
         assert!(namespace.ip("link show flannel0").contains("mtu 1300"));
         namespace.ip("link set flannel0 mtu 1372");
-        assert_eq!(overlay.reconcile().await.unwrap(), []);
-        assert!(overlay.follow_mtu(1400).await.unwrap());
-        assert_eq!(overlay.reconcile().await.unwrap(), []);
+        assert_eq!(reconcile(&netlink, &mut overlay).await, []);
+        assert!(overlay.follow_mtu(&netlink, 1400).await.unwrap());
+        assert_eq!(reconcile(&netlink, &mut overlay).await, []);
         assert!(namespace.ip("link show flannel0").contains("mtu 1400"));
     });
     let line = "the MTU of flannel0 was changed from 1472 to 1300 by someone else; left as it is";
@@ -456,13 +493,14 @@ fn a_foreign_mtu_is_told_and_kept() {
 fn a_route_that_takes_our_place_is_told_and_ours_returns_after_it() {
     let (namespace, desired) = with_tun();
     let ((), log) = namespace.enter(|| async {
-        let mut overlay = Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        let netlink = Netlink::open().unwrap();
+        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
         namespace.ip("route replace 10.5.0.0/16 via 192.0.2.1");
         for _ in 0..3 {
-            assert_eq!(overlay.reconcile().await.unwrap(), []);
+            assert_eq!(reconcile(&netlink, &mut overlay).await, []);
         }
         namespace.ip("route del 10.5.0.0/16 via 192.0.2.1");
-        assert_eq!(overlay.reconcile().await.unwrap(), [Action::AddRoute]);
+        assert_eq!(reconcile(&netlink, &mut overlay).await, [Action::AddRoute]);
         assert_complete(&namespace);
     });
     let line =
@@ -474,8 +512,9 @@ fn a_route_that_takes_our_place_is_told_and_ours_returns_after_it() {
 fn a_deleted_device_ends_the_watch_within_a_second() {
     let (namespace, desired) = with_tun();
     namespace.enter(|| async {
-        let mut events = Netlink::events().unwrap();
-        let mut overlay = Overlay::establish(Netlink::open().unwrap(), desired).await.unwrap();
+        let netlink = Netlink::open().unwrap();
+        let mut host = follower(&netlink).await;
+        let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
         let start = Instant::now();
         let damage = async {
             settle().await;
@@ -484,7 +523,7 @@ fn a_deleted_device_ends_the_watch_within_a_second() {
         };
         let held = async {
             tokio::select! {
-                error = overlay.hold(&mut events) => error,
+                error = hold(&mut host, &mut overlay) => error,
                 () = damage => unreachable!("the damage never ends"),
             }
         };

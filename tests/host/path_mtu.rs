@@ -253,8 +253,8 @@ fn narrow_and_widen(overlay: &Routed) -> Vec<String> {
     let log = overlay.daemons[0].output();
     let told: Vec<_> = log.lines().filter(|line| line.contains(" has the MTU ")).collect();
     assert_eq!(told.len(), 3, "one line a change: {told:#?}");
-    assert!(told[0].contains("172.20.2.1:8285 of more than 1372 bytes get lost"), "{told:#?}");
-    assert!(log.contains("takes 1472 bytes again"), "{log}");
+    assert!(told[0].contains("172.20.2.1:8285 carries 1372 bytes"), "{told:#?}");
+    assert!(log.contains("carries 1472 bytes again"), "{log}");
     let large = ["ping", "-q", "-c3", "-i0.02", "-W1", "-Mdont", "-s1444"];
     let far = overlay.leases[1].pod_address().to_string();
     let large: Vec<_> = large.into_iter().chain([far.as_str()]).collect();

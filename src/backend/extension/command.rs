@@ -11,26 +11,26 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, Command as Process};
 use tokio::time::timeout;
 
-/// A command that takes longer hangs: it would keep hosts from each other for ever. Adding a route
-/// takes milliseconds, and the slowest cloud APIs answer within half a minute.
+/// A command that takes longer is taken to hang. Adding a route takes milliseconds, and the slowest
+/// cloud APIs answer within half a minute.
 const RUN_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// More output is dropped. A lease holds 4096 bytes altogether.
 const OUTPUT_BYTES_MAX: usize = 16 * 1024;
 
-/// What a command leaves running may hold its output open; it is not waited for.
+/// Processes that a command leaves running may keep its output open; they are not waited for.
 const OUTPUT_GRACE: Duration = Duration::from_millis(100);
 
 /// Characters of output that a log line or an error quotes.
 const QUOTED_CHARACTERS_MAX: usize = 300;
 
-/// Variables that are weftd's own affair: its secrets, and its say to systemd.
+/// Variables that commands do not get: secrets, and the socket of systemd.
 const WITHHELD: [&str; 3] = ["FLANNELD_ETCD_PASSWORD", "FLANNELD_ETCD_USERNAME", "NOTIFY_SOCKET"];
 
 /// Variables that a command gets besides weftd's own environment.
 pub(super) type Variables = Vec<(&'static str, String)>;
 
-/// Why a command did not do what it should.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// Nothing was run.
@@ -41,7 +41,7 @@ pub enum CommandError {
         /// Why.
         source: io::Error,
     },
-    /// It ended badly.
+    /// It exited with an error.
     #[error("failed to run command: {command} Err: {status} Output: {output}")]
     Failed {
         /// As configured.
@@ -120,12 +120,12 @@ async fn run_within(
     }
 }
 
-/// The processes of a command that has not ended. They are killed together: a script's `sleep`
+/// The process group of a command that has not ended. It is killed as a whole: a script's `sleep`
 /// would outlive the script.
 struct Group(Option<Pid>);
 
 impl Group {
-    /// Lets be what the command left running on purpose.
+    /// Leaves alone what the command left running on purpose.
     fn release(&mut self) {
         self.0 = None;
     }
@@ -184,13 +184,12 @@ fn inherited(name: &str) -> Option<String> {
     if WITHHELD.contains(&name) { None } else { std::env::var(name).ok() }
 }
 
-/// Splits at blanks, and then puts variables in: whatever their values are, the words stay as many
-/// as they were.
+/// Splits at blanks, then expands variables: their values never change the number of words.
 fn words(command: &str, value: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
     command.split_whitespace().map(|word| expand(word, value)).collect()
 }
 
-/// Puts in `$NAME` and `${NAME}` as Go's `os.Expand` does: nothing for what is not set.
+/// Expands `$NAME` and `${NAME}` as Go's `os.Expand` does; unset variables are empty.
 fn expand(word: &str, value: &dyn Fn(&str) -> Option<String>) -> String {
     let mut text = String::new();
     let mut rest = word;
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_split_before_variables_are_put_in() {
+    fn words_split_before_variables_expand() {
         let split = |command: &str| words(command, &value);
         assert_eq!(split("ip route  add $SUBNET"), ["ip", "route", "add", "10.5.1.0/24"]);
         assert_eq!(split("x ${SUBNET}y $SUBNET.z"), ["x", "10.5.1.0/24y", "10.5.1.0/24.z"]);
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn output_of_both_kinds_comes_back_trimmed_and_bounded() {
+    fn output_is_trimmed_and_bounded() {
         let variables = vec![("SUBNET", "10.5.1.0/24".to_owned())];
         enter(async {
             let text = run("printenv SUBNET", &variables, "").await.unwrap();
@@ -284,10 +283,10 @@ mod tests {
     }
 
     #[test]
-    fn the_children_of_a_command_go_with_it_unless_it_leaves_them_on_purpose() {
+    fn children_die_only_with_an_unfinished_command() {
         let dir = tempfile::tempdir().unwrap();
         let (script, told) = (dir.path().join("script"), dir.path().join("child"));
-        // Told in one step, so that a reader never finds half a number.
+        // Written in one step, so that a reader never finds half a number.
         let text =
             "sleep 600 >/dev/null 2>&1 & echo $! > $2.new; mv $2.new $2; [ $1 = leave ] || wait";
         std::fs::write(&script, text).unwrap();
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_hangs_is_killed() {
+    fn hanging_command_is_killed() {
         enter(async {
             let limit = Duration::from_millis(200);
             let begun = std::time::Instant::now();

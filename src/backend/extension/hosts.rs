@@ -1,25 +1,24 @@
-//! Which other host is due for its commands, and what they left behind. Pure: commands are run and
-//! the time is read by the caller.
+//! Which host's commands are due, and what the last ones set up. Pure: the caller runs commands and
+//! reads the clock.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use crate::backend::status::Ways;
+use crate::backend::status::PeerHosts;
 use crate::route::Prefix;
 
-/// Pauses before a command that failed is tried again, doubled each time.
+/// Pauses before a failed command is retried, doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// One other host, as its commands are told.
+/// One other host, as passed to its commands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peer {
     pub(super) public_ip: Ipv4Addr,
     pub(super) data: String,
 }
 
-/// What is to be done for one subnet: take away what was set up for `from`, set up what `to` asks
-/// for.
+/// The commands for one subnet: remove what was set up for `from`, add `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Task {
     pub(super) subnet: Prefix,
@@ -38,7 +37,7 @@ struct Entry {
     wanted: Option<Peer>,
     applied: Option<Peer>,
     is_running: bool,
-    /// When to try again, and the pause after that, if the last try failed.
+    /// When to retry, and the pause after that, if the last attempt failed.
     retry: Option<(Instant, Duration)>,
 }
 
@@ -51,7 +50,7 @@ impl Entry {
 }
 
 impl Hosts {
-    /// Takes in which hosts there should be. One that says something new is tried at once.
+    /// Sets the wanted hosts. One whose values changed is tried at once.
     pub(super) fn want(&mut self, mut wanted: BTreeMap<Prefix, Peer>) {
         for (subnet, entry) in &mut self.entries {
             let next = wanted.remove(subnet);
@@ -65,7 +64,7 @@ impl Hosts {
         self.sweep();
     }
 
-    /// The next task, if one is due: of hosts that have not failed, before others.
+    /// The next task that is due; hosts that have not failed come first.
     pub(super) fn begin(&mut self, now: Instant) -> Option<Task> {
         let due = self.entries.iter_mut().filter(|(_, entry)| entry.is_due(now));
         let (subnet, entry) = due.min_by_key(|(_, entry)| entry.retry)?;
@@ -74,8 +73,8 @@ impl Hosts {
         Some(Task { subnet: *subnet, from, to })
     }
 
-    /// Takes in what `task` has come to: what it left set up, and whether it failed. Gives how long
-    /// the next try has to wait.
+    /// Records the result of `task`: what is set up after it, and whether it failed. Gives the
+    /// pause before the next attempt.
     pub(super) fn end(
         &mut self,
         task: &Task,
@@ -100,7 +99,7 @@ impl Hosts {
     }
 
     /// What is set up.
-    pub(super) fn ways(&self) -> Ways {
+    pub(super) fn applied(&self) -> PeerHosts {
         let entries = self.entries.iter();
         entries
             .filter_map(|(subnet, entry)| Some((*subnet, entry.applied.as_ref()?.public_ip)))
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn each_host_has_one_task_at_a_time_and_none_when_it_is_as_wanted() {
+    fn each_host_has_one_task_at_a_time() {
         let (mut hosts, now) = (Hosts::default(), Instant::now());
         hosts.want(wanted(&[(1, "a"), (2, "a")]));
         let task = hosts.begin(now).unwrap();
@@ -150,7 +149,7 @@ mod tests {
         hosts.want(wanted(&[(1, "b"), (2, "a")]));
         assert_eq!(begun(&mut hosts, now), []);
         hosts.end(&task, Some(peer("a")), false, now);
-        assert_eq!(hosts.ways().len(), 1);
+        assert_eq!(hosts.applied().len(), 1);
         let task = hosts.begin(now).unwrap();
         assert_eq!((&task.from, &task.to), (&Some(peer("a")), &Some(peer("b"))));
         hosts.end(&task, Some(peer("b")), false, now);
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_fails_waits_longer_each_time_and_lets_others_go_first() {
+    fn failing_host_backs_off_behind_others() {
         let (mut hosts, mut now) = (Hosts::default(), Instant::now());
         hosts.want(wanted(&[(1, "a")]));
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
@@ -179,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_says_something_new_is_tried_at_once() {
+    fn changed_host_is_tried_at_once() {
         let (mut hosts, now) = (Hosts::default(), Instant::now());
         hosts.want(wanted(&[(1, "wrong")]));
         let task = hosts.begin(now).unwrap();

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::engine::{RingError, SpawnError};
 use crate::failure::with_causes;
 
-use super::UdpError;
+use super::error::UdpError;
 
 /// Who may use io_uring (Documentation/admin-guide/sysctl/kernel.rst, kernel 6.6).
 const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cause_has_the_cure_that_helps() {
+    fn each_cause_names_its_cure() {
         let cases = [
             (setup(Errno::PERM), Some(0), "seccomp"),
             (setup(Errno::PERM), None, "seccomp"),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_line_names_cause_consequence_and_cure() {
+    fn log_line_names_cause_and_consequence() {
         let line = report(&setup(Errno::NOSYS));
         let words = ["io_uring is not used", "io_uring_setup failed", "not implemented", "mmsg"];
         for word in words {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_to_start_names_the_cure() {
+    fn refusal_names_the_cure() {
         let error = refusal(SpawnError::Ring(RingError::TunSilent));
         let text = with_causes(&error);
         assert!(text.contains("kernel 6.4") && text.contains("--engine=auto"), "{text}");

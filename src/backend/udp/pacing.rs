@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repairs_that_do_not_last_come_later_and_later() {
+    fn short_lived_repairs_back_off() {
         let mut now = Instant::now();
         let mut pacing = Pacing::new(now);
         let mut pauses = Vec::new();
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_series_of_failures_is_no_lasting_repair() {
+    fn failed_attempts_do_not_reset_the_pause() {
         let mut now = Instant::now();
         let mut pacing = Pacing::new(now);
         for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! How long a packet the path to each peer takes: a decision machine over echoes and the caller's
-//! clock, without I/O.
+//! Path-MTU discovery for each peer in use (blackhole detection, RFC 8899): a state machine over
+//! echoes and the caller's clock, without I/O.
 //!
 //! A router whose next link is narrower drops what is too long. The ICMP message in which it says
 //! so may be filtered, and anybody may forge one, so it counts for nothing. A peer that is being
@@ -20,7 +20,7 @@ use crate::stats::LONG_BYTES;
 /// IPv4 and UDP headers.
 const NARROWEST_BYTES: u16 = 548;
 
-// Or a path that takes no more would never count as in use, and never be searched again.
+// Otherwise a path that takes no more would never count as in use, nor be searched again.
 const _: () = assert!(LONG_BYTES < NARROWEST_BYTES);
 
 /// Peers that are watched at a time. When more are in use, they take turns.
@@ -61,8 +61,8 @@ const SEARCHES_MAX: usize = 4;
 const HEAL: Duration = Duration::from_secs(30);
 const HEAL_FIRST: Duration = Duration::from_secs(5);
 
-/// Links of a network get another MTU one after the other; until they all have it, paths are what
-/// nobody wants.
+/// Links of a network get another MTU one after the other; until they all have it, measurements are
+/// useless.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Pauses after a search that showed nothing, because the peer answers no echo at all or many are
@@ -195,7 +195,7 @@ impl Paths {
         self.watched.iter().any(|path| path.is_mute)
     }
 
-    /// Forgets the peers that `is_peer` knows no more.
+    /// Forgets peers unless `is_peer`.
     pub(super) fn retain(&mut self, is_peer: impl Fn(SocketAddrV4, Ipv4Addr) -> bool) {
         self.watched.retain(|path| is_peer(path.endpoint, path.target));
         self.limits.retain(|endpoint, limit| is_peer(*endpoint, limit.target));
@@ -347,7 +347,7 @@ impl Path {
                 let is_last = search.sent == SEARCH_TIMES + SEARCH_MORE_TIMES;
                 search.next = now + if is_last { answer } else { SEARCH_SPACING };
             }
-            Phase::Search(search) => return Some(judge(lengths, &search.answers)),
+            Phase::Search(search) => return Some(classify(lengths, &search.answers)),
         }
         None
     }
@@ -398,9 +398,9 @@ fn lengths(ceiling_bytes: u16) -> Vec<u16> {
     usual.chain([ceiling_bytes]).collect()
 }
 
-/// Reads a search. Loss takes short ones, too, so a path is narrow only if what passes passes well,
-/// two thirds at least, and what is longer never.
-fn judge(lengths: &[u16], answers: &[u8; LENGTHS_MAX]) -> Found {
+/// Classifies a search. Loss hits short packets, too, so a path is narrow only if at least two
+/// thirds of the lengths that pass were answered, and longer ones never.
+fn classify(lengths: &[u16], answers: &[u8; LENGTHS_MAX]) -> Found {
     let passed = lengths.iter().zip(answers).rposition(|(_, answers)| *answers > 0);
     let Some(at) = passed else { return Found::Mute };
     if at + 1 == lengths.len() {

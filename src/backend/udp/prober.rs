@@ -1,5 +1,5 @@
 //! Measures the paths to peers in use: sends the echoes that `paths` asks for, through the tunnel
-//! as any packet goes, and hears their answers on a raw socket. Decides nothing.
+//! like any packet, and receives the answers on a raw socket. Decides nothing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,8 +32,8 @@ const ROUND_MIN: Duration = Duration::from_millis(10);
 /// Room for the answers to several searches at once.
 const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
 
-/// Answers taken in at a time, far more than were asked for: a flood of what nobody asked for must
-/// not hold up the control plane.
+/// Answers received in one go, far more than were asked for: a flood of unsolicited ones must not
+/// block the control plane.
 const ANSWERS_MAX: usize = 1024;
 
 /// Any packet fits.
@@ -42,16 +42,14 @@ const PACKET_BYTES_MAX: usize = 64 << 10;
 /// The measuring of one daemon's paths.
 pub(super) struct Prober {
     paths: Paths,
-    /// `None` where it can't be had; then nothing is measured.
+    /// `None` without the right to open it; then nothing is measured.
     answers: Option<Socket>,
     own: Ipv4Addr,
     token: u64,
     buffer: Box<[u8]>,
     probes: Vec<Probe>,
-    /// The subnets of narrow paths and what each takes, as it was told.
+    /// The subnets behind narrow paths and what each path carries.
     limits: BTreeMap<Prefix, u16>,
-    /// Whether what was told last could not be followed.
-    tell_again: bool,
 }
 
 impl Prober {
@@ -59,8 +57,8 @@ impl Prober {
     pub(super) fn open(own: Ipv4Addr, ceiling_bytes: u16) -> Self {
         let answers = open(own).inspect_err(|error| {
             warn!(
-                "paths can't be measured: no raw ICMP socket: {error}; routers may fragment long \
-                 datagrams instead, which is slower; grant CAP_NET_RAW"
+                "path-MTU probing is off: no raw ICMP socket ({error}); routers may fragment long \
+                 datagrams, which is slower; grant CAP_NET_RAW"
             );
         });
         Self {
@@ -71,18 +69,12 @@ impl Prober {
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
             probes: Vec::new(),
             limits: BTreeMap::new(),
-            tell_again: false,
         }
     }
 
-    /// The subnets of narrow paths, and the longest packet that each takes.
+    /// The subnets behind narrow paths, and the longest packet that each carries.
     pub(super) fn limits(&self) -> &BTreeMap<Prefix, u16> {
         &self.limits
-    }
-
-    /// What was told last could not be followed.
-    pub(super) fn tell_again(&mut self) {
-        self.tell_again = true;
     }
 
     /// What the interface allows is another now.
@@ -94,7 +86,7 @@ impl Prober {
     /// between.
     pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
         loop {
-            // With Don't Fragment, nothing would tell that a path is narrow that can't be measured.
+            // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
             let always_fragmenting = self.answers.is_none() || self.paths.some_are_mute();
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
@@ -104,7 +96,7 @@ impl Prober {
             }
             self.round(seats, routes);
             let limits = self.limits_of_subnets(&routes.load());
-            if std::mem::take(&mut self.tell_again) || limits != self.limits {
+            if limits != self.limits {
                 self.limits = limits;
                 return;
             }

@@ -11,6 +11,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use crate::backend::status::WorkerState;
 use crate::config::options::{EngineChoice, WorkersChoice};
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::{
@@ -41,22 +42,14 @@ pub(super) struct Seat {
 }
 
 /// What all workers of a team have in common.
-pub(super) struct Orders<'a> {
+pub(super) struct Orders {
     pub(super) network: Prefix,
     pub(super) subnet: Prefix,
-    pub(super) mtu_bytes: &'a Arc<AtomicU16>,
+    /// MTU of the overlay, which workers read once a turn.
+    pub(super) mtu_bytes: Arc<AtomicU16>,
     pub(super) engine: EngineChoice,
-    pub(super) routes: &'a Published,
-    pub(super) ends: &'a mpsc::UnboundedSender<WorkerEnd>,
-}
-
-/// One worker, as it is told to the operator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerState {
-    /// How it does its I/O.
-    pub engine: Engine,
-    /// The processor it is pinned to.
-    pub processor: Option<usize>,
+    pub(super) routes: Published,
+    pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
 }
 
 /// The workers of one device. Dropping it ends them all.
@@ -69,7 +62,7 @@ impl Team {
     pub(super) fn start(
         queues: Vec<Tun>,
         seats: &[Seat],
-        orders: &Orders<'_>,
+        orders: &Orders,
     ) -> Result<Self, SpawnError> {
         let places = places(&processors(), seats.len());
         let icmp_limit = Arc::new(IcmpLimiter::new());
@@ -89,7 +82,7 @@ impl Team {
                     underlay: seat.socket.address(),
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
                 },
-                mtu_bytes: Arc::clone(orders.mtu_bytes),
+                mtu_bytes: Arc::clone(&orders.mtu_bytes),
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
                 icmp_limit: Arc::clone(&icmp_limit),
@@ -98,7 +91,7 @@ impl Team {
                 ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();
-            // Nobody listens any more once the backend is dropped, and then nobody needs to.
+            // After the backend is dropped nobody receives it, or needs to.
             let worker = Worker::spawn(config, move |end| ends.send(end).unwrap_or_default())?;
             if worker.running().processor != processor {
                 warn!(
@@ -129,7 +122,7 @@ impl Team {
     /// Ends all workers and waits for them, which closes their queues. Does nothing the second
     /// time.
     pub(super) fn end(&mut self) {
-        // Told at once, they end in the time that the slowest takes.
+        // Asked at once, they end in the time that the slowest takes.
         self.workers.iter().for_each(Worker::tell_to_end);
         self.workers.iter_mut().for_each(Worker::end);
     }
@@ -151,7 +144,7 @@ pub(super) fn end_reason(end: Option<WorkerEnd>) -> String {
     }
 }
 
-/// Settles what `auto` leaves open: io_uring, where it can be had, if system calls are dear here.
+/// Decides for `auto`: io_uring, where available, if system calls are expensive here.
 pub(super) fn settle_engine(choice: EngineChoice) -> EngineChoice {
     if choice != EngineChoice::Auto {
         return choice;
@@ -235,14 +228,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_processors_get_one_worker_and_no_number_gets_more_than_the_most() {
+    fn automatic_count_is_within_limits() {
         let counts: Vec<_> =
             [0, 1, 2, 3, 4, 6, 8, 16, 17, 64, 1024].map(|n| automatic_count(n).get()).to_vec();
         assert_eq!(counts, [1, 1, 1, 1, 2, 3, 4, 8, 8, 8, 8]);
     }
 
     #[test]
-    fn a_single_worker_is_not_pinned_and_several_take_turns() {
+    fn only_several_workers_are_pinned() {
         assert_eq!(places(&[4, 5], 1), [None]);
         assert_eq!(places(&[4, 5, 9], 2), [Some(4), Some(5)]);
         assert_eq!(places(&[4, 5], 3), [Some(4), Some(5), Some(4)]);
@@ -250,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_one_core_are_used_last() {
+    fn sibling_threads_are_used_last() {
         let neighbours = cores_first(0..6, |processor| processor / 2 * 2);
         assert_eq!(neighbours, [0, 2, 4, 1, 3, 5]);
         let halves = cores_first(0..6, |processor| processor % 3);
@@ -261,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_of_this_process_is_read() {
+    fn affinity_mask_is_read() {
         let allowed = processors();
         assert!(!allowed.is_empty());
         let unique: BTreeSet<_> = allowed.iter().collect();

@@ -1,5 +1,5 @@
-//! Kernels whose NAT spoils the checksums that a vxlan device leaves to be filled in later, so that
-//! connections take a minute to open: over them, a new device has none left.
+//! Kernels whose NAT corrupts checksums that a vxlan device leaves to be filled in later, so that
+//! connections take a minute to open: there, a new device gets checksum offload switched off.
 
 use tracing::warn;
 
@@ -10,13 +10,13 @@ use crate::failure::with_causes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Nothing,
-    /// It is new, and nobody has chosen yet.
+    /// The device is new, and no operator has chosen yet.
     SwitchOff,
     /// Somebody may have switched it on again because this kernel has the correction all the same.
     Warn,
 }
 
-/// Sees to the device `name`, which is new or was taken over.
+/// Switches checksum offload of the device `name` off, or warns, where the kernel needs it.
 pub(super) fn settle(name: &str, is_new: bool) {
     let release = kernel::upstream_release();
     if !kernel::spoils_vxlan_checksums(&release) {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_device_is_made_safe_and_a_choice_of_others_is_respected() {
+    fn only_a_new_device_is_changed() {
         assert_eq!(step(true, true), Step::SwitchOff);
         assert_eq!(step(true, false), Step::Warn, "an operator's choice is undone by a restart");
         assert_eq!([step(false, true), step(false, false)], [Step::Nothing; 2]);

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lease_is_flannels_to_the_byte() {
+    fn lease_equals_flannels_byte_for_byte() {
         let mac = "82:4b:b6:2f:54:4e".parse().unwrap();
         let ours = LeaseAttributes::of(TYPE, "1.2.3.4".parse().unwrap(), Some(data(1, mac)));
         let flannels = concat!(
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_old_releases_is_read_and_nonsense_is_not() {
+    fn malformed_backend_data_has_no_address() {
         let read = |data: &str| {
             let value =
                 format!(r#"{{"PublicIP":"1.2.3.4","BackendType":"vxlan","BackendData":{data}}}"#);

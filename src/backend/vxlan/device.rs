@@ -1,5 +1,5 @@
 //! The VXLAN device: whether the one that is there can stay, and everything about it but its
-//! peers. `judge` decides without I/O.
+//! peers. `mismatch` decides without I/O.
 
 use std::net::Ipv4Addr;
 
@@ -16,7 +16,7 @@ const HOST_LENGTH_BITS: u8 = 32;
 
 /// The device as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct DeviceSpec {
     pub(super) name: String,
     pub(super) vxlan: Vxlan,
     pub(super) mac: MacAddress,
@@ -37,8 +37,7 @@ pub(super) fn vxlan(settings: &VxlanBackendConfig, external: &ExternalInterface)
         port: settings.port,
         gbp: settings.gbp,
         learning: settings.learning,
-        has_default_remote: false,
-        l2miss: false,
+        ..Vxlan::default()
     }
 }
 
@@ -55,61 +54,65 @@ pub(super) fn kernels_port() -> Option<u16> {
 
 /// Why a device cannot stay, in a word and both values; `None` if it can. `kernels_port` is the
 /// port of a device that was made without one.
-pub(super) fn judge(wish: &Vxlan, found: &VxlanLink, kernels_port: Option<u16>) -> Option<String> {
+pub(super) fn mismatch(
+    wanted: &Vxlan,
+    found: &VxlanLink,
+    kernels_port: Option<u16>,
+) -> Option<String> {
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
-    let differs = |what: &str, wish: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-        let (wish, found) = (format!("{wish:?}"), format!("{found:?}"));
-        (wish != found).then(|| format!("its {what} is {found} and not {wish}"))
+    let differs = |what: &str, wanted: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
+        let (wanted, found) = (format!("{wanted:?}"), format!("{found:?}"));
+        (wanted != found).then(|| format!("its {what} is {found} and not {wanted}"))
     };
-    differs("VNI", &wish.vni, &vxlan.vni)
-        .or_else(|| differs("interface index", &wish.parent_index, &vxlan.parent_index))
-        .or_else(|| differs("local address", &wish.local, &vxlan.local))
+    differs("VNI", &wanted.vni, &vxlan.vni)
+        .or_else(|| differs("interface index", &wanted.parent_index, &vxlan.parent_index))
+        .or_else(|| differs("local address", &wanted.local, &vxlan.local))
         .or_else(|| {
-            let port = wish.port.or(kernels_port)?;
+            let port = wanted.port.or(kernels_port)?;
             differs("port", &port, &vxlan.port.unwrap_or(port))
         })
-        .or_else(|| differs("GBP", &wish.gbp, &vxlan.gbp))
-        .or_else(|| differs("learning", &wish.learning, &vxlan.learning))
-        .or_else(|| differs("group", &wish.has_default_remote, &vxlan.has_default_remote))
-        .or_else(|| differs("l2miss", &wish.l2miss, &vxlan.l2miss))
+        .or_else(|| differs("GBP", &wanted.gbp, &vxlan.gbp))
+        .or_else(|| differs("learning", &wanted.learning, &vxlan.learning))
+        .or_else(|| differs("group", &wanted.has_default_remote, &vxlan.has_default_remote))
+        .or_else(|| differs("l2miss", &wanted.l2miss, &vxlan.l2miss))
 }
 
 /// The device, and whether it was there before.
 #[derive(Debug)]
-pub(super) struct Found {
-    pub(super) link: LinkId,
-    pub(super) is_new: bool,
+pub(in crate::backend) struct Found {
+    pub(in crate::backend) link: LinkId,
+    pub(in crate::backend) is_new: bool,
     pub(super) port: Option<u16>,
 }
 
-/// Has the device be there as wished, peers aside. `impose_mtu` is for a start and for a wish that
-/// changed: afterwards an operator's own MTU is respected.
+/// Makes sure that the device exists as specified, peers aside. `impose_mtu` is for a start and for
+/// an MTU that changed: otherwise an operator's own MTU is respected.
 pub(super) async fn establish(
     netlink: &Netlink,
-    wish: &Wish,
+    spec: &DeviceSpec,
     impose_mtu: bool,
 ) -> Result<Found, NetlinkError> {
-    let mut found = netlink.vxlan_link(&wish.name).await?;
+    let mut found = netlink.vxlan_link(&spec.name).await?;
     if let Some(link) = &found
-        && let Some(why) = judge(&wish.vxlan, link, kernels_port())
+        && let Some(why) = mismatch(&spec.vxlan, link, kernels_port())
     {
-        warn!("{} cannot stay as it is: {why}; making it again", wish.name);
+        warn!("{} cannot stay as it is: {why}; making it again", spec.name);
         netlink.remove_link(&link.link.id).await?;
         found = None;
     }
     let is_new = found.is_none();
     let found = match found {
         Some(found) => found,
-        None => make(netlink, wish).await?,
+        None => make(netlink, spec).await?,
     };
     let (link, port) = (found.link.id, found.vxlan.and_then(|vxlan| vxlan.port));
-    if found.mac != Some(wish.mac) {
+    if found.mac != Some(spec.mac) {
         // Some hosts' device managers give new devices an address of their own.
-        info!("{} gets its hardware address {}", wish.name, wish.mac);
-        netlink.set_mac(&link, wish.mac).await?;
+        info!("{} gets its hardware address {}", spec.name, spec.mac);
+        netlink.set_mac(&link, spec.mac).await?;
     }
-    if impose_mtu && found.link.mtu_bytes != wish.mtu_bytes {
-        netlink.set_mtu(&link, wish.mtu_bytes).await?;
+    if impose_mtu && found.link.mtu_bytes != spec.mtu_bytes {
+        netlink.set_mtu(&link, spec.mtu_bytes).await?;
     }
     Ok(Found { link, is_new, port })
 }
@@ -137,15 +140,15 @@ pub(super) async fn switch_on(
     if is_up { Ok(()) } else { netlink.set_up(link).await }
 }
 
-async fn make(netlink: &Netlink, wish: &Wish) -> Result<VxlanLink, NetlinkError> {
-    let Wish { name, vxlan, mac, mtu_bytes } = wish;
+async fn make(netlink: &Netlink, spec: &DeviceSpec) -> Result<VxlanLink, NetlinkError> {
+    let DeviceSpec { name, vxlan, mac, mtu_bytes } = spec;
     let made = netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await;
     match (made, netlink.vxlan_link(name).await?) {
         (Ok(()), Some(found)) => {
             refuse_router_advertisements(name);
             Ok(found)
         }
-        // Somebody made one of this name a moment ago; the next pass judges it.
+        // Somebody made one of this name a moment ago; the next comparison validates it.
         (Err(error), Some(found)) if error.is_already_there() => Ok(found),
         (Err(error), _) => Err(error),
         (Ok(()), None) => Err(NetlinkError::vanished(name)),
@@ -190,21 +193,20 @@ mod tests {
             mtu_bytes: 1450,
             transmit_queue_length: 1000,
             is_up: true,
-            is_running: true,
             is_loopback: false,
         };
         VxlanLink { link, mac: None, vxlan }
     }
 
     #[test]
-    fn a_device_stays_unless_something_that_cannot_be_changed_differs() {
+    fn only_unchangeable_differences_replace_the_device() {
         assert_eq!(name(&settings()), "flannel.18888");
-        let wish = vxlan(&settings(), &external());
-        let kernels = Vxlan { port: Some(8472), ..wish.clone() };
+        let wanted = vxlan(&settings(), &external());
+        let kernels = Vxlan { port: Some(8472), ..wanted.clone() };
         let here = found(Some(kernels.clone()));
-        assert_eq!(judge(&wish, &here, Some(8472)), None, "the kernel's port");
-        assert_eq!(judge(&wish, &here, None), None, "a port that nobody knows");
-        let why = judge(&wish, &here, Some(4789)).unwrap_or_default();
+        assert_eq!(mismatch(&wanted, &here, Some(8472)), None, "the kernel's port");
+        assert_eq!(mismatch(&wanted, &here, None), None, "a port that nobody knows");
+        let why = mismatch(&wanted, &here, Some(4789)).unwrap_or_default();
         assert!(why.contains("port is 8472 and not 4789"), "no Port any more: {why:?}");
         type Change = fn(&mut Vxlan);
         let changed: [(&str, Change); 8] = [
@@ -217,18 +219,18 @@ mod tests {
             ("l2miss", |vxlan| vxlan.l2miss = true),
             ("port", |vxlan| vxlan.port = Some(4789)),
         ];
-        let wish = Vxlan { port: Some(8472), ..wish };
+        let wanted = Vxlan { port: Some(8472), ..wanted };
         for (what, change) in changed {
             let mut other = kernels.clone();
             change(&mut other);
-            let why = judge(&wish, &found(Some(other)), None).unwrap_or_default();
+            let why = mismatch(&wanted, &found(Some(other)), None).unwrap_or_default();
             assert!(why.contains(what), "{what} differs, and the reason is {why:?}");
         }
-        assert!(judge(&wish, &found(None), None).is_some_and(|why| why.contains("no vxlan")));
+        assert!(mismatch(&wanted, &found(None), None).is_some_and(|why| why.contains("no vxlan")));
     }
 
     #[test]
-    fn the_mtu_is_the_wires_less_50() {
+    fn mtu_is_50_bytes_below_the_underlay() {
         assert_eq!(mtu_bytes(&settings(), &external()), 1450);
         let settings = VxlanBackendConfig { mtu_bytes: Some(1400), ..settings() };
         assert_eq!(

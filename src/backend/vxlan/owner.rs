@@ -11,7 +11,7 @@ use super::data::vtep_mac;
 
 /// The leases that can be set up, each with its hardware address, and why the others cannot.
 #[derive(Debug, Default)]
-pub(super) struct Judged<'a> {
+pub(super) struct Resolved<'a> {
     pub(super) usable: Vec<(&'a Lease, MacAddress)>,
     pub(super) unusable: Vec<String>,
 }
@@ -19,13 +19,13 @@ pub(super) struct Judged<'a> {
 /// The kernel sends what is for one hardware address to one host, which may have two subnets: an
 /// old lease lingers beside the new one. Of several hosts the one whose lease was written last
 /// has it: the others may be gone, and their leases linger for up to a day.
-pub(super) fn judge<'a>(leases: impl Iterator<Item = &'a Lease>) -> Judged<'a> {
-    let mut judged = Judged::default();
+pub(super) fn resolve<'a>(leases: impl Iterator<Item = &'a Lease>) -> Resolved<'a> {
+    let mut resolved = Resolved::default();
     let mut named = Vec::new();
     for lease in leases {
         match vtep_mac(&lease.attributes) {
             Some(mac) => named.push((lease, mac)),
-            None => judged.unusable.push(format!("{} names no VtepMAC", told(lease))),
+            None => resolved.unusable.push(format!("{} names no VtepMAC", name(lease))),
         }
     }
     let mut owners: BTreeMap<MacAddress, &Lease> = BTreeMap::new();
@@ -38,25 +38,25 @@ pub(super) fn judge<'a>(leases: impl Iterator<Item = &'a Lease>) -> Judged<'a> {
     for (lease, mac) in named {
         let owner = owners[&mac];
         if host(owner) == host(lease) {
-            judged.usable.push((lease, mac));
+            resolved.usable.push((lease, mac));
         } else {
-            judged.unusable.push(format!(
+            resolved.unusable.push(format!(
                 "{} has the VtepMAC {mac} of the newer lease {}; if both nodes run, one is a copy \
                  of the other: stop weftd there, delete its vxlan device and its lease, and start \
                  it again",
-                told(lease),
-                told(owner),
+                name(lease),
+                name(owner),
             ));
         }
     }
-    judged
+    resolved
 }
 
 fn host(lease: &Lease) -> Ipv4Addr {
     lease.attributes.public_ip
 }
 
-fn told(lease: &Lease) -> String {
+fn name(lease: &Lease) -> String {
     let subnet: Prefix = lease.subnet;
     format!("{subnet} of {}", host(lease))
 }
@@ -98,11 +98,11 @@ mod tests {
     }
 
     fn usable(leases: &[Lease]) -> Vec<String> {
-        judge(leases.iter()).usable.iter().map(|(lease, _)| lease.subnet.to_string()).collect()
+        resolve(leases.iter()).usable.iter().map(|(lease, _)| lease.subnet.to_string()).collect()
     }
 
     #[test]
-    fn of_equal_hardware_addresses_the_newer_lease_wins() {
+    fn newer_lease_owns_a_shared_hardware_address() {
         let node = Lifetime::Reservation;
         for (store, old, new) in [
             ("etcd", lease(1, 1, ETCD, 10, 10), lease(2, 1, ETCD, 90, 90)),
@@ -115,7 +115,7 @@ mod tests {
         ] {
             assert_eq!(usable(&[old.clone(), new.clone()]), ["10.5.2.0/24"], "{store}");
             assert_eq!(usable(&[new.clone(), old.clone()]), ["10.5.2.0/24"], "{store}, reversed");
-            let unusable = judge([&old, &new].into_iter()).unusable.concat();
+            let unusable = resolve([&old, &new].into_iter()).unusable.concat();
             for words in ["10.5.1.0/24 of 192.0.2.1", "newer lease 10.5.2.0/24 of 192.0.2.2"] {
                 assert!(unusable.contains(words), "{store}: no {words:?} in {unusable:?}");
             }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn one_host_may_have_two_subnets_and_others_keep_theirs() {
+    fn one_host_may_have_two_subnets() {
         let (first, mut second) = (lease(1, 1, ETCD, 10, 10), lease(2, 1, ETCD, 20, 20));
         second.attributes.public_ip = first.attributes.public_ip;
         let other = lease(3, 3, ETCD, 5, 5);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_equally_old_leases_wins() {
+    fn first_of_equally_old_leases_wins() {
         let reservations = [1, 2].map(|number| lease(number, 1, Lifetime::Reservation, 0, 0));
         assert_eq!(usable(&reservations), ["10.5.1.0/24"], "an order that all nodes agree on");
     }

@@ -1,7 +1,7 @@
 //! Every branch of the selection, over snapshots written by hand.
 
 use super::*;
-use crate::host::state::{LinkId, NextHop, RouteKind, RouteProtocol, Scope};
+use crate::host::state::{LinkId, NextHop, RouteKind, RouteProtocol};
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
@@ -11,7 +11,6 @@ fn link(index: u32, name: &str) -> Link {
         mtu_bytes: 1500,
         transmit_queue_length: 1000,
         is_up: true,
-        is_running: true,
         is_loopback: name == "lo",
     }
 }
@@ -21,7 +20,6 @@ fn address(interface_index: u32, text: &str) -> Address {
         interface_index,
         address: text.parse().unwrap(),
         prefix_length_bits: 24,
-        scope: Scope::Global,
         is_permanent: true,
         is_deprecated: false,
         is_secondary: false,
@@ -34,10 +32,8 @@ fn route(destination: &str, metric: u32, interfaces: &[u32]) -> Route {
         destination: destination.parse().unwrap(),
         metric,
         kind: RouteKind::Unicast,
-        scope: Scope::Global,
         protocol: RouteProtocol::BOOT,
         type_of_service: 0,
-        preferred_source: None,
         next_hops: interfaces.iter().map(hop).collect(),
     }
 }
@@ -97,7 +93,7 @@ fn chosen(options: &InterfaceOptions, snapshot: &Snapshot) -> String {
 }
 
 #[test]
-fn an_address_on_the_loopback_too_is_found_on_the_other_interface() {
+fn loopback_alias_does_not_hide_the_interface() {
     let mut host = host();
     host.addresses.push(address(1, "192.0.2.3"));
     let public_ip = "192.0.2.3".parse().ok();
@@ -128,7 +124,7 @@ fn without_options_the_default_route_decides() {
 }
 
 #[test]
-fn the_first_default_route_in_the_kernels_order_decides() {
+fn first_default_route_decides() {
     let mut host = host();
     host.routes = vec![route("0.0.0.0/0", 50, &[2]), route("0.0.0.0/0", 100, &[3])];
     assert_eq!(chosen(&options(), &host), "eth0 10.0.0.2 10.0.0.2 1500");
@@ -172,14 +168,14 @@ fn a_public_ip_alone_selects_its_owner() {
 }
 
 #[test]
-fn a_public_ip_with_an_interface_is_only_advertised() {
+fn public_ip_with_iface_is_only_advertised() {
     let options =
         InterfaceOptions { public_ip: "203.0.113.9".parse().ok(), ..with_interfaces(&["eth0"]) };
     assert_eq!(chosen(&options, &host()), "eth0 10.0.0.2 203.0.113.9 1500");
 }
 
 #[test]
-fn interfaces_are_tried_in_order_by_name_or_address() {
+fn interfaces_are_tried_in_order() {
     assert_eq!(
         chosen(&with_interfaces(&["eth1", "eth0"]), &host()),
         "eth1 192.0.2.3 192.0.2.3 1500"
@@ -210,7 +206,7 @@ fn an_empty_interface_means_the_default() {
 }
 
 #[test]
-fn a_pattern_is_tried_on_all_addresses_before_the_first_name() {
+fn patterns_match_addresses_before_names() {
     // eth0's second address matches and is the one that is used.
     assert_eq!(chosen(&with_regexes(&[r"^172\."]), &host()), "eth0 172.16.0.2 172.16.0.2 1500");
 
@@ -225,7 +221,7 @@ fn a_pattern_is_tried_on_all_addresses_before_the_first_name() {
 }
 
 #[test]
-fn patterns_are_unanchored_and_tried_in_order_after_the_interfaces() {
+fn patterns_are_tried_after_interfaces() {
     assert_eq!(chosen(&with_regexes(&["nope", "th1"]), &host()), "eth1 192.0.2.3 192.0.2.3 1500");
     let both = InterfaceOptions { interfaces: vec!["eth1".into()], ..with_regexes(&["eth0"]) };
     assert_eq!(chosen(&both, &host()), "eth1 192.0.2.3 192.0.2.3 1500");
@@ -234,7 +230,7 @@ fn patterns_are_unanchored_and_tried_in_order_after_the_interfaces() {
 }
 
 #[test]
-fn the_reachable_way_is_tried_last_with_the_kernels_source() {
+fn can_reach_is_tried_last() {
     let preferred_source = "172.16.0.2".parse().ok();
     let path = PathToHost { interface_index: 2, preferred_source, gateway: None };
     let mut host = Snapshot { path_to_can_reach: Some(Ok(path)), ..host() };
@@ -273,7 +269,7 @@ fn a_total_miss_lists_every_candidate() {
 }
 
 #[test]
-fn the_preferred_address_is_global_then_permanent_then_primary() {
+fn global_permanent_primary_address_is_preferred() {
     let mut host = host();
     let pick = |host: &Snapshot| chosen(&with_interfaces(&["eth0"]), host);
     let dynamic = |text| Address { is_permanent: false, ..address(2, text) };

@@ -6,9 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use rtnetlink::RouteMessageBuilder;
-use rtnetlink::packet_route::address::{
-    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressScope,
-};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteScope,
@@ -17,7 +15,7 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::host::state::{
-    Address, Link, LinkId, NextHop, PathToHost, Route, RouteKind, RouteProtocol, RouteSpec, Scope,
+    Address, Link, LinkId, NextHop, PathToHost, Route, RouteKind, RouteProtocol, RouteSpec,
 };
 use crate::route::Prefix;
 
@@ -44,7 +42,6 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         mtu_bytes,
         transmit_queue_length,
         is_up: message.header.flags.contains(LinkFlags::Up),
-        is_running: message.header.flags.contains(LinkFlags::Running),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
     })
 }
@@ -62,25 +59,17 @@ pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
         }
     }
     let header = &message.header;
-    let flags = flags.unwrap_or_else(|| widened(header.flags));
+    // The header has the lowest byte of the flags; kernels before 3.14 send no attribute.
+    let flags =
+        flags.unwrap_or_else(|| AddressFlags::from_bits_retain(u32::from(header.flags.bits())));
     Some(Address {
         interface_index: header.index,
         address: local.or(remote_or_local)?,
         prefix_length_bits: header.prefix_len,
-        scope: scope_from_number(address_scope_number(header.scope)),
         is_permanent: flags.contains(AddressFlags::Permanent),
         is_deprecated: flags.contains(AddressFlags::Deprecated),
         is_secondary: flags.contains(AddressFlags::Secondary),
     })
-}
-
-/// The header has the lowest byte of the flags, for kernels before 3.14 that send no attribute.
-fn widened(flags: AddressHeaderFlags) -> AddressFlags {
-    AddressFlags::from_bits_retain(u32::from(flags.bits()))
-}
-
-fn address_scope_number(scope: AddressScope) -> u8 {
-    scope.into()
 }
 
 pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
@@ -89,14 +78,12 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
     if header.table != RouteHeader::RT_TABLE_MAIN {
         return None;
     }
-    let (mut destination, mut metric, mut preferred_source) = (Ipv4Addr::UNSPECIFIED, 0, None);
+    let (mut destination, mut metric) = (Ipv4Addr::UNSPECIFIED, 0);
     for attribute in &message.attributes {
         if let RouteAttribute::Destination(RouteAddress::Inet(address)) = attribute {
             destination = *address;
         } else if let RouteAttribute::Priority(priority) = attribute {
             metric = *priority;
-        } else if let RouteAttribute::PrefSource(RouteAddress::Inet(address)) = attribute {
-            preferred_source = Some(*address);
         }
     }
     Some(Route {
@@ -106,10 +93,8 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
             number if number == u8::from(RouteType::Unicast) => RouteKind::Unicast,
             number => RouteKind::Other(number),
         },
-        scope: scope_from_number(header.scope.into()),
         protocol: RouteProtocol(header.protocol.into()),
         type_of_service: header.tos,
-        preferred_source,
         next_hops: next_hops(message),
     })
 }
@@ -167,11 +152,11 @@ pub(super) fn path_query(destination: Ipv4Addr) -> RouteMessage {
 }
 
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
-    let RouteSpec { destination, interface, gateway, metric, scope, protocol, is_onlink } = route;
+    let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink } = route;
     let mut builder = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(destination.network(), destination.length_bits())
         .output_interface(interface.index)
-        .scope(RouteScope::from(scope_number(*scope)))
+        .scope(RouteScope::Universe)
         .protocol(protocol.0.into())
         .kind(RouteType::Unicast);
     if let Some(gateway) = gateway {
@@ -185,7 +170,6 @@ pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
     message
 }
 
-/// `RT_SCOPE_*` of linux/rtnetlink.h.
 /// flannel's blackhole routes are `RTPROT_BOOT`, too.
 pub(super) fn blackhole_message(destination: Prefix, metric: u32) -> RouteMessage {
     RouteMessageBuilder::<Ipv4Addr>::new()
@@ -197,39 +181,12 @@ pub(super) fn blackhole_message(destination: Prefix, metric: u32) -> RouteMessag
         .build()
 }
 
-fn scope_from_number(number: u8) -> Scope {
-    match number {
-        0 => Scope::Global,
-        200 => Scope::Site,
-        253 => Scope::Link,
-        254 => Scope::Host,
-        other => Scope::Other(other),
-    }
-}
-
-fn scope_number(scope: Scope) -> u8 {
-    match scope {
-        Scope::Global => 0,
-        Scope::Site => 200,
-        Scope::Link => 253,
-        Scope::Host => 254,
-        Scope::Other(number) => number,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn scopes_and_their_numbers_round_trip() {
-        for number in 0..=u8::MAX {
-            assert_eq!(scope_number(scope_from_number(number)), number);
-        }
-    }
-
-    #[test]
-    fn a_route_with_an_impossible_length_is_skipped() {
+    fn route_with_impossible_length_is_skipped() {
         let mut message = RouteMessage::default();
         message.header.table = RouteHeader::RT_TABLE_MAIN;
         message.header.destination_prefix_length = 33;
@@ -237,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_main_table_is_read() {
+    fn other_routing_tables_are_ignored() {
         let mut message = RouteMessage::default();
         message.header.table = 255;
         assert_eq!(route(&RouteNetlinkMessage::NewRoute(message.clone())), None);
@@ -246,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_of_a_multipath_route_is_read() {
+    fn multipath_route_has_all_next_hops() {
         let mut first = RouteNextHop::default();
         first.interface_index = 3;
         let mut second = RouteNextHop::default();

@@ -1,5 +1,5 @@
-//! The news that links, IPv4 addresses or IPv4 routes changed, many changes as one.
-//! Says that something changed, never what: a reader lists again, so nothing can be missed.
+//! Events of changed links, IPv4 addresses and IPv4 routes, many changes coalesced into one.
+//! Reports that something changed, never what: a reader lists again, so nothing can be missed.
 
 use std::io;
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::route::Prefix;
 /// the second that a repair may take.
 const COALESCE: Duration = Duration::from_millis(50);
 
-/// A bound on one drain, so that a storm cannot hold a reader: the default receive buffer
+/// A bound on one drain, so that a storm cannot block a reader: the default receive buffer
 /// (212,992 bytes) holds fewer messages than this.
 const DRAIN_MESSAGES_MAX: usize = 4096;
 
-/// As much of a message as tells which route it is about; the kernel cuts the rest off.
+/// Enough of a message to recognise its route; the kernel truncates the rest.
 const MESSAGE_BYTES: usize = 64;
 
 /// Room for news while a reader is at work: the routes of an internet routing table change some
@@ -54,7 +54,7 @@ impl Events {
         let open = || {
             let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
             let groups = GROUPS.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
-            // Without the right to it the default has to do, and more news is taken for lost.
+            // Without the right to it the default remains, and overruns are more frequent.
             set_socket_recv_buffer_size_force(socket.socket_ref(), RECEIVE_BUFFER_BYTES).ok();
             socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
             Ok(socket)
@@ -64,7 +64,7 @@ impl Events {
         Ok(Self { socket, pending: false, networks: None })
     }
 
-    /// Passes over news of routes that lead to no part of `networks`.
+    /// Ignores events of routes to outside of `networks`.
     #[must_use]
     pub fn only_about(self, networks: &[Prefix]) -> Self {
         Self { networks: Some(networks.to_vec()), ..self }
@@ -111,5 +111,5 @@ impl Events {
 }
 
 fn broken(source: io::Error) -> NetlinkError {
-    NetlinkError::Refused { operation: super::Operation::new("report", "change events"), source }
+    NetlinkError::Refused { operation: "report change events".to_owned(), source }
 }

@@ -1,5 +1,5 @@
-//! Permanent neighbours of a link and permanent entries of its forwarding database. What the
-//! kernel learnt by itself is neither listed nor touched.
+//! Permanent neighbours of a link and permanent entries of its forwarding database. Entries that
+//! the kernel learnt by itself are neither listed nor changed.
 
 use std::net::Ipv4Addr;
 
@@ -10,108 +10,78 @@ use rtnetlink::packet_route::neighbour::{
 use rtnetlink::packet_route::route::RouteType;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::{Netlink, NetlinkError, Operation};
-use crate::host::state::{LinkEntry, LinkId, MacAddress};
+use super::{Netlink, NetlinkError};
+use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
 
 impl Netlink {
-    /// The permanent IPv4 neighbours of a link.
-    pub async fn neighbours(&self, link: &LinkId) -> Result<Vec<LinkEntry>, NetlinkError> {
-        self.entries(link, AddressFamily::Inet, "list neighbours of").await
-    }
-
-    /// The permanent entries of a VXLAN device's forwarding database.
-    pub async fn forwarding(&self, link: &LinkId) -> Result<Vec<LinkEntry>, NetlinkError> {
-        self.entries(link, AddressFamily::Bridge, "list the forwarding database of").await
-    }
-
-    /// Sets a permanent neighbour, in place of another of the address.
-    pub async fn set_neighbour(&self, link: &LinkId, entry: LinkEntry) -> Result<(), NetlinkError> {
-        let message = message(link, entry, AddressFamily::Inet);
-        self.set_entry("set neighbour", link, entry, message).await
-    }
-
-    /// Sets where a VXLAN device sends what is for a hardware address, in place of another place.
-    pub async fn set_forwarding(
-        &self,
-        link: &LinkId,
-        entry: LinkEntry,
-    ) -> Result<(), NetlinkError> {
-        let message = message(link, entry, AddressFamily::Bridge);
-        self.set_entry("set forwarding entry", link, entry, message).await
-    }
-
-    /// Removes a neighbour.
-    pub async fn remove_neighbour(
-        &self,
-        link: &LinkId,
-        entry: LinkEntry,
-    ) -> Result<(), NetlinkError> {
-        let request = RouteNetlinkMessage::DelNeighbour(message(link, entry, AddressFamily::Inet));
-        self.edit(operation("remove neighbour", link, entry), request, 0).await
-    }
-
-    /// Removes an entry of a VXLAN device's forwarding database.
-    pub async fn remove_forwarding(
-        &self,
-        link: &LinkId,
-        entry: LinkEntry,
-    ) -> Result<(), NetlinkError> {
-        let message = message(link, entry, AddressFamily::Bridge);
-        let request = RouteNetlinkMessage::DelNeighbour(message);
-        self.edit(operation("remove forwarding entry", link, entry), request, 0).await
-    }
-
-    async fn set_entry(
-        &self,
-        verb: &'static str,
-        link: &LinkId,
-        entry: LinkEntry,
-        message: NeighbourMessage,
-    ) -> Result<(), NetlinkError> {
-        let request = RouteNetlinkMessage::NewNeighbour(message);
-        self.edit(operation(verb, link, entry), request, NLM_F_CREATE | NLM_F_REPLACE).await
-    }
-
-    async fn entries(
-        &self,
-        link: &LinkId,
-        family: AddressFamily,
-        verb: &'static str,
-    ) -> Result<Vec<LinkEntry>, NetlinkError> {
-        let mut query = NeighbourMessage::default();
-        query.header.family = family;
-        if family == AddressFamily::Bridge {
-            query.header.ifindex = link.index;
-        } else {
-            query.attributes.push(NeighbourAttribute::IfIndex(link.index));
+    /// The permanent entries of both tables of a VXLAN device.
+    pub async fn entries(&self, link: &LinkId) -> Result<Vec<LinkEntry>, NetlinkError> {
+        let mut entries = Vec::new();
+        for table in [EntryTable::Neighbours, EntryTable::Forwarding] {
+            let mut query = NeighbourMessage::default();
+            query.header.family = family(table);
+            match table {
+                EntryTable::Neighbours => {
+                    query.attributes.push(NeighbourAttribute::IfIndex(link.index));
+                }
+                EntryTable::Forwarding => query.header.ifindex = link.index,
+            }
+            let operation = format!("list {} of {link}", name(table));
+            let request = RouteNetlinkMessage::GetNeighbour(query);
+            let answer = self.list(&operation, request).await?;
+            entries.extend(answer.iter().filter_map(|message| entry(message, table, link.index)));
         }
-        let request = RouteNetlinkMessage::GetNeighbour(query);
-        let answer = self.list(Operation::new(verb, link), request).await?;
-        Ok(answer.iter().filter_map(|message| entry(message, link.index)).collect())
+        Ok(entries)
+    }
+
+    /// Sets a permanent entry, in place of another of the same address in the table of neighbours
+    /// or the same hardware address in the forwarding database.
+    pub async fn set_entry(&self, link: &LinkId, entry: LinkEntry) -> Result<(), NetlinkError> {
+        let request = RouteNetlinkMessage::NewNeighbour(message(link, entry));
+        self.edit(operation("set", link, entry), request, NLM_F_CREATE | NLM_F_REPLACE).await
+    }
+
+    /// Removes an entry.
+    pub async fn remove_entry(&self, link: &LinkId, entry: LinkEntry) -> Result<(), NetlinkError> {
+        let request = RouteNetlinkMessage::DelNeighbour(message(link, entry));
+        self.edit(operation("remove", link, entry), request, 0).await
     }
 }
 
-fn operation(verb: &'static str, link: &LinkId, entry: LinkEntry) -> Operation {
-    let LinkEntry { address, mac } = entry;
-    Operation::new(verb, format_args!("{address} {mac} of {}", link.name))
+fn operation(verb: &str, link: &LinkId, entry: LinkEntry) -> String {
+    let LinkEntry { table, address, mac } = entry;
+    format!("{verb} {address} {mac} in the {} of {}", name(table), link.name)
 }
 
-fn message(link: &LinkId, entry: LinkEntry, family: AddressFamily) -> NeighbourMessage {
+fn name(table: EntryTable) -> &'static str {
+    match table {
+        EntryTable::Neighbours => "neighbours",
+        EntryTable::Forwarding => "forwarding database",
+    }
+}
+
+fn family(table: EntryTable) -> AddressFamily {
+    match table {
+        EntryTable::Neighbours => AddressFamily::Inet,
+        EntryTable::Forwarding => AddressFamily::Bridge,
+    }
+}
+
+fn message(link: &LinkId, entry: LinkEntry) -> NeighbourMessage {
     let mut message = NeighbourMessage::default();
-    message.header.family = family;
+    message.header.family = family(entry.table);
     message.header.ifindex = link.index;
     message.header.state = NeighbourState::Permanent;
-    if family == AddressFamily::Bridge {
-        message.header.flags = NeighbourFlags::Own;
-    } else {
-        message.header.kind = RouteType::Unicast;
+    match entry.table {
+        EntryTable::Neighbours => message.header.kind = RouteType::Unicast,
+        EntryTable::Forwarding => message.header.flags = NeighbourFlags::Own,
     }
     message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.address)));
     message.attributes.push(NeighbourAttribute::LinkLayerAddress(entry.mac.0.to_vec()));
     message
 }
 
-fn entry(message: &RouteNetlinkMessage, index: u32) -> Option<LinkEntry> {
+fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option<LinkEntry> {
     let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
     // A set of bits: iproute2 also sets that no requests are sent.
     let permanent = u16::from(NeighbourState::Permanent);
@@ -129,5 +99,5 @@ fn entry(message: &RouteNetlinkMessage, index: u32) -> Option<LinkEntry> {
             mac = MacAddress::from_bytes(bytes);
         }
     }
-    Some(LinkEntry { address: address?, mac: mac? })
+    Some(LinkEntry { table, address: address?, mac: mac? })
 }

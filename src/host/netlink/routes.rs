@@ -1,5 +1,5 @@
-//! Routes of hosts that may have a whole internet routing table: a listing keeps only what is asked
-//! for, as it comes, and news of other routes is told from what matters by a few bytes.
+//! Routes on hosts that may have a whole internet routing table: a listing keeps only what was
+//! asked for while it arrives, and events of other routes are recognised by a few bytes.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -13,9 +13,12 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use tokio::time::timeout;
 
-use super::{LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, Operation, REQUEST_TIMEOUT, decode};
+use super::{LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, REQUEST_TIMEOUT, decode};
 use crate::host::state::Route;
 use crate::route::Prefix;
+
+/// In the words of an error.
+const OPERATION: &str = "list IPv4 routes";
 
 /// The kernel fills at most so much in one go (`netlink_dump`, net/netlink/af_netlink.c).
 const PART_BYTES: usize = 32 * 1024;
@@ -33,25 +36,21 @@ impl Netlink {
     /// The IPv4 routes of the main table to the destinations that are `wanted`, in the kernel's
     /// order: within one destination the one that wins comes first. Takes no memory for others.
     pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>, NetlinkError> {
-        let operation = Operation::new("list", "IPv4 routes");
         for _ in 0..LISTING_ATTEMPTS_MAX {
-            match timeout(REQUEST_TIMEOUT, list(&operation, &wanted)).await {
+            match timeout(REQUEST_TIMEOUT, list(&wanted)).await {
                 Ok(Ok(Some(routes))) => return Ok(routes),
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => return Err(error),
-                Err(_elapsed) => return Err(NetlinkError::TimedOut(operation)),
+                Err(_elapsed) => return Err(NetlinkError::TimedOut(OPERATION.to_owned())),
             }
         }
-        Err(NetlinkError::Unsettled(operation))
+        Err(NetlinkError::Unsettled(OPERATION.to_owned()))
     }
 }
 
 /// One listing; `None` if the table changed meanwhile in a way that may have hidden something.
-async fn list(
-    operation: &Operation,
-    wanted: &impl Fn(Prefix) -> bool,
-) -> Result<Option<Vec<Route>>, NetlinkError> {
-    let refused = |source| NetlinkError::Refused { operation: operation.clone(), source };
+async fn list(wanted: &impl Fn(Prefix) -> bool) -> Result<Option<Vec<Route>>, NetlinkError> {
+    let refused = |source| NetlinkError::Refused { operation: OPERATION.to_owned(), source };
     let socket =
         ask().await.map_err(|source| NetlinkError::Open { purpose: "a listing", source })?;
     let (mut routes, mut is_interrupted) = (Vec::new(), false);
@@ -131,7 +130,7 @@ pub(super) enum About {
     Else,
 }
 
-/// Reads no more of a message than it must; it may be cut off behind the destination.
+/// Parses as little of a message as possible; it may be truncated behind the destination.
 pub(super) fn about(message: &[u8]) -> About {
     if !matches!(number(message, TYPE_AT), Some(RTM_NEWROUTE | RTM_DELROUTE)) {
         return About::Else;
@@ -175,7 +174,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::state::{LinkId, RouteProtocol, RouteSpec, Scope};
+    use crate::host::state::{LinkId, RouteProtocol, RouteSpec};
 
     fn bytes(destination: &str, table: u8, is_new: bool) -> Vec<u8> {
         let route = RouteSpec {
@@ -183,7 +182,6 @@ mod tests {
             interface: LinkId { index: 2, name: "eth0".to_owned() },
             gateway: "192.0.2.1".parse().ok(),
             metric: 7,
-            scope: Scope::Global,
             protocol: RouteProtocol::BOOT,
             is_onlink: false,
         };
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_destination_is_read_from_the_bytes() {
+    fn destination_is_parsed_from_bytes() {
         for text in ["10.5.0.0/16", "10.5.7.0/24", "192.0.2.1/32", "0.0.0.0/0"] {
             for is_new in [true, false] {
                 let whole = bytes(text, RouteHeader::RT_TABLE_MAIN, is_new);
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_never_taken_for_another_route() {
+    fn truncated_message_is_no_other_route() {
         let whole = bytes("10.5.7.0/24", RouteHeader::RT_TABLE_MAIN, true);
         let right = about(&whole);
         for length in 0..whole.len() {

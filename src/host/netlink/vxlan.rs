@@ -1,30 +1,20 @@
 //! VXLAN devices over rtnetlink: read one, make one, remove one, and their hardware address.
 
+#![expect(clippy::wildcard_enum_match_arm, reason = "the kernel's attributes, of which few matter")]
+
 use rtnetlink::LinkVxlan;
-use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage,
 };
 
-use super::{Netlink, NetlinkError, Operation, decode, link_query};
+use super::{Netlink, NetlinkError, decode};
 use crate::host::state::{LinkId, MacAddress, Vxlan, VxlanLink};
 
 impl Netlink {
     /// The link with this name, whatever it is; `None` if there is no such link.
     pub async fn vxlan_link(&self, name: &str) -> Result<Option<VxlanLink>, NetlinkError> {
-        let operation = Operation::new("read", format_args!("link {name}"));
-        let mut query = link_query();
-        query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        let request = RouteNetlinkMessage::GetLink(query);
-        match self.request(&operation, request, NLM_F_ACK).await {
-            Ok(answer) => match answer.messages.iter().find_map(vxlan_link) {
-                Some(link) => Ok(Some(link)),
-                None => Err(NetlinkError::Incomplete { operation, missing: "the link" }),
-            },
-            Err(error) if error.is_already_gone() => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.read_link(name, vxlan_link).await
     }
 
     /// Makes a VXLAN device, switched off.
@@ -49,26 +39,23 @@ impl Netlink {
         if vxlan.gbp {
             builder = builder.append_info_data(InfoVxlan::Gbp);
         }
-        let operation = Operation::new("make the vxlan device", name);
         let request = RouteNetlinkMessage::NewLink(builder.build());
-        self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
+        self.add(format!("make the vxlan device {name}"), request).await
     }
 
     /// Removes a link.
     pub async fn remove_link(&self, link: &LinkId) -> Result<(), NetlinkError> {
         let mut message = LinkMessage::default();
         message.header.index = link.index;
-        self.edit(Operation::new("remove link", link), RouteNetlinkMessage::DelLink(message), 0)
-            .await
+        self.edit(format!("remove link {link}"), RouteNetlinkMessage::DelLink(message), 0).await
     }
 
     /// Gives a link another hardware address.
     pub async fn set_mac(&self, link: &LinkId, mac: MacAddress) -> Result<(), NetlinkError> {
-        let operation = Operation::new("set the hardware address", format!("{mac} on {link}"));
         let mut message = LinkMessage::default();
         message.header.index = link.index;
         message.attributes.push(LinkAttribute::Address(mac.0.to_vec()));
-        self.edit(operation, RouteNetlinkMessage::SetLink(message), 0).await
+        self.set_link(format!("set the hardware address {mac} on {link}"), message).await
     }
 }
 
@@ -92,33 +79,18 @@ fn info_data(info: &LinkInfo) -> Option<&[InfoVxlan]> {
 }
 
 fn vxlan(data: &[InfoVxlan]) -> Vxlan {
-    let mut vxlan = Vxlan {
-        vni: 0,
-        parent_index: 0,
-        local: None,
-        port: None,
-        gbp: false,
-        learning: false,
-        has_default_remote: false,
-        l2miss: false,
-    };
+    let mut vxlan = Vxlan::default();
     for info in data {
-        if let InfoVxlan::Id(vni) = info {
-            vxlan.vni = *vni;
-        } else if let InfoVxlan::Link(index) = info {
-            vxlan.parent_index = *index;
-        } else if let InfoVxlan::Local(address) = info {
-            vxlan.local = Some(*address);
-        } else if let InfoVxlan::Port(port) = info {
-            vxlan.port = Some(*port);
-        } else if let InfoVxlan::Gbp = info {
-            vxlan.gbp = true;
-        } else if let InfoVxlan::Learning(on) = info {
-            vxlan.learning = *on;
-        } else if let InfoVxlan::Group(_) | InfoVxlan::Group6(_) = info {
-            vxlan.has_default_remote = true;
-        } else if let InfoVxlan::L2Miss(on) = info {
-            vxlan.l2miss = *on;
+        match info {
+            InfoVxlan::Id(vni) => vxlan.vni = *vni,
+            InfoVxlan::Link(index) => vxlan.parent_index = *index,
+            InfoVxlan::Local(address) => vxlan.local = Some(*address),
+            InfoVxlan::Port(port) => vxlan.port = Some(*port),
+            InfoVxlan::Gbp => vxlan.gbp = true,
+            InfoVxlan::Learning(on) => vxlan.learning = *on,
+            InfoVxlan::Group(_) | InfoVxlan::Group6(_) => vxlan.has_default_remote = true,
+            InfoVxlan::L2Miss(on) => vxlan.l2miss = *on,
+            _ => {}
         }
     }
     vxlan

@@ -141,7 +141,7 @@ fn slow_answers_cost_few_echoes() {
 }
 
 #[test]
-fn a_path_that_narrows_is_found_in_time_and_one_that_widens_too() {
+fn narrowed_and_widened_paths_are_found_in_time() {
     for (router_bytes, expected) in [(1400, 1372), (1300, 1272), (576, 548), (1399, 1322)] {
         let mut world = World::new(vec![WIDE, WIDE], 7);
         world.pass(3000, true);
@@ -156,7 +156,7 @@ fn a_path_that_narrows_is_found_in_time_and_one_that_widens_too() {
 }
 
 #[test]
-fn a_path_that_narrows_further_is_followed_and_one_that_widens_in_part_too() {
+fn partial_changes_of_a_path_are_followed() {
     let mut world = World::new(vec![WIDE], 3);
     for (takes_bytes, expected, limit_ms) in
         [(1372, 1372, 1600), (1272, 1272, 1600), (1372, 1372, 32_000), (700, 548, 1600)]
@@ -167,7 +167,7 @@ fn a_path_that_narrows_further_is_followed_and_one_that_widens_in_part_too() {
 }
 
 #[test]
-fn a_peer_that_answers_no_echo_changes_nothing_and_is_asked_seldom() {
+fn silent_peer_is_asked_seldom() {
     let mut world = World::new(vec![Truth { answers: false, ..WIDE }], 5);
     world.pass(60_000, true);
     let first = world.probes;
@@ -179,7 +179,7 @@ fn a_peer_that_answers_no_echo_changes_nothing_and_is_asked_seldom() {
 }
 
 #[test]
-fn nobody_is_asked_while_nobody_is_sent_long_datagrams() {
+fn idle_peers_are_not_asked() {
     let mut world = World::new(vec![WIDE; 9], 5);
     world.pass(10_000, false);
     assert_eq!(world.probes, 0);
@@ -207,7 +207,7 @@ fn many_peers_take_turns_within_the_rate() {
 }
 
 #[test]
-fn a_peer_that_left_no_longer_limits_the_others() {
+fn removed_peer_frees_its_place() {
     let mut world = World::new(vec![WIDE, Truth { takes_bytes: 1272, ..WIDE }], 5);
     world.until(Some(1272), 1600);
     world.paths.retain(|endpoint, _| endpoint != World::endpoint(1));
@@ -227,7 +227,7 @@ fn another_interface_mtu_starts_over() {
 }
 
 #[test]
-fn loss_and_delay_are_not_taken_for_a_narrow_path() {
+fn loss_and_delay_are_no_narrow_path() {
     // One in twenty lost; and answers that always come too late.
     for truth in [Truth { lost: 13, ..WIDE }, Truth { delay_ms: 400, ..WIDE }] {
         let mut world = World::new(vec![truth], 11);
@@ -239,7 +239,7 @@ fn loss_and_delay_are_not_taken_for_a_narrow_path() {
 }
 
 #[test]
-fn loss_of_long_packets_is_not_taken_for_a_narrow_path() {
+fn loss_of_long_packets_is_no_narrow_path() {
     for seed in 0..20 {
         // Three in ten of the long ones are lost, at random.
         let mut world = World::new(vec![Truth { lost_long: 77, ..WIDE }], seed);
@@ -263,7 +263,7 @@ fn a_long_burst_of_loss_costs_some_seconds() {
 }
 
 #[test]
-fn each_of_many_narrow_paths_gets_its_own_limit() {
+fn each_narrow_path_has_its_own_limit() {
     let narrow = Truth { takes_bytes: 1372, ..WIDE };
     let mut world = World::new([vec![narrow; 80], vec![WIDE; 20]].concat(), 5);
     world.pass(60_000, true);
@@ -281,7 +281,7 @@ fn each_of_many_narrow_paths_gets_its_own_limit() {
 }
 
 #[test]
-fn only_a_peer_in_use_that_answers_nothing_is_mute() {
+fn only_a_silent_peer_in_use_is_mute() {
     let mut world = World::new(vec![WIDE, Truth { answers: false, ..WIDE }], 5);
     world.pass(3000, true);
     assert!(world.paths.some_are_mute());

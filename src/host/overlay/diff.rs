@@ -1,13 +1,9 @@
-//! The difference between what the overlay device must be and what the kernel says it is.
-//! Pure: values in, actions out.
+//! The difference between the desired and the actual state of the overlay device. Pure.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-use crate::host::state::{
-    Address, Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec, Scope,
-};
+use crate::host::state::{Address, Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
 use crate::route::Prefix;
 
 /// The overlay address is a single host: no broadcast address, no on-link route.
@@ -53,7 +49,6 @@ impl OverlayDesired {
             interface: self.device.clone(),
             gateway: None,
             metric: ROUTE_METRIC,
-            scope: Scope::Global,
             protocol: RouteProtocol::BOOT,
             is_onlink: false,
         }
@@ -130,9 +125,9 @@ pub enum Action {
     },
 }
 
-/// What is to be done, and what is to be told.
+/// What to edit, and what to log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct OverlayDiff {
     /// The edits, in the order that the kernel accepts.
     pub actions: Vec<Action>,
     /// Routes to the overlay network that do not lead into the device, and win over ours.
@@ -148,49 +143,53 @@ pub struct Plan {
 /// Addresses outside the network are left alone: they cannot become the source of overlay traffic,
 /// while one inside would be a source that peers have no lease for.
 #[must_use]
-pub fn diff(desired: &OverlayDesired, actual: &OverlayActual, settings: DeviceSettings) -> Plan {
+pub fn diff(
+    desired: &OverlayDesired,
+    actual: &OverlayActual,
+    settings: DeviceSettings,
+) -> OverlayDiff {
     let OverlayActual { link, addresses, routes, path_routes: _ } = actual;
-    let mut plan = Plan::default();
+    let mut diff = OverlayDiff::default();
     let mtu_differs = link.mtu_bytes != u32::from(desired.mtu_bytes);
     match settings {
         DeviceSettings::Impose => {
             if mtu_differs {
-                plan.actions.push(Action::SetMtu);
+                diff.actions.push(Action::SetMtu);
             }
             if link.transmit_queue_length != desired.transmit_queue_length {
-                plan.actions.push(Action::SetTransmitQueueLength);
+                diff.actions.push(Action::SetTransmitQueueLength);
             }
         }
         DeviceSettings::Respect => {
-            plan.foreign_mtu_bytes = mtu_differs.then_some(link.mtu_bytes);
+            diff.foreign_mtu_bytes = mtu_differs.then_some(link.mtu_bytes);
         }
     }
     if !addresses.iter().any(|owned| is_own_address(desired, owned)) {
-        plan.actions.push(Action::AddAddress);
+        diff.actions.push(Action::AddAddress);
     }
     for owned in addresses {
         if desired.network.contains(owned.address) && !is_own_address(desired, owned) {
-            plan.actions.push(Action::RemoveAddress {
+            diff.actions.push(Action::RemoveAddress {
                 address: owned.address,
                 prefix_length_bits: owned.prefix_length_bits,
             });
         }
     }
     if !link.is_up {
-        plan.actions.push(Action::SetUp);
+        diff.actions.push(Action::SetUp);
     }
     if desired.has_remote_subnets() {
         let is_foreign = |route: &&Route| !leads_into_device(desired, route) && wins(route);
-        plan.foreign_routes = routes.iter().filter(is_foreign).cloned().collect();
+        diff.foreign_routes = routes.iter().filter(is_foreign).cloned().collect();
         // A foreign route of our metric holds the place in the table, and the kernel would refuse
         // ours.
-        let is_blocked = plan.foreign_routes.iter().any(occupies_our_place);
+        let is_blocked = diff.foreign_routes.iter().any(occupies_our_place);
         if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
-            plan.actions.push(Action::AddRoute);
+            diff.actions.push(Action::AddRoute);
         }
     }
-    plan.actions.extend(diff_paths(desired, actual));
-    plan
+    diff.actions.extend(diff_paths(desired, actual));
+    diff
 }
 
 /// A subnet to which somebody else has a route in our place is left to them.
@@ -251,12 +250,12 @@ pub(super) fn spell_route(route: &Route, interface_name: impl Fn(u32) -> String)
             text.push_str(" nexthop");
         }
         if let Some(gateway) = hop.gateway {
-            append(&mut text, format_args!(" via {gateway}"));
+            text += &format!(" via {gateway}");
         }
-        append(&mut text, format_args!(" dev {}", interface_name(hop.interface_index)));
+        text += &format!(" dev {}", interface_name(hop.interface_index));
     }
     if route.metric != 0 {
-        append(&mut text, format_args!(" metric {}", route.metric));
+        text += &format!(" metric {}", route.metric);
     }
     text
 }
@@ -271,10 +270,6 @@ fn spell_kind(number: u8) -> String {
         other => return format!("type {other}"),
     };
     word.to_owned()
-}
-
-fn append(text: &mut String, words: std::fmt::Arguments<'_>) {
-    text.write_fmt(words).expect("a String takes any text");
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The plan against a model of the kernel's tables, and each rule on its own.
+//! The diff against a model of the kernel's tables, and each rule on its own.
 
 use std::net::IpAddr;
 
@@ -27,7 +27,6 @@ fn address(address: Ipv4Addr, prefix_length_bits: u8) -> Address {
         interface_index: DEVICE,
         address,
         prefix_length_bits,
-        scope: Scope::Global,
         is_permanent: true,
         is_deprecated: false,
         is_secondary: false,
@@ -39,10 +38,8 @@ fn route(interface_index: u32, metric: u32) -> Route {
         destination: desired().network,
         metric,
         kind: RouteKind::Unicast,
-        scope: Scope::Global,
         protocol: RouteProtocol::BOOT,
         type_of_service: 0,
-        preferred_source: None,
         next_hops: vec![NextHop { interface_index, gateway: None }],
     }
 }
@@ -54,7 +51,6 @@ fn complete() -> OverlayActual {
             mtu_bytes: 1472,
             transmit_queue_length: 500,
             is_up: true,
-            is_running: true,
             is_loopback: false,
         },
         addresses: vec![address(desired().address, 32)],
@@ -114,7 +110,7 @@ fn path_route(subnet: &str) -> Route {
 }
 
 #[test]
-fn each_narrow_path_has_its_route_and_no_other_path_has_one() {
+fn only_narrow_paths_have_routes() {
     let [narrow, wide]: [Prefix; 2] = ["10.5.1.0/24", "10.5.2.0/24"].map(|s| s.parse().unwrap());
     let desired = OverlayDesired { path_mtus: BTreeMap::from([(narrow, 1372)]), ..desired() };
     let paths = |actual: &OverlayActual| diff_paths(&desired, actual);
@@ -219,12 +215,11 @@ proptest! {
 
 #[test]
 fn a_complete_device_needs_nothing() {
-    assert_eq!(diff(&desired(), &complete(), DeviceSettings::Impose), Plan::default());
-    // A source hint on our route is an operator's choice, and so is a second route of ours.
+    assert_eq!(diff(&desired(), &complete(), DeviceSettings::Impose), OverlayDiff::default());
+    // A second route into the device is an operator's choice.
     let mut actual = complete();
-    actual.routes[0].preferred_source = Some(desired().address);
     actual.routes.push(route(DEVICE, 100));
-    assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), Plan::default());
+    assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), OverlayDiff::default());
 }
 
 #[test]
@@ -246,7 +241,7 @@ fn a_bare_device_gets_everything_in_order() {
 }
 
 #[test]
-fn addresses_of_the_network_are_replaced_and_others_kept() {
+fn only_addresses_of_the_network_are_replaced() {
     let mut actual = complete();
     let old = Ipv4Addr::new(10, 5, 99, 0);
     actual.addresses = vec![
@@ -281,29 +276,29 @@ fn foreign_routes_are_found_whatever_they_look_like() {
 }
 
 #[test]
-fn a_route_that_loses_against_ours_is_no_foreign_route() {
+fn losing_route_is_not_foreign() {
     let blackhole = Route { kind: RouteKind::Other(6), next_hops: vec![], ..route(DEVICE, 1) };
     for loser in [route(OTHER, 100), blackhole] {
         let mut actual = complete();
         actual.routes.push(loser);
-        assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), Plan::default());
+        assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), OverlayDiff::default());
     }
 }
 
 #[test]
-fn a_host_that_has_the_whole_network_leaves_the_route_to_the_bridge() {
+fn whole_network_leaves_route_to_the_bridge() {
     let network = desired().network;
     let alone = OverlayDesired { subnet: Some(network), address: network.network(), ..desired() };
     let addresses = vec![address(alone.address, 32)];
-    let bridge = Route { protocol: RouteProtocol(2), scope: Scope::Link, ..route(OTHER, 0) };
+    let bridge = Route { protocol: RouteProtocol(2), ..route(OTHER, 0) };
     for routes in [vec![], vec![bridge]] {
         let actual = OverlayActual { routes, addresses: addresses.clone(), ..complete() };
-        assert_eq!(diff(&alone, &actual, DeviceSettings::Impose), Plan::default());
+        assert_eq!(diff(&alone, &actual, DeviceSettings::Impose), OverlayDiff::default());
     }
 }
 
 #[test]
-fn our_route_waits_only_for_a_foreign_route_in_its_place() {
+fn only_a_route_in_place_blocks_ours() {
     let mut actual = complete();
     actual.routes = vec![route(OTHER, 0)];
     assert_eq!(actions(&actual), []);
@@ -314,7 +309,7 @@ fn our_route_waits_only_for_a_foreign_route_in_its_place() {
 }
 
 #[test]
-fn a_route_is_spelled_as_ip_route_spells_it() {
+fn route_is_spelled_like_ip_route() {
     let name = |index| format!("eth{index}");
     let gateway = |text: &str| Some(text.parse::<IpAddr>().unwrap());
     let mut spelled = route(3, 100);

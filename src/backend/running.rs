@@ -1,0 +1,118 @@
+//! A running backend, whichever it is: all that the daemon knows of backends. The top of this
+//! folder; no other file in it may import this one.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::backend::alloc::AllocBackend;
+use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
+use crate::backend::kernel::KernelBackend;
+use crate::backend::setup::{Claim, Settings, Setup, SetupError};
+use crate::backend::status::View;
+use crate::backend::udp::{self, UdpBackend, UdpError, UdpReserved};
+use crate::backend::{host_gw, vxlan};
+use crate::control::lease::{LeaseAttributes, Peers};
+use crate::host::interface::ExternalInterface;
+
+/// Why a backend cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A reason that several backends have.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// The udp backend's reason.
+    #[error(transparent)]
+    Udp(#[from] UdpError),
+    /// The extension's reason.
+    #[error(transparent)]
+    Extension(#[from] ExtensionError),
+}
+
+/// Port and device of the userspace dataplane; the kernel's backends share what they make with
+/// later runs.
+pub type Reserved = Option<UdpReserved>;
+
+/// A running backend.
+pub enum Backend {
+    /// The userspace dataplane.
+    Udp(Box<UdpBackend>),
+    /// VXLAN or plain routes.
+    Kernel(Box<KernelBackend>),
+    /// A subnet only.
+    Alloc(Box<AllocBackend>),
+    /// Commands.
+    Extension(Box<ExtensionBackend>),
+}
+
+impl Settings {
+    /// Reserves what another program may have, such as a port, and finds out what the host refuses.
+    /// To be done before the store hears of the node: with a lease, nothing is left to be refused.
+    pub async fn reserve(&self, claim: Claim<'_>) -> Result<Reserved, StartError> {
+        match self {
+            Self::Udp(settings) => return Ok(Some(udp::reserve(settings, claim).await?)),
+            Self::Vxlan(settings) => vxlan::check_room(settings, claim.external)?,
+            Self::HostGw | Self::Alloc | Self::Extension(_) => {}
+        }
+        Ok(None)
+    }
+
+    /// What the node publishes with its lease, before it has one. `former` is what its lease in the
+    /// store says from an earlier run.
+    pub async fn introduce(
+        &self,
+        external: &ExternalInterface,
+        former: Option<&LeaseAttributes>,
+    ) -> Result<LeaseAttributes, StartError> {
+        match self {
+            Self::Udp(_) | Self::Alloc => Ok(LeaseAttributes::udp(external.public_address)),
+            Self::Vxlan(settings) => Ok(vxlan::introduce(settings, external, former).await?),
+            Self::HostGw => Ok(host_gw::introduce(external)?),
+            Self::Extension(settings) => Ok(extension::introduce(settings, external).await?),
+        }
+    }
+}
+
+impl Backend {
+    /// Sets up what carries the packets, peers aside, with what the settings reserved.
+    pub async fn start(setup: Setup, reserved: Reserved) -> Result<Self, StartError> {
+        setup.warn_of_idle_flags();
+        Ok(match setup.settings.clone() {
+            Settings::Udp(settings) => {
+                let reserved = reserved.expect("the udp backend reserves its port");
+                Self::Udp(Box::new(UdpBackend::start(setup, settings, reserved).await?))
+            }
+            Settings::Vxlan(settings) => {
+                Self::Kernel(Box::new(KernelBackend::start(&setup, Some(settings)).await?))
+            }
+            Settings::HostGw => Self::Kernel(Box::new(KernelBackend::start(&setup, None).await?)),
+            Settings::Alloc => Self::Alloc(Box::new(AllocBackend::start(&setup)?)),
+            Settings::Extension(settings) => {
+                Self::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
+            }
+        })
+    }
+
+    /// What the rest of the daemon sees of it.
+    #[must_use]
+    pub fn view(&self) -> View {
+        match self {
+            Self::Udp(backend) => backend.view(),
+            Self::Kernel(backend) => backend.view(),
+            Self::Alloc(backend) => backend.view(),
+            Self::Extension(backend) => backend.view(),
+        }
+    }
+
+    /// Follows the leases, and repairs what breaks. Runs until it is dropped, which ends what only
+    /// weftd itself could carry on, and leaves the rest in place for the next run.
+    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        match self {
+            Self::Udp(backend) => backend.run(leases).await,
+            Self::Kernel(backend) => backend.run(leases).await,
+            Self::Alloc(backend) => backend.run().await,
+            Self::Extension(backend) => backend.run(leases).await,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Why the udp backend could not start, or not rebuild what broke.
+
+use crate::device::{SocketError, TunError};
+use crate::engine::{RingError, SpawnError};
+use crate::host::mtu::MtuError;
+use crate::host::netlink::NetlinkError;
+use crate::host::overlay::OverlayError;
+
+/// The backend could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum UdpError {
+    /// The interface leaves no sensible overlay MTU.
+    #[error("no usable overlay MTU")]
+    Mtu(#[from] MtuError),
+    /// No TUN device.
+    #[error("no TUN device")]
+    Tun(#[from] TunError),
+    /// No socket.
+    #[error("no tunnel socket")]
+    Socket(#[from] SocketError),
+    /// Address or route refused.
+    #[error("cannot configure the TUN device")]
+    Overlay(#[from] OverlayError),
+    /// The host's network state can't be read.
+    #[error("cannot talk to the kernel about its network")]
+    Netlink(#[from] NetlinkError),
+    /// No thread.
+    #[error("cannot start the packet worker")]
+    Worker(#[source] SpawnError),
+    /// io_uring was requested and is not available.
+    #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
+    Ring {
+        /// What to do about it.
+        cure: String,
+        /// What the kernel lacks or refused.
+        source: RingError,
+    },
+}
+
+impl UdpError {
+    /// The lost connection to the kernel behind it, if there is one.
+    pub(super) fn lost_connection(&self) -> Option<&NetlinkError> {
+        let (Self::Netlink(error) | Self::Overlay(OverlayError::Netlink(error))) = self else {
+            return None;
+        };
+        Some(error).filter(|error| error.is_connection_lost())
+    }
+
+    /// Whether a killed predecessor's device or socket may be in the way.
+    pub(super) fn is_perhaps_leftover(&self) -> bool {
+        if let Self::Socket(error) = self {
+            return error.is_address_in_use();
+        }
+        matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::netlink::Netlink;
+    use crate::host::state::LinkId;
+
+    #[test]
+    fn only_a_dead_connection_counts_as_lost() {
+        let runtime =
+            || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // The connection's task dies with the runtime that it was opened on.
+        let first = runtime();
+        let netlink = first.block_on(async { Netlink::open().unwrap() });
+        drop(first);
+        let error = runtime().block_on(netlink.link_named("lo")).unwrap_err();
+        assert!(UdpError::from(error).lost_connection().is_some());
+        let error = runtime().block_on(netlink.links()).unwrap_err();
+        assert!(UdpError::from(OverlayError::from(error)).lost_connection().is_some());
+        let gone = LinkId { index: 7, name: "flannel0".to_owned() };
+        assert!(UdpError::from(OverlayError::DeviceGone(gone)).lost_connection().is_none());
+    }
+}

@@ -1,0 +1,154 @@
+//! Opens sockets and devices. The first ones of a daemon in two steps: `reserve` takes what another
+//! daemon may have, before anything is written to the store; `take_over` configures it. Both may
+//! find leftovers of a killed predecessor.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::backend::setup::{Claim, Setup};
+use crate::config::network::UdpBackendConfig;
+use crate::config::options::OffloadChoice;
+use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
+use crate::host::mtu::overlay_mtu_bytes;
+use crate::host::netlink::Netlink;
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
+use crate::host::state::LinkId;
+use crate::route::Prefix;
+
+use super::error::UdpError;
+use super::team;
+
+/// flannel's name for the device; the kernel puts the first free number in.
+const DEVICE_TEMPLATE: &str = "flannel%d";
+
+/// How long obstacles at start may be a killed predecessor's.
+const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Pause between two attempts meanwhile.
+const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
+
+/// The port and a device, taken.
+#[derive(Debug)]
+pub struct UdpReserved {
+    pub(super) sockets: Vec<TunnelSocket>,
+    pub(super) queues: Vec<Tun>,
+    pub(super) mtu_bytes: u16,
+    pub(super) worker_count: NonZeroU16,
+    /// The requested offloads that can be used.
+    pub(super) offload: OffloadChoice,
+}
+
+/// Takes the port and a device, and makes sure that the route is free. The port comes first:
+/// whoever has it also owns the route, which must not be removed then.
+pub(crate) async fn reserve(
+    settings: &UdpBackendConfig,
+    claim: Claim<'_>,
+) -> Result<UdpReserved, UdpError> {
+    let Claim { external, network, previous_subnet, mut offload, workers } = claim;
+    let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
+    offload.gso &= !avoids_gso(offload, &kernel::release());
+    let worker_count = team::count(workers);
+    let netlink = Netlink::open()?;
+    let address = SocketAddrV4::new(external.address, settings.port);
+    let once = async || {
+        let sockets = bind_sockets(address, offload, worker_count)?;
+        let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
+        let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
+        Overlay::check(&netlink, &desired).await?;
+        Ok(UdpReserved { sockets, queues, mtu_bytes, worker_count, offload })
+    };
+    patiently(once).await
+}
+
+/// Gives the device its address and the route.
+pub(super) async fn take_over(
+    netlink: &Netlink,
+    setup: &Setup,
+    mtu_bytes: u16,
+    tun: &Tun,
+) -> Result<Overlay, UdpError> {
+    let desired = desired(netlink, tun, setup.network, Some(setup.subnet), mtu_bytes).await?;
+    patiently(async || Ok(Overlay::establish(netlink, desired.clone()).await?)).await
+}
+
+/// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
+/// its socket until the kernel has torn the ring down, some time after the process is gone.
+async fn patiently<T>(once: impl AsyncFn() -> Result<T, UdpError>) -> Result<T, UdpError> {
+    let give_up = Instant::now() + LEFTOVER_PATIENCE;
+    loop {
+        match once().await {
+            Err(error) if error.is_perhaps_leftover() && Instant::now() < give_up => {
+                sleep(LEFTOVER_RETRY).await;
+            }
+            made => return made,
+        }
+    }
+}
+
+/// Binds one socket for each worker to `address`, which is the external interface's.
+pub(super) fn bind_sockets(
+    address: SocketAddrV4,
+    offload: OffloadChoice,
+    count: NonZeroU16,
+) -> Result<Vec<TunnelSocket>, SocketError> {
+    TunnelSocket::bind_group(address, offload.gso, offload.gro, count)
+}
+
+/// Whether GSO is left out because nobody asked for it on a kernel that mangles its datagrams.
+fn avoids_gso(offload: OffloadChoice, release: &str) -> bool {
+    let avoids = offload.automatic && offload.gso && kernel::mangles_gso(release);
+    if avoids {
+        warn!(
+            "UDP segmentation is off: kernel {release} mangles segmented datagrams (7.0 to 7.1.4); \
+             a newer kernel sends several times as fast, --offload=tso,uso,gso,gro insists"
+        );
+    }
+    avoids
+}
+
+/// Opens one queue for each worker; never none.
+pub(super) fn open_queues(
+    name: &str,
+    offload: OffloadChoice,
+    count: NonZeroU16,
+) -> Result<Vec<Tun>, TunError> {
+    let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
+    let queues = Tun::open(name, wanted, count)?;
+    if count.get() > 1
+        && let Err(error) = queues[0].steer_by_flow()
+    {
+        warn!(
+            "flows cannot be pinned to workers, packets may be reordered: {error}; grant CAP_BPF, \
+             or use --workers=1"
+        );
+    }
+    Ok(queues)
+}
+
+/// The state that a new device must have.
+pub(super) async fn desired(
+    netlink: &Netlink,
+    tun: &Tun,
+    network: Prefix,
+    subnet: Option<Prefix>,
+    mtu_bytes: u16,
+) -> Result<OverlayDesired, UdpError> {
+    let Some(link) = netlink.link_named(tun.name()).await? else {
+        let device = LinkId { index: 0, name: tun.name().to_owned() };
+        return Err(OverlayError::DeviceGone(device).into());
+    };
+    Ok(OverlayDesired {
+        device: link.id,
+        address: subnet.unwrap_or(network).network(),
+        mtu_bytes,
+        network,
+        subnet,
+        transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
+        path_mtus: BTreeMap::new(),
+    })
+}

@@ -1,0 +1,353 @@
+//! Everything that packets go through: the TUN device, the sockets, the workers. Rebuilt when it
+//! breaks or when the interface beneath it has another address; its MTU follows the interface, and
+//! the routes to narrow paths follow the prober.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::{error, info, warn};
+
+use crate::backend::setup::{INTERFACE_PERIOD, Setup};
+use crate::backend::status::{Carrier, Reporter, View, WorkerState};
+use crate::config::network::UdpBackendConfig;
+use crate::config::options::{EngineChoice, OffloadChoice};
+use crate::device::TunOffload;
+use crate::engine::{Engine, WorkerEnd};
+use crate::failure::{LogOnce, with_causes};
+use crate::host::follower::{HostFollower, Listing};
+use crate::host::mtu::followed_mtu_bytes;
+use crate::host::overlay::{Overlay, OverlayError};
+use crate::route::{Prefix, Published};
+
+use super::error::UdpError;
+use super::fallback;
+use super::open::{UdpReserved, bind_sockets, desired, open_queues, take_over};
+use super::pacing::Pacing;
+use super::prober::Prober;
+use super::team::{self, Orders, Seat, Team};
+
+/// Paths that one change logs before it sums up: an uplink that became narrow is one piece of news.
+const PATHS_LOGGED_MAX: usize = 8;
+
+pub(super) struct Tunnel {
+    settings: UdpBackendConfig,
+    offload: OffloadChoice,
+    orders: Orders,
+    host: HostFollower,
+    reporter: Reporter,
+    mtu_bytes: u16,
+    prober: Prober,
+    worker_count: NonZeroU16,
+    /// One for each worker.
+    seats: Vec<Seat>,
+    plane: Plane,
+    ends: mpsc::UnboundedReceiver<WorkerEnd>,
+    pacing: Pacing,
+    /// Why io_uring is not used, as the log has it.
+    told_fallback: Option<String>,
+    told: LogOnce,
+}
+
+/// What goes and comes with the TUN device.
+struct Plane {
+    overlay: Overlay,
+    team: Team,
+    offload: TunOffload,
+}
+
+impl Tunnel {
+    /// Makes address, route and workers for what is reserved.
+    pub(super) async fn start(
+        setup: &Setup,
+        settings: UdpBackendConfig,
+        reserved: UdpReserved,
+        routes: Published,
+    ) -> Result<Self, UdpError> {
+        let UdpReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
+        let Setup { network, subnet, .. } = *setup;
+        let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
+        let overlay = take_over(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
+        let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
+        let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
+        let (ends_sender, ends) = mpsc::unbounded_channel();
+        let tun_offload = queues[0].offload();
+        let orders = Orders {
+            network,
+            subnet,
+            mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
+            engine: team::settle_engine(setup.engine),
+            routes,
+            ends: ends_sender,
+        };
+        let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
+        let mut tunnel = Self {
+            settings,
+            offload,
+            orders,
+            host,
+            reporter: Reporter::new(String::new(), mtu_bytes.into(), setup),
+            mtu_bytes,
+            prober: Prober::open(subnet.network(), mtu_bytes),
+            worker_count,
+            seats,
+            plane: Plane { overlay, team, offload: tun_offload },
+            ends,
+            pacing: Pacing::new(Instant::now()),
+            told_fallback: None,
+            told: LogOnce::default(),
+        };
+        tunnel.log_fallback();
+        info!("{}", tunnel.report_up());
+        Ok(tunnel)
+    }
+
+    pub(super) fn view(&self) -> View {
+        // The counters outlive a rebuilt device.
+        let stats = self.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
+        self.reporter.view_with(Carrier::Workers { stats, routes: self.orders.routes.clone() })
+    }
+
+    pub(super) async fn run(&mut self) -> Infallible {
+        loop {
+            tokio::select! {
+                end = self.ends.recv() => {
+                    self.give_up_broken_ring(end.as_ref());
+                    self.rebuild(&team::end_reason(end)).await;
+                }
+                listing = self.host.next() => self.reconcile(&listing).await,
+                () = self.prober.changed(&self.seats, &self.orders.routes) => self.host.look_now(),
+            }
+        }
+    }
+
+    async fn reconcile(&mut self, listing: &Listing) {
+        match self.try_reconcile(listing).await {
+            Ok(is_complete) => self.host.finish(is_complete),
+            Err(OverlayError::DeviceGone(device)) => {
+                self.rebuild(&format!("device {device} was deleted")).await;
+                self.host.finish(true);
+                self.host.look_now();
+            }
+            Err(OverlayError::Netlink(error)) => self.host.fail(&error),
+            Err(OverlayError::ForeignRoute { .. }) => self.host.finish(false),
+        }
+        self.report_up();
+    }
+
+    async fn try_reconcile(&mut self, listing: &Listing) -> Result<bool, OverlayError> {
+        self.plane.overlay.reconcile(self.host.netlink(), listing).await?;
+        self.follow_paths().await?;
+        Ok(self.follow_address().await && self.follow_mtu().await?)
+    }
+
+    /// Moves to the address that the interface has now; false if that is to be retried.
+    async fn follow_address(&mut self) -> bool {
+        let external = self.host.external();
+        let (from, to) = (self.seats[0].socket.address(), external.address);
+        if *from.ip() == to {
+            return true;
+        }
+        let address = SocketAddrV4::new(to, self.settings.port);
+        let sockets = match bind_sockets(address, self.offload, self.worker_count) {
+            Ok(sockets) => sockets,
+            Err(error) => {
+                let text = format!("the tunnel stays at {from}: {}", with_causes(&error));
+                self.told.once(&text, |text| warn!("{text}; trying again"));
+                return false;
+            }
+        };
+        for (seat, socket) in self.seats.iter_mut().zip(sockets) {
+            seat.socket = Arc::new(socket);
+        }
+        // At once, so that the peers hear of it meanwhile.
+        self.reporter.follow(external, self.mtu_bytes.into());
+        let name = external.name.clone();
+        self.rebuild(&format!("the address of {name} went from {} to {to}", from.ip())).await;
+        true
+    }
+
+    /// Fits the overlay's MTU to that of the interface beneath it.
+    async fn follow_mtu(&mut self) -> Result<bool, OverlayError> {
+        let external = self.host.external();
+        let (name, external_bytes) = (&external.name, external.mtu_bytes);
+        let (device, from) = (&self.plane.overlay.desired().device.name.clone(), self.mtu_bytes);
+        let mtu_bytes = match followed_mtu_bytes(external_bytes, self.settings.mtu_bytes) {
+            Ok(mtu_bytes) => mtu_bytes,
+            Err(error) => {
+                let text = format!("the MTU of {device} stays {from}: {error}");
+                self.told.once(&text, |text| warn!("{text}"));
+                return Ok(true);
+            }
+        };
+        if mtu_bytes == from {
+            return Ok(true);
+        }
+        self.prober.set_ceiling(mtu_bytes);
+        // Before the device: otherwise a worker would refuse packets that the device accepts, and
+        // report the old MTU to pods.
+        self.orders.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
+        if self.plane.overlay.follow_mtu(self.host.netlink(), mtu_bytes).await? {
+            info!(
+                "the MTU of {device} goes from {from} to {mtu_bytes}: that of {name} went to \
+                 {external_bytes}; running pods keep theirs"
+            );
+        } else {
+            warn!(
+                "the MTU of {device} stays as someone else set it: {mtu_bytes} would suit {name}, \
+                 whose MTU went to {external_bytes}"
+            );
+        }
+        self.mtu_bytes = mtu_bytes;
+        Ok(true)
+    }
+
+    /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
+    async fn follow_paths(&mut self) -> Result<(), OverlayError> {
+        let limits = self.prober.limits();
+        if *limits == self.plane.overlay.desired().path_mtus {
+            return Ok(());
+        }
+        let news = self.path_changes(limits);
+        self.plane.overlay.limit_paths(self.host.netlink(), limits.clone()).await?;
+        news.iter().take(PATHS_LOGGED_MAX).for_each(|line| warn!("{line}"));
+        if let more @ 1.. = news.len().saturating_sub(PATHS_LOGGED_MAX) {
+            warn!("{more} more paths changed; `ip route show dev {}` has all", self.device_name());
+        }
+        Ok(())
+    }
+
+    /// What differs between the paths that are limited and `limits`, for the log.
+    fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
+        let before = &self.plane.overlay.desired().path_mtus;
+        let (table, mtu_bytes) = (self.orders.routes.load(), self.mtu_bytes);
+        let interface = &self.host.external().name;
+        let peer = |subnet: &Prefix| table.lookup(subnet.network()).map(|peer| peer.address);
+        let changed = limits.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(bytes));
+        let narrow = changed.filter_map(|(subnet, bytes)| {
+            let peer = peer(subnet)?;
+            Some(format!(
+                "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
+                 {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths are \
+                 so narrow, set MTU in the Backend of the network configuration"
+            ))
+        });
+        let ended = before.keys().filter(|subnet| !limits.contains_key(*subnet));
+        let wide = ended.filter_map(|subnet| {
+            let peer = peer(subnet)?;
+            Some(format!(
+                "the path to {peer} carries {mtu_bytes} bytes again: {subnet} needs no MTU of its \
+                 own"
+            ))
+        });
+        narrow.chain(wide).collect()
+    }
+
+    /// Logs why io_uring is not used, once for each reason.
+    fn log_fallback(&mut self) {
+        let text = self.plane.team.fallback().map(fallback::report);
+        if let Some(text) = text.as_ref().filter(|_| text != self.told_fallback) {
+            warn!("{text}");
+        }
+        self.told_fallback = text;
+    }
+
+    /// A ring that failed once would fail again; mmsg takes its place, where that is allowed.
+    fn give_up_broken_ring(&mut self, end: Option<&WorkerEnd>) {
+        let Some(WorkerEnd::WaitFailed(error)) = end else { return };
+        let had_ring =
+            self.plane.team.state().iter().any(|worker| worker.engine == Engine::IoUring);
+        if had_ring && self.orders.engine == EngineChoice::Auto {
+            warn!("{}", fallback::report_broken(error));
+            self.orders.engine = EngineChoice::Mmsg;
+        }
+    }
+
+    /// Reports that packets can flow, and gives the tunnel in one line.
+    fn report_up(&self) -> String {
+        let workers = self.plane.team.state();
+        let description = self.describe(&workers);
+        self.reporter.follow(self.host.external(), self.mtu_bytes.into());
+        self.reporter.state(|state| {
+            (state.is_up, state.workers) = (true, workers);
+            state.description.clone_from(&description);
+        });
+        description
+    }
+
+    fn describe(&self, workers: &[WorkerState]) -> String {
+        let on = |on| if on { "on" } else { "off" };
+        let socket = &self.seats[0].socket;
+        // A host that is short of something may give it to some workers only.
+        let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.to_string()).collect();
+        engines.dedup();
+        format!(
+            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {}",
+            self.device_name(),
+            self.mtu_bytes,
+            self.host.external().name,
+            socket.address(),
+            engines.join(" and "),
+            on(self.plane.offload.tso),
+            on(self.plane.offload.uso),
+            match socket.segments_max() {
+                0 | 1 => "off".to_owned(),
+                segments => format!("up to {segments}"),
+            },
+            on(socket.gro()),
+            workers.len(),
+        )
+    }
+
+    fn device_name(&self) -> &str {
+        &self.plane.overlay.desired().device.name
+    }
+
+    /// Makes a new TUN device of the old name and new workers, for as long as it takes.
+    async fn rebuild(&mut self, reason: &str) {
+        let name = self.device_name().to_owned();
+        warn!("{name} has to be made again: {reason}");
+        self.reporter.state(|state| state.is_up = false);
+        let mut told = String::new();
+        loop {
+            sleep(self.pacing.pause(Instant::now())).await;
+            let Err(error) = self.try_rebuild(&name).await else { break };
+            let text = with_causes(&error);
+            if text != told {
+                error!("cannot make {name} again: {text}; trying again");
+                told = text;
+            }
+            if let Some(error) = error.lost_connection() {
+                self.host.fail(error);
+            }
+        }
+        self.pacing.whole(Instant::now());
+        self.log_fallback();
+        info!("made again: {}", self.report_up());
+    }
+
+    async fn try_rebuild(&mut self, name: &str) -> Result<(), UdpError> {
+        // The device exists as long as a worker has a queue of it, and two workers on one socket
+        // would reorder flows.
+        self.plane.team.end();
+        while let Ok(end) = self.ends.try_recv() {
+            self.give_up_broken_ring(Some(&end));
+        }
+        let queues = open_queues(name, self.offload, self.worker_count)?;
+        let (netlink, subnet) = (self.host.netlink(), Some(self.orders.subnet));
+        let mut desired =
+            desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
+        desired.path_mtus.clone_from(self.prober.limits());
+        let overlay = Overlay::establish_again(netlink, desired).await?;
+        let offload = queues[0].offload();
+        let team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
+        self.plane = Plane { overlay, team, offload };
+        Ok(())
+    }
+}

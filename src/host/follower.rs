@@ -1,0 +1,359 @@
+//! Follows the host's network: waits for changes that the kernel reports, lists links, addresses
+//! and routes, and keeps the external interface up to date, its next address included. Owns the
+//! connection to the kernel and replaces it when it breaks. Edits nothing.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use crate::config::options::InterfaceOptions;
+use crate::failure::{LogOnce, with_causes};
+use crate::host::interface::{ExternalInterface, InterfaceError, rediscover};
+use crate::host::netlink::{Events, Netlink, NetlinkError};
+use crate::host::state::{Address, Link, Route};
+use crate::route::Prefix;
+
+/// How long the external interface may be without its address before the next one is taken:
+/// whoever replaces it removes the old one first. Also how often it is then looked for.
+const AWAY: Duration = Duration::from_millis(300);
+
+/// Pauses before a failure is retried, doubled each time. The first is half of the second within
+/// which a repair is promised.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+
+/// On a host with a whole internet routing table a listing takes long, and routes change all the
+/// time. After each reconciliation this many times its duration passes before the next one, so that
+/// they never use more than a fifth of a processor, but no more than half a second.
+const REST_FACTOR: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(500);
+
+/// What to follow.
+#[derive(Debug, Clone)]
+pub struct Following {
+    /// The external interface.
+    pub external: ExternalInterface,
+    /// How it was found, to find its next address.
+    pub interface: InterfaceOptions,
+    /// Whether its next address is taken.
+    pub follow_address: bool,
+    /// Routes to these networks are listed.
+    pub networks: Vec<Prefix>,
+    /// Whether changes of routes to elsewhere matter, too.
+    pub hears_all_routes: bool,
+    /// The longest time between two listings, which heals whatever a lost event hid.
+    pub period: Duration,
+}
+
+/// The host's tables, as far as backends use them.
+#[derive(Debug)]
+pub struct Listing {
+    /// All links.
+    pub links: Vec<Link>,
+    /// All IPv4 addresses.
+    pub addresses: Vec<Address>,
+    /// IPv4 routes of the main table to the networks that are followed.
+    pub routes: Vec<Route>,
+}
+
+impl Listing {
+    /// Lists now.
+    pub async fn read(netlink: &Netlink, networks: &[Prefix]) -> Result<Self, NetlinkError> {
+        let (links, addresses) = (netlink.links().await?, netlink.addresses().await?);
+        let is_wanted = |destination| networks.iter().any(|network| network.covers(destination));
+        let routes = match networks {
+            [] => Vec::new(),
+            _ => Netlink::routes_to(is_wanted).await?,
+        };
+        Ok(Self { links, addresses, routes })
+    }
+}
+
+/// Follows the host's network for one backend.
+#[derive(Debug)]
+pub struct HostFollower {
+    following: Following,
+    netlink: Netlink,
+    events: Events,
+    /// Since when no link has had the external interface's address.
+    away_since: Option<Instant>,
+    /// The last listing.
+    begun: Instant,
+    /// No event is taken before this.
+    rest_until: Instant,
+    /// The next listing, events or not.
+    due: Instant,
+    retry: Duration,
+    told: LogOnce,
+    told_address: LogOnce,
+}
+
+impl HostFollower {
+    /// Follows from now on: what changes from here on is in a later listing.
+    pub fn new(following: Following) -> Result<Self, NetlinkError> {
+        // In this order: a change between listing and subscription would be lost.
+        let events = subscribe(&following)?;
+        let (netlink, now) = (Netlink::open()?, Instant::now());
+        Ok(Self {
+            following,
+            netlink,
+            events,
+            away_since: None,
+            begun: now,
+            rest_until: now,
+            due: now,
+            retry: RETRY.0,
+            told: LogOnce::default(),
+            told_address: LogOnce::default(),
+        })
+    }
+
+    /// The connection to the kernel.
+    #[must_use]
+    pub fn netlink(&self) -> &Netlink {
+        &self.netlink
+    }
+
+    /// The external interface at the last listing.
+    #[must_use]
+    pub fn external(&self) -> &ExternalInterface {
+        &self.following.external
+    }
+
+    /// Whether no link had the external interface's address at the last listing.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.away_since.is_some()
+    }
+
+    /// Waits until there may be something to do, and lists. Call [`Self::finish`] when it is done.
+    /// Cancel-safe.
+    pub async fn next(&mut self) -> Listing {
+        loop {
+            let news = async {
+                sleep_until(self.rest_until).await;
+                self.events.changed().await
+            };
+            tokio::select! {
+                result = news => match result {
+                    Ok(()) => self.due = Instant::now(),
+                    Err(error) => self.reopen(&error),
+                },
+                () = sleep_until(self.due) => match self.list().await {
+                    Ok(listing) => return listing,
+                    Err(error) => self.fail(&error),
+                },
+            }
+        }
+    }
+
+    /// Lists the host's tables and brings the external interface up to date: a link that was
+    /// renamed, made again or given another MTU is known by its address.
+    pub async fn list(&mut self) -> Result<Listing, NetlinkError> {
+        self.begun = Instant::now();
+        let listing = Listing::read(&self.netlink, &self.following.networks).await?;
+        let external = &mut self.following.external;
+        let carrier = carrier(external.address, &external.name, &listing.links, &listing.addresses);
+        if let Some(link) = carrier {
+            external.name.clone_from(&link.id.name);
+            (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
+            self.away_since = None;
+        } else if self.away_since.get_or_insert_with(Instant::now).elapsed() >= AWAY {
+            self.take_next_address().await;
+        }
+        Ok(listing)
+    }
+
+    /// Ends the reconciliation after the last listing: complete, or to be retried.
+    pub fn finish(&mut self, is_complete: bool) {
+        let now = Instant::now();
+        let pause = match (self.is_away(), is_complete) {
+            (true, _) => AWAY,
+            (false, true) => self.following.period,
+            (false, false) => self.retry,
+        };
+        self.retry = if is_complete { RETRY.0 } else { (self.retry * 2).min(RETRY.1) };
+        let rest = (self.begun.elapsed() * REST_FACTOR).min(REST_MAX);
+        (self.due, self.rest_until) = (now + pause, now + rest);
+    }
+
+    /// Has the next listing follow at once.
+    pub fn look_now(&mut self) {
+        self.due = Instant::now();
+    }
+
+    /// Ends the reconciliation with an error: logs it once, and has it retried.
+    pub fn fail(&mut self, error: &NetlinkError) {
+        if error.is_connection_lost() {
+            self.reopen(error);
+            return;
+        }
+        self.told.once(&with_causes(error), |text| warn!("{text}; trying again"));
+        self.finish(false);
+    }
+
+    /// Replaces the connection to the kernel.
+    fn reopen(&mut self, error: &NetlinkError) {
+        self.told.once(&with_causes(error), |text| {
+            warn!("lost the connection to the kernel, opening another: {text}");
+        });
+        match subscribe(&self.following).and_then(|events| Ok((events, Netlink::open()?))) {
+            Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
+            Err(error) => self.told.once(&with_causes(&error), |text| {
+                warn!("cannot open a connection to the kernel: {text}; trying again");
+            }),
+        }
+        self.finish(false);
+    }
+
+    async fn take_next_address(&mut self) {
+        let Following { external, interface, follow_address, .. } = &mut self.following;
+        let found = rediscover(&self.netlink, interface).await;
+        match next_address(external, found, *follow_address) {
+            Next::Take(found) => {
+                let (name, from, to) = (&found.name, external.address, found.address);
+                info!("the address of {name} went from {from} to {to}; following");
+                *external = found;
+                self.away_since = None;
+            }
+            Next::Keep => {}
+            Next::Wait(text) => self.told_address.once(&text, |text| warn!("{text}")),
+        }
+    }
+}
+
+fn subscribe(following: &Following) -> Result<Events, NetlinkError> {
+    let events = Netlink::events()?;
+    Ok(if following.hears_all_routes { events } else { events.only_about(&following.networks) })
+}
+
+/// The link that has `address`; `None` while no link has it. By the address and not by the name or
+/// the index, since a link may be renamed, or deleted and made again. Of several, the one that is
+/// known, by its name; else one that leads to other hosts: hosts that announce their address to
+/// routers have it on `lo` too, which leads nowhere.
+fn carrier<'a>(
+    address: Ipv4Addr,
+    known: &str,
+    links: &'a [Link],
+    addresses: &[Address],
+) -> Option<&'a Link> {
+    let owns = |link: &&Link| {
+        let index = link.id.index;
+        addresses.iter().any(|owned| owned.address == address && owned.interface_index == index)
+    };
+    let owners = || links.iter().filter(owns).filter(|link| link.mtu_bytes > 0);
+    owners().find(|link| link.id.name == known).or_else(|| owners().find(|link| !link.is_loopback))
+}
+
+/// What to do about a lost address.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// Take this one.
+    Take(ExternalInterface),
+    /// It has come back.
+    Keep,
+    /// Wait, for this reason.
+    Wait(String),
+}
+
+/// Another interface's address is not taken: it would be gone with the next failure of the first.
+fn next_address(
+    before: &ExternalInterface,
+    found: Result<ExternalInterface, InterfaceError>,
+    follow_address: bool,
+) -> Next {
+    let ExternalInterface { name, address: from, .. } = before;
+    let lost = format!("{name} no longer has the address {from}");
+    match found {
+        Err(error) => Next::Wait(format!("{lost}; waiting for one: {}", with_causes(&error))),
+        Ok(found) if found.address == *from && found.name == *name => Next::Keep,
+        Ok(ExternalInterface { name: other, address, .. }) if address == *from => {
+            Next::Wait(format!("{lost}, only {other} has it; waiting for it to come back"))
+        }
+        Ok(ExternalInterface { name: other, address: to, .. }) if other != *name => {
+            Next::Wait(format!(
+                "{lost}; a restart of weftd would choose {other} with {to}: waiting for an address \
+                 of {name}, restart weftd to use {other}"
+            ))
+        }
+        Ok(ExternalInterface { address: to, .. }) if !follow_address => Next::Wait(format!(
+            "the address of {name} is no longer {from} but {to}, and --follow-address=false: \
+             weftd must be restarted to use it"
+        )),
+        Ok(found) => Next::Take(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::interface::LookupError;
+    use crate::host::state::LinkId;
+
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+    fn link(index: u32, name: &str) -> Link {
+        Link {
+            id: LinkId { index, name: name.to_owned() },
+            mtu_bytes: 1500,
+            transmit_queue_length: 1000,
+            is_up: true,
+            is_loopback: name == "lo",
+        }
+    }
+
+    fn on(interface_index: u32) -> Address {
+        Address {
+            interface_index,
+            address: ADDRESS,
+            prefix_length_bits: 32,
+            is_permanent: true,
+            is_deprecated: false,
+            is_secondary: false,
+        }
+    }
+
+    fn interface(name: &str, last: u8) -> ExternalInterface {
+        let address = Ipv4Addr::new(192, 0, 2, last);
+        let (name, public_address) = (name.to_owned(), address);
+        ExternalInterface { name, index: 2, address, public_address, mtu_bytes: 1500 }
+    }
+
+    #[test]
+    fn known_interface_stays_while_it_has_the_address() {
+        let links = [link(1, "lo"), link(2, "eth0"), link(3, "eth1")];
+        let found = |known, owners: &[u32]| {
+            let addresses: Vec<_> = owners.iter().copied().map(on).collect();
+            carrier(ADDRESS, known, &links, &addresses).map(|link| link.id.name.clone())
+        };
+        assert_eq!(found("eth1", &[1, 2, 3]).as_deref(), Some("eth1"));
+        assert_eq!(found("eth1", &[1, 2]).as_deref(), Some("eth0"), "renamed, or moved");
+        assert_eq!(found("eth1", &[1]), None, "the loopback leads to nobody");
+        assert_eq!(found("lo", &[1, 2]).as_deref(), Some("lo"), "it was asked for");
+        assert_eq!(found("eth1", &[]), None);
+    }
+
+    #[test]
+    fn only_the_same_interfaces_next_address_is_taken() {
+        let before = interface("eth0", 1);
+        let next = interface("eth0", 2);
+        let decide = |found, follow_address| next_address(&before, found, follow_address);
+        assert_eq!(decide(Ok(next.clone()), true), Next::Take(next.clone()));
+        assert_eq!(decide(Ok(before.clone()), true), Next::Keep);
+        let why = |found, follow_address| match decide(found, follow_address) {
+            Next::Wait(text) => text,
+            next @ (Next::Take(_) | Next::Keep) => panic!("{next:?}"),
+        };
+        let text = why(Ok(next), false);
+        assert!(text.contains("no longer 192.0.2.1 but 192.0.2.2"), "{text}");
+        assert!(text.contains("must be restarted"), "{text}");
+        let text = why(Ok(interface("lo", 1)), true);
+        assert!(text.contains("only lo has it"), "{text}");
+        let text = why(Ok(interface("eth1", 9)), true);
+        assert!(text.contains("eth1 with 192.0.2.9"), "which one it could be is missing: {text}");
+        let none = LookupError::no_address("eth0");
+        let text = why(Err(InterfaceError::NoDefault(none)), true);
+        assert!(text.contains("failed to find IPv4 address for interface eth0"), "{text}");
+    }
+}
