@@ -1,5 +1,5 @@
-//! Checks what the flags mean and turns it into [`Options`]. Everything wrong ends here with an
-//! error that names the flag; nothing downstream checks an option again.
+//! Validates the flags and builds [`Options`]. Any invalid value ends here with
+//! an error that names the flag; nothing downstream checks an option again.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,8 +12,7 @@ use regex::Regex;
 
 use crate::config::build_kube::{kube, warn_of_other_stores};
 use crate::config::duration;
-use crate::config::flag_table::{FLAGS, Setting, Settings, Slot, Source, Support};
-use crate::config::go_flags::environment_name;
+use crate::config::flag_table::{FLAGS, Settings, Support};
 use crate::config::options::{
     ClientCertificate, Credentials, EngineChoice, EtcdOptions, InterfaceOptions, LogFormat,
     OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
@@ -82,7 +81,7 @@ pub(super) fn options(
     warnings: &mut Vec<String>,
 ) -> Result<Options, OptionError> {
     refuse_unbuilt(&mut settings, warnings)?;
-    warn_of_other_stores(&settings, warnings);
+    warn_of_other_stores(&mut settings, warnings);
     check_peer_check(&settings.peer_check.value)?;
     let subnet_file = subnet_file(&settings.subnet_file.value)?;
     Ok(Options {
@@ -101,7 +100,7 @@ pub(super) fn options(
         verbosity: u8::try_from(settings.v.value.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&settings.status_socket.value, &subnet_file)?,
         subnet_file,
-        store: store(settings, variable)?,
+        store: store(&mut settings, variable)?,
     })
 }
 
@@ -109,39 +108,23 @@ pub(super) fn options(
 fn refuse_unbuilt(settings: &mut Settings, warnings: &mut Vec<String>) -> Result<(), OptionError> {
     let mut defaults = Settings::default();
     for flag in FLAGS {
-        let (source, differs, asks) = match flag.slot {
-            Slot::Text(at) => compare(at(settings), at(&mut defaults)),
-            Slot::Secret(at) => compare(at(settings), at(&mut defaults)),
-            Slot::List(at) => compare(at(settings), at(&mut defaults)),
-            Slot::Int(at) => compare(at(settings), at(&mut defaults)),
-            // A bool asks for its feature when true, even where true is the default.
-            Slot::Bool(at) => {
-                let (source, differs, _) = compare(at(settings), at(&mut defaults));
-                (source, differs, at(settings).value)
-            }
-        };
-        let given = match source {
-            Source::Default => continue,
-            Source::Environment => environment_name(flag.name),
-            Source::CommandLine => format!("--{}", flag.name),
-        };
+        let Some(given) = flag.given(settings) else { continue };
+        let value = (flag.setting)(settings).shown();
         match flag.support {
-            Support::Missing(missing) if asks => {
+            // A bool asks for its feature when true, even where true is the default.
+            Support::Missing(missing) if !value.is_empty() => {
                 return Err(OptionError::NotBuilt { missing, given });
             }
-            Support::Idle(feature) if differs => warnings.push(format!(
-                "{given} has no effect: it only matters with {feature}, not built into this weftd"
-            )),
+            Support::Idle(feature) if value != (flag.setting)(&mut defaults).shown() => {
+                warnings.push(format!(
+                    "{given} has no effect: it only matters with {feature}, not built into this \
+                     weftd"
+                ));
+            }
             Support::Built | Support::Missing(_) | Support::Idle(_) => {}
         }
     }
     Ok(())
-}
-
-/// Who gave the value, whether it differs from the default, whether it asks for the feature.
-fn compare<T: PartialEq>(given: &Setting<T>, default: &Setting<T>) -> (Source, bool, bool) {
-    let differs = given.value != default.value;
-    (given.source, differs, differs)
 }
 
 fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
@@ -319,38 +302,30 @@ fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError>
 }
 
 fn store(
-    settings: Settings,
+    settings: &mut Settings,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<StoreOptions, OptionError> {
     if settings.kube_subnet_mgr.value {
         if settings.local_store.is_given() {
             return Err(OptionError::TwoStores { other: "--kube-subnet-mgr".to_owned() });
         }
-        return kube(&settings, variable);
+        return kube(settings, variable);
     }
-    let directory = &settings.local_store;
-    if directory.is_given() && directory.value.is_empty() {
-        return Err(value("--local-store", "an empty path names no directory".to_owned()));
-    }
-    if !directory.is_given() {
+    if !settings.local_store.is_given() {
         return etcd(settings).map(StoreOptions::Etcd);
     }
-    let etcd_flags = [
-        ("--etcd-endpoints", settings.etcd_endpoints.is_given()),
-        ("--etcd-prefix", settings.etcd_prefix.is_given()),
-        ("--etcd-cafile", settings.etcd_cafile.is_given()),
-        ("--etcd-certfile", settings.etcd_certfile.is_given()),
-        ("--etcd-keyfile", settings.etcd_keyfile.is_given()),
-        ("--etcd-username", settings.etcd_username.is_given()),
-        ("--etcd-password", settings.etcd_password.is_given()),
-    ];
-    match etcd_flags.iter().find(|(_, given)| *given) {
-        Some((flag, _)) => Err(OptionError::TwoStores { other: (*flag).to_owned() }),
-        None => Ok(StoreOptions::Local(PathBuf::from(settings.local_store.value))),
+    let directory = settings.local_store.value.clone();
+    if directory.is_empty() {
+        return Err(value("--local-store", "an empty path names no directory".to_owned()));
+    }
+    let mut etcd_flags = FLAGS.iter().filter(|flag| flag.name.starts_with("etcd-"));
+    match etcd_flags.find(|flag| flag.given(settings).is_some()) {
+        Some(flag) => Err(OptionError::TwoStores { other: format!("--{}", flag.name) }),
+        None => Ok(StoreOptions::Local(PathBuf::from(directory))),
     }
 }
 
-fn etcd(settings: Settings) -> Result<EtcdOptions, OptionError> {
+fn etcd(settings: &Settings) -> Result<EtcdOptions, OptionError> {
     let ca_file = optional(&settings.etcd_cafile.value).map(PathBuf::from);
     let client_certificate = both(
         ("--etcd-certfile", optional(&settings.etcd_certfile.value)),

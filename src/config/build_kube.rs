@@ -1,4 +1,4 @@
-//! Checks what the flags of the Kubernetes store mean, and which flags have no meaning beside it.
+//! Validates the flags of the Kubernetes store, and warns of flags that have no effect with it.
 
 use std::ffi::OsString;
 #[cfg(feature = "kube")]
@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use crate::config::build::OptionError;
 #[cfg(feature = "kube")]
 use crate::config::build::{PathPart, optional, url, value};
-use crate::config::flag_table::{Settings, Source};
-use crate::config::go_flags::environment_name;
+use crate::config::flag_table::{FLAGS, Settings};
 #[cfg(feature = "kube")]
 use crate::config::kube::{AnnotationPrefix, Environment, KubeOptions};
 use crate::config::options::StoreOptions;
@@ -51,35 +50,22 @@ pub(super) fn kube(
 }
 
 /// flanneld reads the flags of one store and says nothing about the others.
-pub(super) fn warn_of_other_stores(settings: &Settings, warnings: &mut Vec<String>) {
+pub(super) fn warn_of_other_stores(settings: &mut Settings, warnings: &mut Vec<String>) {
     let with_kube = settings.kube_subnet_mgr.value;
-    let flags = [
-        ("etcd-endpoints", settings.etcd_endpoints.source, with_kube),
-        ("etcd-prefix", settings.etcd_prefix.source, with_kube),
-        ("etcd-cafile", settings.etcd_cafile.source, with_kube),
-        ("etcd-certfile", settings.etcd_certfile.source, with_kube),
-        ("etcd-keyfile", settings.etcd_keyfile.source, with_kube),
-        ("etcd-username", settings.etcd_username.source, with_kube),
-        ("etcd-password", settings.etcd_password.source, with_kube),
-        ("subnet-lease-renew-margin", settings.subnet_lease_renew_margin.source, with_kube),
-        ("start-from-cache", settings.start_from_cache.source, with_kube),
-        ("kube-annotation-prefix", settings.kube_annotation_prefix.source, !with_kube),
-        ("kube-api-url", settings.kube_api_url.source, !with_kube),
-        ("kubeconfig-file", settings.kubeconfig_file.source, !with_kube),
-        ("net-config-path", settings.net_config_path.source, !with_kube),
-        (
-            "set-node-network-unavailable",
-            settings.set_node_network_unavailable.source,
-            !with_kube && !settings.set_node_network_unavailable.value,
-        ),
-    ];
     let (word, built) = (if with_kube { "with" } else { "without" }, cfg!(feature = "kube"));
-    for (name, source, _) in flags.iter().filter(|(_, _, is_idle)| *is_idle && built) {
-        let given = match source {
-            Source::Default => continue,
-            Source::Environment => environment_name(name),
-            Source::CommandLine => format!("--{name}"),
+    for flag in FLAGS.iter().filter(|_| built) {
+        let is_idle = match flag.name {
+            "subnet-lease-renew-margin" | "start-from-cache" => with_kube,
+            "kube-annotation-prefix" | "kube-api-url" | "kubeconfig-file" | "net-config-path" => {
+                !with_kube
+            }
+            "set-node-network-unavailable" => {
+                !with_kube && !settings.set_node_network_unavailable.value
+            }
+            name => with_kube && name.starts_with("etcd-"),
         };
-        warnings.push(format!("{given} has no effect {word} --kube-subnet-mgr"));
+        if let Some(given) = flag.given(settings).filter(|_| is_idle) {
+            warnings.push(format!("{given} has no effect {word} --kube-subnet-mgr"));
+        }
     }
 }

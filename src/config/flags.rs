@@ -73,7 +73,7 @@ pub fn parse(
     if settings.version.value {
         return Outcome::Version;
     }
-    let mut warnings: Vec<_> = ignored.iter().map(ToString::to_string).collect();
+    let mut warnings: Vec<_> = ignored.into_iter().collect();
     warnings.extend(go_flags::read_environment(&variable, &mut settings));
     match build::options(settings, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),

@@ -1,12 +1,10 @@
 //! Go's `flag` package as flanneld's users know it: syntax of arguments, of booleans and of
-//! integers, the environment rule, and the usage text. Knows types and places, never meanings.
+//! integers, the environment rule, and the usage text. Knows syntax, not meaning.
 
 use std::ffi::OsString;
-use std::fmt;
-use std::fmt::Write as _;
 
-use crate::config::flag_table::{FLAGS, Flag, Setting, Settings, Slot, Source};
-use crate::config::options::Secret;
+use crate::config::flag_table::{FLAGS, Flag, Settings};
+use crate::config::setting::{Source, ValueProblem};
 
 /// Why the arguments stop a start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,27 +44,16 @@ pub(super) enum SyntaxError {
     NotUtf8(String),
 }
 
-/// What is wrong with a value; worded as in Go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(super) enum ValueProblem {
-    /// Not the syntax of the type.
-    #[error("parse error")]
-    Syntax,
-    /// An integer beyond 64 bits.
-    #[error("value out of range")]
-    Range,
-}
-
 /// Reads the arguments after the program's name into `settings`.
 ///
 /// Parsing stops at the first word that is no flag, or after `--`; what follows is ignored.
 pub(super) fn read_arguments(
     arguments: impl IntoIterator<Item = OsString>,
     settings: &mut Settings,
-) -> Result<Option<Ignored>, SyntaxError> {
+) -> Result<Option<String>, SyntaxError> {
     let mut arguments = arguments.into_iter().enumerate();
     while let Some((index, argument)) = arguments.next() {
-        let stop = |rest: usize| Ok(Some(Ignored { position: index + 1, arguments: rest + 1 }));
+        let stop = |rest: usize| Ok(Some(ignored(index + 1, rest + 1)));
         let argument = match argument.into_string() {
             Ok(argument) => argument,
             Err(raw) if raw.as_encoded_bytes().starts_with(b"-") => {
@@ -90,10 +77,10 @@ pub(super) fn read_arguments(
                 _ => SyntaxError::Unknown(name.to_owned()),
             });
         };
-        let value = match (inline, flag.slot) {
-            (Some(value), _) => value,
-            (None, Slot::Bool(_)) => "true".to_owned(),
-            (None, Slot::Text(_) | Slot::Secret(_) | Slot::List(_) | Slot::Int(_)) => arguments
+        let value = match inline {
+            Some(value) => value,
+            None if (flag.setting)(settings).type_name().is_empty() => "true".to_owned(),
+            None => arguments
                 .next()
                 .ok_or(SyntaxError::NoValue(flag.name))?
                 .1
@@ -105,26 +92,13 @@ pub(super) fn read_arguments(
     Ok(None)
 }
 
-/// Arguments that Go's flag package leaves unread, and so do we. They are counted and not kept:
-/// one of them may be a secret.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ignored {
-    /// Which argument ended the flags, counted from 1.
-    position: usize,
-    /// How many are ignored, that one included.
-    arguments: usize,
-}
-
-impl fmt::Display for Ignored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { position, arguments } = self;
-        write!(
-            f,
-            "argument {position} is no flag, so the last {arguments} of the command line are \
-             ignored, as flanneld does; a boolean flag takes its value only with =, as in \
-             --ip-masq=false"
-        )
-    }
+/// The warning about arguments that Go's flag package leaves unread, and so do we. They are counted
+/// and not shown: one of them may be a secret. Positions count from 1.
+fn ignored(position: usize, arguments: usize) -> String {
+    format!(
+        "argument {position} is no flag, so the last {arguments} of the command line are ignored, \
+         as flanneld does; a boolean flag takes its value only with =, as in --ip-masq=false"
+    )
 }
 
 /// Reads `FLANNELD_*` for every flag that the command line left alone. A value that does not
@@ -135,10 +109,10 @@ pub(super) fn read_environment(
 ) -> Vec<String> {
     let mut complaints = Vec::new();
     for flag in FLAGS.iter().filter(|flag| flag.name != "version") {
-        if is_given(flag, settings) {
+        if flag.given(settings).is_some() {
             continue;
         }
-        let name = environment_name(flag.name);
+        let name = flag.variable();
         let Some(value) = variable(&name).filter(|value| !value.is_empty()) else { continue };
         let outcome = value
             .into_string()
@@ -151,17 +125,13 @@ pub(super) fn read_environment(
     complaints
 }
 
-/// The variable that stands for a flag.
-pub(super) fn environment_name(flag: &str) -> String {
-    format!("FLANNELD_{}", flag.to_ascii_uppercase().replace('-', "_"))
-}
-
 /// Go's usage text.
 pub(super) fn usage(program: &str) -> String {
     let mut text = format!("Usage: {program} [OPTION]...\n");
     let mut defaults = Settings::default();
     for flag in FLAGS {
-        let (value_name, help) = unquote(flag);
+        let setting = (flag.setting)(&mut defaults);
+        let (value_name, help) = unquote(flag, setting.type_name());
         let mut line = format!("  -{}", flag.name);
         if !value_name.is_empty() {
             line.push(' ');
@@ -170,7 +140,10 @@ pub(super) fn usage(program: &str) -> String {
         line.push_str(if line.len() <= 4 { "\t" } else { "\n    \t" });
         text.push_str(&line);
         text.push_str(&help);
-        text.push_str(&default_note(flag, &mut defaults));
+        let default = setting.shown();
+        if !default.is_empty() {
+            text.push_str(&format!(" (default {default})"));
+        }
         text.push('\n');
     }
     text
@@ -185,115 +158,28 @@ fn flag_body(argument: &str) -> Option<&str> {
     }
 }
 
-fn is_given(flag: &Flag, settings: &mut Settings) -> bool {
-    match flag.slot {
-        Slot::Text(at) => at(settings).is_given(),
-        Slot::Secret(at) => at(settings).is_given(),
-        Slot::List(at) => at(settings).is_given(),
-        Slot::Bool(at) => at(settings).is_given(),
-        Slot::Int(at) => at(settings).is_given(),
-    }
-}
-
 fn assign(
     flag: &Flag,
     settings: &mut Settings,
     value: String,
     source: Source,
 ) -> Result<(), SyntaxError> {
-    let refuse = |problem| SyntaxError::Value { flag: flag.name, value: value.clone(), problem };
-    match flag.slot {
-        Slot::Text(at) => at(settings).set(value, source),
-        Slot::Secret(at) => at(settings).set(Secret(value), source),
-        Slot::List(at) => {
-            let Setting { value: list, source: at_source } = at(settings);
-            list.push(value);
-            *at_source = source;
-        }
-        Slot::Bool(at) => {
-            let Some(parsed) = parse_bool(&value) else {
-                return Err(SyntaxError::Boolean { flag: flag.name, value });
-            };
-            at(settings).set(parsed, source);
-        }
-        Slot::Int(at) => {
-            let parsed = parse_int(&value).map_err(refuse)?;
-            at(settings).set(parsed, source);
-        }
+    let setting = (flag.setting)(settings);
+    let flag = flag.name;
+    match setting.assign(&value, source) {
+        Ok(()) => Ok(()),
+        Err(_) if setting.type_name().is_empty() => Err(SyntaxError::Boolean { flag, value }),
+        Err(problem) => Err(SyntaxError::Value { flag, value, problem }),
     }
-    Ok(())
-}
-
-/// Go's `strconv.ParseBool`.
-fn parse_bool(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
-}
-
-/// Go's `strconv.ParseInt` with base 0: sign, base prefix, underscores between digits.
-fn parse_int(text: &str) -> Result<i64, ValueProblem> {
-    let (negative, unsigned) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let (radix, digits) = match unsigned.as_bytes() {
-        [b'0', b'x' | b'X', ..] => (16, &unsigned[2..]),
-        [b'0', b'o' | b'O', ..] => (8, &unsigned[2..]),
-        [b'0', b'b' | b'B', ..] => (2, &unsigned[2..]),
-        [b'0', _, ..] => (8, &unsigned[1..]),
-        _ => (10, unsigned),
-    };
-    let after_prefix = digits.len() < unsigned.len();
-    let digits = without_underscores(digits, after_prefix).ok_or(ValueProblem::Syntax)?;
-    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
-        return Err(ValueProblem::Syntax);
-    }
-    let sign = if negative { "-" } else { "" };
-    i64::from_str_radix(&format!("{sign}{digits}"), radix)
-        .map_err(|_out_of_i64| ValueProblem::Range)
-}
-
-/// Underscores may only separate digits, or a base prefix from the first digit.
-fn without_underscores(digits: &str, after_prefix: bool) -> Option<String> {
-    let misplaced = digits.ends_with('_')
-        || digits.contains("__")
-        || (digits.starts_with('_') && !after_prefix);
-    (!misplaced).then(|| digits.replace('_', ""))
 }
 
 /// Splits the help into the value's name and the sentence, as Go's `UnquoteUsage`.
-fn unquote(flag: &Flag) -> (&'static str, String) {
+fn unquote(flag: &Flag, type_name: &'static str) -> (&'static str, String) {
     let mut parts = flag.help.splitn(3, '`');
-    if let (Some(before), Some(name), Some(after)) = (parts.next(), parts.next(), parts.next()) {
-        return (name, format!("{before}{name}{after}"));
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(before), Some(name), Some(after)) => (name, format!("{before}{name}{after}")),
+        _ => (type_name, flag.help.to_owned()),
     }
-    let by_type = match flag.slot {
-        Slot::Text(_) | Slot::Secret(_) => "string",
-        Slot::List(_) => "value",
-        Slot::Bool(_) => "",
-        Slot::Int(_) => "int",
-    };
-    (by_type, flag.help.to_owned())
-}
-
-fn default_note(flag: &Flag, defaults: &mut Settings) -> String {
-    let mut note = String::new();
-    let written = match flag.slot {
-        Slot::Text(at) if !at(defaults).value.is_empty() => {
-            write!(note, " (default {:?})", at(defaults).value)
-        }
-        Slot::Bool(at) if at(defaults).value => write!(note, " (default true)"),
-        Slot::Int(at) if at(defaults).value != 0 => {
-            write!(note, " (default {})", at(defaults).value)
-        }
-        Slot::Text(_) | Slot::Secret(_) | Slot::List(_) | Slot::Bool(_) | Slot::Int(_) => Ok(()),
-    };
-    debug_assert!(written.is_ok(), "writing to a string cannot fail");
-    note
 }
 
 #[cfg(test)]

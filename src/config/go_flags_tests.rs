@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::setting::{parse_bool, parse_int};
 
 fn read(words: &[&str]) -> Result<Settings, SyntaxError> {
     let mut settings = Settings::default();
@@ -12,7 +13,7 @@ fn read(words: &[&str]) -> Result<Settings, SyntaxError> {
 }
 
 #[test]
-fn one_or_two_dashes_with_equals_or_a_following_word() {
+fn flags_take_one_or_two_dashes() {
     for words in [
         &["-etcd-prefix=/a"][..],
         &["--etcd-prefix=/a"],
@@ -35,7 +36,7 @@ fn a_bool_takes_no_following_word() {
 }
 
 #[test]
-fn parsing_stops_at_the_first_word_and_after_two_dashes() {
+fn parsing_stops_at_word_or_double_dash() {
     for stop in ["word", "--", "-", ""] {
         let settings = read(&["--v=1", stop, "--v=2", "--no-such-flag"]).unwrap();
         assert_eq!(settings.v.value, 1, "{stop:?}");
@@ -43,7 +44,7 @@ fn parsing_stops_at_the_first_word_and_after_two_dashes() {
 }
 
 #[test]
-fn what_stands_behind_the_flags_is_told_without_repeating_it() {
+fn ignored_arguments_are_counted_not_shown() {
     let words = ["--etcd-password", "two", "words", "--local-store=/x"].map(OsString::from);
     let ignored = read_arguments(words, &mut Settings::default()).unwrap();
     let told = ignored.expect("two arguments are ignored").to_string();
@@ -85,12 +86,13 @@ fn complaints_are_gos() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused_unless_ignored_anyway() {
+fn non_utf8_argument_is_refused_unless_ignored() {
     let raw = || OsString::from_vec(vec![b'-', b'v', b'=', 0xff]);
     let mut settings = Settings::default();
     assert!(matches!(read_arguments([raw()], &mut settings), Err(SyntaxError::NotUtf8(_))));
     let ignored = read_arguments([OsString::from("--"), raw()], &mut settings);
-    assert_eq!(ignored, Ok(Some(Ignored { position: 1, arguments: 2 })));
+    let told = ignored.unwrap().expect("two arguments are ignored");
+    assert!(told.starts_with("argument 1 is no flag, so the last 2"), "{told}");
     let secret = || OsString::from_vec(b"hunter\xff".to_vec());
     let mut inline = OsString::from("--etcd-password=");
     inline.push(secret());

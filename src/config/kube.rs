@@ -30,7 +30,7 @@ pub struct KubeOptions {
 pub enum NodeSource {
     /// `NODE_NAME`.
     Named(String),
-    /// The pod says on which Node it runs.
+    /// The pod's spec names the Node.
     Pod {
         /// `POD_NAMESPACE`.
         namespace: String,
@@ -121,7 +121,7 @@ impl Environment {
     }
 }
 
-/// There is no queue here that could fill, but a typing mistake is one all the same.
+/// There is no queue here that could fill, but a malformed value is still an error.
 fn check_queue_depth(depth: Option<String>) -> Result<(), KubeOptionError> {
     let Some(value) = depth else { return Ok(()) };
     match value.parse::<i64>() {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_named_or_found_by_the_pod() {
+    fn node_comes_from_variable_or_pod() {
         let node = |variables: &[(&str, &str)]| read(variables).map(|found| found.node);
         let pod = [("POD_NAME", "weft-x2"), ("POD_NAMESPACE", "kube-flannel")];
         let by_pod =
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_depth_has_to_be_a_number_and_nothing_else_of_it_matters() {
+    fn queue_depth_must_be_a_number() {
         let with = |depth| read(&[("NODE_NAME", "n1"), ("EVENT_QUEUE_DEPTH", depth)]);
         for depth in ["", "0", "1", "-5", "+7", "100000"] {
             assert!(with(depth).is_ok(), "{depth:?} was refused");

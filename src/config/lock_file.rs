@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_file_is_private_also_if_it_was_not() {
+    fn loose_lock_file_becomes_private() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         drop(try_lock(&path).unwrap().unwrap());
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_lock_file_of_root_with_a_loose_mode_counts() {
+    fn loose_lock_held_by_root_counts() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let file = File::create(&path).unwrap();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_removed_or_replaced_guards_nothing() {
+    fn lock_on_removed_file_does_not_count() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let file = open(&path).unwrap();

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
 
+use backends::number;
 pub use backends::{ExtensionBackendConfig, VXLAN_OVERHEAD_BYTES, VxlanBackendConfig};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
@@ -192,63 +193,23 @@ impl NetworkConfig {
         value
     }
 
-    /// How many subnets may be leased.
-    #[must_use]
-    pub fn subnet_count(&self) -> u64 {
-        let min = u64::from(self.subnet_min.to_bits());
-        let max = u64::from(self.subnet_max.to_bits());
-        max.checked_sub(min).map_or(0, |span| (span >> self.host_bits()) + 1)
-    }
-
-    /// The subnet at `index` of those that may be leased, in order of address.
-    #[must_use]
-    pub fn subnet(&self, index: u64) -> Option<Prefix> {
-        if index >= self.subnet_count() {
-            return None;
-        }
-        let start = u64::from(self.subnet_min.to_bits()) + (index << self.host_bits());
-        let start = u32::try_from(start).ok()?;
-        Prefix::new(Ipv4Addr::from_bits(start), self.subnet_length_bits)
-    }
-
-    /// Every subnet that may be leased, in order of address.
-    pub fn subnets(&self) -> impl Iterator<Item = Prefix> + '_ {
-        (0..self.subnet_count()).filter_map(|index| self.subnet(index))
-    }
-
     /// Whether `subnet` may be leased: of the right length and between the bounds.
     #[must_use]
     pub fn leasable(&self, subnet: Prefix) -> bool {
         subnet.length_bits() == self.subnet_length_bits
             && (self.subnet_min..=self.subnet_max).contains(&subnet.network())
     }
-
-    fn host_bits(&self) -> u8 {
-        32_u8.saturating_sub(self.subnet_length_bits)
-    }
 }
 
 impl UdpBackendConfig {
     /// Reads the udp backend's keys from [`BackendConfig::settings`].
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let port = match json::member(settings, "Port") {
-            None | Some(Value::Null) => UDP_PORT_DEFAULT,
-            Some(value) => value
-                .as_u64()
-                .and_then(|port| u16::try_from(port).ok())
-                .filter(|port| *port != 0)
-                .ok_or_else(|| wrong("Backend.Port", "a number from 1 to 65535", value))?,
-        };
-        let mtu_bytes = match json::member(settings, "MTU") {
-            None | Some(Value::Null) => None,
-            Some(value) => Some(
-                value
-                    .as_u64()
-                    .and_then(|mtu| u32::try_from(mtu).ok())
-                    .filter(|mtu| (MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(mtu))
-                    .ok_or_else(|| wrong("Backend.MTU", "a number from 68 to 65535", value))?,
-            ),
-        };
+        let range = (1, u32::from(u16::MAX));
+        let port = number(settings, ("Port", "Backend.Port"), range, "a number from 1 to 65535")?;
+        let range = (MTU_BYTES_MIN, MTU_BYTES_MAX);
+        let mtu_bytes =
+            number(settings, ("MTU", "Backend.MTU"), range, "a number from 68 to 65535")?;
+        let port = port.and_then(|port| u16::try_from(port).ok()).unwrap_or(UDP_PORT_DEFAULT);
         Ok(Self { port, mtu_bytes })
     }
 }

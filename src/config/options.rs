@@ -23,13 +23,13 @@ pub struct Options {
     pub subnet_file: PathBuf,
     /// How long before its expiry a lease is renewed.
     pub renew_margin: Duration,
-    /// For how long peers stay whose leases vanished with most others at once; zero for not at all.
+    /// Grace period of peers whose leases vanished with most others at once; zero for none.
     pub stale_hold: Duration,
-    /// Whether a start without the store may go by what the last run remembered.
+    /// Whether a start without the store may use the cache of the last run.
     pub start_from_cache: bool,
     /// Where `/healthz` and `/readyz` listen; `None` when off.
     pub health: Option<SocketAddr>,
-    /// Which rules and routes of the firewall's kind to set.
+    /// Which firewall rules and routes to set.
     pub rules: RuleOptions,
     /// Which packet engine to run.
     pub engine: EngineChoice,
@@ -37,7 +37,7 @@ pub struct Options {
     pub workers: WorkersChoice,
     /// Which offloads the dataplane may use.
     pub offload: OffloadChoice,
-    /// Form of the log lines.
+    /// Format of the log lines.
     pub log_format: LogFormat,
     /// klog's `-v`: 0 is the normal log, 1 and above add detail.
     pub verbosity: u8,
@@ -141,7 +141,7 @@ pub struct InterfaceOptions {
     pub public_ip: Option<Ipv4Addr>,
 }
 
-/// Which rules to set on the host, and how often to look after them.
+/// Which rules to set on the host, and how often to check them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleOptions {
     /// `--ip-masq`.
@@ -189,9 +189,9 @@ pub struct OffloadChoice {
     pub tso: bool,
     /// UDP super-packets on the TUN device.
     pub uso: bool,
-    /// Trains of datagrams in one send (UDP_SEGMENT).
+    /// GSO batches: many datagrams in one send (UDP_SEGMENT).
     pub gso: bool,
-    /// Trains of datagrams in one receive (UDP_GRO).
+    /// Many datagrams in one receive (UDP_GRO).
     pub gro: bool,
     /// Nobody named them: leave out what is known to be broken on the running kernel.
     pub automatic: bool,
@@ -205,7 +205,7 @@ impl OffloadChoice {
         Self { tso: false, uso: false, gso: false, gro: false, automatic: false };
 }
 
-/// Form of the log lines.
+/// Format of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// klog's header and text, as flanneld writes.

@@ -58,7 +58,7 @@ fn written_with_directories_and_mode_and_read_back() {
 }
 
 #[test]
-fn the_mode_does_not_depend_on_the_old_file() {
+fn mode_is_independent_of_old_file() {
     let directory = directory();
     let path = directory.path().join("subnet.env");
     fs::write(&path, "old").unwrap();
@@ -106,7 +106,7 @@ fn a_reader_never_sees_a_part() {
 }
 
 #[test]
-fn a_symlink_is_replaced_and_its_target_left_alone() {
+fn symlink_is_replaced_and_target_untouched() {
     let directory = directory();
     let victim = directory.path().join("victim");
     fs::write(&victim, "precious").unwrap();
@@ -122,7 +122,7 @@ fn a_symlink_is_replaced_and_its_target_left_alone() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_and_left_alone() {
+fn irregular_file_is_refused_and_untouched() {
     let directory = directory();
     let path = directory.path().join("subnet.env");
     fs::create_dir(&path).unwrap();
@@ -135,7 +135,7 @@ fn what_is_no_regular_file_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_directory_that_anybody_may_write_is_refused_unless_sticky() {
+fn world_writable_directory_is_refused_unless_sticky() {
     let directory = directory();
     let path = directory.path().join("subnet.env");
     let set = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode));
@@ -160,7 +160,7 @@ fn a_directory_of_another_user_is_refused() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_an_error() {
+fn uncreatable_directory_is_an_error() {
     let directory = directory();
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();

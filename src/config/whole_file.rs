@@ -1,4 +1,4 @@
-//! Small files that are replaced as a whole: `subnet.env`, and what weft remembers beside it.
+//! Small files that are replaced as a whole: `subnet.env`, and the cache beside it.
 //!
 //! A reader sees the old file or the new one, never a part, whatever fails: the new text is
 //! complete and on disk under another name before it takes the file's place. The file is never

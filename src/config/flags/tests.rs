@@ -121,7 +121,7 @@ fn endings_have_text_and_exit_code() {
 }
 
 #[test]
-fn a_malformed_command_line_is_a_usage_error_in_one_line() {
+fn malformed_command_line_is_one_line_usage_error() {
     for words in [&["--nope\n\x1b[31m=1"][..], &["--v=x"], &["--v"], &["---"], &["--ip-masq=maybe"]]
     {
         let (message, usage) = refused(words, &[]);
@@ -188,7 +188,7 @@ fn the_stale_hold_is_a_duration_of_go() {
 }
 
 #[test]
-fn a_start_from_the_cache_is_allowed_unless_switched_off() {
+fn start_from_cache_is_on_by_default() {
     assert!(run(&[]).start_from_cache);
     assert!(run(&["--start-from-cache"]).start_from_cache);
     assert!(!run(&["--start-from-cache=false"]).start_from_cache);
@@ -283,7 +283,7 @@ fn rules_are_as_flanneld_s_flags_say() {
 }
 
 #[test]
-fn flags_that_only_modify_an_unbuilt_feature_warn_once() {
+fn flags_of_unbuilt_feature_warn_once() {
     for (word, feature) in [
         ("--kube-api-url=https://k", "--kube-subnet-mgr"),
         ("--kubeconfig-file=/k", "--kube-subnet-mgr"),
@@ -355,14 +355,15 @@ fn the_status_socket_lies_beside_the_subnet_file() {
 
 proptest! {
     #[test]
-    fn any_value_of_any_flag_runs_or_gives_one_line(
+    fn any_flag_value_runs_or_gives_one_line(
         index in 0..crate::config::flag_table::FLAGS.len(),
         value in "\\PC{0,12}|[0-9a-f:.x_-]{0,10}|https?://.{0,8}",
         from_environment: bool,
     ) {
         let name = crate::config::flag_table::FLAGS[index].name;
+        let variable = format!("FLANNELD_{}", name.to_uppercase().replace('-', "_"));
         let outcome = if from_environment {
-            outcome(&[], &[(&go_flags::environment_name(name), &value)])
+            outcome(&[], &[(&variable, &value)])
         } else {
             outcome(&[&format!("--{name}={value}")], &[])
         };

@@ -81,7 +81,7 @@ impl ExtensionBackendConfig {
     }
 }
 
-fn number(
+pub(super) fn number(
     settings: &Value,
     (name, key): (&str, &'static str),
     (min, max): (u32, u32),
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn vxlan_keys_are_read_in_any_case_and_bounded() {
+    fn vxlan_keys_ignore_case_and_are_bounded() {
         let config = VxlanBackendConfig::parse(&json!({
             "vni": 18888, "port": 4789, "gbp": true, "learning": true, "directrouting": true,
             "mtu": 9000,

@@ -1,5 +1,5 @@
 //! Go's JSON habits that serde_json does not have: keys match in any case, the last of several
-//! wins, `null` leaves a value alone unless it is an address. Knows the keys, never their meaning.
+//! wins, `null` leaves a value alone unless it is an address. Knows the keys, not their meaning.
 
 use std::fmt;
 

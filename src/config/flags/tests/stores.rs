@@ -129,7 +129,7 @@ fn the_local_store_excludes_etcd() {
 }
 
 #[test]
-fn kubernetes_excludes_other_stores_and_says_what_it_does_not_read() {
+fn kubernetes_excludes_other_stores_and_warns() {
     let node = [("NODE_NAME", "n1")];
     let run = |words: &[&str]| run_with(&[&["--kube-subnet-mgr"], words].concat(), &node);
     let (options, warnings) = run(&["--kube-api-url=https://k:6443/c/1", "--kubeconfig-file=/k"]);
