@@ -246,7 +246,7 @@ impl KernelBackend {
     /// Removes what no peer asks for; whether all of it is gone. Not while the peers are from the
     /// cache, which may be older than what the kernel has.
     async fn remove(&mut self, device: Option<&LinkId>, diff: &TableDiff) -> bool {
-        if self.control.cached_as_of_unix().is_some() {
+        if self.control.read().cached_as_of_unix.is_some() {
             return true;
         }
         let netlink = self.host.netlink();

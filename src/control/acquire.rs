@@ -1,5 +1,5 @@
-//! Getting a subnet: the one this node has, the one it had, or a free one. Losing a race is
-//! normal and tried again; nothing here ends the daemon.
+//! Getting a subnet: the one this node has, the one it had, or a free one. Lost races are
+//! normal and retried; nothing here ends the daemon.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -28,12 +28,12 @@ const CANDIDATES_MAX: usize = ENTRIES_MAX;
 const TRIES_PER_LISTING: usize = 5;
 /// First and longest pause before another listing: about one and about fifty quorum writes.
 const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// Listings whose subnets were all lost before the caller is told. A node of a thousand that start
-/// at once needs one; in a network with room for just as many, ten. Sixty-four mean that the
+/// Listings whose subnets were all lost before the caller gets an error. A node of a thousand that
+/// start at once needs one; in a network with room for just as many, ten. Sixty-four mean that the
 /// store's answers contradict each other.
 const LISTINGS_MAX: u32 = 64;
 
-/// Which subnet an attempt would like.
+/// The preferred subnet of an attempt.
 #[derive(Clone, Copy)]
 struct Wish {
     previous: Option<Prefix>,
@@ -41,7 +41,7 @@ struct Wish {
 }
 
 impl SubnetManager {
-    /// Acquires a subnet for the node of `attributes`. Lost races are tried again; other errors
+    /// Acquires a subnet for the node of `attributes`. Lost races are retried; other errors
     /// are returned and worth another call.
     pub async fn acquire(
         &self,
@@ -57,17 +57,17 @@ impl SubnetManager {
                     Err(AcquireError::Store(error)) if !error.store_answered() => {
                         self.status.store_failed();
                     }
-                    Ok(_) | Err(_) => self.status.store_answered(),
+                    Ok(_) | Err(_) => self.status.edit().store_is_up = true,
                 }
                 granted?
             }
         };
         let own = OwnLease::new(granted, config.network);
-        self.status.lease_expires(own.expires_unix());
+        self.status.edit().lease_expires_unix = own.expires_unix();
         Ok(own)
     }
 
-    /// What the store says of the node of `public_ip` from an earlier run, if anything.
+    /// What the node of `public_ip` published in an earlier run, if anything.
     pub async fn former(
         &self,
         config: &NetworkConfig,
@@ -138,7 +138,7 @@ impl SubnetManager {
         }
         let free = free_subnets(config, taken.clone(), candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
-            self.status.exhausted();
+            self.status.edit().subnets_exhausted += 1;
             return Err(exhausted(config));
         };
         info!("Picking subnet in range {} ... {}", first.network(), last.network());
@@ -155,7 +155,8 @@ impl SubnetManager {
         let (subnet, public_ip) = (held.subnet, attributes.public_ip);
         if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
-            let updated = store.take_over(held, attributes, self.timing.lease_ttl).await;
+            let lease = Lease { attributes: attributes.clone(), ..held.clone() };
+            let updated = store.take_over(&lease, self.timing.lease_ttl).await;
             return Ok(Some(self.noted_write(updated)?));
         }
         info!(
@@ -175,9 +176,7 @@ impl SubnetManager {
         let (created, lost) = store.create_first(subnets, attributes, self.timing.lease_ttl).await;
         // The conflict that ends the tries is counted below.
         let noted = u64::from(matches!(created, Err(StoreError::Conflict { .. })));
-        for _ in noted..lost {
-            self.status.conflicted();
-        }
+        self.status.edit().conflicts += lost.saturating_sub(noted);
         let created = self.noted_write(created)?;
         let (subnet, public_ip) = (created.lease.subnet, attributes.public_ip);
         info!("Allocated lease ({subnet}) to current node ({public_ip})");

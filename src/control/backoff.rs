@@ -1,4 +1,4 @@
-//! How long to wait before the next try: exponential, bounded, jittered. Pure arithmetic over a
+//! How long to wait before a retry: exponential, bounded, jittered. Pure arithmetic over a
 //! random number; it never sleeps.
 
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! What a node remembers of the store, as a file: the network's configuration, its own subnet and
-//! its peers, for a start at which the store cannot be reached. Pure: bytes in, types out.
+//! The cache for an offline start, as a file: the network configuration, the own subnet and the
+//! peers. Pure: bytes in, types out.
 //!
-//! The text is one line with the length and a checksum of the rest, and a JSON object. What is
-//! read back is held against what this start knows, and every entry goes through the same checks as
-//! one from the store. One that fails spoils the whole: weft wrote none such.
+//! The text is one line with the length and a checksum of the rest, and a JSON object. A cache
+//! has to match what this start knows, and its entries are validated like those of the store. One
+//! invalid entry makes the whole cache invalid: weft does not write such.
 
 use std::borrow::Cow;
 use std::net::Ipv4Addr;
@@ -21,7 +21,7 @@ use crate::control::snapshot::ENTRIES_MAX;
 use crate::failure::with_causes;
 use crate::route::Prefix;
 
-/// Oldest cache that a start may go by: a lease's life. Who was away for longer has lost his
+/// Oldest cache that a start may use: a lease's life. A node that was away for longer has lost its
 /// subnet by the rules of the store.
 pub const AGE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How far ahead of the clock a cache may be: clocks are set by seconds at the start of a host.
@@ -40,7 +40,7 @@ const LINE_BYTES_MAX: usize = 64;
 /// What a node knew of its store at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Known {
-    /// When the store last told or confirmed it, in seconds since 1970.
+    /// When the store last confirmed it, in seconds since 1970.
     pub as_of_unix: u64,
     /// The newest revision of the store that was seen.
     pub revision: i64,
@@ -76,7 +76,7 @@ pub struct Expected<'a> {
 pub struct Cache {
     /// The network's configuration.
     pub config: NetworkConfig,
-    /// What the store said.
+    /// The store's content.
     pub known: Known,
 }
 
@@ -122,7 +122,7 @@ pub enum CacheError {
         /// Its time.
         as_of_unix: u64,
     },
-    /// It says something else than this start.
+    /// It does not match this start.
     #[error("its {what} is {found:?}, and this start's is {expected:?}")]
     Other {
         /// What differs.
@@ -310,7 +310,7 @@ fn unseal(bytes: &[u8]) -> Result<&[u8], CacheError> {
     Ok(body)
 }
 
-/// FNV-1a over 64 bits (draft-eastlake-fnv): a disk's mistakes, nobody's malice.
+/// FNV-1a over 64 bits (draft-eastlake-fnv): against disk errors, not against attackers.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)

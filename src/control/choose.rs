@@ -1,5 +1,5 @@
-//! Which subnet to take. Pure: leases and configuration in, candidates out; chance stays with
-//! the caller.
+//! Which subnet to take. Pure: leases and configuration in, candidates out; the caller
+//! picks at random.
 
 use std::net::Ipv4Addr;
 
@@ -106,7 +106,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn free_subnets_agree_with_a_look_at_each_pair() {
+    fn free_subnets_equal_slow_overlap_check() {
         let config = config("10.5.0.0/16", 26, "10.5.0.64", "10.5.255.192");
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..200 {
@@ -134,7 +134,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_end_of_the_address_space_ends_the_walk() {
+    fn free_subnets_stop_at_end_of_addresses() {
         let config = config("255.255.255.0/24", 26, "255.255.255.64", "255.255.255.192");
         assert_eq!(free(&config, &[], 100).len(), 3);
     }

@@ -15,9 +15,9 @@ use crate::control::manager::SubnetManager;
 use crate::control::store::Leased;
 use crate::failure::{LogOnce, with_causes};
 
-/// A claim is kept alive so many times in its life, so that two tries may fail.
+/// How often in its life a claim is kept alive, so that two tries may fail.
 const KEEPS_PER_TTL: u32 = 3;
-/// How often in its life it is tried again after the store did not keep it.
+/// How often in its life it is retried after a failure.
 const RETRIES_PER_TTL: u32 = 10;
 /// Share by which both are spread.
 const KEEP_JITTER: f64 = 0.2;
@@ -30,7 +30,7 @@ impl SubnetManager {
     /// Gives up the claim, for a node that stops: another may have the address at once. Waits a
     /// moment at most, and not at all for a store that is known to be away.
     pub async fn release_claim(&self) {
-        if let Some(store) = self.store.leased().filter(|_| self.status.store_is_up()) {
+        if let Some(store) = self.store.leased().filter(|_| self.status.read().store_is_up) {
             timeout(RELEASE_TIMEOUT, store.release_claim()).await.ok();
         }
     }
@@ -48,13 +48,13 @@ impl SubnetManager {
             let public_ip = attributes.borrow_and_update().public_ip;
             let kept = store.claim(public_ip, ttl).await;
             match &kept {
-                Ok(()) if self.status.tell_duplicate(None) => {
+                Ok(()) if self.status.set_duplicate(None) => {
                     info!("PublicIP {public_ip} is this node's alone again");
                     alarm_at = Instant::now();
                 }
                 Ok(()) => _ = failures.forget(),
                 Err(error @ StoreError::Duplicate { holder, .. }) => {
-                    self.status.tell_duplicate(Some(holder));
+                    self.status.set_duplicate(Some(holder));
                     if alarm_at <= Instant::now() {
                         alarm_at = Instant::now() + ALARM_PERIOD;
                         error!("ALARM: {error}. This node goes on carrying packets");

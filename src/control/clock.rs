@@ -1,4 +1,4 @@
-//! The two clocks of the control plane and the spellings of a point in time.
+//! The two clocks of the control plane and the formats of a point in time.
 //!
 //! Renewal counts on the boot clock, which neither jumps nor stops while the host is suspended.
 //! The wall clock serves people and the local store's files, never a renewal decision.
@@ -27,15 +27,15 @@ pub fn unix_seconds() -> u64 {
 /// `2026-11-21T08:30:00Z` (RFC 3339).
 #[must_use]
 pub fn format_rfc3339(unix_seconds: u64) -> String {
-    let (date, time) = civil(unix_seconds);
-    format!("{date}T{time}Z")
+    let Civil { year, month, day, hour, minute, second } = civil(unix_seconds);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
 /// `2026-11-21 08:30:00 +0000 UTC`: Go's spelling, as in flannel's log lines.
 #[must_use]
 pub fn format_go(unix_seconds: u64) -> String {
-    let (date, time) = civil(unix_seconds);
-    format!("{date} {time} +0000 UTC")
+    let text = format_rfc3339(unix_seconds).replace('T', " ").replace('Z', "");
+    format!("{text} +0000 UTC")
 }
 
 /// `22h59m59.5s`: Go's spelling of a duration, as in flannel's log lines.
@@ -53,12 +53,24 @@ pub fn format_go_duration(duration: Duration) -> String {
     }
 }
 
-fn civil(unix_seconds: u64) -> (String, String) {
+/// A second of the Gregorian calendar, in UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Civil {
+    pub(crate) year: i64,
+    pub(crate) month: i64,
+    pub(crate) day: i64,
+    pub(crate) hour: i64,
+    pub(crate) minute: i64,
+    pub(crate) second: i64,
+}
+
+/// The calendar's second of `unix_seconds`.
+pub(crate) fn civil(unix_seconds: u64) -> Civil {
     let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
     let (year, month, day) = civil_from_days(seconds / SECONDS_PER_DAY);
     let second = seconds % SECONDS_PER_DAY;
-    let time = format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60);
-    (format!("{year:04}-{month:02}-{day:02}"), time)
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    Civil { year, month, day, hour, minute, second }
 }
 
 /// Reads RFC 3339, fractions of a second dropped. `None` for anything else or before 1970.

@@ -1,6 +1,6 @@
-//! Whether the store still has the network configuration that this node goes by. Another one is
-//! not applied while the daemon runs, because every pod could lose its address: the operator is
-//! told, by the log and by the status.
+//! Compares the store's network configuration with the one that this node uses. A new one is not
+//! applied while the daemon runs, because every pod could lose its address: log and status report
+//! it.
 
 use std::pin::Pin;
 
@@ -15,7 +15,7 @@ use crate::failure::with_causes;
 /// Longest text of a backend's settings that is shown.
 const SHOWN_CHARS_MAX: usize = 200;
 
-/// What the store has, compared with what this node goes by.
+/// The store's configuration, compared with the one in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
     Same,
@@ -29,20 +29,20 @@ enum Found {
 /// was edited shows at the next one.
 pub(super) struct ConfigCheck<'a> {
     manager: &'a SubnetManager,
-    /// What this node goes by; nothing is compared without.
+    /// The configuration in use; nothing is compared without.
     used: Option<NetworkConfig>,
     /// Whether it is from the cache, and the store has not been asked yet.
     from_cache: bool,
     /// Whether it was read before the last listing.
     is_listed: bool,
-    /// What was last said, so that it is said once.
+    /// What was last logged, to log it once.
     told: Found,
     under_way: Option<Pin<Box<dyn Future<Output = Found> + Send + 'a>>>,
 }
 
 impl<'a> ConfigCheck<'a> {
-    /// For what `manager` goes by, be it `from_cache`. If it is not, it was read a moment ago, and
-    /// the first listing is no reason to read it again.
+    /// For the configuration that `manager` uses, which may be `from_cache`. If it is not, it was
+    /// read a moment ago, and the first listing is no reason to read it again.
     pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
         let used = manager.used_config.get().cloned();
         let (told, under_way) = (Found::Same, None);
@@ -57,14 +57,14 @@ impl<'a> ConfigCheck<'a> {
         }
     }
 
-    /// Waits until the configuration is there, and says what is to be said. For ever if it was not
-    /// asked for.
+    /// Waits for the configuration, and logs what changed. Never ends if it was not
+    /// requested.
     pub(super) async fn done(&mut self) {
         let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
         let found = under_way.await;
         self.under_way = None;
         let is_first = std::mem::take(&mut self.from_cache);
-        self.manager.status.config_differs(matches!(found, Found::Other(_)));
+        self.manager.status.edit().restart_needed = matches!(found, Found::Other(_));
         if found == self.told && !is_first {
             return;
         }
@@ -95,7 +95,7 @@ async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Found {
         match manager.network_config().await {
             Ok(bytes) => break bytes,
             Err(error) if error.store_answered() => return Found::Unreadable(with_causes(&error)),
-            // An outage is the machine's to report.
+            // The lease machine reports outages.
             Err(_) => sleep(backoff.next_wait()).await,
         }
     };
@@ -105,7 +105,7 @@ async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Found {
     }
 }
 
-/// What of `used` is otherwise in `found`, for an operator; `None` if nothing is.
+/// What differs in `found` from `used`, for an operator; `None` if nothing does.
 fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
     let NetworkConfig {
         network,

@@ -48,20 +48,20 @@ pub enum StoreError {
         /// The revision asked for.
         revision: i64,
     },
-    /// The store did not answer, or said that it cannot serve now. Worth another try.
+    /// The store did not answer, or cannot serve now. Worth a retry.
     #[error("{operation}: the store is unavailable: {detail}")]
     Unavailable {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// What the store or the transport said.
+        /// The error of the store or the transport.
         detail: String,
     },
     /// The store answered that we may not.
     #[error("{operation}: the store refused: {detail}")]
     Refused {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// What the store said, and what to do about it.
+        /// The store's error, and what to do about it.
         detail: String,
     },
     /// The lease cannot be written as a value.
@@ -70,7 +70,7 @@ pub enum StoreError {
     /// A file of the local store could not be used.
     #[error("local store: cannot {action} {path}")]
     File {
-        /// What was being done.
+        /// The operation.
         action: &'static str,
         /// With which file.
         path: String,
@@ -81,35 +81,20 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the store answered, only not as hoped.
+    /// Whether the store answered, if only with an error.
     #[must_use]
     pub fn store_answered(&self) -> bool {
-        match self {
-            Self::NoConfig { .. }
-            | Self::ConfigTooLarge { .. }
-            | Self::Conflict { .. }
-            | Self::Duplicate { .. }
-            | Self::HistoryLost { .. }
-            | Self::Value(_) => true,
-            Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. } => false,
-        }
+        !matches!(self, Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. })
     }
 
     /// Whether a write that failed with this certainly changed nothing. A write without an answer
     /// may have happened, or may still happen.
     #[must_use]
     pub fn nothing_was_written(&self) -> bool {
-        match self {
-            Self::Conflict { .. }
-            | Self::Duplicate { .. }
-            | Self::Refused { .. }
-            | Self::Value(_) => true,
-            Self::NoConfig { .. }
-            | Self::ConfigTooLarge { .. }
-            | Self::HistoryLost { .. }
-            | Self::Unavailable { .. }
-            | Self::File { .. } => false,
-        }
+        matches!(
+            self,
+            Self::Conflict { .. } | Self::Duplicate { .. } | Self::Refused { .. } | Self::Value(_)
+        )
     }
 }
 
@@ -178,7 +163,7 @@ pub enum AcquireError {
     NotSynced {
         /// How long it was waited.
         minutes: u64,
-        /// What it said last.
+        /// The last error.
         #[source]
         source: StoreError,
     },
@@ -191,14 +176,7 @@ impl AcquireError {
     /// Whether only an operator can help, so that the start fails, as flannel's does.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        match self {
-            Self::Outside { .. } | Self::Unusable { .. } | Self::NotSynced { .. } => true,
-            Self::Exhausted { .. }
-            | Self::Contended { .. }
-            | Self::NoNode { .. }
-            | Self::Unassigned { .. }
-            | Self::Store(_) => false,
-        }
+        matches!(self, Self::Outside { .. } | Self::Unusable { .. } | Self::NotSynced { .. })
     }
 }
 
@@ -207,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_definite_no_means_that_nothing_was_written() {
+    fn only_definite_refusal_means_nothing_written() {
         let (operation, detail) = ("creating the lease", String::new());
         let lost = StoreError::Unavailable { operation, detail: detail.clone() };
         assert!(!lost.nothing_was_written(), "a write of unknown outcome may have happened");

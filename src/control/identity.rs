@@ -15,7 +15,7 @@ const SHOWN_CHARS_MAX: usize = 64;
 /// Longest claim read. Ours have about 150 bytes.
 const CLAIM_BYTES_MAX: usize = 4096;
 
-/// What tells this machine from every other.
+/// Node identity, stable across daemon restarts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeIdentity {
     /// The name of the host, by which operators know it.
@@ -65,14 +65,14 @@ impl NodeIdentity {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Reads a claim's value; `None` is junk, which claims nothing.
+    /// Parses a claim's value; `None` is unparsable and claims nothing.
     pub(crate) fn from_json(value: &[u8]) -> Option<Self> {
         let value = value.get(..value.len().min(CLAIM_BYTES_MAX))?;
         serde_json::from_slice(value).ok().filter(|node: &Self| !node.boot_id.is_empty())
     }
 
-    /// What the claim of `public_ip` is to this node if its key shows `found`. `lease` is this
-    /// run's etcd lease, if that lives, and `held` says that the claim was bound to it before.
+    /// Validates the claim of `public_ip` for this node, whose key shows `found`. `lease` is this
+    /// run's etcd lease, if that lives, and `held` is whether the claim was bound to it before.
     pub(crate) fn validate(
         &self,
         public_ip: Ipv4Addr,
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_known_by_its_machine_id_or_boot() {
+    fn machine_is_identified_by_id_or_boot() {
         let own = node("a", Some("1"), "boot-1");
         assert!(own.is_same_as(&node("a", Some("1"), "boot-2")), "a reboot");
         assert!(own.is_same_as(&node("b", Some("1"), "boot-1")), "another hostname");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_survives_its_value_and_junk_claims_nothing() {
+    fn claim_round_trips_and_junk_claims_nothing() {
         for own in [node("a", Some("1"), "boot-1"), node("a", None, "boot-1")] {
             assert_eq!(NodeIdentity::from_json(&own.to_json()), Some(own));
         }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_foreign_claim_says_cannot_forge_a_line_of_the_log() {
+    fn foreign_claim_cannot_forge_log_lines() {
         let hostile = node(&format!("a\nE1121 {}", "x".repeat(5000)), Some("\u{1b}[2J"), "b");
         let text = hostile.describe(false);
         assert!(!text.contains(['\n', '\u{1b}']) && text.len() < 400, "{text}");

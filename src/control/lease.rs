@@ -1,4 +1,4 @@
-//! What one node tells the others: the lease, its key and its JSON value, byte-compatible with
+//! The lease of a node: its key and its JSON value, byte-compatible with
 //! flannel's etcd schema. Pure: bytes in, types out.
 
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use crate::route::Prefix;
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
-/// Deepest nesting accepted. flannel's values have two levels; whoever reads `BackendData` later
-/// need not fear for its stack.
+/// Deepest nesting accepted. flannel's values have two levels; readers of
+/// `BackendData` must not overflow their stack.
 const NESTING_MAX: usize = 16;
 /// Longest key accepted: a dual-stack key has at most 62 characters.
 const KEY_CHARS_MAX: usize = 64;
@@ -37,7 +37,7 @@ pub struct Lease {
     pub subnet: Prefix,
     /// The key below `subnets/`, which may name an IPv6 subnet as well.
     pub key: String,
-    /// What the node says of itself.
+    /// What the node publishes.
     pub attributes: LeaseAttributes,
     /// The store's version of this entry: equal only if nobody wrote in between.
     pub revision: i64,
@@ -129,8 +129,18 @@ pub enum ValueError {
     },
 }
 
+impl ValueError {
+    /// The class, for counters.
+    pub(crate) fn reason(&self) -> RejectReason {
+        match self {
+            Self::TooLarge { .. } => RejectReason::TooLarge,
+            Self::Malformed(_) | Self::TooDeep | Self::BadExpiry { .. } => RejectReason::BadValue,
+        }
+    }
+}
+
 impl LeaseAttributes {
-    /// What a udp node says of itself.
+    /// The attributes of a udp node.
     #[must_use]
     pub fn udp(public_ip: Ipv4Addr) -> Self {
         Self {
@@ -142,7 +152,7 @@ impl LeaseAttributes {
         }
     }
 
-    /// What a node of another backend says of itself.
+    /// The attributes of a node of another backend.
     #[must_use]
     pub fn of(backend_type: &str, public_ip: Ipv4Addr, backend_data: Option<RawJson>) -> Self {
         Self { backend_type: backend_type.to_owned(), backend_data, ..Self::udp(public_ip) }
@@ -325,7 +335,7 @@ impl Lease {
         }
     }
 
-    /// Reads one file of the local store, whose value says when the lease ends.
+    /// Reads one file of the local store, whose value has the lease's end.
     pub(crate) fn decode_file(
         key: &[u8],
         value: &[u8],
@@ -366,13 +376,7 @@ impl Lease {
 
 impl Rejected {
     fn value(key: &str, error: &ValueError, revision: i64) -> Self {
-        let reason = match error {
-            ValueError::TooLarge { .. } => RejectReason::TooLarge,
-            ValueError::Malformed(_) | ValueError::TooDeep | ValueError::BadExpiry { .. } => {
-                RejectReason::BadValue
-            }
-        };
-        Self { key: key.to_owned(), reason, detail: with_causes(error), revision }
+        Self { key: key.to_owned(), reason: error.reason(), detail: with_causes(error), revision }
     }
 }
 

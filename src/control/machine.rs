@@ -24,7 +24,7 @@ use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub(super) use crate::control::machine::say::Say;
 use crate::control::machine::stale::Stale;
-use crate::control::machine::state::{Asked, Follow, Hold, Outage, REWRITE_PAUSE, Twin};
+use crate::control::machine::state::{Asked, Follow, Outage, OwnEntry, REWRITE_PAUSE, Twin};
 use crate::control::peers::{self, Node};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, Snapshot};
@@ -66,7 +66,7 @@ pub(super) enum Event {
     Changed(Result<Vec<Change>, StoreError>),
     /// The answer to `Command::Renew`, `Command::Update` and `Command::Create`.
     Written(Result<Granted, StoreError>),
-    /// The node says something else of itself from now on: it has another address.
+    /// This node's attributes changed: it has another address.
     Moved(LeaseAttributes),
 }
 
@@ -81,19 +81,19 @@ pub(super) enum Command {
     DropWatch,
     /// Extend the lease if nobody wrote over `held`, which is the entry as it is in the store.
     Renew { held: Lease, ttl: Duration },
-    /// Write what `held` says over the entry of its revision, and extend the lease.
+    /// Write `held` over the entry of its revision, and extend the lease.
     Update { held: Lease, ttl: Duration },
     /// Take the subnet if nobody has it.
     Create { subnet: Prefix, attributes: LeaseAttributes, ttl: Duration },
     /// These are the peers now.
     Publish(Arc<Peers>),
-    /// How many there are, and how many of them are held though their leases vanished.
+    /// How many there are, and how many of them are in their grace period.
     Count { peers: usize, held: usize },
     /// Entries that are no leases, for counting.
     Reject(Vec<Rejected>),
-    /// What the store said, to be remembered for a start without it.
+    /// A snapshot for an offline start.
     Remember(Known),
-    /// The store confirmed the own lease, which was from the cache, and told of the peers.
+    /// The store confirmed the own lease and the peers, which were from the cache.
     Confirmed,
     /// When the own lease ends, in seconds since 1970.
     Expires(Option<u64>),
@@ -119,7 +119,7 @@ pub(super) struct Machine {
     from_cache: bool,
     /// Whether it was confirmed, and the peers that go with that are yet to be published.
     is_confirmation_due: bool,
-    hold: Hold,
+    own_entry: OwnEntry,
     /// Earlier addresses of this node that the own entry may still show.
     moved_from: BTreeSet<Ipv4Addr>,
     /// What a write that got no answer compared with: while the entry is as of then, that write
@@ -127,9 +127,9 @@ pub(super) struct Machine {
     unanswered: Option<i64>,
     renew_at: Option<Duration>,
     rewrite_backoff: Backoff,
-    /// When the last listing was asked for that told about the own entry.
+    /// When the last listing that shows the own entry was requested.
     own_read: Option<Duration>,
-    /// The end of the lease after which it was said that it is read before it is written.
+    /// The lease's end for which it was logged that the entry is read before it is written.
     own_end_said: Option<Duration>,
     /// Changes of the own entry before this revision are older than our last write.
     own_since: i64,
@@ -141,18 +141,18 @@ pub(super) struct Machine {
     /// when the mirror may have missed something.
     revision: Option<i64>,
     follow: Follow,
-    /// Whether a watch was ever live: before, nobody watched what became of the own entry.
+    /// Whether a watch was ever live: before that, changes of the own entry were not watched.
     followed: bool,
     /// Whether the last try to watch failed for lack of history.
     history_lost: bool,
     /// Changes up to this revision are in the last listing.
     listed_until: i64,
-    /// Changes up to this revision happened while nobody watched.
+    /// Changes up to this revision happened without a watch.
     unwatched_until: i64,
     /// The newest revision seen, and where.
     newest: i64,
     cluster: u64,
-    /// When the store last said anything, by the wall clock.
+    /// When the store last answered, by the wall clock.
     heard_unix: u64,
     outage: Option<Outage>,
     backoff: Backoff,
@@ -165,7 +165,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// A machine that holds `own` and knows of nobody else. Its first commands come with the
+    /// A machine that holds `own` and knows no other node. Its first commands come with the
     /// first event.
     pub(super) fn new(
         own: OwnLease,
@@ -180,9 +180,9 @@ impl Machine {
         machine
     }
 
-    /// A machine that goes by what the last run knew until the store answers. How much of the
-    /// lease is left nobody can tell here, so it counts as past its end: it is read before it is
-    /// written, and somebody else who has it by then keeps it.
+    /// A machine that uses the cache of the last run until the store answers. How much of the lease
+    /// is left is unknown, so it counts as expired: it is read before it is written, and another
+    /// node that has it by then keeps it.
     pub(super) fn from_cache(
         known: Known,
         renew_margin: Duration,
@@ -221,7 +221,7 @@ impl Machine {
             own,
             from_cache: false,
             is_confirmation_due: false,
-            hold: Hold::Held,
+            own_entry: OwnEntry::AsWritten,
             moved_from: BTreeSet::new(),
             unanswered: None,
             renew_at: None,
@@ -250,10 +250,10 @@ impl Machine {
         }
     }
 
-    /// Takes an event and says what to do now. An answer that was not asked for changes nothing.
+    /// Handles an event and returns what to do now. Unexpected answers are ignored.
     pub(super) fn handle(&mut self, event: Event, now: Now) -> Vec<Command> {
         self.now = now;
-        if self.hold == Hold::Lost {
+        if self.own_entry == OwnEntry::Lost {
             return Vec::new();
         }
         match (event, self.asked) {
@@ -290,7 +290,7 @@ impl Machine {
                     Follow::Waiting { at } => Some(at),
                     Follow::Listing | Follow::Opening | Follow::Watching { .. } => None,
                 };
-                [Some(self.relist_at), resync, self.renew_at, self.hold.due()]
+                [Some(self.relist_at), resync, self.renew_at, self.own_entry.due()]
             }
             Asked::List { .. } | Asked::Watch | Asked::Write { .. } => [None; 4],
         };
@@ -299,12 +299,9 @@ impl Machine {
     }
 
     /// Whether changes may be brought now. Between the request for a listing and its answer they
-    /// may not: nobody could tell which of the two is newer.
+    /// may not: which of the two is newer would be unknown.
     pub(super) fn wants_changes(&self) -> bool {
-        match self.asked {
-            Asked::Nothing | Asked::Watch | Asked::Write { .. } => true,
-            Asked::List { .. } => false,
-        }
+        !matches!(self.asked, Asked::List { .. })
     }
 
     /// Does what is due.
@@ -317,14 +314,14 @@ impl Machine {
         }
         let ended = self.stale.next_end().is_some_and(|at| at <= self.now.boot);
         let due = self.publish_at.is_some_and(|at| at <= self.now.boot);
-        if (due || ended) && self.hold != Hold::Lost {
+        if (due || ended) && self.own_entry != OwnEntry::Lost {
             self.publish();
         }
     }
 
     /// Sends the most urgent request that is due, if any.
     fn ask_next(&mut self) {
-        if self.ask_own() || self.hold == Hold::Lost {
+        if self.ask_own() || self.own_entry == OwnEntry::Lost {
             return;
         }
         match (self.follow, self.revision) {
@@ -361,7 +358,7 @@ impl Machine {
     }
 
     fn end(&mut self, end: End) {
-        self.hold = Hold::Lost;
+        self.own_entry = OwnEntry::Lost;
         self.commands.push(Command::End(end));
     }
 
@@ -375,7 +372,7 @@ impl Machine {
         }
     }
 
-    /// Not before everything was listed: whoever is not known yet would lose its traffic.
+    /// Not before everything was listed: nodes not known yet would lose their traffic.
     fn plan_publication(&mut self) {
         if self.published.is_none() && self.revision.is_none() {
             return;
@@ -399,15 +396,15 @@ impl Machine {
             self.published = Some(Arc::clone(&peers));
             self.commands.push(Command::Publish(peers));
         }
-        // After the peers that the store told: until then what is published is the cache's.
+        // After the store's peers are published: until then, they are the cache's.
         if std::mem::take(&mut self.is_confirmation_due) {
             self.commands.push(Command::Confirmed);
         }
         self.remember();
     }
 
-    /// What a start without the store would go by, unless this one still does, or the store has
-    /// yet to learn who we are now: started by that, we would take our entry for another's.
+    /// Keeps a snapshot for an offline start, unless this run still uses one, or our new address is
+    /// not in the store yet: started from that, we would take our own entry for another node's.
     pub(super) fn remember(&mut self) {
         let is_settled = !self.from_cache && self.moved_from.is_empty();
         let Some(peers) = self.published.as_ref().filter(|_| is_settled) else { return };

@@ -14,7 +14,7 @@ use crate::config::options::StoreOptions;
 use crate::control::cache::Known;
 use crate::control::error::{AcquireError, StoreError};
 use crate::control::identity::NodeIdentity;
-use crate::control::status::ControlStatus;
+use crate::control::status::{ControlState, ControlStatus};
 use crate::control::store::etcd::{EtcdOptionsError, EtcdStore};
 #[cfg(feature = "kube")]
 use crate::control::store::kube::{KubeOptionsError, KubeStore};
@@ -83,7 +83,7 @@ impl SubnetManager {
         Self { store, previous, status, timing, known, used_config }
     }
 
-    /// The same manager with other durations. Those that are the default suit the store.
+    /// The same manager with other durations. Defaults are replaced by those of the store.
     #[must_use]
     pub fn with_timing(mut self, timing: Timing) -> Self {
         self.timing = timing;
@@ -128,14 +128,13 @@ impl SubnetManager {
         format!("{kind} with Previous Subnet: {previous}")
     }
 
-    /// What the control plane says about itself; stays valid for the manager's life.
+    /// The status of the control plane; stays valid for the manager's life.
     #[must_use]
     pub fn status(&self) -> Arc<ControlStatus> {
         Arc::clone(&self.status)
     }
 
-    /// What the store last said, after each change and each listing; what is from the cache is
-    /// not among it.
+    /// The store's content after each change and each listing, never what came from the cache.
     #[must_use]
     pub fn known(&self) -> watch::Receiver<Option<Arc<Known>>> {
         self.known.subscribe()
@@ -172,13 +171,12 @@ impl SubnetManager {
         self.store.leased().map_or(0, Leased::cluster)
     }
 
-    /// The node goes by `config`, and does to the end: a run compares with it what the store has.
+    /// The node uses `config` to the end; a run compares the store's configuration with it.
     pub fn go_by(&self, config: &NetworkConfig) {
         self.used_config.set(config.clone()).ok();
     }
 
-    /// Keeps the status up to date with what the store says of itself, which nobody would hear
-    /// of otherwise before the next renewal.
+    /// Polls the store for alarms, which would show up only at the next renewal otherwise.
     pub async fn watch_alarms(&self) -> Infallible {
         let Some(store) = self.store.leased() else { return std::future::pending().await };
         loop {
@@ -191,32 +189,32 @@ impl SubnetManager {
 
     /// Notes in the status what came of a write.
     pub(super) fn noted_write<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
-        self.note(&result, ControlStatus::write_refused);
+        self.note(&result, |state| &mut state.refused_write);
         result
     }
 
     /// Notes in the status what came of a read.
     pub(super) fn noted<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
-        self.note(&result, ControlStatus::read_refused);
+        self.note(&result, |state| &mut state.refused_read);
         result
     }
 
-    fn note<T>(&self, result: &Result<T, StoreError>, refused: fn(&ControlStatus, Option<String>)) {
+    fn note<T>(
+        &self,
+        result: &Result<T, StoreError>,
+        refused: fn(&mut ControlState) -> &mut Option<String>,
+    ) {
+        let mut state = self.status.edit();
+        state.store_is_up = result.as_ref().err().is_none_or(StoreError::store_answered);
         match result {
-            Ok(_) => refused(&self.status, None),
-            Err(error @ StoreError::Refused { .. }) => {
-                refused(&self.status, Some(error.to_string()));
+            Ok(_) => *refused(&mut state) = None,
+            Err(StoreError::Conflict { .. }) => state.conflicts += 1,
+            Err(error) => {
+                if let StoreError::Refused { .. } = error {
+                    *refused(&mut state) = Some(error.to_string());
+                }
+                state.store_failures += u64::from(!error.store_answered());
             }
-            Err(_) => {}
-        }
-        match result {
-            Ok(_) => self.status.store_answered(),
-            Err(StoreError::Conflict { .. }) => {
-                self.status.store_answered();
-                self.status.conflicted();
-            }
-            Err(error) if error.store_answered() => self.status.store_answered(),
-            Err(_) => self.status.store_failed(),
         }
     }
 }

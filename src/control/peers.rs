@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn each_unusable_lease_is_rejected_for_its_reason_and_harms_no_other() {
+    fn unusable_lease_is_rejected_alone_with_reason() {
         let (peers, rejected) = selected(&[
             lease("10.5.1.0/24", "192.0.2.1", 1),
             lease("10.5.9.0/24", "192.0.2.9", 2),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_node_is_another_way_and_a_rewritten_value_is_not() {
+    fn new_address_changes_routes_rewritten_value_does_not() {
         let set = |lease: Lease| Peers::from([(lease.subnet, lease)]);
         let before = set(lease("10.5.1.0/24", "192.0.2.1", 1));
         assert!(same_ways(&before, &set(lease("10.5.1.0/24", "192.0.2.1", 2))));

@@ -1,5 +1,5 @@
 //! Drives the lease machine against the real store, clock and log: carries out its commands and
-//! brings it what came of them. Decides nothing.
+//! brings back the results. Decides nothing.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl SubnetManager {
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
-        self.status.started_from_cache(known.as_of_unix);
+        self.status.edit().cached_as_of_unix = Some(known.as_of_unix);
         let random = fastrand::Rng::new();
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
         self.keep(machine, Driver::new(self, peers, attributes, true)).await
@@ -79,7 +79,7 @@ fn now() -> Now {
     Now { boot: clock::boot_time(), unix_seconds: clock::unix_seconds() }
 }
 
-/// What a request came to.
+/// The result of a request.
 enum Answer {
     Opened(Result<Watch, StoreError>),
     Other(Event),
@@ -132,12 +132,12 @@ impl<'a> Driver<'a> {
                     #[cfg(feature = "kube")]
                     Store::Assigned(store) => store.publish(held.subnet, &held.attributes).await?,
                 };
-                status.renewed();
+                status.edit().renewals += 1;
                 Ok(renewed)
             }),
             Command::Update { held, ttl } => self.write(async move {
                 match store {
-                    Store::Leased(store) => store.update(&held, &held.attributes, ttl).await,
+                    Store::Leased(store) => store.update(&held, ttl).await,
                     #[cfg(feature = "kube")]
                     Store::Assigned(store) => store.publish(held.subnet, &held.attributes).await,
                 }
@@ -156,13 +156,16 @@ impl<'a> Driver<'a> {
             Command::Remember(known) => {
                 self.manager.known.send_replace(Some(Arc::new(known)));
             }
-            Command::Confirmed => status.confirmed(),
-            Command::Count { peers, held } => status.published(peers, held),
+            Command::Confirmed => status.edit().cached_as_of_unix = None,
+            Command::Count { peers, held } => {
+                let mut state = status.edit();
+                (state.peers, state.held_peers) = (peers, held);
+            }
             Command::Reject(rejected) => status.reject(&rejected),
-            Command::Expires(unix_seconds) => status.lease_expires(unix_seconds),
+            Command::Expires(unix_seconds) => status.edit().lease_expires_unix = unix_seconds,
             Command::Say(say) => {
                 if let Say::WrittenInOurName { .. } = say {
-                    status.written_by_others();
+                    status.edit().written_by_others += 1;
                 }
                 log(&say);
             }
@@ -209,7 +212,7 @@ impl<'a> Driver<'a> {
         match event {
             Event::Listed(answer) => {
                 if answer.is_ok() {
-                    manager.status.listed();
+                    manager.status.edit().relists += 1;
                     self.config_check.begin();
                 }
                 Event::Listed(manager.noted(answer))
@@ -244,7 +247,7 @@ fn log(say: &Say) {
     if say.is_warning() {
         warn!("{say}");
     } else if let Say::WrittenInOurName { .. } = say {
-        // Counted, and said lately.
+        // Counted, and logged lately.
         debug!("{say}");
     } else {
         info!("{say}");

@@ -60,7 +60,7 @@ pub enum Change {
 /// A lease as just written by us.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Granted {
-    /// The entry, with the revision that the next fenced write compares.
+    /// The entry, with the revision that the next write compares.
     pub lease: Lease,
     /// When it ends, by `clock::boot_time`, counted from before the request was sent; `None` for
     /// a reservation.
@@ -101,7 +101,7 @@ impl Snapshot {
         if self.rejected.len() < REJECTED_MAX {
             self.rejected.push(rejected);
         } else if parse_key(&rejected.key).is_some() {
-            // It takes a subnet, perhaps the own; any other junk concerns nobody.
+            // It takes a subnet, perhaps the own; other unparsable entries do not matter.
             self.complete = false;
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flood_of_junk_hides_is_not_counted_as_absent() {
+    fn listing_cut_by_junk_is_incomplete() {
         let mut snapshot = Snapshot::default();
         let version = Version { revision: 1, created: 1 };
         let mut add = |key: &[u8]| {

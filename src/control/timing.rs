@@ -11,7 +11,7 @@ pub const RENEW_RETRY: Duration = Duration::from_secs(60);
 pub const RELIST_PERIOD: Duration = Duration::from_secs(300);
 /// The same where an entry is a whole Node of some 15 KB: in a cluster of 6,000, each of whose
 /// nodes lists all of them, three listings in ten seconds. The watch breaks and begins anew every
-/// few minutes, and says by itself if it cannot continue.
+/// few minutes, and reports by itself if it cannot continue.
 pub const RELIST_PERIOD_NODES: Duration = Duration::from_secs(6 * 60 * 60);
 /// How long changes are collected before they are published: a burst costs one route table, and
 /// nobody notices a fiftieth of a second.
@@ -19,7 +19,7 @@ pub const PUBLISH_WINDOW: Duration = Duration::from_millis(20);
 /// The same in a cluster of 6,000 Nodes, where one table takes 5 ms: four of them a second, however
 /// many Nodes move, are 2 % of a processor. The API's own way to its watches takes about as long.
 pub const PUBLISH_WINDOW_NODES: Duration = Duration::from_millis(250);
-/// How long peers stay after most of them vanished at once: time for an operator to see the alarm
+/// Grace period of peers after most of them vanished at once: time for an operator to see the alarm
 /// and to bring the store's data back, and for nodes to register again by themselves.
 pub const STALE_HOLD: Duration = Duration::from_secs(15 * 60);
 
@@ -39,7 +39,7 @@ pub struct Timing {
     pub relist_period: Duration,
     /// For which changes are collected.
     pub publish_window: Duration,
-    /// For which peers stay that vanished with most others at once; zero for not at all.
+    /// Grace period of peers that vanished with most others at once; zero for none.
     pub stale_hold: Duration,
     /// Life of the claim on the PublicIP after its node is gone.
     pub claim_ttl: Duration,

@@ -1,5 +1,5 @@
 //! How a start gets its network configuration, its interface and its subnet, in flanneld's order:
-//! it waits for what may come, fails for what can't, and goes by the cache if there is no store.
+//! it waits for what may still come, fails on what can't, and uses the cache without a store.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -33,33 +33,33 @@ const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration
 
 /// flanneld's phrase, which operators grep for.
 const BACKEND_PHRASE: &str = "Error fetching backend";
-/// The same of a store that cannot be used.
+/// flanneld's phrase for a store that cannot be used.
 pub(super) const MANAGER_PHRASE: &str = "Failed to create SubnetManager";
-/// The same of a node that gets no lease or no device.
+/// flanneld's phrase for a node that gets no lease or no device.
 pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 
-/// Where a start has got to when it has a subnet.
+/// A start that has its subnet.
 pub(super) struct Begun {
-    pub(super) plan: Plan,
+    pub(super) plan: Configured,
     pub(super) external: ExternalInterface,
     /// How it was found.
     pub(super) interface: InterfaceOptions,
-    pub(super) held: Held,
-    /// What this node says of itself.
+    pub(super) held: HeldSubnet,
+    /// What this node publishes.
     pub(super) attributes: LeaseAttributes,
-    /// What its backend holds.
+    /// What its backend reserved.
     pub(super) reserved: Reserved,
-    /// Its right to be this node.
+    /// The lock against a second daemon for this node.
     pub(super) guard: NodeGuard,
 }
 
-/// The subnet, and what is known with it.
-pub(super) enum Held {
+/// The subnet, from the store or from the cache.
+pub(super) enum HeldSubnet {
     Leased(OwnLease),
     Cached(Known),
 }
 
-impl Held {
+impl HeldSubnet {
     pub(super) fn subnet(&self) -> Prefix {
         match self {
             Self::Leased(own) => own.lease.subnet,
@@ -77,9 +77,9 @@ impl Begun {
         let attributes =
             plan.settings.introduce(&external, former).await.context(REGISTRATION_PHRASE)?;
         let reserved = plan.reserve(options, &external, Some(known.own.subnet)).await?;
-        // Of itself a node says what it would say on a start with the store.
+        // What a node publishes does not depend on the cache.
         known.own.attributes = attributes.clone();
-        let (interface, held) = (options.interface.clone(), Held::Cached(known));
+        let (interface, held) = (options.interface.clone(), HeldSubnet::Cached(known));
         Ok(Self { plan, external, interface, held, attributes, reserved, guard })
     }
 }
@@ -91,7 +91,7 @@ pub(super) async fn begin(
     previous: &Previous,
 ) -> anyhow::Result<Begun> {
     let mut warm = WarmStart::prepare(options, previous).await;
-    let plan = match wait_for_plan(manager, &mut warm).await? {
+    let plan = match wait_for_config(manager, &mut warm).await? {
         ControlFlow::Continue(plan) => plan,
         ControlFlow::Break(remembered) => return Begun::remembered(remembered, options).await,
     };
@@ -106,7 +106,7 @@ pub(super) async fn begin(
     let host = Host { external: &external, previous_subnet: previous.subnet };
     match acquire_until_leased(options, manager, plan, &host, &mut warm).await? {
         ControlFlow::Continue((plan, own, Ready { attributes, reserved })) => {
-            let held = Held::Leased(own);
+            let held = HeldSubnet::Leased(own);
             Ok(Begun { plan, external, interface, held, attributes, reserved, guard })
         }
         ControlFlow::Break(remembered) => {
@@ -117,20 +117,20 @@ pub(super) async fn begin(
     }
 }
 
-/// The network configuration, its backend's part understood.
+/// The network configuration, with the settings of its backend.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct Configured {
     pub(super) network: NetworkConfig,
     pub(super) settings: Settings,
 }
 
-impl Plan {
+impl Configured {
     pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
         let settings = Settings::parse(&network.backend).context(BACKEND_PHRASE)?;
         Ok(Self { network, settings })
     }
 
-    /// Has the backend take what it can be refused.
+    /// Has the backend reserve what the host may refuse it.
     async fn reserve(
         &self,
         options: &Options,
@@ -150,20 +150,20 @@ struct Host<'a> {
     previous_subnet: Option<Prefix>,
 }
 
-/// What a node has before the store hears of it.
+/// What a node needs before it writes to the store.
 struct Ready {
-    /// What it says of itself.
+    /// What it publishes.
     attributes: LeaseAttributes,
-    /// What its backend holds.
+    /// What its backend reserved.
     reserved: Reserved,
 }
 
 /// flanneld waits for the configuration for ever, so that it may be written after the nodes start.
-/// A backend that can't be run is an error, as in flanneld. Breaks off to go by the cache.
-async fn wait_for_plan(
+/// A backend that can't be run is an error, as in flanneld. Breaks to use the cache.
+async fn wait_for_config(
     manager: &SubnetManager,
     warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, Plan>> {
+) -> anyhow::Result<ControlFlow<Remembered, Configured>> {
     let mut told = LogOnce::default();
     let mut backoff = Backoff::between(CONFIG_RETRY.0, CONFIG_RETRY.1);
     loop {
@@ -176,14 +176,14 @@ async fn wait_for_plan(
             }
         };
         match read? {
-            Ok(network) => return Plan::new(network).map(ControlFlow::Continue),
+            Ok(network) => return Configured::new(network).map(ControlFlow::Continue),
             Err(error) => {
                 if is_unreachable(&error)
                     && let Some(remembered) = warm.take(&format!("{error:#}"), None)
                 {
                     return Ok(ControlFlow::Break(remembered));
                 }
-                let text = format!("Couldn't fetch network config: {error:#}; trying again");
+                let text = format!("Couldn't fetch network config: {error:#}; retrying");
                 told.once(&text, |text| error!("{text}"));
             }
         }
@@ -210,10 +210,10 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
 async fn acquire_until_leased(
     options: &Options,
     manager: &SubnetManager,
-    mut plan: Plan,
+    mut plan: Configured,
     host: &Host<'_>,
     warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, (Plan, OwnLease, Ready)>> {
+) -> anyhow::Result<ControlFlow<Remembered, (Configured, OwnLease, Ready)>> {
     let mut backoff = Backoff::default();
     let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
     let mut ready = None;
@@ -238,7 +238,7 @@ async fn acquire_until_leased(
         {
             return Ok(ControlFlow::Break(remembered));
         }
-        let text = format!("No subnet yet, still trying: {error:#}");
+        let text = format!("No subnet yet, retrying: {error:#}");
         told.once(&text, |text| warn!("{text}"));
         sleep(backoff.next_wait()).await;
         if !is_exhausted {
@@ -248,10 +248,10 @@ async fn acquire_until_leased(
             Ok(network) if network == plan.network => {}
             Ok(network) => {
                 info!("the network configuration has changed; trying with the new one");
-                plan = Plan::new(network)?;
+                plan = Configured::new(network)?;
                 ready = None;
             }
-            // The remedy may hold a slip of the pen.
+            // The new configuration may contain a typo.
             Err(error) => {
                 let text = format!("Couldn't fetch network config: {error:#}");
                 told_config.once(&text, |text| error!("{text}; going on with the last one"));
@@ -260,12 +260,12 @@ async fn acquire_until_leased(
     }
 }
 
-/// What has to be had before the store hears of the node, made once: what the node says of itself
-/// may be a command's output. The inner error may go away by itself; the outer one is final.
+/// What a node needs before it writes to the store, made once: what it publishes may be the output
+/// of a command. The inner error may go away by itself; the outer one is final.
 async fn get_ready(
     options: &Options,
     manager: &SubnetManager,
-    plan: &Plan,
+    plan: &Configured,
     host: &Host<'_>,
     made: Option<Ready>,
 ) -> anyhow::Result<Result<Ready, StoreError>> {

@@ -1,5 +1,5 @@
-//! Keeps the cache beside the subnet file true: written when peers change, and now and then to say
-//! that it still holds. A file that is there stays whole, whatever the disk does.
+//! Keeps the cache beside the subnet file up to date: written when peers change, and now and then
+//! to refresh its time. An existing file stays whole, whatever the disk does.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -18,19 +18,19 @@ use crate::config::whole_file::{self, FileError};
 use crate::control::cache::{self, CacheError, Known};
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
-use crate::failure::with_causes;
+use crate::failure::{LogOnce, with_causes};
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".cache";
-/// Mode of the file: its peers are nobody else's business, and nobody else may name them.
+/// Mode of the file: other users must neither read nor change the peers.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 /// Shortest time between two writings: a cluster that starts, or one where nodes come and go
 /// without end, is a file of some megabytes every few seconds at the most.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Between two tries to write; disks that were full get room in minutes.
 const RETRY: Duration = Duration::from_secs(30);
-/// How old the file may become while the store says the same: little beside the day for which
-/// it counts.
+/// How old the file may become while nothing changes: little compared with the day for which
+/// it is valid.
 const REFRESH_SECONDS: u64 = 60 * 60;
 
 /// How far the lease's end moves before the file is written for that: little beside a lease's day.
@@ -72,7 +72,7 @@ enum WriteError {
 }
 
 impl CacheWriter {
-    /// Will write to `path` what `store` says of the network that is configured so.
+    /// A writer to `path` of what `store` holds for the network of `config`.
     #[must_use]
     pub(super) fn new(
         path: PathBuf,
@@ -88,12 +88,11 @@ impl CacheWriter {
     /// Writes what is `known` when that is due, for ever.
     pub(super) async fn keep(&self, mut known: watch::Receiver<Option<Arc<Known>>>) -> Infallible {
         let mut written: Option<Arc<Known>> = None;
-        let mut has_failed = false;
+        let mut failures = LogOnce::default();
         loop {
             let next = known.borrow_and_update().clone();
             if let Some(next) = next.filter(|next| is_due(written.as_deref(), next)) {
-                let succeeded = self.write(Arc::clone(&next), has_failed).await;
-                has_failed = !succeeded;
+                let succeeded = self.write(Arc::clone(&next), &mut failures).await;
                 if succeeded {
                     written = Some(next);
                 }
@@ -105,25 +104,28 @@ impl CacheWriter {
         }
     }
 
-    /// Whether it was written. A failure is told when it is news, and so is its end.
-    async fn write(&self, known: Arc<Known>, has_failed: bool) -> bool {
+    /// Whether it was written.
+    async fn write(&self, known: Arc<Known>, failures: &mut LogOnce) -> bool {
         let file = Arc::clone(&self.file);
         // A disk that is out of order can keep a write for seconds; the lease must not wait.
         let Ok(result) = tokio::task::spawn_blocking(move || file.write(&known)).await else {
             return false;
         };
-        self.status.cache_written(result.is_ok());
+        let mut state = self.status.edit();
+        state.cache_writes += u64::from(result.is_ok());
+        state.cache_failures += u64::from(result.is_err());
+        drop(state);
         let path = self.file.path.display();
         match &result {
-            Ok(()) if has_failed => info!("Wrote the cache {path} again"),
+            Ok(()) if failures.forget() => info!("Wrote the cache {path} again"),
             Ok(()) => debug!("Wrote the cache {path}"),
-            Err(_) if has_failed => {}
-            Err(error) => warn!(
-                "Failed to write the cache {path}: {}; a start without the store would go by an \
-                 older one or wait; trying again every {} s",
-                with_causes(error),
-                self.retry.as_secs()
-            ),
+            Err(error) => failures.once(&with_causes(error), |text| {
+                let seconds = self.retry.as_secs();
+                warn!(
+                    "Failed to write the cache {path}: {text}. A start without the store would use \
+                     an older one, or wait; retrying every {seconds} s"
+                );
+            }),
         }
         result.is_ok()
     }
@@ -165,7 +167,7 @@ fn ends_differ(written: Option<u64>, next: Option<u64>) -> bool {
     }
 }
 
-/// Whether `next` says something that the file does not.
+/// Whether `next` is worth a new file.
 fn is_due(written: Option<&Known>, next: &Known) -> bool {
     let Some(written) = written else { return true };
     written.own.key != next.own.key
@@ -173,7 +175,7 @@ fn is_due(written: Option<&Known>, next: &Known) -> bool {
         || written.cluster != next.cluster
         || ends_differ(written.ends_unix, next.ends_unix)
         || !same_ways(&written.peers, &next.peers)
-        // Of a clock that was set back, too.
+        // Also after the clock was set back.
         || next.as_of_unix.abs_diff(written.as_of_unix) >= REFRESH_SECONDS
 }
 

@@ -63,7 +63,7 @@ async fn work(writer: &CacheWriter, known: &watch::Sender<Option<Arc<Known>>>, p
 }
 
 #[tokio::test]
-async fn the_first_news_is_written_at_once_and_a_storm_now_and_then() {
+async fn first_change_is_written_at_once_bursts_seldom() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("subnet.env.cache");
     let (writer, sender) = (writer(&path), watch::Sender::new(None));
@@ -85,14 +85,14 @@ async fn the_first_news_is_written_at_once_and_a_storm_now_and_then() {
         () = storm => {}
     }
     assert_eq!(peers_in(&path), 9, "the last news is not on the disk");
-    let writes = writer.status.cache_writes();
+    let writes = writer.status.read().cache_writes;
     assert!((3..=12).contains(&writes), "{writes} writes, one a pace, in 8 paces");
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o600, "others can read who the peers are");
 }
 
 #[test]
-fn the_same_is_written_again_only_so_that_it_does_not_grow_old() {
+fn unchanged_cache_is_rewritten_only_to_refresh() {
     let known = |hosts, seconds| known(hosts, NOW + seconds);
     let written = known(3, 0);
     assert!(is_due(None, &written));
@@ -110,17 +110,17 @@ fn the_same_is_written_again_only_so_that_it_does_not_grow_old() {
 }
 
 #[tokio::test]
-async fn a_disk_that_refuses_is_tried_again_and_counted() {
+async fn failed_write_is_retried_and_counted() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("subnet.env.cache");
     fs::create_dir(&path).unwrap();
     let (writer, sender) = (writer(&path), watch::Sender::new(Some(known(1, NOW))));
     work(&writer, &sender, 2.5).await;
-    let failures = writer.status.cache_failures();
+    let failures = writer.status.read().cache_failures;
     assert!((1..=3).contains(&failures), "{failures} tries, one a pace, in 2.5 paces");
     fs::remove_dir(&path).unwrap();
     work(&writer, &sender, 2.5).await;
-    assert_eq!((peers_in(&path), writer.status.cache_writes()), (1, 1));
+    assert_eq!((peers_in(&path), writer.status.read().cache_writes), (1, 1));
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use crate::daemon::http::{self, Handler, Reply};
 pub struct Readiness(Arc<AtomicBool>);
 
 impl Readiness {
-    /// Says what `/readyz` answers from now on.
+    /// Sets what `/readyz` answers from now on.
     pub fn set(&self, ready: bool) {
         self.0.store(ready, Ordering::Relaxed);
     }
@@ -28,7 +28,7 @@ impl Readiness {
     }
 }
 
-/// Why nobody can ask for health.
+/// Why there are no health checks.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for health checks: see --healthz-ip and --healthz-port")]
 pub struct HealthError {
@@ -50,11 +50,6 @@ impl HealthServer {
     pub async fn bind(address: SocketAddr) -> Result<Self, HealthError> {
         let listener = TcpListener::bind(address).await;
         listener.map(|listener| Self { listener }).map_err(|source| HealthError { address, source })
-    }
-
-    /// Where it listens: the port that the kernel chose if 0 was asked for.
-    pub fn local_address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
     }
 
     /// Answers for ever; drop the future to stop. `/healthz` is green as soon as this runs.

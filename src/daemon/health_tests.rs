@@ -15,7 +15,7 @@ fn with_server<F: Future<Output = ()>>(test: impl FnOnce(SocketAddr, Readiness) 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let server = HealthServer::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let address = server.local_address().unwrap();
+        let address = server.listener.local_addr().unwrap();
         let readiness = Readiness::default();
         let test = test(address, readiness.clone());
         tokio::select! {
@@ -41,7 +41,7 @@ async fn ask(address: SocketAddr, method: &str, path: &str) -> (String, String) 
 }
 
 #[test]
-fn healthz_is_green_from_the_start_for_any_method() {
+fn healthz_is_green_for_any_method() {
     with_server(|address, _| async move {
         for method in ["GET", "POST", "DELETE", "OPTIONS", "BREW"] {
             let (status, body) = ask(address, method, "/healthz").await;
@@ -83,7 +83,7 @@ fn other_paths_do_not_exist() {
 }
 
 #[test]
-fn an_address_in_use_is_an_error_that_names_it() {
+fn address_in_use_is_named_in_error() {
     with_server(|address, _| async move {
         let error = HealthServer::bind(address).await.unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
@@ -130,7 +130,7 @@ fn silent_clients_do_not_keep_a_probe_out() {
 }
 
 #[test]
-fn a_client_without_a_request_is_dropped_after_the_header_timeout() {
+fn silent_client_is_dropped_after_header_timeout() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (client, server) = tokio::io::duplex(64);

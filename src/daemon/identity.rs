@@ -1,4 +1,4 @@
-//! Who this host is: its name, its machine-id, and the boot. Three small files.
+//! Identity of this host: hostname, machine-id and boot id, from three small files.
 
 use std::fs::read_to_string;
 
@@ -9,7 +9,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// machine-id(5); containers often lack it.
 const MACHINE_ID: &str = "/etc/machine-id";
 
-/// Reads them. Without the boot's number, a clone could not be told from this host.
+/// Reads them. Without the boot id, this host and a clone of it look the same.
 pub(super) fn of_this_host() -> Result<NodeIdentity, String> {
     let read = |path: &str| match read_to_string(path) {
         Ok(text) => Ok(text.trim().to_owned()),

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_whole_and_readable_for_all() {
+    fn file_is_replaced_whole_and_world_readable() {
         let directory = tempfile::tempdir().unwrap();
         let (source, destination) =
             (directory.path().join("cni-conf.json"), directory.path().join("net.d/10.conflist"));
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_broken_leaves_the_old_file_alone() {
+    fn missing_or_broken_source_keeps_old_file() {
         let directory = tempfile::tempdir().unwrap();
         let (source, destination) = (directory.path().join("a"), directory.path().join("b"));
         fs::write(&destination, "{}").unwrap();

@@ -1,5 +1,5 @@
-//! Keeps a second daemon from being the same node: the lock of the store and the PublicIP, for as
-//! long as the daemon runs, also when its address changes.
+//! Prevents a second daemon for the same node: holds the lock of store and PublicIP for as long as
+//! the daemon runs, also when its address changes.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
@@ -84,7 +84,7 @@ impl NodeGuard {
     }
 }
 
-/// What tells one store from another, however its place is spelled.
+/// The store's identity, whatever the spelling of its address.
 fn identity(store: &StoreOptions, cluster: u64) -> String {
     match store {
         StoreOptions::Etcd(options) => format!("etcd {} of {cluster:x}", options.prefix),

@@ -1,5 +1,5 @@
 //! Tells the service manager that weftd is ready: one datagram to `$NOTIFY_SOCKET`
-//! (sd_notify(3)). A service manager that cannot be told never stops the daemon.
+//! (sd_notify(3)). A service manager that does not listen never stops the daemon.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,7 +25,7 @@ pub fn ready() {
 }
 
 /// A leading `@` stands for an abstract socket. Never waits: a service manager whose queue is
-/// full is one that cannot be told.
+/// full is not waited for.
 fn send(socket: &OsStr, message: &[u8]) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,

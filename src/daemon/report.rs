@@ -1,4 +1,4 @@
-//! What weftd says about itself on the status socket: one JSON object for `weft status`, and the
+//! What weftd reports on its status socket: one JSON object for `weft status`, and the
 //! same counters as Prometheus text. Reads counters; never touches the dataplane.
 
 use std::cmp::Reverse;
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::backend::kind::BackendKind;
 use crate::backend::status::{Carrier, Counters, PeerHosts, PlaneState};
 use crate::control::rejected::RejectReason;
-use crate::control::status::ControlStatus;
+use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
 use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
@@ -23,7 +23,7 @@ use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 const PEERS_LISTED_MAX: usize = 1000;
 
 /// Peers that have a metric of their own, those with the most failed sends. Their number bounds
-/// what a scrape costs whoever keeps it; all failed sends are in `flannel_drops_total`.
+/// what a scrape costs; all failed sends are in `flannel_drops_total`.
 const PEERS_MEASURED_MAX: usize = 100;
 
 /// What is known once the dataplane runs.
@@ -37,7 +37,7 @@ pub struct Running {
     pub dataplane: watch::Receiver<PlaneState>,
     /// The backend.
     pub kind: BackendKind,
-    /// Who carries the packets.
+    /// The data plane: workers, or the kernel.
     pub carrier: Carrier,
     /// Failed tries to write the subnet file.
     pub subnet_file_failures: Arc<AtomicU64>,
@@ -45,7 +45,7 @@ pub struct Running {
     pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
-/// The daemon's state, for whoever asks.
+/// The daemon's state.
 #[derive(Debug)]
 pub struct Report {
     control: Arc<ControlStatus>,
@@ -68,36 +68,34 @@ impl Report {
     /// The status as JSON; fields are only ever added.
     #[must_use]
     pub fn to_json(&self) -> Value {
+        let control = self.control.read();
         let rejected: serde_json::Map<String, Value> = RejectReason::ALL
             .iter()
-            .filter(|reason| self.control.rejected(**reason) > 0)
-            .map(|reason| (reason.name().to_owned(), self.control.rejected(*reason).into()))
+            .filter(|reason| control.rejected(**reason) > 0)
+            .map(|reason| (reason.name().to_owned(), control.rejected(*reason).into()))
             .collect();
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.readiness.is_ready(),
-            "stale": self.control.cached_as_of_unix().is_some(),
+            "stale": control.cached_as_of_unix.is_some(),
             "store": {
-                "up": self.control.store_is_up(),
-                "lease_expires_unix": self.control.lease_expires_unix(),
-                "renewals": self.control.renewals(),
-                "failures": self.control.store_failures(),
-                "refused": self.control.refused(),
-                "written_by_others": self.control.written_by_others_total(),
-                "duplicate_public_ip": self.control.duplicate_public_ip(),
-                "subnets_exhausted": self.control.subnets_exhausted(),
+                "up": control.store_is_up,
+                "lease_expires_unix": control.lease_expires_unix,
+                "renewals": control.renewals,
+                "failures": control.store_failures,
+                "refused": control.refused(),
+                "written_by_others": control.written_by_others,
+                "duplicate_public_ip": control.duplicate_public_ip,
+                "subnets_exhausted": control.subnets_exhausted,
                 "rejected": rejected,
-                "subnet_refused": self.control.subnet_is_refused(),
-                "refused_subnet": self.control.refused_subnet().map(|subnet| subnet.to_string()),
+                "subnet_refused": control.subnet_is_refused,
+                "refused_subnet": control.refused_subnet.map(|subnet| subnet.to_string()),
             },
-            "restart_needed": self.control.restart_needed(),
-            "stale_as_of_unix": self.control.cached_as_of_unix(),
-            "cache": {
-                "writes": self.control.cache_writes(),
-                "failures": self.control.cache_failures(),
-            },
-            "peers": self.control.peers(),
-            "peers_held": self.control.held_peers(),
+            "restart_needed": control.restart_needed,
+            "stale_as_of_unix": control.cached_as_of_unix,
+            "cache": { "writes": control.cache_writes, "failures": control.cache_failures },
+            "peers": control.peers,
+            "peers_held": control.held_peers,
         });
         if let Some(running) = self.running.get() {
             let plane = running.dataplane.borrow().clone();
@@ -133,55 +131,9 @@ impl Report {
     #[must_use]
     pub fn to_metrics(&self) -> String {
         let mut out = Metrics(String::new());
-        out.family("flannel_ready", "gauge", "Whether weftd is ready.");
-        out.sample("flannel_ready", "", u64::from(self.readiness.is_ready()));
-        out.family("flannel_store_up", "gauge", "Whether the last store exchange succeeded.");
-        out.sample("flannel_store_up", "", u64::from(self.control.store_is_up()));
-        out.family("flannel_store_refused", "gauge", "Whether the store refuses a request.");
-        out.sample("flannel_store_refused", "", u64::from(self.control.refused().is_some()));
-        let (stale, control) = (self.control.cached_as_of_unix(), &self.control);
-        out.family("flannel_stale", "gauge", "Whether lease and peers are from the cache.");
-        out.sample("flannel_stale", "", u64::from(stale.is_some()));
-        out.family(
-            "flannel_subnet_refused",
-            "gauge",
-            "Whether the cluster assigned another subnet.",
-        );
-        out.sample("flannel_subnet_refused", "", u64::from(control.subnet_is_refused()));
-        out.family("flannel_restart_needed", "gauge", "Whether the store has another network.");
-        out.sample("flannel_restart_needed", "", u64::from(control.restart_needed()));
-        out.family("flannel_cache_writes_total", "counter", "Times that the cache was written.");
-        out.sample("flannel_cache_writes_total", "", control.cache_writes());
-        out.family("flannel_cache_failures_total", "counter", "Times that writing it failed.");
-        out.sample("flannel_cache_failures_total", "", control.cache_failures());
-        out.family("flannel_peers", "gauge", "Nodes with a lease, this one aside.");
-        out.sample("flannel_peers", "", self.control.peers());
-        out.family("flannel_peers_held", "gauge", "Peers kept though their leases vanished.");
-        out.sample("flannel_peers_held", "", self.control.held_peers());
-        if let Some(seconds) = self.control.lease_expires_unix() {
-            out.family("flannel_lease_expiry_seconds", "gauge", "End of the own lease, unix time.");
-            out.sample("flannel_lease_expiry_seconds", "", seconds);
-        }
-        out.family(
-            "flannel_lease_written_by_others_total",
-            "counter",
-            "Times that somebody else wrote the own lease with this node's PublicIP.",
-        );
-        out.sample("flannel_lease_written_by_others_total", "", control.written_by_others_total());
-        out.family("flannel_duplicate_public_ip", "gauge", "Whether another node has it.");
-        let is_duplicate = control.duplicate_public_ip().is_some();
-        out.sample("flannel_duplicate_public_ip", "", u64::from(is_duplicate));
-        out.family(
-            "flannel_subnets_exhausted_total",
-            "counter",
-            "Tries that found no free subnet.",
-        );
-        out.sample("flannel_subnets_exhausted_total", "", control.subnets_exhausted());
-        out.family("flannel_store_rejected_total", "counter", "Store entries that were ignored.");
-        for reason in RejectReason::ALL {
-            let label = format!("{{why=\"{}\"}}", reason.name());
-            out.sample("flannel_store_rejected_total", &label, self.control.rejected(reason));
-        }
+        let control = self.control.read();
+        out.gauge("flannel_ready", "Whether weftd is ready.", self.readiness.is_ready());
+        out.control(&control);
         if let Some(running) = self.running.get() {
             match &running.carrier {
                 Carrier::Workers { stats, .. } => {
@@ -190,9 +142,8 @@ impl Report {
                 Carrier::Other { counters, .. } => out.backend(counters),
             }
             let failures = running.subnet_file_failures.load(Ordering::Relaxed);
-            let name = "flannel_subnet_file_failures_total";
-            out.family(name, "counter", "Times that writing the subnet file failed.");
-            out.sample(name, "", failures);
+            let help = "Times that writing the subnet file failed.";
+            out.counter("flannel_subnet_file_failures_total", help, failures);
             out.rules(running);
         }
         out.0
@@ -306,50 +257,80 @@ impl Metrics {
         writeln!(self.0, "{name}{labels} {value}").ok();
     }
 
-    fn rules(&mut self, running: &Running) {
-        let Some((_, state)) = &running.rules else { return };
-        let state = *state.borrow();
-        self.family("flannel_rules_in_place", "gauge", "Whether the last look found the rules.");
-        self.sample("flannel_rules_in_place", "", u64::from(state.is_in_place));
-        let counters = [
-            ("flannel_rules_checks_total", "Looks at the rules that succeeded.", state.checks),
-            ("flannel_rules_repairs_total", "Looks that found rules missing.", state.repairs),
-            ("flannel_rules_failures_total", "Looks or repairs that failed.", state.failures),
-        ];
-        for (name, help, value) in counters {
-            self.family(name, "counter", help);
-            self.sample(name, "", value);
+    fn gauge(&mut self, name: &str, help: &str, value: impl TryInto<u64>) {
+        self.family(name, "gauge", help);
+        self.sample(name, "", value.try_into().unwrap_or(u64::MAX));
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, "counter", help);
+        self.sample(name, "", value);
+    }
+
+    fn control(&mut self, control: &ControlState) {
+        let (up, refused) = (control.store_is_up, control.refused().is_some());
+        self.gauge("flannel_store_up", "Whether the last store exchange succeeded.", up);
+        self.gauge("flannel_store_refused", "Whether the store refuses a request.", refused);
+        let stale = control.cached_as_of_unix.is_some();
+        self.gauge("flannel_stale", "Whether lease and peers are from the cache.", stale);
+        let help = "Whether the cluster assigned another subnet.";
+        self.gauge("flannel_subnet_refused", help, control.subnet_is_refused);
+        let help = "Whether the store has another network.";
+        self.gauge("flannel_restart_needed", help, control.restart_needed);
+        let help = "Times that the cache was written.";
+        self.counter("flannel_cache_writes_total", help, control.cache_writes);
+        let help = "Times that writing it failed.";
+        self.counter("flannel_cache_failures_total", help, control.cache_failures);
+        self.gauge("flannel_peers", "Nodes with a lease, this one aside.", control.peers);
+        let help = "Peers kept though their leases vanished.";
+        self.gauge("flannel_peers_held", help, control.held_peers);
+        if let Some(seconds) = control.lease_expires_unix {
+            let help = "End of the own lease, unix time.";
+            self.gauge("flannel_lease_expiry_seconds", help, seconds);
+        }
+        let help = "Times that somebody else wrote the own lease with this node's PublicIP.";
+        self.counter("flannel_lease_written_by_others_total", help, control.written_by_others);
+        let is_duplicate = control.duplicate_public_ip.is_some();
+        self.gauge("flannel_duplicate_public_ip", "Whether another node has it.", is_duplicate);
+        let help = "Tries that found no free subnet.";
+        self.counter("flannel_subnets_exhausted_total", help, control.subnets_exhausted);
+        let name = "flannel_store_rejected_total";
+        self.family(name, "counter", "Store entries that were ignored.");
+        for reason in RejectReason::ALL {
+            let label = format!("{{why=\"{}\"}}", reason.name());
+            self.sample(name, &label, control.rejected(reason));
         }
     }
 
+    fn rules(&mut self, running: &Running) {
+        let Some((_, state)) = &running.rules else { return };
+        let state = *state.borrow();
+        let help = "Whether the last look found the rules.";
+        self.gauge("flannel_rules_in_place", help, state.is_in_place);
+        let help = "Looks at the rules that succeeded.";
+        self.counter("flannel_rules_checks_total", help, state.checks);
+        let help = "Looks that found rules missing.";
+        self.counter("flannel_rules_repairs_total", help, state.repairs);
+        self.counter(
+            "flannel_rules_failures_total",
+            "Looks or repairs that failed.",
+            state.failures,
+        );
+    }
+
     fn backend(&mut self, counters: &Counters) {
-        let families = [
-            ("flannel_backend_peers_programmed", "gauge", "Peers set up.", &counters.programmed),
-            ("flannel_backend_peers_failed", "gauge", "Peers not set up.", &counters.failed),
-            (
-                "flannel_backend_leases_ignored",
-                "gauge",
-                "Leases of other backends.",
-                &counters.ignored,
-            ),
-            (
-                "flannel_backend_leases_unusable",
-                "gauge",
-                "Leases without data.",
-                &counters.unusable,
-            ),
-            (
-                "flannel_backend_failures_total",
-                "counter",
-                "Edits and commands that failed.",
-                &counters.failures,
-            ),
-            ("flannel_backend_repairs_total", "counter", "Things put back.", &counters.repairs),
-        ];
-        for (name, kind, help, number) in families {
-            self.family(name, kind, help);
-            self.sample(name, "", number.get());
-        }
+        self.gauge("flannel_backend_peers_programmed", "Peers set up.", counters.programmed.get());
+        self.gauge("flannel_backend_peers_failed", "Peers not set up.", counters.failed.get());
+        let help = "Leases of other backends.";
+        self.gauge("flannel_backend_leases_ignored", help, counters.ignored.get());
+        self.gauge(
+            "flannel_backend_leases_unusable",
+            "Leases without data.",
+            counters.unusable.get(),
+        );
+        let help = "Edits and commands that failed.";
+        self.counter("flannel_backend_failures_total", help, counters.failures.get());
+        self.counter("flannel_backend_repairs_total", "Things put back.", counters.repairs.get());
     }
 
     fn dataplane(&mut self, stats: &WorkerStats) {
@@ -359,8 +340,10 @@ impl Metrics {
             ("flannel_packets_received_total", "Packets taken in.", |d| d.packets_received.get()),
             ("flannel_packets_total", "Packets forwarded.", |d| d.packets_forwarded.get()),
             ("flannel_bytes_total", "Bytes forwarded.", |d| d.bytes_forwarded.get()),
-            ("flannel_reads_total", "Reads, super-packets and trains as one.", |d| d.reads.get()),
-            ("flannel_writes_total", "Writes, super-packets and trains as one.", |d| {
+            ("flannel_reads_total", "Reads, super-packets and GSO batches as one.", |d| {
+                d.reads.get()
+            }),
+            ("flannel_writes_total", "Writes, super-packets and GSO batches as one.", |d| {
                 d.writes.get()
             }),
             ("flannel_icmp_sent_total", "ICMP errors sent.", |d| d.icmp_sent.get()),
@@ -379,8 +362,8 @@ impl Metrics {
             }
         }
         self.failed_sends(&stats.failed_sends);
-        self.family("flannel_receive_overflows_total", "counter", "Datagrams lost in the socket.");
-        self.sample("flannel_receive_overflows_total", "", stats.receive_overflows.get());
+        let help = "Datagrams lost in the socket.";
+        self.counter("flannel_receive_overflows_total", help, stats.receive_overflows.get());
     }
 
     fn failed_sends(&mut self, failed: &FailedSends) {
@@ -399,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peers_with_the_most_failed_sends_have_a_metric_each_and_their_number_is_bounded() {
+    fn failed_send_metrics_are_bounded_to_worst_peers() {
         let failed = FailedSends::default();
         for number in 0..2 * PEERS_MEASURED_MAX as u16 {
             let peer = format!("192.0.2.{}:8285", number).parse();

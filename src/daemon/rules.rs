@@ -1,5 +1,5 @@
-//! Rules and the blackhole route in the daemon's life: what is wanted after the flags, what a start
-//! waits for, and what it does not start without.
+//! Starts the reconciler of the firewall rules by the flags, decides how long a start waits for it,
+//! and keeps the blackhole route.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -109,7 +109,7 @@ pub(super) async fn keep_blackhole(
         match settle_blackhole(subnet, &mut stale).await {
             Ok(()) => _ = told.forget(),
             Err(error) => told.once(&with_causes(&error), |text| {
-                warn!("blackhole route of {subnet}: {text}; trying again");
+                warn!("blackhole route of {subnet}: {text}; retrying");
             }),
         }
         sleep(options.resync).await;

@@ -1,5 +1,5 @@
 //! weftd from start to stop: flanneld's start order and log phrases, one owner for every task,
-//! and an exit code that says how it ended.
+//! and an exit code that shows how it ended.
 
 use std::cell::OnceCell;
 use std::convert::Infallible;
@@ -22,7 +22,9 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::End;
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, Held, MANAGER_PHRASE, Plan, REGISTRATION_PHRASE, begin};
+use crate::daemon::begin::{
+    Begun, Configured, HeldSubnet, MANAGER_PHRASE, REGISTRATION_PHRASE, begin,
+};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
@@ -190,7 +192,7 @@ async fn work(
     }
     let mtu_bytes = plane.borrow().mtu_bytes;
     let file = subnet_file(options, &plan, subnet, mtu_bytes);
-    let writer = SubnetWriter::new(&options.subnet_file, file);
+    let mut writer = SubnetWriter::new(&options.subnet_file, file);
     writer.write_first();
     report.running(Running {
         network: plan.network.network,
@@ -225,12 +227,16 @@ async fn work(
     }
 }
 
-fn subnet_file(options: &Options, plan: &Plan, subnet: Prefix, mtu_bytes: u32) -> SubnetFile {
+fn subnet_file(options: &Options, plan: &Configured, subnet: Prefix, mtu_bytes: u32) -> SubnetFile {
     let (network, masquerade) = (plan.network.network, options.rules.masquerade);
     SubnetFile { network, subnet, mtu_bytes, masquerade }
 }
 
-fn cache_writer(options: &Options, manager: &SubnetManager, plan: &Plan) -> Option<CacheWriter> {
+fn cache_writer(
+    options: &Options,
+    manager: &SubnetManager,
+    plan: &Configured,
+) -> Option<CacheWriter> {
     options.start_from_cache.then(|| {
         let (path, store) = (cache_path(&options.subnet_file), options.store.identity());
         CacheWriter::new(path, store, plan.network.clone(), manager.status())
@@ -277,7 +283,7 @@ async fn tell_readiness(
 /// Renews the lease, follows the others, and carries packets, until the lease is lost.
 async fn carry(
     manager: &SubnetManager,
-    held: Held,
+    held: HeldSubnet,
     renew_margin: Duration,
     mut backend: Backend,
     attributes: watch::Receiver<LeaseAttributes>,
@@ -286,8 +292,8 @@ async fn carry(
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
     let follow = async {
         match held {
-            Held::Leased(own) => manager.run(own, renew_margin, &sender, attributes).await,
-            Held::Cached(known) => {
+            HeldSubnet::Leased(own) => manager.run(own, renew_margin, &sender, attributes).await,
+            HeldSubnet::Cached(known) => {
                 manager.run_from_cache(known, renew_margin, &sender, attributes).await
             }
         }

@@ -1,5 +1,5 @@
 //! The status socket: `/status` and `/metrics` of a running weftd for the user that runs it, and
-//! the client of the `weft` tool. What they report is the caller's.
+//! the client of the `weft` tool. The caller provides the content.
 
 use std::convert::Infallible;
 use std::fs::{self, DirBuilder};
@@ -207,7 +207,7 @@ pub enum FetchError {
     /// Not what weftd would say.
     #[error("the answer is not weftd's: {0}")]
     Malformed(&'static str),
-    /// weftd says no.
+    /// weftd answered with an error.
     #[error("weftd answered {status} to {target}")]
     Status {
         /// HTTP status code.

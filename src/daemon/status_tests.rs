@@ -73,7 +73,7 @@ fn the_socket_is_for_its_user_only() {
 }
 
 #[test]
-fn a_stale_socket_is_replaced_and_a_served_one_is_not() {
+fn stale_socket_is_replaced_served_one_is_not() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weft.sock");
     drop(StdListener::bind(&path).unwrap());

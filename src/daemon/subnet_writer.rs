@@ -1,5 +1,5 @@
-//! Keeps `subnet.env` true: written at start, again when the overlay's MTU changes, and tried again
-//! for as long as the disk refuses. A file that is there stays whole meanwhile.
+//! Keeps `subnet.env` up to date: written at start and again when the overlay's MTU changes, and
+//! retried for as long as the disk refuses. A file that is there stays whole meanwhile.
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
 use crate::config::whole_file::FileError;
-use crate::failure::with_causes;
+use crate::failure::{LogOnce, with_causes};
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
 const RETRY: Duration = Duration::from_secs(5);
@@ -25,13 +25,15 @@ pub struct SubnetWriter<'a> {
     file: SubnetFile,
     is_written: watch::Sender<bool>,
     failures: Arc<AtomicU64>,
+    told: LogOnce,
 }
 
 impl<'a> SubnetWriter<'a> {
     /// Will write `file` to `path`.
     #[must_use]
     pub fn new(path: &'a Path, file: SubnetFile) -> Self {
-        Self { path, file, is_written: watch::Sender::new(false), failures: Arc::default() }
+        let is_written = watch::Sender::new(false);
+        Self { path, file, is_written, failures: Arc::default(), told: LogOnce::default() }
     }
 
     /// Failed tries so far.
@@ -46,22 +48,24 @@ impl<'a> SubnetWriter<'a> {
         self.is_written.subscribe()
     }
 
-    /// The try at start, before anybody is told that the backend runs.
-    pub fn write_first(&self) {
-        let result = self.file.write(self.path);
-        self.count(&result);
-        self.tell(&result);
+    /// The first try, before readiness is reported.
+    pub fn write_first(&mut self) {
+        self.note(&self.file.write(self.path));
     }
 
-    /// Tries on until the file is written, and writes it again whenever the plane's MTU changes.
+    /// Retries until the file is written, and writes it again whenever the plane's MTU changes.
     pub async fn keep(mut self, mut plane: watch::Receiver<PlaneState>) -> Infallible {
         loop {
             let mtu_bytes = plane.borrow_and_update().mtu_bytes;
-            let is_news = mtu_bytes != self.file.mtu_bytes;
-            let is_written = *self.is_written.borrow();
-            if is_news || !is_written {
+            if mtu_bytes != self.file.mtu_bytes || !*self.is_written.borrow() {
                 self.file.mtu_bytes = mtu_bytes;
-                self.write_again(is_news || is_written).await;
+                let (path, file) = (self.path.to_owned(), self.file);
+                // A disk that is out of order can keep a write for seconds; the lease must not
+                // wait.
+                match tokio::task::spawn_blocking(move || file.write(&path)).await {
+                    Ok(result) => self.note(&result),
+                    Err(_) => _ = self.is_written.send_replace(false),
+                }
             }
             let changed = if *self.is_written.borrow() {
                 plane.changed().await
@@ -75,35 +79,18 @@ impl<'a> SubnetWriter<'a> {
         }
     }
 
-    /// A failure is told when it is news; a success always is.
-    async fn write_again(&self, tell_failure: bool) {
-        let (path, file) = (self.path.to_owned(), self.file);
-        // A disk that is out of order can keep a write for seconds; the lease must not wait.
-        let Ok(result) = tokio::task::spawn_blocking(move || file.write(&path)).await else {
-            self.is_written.send_replace(false);
-            return;
-        };
-        self.count(&result);
-        if result.is_ok() || tell_failure {
-            self.tell(&result);
-        } else {
-            self.is_written.send_replace(false);
-        }
-    }
-
-    fn count(&self, result: &Result<(), FileError>) {
-        self.failures.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
-    }
-
-    fn tell(&self, result: &Result<(), FileError>) {
+    fn note(&mut self, result: &Result<(), FileError>) {
         self.is_written.send_replace(result.is_ok());
+        self.failures.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
         match result {
-            Ok(()) => info!("Wrote subnet file to {}", self.path.display()),
-            Err(error) => warn!(
-                "Failed to write subnet file: {}; trying again every {} s",
-                with_causes(error),
-                RETRY.as_secs()
-            ),
+            Ok(()) => {
+                self.told.forget();
+                info!("Wrote subnet file to {}", self.path.display());
+            }
+            Err(error) => self.told.once(&with_causes(error), |text| {
+                let seconds = RETRY.as_secs();
+                warn!("Failed to write subnet file: {text}; retrying every {seconds} s");
+            }),
         }
     }
 }

@@ -213,7 +213,7 @@ fn render(status: &Value) -> String {
         }
     }
     let workers = status["workers"].as_array().map_or(&[][..], Vec::as_slice);
-    // A single one has done everything that is told above.
+    // A single worker's counters are the totals above.
     for worker in workers.iter().filter(|_| workers.len() > 1) {
         line(&format!("worker {}", text(&worker["index"])), render_worker(worker));
     }
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn both_spellings_of_a_value_work_and_unknown_words_are_named() {
+    fn both_value_forms_parse_unknown_words_are_named() {
         assert_eq!(parse(&["status", "--socket", "/x"]).unwrap().socket, PathBuf::from("/x"));
         assert_eq!(parse(&["metrics", "--socket=/x"]).unwrap().socket, PathBuf::from("/x"));
         let json = parse(&["status", "-o", "json"]).unwrap();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drop_is_on_the_screen_under_its_reason() {
+    fn status_shows_drops_by_reason() {
         let status = json!({
             "version": "1", "ready": true, "peers": 1, "store": { "up": true, "failures": 0 },
             "egress": { "packets_forwarded": 5, "bytes_forwarded": 9, "writes": 1,
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_from_the_cache_is_marked_until_it_is_confirmed() {
+    fn status_marks_cached_state_until_confirmed() {
         let screen = |as_of: Option<u64>| {
             render(&json!({ "ready": true, "stale": as_of.is_some(), "stale_as_of_unix": as_of }))
         };
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_cannot_be_sent_to_stands_out() {
+    fn status_shows_failed_sends_of_peer() {
         let route = |failed: u64| {
             let (subnet, via) = ("10.5.3.0/24", "192.0.2.3:8285");
             render(&json!({ "routes": [{ "subnet": subnet, "via": via, "failed_sends": failed }] }))
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_on_the_screen_if_any_are_kept() {
+    fn status_shows_rules() {
         let rules =
             json!({ "kept_by": "nftables", "in_place": false, "repairs": 2, "failures": 3 });
         let screen = render(&json!({ "rules": rules }));
@@ -343,14 +343,14 @@ mod tests {
     }
 
     #[test]
-    fn held_peers_are_on_the_screen_while_there_are_any() {
+    fn status_shows_held_peers() {
         let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
         assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));
         assert!(!screen(0).contains("held"), "{}", screen(0));
     }
 
     #[test]
-    fn somebody_who_writes_our_lease_is_on_the_screen() {
+    fn status_shows_foreign_writes_of_lease() {
         let screen = |times: u64| {
             render(&json!({ "store": { "up": true, "failures": 0, "written_by_others": times } }))
         };
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn another_node_with_our_address_is_on_the_screen() {
+    fn status_shows_duplicate_public_ip() {
         let screen = |holder: Value| render(&json!({ "store": { "duplicate_public_ip": holder } }));
         let shown = screen("node \"b\"".into());
         assert!(shown.contains("duplicate  this node's PublicIP belongs to node \"b\""), "{shown}");
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn several_workers_are_told_of_one_by_one_and_a_single_one_is_not() {
+    fn status_lists_workers_only_if_several() {
         let worker = |index: u64| {
             json!({
                 "index": index, "engine": "mmsg", "processor": index + 4,

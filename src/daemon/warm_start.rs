@@ -1,5 +1,5 @@
-//! A start at which the store cannot be reached: by what the last run left beside the subnet file,
-//! if that can be trusted. Reads and decides; what is trusted is `control::cache`'s to say.
+//! Offline start: while the store cannot be reached, a start uses the cache that the last run left
+//! beside the subnet file. `control::cache` validates it.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ use crate::config::whole_file;
 use crate::control::cache::{self, Expected, Known};
 use crate::control::clock;
 use crate::control::error::StoreError;
-use crate::daemon::begin::{Plan, external_interface};
+use crate::daemon::begin::{Configured, external_interface};
 use crate::daemon::cache_writer::cache_path;
 use crate::host::interface::ExternalInterface;
 
-/// How long the store may keep a start waiting that could go by the cache. Traffic is promised
+/// How long a start that could use the cache waits for the store first. Traffic is promised
 /// within a second, of which device, address and route need a part; a store that is well answers
 /// within a tenth, and a start that was hasty is confirmed a moment later.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a start can go by while the store is away.
+/// The cache of the last run, if it can be used.
 #[derive(Debug)]
 pub(super) struct WarmStart {
     path: PathBuf,
@@ -33,18 +33,18 @@ pub(super) struct WarmStart {
 
 #[derive(Debug)]
 enum Offer {
-    /// Switched off, or used, or the first start of this host, or told that it is refused.
+    /// Switched off, used already, the first start of this host, or refused and logged.
     Nothing,
-    /// Not to be trusted.
+    /// Not valid.
     Refused(anyhow::Error),
     Usable(Box<Remembered>),
 }
 
-/// A trusted cache, understood.
+/// A valid cache.
 #[derive(Debug)]
 pub(super) struct Remembered {
     /// The network configuration.
-    pub(super) plan: Plan,
+    pub(super) plan: Configured,
     /// The interface that carries the tunnel, as of now.
     pub(super) external: ExternalInterface,
     /// Lease and peers.
@@ -52,7 +52,7 @@ pub(super) struct Remembered {
 }
 
 impl WarmStart {
-    /// Looks what there is. Says nothing yet: it may not be needed.
+    /// Reads and validates the cache. Logs nothing yet: it may not be needed.
     pub(super) async fn prepare(options: &Options, previous: &Previous) -> Self {
         let path = cache_path(&options.subnet_file);
         let offer = match (options.start_from_cache, previous.network, previous.subnet) {
@@ -71,7 +71,7 @@ impl WarmStart {
         Self { path, offer }
     }
 
-    /// For how long to wait for an answer of the store.
+    /// How long to wait for the store to answer.
     #[must_use]
     pub(super) fn patience(&self) -> Duration {
         match self.offer {
@@ -80,8 +80,8 @@ impl WarmStart {
         }
     }
 
-    /// What to go by, if anything, now that the store can't be reached, because of `why`. It has
-    /// to fit `config`, as far as that is known. Says once what is done, or why nothing is.
+    /// The cache, if it is usable, now that the store can't be reached because of `why`. It has to
+    /// match `config`, if that is known. Logs once that it is used, or why not.
     pub(super) fn take(&mut self, why: &str, config: Option<&NetworkConfig>) -> Option<Remembered> {
         let path = self.path.display();
         let refused = match std::mem::replace(&mut self.offer, Offer::Nothing) {
@@ -116,11 +116,12 @@ async fn recall<'a>(
     let Some(bytes) = bytes else { bail!("there is none") };
     let external = external_interface(&options.interface).await?;
     let cache = cache::parse(&bytes, &expected(external.public_address))?;
-    let plan = Plan::new(cache.config).context("the network configuration in it is no use")?;
+    let plan =
+        Configured::new(cache.config).context("the network configuration in it is no use")?;
     Ok(Remembered { plan, external, known: cache.known })
 }
 
-/// Whether the store could not be reached, as opposed to an answer that was not hoped for.
+/// Whether the store could not be reached, as opposed to one that answered with an error.
 #[must_use]
 pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
     let store_error = error.chain().find_map(|cause| cause.downcast_ref::<StoreError>());
@@ -158,7 +159,7 @@ mod tests {
             ends_unix: None,
             peers: std::sync::Arc::default(),
         };
-        let plan = Plan::new(config(r#"{"Network":"10.5.0.0/16"}"#)).unwrap();
+        let plan = Configured::new(config(r#"{"Network":"10.5.0.0/16"}"#)).unwrap();
         let external = ExternalInterface {
             name: "eth0".to_owned(),
             index: 2,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_gone_by_once_and_not_beside_another_configuration() {
+    fn cache_is_used_once_with_its_configuration_only() {
         let mut warm = usable();
         assert_eq!(warm.patience(), PATIENCE);
         assert!(warm.take("it is off", None).is_some());
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_store_without_an_answer_is_out_of_reach() {
+    fn only_store_without_answer_is_unreachable() {
         let down = || StoreError::Unavailable { operation: "listing", detail: String::new() };
         let no_config = StoreError::NoConfig { place: "/config".to_owned() };
         assert!(is_unreachable(&down().into()));

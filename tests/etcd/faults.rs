@@ -107,23 +107,23 @@ fn a_revoked_role(version: Version) {
         let own = own_manager.acquire(&network(), &node(1)).await.expect("the password is right");
         let running = Running::start(own_manager, own, MARGIN);
         let status = running.manager.status();
-        until("everything is listed", || status.relists() > 0).await;
-        assert_eq!(status.refused(), None);
+        until("everything is listed", || status.read().relists > 0).await;
+        assert_eq!(status.read().refused(), None);
         members.ctl(&["user", "revoke-role", "flannel", "flannel"]);
-        until("the refusal is told", || status.refused().is_some()).await;
-        let why = status.refused().unwrap();
+        until("the refusal is told", || status.read().refused().is_some()).await;
+        let why = status.read().refused().unwrap();
         assert!(why.contains("permission denied") && why.contains("role"), "{why}");
         // A token ends now and then; a request that is refused is no reason for a new one.
-        let (logins, failures) = (members.counted(AUTHENTICATED), status.store_failures());
+        let (logins, failures) = (members.counted(AUTHENTICATED), status.read().store_failures);
         let started = Instant::now();
-        until("more requests are refused", || status.store_failures() >= failures + 6).await;
+        until("more requests are refused", || status.read().store_failures >= failures + 6).await;
         let logins = members.counted(AUTHENTICATED) - logins;
         let ended = u64::try_from(started.elapsed().as_millis() / TOKEN_TTL.as_millis()).unwrap();
         println!("{version:?}: {logins} logins, {ended} tokens ended meanwhile");
         assert!(logins <= ended + 1, "{logins} logins for 6 refusals");
 
         members.ctl(&["user", "grant-role", "flannel", "flannel"]);
-        until("the refusal is over", || status.refused().is_none()).await;
+        until("the refusal is over", || status.read().refused().is_none()).await;
         running.assert_running("a revoked role ended the daemon");
     });
 }
@@ -158,7 +158,7 @@ fn authentication_is_switched(version: Version) {
         let mut running = Running::start(own_manager, own, MARGIN);
         members.put_lease(0, "192.0.2.2");
         running.wait_for_peers(&["192.0.2.2"], AGAIN, "the watch does not work").await;
-        let listed = |running: &Running| running.manager.status().relists();
+        let listed = |running: &Running| running.manager.status().read().relists;
 
         members.switch_authentication(true);
         let before = listed(&running);
@@ -278,12 +278,16 @@ fn tokens_end(version: Version) {
         let revision = store.list().await.unwrap().revision;
         let before = members.counted(AUTHENTICATED);
         sleep(TOKEN_TTL * 4).await;
-        let listed = running.manager.status().relists();
+        let listed = running.manager.status().read().relists;
         let renewed = members.counted(AUTHENTICATED) - before;
         println!("{version:?}: {listed} listings, {renewed} tokens");
         assert!(listed >= 2, "the test lists too seldom: {listed}");
         assert!((1..=listed).contains(&renewed), "{renewed} tokens for {listed} listings");
-        assert_eq!(running.manager.status().store_failures(), 0, "an old token looks like a fault");
+        assert_eq!(
+            running.manager.status().read().store_failures,
+            0,
+            "an old token looks like a fault"
+        );
 
         // A stream is refused in other words, and is opened all the same.
         let watch = store.watch(revision).await;
@@ -324,7 +328,7 @@ fn a_member_that_cannot_be_reached_costs_nothing() {
             }
             let each = started.elapsed() / 100;
             assert!(each < Duration::from_millis(50), "a dead member slows requests: {each:?}");
-            assert_eq!(fresh.status().store_failures(), 0, "requests went to a dead member");
+            assert_eq!(fresh.status().read().store_failures, 0, "requests went to a dead member");
         }
         println!("slowest first call beside a black hole and a closed port: {slowest:?}");
         assert!(slowest < Duration::from_secs(1), "the first call waits {slowest:?}");
@@ -392,14 +396,14 @@ fn entries_that_are_no_leases_are_told_once_each_and_harm_nobody() {
         client.put(path("10.5.0.240-28"), last, None).await.unwrap();
         let both = &["192.0.2.2", "192.0.2.3"];
         running.wait_for_peers(both, AGAIN, "junk hides a good node").await;
-        let listed = running.manager.status().relists();
+        let listed = running.manager.status().read().relists;
         sleep(Duration::from_secs(4)).await;
         let status = running.manager.status();
-        assert!(status.relists() > listed + 1, "the test lists too seldom");
-        assert_eq!(status.store_failures(), 0, "junk looks like an outage: {}", log.text());
+        assert!(status.read().relists > listed + 1, "the test lists too seldom");
+        assert_eq!(status.read().store_failures, 0, "junk looks like an outage: {}", log.text());
         for (key, _, reason) in &junk {
             let count = junk.iter().filter(|(_, _, other)| other == reason).count() as u64;
-            assert_eq!(status.rejected(*reason), count, "{} is miscounted", reason.name());
+            assert_eq!(status.read().rejected(*reason), count, "{} is miscounted", reason.name());
             let told = log.text().matches(&format!("Ignoring \"{key}\"")).count();
             assert_eq!(told, 1, "{key} was told {told} times: {}", log.text());
         }

@@ -80,8 +80,8 @@ fn a_thousand_nodes_at_once_get_a_thousand_subnets_with_few_requests() {
         assert_eq!(subnets.len(), NODES, "two nodes share a subnet");
 
         let statuses: Vec<_> = managers.iter().map(SubnetManager::status).collect();
-        let failures: u64 = statuses.iter().map(|status| status.store_failures()).sum();
-        let mut retries: Vec<u64> = statuses.iter().map(|status| status.conflicts()).collect();
+        let failures: u64 = statuses.iter().map(|status| status.read().store_failures).sum();
+        let mut retries: Vec<u64> = statuses.iter().map(|status| status.read().conflicts).collect();
         retries.sort_unstable();
         let (p99, all): (u64, u64) = (retries[NODES * 99 / 100], retries.iter().sum());
         println!(

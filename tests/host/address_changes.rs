@@ -66,7 +66,7 @@ fn the_tunnel_and_the_lease_follow_a_replaced_address() {
             let told: Vec<_> = log.lines().skip(lines).collect();
             let says = |words: &str| told.iter().any(|line| line.contains(words));
             assert!(says(&format!("went from {old} to {new}")), "not said: {told:?}");
-            assert!(says(&format!("now says PublicIP {new}")), "not said: {told:?}");
+            assert!(says(&format!("now with PublicIP {new}")), "not said: {told:?}");
             assert!(told.len() <= 10, "{} lines for one change: {told:?}", told.len());
             old = new;
         }

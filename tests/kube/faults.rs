@@ -91,7 +91,7 @@ async fn a_version_that_is_gone_leads_to_a_listing_in_whatever_way_it_is_said() 
         eventually("the watch is open again", || api.watches() == 1).await;
     }
     assert_eq!(api.seen(What::List).len(), 3, "one listing for each 410, and the first");
-    assert_eq!(running.manager.status().store_failures(), 0, "410 is no outage");
+    assert_eq!(running.manager.status().read().store_failures, 0, "410 is no outage");
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn a_watch_that_ends_goes_on_from_the_last_bookmark_without_a_listing() {
     api.put_node(&other(3));
     running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "the watch went on").await;
     assert_eq!(api.seen(What::List).len(), 1, "listed all Nodes because a watch ended in time");
-    assert_eq!(running.manager.status().store_failures(), 0, "counts as an outage");
+    assert_eq!(running.manager.status().read().store_failures, 0, "counts as an outage");
 }
 
 #[tokio::test]
@@ -226,7 +226,7 @@ async fn a_broken_node_harms_no_other_and_is_counted() {
     running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "a broken Node in the watch").await;
     let status = running.manager.status();
     let counts = [RejectReason::BadValue, RejectReason::TooLarge, RejectReason::BadKey]
-        .map(|reason| status.rejected(reason));
+        .map(|reason| status.read().rejected(reason));
     assert_eq!(counts, [5, 1, 1], "bad values, large ones, bad subnets");
 }
 
@@ -242,8 +242,8 @@ async fn of_two_nodes_with_one_subnet_the_older_one_has_it() {
     let mut running = Host::new(&api, "n1").await.start(1).await;
     running.wait_for_peers(&["192.0.2.3"], SOON, "two Nodes with one subnet").await;
     let status = running.manager.status();
-    assert_eq!(status.rejected(RejectReason::OverlapsOther), 1);
-    assert_eq!(status.rejected(RejectReason::OverlapsOwn), 1);
+    assert_eq!(status.read().rejected(RejectReason::OverlapsOther), 1);
+    assert_eq!(status.read().rejected(RejectReason::OverlapsOwn), 1);
     // The older one goes, and the younger one's traffic flows.
     api.delete_node("b3");
     running.wait_for_peers(&["192.0.2.2"], SOON, "the older of two Nodes went").await;

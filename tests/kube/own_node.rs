@@ -184,7 +184,7 @@ async fn a_node_that_was_deleted_and_made_again_is_told_everything_anew() {
     api.edit("n1", |node| node["spec"] = json!({"podCIDR": "10.244.1.0/24"}));
     eventually("the annotations are written again", || said(&api, "n1") == udp("192.0.2.1")).await;
     eventually("the condition is set again", || condition(&api).is_some()).await;
-    assert!(!running.manager.status().subnet_is_refused());
+    assert!(!running.manager.status().read().subnet_is_refused);
     running.assert_running("the own Node was made again");
 }
 
@@ -204,14 +204,14 @@ async fn another_subnet_is_refused_and_the_old_network_goes_on() {
     let status = running.manager.status();
     api.delete_node("n1");
     api.put_node(&node("n1", Some("10.244.7.0/24")));
-    eventually("the change is refused", || status.subnet_is_refused()).await;
-    assert_eq!(status.refused_subnet(), "10.244.7.0/24".parse().ok());
+    eventually("the change is refused", || status.read().subnet_is_refused).await;
+    assert_eq!(status.read().refused_subnet, "10.244.7.0/24".parse().ok());
     assert!(said(&api, "n1").is_empty(), "others would send this node's new subnet here");
     running.assert_running("the subnet changed");
     assert_eq!(running.peers.borrow().len(), 1, "the old network ended");
     api.delete_node("n1");
     api.put_node(&node("n1", Some("10.244.1.0/24")));
-    eventually("the old subnet is back", || !status.subnet_is_refused()).await;
+    eventually("the old subnet is back", || !status.read().subnet_is_refused).await;
     eventually("the annotations are written", || said(&api, "n1") == udp("192.0.2.1")).await;
 }
 

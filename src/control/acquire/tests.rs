@@ -29,7 +29,7 @@ fn node(number: usize) -> LeaseAttributes {
 const LEASED: Lifetime = Lifetime::Leased { id: 5, expires_unix: None };
 
 #[tokio::test]
-async fn the_own_lease_is_taken_over_with_its_lifetime() {
+async fn own_lease_is_taken_over_with_lifetime() {
     let store = MemoryStore::new();
     let old = br#"{"PublicIP":"198.51.100.1","BackendType":"vxlan"}"#;
     store.put("10.5.7.0-24", old, LEASED);
@@ -47,7 +47,7 @@ async fn the_own_lease_is_taken_over_with_its_lifetime() {
 }
 
 #[tokio::test]
-async fn a_dual_stack_entry_is_updated_under_its_own_key() {
+async fn dual_stack_entry_keeps_its_key() {
     let store = MemoryStore::new();
     let key = "10.5.7.0-24&fd00:5:7::-64";
     store.put(key, br#"{"PublicIP":"198.51.100.1","PublicIPv6":"fd00::1"}"#, LEASED);
@@ -57,7 +57,7 @@ async fn a_dual_stack_entry_is_updated_under_its_own_key() {
 }
 
 #[tokio::test]
-async fn an_incompatible_lease_makes_room_for_a_new_one() {
+async fn incompatible_lease_is_replaced() {
     let store = MemoryStore::new();
     store.put("10.5.16.0-20", br#"{"PublicIP":"198.51.100.1"}"#, LEASED);
     let own = manager(&store, None).acquire(&network(), &node(1)).await.unwrap();
@@ -66,7 +66,7 @@ async fn an_incompatible_lease_makes_room_for_a_new_one() {
 }
 
 #[tokio::test]
-async fn the_previous_subnet_is_used_only_if_free_and_compatible() {
+async fn previous_subnet_is_used_if_free_and_compatible() {
     let acquired = async |previous: &str, taken: Option<&str>| {
         let store = MemoryStore::new();
         if let Some(taken) = taken {
@@ -88,14 +88,14 @@ async fn the_previous_subnet_is_used_only_if_free_and_compatible() {
 }
 
 #[tokio::test]
-async fn an_unreadable_own_entry_does_not_keep_a_node_from_starting() {
+async fn unreadable_own_entry_does_not_stop_start() {
     for key in ["10.5.200.0-24", "10.5.200.0-24&fd00:5:200::-64"] {
         let store = MemoryStore::new();
         store.put(key, b"junk", LEASED);
         let acquiring = manager(&store, Some("10.5.200.0/24"));
         let own = acquiring.acquire(&network(), &node(1)).await.expect("it races against junk");
         assert_ne!(own.lease.subnet.to_string(), "10.5.200.0/24");
-        assert_eq!(acquiring.status().conflicts(), 0, "junk was taken for a free subnet");
+        assert_eq!(acquiring.status().read().conflicts, 0, "junk was taken for a free subnet");
         assert_eq!(store.get(key).unwrap().0, "junk");
     }
 }
@@ -113,7 +113,7 @@ async fn unreadable_entries_are_taken_subnets() {
 }
 
 #[tokio::test]
-async fn a_full_network_is_an_error_that_goes_away() {
+async fn full_network_is_a_passing_error() {
     let store = MemoryStore::new();
     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.3.0");
     for number in 1..=3 {
@@ -155,18 +155,18 @@ async fn storms_of_daemons_all_succeed() {
 }
 
 #[tokio::test]
-async fn the_last_subnets_are_found_by_the_last_nodes() {
+async fn last_nodes_get_last_subnets() {
     storm(100, config("10.5.0.0/16", 24, "10.5.1.0", "10.5.100.0")).await;
 }
 
 #[tokio::test]
-async fn a_store_that_is_down_is_an_error_to_try_again() {
+async fn store_that_is_down_can_be_retried() {
     let store = MemoryStore::new();
     store.set_down(true);
     let waiting = manager(&store, None);
     let error = waiting.acquire(&network(), &node(1)).await.unwrap_err();
     assert!(matches!(error, AcquireError::Store(StoreError::Unavailable { .. })), "{error}");
-    assert!(!waiting.status().store_is_up());
+    assert!(!waiting.status().read().store_is_up);
     store.set_down(false);
     let own = waiting.acquire(&network(), &node(1)).await.unwrap();
     assert_eq!(store.keys(), [own.lease.key]);

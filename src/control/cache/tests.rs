@@ -82,7 +82,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn what_does_not_fit_this_start_is_refused_by_name() {
+fn mismatched_cache_is_refused_by_field() {
     let bytes = written(&usual());
     let usual = expected();
     assert_refused(&bytes, &Expected { store: "local /srv", ..usual }, "its store is");
@@ -95,7 +95,7 @@ fn what_does_not_fit_this_start_is_refused_by_name() {
 }
 
 #[test]
-fn a_day_is_the_end_and_the_future_is_no_past() {
+fn old_or_future_cache_is_refused() {
     let bytes = written(&usual());
     let at = |now_unix| parse(&bytes, &Expected { now_unix, ..expected() });
     let day = AGE_MAX.as_secs();
@@ -109,7 +109,7 @@ fn a_day_is_the_end_and_the_future_is_no_past() {
 }
 
 #[test]
-fn a_start_after_the_end_of_its_lease_is_refused() {
+fn cache_with_expired_lease_is_refused() {
     let ends = NOW + 3600;
     let bytes = written(&Known { ends_unix: Some(ends), ..usual() });
     let at = |now_unix| parse(&bytes, &Expected { now_unix, ..expected() });
@@ -143,7 +143,7 @@ fn every_cut_and_every_changed_byte_is_noticed() {
 }
 
 #[test]
-fn an_entry_that_the_store_would_be_refused_spoils_the_cache() {
+fn invalid_entry_invalidates_cache() {
     for (peers, phrase) in [
         (vec![lease("10.6.1.0/24", "192.0.2.2")], "outside the network"),
         (vec![lease("10.5.1.0/24", "127.0.0.1")], "is no host's"),
@@ -160,7 +160,7 @@ fn an_entry_that_the_store_would_be_refused_spoils_the_cache() {
 }
 
 #[test]
-fn a_body_with_a_good_seal_is_judged_all_the_same() {
+fn sealed_body_is_still_validated() {
     let whole = written(&usual());
     let body = whole.splitn(2, |byte| *byte == b'\n').nth(1).unwrap();
     let body = std::str::from_utf8(body).unwrap();
@@ -180,7 +180,7 @@ fn a_body_with_a_good_seal_is_judged_all_the_same() {
 }
 
 #[test]
-fn a_flood_is_not_written_and_a_value_beyond_the_limit_is_left_to_the_store() {
+fn oversized_cache_and_value_are_not_written() {
     let mut large = lease("10.5.1.0/24", "192.0.2.2");
     let raw = format!("\"{}\"", "x".repeat(5000));
     let data = RawValue::from_string(raw).unwrap();
@@ -202,7 +202,7 @@ fn a_flood_is_not_written_and_a_value_beyond_the_limit_is_left_to_the_store() {
 }
 
 #[test]
-fn as_many_peers_as_a_store_may_have_fit() {
+fn cache_holds_as_many_peers_as_store() {
     let peers = (0..ENTRIES_MAX as u32).map(|number| {
         let subnet = Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + (number << 8)), 24).unwrap();
         let public_ip = Ipv4Addr::from_bits(0xC6C6_0000 + number);

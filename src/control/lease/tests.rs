@@ -7,13 +7,13 @@ fn value(text: &str) -> LeaseAttributes {
 }
 
 #[test]
-fn a_udp_lease_is_written_as_flannel_head_writes_it() {
+fn udp_lease_is_written_as_by_flannel() {
     let udp = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
     assert_eq!(udp.to_json().unwrap(), br#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#);
 }
 
 #[test]
-fn values_of_every_flannel_backend_round_trip_to_the_byte() {
+fn flannel_values_round_trip_bytewise() {
     for text in [
         r#"{"PublicIP":"1.2.3.4","PublicIPv6":null}"#,
         concat!(
@@ -92,7 +92,7 @@ fn the_size_bound_holds_both_ways() {
 }
 
 #[test]
-fn a_local_value_carries_its_end_and_stays_readable() {
+fn local_value_has_expiry_and_stays_readable() {
     let attributes = LeaseAttributes::udp(Ipv4Addr::new(1, 2, 3, 4));
     let stored = StoredValue { attributes: attributes.clone(), expires_unix: Some(951_868_799) };
     let text = r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"Expires":"2000-02-29T23:59:59Z"}"#;

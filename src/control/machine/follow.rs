@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::say::Say;
-use super::state::{ABSENT, Asked, Follow, Hold, Outage};
+use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry};
 use super::{Command, Machine, stale};
 use crate::control::backoff::Backoff;
 use crate::control::error::StoreError;
@@ -18,8 +18,8 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// Between the end of one outage and the report of the next: a store that comes and goes must
 /// not fill the log.
 const REPORT_PAUSE: Duration = Duration::from_secs(5);
-/// How long a watch must have lived for the next failure to be a new one, which is tried again
-/// at once, and not the last one that goes on.
+/// How long a watch must have lived for the next failure to count as new and be retried at
+/// once, instead of continuing the last one.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 impl Machine {
     pub(super) fn on_listed(&mut self, answer: Result<Snapshot, StoreError>, asked_at: Duration) {
@@ -46,7 +46,7 @@ impl Machine {
             // Of a watch that was dropped.
             (Follow::Waiting { .. } | Follow::Listing | Follow::Opening, _) => return,
             (Follow::Watching { .. }, Asked::List { .. }) => {
-                // Whether the listing contains them, nobody knows: watch again from there on.
+                // The listing may or may not contain them: watch again from there on.
                 self.drop_watch();
                 self.follow = Follow::Listing;
                 return;
@@ -61,7 +61,7 @@ impl Machine {
         let accident = self.hold_vanishing(&changes);
         for change in changes {
             self.on_change(change, accident);
-            if self.hold == Hold::Lost {
+            if self.own_entry == OwnEntry::Lost {
                 break;
             }
         }
@@ -142,7 +142,7 @@ impl Machine {
         }
         let watched = self.outage.is_none() && revision > self.unwatched_until;
         self.check_own(watched && accident != Some(revision));
-        if matches!(self.hold, Hold::Lapsed { .. }) {
+        if matches!(self.own_entry, OwnEntry::Lapsed { .. }) {
             // Who came after the end of our lease may not be in the mirror yet.
             self.look_again();
         }
@@ -158,7 +158,7 @@ impl Machine {
     fn on_own_unreadable(&mut self, rejected: &Rejected) {
         if rejected.key == self.own.lease.key {
             self.own_seen(rejected.revision);
-            self.hold = Hold::Unreadable { repair: Some(rejected.revision) };
+            self.own_entry = OwnEntry::Unreadable { repair: Some(rejected.revision) };
         }
     }
 
@@ -199,17 +199,19 @@ impl Machine {
         self.own_seen(found.unwrap_or(ABSENT));
         let watched = self.outage.is_none() && self.followed;
         self.check_own(watched && !accident);
-        match self.hold {
-            Hold::Lapsed { .. } if complete => self.plan_retaking(),
-            // The entry is from a backup, and its lease of unknown age: renewing tells.
-            Hold::Held | Hold::Rewritten { .. } if wiped && self.own.expires.is_some() => {
+        match self.own_entry {
+            OwnEntry::Lapsed { .. } if complete => self.plan_retaking(),
+            // The entry is from a backup, and its lease of unknown age: renewing shows it.
+            OwnEntry::AsWritten | OwnEntry::Rewritten { .. }
+                if wiped && self.own.expires.is_some() =>
+            {
                 self.renew_at = Some(self.now.boot);
             }
-            Hold::Held
-            | Hold::Rewritten { .. }
-            | Hold::Unreadable { .. }
-            | Hold::Lapsed { .. }
-            | Hold::Lost => {}
+            OwnEntry::AsWritten
+            | OwnEntry::Rewritten { .. }
+            | OwnEntry::Unreadable { .. }
+            | OwnEntry::Lapsed { .. }
+            | OwnEntry::Lost => {}
         }
     }
 
@@ -331,7 +333,7 @@ impl Machine {
             self.backoff = Backoff::default();
         }
         if let StoreError::HistoryLost { .. } = error {
-            // The store answers, so it is asked at once, unless this is what it answered last time.
+            // The store answers, so retry at once, unless it answered the same last time.
             let again = std::mem::replace(&mut self.history_lost, true);
             let pause =
                 if again { self.backoff.next_wait_by(&mut self.random) } else { Duration::ZERO };
@@ -362,8 +364,8 @@ impl Machine {
     }
 }
 
-/// Whether traffic goes the same way by both versions of an entry: a renewal, or a part of it that
-/// nobody here looks at.
+/// Whether both versions of an entry give the same route: a renewal, or a change that does not
+/// matter here.
 fn leads_the_same_way(before: &Lease, after: &Lease) -> bool {
     before.subnet == after.subnet
         && before.attributes == after.attributes

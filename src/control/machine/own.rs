@@ -1,10 +1,10 @@
-//! The own lease: renewed by compare-and-set, checked against every look at the store, taken
+//! The own lease: renewed by compare-and-swap, checked against every listing and change, taken
 //! again if it lapsed, given up if somebody else holds the subnet. Pure.
 
 use std::time::Duration;
 
 use super::say::Say;
-use super::state::{ABSENT, Asked, Follow, Hold, Write};
+use super::state::{ABSENT, Asked, Follow, OwnEntry, Write};
 use super::{Command, End, Machine};
 use crate::control::backoff::jittered;
 use crate::control::error::StoreError;
@@ -17,12 +17,12 @@ use crate::failure::with_causes;
 const RENEW_SPREAD_MAX: Duration = Duration::from_secs(60);
 /// Shortest pause after a failed renewal, when the lease is about to end.
 const RENEW_RETRY_MIN: Duration = Duration::from_secs(1);
-/// Pause after another writer changed the own entry: time for the listing that tells what it is.
+/// Pause after another writer changed the own entry: time to list what is there now.
 const RENEW_AFTER_CONFLICT: Duration = Duration::from_secs(2);
 /// Share by which the pause after a failed renewal is spread.
 const RETRY_JITTER: f64 = 0.2;
-/// For how long it counts what a listing told about the own entry, once the lease is past its
-/// end: some requests' time, and much less than any lease.
+/// How long a listing of the own entry stays valid once the lease has expired: some requests' time,
+/// and much less than any lease.
 const READ_COUNTS_FOR: Duration = Duration::from_secs(15);
 
 impl Machine {
@@ -48,22 +48,26 @@ impl Machine {
         let now = self.now.boot;
         let renewal_due = self.renew_at.is_some_and(|at| at <= now);
         let known = self.own.lease.revision;
-        let (what, over) = match self.hold {
-            Hold::Held | Hold::Rewritten { .. } if renewal_due => (Write::Renew, known),
-            Hold::Rewritten { at } if at <= now => (Write::Restore, known),
-            Hold::Unreadable { repair: Some(junk) } => (Write::Repair, junk),
-            Hold::Lapsed { free: true } => (Write::Retake, ABSENT),
-            Hold::Unreadable { repair: None } | Hold::Lapsed { free: false } if renewal_due => {
+        let (what, over) = match self.own_entry {
+            OwnEntry::AsWritten | OwnEntry::Rewritten { .. } if renewal_due => {
+                (Write::Renew, known)
+            }
+            OwnEntry::Rewritten { at } if at <= now => (Write::Restore, known),
+            OwnEntry::Unreadable { repair: Some(junk) } => (Write::Repair, junk),
+            OwnEntry::Lapsed { free: true } => (Write::Retake, ABSENT),
+            OwnEntry::Unreadable { repair: None } | OwnEntry::Lapsed { free: false }
+                if renewal_due =>
+            {
                 // There is nothing to renew: see what there is.
                 self.renew_at = Some(now + RENEW_AFTER_CONFLICT);
                 self.look_again();
                 return false;
             }
-            Hold::Held
-            | Hold::Rewritten { .. }
-            | Hold::Unreadable { repair: None }
-            | Hold::Lapsed { free: false }
-            | Hold::Lost => return false,
+            OwnEntry::AsWritten
+            | OwnEntry::Rewritten { .. }
+            | OwnEntry::Unreadable { repair: None }
+            | OwnEntry::Lapsed { free: false }
+            | OwnEntry::Lost => return false,
         };
         if self.may_write() {
             self.ask_write(what, over);
@@ -77,7 +81,7 @@ impl Machine {
     fn ask_write(&mut self, what: Write, over: i64) {
         let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
         let command = match what {
-            // With the address that it shows: that there is another, only a restoring write tells.
+            // With the address that it shows: only a restoring write publishes a new one.
             Write::Renew => {
                 let found = self.mirror.get(&held.key).map(|found| &found.attributes);
                 let elsewhere = found.filter(|found| found.public_ip != held.attributes.public_ip);
@@ -85,15 +89,15 @@ impl Machine {
                 Command::Renew { held: Lease { attributes, ..held }, ttl }
             }
             Write::Restore => {
-                self.hold = Hold::Held;
+                self.own_entry = OwnEntry::AsWritten;
                 Command::Update { held, ttl }
             }
             Write::Repair => {
-                self.hold = Hold::Unreadable { repair: None };
+                self.own_entry = OwnEntry::Unreadable { repair: None };
                 Command::Update { held: Lease { revision: over, ..held }, ttl }
             }
             Write::Retake => {
-                self.hold = Hold::Lapsed { free: false };
+                self.own_entry = OwnEntry::Lapsed { free: false };
                 Command::Create { subnet: held.subnet, attributes: held.attributes, ttl }
             }
         };
@@ -101,8 +105,8 @@ impl Machine {
         self.commands.push(command);
     }
 
-    /// Once the lease is past its end, somebody else may have the subnet, and may be told of us
-    /// by nothing but our write: it has to be read after that end, and just now.
+    /// Once the lease has expired, another node may have the subnet: the entry has to be read after
+    /// the expiry, and recently, before it is written.
     fn may_write(&self) -> bool {
         if !self.own_expired() {
             return true;
@@ -113,15 +117,15 @@ impl Machine {
         self.own_read.is_some_and(|read| after_end(read) && self.now.boot < read + READ_COUNTS_FOR)
     }
 
-    /// Lists, and puts off what was to be written until the listing tells.
+    /// Lists first, and postpones what was to be written.
     fn read_first(&mut self) {
         let later = self.now.boot + RENEW_AFTER_CONFLICT;
         self.renew_at = self.renew_at.map(|at| at.max(later));
-        self.hold = match self.hold {
-            Hold::Rewritten { at } => Hold::Rewritten { at: at.max(later) },
-            Hold::Unreadable { .. } => Hold::Unreadable { repair: None },
-            Hold::Lapsed { .. } => Hold::Lapsed { free: false },
-            known @ (Hold::Held | Hold::Lost) => known,
+        self.own_entry = match self.own_entry {
+            OwnEntry::Rewritten { at } => OwnEntry::Rewritten { at: at.max(later) },
+            OwnEntry::Unreadable { .. } => OwnEntry::Unreadable { repair: None },
+            OwnEntry::Lapsed { .. } => OwnEntry::Lapsed { free: false },
+            known @ (OwnEntry::AsWritten | OwnEntry::Lost) => known,
         };
         if self.own_end_said != self.own.expires {
             self.own_end_said = self.own.expires;
@@ -153,7 +157,7 @@ impl Machine {
         self.judge_suspect(&answer, own_seen);
         match answer {
             Ok(granted) if own_seen.is_some_and(|seen| seen != granted.lease.revision) => {
-                // It was written, and somebody wrote again before we heard of it.
+                // It was written, and somebody wrote again before the answer came.
                 self.renew_at = granted.expires.map(|_| self.now.boot + RENEW_AFTER_CONFLICT);
                 self.look_again();
             }
@@ -161,7 +165,7 @@ impl Machine {
                 self.adopt(granted);
                 self.on_granted(what);
                 self.plan_renewal();
-                // A start without the store goes by the new end; a publication remembers it too.
+                // An offline start needs the new expiry; a publication stores it too.
                 if self.publish_at.is_none() {
                     self.remember();
                 }
@@ -184,17 +188,21 @@ impl Machine {
         }
     }
 
-    /// The entry shows the address of before until it is written, and is ours all the same.
+    /// The entry shows the old address until it is written, and is still ours.
     pub(super) fn on_moved(&mut self, attributes: LeaseAttributes) {
         if attributes == self.own.lease.attributes {
             return;
         }
         let before = std::mem::replace(&mut self.own.lease.attributes, attributes);
         self.moved_from.insert(before.public_ip);
-        self.hold = match self.hold {
-            Hold::Held | Hold::Rewritten { .. } => Hold::Rewritten { at: self.now.boot },
-            // What is written there says what we are by then.
-            known @ (Hold::Unreadable { .. } | Hold::Lapsed { .. } | Hold::Lost) => known,
+        self.own_entry = match self.own_entry {
+            OwnEntry::AsWritten | OwnEntry::Rewritten { .. } => {
+                OwnEntry::Rewritten { at: self.now.boot }
+            }
+            // The next write has the new attributes.
+            known @ (OwnEntry::Unreadable { .. } | OwnEntry::Lapsed { .. } | OwnEntry::Lost) => {
+                known
+            }
         };
         self.plan_publication();
     }
@@ -228,7 +236,7 @@ impl Machine {
             .is_some_and(|found| found.attributes == self.own.lease.attributes);
         if what != Write::Renew && !is_current {
             // Moved while it was being written.
-            self.hold = Hold::Rewritten { at: self.now.boot };
+            self.own_entry = OwnEntry::Rewritten { at: self.now.boot };
             return;
         }
         match what {
@@ -236,7 +244,7 @@ impl Machine {
                 self.say(Say::Renewed { expires_unix: self.ends_unix().unwrap_or_default() });
             }
             Write::Restore => {
-                self.hold = Hold::Held;
+                self.own_entry = OwnEntry::AsWritten;
                 let to = self.own.lease.attributes.public_ip;
                 let has_moved = !self.moved_from.is_empty();
                 self.say(if has_moved {
@@ -246,11 +254,11 @@ impl Machine {
                 });
             }
             Write::Repair => {
-                self.hold = Hold::Held;
+                self.own_entry = OwnEntry::AsWritten;
                 self.say(Say::Repaired { subnet });
             }
             Write::Retake => {
-                self.hold = Hold::Held;
+                self.own_entry = OwnEntry::AsWritten;
                 self.say(Say::Retaken { subnet });
             }
         }
@@ -259,7 +267,7 @@ impl Machine {
         }
     }
 
-    /// The store says who we are, and no write of before can change it.
+    /// The store shows our attributes, and no earlier write can change that.
     fn arrived(&mut self) {
         if !std::mem::take(&mut self.moved_from).is_empty() {
             // What may be remembered now.
@@ -290,12 +298,12 @@ impl Machine {
                 self.end(End::Revoked { new_owner: Some(new_owner) });
             }
             None => {
-                let lapsed = matches!(self.hold, Hold::Lapsed { .. });
+                let lapsed = matches!(self.own_entry, OwnEntry::Lapsed { .. });
                 if watched && !self.own_expired() && !lapsed {
                     self.say(Say::Removed { subnet });
                     self.end(End::Revoked { new_owner: None });
                 } else {
-                    self.hold = Hold::Lapsed { free: false };
+                    self.own_entry = OwnEntry::Lapsed { free: false };
                 }
             }
         }
@@ -303,7 +311,7 @@ impl Machine {
 
     /// Whether it shows an address of this node. An earlier one counts in the entry that was ours
     /// all along, which nobody else may write, or in one that a write of ours may have made: a new
-    /// entry is of whoever has that address now.
+    /// entry belongs to the node that has that address now.
     fn is_own(&self, found: &Lease) -> bool {
         let address = found.attributes.public_ip;
         let is_ours_still = found.created_revision == self.own.lease.created_revision
@@ -313,8 +321,8 @@ impl Machine {
             || self.moved_from.contains(&address) && is_ours_still
     }
 
-    /// The entry is ours, but its version, its lifetime or what it says of this node may have
-    /// changed. The last is for this node alone to say.
+    /// The entry is ours, but its version, its lifetime or its attributes may have changed. Only
+    /// this node decides about the last.
     fn follow_own(&mut self, found: Lease) {
         let attributes = self.own.lease.attributes.clone();
         if self.unanswered.is_some_and(|over| over != found.revision) {
@@ -322,15 +330,18 @@ impl Machine {
         }
         // A write of an earlier address may still go in: ours has to be over it, or seen.
         let may_change = self.unanswered.is_some() && !self.moved_from.is_empty();
-        self.hold = match self.hold {
-            _ if found.attributes == attributes && !may_change => Hold::Held,
-            Hold::Rewritten { at } => Hold::Rewritten { at },
-            Hold::Held | Hold::Unreadable { .. } | Hold::Lapsed { .. } | Hold::Lost => {
+        self.own_entry = match self.own_entry {
+            _ if found.attributes == attributes && !may_change => OwnEntry::AsWritten,
+            OwnEntry::Rewritten { at } => OwnEntry::Rewritten { at },
+            OwnEntry::AsWritten
+            | OwnEntry::Unreadable { .. }
+            | OwnEntry::Lapsed { .. }
+            | OwnEntry::Lost => {
                 let wait = self.rewrite_backoff.next_wait_by(&mut self.random);
-                Hold::Rewritten { at: self.now.boot + wait }
+                OwnEntry::Rewritten { at: self.now.boot + wait }
             }
         };
-        if self.hold == Hold::Held {
+        if self.own_entry == OwnEntry::AsWritten {
             self.arrived();
         }
         if self.own_expired() {
@@ -357,8 +368,8 @@ impl Machine {
                 self.plan_renewal();
             }
             // Restoring it will extend it, and not sooner than is good.
-            Some(_) if self.hold != Hold::Held && self.ends_in_the_store() => {}
-            // Written with another lease, of unknown age: renewing tells.
+            Some(_) if self.own_entry != OwnEntry::AsWritten && self.ends_in_the_store() => {}
+            // Written with another lease, of unknown age: renewing shows it.
             Some(_) => self.renew_at = Some(self.renewal_of_foreign()),
         }
     }
@@ -394,7 +405,7 @@ impl Machine {
         let subnet = self.own.lease.subnet;
         let taken = self.mirror.values().find(|lease| lease.subnet.overlaps(subnet));
         let Some(taken) = taken else {
-            self.hold = Hold::Lapsed { free: true };
+            self.own_entry = OwnEntry::Lapsed { free: true };
             return;
         };
         let (by, new_owner) = (taken.subnet, taken.attributes.public_ip);

@@ -1,5 +1,5 @@
-//! What the machine has to say to the operator, in flannel's words where flannel has some. Pure
-//! text; who logs it where is the driver's business.
+//! The machine's log messages, in flannel's words where flannel has some. Pure text; the driver
+//! logs it.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -20,15 +20,15 @@ pub(in crate::control) enum Say {
     RenewalFailed { error: String },
     /// The lease ended by our own clock; the store is read before anything is written.
     ReadFirst { subnet: Prefix },
-    /// The own entry, which somebody rewrote, says again what this node says.
+    /// The own entry, which somebody rewrote, has this node's attributes again.
     Restored { subnet: Prefix },
-    /// Somebody else wrote the own entry, with our PublicIP; `alarm` unless that was said lately.
+    /// Somebody else wrote the own entry, with our PublicIP; `alarm` unless that was logged lately.
     WrittenInOurName { subnet: Prefix, public_ip: Ipv4Addr, alarm: bool },
-    /// The own entry tells the node's new address.
+    /// The own entry shows the node's new address.
     Moved { subnet: Prefix, to: Ipv4Addr },
-    /// The own entry had become junk.
+    /// The own entry had become unparsable.
     Repaired { subnet: Prefix },
-    /// The own lease was gone, and is back.
+    /// The own lease was gone, and was taken again.
     Retaken { subnet: Prefix },
     /// The own lease was from the cache, and the store gave it to this node again.
     Confirmed { subnet: Prefix },
@@ -46,9 +46,9 @@ pub(in crate::control) enum Say {
     StoreFailed { error: String, seconds: u64, peers: usize },
     /// It is back.
     StoreAnswers { seconds: u64 },
-    /// Most peers vanished at once and stay for a while.
+    /// Most peers vanished at once and stay for the grace period.
     Holding { vanished: usize, of: usize, hold: Duration, wiped: bool },
-    /// Peers are no longer held.
+    /// Grace periods ended.
     Released(Released),
 }
 
@@ -56,25 +56,18 @@ impl Say {
     /// Whether the operator should look.
     pub(in crate::control) fn is_warning(&self) -> bool {
         match self {
-            Self::RenewalPlanned { .. }
-            | Self::Renewed { .. }
-            | Self::Confirmed { .. }
-            | Self::Moved { .. }
-            | Self::BecameReservation { .. }
-            | Self::HistoryLost
-            | Self::StoreAnswers { .. } => false,
-            Self::RenewalFailed { .. }
-            | Self::ReadFirst { .. }
-            | Self::Restored { .. }
-            | Self::Repaired { .. }
-            | Self::Retaken { .. }
-            | Self::TakenOver { .. }
-            | Self::Removed { .. }
-            | Self::Covered { .. }
-            | Self::StoreFailed { .. }
-            | Self::Holding { .. } => true,
             Self::WrittenInOurName { alarm, .. } => *alarm,
             Self::Released(released) => released.over > 0,
+            other => !matches!(
+                other,
+                Self::RenewalPlanned { .. }
+                    | Self::Renewed { .. }
+                    | Self::Confirmed { .. }
+                    | Self::Moved { .. }
+                    | Self::BecameReservation { .. }
+                    | Self::HistoryLost
+                    | Self::StoreAnswers { .. }
+            ),
         }
     }
 }
@@ -101,7 +94,7 @@ impl fmt::Display for Say {
             }
             Self::WrittenInOurName { subnet, public_ip, .. } => twin(f, *subnet, *public_ip),
             Self::Moved { subnet, to } => {
-                write!(f, "The lease of {subnet} stays, and now says PublicIP {to}")
+                write!(f, "The lease of {subnet} stays, now with PublicIP {to}")
             }
             Self::Repaired { subnet } => {
                 write!(f, "The lease of {subnet} had become unreadable; wrote it again")

@@ -1,5 +1,5 @@
-//! Peers that are kept although their leases vanished: most of them at once, or with the data of
-//! the whole store. Pods that talk must not stop because somebody emptied a store. Pure.
+//! The grace period (`--stale-hold`) of peers whose leases vanished: most of them at once, or with
+//! the data of the whole store. Traffic must not stop because somebody emptied a store. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +14,10 @@ const VANISHED_MIN: usize = 2;
 /// register again are a few lines.
 const SAY_PAUSE: Duration = Duration::from_secs(5);
 
-/// Peers that are held, each until a moment of the boot clock.
+/// Peers in their grace period, each until a moment of the boot clock.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
-    held: BTreeMap<Prefix, Held>,
+    held: BTreeMap<Prefix, KeptPeer>,
     /// The earliest end.
     next_end: Option<Duration>,
     unsaid: Released,
@@ -25,12 +25,12 @@ pub(super) struct Stale {
 }
 
 #[derive(Debug)]
-struct Held {
+struct KeptPeer {
     lease: Lease,
     until: Duration,
 }
 
-/// Peers that were held and are not any more.
+/// Peers whose grace period ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::control) struct Released {
     /// Somebody leased the subnet, or one that overlaps it.
@@ -67,7 +67,7 @@ impl Stale {
     }
 
     pub(super) fn hold(&mut self, lease: Lease, until: Duration) {
-        self.held.entry(lease.subnet).or_insert(Held { lease, until });
+        self.held.entry(lease.subnet).or_insert(KeptPeer { lease, until });
         self.next_end = Some(self.next_end.map_or(until, |end| end.min(until)));
     }
 

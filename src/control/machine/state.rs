@@ -1,5 +1,5 @@
-//! What the lease machine remembers between two events, in parts: the own entry, how the store is
-//! followed, the request under way. Pure types.
+//! Parts of the lease machine's state: the own entry, how the store is followed, the request in
+//! flight. Pure types.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// Stands for the revision of an entry that a snapshot does not have.
 pub(super) const ABSENT: i64 = i64::MIN;
 
-/// What the own entry is like, as far as we know.
+/// The state of the own entry, as far as we know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hold {
+pub(super) enum OwnEntry {
     /// As we wrote it.
-    Held,
-    /// Ours, but it says something else of this node: restored at `at`.
+    AsWritten,
+    /// Ours, but with other attributes than this node's: restored at `at`.
     Rewritten { at: Duration },
-    /// Junk, of which nobody can be the owner: written over if it still is as of `repair`.
+    /// Unparsable: overwritten if its revision is still `repair`.
     Unreadable { repair: Option<i64> },
-    /// Gone, and not before our eyes: taken again once a listing shows that it is `free`.
+    /// Gone while we were not watching: taken again once a listing shows that it is `free`.
     Lapsed { free: bool },
-    /// Not ours any more. Nothing follows.
+    /// Not ours any more; the run ends.
     Lost,
 }
 
-impl Hold {
+impl OwnEntry {
     /// When the entry has to be written, apart from renewals.
     pub(super) fn due(self) -> Option<Duration> {
         match self {
             Self::Rewritten { at } => Some(at),
-            Self::Held | Self::Unreadable { .. } | Self::Lapsed { .. } | Self::Lost => None,
+            Self::AsWritten | Self::Unreadable { .. } | Self::Lapsed { .. } | Self::Lost => None,
         }
     }
 }
@@ -47,7 +47,7 @@ pub(super) enum Follow {
     Waiting { at: Duration },
     /// Listed, to be watched from there on.
     Listing,
-    /// A watch is asked for.
+    /// A watch is being opened.
     Opening,
     /// Changes are brought.
     Watching { live_since: Option<Duration> },
@@ -60,7 +60,7 @@ pub(super) struct Outage {
     pub(super) reported: bool,
     /// Since when the store answers, and refuses.
     refused_since: Option<Duration>,
-    /// Whether that was said.
+    /// Whether that was logged.
     pub(super) told_refused: bool,
 }
 
@@ -78,7 +78,7 @@ impl Outage {
     }
 }
 
-/// The request under way.
+/// The request in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asked {
     Nothing,
@@ -87,7 +87,7 @@ pub(super) enum Asked {
     Write { what: Write, over: i64, own_seen: Option<i64> },
 }
 
-/// Why the own entry is being written.
+/// Why the own entry is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
     Renew,
@@ -96,7 +96,7 @@ pub(super) enum Write {
     Retake,
 }
 
-/// What is known of others that write the own entry.
+/// What is known of other writers of the own entry.
 #[derive(Debug, Default)]
 pub(super) struct Twin {
     /// The next change may be ours all the same: a write got no answer, or the store came back

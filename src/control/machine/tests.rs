@@ -82,7 +82,7 @@ fn says(commands: &[Command], words: &str) -> bool {
 }
 
 #[test]
-fn peers_that_vanish_with_most_others_are_held_and_the_own_lease_is_taken_again() {
+fn vanished_peers_are_held_own_lease_retaken() {
     let mut machine = watching(Timing::default());
     // `etcdctl del --prefix`: everything in one revision.
     let changes = [1, OWN, 2, 3, 4].map(|third| deleted(third, 11)).to_vec();
@@ -131,7 +131,7 @@ fn a_few_deletions_are_administration() {
 }
 
 #[test]
-fn without_a_hold_peers_go_at_once_and_the_own_lease_is_taken_again_all_the_same() {
+fn zero_hold_drops_peers_and_retakes_lease() {
     let timing = Timing { stale_hold: Duration::ZERO, ..Timing::default() };
     let mut machine = watching(timing);
     let changes = [1, 2, 3, 4, OWN].map(|third| deleted(third, 11)).to_vec();
@@ -142,7 +142,7 @@ fn without_a_hold_peers_go_at_once_and_the_own_lease_is_taken_again_all_the_same
 }
 
 #[test]
-fn another_cluster_is_noticed_although_its_revisions_are_ahead() {
+fn other_cluster_with_higher_revisions_is_detected() {
     let mut machine = watching(Timing::default());
     let lost = StoreError::HistoryLost { revision: 10 };
     let commands = machine.handle(Event::Changed(Err(lost)), at(10));
@@ -156,7 +156,7 @@ fn another_cluster_is_noticed_although_its_revisions_are_ahead() {
 }
 
 #[test]
-fn after_a_pause_beyond_its_end_the_own_entry_is_read_before_it_is_written() {
+fn expired_own_entry_is_read_before_writing() {
     for host in [1, 9] {
         let mut machine = watching(Timing::default());
         let commands = machine.handle(Event::Timer, at(2 * DAY_SECONDS));
@@ -187,7 +187,7 @@ fn an_answer_that_nobody_asked_for_changes_nothing() {
 }
 
 #[test]
-fn a_write_that_was_overtaken_is_looked_at_again() {
+fn overtaken_write_is_listed_again() {
     let mut machine = watching(Timing::default());
     let commands = machine.handle(Event::Timer, at(DAY_SECONDS - 3600));
     let listed = commands.contains(&Command::List);
@@ -260,7 +260,7 @@ fn remembers(commands: &[Command]) -> Option<&Known> {
 }
 
 #[test]
-fn a_cached_start_carries_at_once_and_reads_before_it_writes() {
+fn offline_start_publishes_at_once_and_reads_first() {
     let (mut machine, commands) = from_cache();
     assert_eq!(publishes(&commands), Some(4), "no traffic without the store: {commands:?}");
     assert!(commands.contains(&Command::List), "{commands:?}");
@@ -297,7 +297,7 @@ fn a_cached_start_carries_at_once_and_reads_before_it_writes() {
 }
 
 #[test]
-fn a_cached_start_on_unchanged_peers_publishes_nothing_anew() {
+fn offline_start_with_same_peers_publishes_once() {
     let (mut machine, _) = from_cache();
     let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
     let commands = machine.handle(listing(&[all, vec![lease(OWN, 1, 7)]].concat(), 12), at(6));
@@ -308,7 +308,7 @@ fn a_cached_start_on_unchanged_peers_publishes_nothing_anew() {
 }
 
 #[test]
-fn a_cached_start_takes_a_lapsed_subnet_again_and_yields_a_taken_one() {
+fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
     let creates = commands.iter().any(|command| {
@@ -323,7 +323,7 @@ fn a_cached_start_takes_a_lapsed_subnet_again_and_yields_a_taken_one() {
 }
 
 #[test]
-fn a_cached_start_notices_that_the_store_lost_its_data() {
+fn offline_start_detects_a_wiped_store() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[], 3), at(6));
     assert!(says(&commands, "the store lost its data: 4 of 4 peers"), "{commands:?}");
@@ -332,7 +332,7 @@ fn a_cached_start_notices_that_the_store_lost_its_data() {
 }
 
 #[test]
-fn a_node_that_moves_says_so_at_once_and_keeps_its_subnet() {
+fn moving_node_updates_lease_and_keeps_subnet() {
     let mut machine = watching(Timing::default());
     let moved = |host: u8| Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)));
     let written = |commands: &[Command]| {
@@ -352,7 +352,7 @@ fn a_node_that_moves_says_so_at_once_and_keeps_its_subnet() {
     let late = Event::Changed(Ok(vec![Change::Put(lease(OWN, 2, 11))]));
     assert_eq!(end(&machine.handle(late, at(2))), None, "its own address of before is another's");
     let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 3, 12), 2))), at(2));
-    assert!(says(&commands, "now says PublicIP 192.0.2.3"), "{commands:?}");
+    assert!(says(&commands, "now with PublicIP 192.0.2.3"), "{commands:?}");
     // From now on, only the last address is its own.
     let stolen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, 13))]));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
@@ -360,7 +360,7 @@ fn a_node_that_moves_says_so_at_once_and_keeps_its_subnet() {
 }
 
 #[test]
-fn a_late_write_of_a_node_that_moved_back_does_not_end_it() {
+fn late_write_after_moving_back_keeps_running() {
     let mut machine = watching(Timing::default());
     let moved = |host: u8| Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)));
     let lost = || {
@@ -390,7 +390,7 @@ fn a_late_write_of_a_node_that_moved_back_does_not_end_it() {
 }
 
 #[test]
-fn who_has_the_address_of_before_and_the_lapsed_subnet_keeps_both() {
+fn new_owner_of_old_address_keeps_lapsed_subnet() {
     let mut machine = watching(Timing::default());
     let moved = Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 2)));
     let commands = machine.handle(moved, at(DAY_SECONDS + 10));
@@ -414,7 +414,7 @@ fn alarm(commands: &[Command]) -> Option<bool> {
 }
 
 #[test]
-fn a_node_of_flannel_with_our_address_is_an_alarm_and_not_a_fight() {
+fn flannel_node_with_our_address_raises_alarm() {
     let mut machine = watching(Timing::default());
     let renews = |commands: &[Command]| {
         let rewrites =
@@ -447,7 +447,7 @@ fn a_node_of_flannel_with_our_address_is_an_alarm_and_not_a_fight() {
 }
 
 #[test]
-fn what_this_node_or_an_operator_wrote_is_no_alarm() {
+fn own_and_operator_writes_raise_no_alarm() {
     // The watch shows our write before its answer comes, or without one.
     let renewing = || {
         let mut machine = watching(Timing::default());

@@ -1,6 +1,6 @@
-//! Somebody else writes the own entry in this node's name. A node of flannel that has the same
-//! PublicIP does, at its start and at each of its renewals: it claims no address, so nothing else
-//! tells of it. Pure.
+//! Detects another writer of the own entry with this node's PublicIP. A flannel node with the same
+//! address writes at its start and at each renewal; it claims no address, so nothing else shows
+//! that it is there. Pure.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::control::snapshot::Granted;
 
 /// Between two alarms. flannel renews a lease every 23 hours, so each of its renewals is one.
 const ALARM_PERIOD: Duration = Duration::from_secs(60 * 60);
-/// Between two renewals that answer such a write: whoever writes in a loop sets no pace for us.
+/// Between two renewals that answer such a write: a writer in a loop must not set our pace.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
 
 impl Machine {
@@ -33,8 +33,8 @@ impl Machine {
         }
     }
 
-    /// The `answer` to a write tells whether what was seen meanwhile, last at revision
-    /// `own_seen`, was that write.
+    /// The `answer` to a write shows whether the changes seen meanwhile, the last at revision
+    /// `own_seen`, were that write.
     pub(super) fn judge_suspect(
         &mut self,
         answer: &Result<Granted, StoreError>,

@@ -102,27 +102,27 @@ async fn the_set_of_peers_follows_the_store() {
     daemon.put("10.5.4.0-24", "192.0.2.6");
     daemon.wait_for(&["192.0.2.4", "192.0.2.6"]).await;
     let status = daemon.manager.status();
-    assert_eq!(status.rejected(RejectReason::OwnAddress), 1);
-    assert_eq!(status.rejected(RejectReason::OverlapsOwn), 1);
-    assert_eq!(status.peers(), 2);
+    assert_eq!(status.read().rejected(RejectReason::OwnAddress), 1);
+    assert_eq!(status.read().rejected(RejectReason::OverlapsOwn), 1);
+    assert_eq!(status.read().peers, 2);
 }
 
 #[tokio::test]
-async fn an_outage_changes_nothing_and_its_events_are_caught_up() {
+async fn outage_changes_nothing_and_events_are_resumed() {
     let mut daemon = Daemon::usual().await;
     daemon.put("10.5.1.0-24", "192.0.2.2");
     daemon.wait_for(&["192.0.2.2"]).await;
-    let listed = daemon.manager.status().relists();
+    let listed = daemon.manager.status().read().relists;
     daemon.store.set_down(true);
     daemon.store.remove("10.5.1.0-24");
     daemon.put("10.5.2.0-24", "192.0.2.3");
     sleep(NEVER).await;
     assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2"]);
-    assert!(!daemon.manager.status().store_is_up());
+    assert!(!daemon.manager.status().read().store_is_up);
     daemon.store.set_down(false);
     daemon.wait_for(&["192.0.2.3"]).await;
-    assert_eq!(daemon.manager.status().relists(), listed, "the history was there to resume");
-    assert!(daemon.manager.status().store_is_up());
+    assert_eq!(daemon.manager.status().read().relists, listed, "the history was there to resume");
+    assert!(daemon.manager.status().read().store_is_up);
 }
 
 #[tokio::test]
@@ -130,14 +130,14 @@ async fn lost_history_is_replaced_by_one_listing() {
     let mut daemon = Daemon::usual().await;
     daemon.put("10.5.1.0-24", "192.0.2.2");
     daemon.wait_for(&["192.0.2.2"]).await;
-    let listed = daemon.manager.status().relists();
+    let listed = daemon.manager.status().read().relists;
     daemon.store.set_down(true);
     daemon.store.remove("10.5.1.0-24");
     daemon.put("10.5.2.0-24", "192.0.2.3");
     daemon.store.compact();
     daemon.store.set_down(false);
     daemon.wait_for(&["192.0.2.3"]).await;
-    assert_eq!(daemon.manager.status().relists(), listed + 1);
+    assert_eq!(daemon.manager.status().read().relists, listed + 1);
 }
 
 #[tokio::test]
@@ -145,12 +145,12 @@ async fn everything_is_listed_again_now_and_then() {
     let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
     let daemon = Daemon::start(timing, Duration::from_secs(3600)).await;
     sleep(Duration::from_millis(700)).await;
-    let listed = daemon.manager.status().relists();
+    let listed = daemon.manager.status().read().relists;
     assert!((4..=9).contains(&listed), "{listed} listings in 7 periods");
 }
 
 #[tokio::test]
-async fn a_removed_lease_ends_the_run_and_stays_removed() {
+async fn removed_lease_ends_run_and_stays_removed() {
     let daemon = Daemon::usual().await;
     sleep(Duration::from_millis(100)).await;
     let store = daemon.store.clone();
@@ -160,7 +160,7 @@ async fn a_removed_lease_ends_the_run_and_stays_removed() {
 }
 
 #[tokio::test]
-async fn a_new_owner_ends_the_run_and_is_named() {
+async fn new_owner_ends_run_and_is_named() {
     let daemon = Daemon::usual().await;
     sleep(Duration::from_millis(100)).await;
     let store = daemon.store.clone();
@@ -171,7 +171,7 @@ async fn a_new_owner_ends_the_run_and_is_named() {
 }
 
 #[tokio::test]
-async fn a_lease_that_went_in_an_outage_is_taken_again() {
+async fn lease_lost_during_outage_is_retaken() {
     let daemon = Daemon::usual().await;
     sleep(Duration::from_millis(100)).await;
     daemon.store.set_down(true);
@@ -189,7 +189,7 @@ async fn a_lease_that_went_in_an_outage_is_taken_again() {
 }
 
 #[tokio::test]
-async fn a_lease_that_somebody_covered_in_an_outage_is_given_up() {
+async fn lease_covered_during_outage_is_given_up() {
     let daemon = Daemon::usual().await;
     sleep(Duration::from_millis(100)).await;
     daemon.store.set_down(true);
@@ -205,14 +205,14 @@ async fn a_lease_that_somebody_covered_in_an_outage_is_given_up() {
 async fn renewal_is_on_time_and_fenced() {
     let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
     sleep(Duration::from_millis(900)).await;
-    let renewals = daemon.manager.status().renewals();
+    let renewals = daemon.manager.status().read().renewals;
     assert!((2..=8).contains(&renewals), "{renewals} renewals in 900 ms at one each 200 ms");
-    assert_eq!(daemon.manager.status().conflicts(), 0);
-    assert!(daemon.manager.status().lease_expires_unix().is_some());
+    assert_eq!(daemon.manager.status().read().conflicts, 0);
+    assert!(daemon.manager.status().read().lease_expires_unix.is_some());
 }
 
 #[tokio::test]
-async fn an_own_entry_that_the_wall_clock_ended_is_taken_again() {
+async fn own_entry_ended_by_wall_clock_is_retaken() {
     let store = MemoryStore::new();
     let manager = SubnetManager::over(
         Store::Leased(Leased::Memory(store.clone())),
@@ -231,7 +231,7 @@ async fn an_own_entry_that_the_wall_clock_ended_is_taken_again() {
 }
 
 #[tokio::test]
-async fn a_failing_renewal_is_tried_again_without_a_storm() {
+async fn failing_renewal_retries_without_storm() {
     let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
     sleep(Duration::from_millis(100)).await;
     let before = daemon.store.calls();
@@ -242,7 +242,7 @@ async fn a_failing_renewal_is_tried_again_without_a_storm() {
     assert!(!daemon.task.is_finished());
     daemon.store.set_down(false);
     sleep(Duration::from_millis(2500)).await;
-    assert!(daemon.manager.status().store_is_up());
+    assert!(daemon.manager.status().read().store_is_up);
     assert!(daemon.store.get(OWN).is_some());
     assert!(!daemon.task.is_finished());
 }
@@ -253,7 +253,7 @@ async fn a_renewal_without_answer_is_followed() {
     daemon.store.lose_answers(1);
     sleep(Duration::from_millis(2500)).await;
     assert!(!daemon.task.is_finished(), "a lost answer ended the daemon");
-    assert!(daemon.manager.status().renewals() >= 1, "renewing never works again");
+    assert!(daemon.manager.status().read().renewals >= 1, "renewing never works again");
     assert_eq!(daemon.store.keys(), [OWN]);
 }
 
@@ -264,12 +264,12 @@ async fn a_rewritten_own_entry_is_followed_not_fought() {
     // The operator makes a reservation of it.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), Lifetime::Reservation);
     sleep(Duration::from_millis(200)).await;
-    assert_eq!(daemon.manager.status().lease_expires_unix(), None);
+    assert_eq!(daemon.manager.status().read().lease_expires_unix, None);
     // And a lease again, with another etcd lease.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), LEASED);
     sleep(Duration::from_millis(300)).await;
-    assert!(daemon.manager.status().lease_expires_unix().is_some());
-    assert!(daemon.manager.status().renewals() >= 1, "the end of the new lease is unknown");
+    assert!(daemon.manager.status().read().lease_expires_unix.is_some());
+    assert!(daemon.manager.status().read().renewals >= 1, "the end of the new lease is unknown");
     assert!(!daemon.task.is_finished());
 }
 
@@ -284,7 +284,7 @@ async fn an_own_entry_of_junk_is_repaired() {
 }
 
 #[tokio::test]
-async fn what_the_node_says_of_itself_is_restored_without_a_fight() {
+async fn rewritten_own_entry_is_restored_without_fight() {
     let daemon = Daemon::usual().await;
     sleep(Duration::from_millis(100)).await;
     let before = daemon.store.calls();
@@ -319,7 +319,7 @@ async fn an_incomplete_listing_removes_nothing() {
 }
 
 #[tokio::test]
-async fn a_start_from_the_cache_ends_with_the_same_lease_and_the_peers_of_the_store() {
+async fn offline_start_ends_with_same_lease() {
     let before = Daemon::usual().await;
     before.put("10.5.1.0-24", "192.0.2.2");
     let mut remembered = before.manager.known();
@@ -345,12 +345,12 @@ async fn a_start_from_the_cache_ends_with_the_same_lease_and_the_peers_of_the_st
     let mut daemon = Daemon { store, manager, peers, task };
     daemon.wait_for(&["192.0.2.2"]).await;
     sleep(NEVER).await;
-    assert_eq!(daemon.manager.status().cached_as_of_unix(), Some(77));
-    assert_eq!(daemon.manager.status().peers(), 1);
+    assert_eq!(daemon.manager.status().read().cached_as_of_unix, Some(77));
+    assert_eq!(daemon.manager.status().read().peers, 1);
     daemon.store.set_down(false);
     daemon.wait_for(&[]).await;
     sleep(Duration::from_millis(100)).await;
-    assert_eq!(daemon.manager.status().cached_as_of_unix(), None, "stale for ever");
+    assert_eq!(daemon.manager.status().read().cached_as_of_unix, None, "stale for ever");
     let fresh = daemon.manager.known().borrow().clone().expect("nothing is remembered");
     assert!(fresh.as_of_unix > 77 && fresh.peers.is_empty());
     assert_eq!(fresh.own.created_revision, revision, "another entry than before");
@@ -385,7 +385,7 @@ impl LocalDaemon {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_moved_away_is_an_outage() {
+async fn moved_directory_is_an_outage() {
     let daemon = LocalDaemon::start().await;
     let elsewhere = daemon.directory.path().join("elsewhere");
     for moved in ["store", "store/subnets"] {
@@ -458,7 +458,7 @@ impl std::io::Write for Shared {
 }
 
 #[tokio::test]
-async fn outages_do_not_fill_the_log_and_operators_find_their_phrases() {
+async fn outage_messages_are_rare_and_flannel_worded() {
     let log = Log::start();
     let daemon = Daemon::start(lives(4000), Duration::from_millis(3800)).await;
     sleep(Duration::from_millis(700)).await;

@@ -1,5 +1,5 @@
 //! The etcd v3 store, with flannel's keys and values. Every write is a transaction that compares
-//! what we last saw; no request asks for the time to live of another node's lease.
+//! the version last seen; no request asks for the time to live of another node's lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::config::network::CONFIG_BYTES_MAX;
 use crate::config::options::EtcdOptions;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
-use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::route::Prefix;
 use etcd_client::{
@@ -36,13 +36,6 @@ pub struct EtcdStore {
     prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
     cluster: AtomicU64,
-}
-
-/// Keys of a listing, as of a revision of a cluster.
-struct Page {
-    revision: i64,
-    cluster: u64,
-    found: GetResponse,
 }
 
 impl EtcdStore {
@@ -113,15 +106,16 @@ impl EtcdStore {
                 Err(error) => return Err(error),
             };
             if snapshot.revision == 0 {
-                (snapshot.revision, snapshot.cluster) = (page.revision, page.cluster);
-                self.cluster.store(page.cluster, Ordering::Relaxed);
+                snapshot.revision = page.header().map_or(0, |header| header.revision());
+                snapshot.cluster = page.header().map_or(0, |header| header.cluster_id());
+                self.cluster.store(snapshot.cluster, Ordering::Relaxed);
             }
-            for found in page.found.kvs() {
+            for found in page.kvs() {
                 snapshot.add(decode(&subnets, found));
             }
-            scanned += page.found.kvs().len();
-            match page.found.kvs().last() {
-                Some(last) if page.found.more() => from = next_key(last.key()),
+            scanned += page.kvs().len();
+            match page.kvs().last() {
+                Some(last) if page.more() => from = next_key(last.key()),
                 Some(_) | None => return Ok(snapshot),
             }
         }
@@ -135,7 +129,7 @@ impl EtcdStore {
         end: &[u8],
         keys: i64,
         revision: i64,
-    ) -> Result<Page, StoreError> {
+    ) -> Result<GetResponse, StoreError> {
         let options = GetOptions::new()
             .with_range(end)
             .with_limit(keys)
@@ -145,12 +139,7 @@ impl EtcdStore {
             let options = options.clone();
             async move { client.get(from, Some(options)).await }
         };
-        let found = self.connection.read("listing leases", read).await?;
-        Ok(Page {
-            revision: found.header().map_or(0, |header| header.revision()),
-            cluster: found.header().map_or(0, |header| header.cluster_id()),
-            found,
-        })
+        self.connection.read("listing leases", read).await
     }
 
     pub(super) async fn create(
@@ -213,31 +202,28 @@ impl EtcdStore {
         let put = TxnOp::put(path, bytes, Some(PutOptions::new().with_lease(etcd_lease.id)));
         // Whoever made the etcd lease revokes it, if no other try needs it.
         let conditions = std::iter::once(absent).chain(claimed).collect();
-        let revision = self.fenced("creating the lease", &key, conditions, put, None).await?;
-        let version = Version { revision, created: revision };
-        Ok(granted(subnet, key, value.clone(), version, Some(etcd_lease)))
+        let revision =
+            self.compare_and_swap("creating the lease", &key, conditions, put, None).await?;
+        let (attributes, lifetime) = (value.clone(), Lifetime::Reservation);
+        let lease =
+            Lease { subnet, key, attributes, revision, created_revision: revision, lifetime };
+        Ok(granted(lease, Some(etcd_lease)))
     }
 
-    pub(super) async fn update(
-        &self,
-        held: &Lease,
-        value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> Result<Granted, StoreError> {
-        let etcd_lease = self.extend(held.lifetime, ttl).await?;
-        self.write("updating the lease", held, value, etcd_lease, None).await
+    pub(super) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        let etcd_lease = self.extend(lease.lifetime, ttl).await?;
+        self.write("updating the lease", lease, etcd_lease, None).await
     }
 
     /// The same for a node that starts: its claim has to be its own still.
     pub(super) async fn take_over(
         &self,
-        held: &Lease,
-        value: &LeaseAttributes,
+        lease: &Lease,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
-        let claimed = self.claims.still_claimed(value.public_ip).await;
-        let etcd_lease = self.extend(held.lifetime, ttl).await?;
-        self.write("taking over the lease", held, value, etcd_lease, claimed).await
+        let claimed = self.claims.still_claimed(lease.attributes.public_ip).await;
+        let etcd_lease = self.extend(lease.lifetime, ttl).await?;
+        self.write("taking over the lease", lease, etcd_lease, claimed).await
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
@@ -246,42 +232,40 @@ impl EtcdStore {
         let operation = "renewing the lease";
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         if etcd_lease.is_some_and(|lease| lease.fresh) {
-            return self.write(operation, held, &held.attributes, etcd_lease, None).await;
+            return self.write(operation, held, etcd_lease, None).await;
         }
         let look = TxnOp::get(self.path(&held.key), Some(GetOptions::new().with_count_only()));
-        self.fenced(operation, &held.key, vec![self.unchanged(held)], look, None).await?;
-        let version = Version { revision: held.revision, created: held.created_revision };
-        Ok(granted(held.subnet, held.key.clone(), held.attributes.clone(), version, etcd_lease))
+        self.compare_and_swap(operation, &held.key, vec![self.unchanged(held)], look, None).await?;
+        Ok(granted(held.clone(), etcd_lease))
     }
 
-    /// Writes `value` over `held`, bound to `etcd_lease`.
+    /// Writes `lease` over the entry of its revision, bound to `etcd_lease`.
     async fn write(
         &self,
         operation: &'static str,
-        held: &Lease,
-        value: &LeaseAttributes,
+        lease: &Lease,
         etcd_lease: Option<EtcdLease>,
         claimed: Option<Compare>,
     ) -> Result<Granted, StoreError> {
         let options = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
-        let put = TxnOp::put(self.path(&held.key), value.to_json()?, options);
-        let conditions = std::iter::once(self.unchanged(held)).chain(claimed).collect();
-        let revision = self.fenced(operation, &held.key, conditions, put, etcd_lease).await?;
-        let version = Version { revision, created: held.created_revision };
-        Ok(granted(held.subnet, held.key.clone(), value.clone(), version, etcd_lease))
+        let put = TxnOp::put(self.path(&lease.key), lease.attributes.to_json()?, options);
+        let conditions = std::iter::once(self.unchanged(lease)).chain(claimed).collect();
+        let revision =
+            self.compare_and_swap(operation, &lease.key, conditions, put, etcd_lease).await?;
+        Ok(granted(Lease { revision, ..lease.clone() }, etcd_lease))
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
         let delete = TxnOp::delete(self.path(&held.key), None);
         let unchanged = vec![self.unchanged(held)];
-        self.fenced("deleting the lease", &held.key, unchanged, delete, None).await?;
+        self.compare_and_swap("deleting the lease", &held.key, unchanged, delete, None).await?;
         Ok(())
     }
 
     pub(super) async fn watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
         match self.open_watch(revision).await {
             // The client renews an old token when a plain request is refused, not when a stream
-            // is. The request tells an old token from a permission that is missing.
+            // is. The request distinguishes an expired token from a missing permission.
             Err(StoreError::Refused { .. }) if self.connection.has_credentials() => {
                 match self.config().await {
                     Err(error @ StoreError::Refused { .. }) => Err(error),
@@ -318,10 +302,10 @@ impl EtcdStore {
     }
 
     /// Runs `operation` if all `conditions` hold, and returns the store's revision after it. A
-    /// fresh `etcd_lease` is revoked if the store said that it did nothing. After a write of
+    /// fresh `etcd_lease` is revoked if nothing was written. After a write of
     /// unknown outcome it stays, because to revoke it would delete the key that it may hold by now:
     /// the next listing shows what happened.
-    async fn fenced(
+    async fn compare_and_swap(
         &self,
         name: &'static str,
         key: &str,
@@ -358,22 +342,12 @@ impl EtcdStore {
     }
 }
 
-fn granted(
-    subnet: Prefix,
-    key: String,
-    attributes: LeaseAttributes,
-    version: Version,
-    etcd_lease: Option<EtcdLease>,
-) -> Granted {
-    let lifetime = match etcd_lease {
-        None => Lifetime::Reservation,
-        Some(EtcdLease { id, expires_unix, .. }) => {
+fn granted(lease: Lease, etcd_lease: Option<EtcdLease>) -> Granted {
+    let lifetime =
+        etcd_lease.map_or(Lifetime::Reservation, |EtcdLease { id, expires_unix, .. }| {
             Lifetime::Leased { id, expires_unix: Some(expires_unix) }
-        }
-    };
-    let Version { revision, created: created_revision } = version;
-    let lease = Lease { subnet, key, attributes, revision, created_revision, lifetime };
-    Granted { lease, expires: etcd_lease.map(|lease| lease.expires) }
+        });
+    Granted { lease: Lease { lifetime, ..lease }, expires: etcd_lease.map(|lease| lease.expires) }
 }
 
 /// The first key after all that begin with `prefix`, which ends in a slash.

@@ -1,4 +1,4 @@
-//! The way to an etcd cluster: which endpoint to talk to, TLS, and what its errors mean.
+//! The connection to an etcd cluster: which endpoint to talk to, TLS, and what its errors mean.
 //!
 //! The client's own balancer would send every other request to a dead endpoint. Instead, each
 //! connection has one endpoint: all are asked at once, the first that answers a quorum read is
@@ -263,15 +263,8 @@ fn sum_up(operation: &'static str, mut failures: Vec<(usize, StoreError)>) -> St
     for (_, failure) in failures {
         match failure {
             StoreError::Unavailable { detail, .. } => details.push(detail),
-            // An endpoint that said why not tells more than one that said nothing.
-            StoreError::NoConfig { .. }
-            | StoreError::ConfigTooLarge { .. }
-            | StoreError::Conflict { .. }
-            | StoreError::Duplicate { .. }
-            | StoreError::HistoryLost { .. }
-            | StoreError::Refused { .. }
-            | StoreError::Value(_)
-            | StoreError::File { .. } => return failure,
+            // An endpoint with a reason is worth more than one without an answer.
+            other => return other,
         }
     }
     StoreError::Unavailable { operation, detail: details.join("; ") }
@@ -287,7 +280,7 @@ pub(super) fn timed_out(operation: &'static str) -> StoreError {
     StoreError::Unavailable { operation, detail }
 }
 
-/// Tells what may be tried again from what an operator has to change.
+/// Separates what may be retried from what an operator has to change.
 pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError {
     let EtcdError::GRpcStatus(status) = error else {
         return StoreError::Unavailable { operation, detail: with_causes(error) };
@@ -317,8 +310,8 @@ fn refusal_advice(message: &str) -> Option<&'static str> {
 }
 
 impl Connection {
-    /// Connects, as a user if there is one to be, and says whether. Like flanneld's client it goes
-    /// on without where etcd's authentication is off.
+    /// Connects, logged in if there are credentials, and returns whether it is. Like flanneld's
+    /// client it goes on without a user where etcd's authentication is off.
     async fn log_in(
         &self,
         endpoint: &str,
@@ -382,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_in_the_order_of_the_endpoints() {
+    fn failures_are_listed_in_endpoint_order() {
         let operation = "listing leases";
         let down = |place: usize| {
             let detail = format!("endpoint {place}: no answer");

@@ -1,5 +1,4 @@
-//! Certificates on the way to etcd: read anew when their files change, and what is wrong with
-//! them in words that an operator can act on.
+//! TLS certificates for etcd: read again when their files change, and their errors with advice.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -34,8 +33,8 @@ pub enum EtcdOptionsError {
     },
 }
 
-/// What tells one state of the certificate files from another, without reading them. Through
-/// symbolic links, which is how Kubernetes rotates what it mounts.
+/// Detects a change of the certificate files without reading them. Follows symbolic links, which is
+/// how Kubernetes rotates what it mounts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Stamp(Vec<Option<FileStamp>>);
 
@@ -137,7 +136,7 @@ mod tests {
     use crate::config::options::ClientCertificate;
 
     #[test]
-    fn an_expired_certificate_is_dated_and_nothing_else_is_called_one() {
+    fn only_expired_certificate_is_reported_with_date() {
         let expired = "transport error: invalid peer certificate: certificate expired: \
                        verification time 1795253306 (UNIX), but certificate is not valid after \
                        1795166906 (86400 seconds ago)";

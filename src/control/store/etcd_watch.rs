@@ -1,4 +1,4 @@
-//! A watch on etcd that knows when it is dead. etcd's stream alone stays silent for ever behind a
+//! A watch on etcd that detects when it is dead. etcd's stream alone stays silent for ever behind a
 //! cut connection, a wiped cluster or a member without a leader; this one ends with an error.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::control::lease::{Lease, Lifetime, Version};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::Change;
 
-/// How often the server is asked to say that the watch still works.
+/// How often the server is asked for progress, to see that the watch still works.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 /// Questions left unanswered before the watch counts as dead: two, so that one lost in a leader
 /// change does not cost a new stream. Silence is noticed within 30 s, a dead connection by the
@@ -154,7 +154,7 @@ impl EtcdWatch {
     }
 }
 
-/// What the message says about the end of the watch.
+/// The error with which the message ends the watch, if it does.
 fn end_of(message: &WatchResponse, revision: i64) -> Option<StoreError> {
     if message.compact_revision() != 0 {
         return Some(StoreError::HistoryLost { revision });

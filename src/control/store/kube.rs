@@ -1,5 +1,5 @@
-//! Leases in the Kubernetes API: a node's subnet is what the cluster assigned to its Node, what it
-//! says of itself is in the Node's annotations, and nothing expires.
+//! Leases in the Kubernetes API: a node's subnet is the one assigned to its Node, its attributes
+//! are the Node's annotations, and nothing expires.
 //!
 //! The own Node's part is kept by `keep` and not by the lease machine, which only could lose a
 //! subnet that nobody can take: listings show the machine its own lease as it was written.
@@ -204,7 +204,7 @@ impl KubeStore {
                     return Err(AcquireError::NotSynced { minutes, source });
                 }
                 Err(error) => told.once(&with_causes(&error), |text| {
-                    warn!("The Kubernetes API does not answer yet, trying on: {text}");
+                    warn!("The Kubernetes API does not answer yet, retrying: {text}");
                 }),
             }
             sleep(backoff.next_wait()).await;
@@ -226,7 +226,7 @@ impl KubeStore {
         Ok(self.read_own().await?.and_then(|node| node.attributes().ok()))
     }
 
-    /// Takes the subnet that the cluster assigned to the own Node, and says so there.
+    /// Takes the subnet that the cluster assigned to the own Node, and publishes it there.
     pub(in crate::control) async fn take_assigned(
         &self,
         network: Prefix,
@@ -247,7 +247,7 @@ impl KubeStore {
         Ok(self.publish(subnet, attributes).await?)
     }
 
-    /// Has the own Node say from now on that this node has `subnet` and these `attributes`.
+    /// Publishes `subnet` and `attributes` in the own Node from now on.
     pub(in crate::control) async fn publish(
         &self,
         subnet: Prefix,
@@ -274,7 +274,7 @@ impl KubeStore {
         }
     }
 
-    /// Writes what is due next, and says what it was.
+    /// Writes what is due next, and returns what it was.
     async fn write_step(&self) -> Result<Step, StoreError> {
         let (step, says) = self.own.next_step(&self.names);
         let Some(patch) = patch_of(&step, clock::unix_seconds()) else {
@@ -311,13 +311,13 @@ impl KubeStore {
         }
     }
 
-    /// Keeps what the own Node says true, for ever.
+    /// Keeps the own Node up to date, for ever.
     pub(in crate::control) async fn keep(&self, status: &ControlStatus) -> Infallible {
         let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
         let (mut told, mut failures) = (Said::Fine, LogOnce::default());
         loop {
             match self.write_step().await {
-                // Whoever changes it back again and again does not make this a storm.
+                // A pause, in case somebody keeps changing it back.
                 Ok(Step::Annotate { .. } | Step::TellUp(_)) => sleep(backoff.next_wait()).await,
                 Ok(step) => {
                     backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
@@ -326,7 +326,7 @@ impl KubeStore {
                 }
                 Err(error) => {
                     failures.once(&with_causes(&error), |text| {
-                        warn!("Cannot write the own Node, trying on: {text}");
+                        warn!("Cannot write the own Node, retrying: {text}");
                     });
                     sleep(backoff.next_wait()).await;
                 }
@@ -334,19 +334,14 @@ impl KubeStore {
         }
     }
 
-    /// Says once what became of the own Node.
+    /// Logs once what became of the own Node.
     fn tell(&self, step: Step, told: &mut Said, status: &ControlStatus) {
         let (node, held) = (self.own.name(), self.own.held().map(|held| held.subnet));
         let Some(held) = held else { return };
-        let refused = match &step {
-            Step::Refuse(_, found) => Some(*found),
-            Step::Rest
-            | Step::AwaitNode
-            | Step::AwaitSubnet
-            | Step::Annotate { .. }
-            | Step::TellUp(_) => None,
-        };
-        status.subnet_reassigned(refused.is_some(), refused.flatten());
+        let refused = if let Step::Refuse(_, found) = &step { Some(*found) } else { None };
+        let mut state = status.edit();
+        (state.subnet_is_refused, state.refused_subnet) = (refused.is_some(), refused.flatten());
+        drop(state);
         let say = match step {
             Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Said::Fine,
             Step::AwaitNode => Said::Awaits("is gone from the API"),
@@ -372,7 +367,7 @@ impl KubeStore {
     }
 }
 
-/// What was last said of the own Node.
+/// What was last logged about the own Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Said {
     Fine,
@@ -437,7 +432,7 @@ async fn node_of_pod(
                 return Err(failed(with_causes(&error)));
             }
             Err(error) => told.once(&with_causes(&error), |text| {
-                warn!("Cannot find this pod's Node yet, trying on: {text}");
+                warn!("Cannot find this pod's Node yet, retrying: {text}");
             }),
         }
         sleep(backoff.next_wait()).await;

@@ -1,5 +1,5 @@
-//! Requests to the Kubernetes API: who answers, who we are, how long an answer may take, and when
-//! the server wants to be asked again. What an answer means is the store's business.
+//! Requests to the Kubernetes API: server, credentials, timeouts, and when to retry. The store
+//! interprets the answers.
 
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
@@ -30,12 +30,12 @@ pub(super) const ITEM_BYTES_MAX: usize = 4 * 1024 * 1024;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may take: three tries of TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A silent connection is asked for a sign of life, three times: a watch notices within 20 s that
-/// its server is gone without a word.
+/// TCP keepalive of an idle connection: a watch notices within 20 s that
+/// its server is gone.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(3), 3);
-/// Longest that a server can make this node wait; beyond is a mistake of somebody.
+/// Longest that a server can make this node wait; a longer one is a mistake.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
-/// What the wait is longer by, at the most: all nodes were told the same.
+/// Longest addition to the wait, as a share of it: all nodes got the same answer.
 const RETRY_AFTER_SPREAD: f64 = 0.5;
 /// Longest error that is read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -71,7 +71,7 @@ pub enum KubeOptionsError {
     Pod {
         /// Namespace and name.
         pod: String,
-        /// What the API said.
+        /// The API's error.
         detail: String,
     },
 }
@@ -80,7 +80,7 @@ pub enum KubeOptionsError {
 pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
     options: KubeOptions,
-    /// Made of what they said when they were last read.
+    /// Built from these files when they were last read.
     client: Mutex<Client>,
     /// The server asked not to be asked before.
     not_before: Mutex<Option<Instant>>,
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_api_are_read_as_it_writes_them() {
+    fn api_errors_are_parsed() {
         let gone = status(
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
                 "message":"too old resource version: 3 (9)","reason":"Expired","code":410}"#,

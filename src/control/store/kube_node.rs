@@ -1,5 +1,5 @@
-//! What of a Kubernetes Node matters: its pod subnet and flannel's annotations, read into a lease
-//! and written as a patch. Pure: bytes in, types and bytes out.
+//! The part of a Kubernetes Node that matters: pod subnet and flannel's annotations, parsed into a
+//! lease and written as a patch. Pure: bytes in, types and bytes out.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,9 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::config::kube::AnnotationPrefix;
 use crate::control::clock;
-use crate::control::lease::{
-    Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX, ValueError,
-};
+use crate::control::lease::{Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;
@@ -19,7 +17,7 @@ use crate::route::Prefix;
 /// Most subnets of one Node that flannel accepts: one of each family.
 const POD_CIDRS_MAX: usize = 2;
 
-/// A Node, or what is kept of it.
+/// The part of a Node that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -137,7 +135,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The least that tells which Node a broken one is.
+/// The least that identifies a broken Node.
 #[derive(Deserialize)]
 struct RawIdentity {
     metadata: RawIdentityMetadata,
@@ -230,12 +228,11 @@ impl Node {
             detail,
             revision: self.revision,
         };
-        let subnet = match self.subnet() {
-            Ok(Some(subnet)) => subnet,
-            Ok(None) => {
-                let detail = "its pod cidr is not assigned".to_owned();
-                return Some(Err(rejected(RejectReason::BadKey, detail)));
-            }
+        let assigned = self
+            .subnet()
+            .and_then(|subnet| subnet.ok_or("its pod cidr is not assigned".to_owned()));
+        let subnet = match assigned {
+            Ok(subnet) => subnet,
             Err(detail) => return Some(Err(rejected(RejectReason::BadKey, detail))),
         };
         let attributes = self.attributes().map_err(|(reason, detail)| rejected(reason, detail));
@@ -267,12 +264,7 @@ impl Node {
         };
         // The same bounds as for a value of etcd.
         let checked = attributes.to_json().and_then(|value| LeaseAttributes::from_json(&value));
-        checked.map_err(|error| match error {
-            ValueError::TooLarge { .. } => (RejectReason::TooLarge, with_causes(&error)),
-            ValueError::Malformed(_) | ValueError::TooDeep | ValueError::BadExpiry { .. } => {
-                bad(with_causes(&error))
-            }
-        })
+        checked.map_err(|error| (error.reason(), with_causes(&error)))
     }
 
     /// The operator's address for the others to see in place of the node's own.

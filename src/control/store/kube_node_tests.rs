@@ -46,7 +46,7 @@ fn parse(node: &Value) -> Node {
 }
 
 #[test]
-fn a_node_is_a_lease_with_all_that_its_backend_says() {
+fn node_gives_lease_with_backend_data() {
     let spec = json!({"podCIDR": "10.244.2.0/24", "podCIDRs": ["10.244.2.0/24", "fd00:2::/64"]});
     let lease = parse(&node(vxlan(), spec)).lease().unwrap().unwrap();
     assert_eq!((lease.key.as_str(), lease.subnet.to_string().as_str()), ("n2", "10.244.2.0/24"));
@@ -91,7 +91,7 @@ fn the_patch_holds_what_differs_and_nothing_else() {
 }
 
 #[test]
-fn data_that_would_break_out_of_its_place_is_no_data() {
+fn backend_data_must_be_one_json_value() {
     let mut annotations = vxlan();
     annotations[format!("{P}backend-data")] = r#"1,"PublicIP":"203.0.113.1""#.into();
     let found = parse(&node(annotations, json!({"podCIDR": "10.244.2.0/24"})));
@@ -142,7 +142,7 @@ fn broken_node_costs_no_other_node() {
 }
 
 #[test]
-fn empty_list_is_a_list_and_half_is_none() {
+fn empty_list_parses_and_half_does_not() {
     for items in ["", r#""items":null,"#, r#""items":[],"#] {
         let text = format!(r#"{{{items}"metadata":{{"resourceVersion":"3"}}}}"#);
         assert!(Page::parse(text.as_bytes()).unwrap().items.is_empty(), "{text}");

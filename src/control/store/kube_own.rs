@@ -1,6 +1,6 @@
-//! This node's own Node object: what it should say, what it says, and what to do about it. The
-//! subnet is the cluster's to assign; a Node that was deleted and made again is told everything
-//! anew, and one with another subnet is refused, because every pod here would lose its address.
+//! This node's own Node object: desired and actual annotations, and the next step between them. The
+//! cluster assigns the subnet; a Node that was deleted and created again is written again, and one
+//! with another subnet is refused, because every pod here would lose its address.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use super::kube_node::{Names, Node, condition_patch};
 use crate::control::lease::LeaseAttributes;
 use crate::route::Prefix;
 
-/// The own Node, shared by list, watch and whoever writes it.
+/// The own Node, shared by list, watch and writer.
 #[derive(Debug)]
 pub(super) struct OwnNode {
     name: String,
@@ -20,25 +20,25 @@ pub(super) struct OwnNode {
 
 #[derive(Debug, Default)]
 struct State {
-    held: Option<Held>,
+    held: Option<Publication>,
     seen: Seen,
-    /// Whether the network works and the Node may be told so.
+    /// Whether the network works and the Node may show it.
     is_up: bool,
-    /// The uid of the Node that was told.
+    /// The uid of the Node that shows it.
     told_up: Option<String>,
 }
 
 /// What this node holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct Publication {
     pub(super) subnet: Prefix,
-    /// What the annotations should say.
+    /// The desired annotations.
     pub(super) desired: LeaseAttributes,
-    /// What they said when they were last right.
+    /// What they were when they were last right.
     pub(super) written: LeaseAttributes,
 }
 
-/// The own Node as last heard of.
+/// The own Node as last seen.
 #[derive(Debug, Default)]
 enum Seen {
     #[default]
@@ -67,7 +67,7 @@ pub(super) enum Step {
         /// The operator's address, if it is what is published.
         overwrite: Option<String>,
     },
-    /// The network works: the Node is to be told.
+    /// The network works: the Node's condition is due.
     TellUp(String),
 }
 
@@ -119,20 +119,20 @@ impl OwnNode {
         self.changed.notify_one();
     }
 
-    /// From now on the node holds `subnet` and says `desired` of itself.
+    /// From now on the node holds `subnet` and publishes `desired`.
     pub(super) fn hold(&self, subnet: Prefix, desired: &LeaseAttributes) {
         let mut state = self.state();
         match &mut state.held {
             Some(held) if held.subnet == subnet => held.desired = desired.clone(),
             held => {
                 let (desired, written) = (desired.clone(), desired.clone());
-                *held = Some(Held { subnet, desired, written });
+                *held = Some(Publication { subnet, desired, written });
             }
         }
         self.changed.notify_one();
     }
 
-    pub(super) fn held(&self) -> Option<Held> {
+    pub(super) fn held(&self) -> Option<Publication> {
         self.state().held.clone()
     }
 

@@ -25,10 +25,10 @@ const SERVED_FOR: Duration = Duration::from_secs(270);
 const SERVED_JITTER: f64 = 0.1;
 /// How much longer the answer may be silent: then it is not the server who speaks.
 const GRACE: Duration = Duration::from_secs(15);
-/// A watch that ends sooner is refused in another way, and not tried again at once.
+/// A watch that ends sooner counts as refused, and is not retried at once.
 const SERVED_MIN: Duration = Duration::from_secs(1);
 /// How long a new watch must be silent to be believed: one that continues from a version that the
-/// server has forgotten says so at once.
+/// server has forgotten fails at once.
 const BELIEVED_AFTER: Duration = Duration::from_millis(300);
 /// Longest line: one object and a few words.
 const LINE_BYTES_MAX: usize = ITEM_BYTES_MAX + 4096;
@@ -209,7 +209,7 @@ impl KubeWatch {
         if line.iter().all(u8::is_ascii_whitespace) {
             return Ok(None);
         }
-        // Whatever it says was missed: a listing tells.
+        // Its content is lost: a listing shows it.
         let missed = StoreError::HistoryLost { revision: self.revision };
         let Ok(RawEvent { kind, object }) = serde_json::from_slice(line) else {
             return Err(missed);

@@ -102,23 +102,14 @@ impl LocalStore {
         .await
     }
 
-    pub(super) async fn update(
-        &self,
-        held: &Lease,
-        value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> Result<Granted, StoreError> {
-        let (files, held, value) = (self.files.clone(), held.clone(), value.clone());
-        let claims = self.claims.clone();
+    pub(super) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        let (files, lease, claims) = (self.files.clone(), lease.clone(), self.claims.clone());
         blocking(move || {
             let locked = files.lock()?;
-            fence(&locked, &held)?;
-            let ttl = match held.lifetime {
-                Lifetime::Reservation => None,
-                Lifetime::Leased { .. } => Some(ttl),
-            };
-            let public_ip = value.public_ip;
-            let granted = write(&locked, held.subnet, held.key, value, ttl)?;
+            expect_unchanged(&locked, &lease)?;
+            let ttl = (lease.lifetime != Lifetime::Reservation).then_some(ttl);
+            let public_ip = lease.attributes.public_ip;
+            let granted = write(&locked, lease.subnet, lease.key, lease.attributes, ttl)?;
             claims.leave_all_but(public_ip);
             Ok(granted)
         })
@@ -129,7 +120,7 @@ impl LocalStore {
         let (files, held) = (self.files.clone(), held.clone());
         blocking(move || {
             let locked = files.lock()?;
-            fence(&locked, &held)?;
+            expect_unchanged(&locked, &held)?;
             locked.remove(&held.key)
         })
         .await
@@ -161,7 +152,7 @@ impl LocalStore {
     }
 }
 
-fn fence(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError> {
+fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError> {
     if locked.revision(&held.key)? == Some(held.revision) {
         return Ok(());
     }
@@ -176,10 +167,8 @@ fn write(
     ttl: Option<Duration>,
 ) -> Result<Granted, StoreError> {
     let expires = ttl.map(|ttl| clock::boot_time() + ttl);
-    let expires_unix = {
-        // Whole seconds, rounded up: the file must not end before the lease does for its owner.
-        ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1))
-    };
+    // Whole seconds, rounded up: the file must not end before the lease does for its owner.
+    let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1));
     let stored = StoredValue { attributes, expires_unix };
     let revision = locked.write(&key, &stored.to_json()?)?;
     let lifetime = match expires_unix {

@@ -21,10 +21,10 @@ const CLAIM_BYTES_MAX: usize = 4096;
 
 /// The claims of this process; clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FileClaims(Arc<Mutex<Held>>);
+pub(super) struct FileClaims(Arc<Mutex<Locks>>);
 
 #[derive(Debug, Default)]
-struct Held {
+struct Locks {
     /// Nobody claims anything without.
     node: Option<(NodeIdentity, PathBuf)>,
     /// More than one while a move is under way.
@@ -33,7 +33,7 @@ struct Held {
 
 impl FileClaims {
     pub(super) fn of(node: NodeIdentity, directory: PathBuf) -> Self {
-        let held = Held { node: Some((node, directory)), ..Held::default() };
+        let held = Locks { node: Some((node, directory)), ..Locks::default() };
         Self(Arc::new(Mutex::new(held)))
     }
 
@@ -62,7 +62,7 @@ impl FileClaims {
         Ok(())
     }
 
-    /// The own entry tells of `public_ip`: the address of before is free for others.
+    /// The own entry shows `public_ip`: the old address is free for others.
     pub(super) fn leave_all_but(&self, public_ip: Ipv4Addr) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         held.locks.retain(|held, _| *held == public_ip);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_ends_with_its_process_and_follows_a_new_address() {
+    fn claim_ends_with_process_and_follows_address() {
         let files = tempfile::tempdir().unwrap();
         let start = |hostname: &str| {
             let (hostname, boot_id) = (hostname.to_owned(), "boot".to_owned());
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_had_is_no_reason_not_to_start() {
+    fn unusable_claim_directory_does_not_stop_start() {
         let files = tempfile::tempdir().unwrap();
         fs::write(files.path().join("weft"), "a file in the way").unwrap();
         let claims = FileClaims::of(NodeIdentity::default(), files.path().join("weft/nodes"));

@@ -168,24 +168,19 @@ impl MemoryStore {
         self.granted(inner, &key, ttl)
     }
 
-    pub(crate) async fn update(
-        &self,
-        held: &Lease,
-        value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> Result<Granted, StoreError> {
-        let mut inner = self.fenced("update", held)?;
-        inner.write(&held.key, value.to_json()?, held.lifetime);
-        self.granted(inner, &held.key, ttl)
+    pub(crate) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        let mut inner = self.compare_and_swap("update", lease)?;
+        inner.write(&lease.key, lease.attributes.to_json()?, lease.lifetime);
+        self.granted(inner, &lease.key, ttl)
     }
 
     pub(crate) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
-        self.fenced("delete", held)?.remove(&held.key);
+        self.compare_and_swap("delete", held)?.remove(&held.key);
         self.changed.send_modify(|_| ());
         Ok(())
     }
 
-    fn fenced(
+    fn compare_and_swap(
         &self,
         operation: &'static str,
         held: &Lease,

@@ -142,7 +142,7 @@ impl Leased {
         if let Self::Etcd(store) = self { store.cluster() } else { 0 }
     }
 
-    /// Why the store takes no writes, if it says so without being written to.
+    /// Why the store takes no writes, if it has an alarm for that.
     pub async fn alarm(&self) -> Result<Option<String>, StoreError> {
         let Self::Etcd(store) = self else { return Ok(None) };
         store.alarm().await
@@ -187,8 +187,8 @@ impl Leased {
     }
 
     /// Takes the first of `subnets` whose key no entry has, trying them in turn, for a node that
-    /// starts and claimed its PublicIP. Also says how many were lost to other writers; the last
-    /// of these is the error if all were.
+    /// starts and claimed its PublicIP. Also returns how many were lost to other writers; the
+    /// last of these is the error if all were.
     pub async fn create_first(
         &self,
         subnets: impl Iterator<Item = Prefix>,
@@ -208,31 +208,21 @@ impl Leased {
         lost
     }
 
-    /// Writes `value` over `held` and extends it to `ttl` from now, if nobody wrote since. A
-    /// reservation stays one.
-    pub async fn update(
-        &self,
-        held: &Lease,
-        value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> Result<Granted, StoreError> {
-        on_each!(self, store => store.update(held, value, ttl).await)
+    /// Writes `lease` over the entry of its revision and extends it to `ttl` from now, if nobody
+    /// wrote since. A reservation stays one.
+    pub async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        on_each!(self, store => store.update(lease, ttl).await)
     }
 
     /// As `update`, for a node that starts and claimed its PublicIP.
-    pub async fn take_over(
-        &self,
-        held: &Lease,
-        value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> Result<Granted, StoreError> {
-        let Self::Etcd(store) = self else { return self.update(held, value, ttl).await };
-        store.take_over(held, value, ttl).await
+    pub async fn take_over(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+        let Self::Etcd(store) = self else { return self.update(lease, ttl).await };
+        store.take_over(lease, ttl).await
     }
 
     /// Extends `held` to `ttl` from now, if nobody wrote since.
     pub async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
-        let Self::Etcd(store) = self else { return self.update(held, &held.attributes, ttl).await };
+        let Self::Etcd(store) = self else { return self.update(held, ttl).await };
         store.renew(held, ttl).await
     }
 

@@ -10,6 +10,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
 use crate::config::options::LogFormat;
+use crate::control::clock::{Civil, civil, format_rfc3339};
 use crate::failure::with_causes;
 
 /// Form and constant parts of the lines.
@@ -39,24 +40,25 @@ impl Style {
         source: &str,
         fields: Fields,
     ) -> String {
-        let time = UtcTime::from(time);
+        let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         match self.format {
-            LogFormat::Text => self.text(&time, level, source, fields),
-            LogFormat::Json => json(&time, level, source, fields),
+            LogFormat::Text => self.text(time, level, source, fields),
+            LogFormat::Json => json(time, level, source, fields),
         }
     }
 
     /// klog's `Lmmdd hh:mm:ss.uuuuuu PID file:line] message`, then `key=value`.
-    fn text(self, time: &UtcTime, level: Level, source: &str, fields: Fields) -> String {
-        let UtcTime { month, day, hour, minute, second, microsecond, .. } = time;
+    fn text(self, time: Duration, level: Level, source: &str, fields: Fields) -> String {
+        let Civil { year: _, month, day, hour, minute, second } = civil(time.as_secs());
         let letter = match level {
             Level::ERROR => 'E',
             Level::WARN => 'W',
             _ => 'I',
         };
         let mut line = format!(
-            "{letter}{month:02}{day:02} {hour:02}:{minute:02}:{second:02}.{microsecond:06} \
+            "{letter}{month:02}{day:02} {hour:02}:{minute:02}:{second:02}.{:06} \
              {:>7} {source}] ",
+            time.subsec_micros(),
             self.process_id
         );
         push_visible(&mut line, &fields.message);
@@ -86,15 +88,13 @@ pub(super) fn source_of(metadata: &Metadata<'_>) -> String {
     format!("{file}:{}", metadata.line().unwrap_or(0))
 }
 
-fn json(time: &UtcTime, level: Level, source: &str, fields: Fields) -> String {
-    let UtcTime { year, month, day, hour, minute, second, microsecond } = time;
+fn json(time: Duration, level: Level, source: &str, fields: Fields) -> String {
     let mut object = Map::new();
     for (key, value) in fields.others {
         object.insert(key.to_owned(), value);
     }
-    let time = format!(
-        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{microsecond:06}Z"
-    );
+    let fraction = format!(".{:06}Z", time.subsec_micros());
+    let time = format_rfc3339(time.as_secs()).replace('Z', &fraction);
     let own = [
         ("time", time),
         ("level", level.as_str().to_ascii_lowercase()),
@@ -170,43 +170,6 @@ fn push_visible(line: &mut String, text: &str) {
     }
 }
 
-/// A point in time on the calendar.
-#[derive(Debug, PartialEq, Eq)]
-struct UtcTime {
-    year: u64,
-    month: u64,
-    day: u64,
-    hour: u64,
-    minute: u64,
-    second: u64,
-    microsecond: u32,
-}
-
-impl From<SystemTime> for UtcTime {
-    /// Gregorian calendar by counting 400-year eras that begin in March (Howard Hinnant,
-    /// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
-    fn from(time: SystemTime) -> Self {
-        let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        let seconds = since_epoch.as_secs();
-        let days = seconds / 86_400 + 719_468;
-        let day_of_era = days % 146_097;
-        let year_of_era =
-            (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-        let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let month_from_march = (5 * day_of_year + 2) / 153;
-        let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-        Self {
-            year: days / 146_097 * 400 + year_of_era + u64::from(month <= 2),
-            month,
-            day: day_of_year - (153 * month_from_march + 2) / 5 + 1,
-            hour: seconds / 3600 % 24,
-            minute: seconds / 60 % 60,
-            second: seconds % 60,
-            microsecond: since_epoch.subsec_micros(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,39 +239,5 @@ mod tests {
                 "field_level": "own",
             })
         );
-    }
-
-    #[test]
-    fn calendar() {
-        for (seconds, date) in [
-            (0, (1970, 1, 1)),
-            (86_400 * 58, (1970, 2, 28)),
-            (86_400 * 59, (1970, 3, 1)),
-            (951_782_400, (2000, 2, 29)),
-            (951_868_800, (2000, 3, 1)),
-            (1_735_689_599, (2024, 12, 31)),
-            (1_735_689_600, (2025, 1, 1)),
-            (4_107_542_400, (2100, 3, 1)),
-        ] {
-            let UtcTime { year, month, day, .. } = UtcTime::from(time(seconds, 0));
-            assert_eq!((year, month, day), date, "{seconds}");
-        }
-    }
-
-    #[test]
-    fn each_day_follows_the_day_before() {
-        let mut before = UtcTime::from(time(0, 0));
-        for number in 1..80_000 {
-            let day = UtcTime::from(time(number * 86_400, 0));
-            let follows = if day.day > 1 {
-                (day.year, day.month, day.day) == (before.year, before.month, before.day + 1)
-            } else if day.month > 1 {
-                (day.year, day.month) == (before.year, before.month + 1) && before.day >= 28
-            } else {
-                day.year == before.year + 1 && (before.month, before.day) == (12, 31)
-            };
-            assert!(follows, "{before:?} then {day:?}");
-            before = day;
-        }
     }
 }

@@ -218,7 +218,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_stuck_reader_stops_nobody_and_the_loss_is_counted() {
+    fn stuck_reader_loses_lines_and_counts_them() {
         let buffer = Buffer::default();
         let (release, stuck) = channel();
         let queue = Queue::start(Stuck(stuck, buffer.clone()), report_lost).unwrap();
@@ -240,7 +240,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn late_lines_are_asked_for_until_there_are_no_more() {
+    fn late_lines_are_polled_until_none_remain() {
         let buffer = Buffer::default();
         let mut asked = 0;
         let queue = Queue::start(buffer.clone(), move |_| {

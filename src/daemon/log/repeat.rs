@@ -1,4 +1,4 @@
-//! The limit on lines of one call site: in no fault may the log grow without bound. Pure: the
+//! The limit on lines of one call site: no fault may flood the log. Pure: the
 //! time is passed in.
 
 use std::collections::HashMap;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_waits_for_the_end_of_its_window() {
+    fn summary_waits_for_end_of_window() {
         let start = Instant::now();
         let mut limiter = RepeatLimiter::default();
         for _ in 0..LINES_PER_WINDOW + 5 {

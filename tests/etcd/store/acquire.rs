@@ -61,7 +61,7 @@ async fn storm(nodes: u8) -> Duration {
     let stored = etcd.keys(&format!("{PREFIX}/subnets")).len();
     assert_eq!(stored, usize::from(nodes), "leases were left behind");
     let etcd_leases = etcd.ctl(&["lease", "list"]);
-    let conflicts: u64 = managers.iter().map(|manager| manager.status().conflicts()).sum();
+    let conflicts: u64 = managers.iter().map(|manager| manager.status().read().conflicts).sum();
     println!("{nodes} daemons at once: {took:?}, {conflicts} races lost and run again");
     assert!(
         etcd_leases.contains(&format!("found {nodes} leases")),
@@ -134,7 +134,7 @@ async fn a_reservation_never_gets_an_end() {
     );
     running.assert_running("a reservation was taken for lapsed");
     assert_eq!(etcd.lease_of(&key), 0, "renewal put an end to the reservation");
-    assert_eq!(running.manager.status().renewals(), 0, "a reservation was renewed");
+    assert_eq!(running.manager.status().read().renewals, 0, "a reservation was renewed");
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ async fn a_restart_waits_for_nothing_and_another_node_for_the_claims_end() {
 async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
     let status = manager.status();
     let shown = async {
-        while match (status.duplicate_public_ip(), holder) {
+        while match (status.read().duplicate_public_ip, holder) {
             (Some(shown), Some(holder)) => !shown.contains(holder),
             (shown, holder) => shown.is_some() != holder.is_some(),
         } {
@@ -128,7 +128,7 @@ async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
         }
     };
     timeout(NOTICED, shown).await.unwrap_or_else(|_| {
-        panic!("the status shows {:?}, not {holder:?}", status.duplicate_public_ip())
+        panic!("the status shows {:?}, not {holder:?}", status.read().duplicate_public_ip)
     });
 }
 
@@ -243,7 +243,7 @@ async fn a_user_without_permission_for_the_claim_gets_a_subnet_all_the_same() {
     let running = Running::start(manager, own, Duration::from_secs(2));
     let status = running.manager.status();
     let started = Instant::now();
-    while status.renewals() == 0 {
+    while status.read().renewals == 0 {
         assert!(started.elapsed() < NOTICED, "it does not renew its lease");
         sleep(Duration::from_millis(100)).await;
     }

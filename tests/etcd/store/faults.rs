@@ -22,7 +22,7 @@ async fn a_compacted_history_is_listed_again() {
     let mut running = Running::start(manager, own, MARGIN);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
-    let listed = running.manager.status().relists();
+    let listed = running.manager.status().read().relists;
 
     proxy.set(Mode::Cut);
     etcd.ctl(&["del", &subnet_path("10.5.0.0-28")]);
@@ -33,7 +33,7 @@ async fn a_compacted_history_is_listed_again() {
     proxy.set(Mode::Open);
     let took = running.wait_for_peers(&["192.0.2.3"], Duration::from_secs(6), "history lost").await;
     println!("listed again after compaction within {took:?}");
-    assert_eq!(running.manager.status().relists(), listed + 1, "compaction causes a loop");
+    assert_eq!(running.manager.status().read().relists, listed + 1, "compaction causes a loop");
 }
 
 #[tokio::test]
@@ -44,13 +44,17 @@ async fn a_short_cut_resumes_without_listing() {
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
     let mut running = Running::start(manager, own, MARGIN);
     sleep(Duration::from_millis(500)).await;
-    let listed = running.manager.status().relists();
+    let listed = running.manager.status().read().relists;
     proxy.set(Mode::Cut);
     etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
     proxy.set(Mode::Open);
     running.wait_for_peers(&["192.0.2.2"], Duration::from_secs(6), "an event was lost").await;
-    assert_eq!(running.manager.status().relists(), listed, "each hiccup lists the whole cluster");
-    assert!(running.manager.status().store_is_up());
+    assert_eq!(
+        running.manager.status().read().relists,
+        listed,
+        "each hiccup lists the whole cluster"
+    );
+    assert!(running.manager.status().read().store_is_up);
 }
 
 #[tokio::test]
@@ -66,8 +70,8 @@ async fn a_killed_etcd_takes_nothing_with_it() {
     sleep(Duration::from_secs(3)).await;
     running.assert_running("an outage of etcd ended the daemon");
     assert_eq!(addresses(&running.peers.borrow()).len(), 1, "an outage withdrew a peer");
-    assert!(!running.manager.status().store_is_up(), "the outage is not reported");
-    let failures = running.manager.status().store_failures();
+    assert!(!running.manager.status().read().store_is_up, "the outage is not reported");
+    let failures = running.manager.status().read().store_failures;
     assert!(failures < 40, "{failures} requests in 3 s without etcd");
     etcd.spawn();
     etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
@@ -96,7 +100,7 @@ async fn a_frozen_etcd_is_noticed_and_survived() {
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     etcd.freeze(true);
     let frozen = Instant::now();
-    while running.manager.status().store_is_up() {
+    while running.manager.status().read().store_is_up {
         assert!(frozen.elapsed() < Duration::from_secs(20), "a dead etcd is never noticed");
         sleep(Duration::from_millis(100)).await;
     }
@@ -154,7 +158,7 @@ async fn the_dead_default_endpoint_costs_nothing() {
             "beside {} dead endpoints: first call {first:?}, then {each:?}",
             endpoints.len() - 1
         );
-        assert_eq!(manager.status().store_failures(), 0);
+        assert_eq!(manager.status().read().store_failures, 0);
     }
     let nobody = manager(options(&[&dead]));
     let error = nobody.network_config().await.unwrap_err().to_string();

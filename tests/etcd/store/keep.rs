@@ -23,7 +23,7 @@ async fn a_lease_is_renewed_without_news_for_the_others() {
     let running = Running::start(manager, own, Duration::from_secs(2));
     sleep(Duration::from_secs(9)).await;
     running.assert_running("the lease was not kept");
-    assert!(running.manager.status().renewals() >= 2, "no renewal in two lives of the lease");
+    assert!(running.manager.status().read().renewals >= 2, "no renewal in two lives of the lease");
     assert_eq!(etcd.lease_of(&key), id, "the renewal took another etcd lease");
     assert_eq!(etcd.revision(), revision, "each renewal wakes every node of the cluster");
 }
@@ -50,7 +50,7 @@ async fn another_writer_wins_and_is_named() {
 }
 
 #[tokio::test]
-async fn every_write_is_fenced() {
+async fn every_write_compares_the_revision() {
     let etcd = Etcd::start();
     let store = Leased::Etcd(Box::new(EtcdStore::new(&options(&[&etcd.url()])).unwrap()));
     let ttl = Duration::from_secs(100);
@@ -69,7 +69,7 @@ async fn every_write_is_fenced() {
     for value in [r#"{"PublicIP":"192.0.2.99"}"#, r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#] {
         // The second looks just like ours: it is another one's all the same.
         etcd.ctl(&["put", &key, value]);
-        assert_conflict(store.update(&held, &node(1), ttl).await.map(drop), "updating");
+        assert_conflict(store.update(&held, ttl).await.map(drop), "updating");
         assert_conflict(store.renew(&held, ttl).await.map(drop), "renewing");
         // A renewal that needs another etcd lease writes, and must be fenced as well.
         assert_conflict(store.renew(&held, 2 * ttl).await.map(drop), "renewing for longer");
@@ -147,7 +147,7 @@ async fn junk_beside_good_leases_harms_nobody() {
         (RejectReason::BadAddress, 1),
         (RejectReason::OutsideNetwork, 1),
     ] {
-        assert_eq!(status.rejected(reason), count, "{} is not counted", reason.name());
+        assert_eq!(status.read().rejected(reason), count, "{} is not counted", reason.name());
     }
 
     // The same as events.
@@ -158,7 +158,7 @@ async fn junk_beside_good_leases_harms_nobody() {
     let good_peers = &["192.0.2.4", "192.0.2.5"];
     running.wait_for_peers(good_peers, SOON, "junk in the watch hides good nodes").await;
     running.assert_running("junk ended the daemon");
-    assert_eq!(status.rejected(RejectReason::TooLarge), 7);
+    assert_eq!(status.read().rejected(RejectReason::TooLarge), 7);
 }
 
 #[tokio::test]

@@ -46,7 +46,7 @@ fn a_hundred_nodes_that_start_at_once_cost_the_others_no_packet() {
                 let address = LeaseAttributes::udp(Ipv4Addr::from_bits(0xC633_6401 + number));
                 manager.network_config().await.expect("etcd answers");
                 let own = acquire_at_last(&manager, &network(), &address).await;
-                (own.lease.subnet, manager.status().conflicts())
+                (own.lease.subnet, manager.status().read().conflicts)
             });
             let started = Instant::now();
             let acquired = join_all(starts).await;

@@ -38,7 +38,7 @@ fn a_node_that_slept_past_its_lease_leaves_the_subnet_to_the_one_that_waited_for
         let others = site.listen();
         let mut late = site.weftd(LATE, &[]);
         wait_until(Duration::from_secs(5), "a full network is told", || {
-            late.output().contains("No subnet yet, still trying: out of subnets")
+            late.output().contains("No subnet yet, retrying: out of subnets")
         });
         let exhausted = || {
             let bytes = fetch_unix(&site.dir(LATE).join("weft.sock"), "/metrics").ok()?;

@@ -40,7 +40,7 @@ fn a_cold_start_without_etcd_waits_and_is_ready_within_a_second_of_it() {
     let host = &site.cluster.hosts[0];
     assert!(health(host, "/healthz").contains(" 200 "), "a node that waits looks dead");
     assert!(health(host, "/readyz").contains(" 503 "), "a node without a subnet looks ready");
-    told.assert_plain(&daemon, words, &["trying again"]);
+    told.assert_plain(&daemon, words, &["retrying"]);
     site.etcd.spawn(&cluster.switch);
     let back = Instant::now();
     wait_until(READY, "the node is ready within a second", || {

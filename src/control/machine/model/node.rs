@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::{Command, End, Event, Hold, Machine, Now};
+use super::super::{Command, End, Event, Machine, Now, OwnEntry};
 use super::claims::{Claims, Entry};
 use super::store::{Point, Request, SimStore, unavailable};
 use super::{MARGIN, World, network, timing};
@@ -181,7 +181,7 @@ impl Node {
     /// The subnet that the node takes for its own, unless its time is over.
     pub(super) fn believes(&self, time: Duration) -> Option<Prefix> {
         let Life::Running(machine) = &self.life else { return None };
-        let holds = matches!(machine.hold, Hold::Held | Hold::Rewritten { .. });
+        let holds = matches!(machine.own_entry, OwnEntry::AsWritten | OwnEntry::Rewritten { .. });
         let lives = machine.own.expires.is_none_or(|end| end > self.boot(time));
         (holds && lives).then_some(machine.own.lease.subnet)
     }

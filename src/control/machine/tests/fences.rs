@@ -36,7 +36,7 @@ fn after_a_conflict_the_store_is_listed() {
 }
 
 #[test]
-fn a_deletion_that_a_watch_tells_before_it_is_live_does_not_end_the_run() {
+fn deletion_before_live_watch_keeps_running() {
     let mut machine = watching(quiet());
     machine.handle(Event::Changed(Err(down())), at(10));
     let commands = machine.handle(Event::Timer, at(15));
@@ -47,7 +47,7 @@ fn a_deletion_that_a_watch_tells_before_it_is_live_does_not_end_the_run() {
 }
 
 #[test]
-fn a_listing_after_an_outage_that_lacks_only_the_own_lease_does_not_end_the_run() {
+fn listing_without_own_lease_after_outage_keeps_running() {
     let mut machine = watching(quiet());
     machine.handle(Event::Changed(Err(down())), at(10));
     machine.handle(Event::Timer, at(15));
@@ -70,14 +70,14 @@ fn restored(leases: Vec<Lease>, complete: bool) -> (Machine, Vec<Command>) {
 }
 
 #[test]
-fn a_backup_that_lacks_only_the_own_lease_does_not_end_the_run() {
+fn backup_without_own_lease_keeps_running() {
     let (_, commands) = restored(peers(), true);
     assert_eq!(end(&commands), None, "a backup from before its lease ends the daemon");
     assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
 }
 
 #[test]
-fn after_a_wipe_revisions_below_the_old_ones_are_news() {
+fn lower_revisions_after_wipe_are_news() {
     // Nothing is told of the own entry, which was last written at revision 7.
     let (mut machine, commands) = restored(peers(), false);
     assert!(commands.contains(&Command::Watch { revision: 5 }), "{commands:?}");
@@ -89,7 +89,7 @@ fn after_a_wipe_revisions_below_the_old_ones_are_news() {
 }
 
 #[test]
-fn a_change_that_comes_while_a_listing_is_under_way_is_watched_again() {
+fn change_during_listing_restarts_the_watch() {
     let mut machine = watching(Timing::default());
     assert!(machine.handle(Event::Timer, at(3600)).contains(&Command::List));
     let change = Event::Changed(Ok(vec![Change::Put(lease(5, 15, 11))]));
@@ -118,7 +118,7 @@ fn held_peers_do_not_vanish_again() {
 }
 
 #[test]
-fn a_listing_that_is_due_while_the_lease_is_renewed_comes_after_it() {
+fn listing_due_during_renewal_follows_it() {
     let mut machine = watching(Timing::default());
     let now = DAY_SECONDS - 3600;
     let commands = machine.handle(Event::Timer, at(now));
@@ -147,7 +147,7 @@ fn a_node_remembers_only_what_the_store_confirmed() {
 }
 
 #[test]
-fn the_entry_that_it_just_creates_is_its_own_although_it_moved_meanwhile() {
+fn entry_created_while_moving_is_own() {
     let mut machine = watching(quiet());
     let commands = machine.handle(Event::Timer, at(2 * DAY_SECONDS));
     assert!(commands.contains(&Command::List), "{commands:?}");
@@ -168,7 +168,7 @@ fn renewed_as(commands: &[Command]) -> Option<Ipv4Addr> {
 }
 
 #[test]
-fn until_its_new_address_is_written_a_renewal_shows_the_old_one() {
+fn renewal_before_move_is_written_keeps_address() {
     let old = Some(Ipv4Addr::new(192, 0, 2, 1));
     for mut machine in [watching(quiet()), machine_with(quiet())] {
         let now = DAY_SECONDS - 3600;
@@ -182,7 +182,7 @@ fn until_its_new_address_is_written_a_renewal_shows_the_old_one() {
 }
 
 #[test]
-fn what_an_incomplete_listing_may_lack_is_news_when_the_watch_tells_it() {
+fn change_after_incomplete_listing_is_news() {
     let mut machine = watching(quiet());
     machine.relist_at = Duration::from_secs(10);
     assert!(machine.handle(Event::Timer, at(10)).contains(&Command::List));
@@ -219,7 +219,7 @@ fn said_while(machine: &mut Machine, error: fn() -> StoreError, from: u64, to: u
 }
 
 #[test]
-fn an_outage_that_goes_over_into_refusals_is_told_once_and_soon() {
+fn outage_turning_into_refusals_is_logged_once() {
     let down = || StoreError::Unavailable { operation: "test", detail: "is away".to_owned() };
     let refuses = || StoreError::Refused { operation: "test", detail: "403".to_owned() };
     let mut machine = watching(Timing::default());

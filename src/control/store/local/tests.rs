@@ -55,7 +55,7 @@ async fn the_configuration_is_a_file() {
 }
 
 #[tokio::test]
-async fn a_lease_is_a_readable_file_with_an_end() {
+async fn lease_is_readable_file_with_expiry() {
     let lab = Lab::new();
     let granted = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap();
     let text = lab.read("10.5.34.0-24");
@@ -68,18 +68,18 @@ async fn a_lease_is_a_readable_file_with_an_end() {
 }
 
 #[tokio::test]
-async fn a_file_without_end_is_a_reservation_and_stays_one() {
+async fn file_without_expiry_stays_reservation() {
     let lab = Lab::new();
     lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     let held = lab.store.list().await.unwrap().leases.remove(0);
     assert_eq!(held.lifetime, Lifetime::Reservation);
-    let granted = lab.store.update(&held, &node(1), TTL).await.unwrap();
+    let granted = lab.store.update(&held, TTL).await.unwrap();
     assert_eq!(granted.expires, None);
     assert_eq!(lab.read("10.5.34.0-24"), r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#);
 }
 
 #[tokio::test]
-async fn every_write_is_fenced() {
+async fn every_write_compares_the_revision() {
     let lab = Lab::new();
     let first = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap().lease;
     let conflict = |result: Result<(), StoreError>| {
@@ -90,16 +90,16 @@ async fn every_write_is_fenced() {
     let overlapping = lab.store.create(subnet("10.5.32.0/20"), &node(2), TTL).await;
     conflict(overlapping.map(|_| ()));
     let longer = TTL + Duration::from_secs(100);
-    let second = lab.store.update(&first, &node(1), longer).await.unwrap().lease;
-    conflict(lab.store.update(&first, &node(1), TTL).await.map(|_| ()));
+    let second = lab.store.update(&first, longer).await.unwrap().lease;
+    conflict(lab.store.update(&first, TTL).await.map(|_| ()));
     conflict(lab.store.delete(&first).await);
     lab.store.delete(&second).await.unwrap();
     conflict(lab.store.delete(&second).await);
-    conflict(lab.store.update(&second, &node(1), TTL).await.map(|_| ()));
+    conflict(lab.store.update(&second, TTL).await.map(|_| ()));
 }
 
 #[tokio::test]
-async fn an_expired_lease_is_gone_and_its_subnet_free() {
+async fn expired_lease_frees_its_subnet() {
     let lab = Lab::new();
     lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1","Expires":"2020-01-01T00:00:00Z"}"#);
     lab.write("10.5.35.0-24", r#"{"PublicIP":"192.0.2.3","Expires":1577836800}"#);
@@ -111,7 +111,7 @@ async fn an_expired_lease_is_gone_and_its_subnet_free() {
 }
 
 #[tokio::test]
-async fn junk_in_the_directory_is_reported_and_harms_no_lease() {
+async fn junk_files_are_reported_and_harmless() {
     let lab = Lab::new();
     lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     lab.write("10.5.1.0-24~", "backup");
@@ -175,7 +175,7 @@ async fn the_watch_shows_writes_removals_and_ends() {
 }
 
 #[tokio::test]
-async fn a_missing_directory_is_an_outage_and_stays_missing() {
+async fn missing_directory_is_outage_and_not_recreated() {
     let lab = Lab::new();
     let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
     let mut watch = lab.store.watch().await.unwrap();
@@ -187,7 +187,7 @@ async fn a_missing_directory_is_an_outage_and_stays_missing() {
     assert!(lab.store.watch().await.is_err());
     let created = lab.store.create(subnet("10.5.2.0/24"), &node(1), TTL).await;
     assert!(matches!(created, Err(StoreError::File { .. })), "{created:?}");
-    let updated = lab.store.update(&held, &node(1), TTL).await;
+    let updated = lab.store.update(&held, TTL).await;
     assert!(matches!(updated, Err(StoreError::File { .. })), "{updated:?}");
     assert!(!lab.path("").exists(), "a new directory hides that the old one is missing");
     fs::create_dir_all(lab.path("subnets")).unwrap();
@@ -213,7 +213,7 @@ async fn a_replaced_directory_is_an_error_once() {
 }
 
 #[tokio::test]
-async fn a_file_too_long_to_read_is_replaced_by_its_owner_only() {
+async fn oversized_file_is_replaced_by_owner_only() {
     let lab = Lab::new();
     let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
     lab.write("10.5.1.0-24", &" ".repeat(1 << 20));
@@ -221,7 +221,7 @@ async fn a_file_too_long_to_read_is_replaced_by_its_owner_only() {
     let created = lab.store.create(subnet("10.5.1.0/24"), &node(2), TTL).await;
     assert!(matches!(created, Err(StoreError::Conflict { .. })), "{created:?}");
     let held = Lease { revision: rejected.revision, ..held };
-    lab.store.update(&held, &node(1), TTL).await.unwrap();
+    lab.store.update(&held, TTL).await.unwrap();
     assert!(lab.read("10.5.1.0-24").contains("192.0.2.1"));
 }
 
