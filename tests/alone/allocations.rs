@@ -7,10 +7,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use weft::engine::{Engine, RING_ENTRIES};
+
 use crate::alone;
 use crate::support::dataplane::*;
 use crate::support::lab::wait_until;
-use weft::engine::{Engine, RING_ENTRIES};
 
 /// Allocations made by worker threads.
 static BY_WORKERS: AtomicU64 = AtomicU64::new(0);

@@ -6,21 +6,22 @@
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use rustix::thread::{
     CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities,
 };
 use tempfile::TempDir;
+use weft::engine::{Engine, EngineWanted, RingError};
 
 use crate::alone;
 use crate::support::dataplane::*;
 use crate::support::lab::{LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, local_store};
+use crate::support::pace::Stopwatch;
 use crate::support::seccomp::{Refusal, make_calls_dear};
 use crate::support::status::Status;
-use weft::engine::{Engine, EngineWanted, RingError};
 
 /// A worker that can't have io_uring moves packets within this time all the same.
 const FALLBACK: Duration = Duration::from_millis(50);
@@ -72,7 +73,7 @@ fn check_worker(cause: &str, forbid: impl FnOnce() + Send, is_it: impl Fn(&RingE
     let options = Options { engine: EngineWanted::Best, ..Options::ALL };
     let host = Host::start_with(options, || {
         forbid();
-        started = Some(Instant::now());
+        started = Some(Stopwatch::start());
     });
     let took = started.expect("it was started").elapsed();
     assert!(took < FALLBACK, "{cause}: a worker took {took:?} to fall back");

@@ -1,19 +1,11 @@
-//! What needs the process, or the machine, for itself: a counting allocator, a machine-wide sysctl,
-//! descriptors that are counted, daemons whose use of the processor is measured. One test at a time
-//! (`alone`), and `scripts/test` runs nothing beside this program. Needs root.
+//! What needs the process, or the machine, for itself: a counting allocator, descriptors and memory
+//! that are counted, a machine-wide sysctl. One test at a time (`alone`), and `scripts/test` runs
+//! nothing beside this program. Needs root.
 
 mod allocations;
-mod evil_load;
 mod fallback;
-mod footprint;
-#[path = "../../benches/evil/packets.rs"]
-mod packets;
-#[path = "../../benches/evil/pour.rs"]
-#[allow(dead_code, reason = "the program reports what was sent")]
-mod pour;
+mod leases;
 mod ring_leaks;
-#[path = "../../fuzz/bodies/slow_twin.rs"]
-mod slow_twin;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
+use weft::daemon::status::fetch_unix;
 
 use crate::support::lab::{Lab, Process, SubnetEnv, UNDERLAY, wait_until};
 use crate::support::machine::Machine;
 use crate::support::overlay::CONFIG;
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, port, udp_socket};
-use weft::daemon::status::fetch_unix;
 
 /// Traffic is promised within this time of a start.
 const WARM: Duration = Duration::from_secs(1);
@@ -256,7 +257,7 @@ fn a_start_without_etcd_carries_within_a_second_and_ends_with_the_same_lease() {
     for silent in [false, true] {
         site.daemons[0].stop(Signal::KILL, STOP);
         site.lose_etcd(silent);
-        let started = Instant::now();
+        let started = Stopwatch::start();
         site.start_warm();
         let ready = started.elapsed();
         site.traffic(WARM.saturating_sub(ready), "a start without etcd");
@@ -299,7 +300,7 @@ fn of_twenty_starts_without_etcd_each_carries_within_a_second() {
         site.lose_etcd(silent);
         let mut slowest = Duration::ZERO;
         for _ in 0..10 {
-            let started = Instant::now();
+            let started = Stopwatch::start();
             site.start_warm();
             site.traffic(WARM.saturating_sub(started.elapsed()), "a start without etcd");
             slowest = slowest.max(started.elapsed());

@@ -10,12 +10,13 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 
-use crate::support::dataplane::*;
-use crate::support::seccomp::Refusal;
 use weft::engine::WorkerEnd;
 use weft::packet::Span;
 use weft::stats::DropReason;
 use weft::sys::udp::{Datagrams, SendBatch};
+
+use crate::support::dataplane::*;
+use crate::support::seccomp::Refusal;
 
 /// sendmmsg's third argument is the number of messages.
 fn send_refusal(counts: RangeInclusive<u32>, errno: i32) -> Refusal {

@@ -3,7 +3,8 @@
 #[path = "engine_suite/mod.rs"]
 mod on_mmsg;
 
-use crate::support::dataplane::Options;
 use weft::engine::{Engine, RING_ENTRIES};
+
+use crate::support::dataplane::Options;
 
 const OPTIONS: Options = Options::ALL.on(Engine::Mmsg, RING_ENTRIES);

@@ -3,7 +3,8 @@
 #[path = "engine_suite/mod.rs"]
 mod on_tiny_ring;
 
-use crate::support::dataplane::Options;
 use weft::engine::Engine;
+
+use crate::support::dataplane::Options;
 
 const OPTIONS: Options = Options::ALL.on(Engine::IoUring, 2);

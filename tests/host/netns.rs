@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regex::Regex;
 use weft::config::options::InterfaceOptions;
@@ -18,6 +18,7 @@ use weft::host::state::{LinkId, RouteProtocol, RouteSpec};
 use weft::route::Prefix;
 
 use crate::namespace::Namespace;
+use crate::support::pace::Stopwatch;
 
 /// What is promised for each repair.
 const REPAIR_MAX: Duration = Duration::from_secs(1);
@@ -421,7 +422,7 @@ fn what_somebody_takes_away_is_restored_within_a_second_and_told_once() {
             ] {
                 settle().await;
                 namespace.ip(command);
-                let start = Instant::now();
+                let start = Stopwatch::start();
                 while !is_complete(&namespace) {
                     assert!(start.elapsed() < REPAIR_MAX, "not restored after: {command}");
                     tokio::time::sleep(Duration::from_millis(5)).await;
@@ -515,7 +516,7 @@ fn a_deleted_device_ends_the_watch_within_a_second() {
         let netlink = Netlink::open().unwrap();
         let mut host = follower(&netlink).await;
         let mut overlay = Overlay::establish(&netlink, desired).await.unwrap();
-        let start = Instant::now();
+        let start = Stopwatch::start();
         let damage = async {
             settle().await;
             namespace.ip("link del flannel0");

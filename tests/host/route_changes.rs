@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::dataplane::*;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use weft::engine::{Engine, EngineWanted};
 use weft::route::{Peer, Prefix, Published, Table};
 use weft::stats::{DropReason, WorkerStats};
 
+use crate::support::dataplane::*;
 use crate::support::lab::wait_until;
 
 const CHANGES: u32 = 300;

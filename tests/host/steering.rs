@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 
-use crate::support::dataplane::*;
-use crate::support::lab::{Namespace, wait_until};
 use weft::device::{Tun, TunOffload};
 use weft::offload::VNET_HEADER_BYTES;
+
+use crate::support::dataplane::*;
+use crate::support::lab::{Namespace, wait_until};
 
 const NO_OFFLOAD: TunOffload = TunOffload { tso: false, uso: false };
 const QUEUES: NonZeroU16 = NonZeroU16::new(8).expect("not zero");

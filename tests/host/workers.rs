@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, kernel_counter, port, tcp_transfer, udp_socket};
 
@@ -295,7 +296,7 @@ fn all_workers_come_back_with_a_deleted_device_and_end_at_a_stop() {
     check_counters(&Status::settled(&overlay.dir(0)));
     assert!(!overlay.daemons[0].output().contains("cannot"), "{}", overlay.daemons[0].output());
     let (host, pid) = (&overlay.lab.hosts[0], overlay.daemons[0].pid());
-    let started = Instant::now();
+    let started = Stopwatch::start();
     rustix::process::kill_process(pid, Signal::TERM).expect("the daemon runs");
     wait_until(STOP, "the device goes", || !host.succeeds(&["ip", "link", "show", "flannel0"]));
     let took = started.elapsed();

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 use weft::control::{RejectReason, Timing};
 
 use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
+use crate::support::pace::within;
 use crate::{Host, SOON, control, eventually};
 
 /// A cluster with the own Node n1 and others, and its follower.
@@ -62,7 +63,7 @@ async fn a_cluster_larger_than_a_page_is_read_in_pages_of_one_version() {
     }
     let mut running = Host::new(&api, "n1").await.start(1).await;
     let all = running.peers.wait_for(|peers| peers.len() == 1200);
-    tokio::time::timeout(SOON, all).await.expect("not all Nodes are peers").unwrap();
+    within(SOON, all).await.expect("not all Nodes are peers").unwrap();
     assert_eq!((api.seen(What::List).len(), api.seen(What::NextPage).len()), (1, 2));
     // The server forgets the version in the middle of a list: it begins anew.
     api.fail(What::NextPage, Fault::Status(410, None));

@@ -14,14 +14,16 @@ mod stock;
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use support::control;
-use support::kube_api::KubeApi;
 use tempfile::TempDir;
 use weft::config::flags::{self, Outcome};
 use weft::config::options::Options;
 use weft::control::{LeaseAttributes, SubnetManager, Timing};
+
+use support::control;
+use support::kube_api::KubeApi;
+use support::pace::Stopwatch;
 
 /// flannel's ConfigMap, with the udp backend.
 const NET_CONF: &str =
@@ -88,9 +90,9 @@ fn address(number: u8) -> LeaseAttributes {
 
 /// Looks at `condition` until it holds.
 async fn eventually(what: &str, mut condition: impl FnMut() -> bool) -> Duration {
-    let started = Instant::now();
+    let started = Stopwatch::start();
     while !condition() {
-        assert!(started.elapsed() < SOON, "within {SOON:?} this did not happen: {what}");
+        assert!(!started.is_over(SOON), "within {SOON:?} this did not happen: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     started.elapsed()

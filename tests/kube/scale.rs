@@ -10,6 +10,7 @@ use crate::support::cluster::{Cluster, SWITCH_ADDRESS};
 use crate::support::cost::{process_time, status_bytes};
 use crate::support::kube_api::{KubeApi, PREFIX, flannel_node};
 use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::pace::{Stopwatch, by_effort};
 use crate::support::status::Status;
 
 const NODES: u32 = 6000;
@@ -31,16 +32,15 @@ fn numbered(number: u32) -> Value {
 fn share_while(daemon: &Process, mut change: impl FnMut(u32)) -> f64 {
     let (before, started) = (process_time(daemon), Instant::now());
     let mut number = 0;
-    while started.elapsed() < MEASURED_FOR {
+    while started.elapsed() < by_effort(MEASURED_FOR / 2, MEASURED_FOR) {
         let due = started + Duration::from_secs(1) * number / UPDATES_PER_SECOND;
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         change(1 + number % (NODES - 1));
         number += 1;
     }
-    let took = started.elapsed();
-    let rate = f64::from(number) / took.as_secs_f64();
-    assert!(rate > 0.8 * f64::from(UPDATES_PER_SECOND), "only {rate} updates a second were made");
-    (process_time(daemon) - before).as_secs_f64() / took.as_secs_f64()
+    // Of each, whether or not the machine made as many as it should.
+    let each = (process_time(daemon) - before).as_secs_f64() / f64::from(number);
+    each * f64::from(UPDATES_PER_SECOND)
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn six_thousand_nodes_are_known_soon_and_cost_little() {
     ];
     let argv: Vec<&str> = flags.iter().map(String::as_str).collect();
     let mut command = cluster.hosts[0].command(&argv);
-    let started = Instant::now();
+    let started = Stopwatch::start();
     let mut daemon = Process::start(command.env("NODE_NAME", "node-0000"), "weftd");
     SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
     let peers = || Status::try_of(files.path()).and_then(|status| status.0["peers"].as_u64());

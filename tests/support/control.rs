@@ -3,17 +3,18 @@
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
 use weft::config::network::{BackendConfig, NetworkConfig};
 use weft::config::options::{EtcdOptions, StoreOptions};
 use weft::control::manager::ConnectError;
 use weft::control::{End, LeaseAttributes, OwnLease, Peers, SubnetManager, Timing};
 use weft::route::Prefix;
+
+use super::pace::{Stopwatch, within};
 
 /// flannel's default.
 pub const PREFIX: &str = "/coreos.com/network";
@@ -110,23 +111,23 @@ impl Running {
     pub async fn wait_for_peers(
         &mut self,
         expected: &[&str],
-        within: Duration,
+        limit: Duration,
         broken: &str,
     ) -> Duration {
         let expected: BTreeSet<String> = expected.iter().map(|&ip| ip.to_owned()).collect();
-        let started = Instant::now();
-        let found = timeout(within, self.peers.wait_for(|peers| addresses(peers) == expected));
-        if found.await.is_err() {
+        let started = Stopwatch::start();
+        let found = within(limit, self.peers.wait_for(|peers| addresses(peers) == expected));
+        if found.await.is_none() {
             let now = addresses(&self.peers.borrow());
-            panic!("{broken}: peers are {now:?} instead of {expected:?} after {within:?}");
+            panic!("{broken}: peers are {now:?} instead of {expected:?} after {limit:?}");
         }
         started.elapsed()
     }
 
-    pub async fn end(self, within: Duration, broken: &str) -> End {
-        match timeout(within, self.task).await {
-            Ok(end) => end.unwrap(),
-            Err(_) => panic!("{broken}: still running after {within:?}"),
+    pub async fn end(self, limit: Duration, broken: &str) -> End {
+        match within(limit, self.task).await {
+            Some(end) => end.unwrap(),
+            None => panic!("{broken}: still running after {limit:?}"),
         }
     }
 

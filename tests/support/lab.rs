@@ -3,20 +3,23 @@
 //! Owns what it makes: every namespace and process is gone when its value is dropped, also when
 //! the test panics. It never touches the network of the machine itself. Needs root.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::NamedTempFile;
 
 use super::machine::Machine;
+use super::pace::Stopwatch;
 
 /// The daemon under test.
 pub(crate) const WEFTD: &str = env!("CARGO_BIN_EXE_weftd");
@@ -37,25 +40,30 @@ static SERIAL: AtomicU32 = AtomicU32::new(0);
 /// Looks at `condition` until it holds.
 ///
 /// # Panics
-/// When `timeout` passes first; the message says that `what` did not happen.
+/// When `timeout` passes first, by a [`Stopwatch`]; the message says that `what` did not happen.
 #[track_caller]
 pub(crate) fn wait_until(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + timeout;
+    let watch = Stopwatch::start();
     while !condition() {
-        assert!(Instant::now() < deadline, "within {timeout:?} this did not happen: {what}");
+        assert!(!watch.is_over(timeout), "within {timeout:?} this did not happen: {what}");
         thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Path of a program of `benches/`, such as `plain-peer`.
-///
-/// # Panics
-/// When it was not built: `cargo test --test NAME` builds no examples.
+/// Path of a program of `benches/`, such as `plain-peer`; built if need be, for
+/// `cargo test --test NAME` builds no examples.
 pub(crate) fn example(name: &str) -> PathBuf {
     let test_program = std::env::current_exe().expect("the running test has a path");
     let path = test_program.ancestors().nth(2).map(|dir| dir.join("examples").join(name));
     let path = path.expect("test programs are in target/PROFILE/deps");
-    assert!(path.exists(), "{} is missing; run `cargo build --examples`", path.display());
+    static BUILT: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if built.insert(name.to_owned()) {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        run(build.args(["build", "--locked", "--quiet", "--example", name]));
+    }
     path
 }
 
@@ -367,13 +375,17 @@ impl Lab {
         }
     }
 
-    /// Whether pod `from` gets an answer to each of three pings of `payload_bytes` to `address`.
+    /// Whether pod `from` gets an answer to each of three pings of `payload_bytes` to `address`, at
+    /// one of three tries: a machine that is busy enough answers late.
     pub(crate) fn ping(&self, from: usize, address: Ipv4Addr, payload_bytes: u16) -> bool {
         let (size, address) = (payload_bytes.to_string(), address.to_string());
         let argv = ["ping", "-q", "-c3", "-i0.02", "-W1", "-Mdo", "-s", &size, &address];
-        let report = self.pods[from].command(&argv).output();
-        report.is_ok_and(|output| {
-            String::from_utf8_lossy(&output.stdout).contains("3 packets transmitted, 3 received")
+        (0..3).any(|_| {
+            let report = self.pods[from].command(&argv).output();
+            report.is_ok_and(|output| {
+                let text = String::from_utf8_lossy(&output.stdout);
+                text.contains("3 packets transmitted, 3 received")
+            })
         })
     }
 

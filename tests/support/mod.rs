@@ -15,6 +15,7 @@ pub(crate) mod lab;
 pub(crate) mod machine;
 pub(crate) mod members;
 pub(crate) mod overlay;
+pub(crate) mod pace;
 pub(crate) mod packet;
 pub(crate) mod probe;
 pub mod proxy;

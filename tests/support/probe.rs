@@ -1,6 +1,7 @@
-//! Pod traffic while something breaks: 10,000 numbered datagrams a second each way between two
-//! pods, and twenty TCP flows that never stop talking. What got lost is counted to the packet, and
-//! the kernel's counters tell whether weft lost it or a machine too busy to run the test.
+//! Pod traffic while something breaks: numbered datagrams each way between two pods, 1,000 a second
+//! or, with `scripts/test --all`, 10,000, and twenty TCP flows that never stop talking. What got
+//! lost is counted to the packet, and the kernel's counters tell whether weft lost it or a machine
+//! too busy to run the test.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,10 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::flows::{FlowReport, Flows};
 use super::lab::{Namespace, wait_until};
+use super::pace::by_effort;
 use super::status::Status;
 use super::traffic::{Numbered, kernel_counter, port, udp_socket};
 
-const PACKETS_PER_SECOND: u64 = 10_000;
+/// Each way.
+pub(crate) fn packets_per_second() -> u64 {
+    by_effort(1_000, 10_000)
+}
 
 const FLOWS: usize = 20;
 
@@ -79,7 +84,7 @@ impl Probe {
                 let (numbered, sockets) = (&probe.ways[way], &sockets);
                 scope.spawn(move || numbered.receive(&sockets[1 - way]));
                 scope.spawn(move || {
-                    numbered.send(&sockets[way], targets[way], PACKETS_PER_SECOND);
+                    numbered.send(&sockets[way], targets[way], packets_per_second());
                 })
             });
             let flows = scope.spawn(|| flows.talk(&probe.stop));
@@ -128,7 +133,10 @@ impl Probe {
         let arrived = || self.ways.each_ref().map(|way| way.received.load(Ordering::Relaxed));
         let before = arrived();
         wait_until(Duration::from_secs(5), "traffic flows both ways", || {
-            arrived().iter().zip(before).all(|(now, before)| *now > before + PACKETS_PER_SECOND / 2)
+            arrived()
+                .iter()
+                .zip(before)
+                .all(|(now, before)| *now > before + packets_per_second() / 2)
         });
     }
 

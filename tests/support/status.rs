@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::Value;
-
 use weft::daemon::status::fetch_unix;
 
 use super::lab::wait_until;

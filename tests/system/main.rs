@@ -1,12 +1,21 @@
-//! weft as its users meet it: the command line, a daemon's life, two hosts, what is in `deploy/`.
-//! Needs root, for every host is a network namespace.
+//! weft as its users meet it: the command line, a daemon's life, what it costs and withstands, two
+//! hosts, what is in `deploy/`. Needs root, for every host is a network namespace.
 
 mod cli;
 mod deploy;
+mod evil_load;
+mod footprint;
 mod lab_selfcheck;
 mod life_cycle;
+#[path = "../../benches/evil/packets.rs"]
+mod packets;
+#[path = "../../benches/evil/pour.rs"]
+#[allow(dead_code, reason = "the program reports what was sent")]
+mod pour;
 mod recipes;
 mod second_daemon;
+#[path = "../../fuzz/bodies/slow_twin.rs"]
+mod slow_twin;
 #[path = "../support/mod.rs"]
 mod support;
 mod two_hosts;

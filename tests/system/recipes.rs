@@ -15,8 +15,9 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::support::lab::{Namespace, Process, SubnetEnv, enter_at, wait_until};
 use tempfile::TempDir;
+
+use crate::support::lab::{Namespace, Process, SubnetEnv, enter_at, wait_until};
 
 const README: &str = include_str!("../../deploy/README.md");
 const UNDERLAY: [&str; 2] = ["172.20.0.1", "172.20.0.2"];

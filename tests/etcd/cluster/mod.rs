@@ -18,14 +18,16 @@ use tempfile::TempDir;
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS, host_address};
 use crate::support::lab::{LEASE_TIMEOUT, Process, SubnetEnv, wait_until};
 use crate::support::overlay::CONFIG;
+use crate::support::pace::by_effort;
+use crate::support::probe::packets_per_second;
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, kernel_counter, port, udp_socket};
 
-/// How long the store is away: twice the 13 s after which a connection without answers is given up.
-/// A minute of it is `tests/etcd/traffic/outage.rs`'s.
-const OUTAGE: Duration = Duration::from_secs(26);
-
-const PACKETS_PER_SECOND: u64 = 10_000;
+/// How long the store is away: longer than the 13 s after which a connection without answers is
+/// given up, or twice that. A minute of it is `tests/etcd/traffic/outage.rs`'s.
+fn outage() -> Duration {
+    by_effort(Duration::from_secs(16), Duration::from_secs(26))
+}
 
 const PREFIX: &str = "/coreos.com/network";
 
@@ -185,7 +187,7 @@ impl Load {
         let before = ["EstabResets", "OutRsts"].map(tcp);
         thread::scope(|scope| {
             scope.spawn(|| load.numbered.receive(&sink));
-            let sender = scope.spawn(|| load.numbered.send(&source, target, PACKETS_PER_SECOND));
+            let sender = scope.spawn(|| load.numbered.send(&source, target, packets_per_second()));
             let writer = scope.spawn(|| load.write(client));
             let reader = scope.spawn(|| load.read(accepted));
             during(&load);
@@ -211,7 +213,7 @@ impl Load {
         );
         let drops = [0, 1].map(|host| Status::of(&nodes.dir(host)));
         assert!(
-            sent > OUTAGE.as_secs() * PACKETS_PER_SECOND / 2,
+            sent > outage().as_secs() * packets_per_second() / 2,
             "the load was only {sent} packets"
         );
         assert_eq!(load.numbered.missing(), 0, "UDP was lost in the outage: {summary}: {drops:?}");
@@ -254,10 +256,10 @@ fn a_frozen_etcd_loses_no_packet() {
     assert_reaches_all(&nodes, 0, &leases);
     let summary = Load::run(&nodes, &leases, |load| {
         wait_until(Duration::from_secs(5), "traffic flows before the outage", || {
-            load.numbered.received.load(Ordering::Relaxed) > PACKETS_PER_SECOND
+            load.numbered.received.load(Ordering::Relaxed) > packets_per_second()
         });
         etcd.process.signal(Signal::STOP);
-        thread::sleep(OUTAGE);
+        thread::sleep(outage());
         for host in 0..2 {
             let status = Status::of(&nodes.dir(host));
             assert_eq!(status.0["store"]["up"], false, "the operator is not told: {}", status.0);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::time::{ClockId, clock_gettime};
@@ -15,6 +15,7 @@ use crate::store::{
 };
 use crate::support::control::connect;
 use crate::support::etcd::Etcd;
+use crate::support::pace::Stopwatch;
 
 #[tokio::test]
 async fn keys_and_values_are_flannels_to_the_byte() {
@@ -45,7 +46,7 @@ async fn storm(nodes: u8) -> Duration {
     let url = etcd.url();
     let managers: Vec<_> = (0..nodes).map(|_| manager_at(&url)).collect();
     let network = network();
-    let started = Instant::now();
+    let started = Stopwatch::start();
     let acquired = join_all(managers.iter().enumerate().map(|(number, manager)| {
         let attributes = node(u8::try_from(number).unwrap());
         let network = &network;

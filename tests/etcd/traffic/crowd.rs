@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use etcd_client::Client;
 use futures_util::future::join_all;
@@ -14,6 +14,7 @@ use crate::support::cluster::SWITCH_ADDRESS;
 use crate::support::control::{acquire_at_last, manager_at, network, subnet_path};
 use crate::support::lab::wait_until;
 use crate::support::members::Version;
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::traffic::site::{Plan, RECONNECT, Site};
 
@@ -48,7 +49,7 @@ fn a_hundred_nodes_that_start_at_once_cost_the_others_no_packet() {
                 let own = acquire_at_last(&manager, &network(), &address).await;
                 (own.lease.subnet, manager.status().read().conflicts)
             });
-            let started = Instant::now();
+            let started = Stopwatch::start();
             let acquired = join_all(starts).await;
             let took = started.elapsed();
             let retries = acquired.iter().map(|(_, retries)| retries).sum::<u64>();

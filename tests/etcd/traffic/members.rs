@@ -10,6 +10,7 @@ use crate::support::control::PREFIX;
 use crate::support::lab::{Namespace, wait_until};
 use crate::support::members::{Members, Setup, TOKEN_TTL, Version, lease_key};
 use crate::support::overlay::CONFIG;
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::traffic::site::{Plan, RECONNECT, Site};
 
@@ -112,7 +113,7 @@ fn starts_without_etcd(site: &mut Site, members: &Members) {
     let before = entry();
     site.daemons[0].stop(Signal::KILL, WARM);
     members.kill_all();
-    let started = Instant::now();
+    let started = Stopwatch::start();
     let daemon = site.weftd(0, &[]);
     let address = site.leases[1].pod_address().to_string();
     let status = || Status::try_of(&site.dir(0));

@@ -1,13 +1,14 @@
 //! Who owns a subnet when its owner sleeps past the end of its lease and others wait for it.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use weft::daemon::status::fetch_unix;
 
 use crate::support::lab::{Process, SubnetEnv, wait_until};
 use crate::support::members::Version;
+use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::support::told::Told;
 use crate::traffic::site::{Entry, Plan, Site};
@@ -93,7 +94,7 @@ fn sleep_until_taken(site: &mut Site, late: &mut Process) -> Entry {
     let before = site.entry(&key);
     site.daemons[SLEEPER].signal(Signal::STOP);
     wait_until(LEASE * 3, "the sleeper's lease ends", || site.entry(&key) != before);
-    let ended = Instant::now();
+    let ended = Stopwatch::start();
     let lease = SubnetEnv::wait(&site.dir(LATE).join("subnet.env"), late);
     println!("the subnet that became free is taken after {:?}", ended.elapsed());
     assert!(ended.elapsed() <= TAKEN, "taken only after {:?}", ended.elapsed());
@@ -114,7 +115,7 @@ fn sleep_until_taken(site: &mut Site, late: &mut Process) -> Entry {
 fn wake_up(site: &mut Site) {
     const GIVEN_UP: Duration = Duration::from_secs(3);
     let told = Told::since(&site.daemons[SLEEPER]);
-    let woken = Instant::now();
+    let woken = Stopwatch::start();
     site.daemons[SLEEPER].signal(Signal::CONT);
     let status = site.daemons[SLEEPER].wait(GIVEN_UP);
     println!("the sleeper gave up after {:?}", woken.elapsed());

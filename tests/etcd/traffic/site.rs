@@ -15,12 +15,13 @@ use crate::support::lab::{
 };
 use crate::support::members::Version;
 use crate::support::overlay::CONFIG;
+use crate::support::pace::is_thorough;
 use crate::support::probe::{End, Probe, Report};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::status::Status;
 use crate::support::told::Told;
 
-/// Held by each site: traffic needs the machine for itself.
+/// Held by each site with full traffic, which needs the machine for itself.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Back with the store, once it is there: the pause between two tries is at most 5 s.
@@ -76,14 +77,14 @@ pub(crate) struct Site {
     pub(crate) has_twin: bool,
     plan: Plan,
     files: TempDir,
-    _alone: MutexGuard<'static, ()>,
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Site {
     /// Hosts and etcd, without daemons.
     #[track_caller]
     pub(crate) fn build(plan: Plan) -> Self {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = is_thorough().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner));
         let cluster = Arc::new(Cluster::new(plan.hosts));
         let etcd = NamespaceEtcd::start_version(&cluster.switch, SWITCH_ADDRESS, plan.version);
         let (listen, target) = (SWITCH_ADDRESS, SocketAddr::from((SWITCH_ADDRESS, ETCD_PORT)));

@@ -1,11 +1,12 @@
 //! What the watch does not bring: history that is compacted away, and an event that gets lost.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::support::control::PREFIX;
 use crate::support::lab::wait_until;
 use crate::support::members::Version;
+use crate::support::pace::Stopwatch;
 use crate::support::proxy::Mode;
 use crate::traffic::site::{Plan, RECONNECT, Site};
 
@@ -37,10 +38,14 @@ fn a_compacted_history_costs_one_listing_and_no_route() {
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
             site.wait_to_hear(host, told, "outside history window; listing all", RECONNECT);
-            let lost = Instant::now();
+            let lost = Stopwatch::start();
             wait_until(LISTED, "everything is listed again", || site.routes(host) == Some(3));
             println!("host {host} listed again within {:?}", lost.elapsed());
             wait_until(RECONNECT, "the watch goes on", || told.says(daemon, "answers again"));
+            wait_until(LISTED, "both changes of routes are told", || {
+                let lines = told.lines(daemon);
+                lines.iter().filter(|line| line.contains("Subnet ")).count() >= 3
+            });
             let lines = told.lines(daemon);
             let count = |words: &str| lines.iter().filter(|line| line.contains(words)).count();
             assert_eq!(count("outside history window"), 1, "listed in a loop: {lines:?}");
@@ -73,7 +78,7 @@ fn an_event_that_gets_lost_is_found_by_the_next_listing() {
         {
             let before = site.relay.lost();
             site.ctl(&write);
-            let written = Instant::now();
+            let written = Stopwatch::start();
             wait_until(Duration::from_secs(1), &format!("the {words} gets lost"), || {
                 site.relay.lost() == before + 2
             });

@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use weft::packet::Span;
+use weft::sys::udp::{Datagrams, SendBatch};
 
 use crate::support::cluster::{Cluster, host_address};
 use crate::support::lab::{Namespace, Process, SubnetEnv, wait_until};
@@ -22,8 +24,6 @@ use classes::{
     Class, HONEST_PORT, LAN_HOST, MARKER, OTHER_POD, PEER_POD, TUNNEL_PORT, UNLEASED, VICTIM_POD,
     VICTIM_TUN, address, edited, forged, honest, wrong_from_anybody,
 };
-use weft::packet::Span;
-use weft::sys::udp::{Datagrams, SendBatch};
 
 /// Forged packets of each class from each sender.
 const EACH: usize = 25;

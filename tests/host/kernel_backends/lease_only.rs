@@ -59,8 +59,9 @@ fn alloc_follows_the_interface() {
     wait_until(SOON, "so does the status", || {
         Status::of(&home).0["lease"]["public_ip"] == "172.20.0.11"
     });
-    let said = daemon.output();
-    assert!(said.contains("wire0 went from 172.20.0.1 to 172.20.0.11; following"), "{said}");
+    wait_until(SOON, "the log says it", || {
+        daemon.output().contains("wire0 went from 172.20.0.1 to 172.20.0.11; following")
+    });
     lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
     wait_until(SOON, "subnet.env says the new MTU", || {
         SubnetEnv::read(&home.join("subnet.env")).is_some_and(|lease| lease.mtu_bytes == 1400)

@@ -14,6 +14,7 @@ use crate::rules::site::{
 };
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
 use crate::support::overlay::local_store;
+use crate::support::pace::Stopwatch;
 
 /// `--iptables-resync` in these tests.
 const RESYNC: Duration = Duration::from_secs(1);
@@ -35,7 +36,7 @@ fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
         let own = [site.leases[0].pod_address(), site.leases[1].pod_address()];
         let whole = variant.rules(site.dir(), host);
         let masqueraded = || source_seen((&pods[0], own[0]), (&site.outside, OUTSIDE));
-        let mut outages = Vec::new();
+        let (mut outages, watch) = (Vec::new(), Stopwatch::start());
         let (_, arrivals) = while_sending((&pods[0], &pods[1]), own[1], || {
             for _ in 0..3 {
                 variant.flush(site.dir(), host);
@@ -47,7 +48,7 @@ fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
             }
         });
         let gaps = arrivals.windows(2).map(|pair| pair[1] - pair[0]);
-        let gap = gaps.max().expect("pods talk");
+        let gap = watch.of(gaps.max().expect("pods talk"));
         println!(
             "{variant:?}: masqueraded again after {outages:?}, pods silent for {gap:?} at most"
         );

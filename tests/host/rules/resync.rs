@@ -21,7 +21,7 @@ const LOOP: &str = "WEFT_TEST_RESYNC_LOOP";
 /// The resyncs of a day, one every 5 seconds.
 const A_DAY: u64 = 24 * 3600 / 5;
 /// For how long the loop runs, if it does not get through a day earlier.
-const LOOP_TIME: Duration = Duration::from_secs(10);
+const LOOP_TIME: Duration = Duration::from_secs(5);
 /// One look in so many finds something missing.
 const DAMAGE_EVERY: u64 = 20;
 /// For how long the lock of iptables may be held by one of our transactions.

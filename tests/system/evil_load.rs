@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use crate::alone;
 use crate::pour::{self, Shared};
 use crate::support::cluster::{Cluster, host_address};
 use crate::support::lab::{Namespace, SubnetEnv, wait_until};
@@ -40,13 +39,11 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn evil_packets_end_no_worker_on_mmsg() {
-    let _alone = alone();
     evil_packets_end_no_worker("--engine=mmsg");
 }
 
 #[test]
 fn evil_packets_end_no_worker_on_io_uring() {
-    let _alone = alone();
     evil_packets_end_no_worker("--engine=io_uring");
 }
 

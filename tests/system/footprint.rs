@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::alone;
 use crate::support::cluster::Cluster;
 use crate::support::cost::status_bytes;
 use crate::support::lab::{Process, SubnetEnv, wait_until};
@@ -66,7 +65,6 @@ fn reserve_peers(dir: &Path, peers: u8) {
 
 #[test]
 fn a_hundred_peers_cost_little_memory_and_no_time() {
-    let _alone = alone();
     let files = tempfile::tempdir().unwrap();
     let cluster = Cluster::new(1);
     let store = local_store(files.path(), CONFIG);
@@ -95,7 +93,6 @@ fn a_hundred_peers_cost_little_memory_and_no_time() {
 
 #[test]
 fn memory_stays_bounded_under_load() {
-    let _alone = alone();
     let overlay = Overlay::start_with(CONFIG_APART, [&[], &[]]);
     reserve_peers(overlay.files(), 99);
     wait_until(Duration::from_secs(10), "each daemon knows about a hundred peers", || {
@@ -113,7 +110,6 @@ fn memory_stays_bounded_under_load() {
 
 #[test]
 fn nothing_leaks_when_devices_leases_and_clients_come_and_go() {
-    let _alone = alone();
     const ROUNDS: u8 = 10;
     // A device that is deleted again and again is made again after up to 5 s.
     const REPAIR: Duration = Duration::from_secs(7);

@@ -1,0 +1,77 @@
+//! Time as a promise means it. A figure such as "within a second" is about a machine that has
+//! nothing else to do; where others want the processors or the disk, the kernel tells for how long
+//! somebody had to wait for them (`/proc/pressure`), and that time does not count.
+
+use std::future::Future;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+
+/// However busy the machine is, one part in so many of the time counts.
+const COUNTED_PART_MIN: u32 = 8;
+
+/// Measures a time, less what the machine spent on others meanwhile.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stopwatch {
+    started: Instant,
+    stalled: Option<Duration>,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self { started: Instant::now(), stalled: stalled() }
+    }
+
+    /// What counts of the time since the start.
+    pub(crate) fn elapsed(&self) -> Duration {
+        let all = self.started.elapsed();
+        // A machine whose kernel does not tell may have been as busy as any.
+        let stalled = stalled().zip(self.stalled).map_or(all, |(now, then)| now - then);
+        all.saturating_sub(stalled).max(all / COUNTED_PART_MIN)
+    }
+
+    /// What counts of `part` of it, if the machine was as busy then as all the time.
+    pub(crate) fn of(&self, part: Duration) -> Duration {
+        part.mul_f64(self.elapsed().as_secs_f64() / self.started.elapsed().as_secs_f64())
+    }
+
+    /// Whether more than `limit` of it counts.
+    pub(crate) fn is_over(&self, limit: Duration) -> bool {
+        self.started.elapsed() >= limit && self.elapsed() >= limit
+    }
+}
+
+/// What `work` gives, unless it takes longer than `limit` by a [`Stopwatch`].
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let (watch, mut work) = (Stopwatch::start(), pin!(work));
+    loop {
+        match timeout(limit / 4, &mut work).await {
+            Ok(outcome) => return Some(outcome),
+            Err(_) if watch.is_over(limit) => return None,
+            Err(_) => {}
+        }
+    }
+}
+
+/// For how long since the machine's start some task waited for a processor or the disk.
+fn stalled() -> Option<Duration> {
+    ["cpu", "io"].into_iter().map(stalled_for).sum()
+}
+
+fn stalled_for(resource: &str) -> Option<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/pressure/{resource}")).ok()?;
+    let total = text.lines().find(|line| line.starts_with("some"))?.rsplit_once("total=")?.1;
+    Some(Duration::from_micros(total.parse().ok()?))
+}
+
+/// Whether `scripts/test --all` runs the tests: as long, as often and as fast as the promise says.
+/// Otherwise they do enough of it to show the same, side by side with others.
+pub(crate) fn is_thorough() -> bool {
+    std::env::var_os("WEFT_TEST_ALL").is_some()
+}
+
+/// The first, or the second with `scripts/test --all`.
+pub(crate) fn by_effort<T>(usual: T, thorough: T) -> T {
+    if is_thorough() { thorough } else { usual }
+}
