@@ -191,7 +191,8 @@ impl Drop for SocketFile {
 pub enum FetchError {
     /// Nobody answers, or not to this user.
     #[error(
-        "cannot connect to {path}: is weftd running, and are you its user?",
+        "cannot connect to {path}: weftd is not running, uses another --status-socket, or runs as \
+         another user",
         path = path.display()
     )]
     Connect {

@@ -123,7 +123,7 @@ fn nobody_there() {
     assert!(matches!(fetch_unix(&path, "/status"), Err(FetchError::Connect { .. })));
     drop(StdListener::bind(&path).unwrap());
     let error = fetch_unix(&path, "/status").unwrap_err();
-    assert!(error.to_string().contains("is weftd running"), "{error}");
+    assert!(error.to_string().contains("weftd is not running"), "{error}");
 }
 
 #[test]

@@ -60,12 +60,7 @@ pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
 
 fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitCode)> {
     let request = Request::parse(arguments)?;
-    let fetch = |target| {
-        let path = &request.socket;
-        fetch_unix(path, target).with_context(|| {
-            format!("no answer from weftd at {}; is it running there?", path.display())
-        })
-    };
+    let fetch = |target| fetch_unix(&request.socket, target);
     match request.command {
         Command::Help => Ok((USAGE.to_owned(), ExitCode::SUCCESS)),
         Command::InstallConf(copy) => Ok((copy.run()?, ExitCode::SUCCESS)),
