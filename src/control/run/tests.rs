@@ -425,6 +425,9 @@ async fn a_replaced_directory_gets_the_own_lease_again() {
 struct Log {
     text: Arc<Mutex<Vec<u8>>>,
     _guard: tracing::subscriber::DefaultGuard,
+    /// While there is one subscriber only, tracing lets the thread that first reaches a call decide
+    /// whether anybody wants it, and threads of other tests have none.
+    _second: tracing::Dispatch,
 }
 
 impl Log {
@@ -436,7 +439,8 @@ impl Log {
             .with_max_level(tracing::Level::INFO)
             .with_writer(move || Shared(Arc::clone(&writer)))
             .finish();
-        Self { text, _guard: tracing::subscriber::set_default(subscriber) }
+        let _guard = tracing::subscriber::set_default(subscriber);
+        Self { text, _guard, _second: tracing::Dispatch::new(tracing_subscriber::registry()) }
     }
 
     fn lines(&self) -> Vec<String> {
