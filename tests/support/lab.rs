@@ -3,7 +3,6 @@
 //! Owns what it makes: every namespace and process is gone when its value is dropped, also when
 //! the test panics. It never touches the network of the machine itself. Needs root.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -50,15 +49,15 @@ pub(crate) fn wait_until(timeout: Duration, what: &str, mut condition: impl FnMu
     }
 }
 
-/// Path of a program of `benches/`, such as `plain-peer`; built if need be, for
+/// Path of a program of `benches/`, such as `plain-peer`; built if it is missing, for
 /// `cargo test --test NAME` builds no examples.
 pub(crate) fn example(name: &str) -> PathBuf {
     let test_program = std::env::current_exe().expect("the running test has a path");
     let path = test_program.ancestors().nth(2).map(|dir| dir.join("examples").join(name));
     let path = path.expect("test programs are in target/PROFILE/deps");
-    static BUILT: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
-    if built.insert(name.to_owned()) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !path.exists() {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.current_dir(env!("CARGO_MANIFEST_DIR"));
