@@ -210,8 +210,10 @@ impl Coalescer {
                 }
                 (SegmentationKind::Tcp, header_bytes, sequence, flags)
             }
-            protocol::UDP if self.limits.udp_segments_max > 1 => transport::is_whole_udp(transport)
-                .then_some((SegmentationKind::Udp, UDP_HEADER_BYTES, 0, 0))?,
+            protocol::UDP if self.limits.udp_segments_max > 1 => {
+                transport::udp_header(transport)?;
+                (SegmentationKind::Udp, UDP_HEADER_BYTES, 0, 0)
+            }
             _ => return None,
         };
         let payload_bytes = transport.len().checked_sub(transport_header_bytes)?;

@@ -108,9 +108,39 @@ impl SendPlan {
         header: Span,
         payload: Span,
     ) -> Result<(), Full> {
-        if self.segments_max > 1 && self.join(destination, header, payload) {
+        // Mostly it goes where the one before went.
+        if self.segments_max > 1
+            && let Some(index) = self.latest(destination)
+            && let Some(message) = self.messages.get_mut(index)
+            && message.fits(header.bytes + payload.bytes)
+            && let Some(spans) = self.spans.get_mut(index)
+        {
+            message.append(spans, header, payload);
             return Ok(());
         }
+        self.begin(destination, header, payload)
+    }
+
+    /// The latest message to `destination` that is still open.
+    #[inline]
+    fn latest(&self, destination: SocketAddrV4) -> Option<usize> {
+        let last = self.messages.len().checked_sub(1)?;
+        if self.messages.get(last)?.destination == destination {
+            return Some(last);
+        }
+        let first = last.saturating_sub(OPEN_MESSAGES_MAX - 1);
+        let others = self.messages.get(first..last)?;
+        let at = others.iter().rposition(|message| message.destination == destination)?;
+        Some(first + at)
+    }
+
+    #[inline(never)]
+    fn begin(
+        &mut self,
+        destination: SocketAddrV4,
+        header: Span,
+        payload: Span,
+    ) -> Result<(), Full> {
         let spans = self.spans.get_mut(self.messages.len()).ok_or(Full)?;
         let is_single = self.all_single || self.single_destinations.contains(&destination);
         let mut message = Message {
@@ -125,21 +155,6 @@ impl SendPlan {
         message.append(spans, header, payload);
         self.messages.push(message);
         Ok(())
-    }
-
-    /// Appends the datagram to its destination's latest message, if it fits.
-    #[inline]
-    fn join(&mut self, destination: SocketAddrV4, header: Span, payload: Span) -> bool {
-        let latest = self.messages.iter().rev().take(OPEN_MESSAGES_MAX);
-        let back = latest.map(|message| message.destination).position(|to| to == destination);
-        let index = back.map_or(usize::MAX, |back| self.messages.len() - 1 - back);
-        let message = self.messages.get_mut(index).zip(self.spans.get_mut(index));
-        let Some((message, spans)) = message else { return false };
-        let fits = message.fits(header.bytes + payload.bytes);
-        if fits {
-            message.append(spans, header, payload);
-        }
-        fits
     }
 
     /// The messages, in the order in which they must be sent.

@@ -58,12 +58,13 @@ impl TcpHeader {
     }
 }
 
-/// Whether the UDP datagram's header is whole, and its length field that of the datagram.
+/// The header of a UDP datagram; `None` if it is cut short, or its length field is not that of the
+/// datagram.
 #[inline]
 #[must_use]
-pub fn is_whole_udp(datagram: &[u8]) -> bool {
-    let header = datagram.first_chunk::<UDP_HEADER_BYTES>();
-    header.is_some_and(|udp| usize::from(u16::from_be_bytes([udp[4], udp[5]])) == datagram.len())
+pub fn udp_header(datagram: &[u8]) -> Option<&[u8; UDP_HEADER_BYTES]> {
+    let udp = datagram.first_chunk()?;
+    (usize::from(u16::from_be_bytes([udp[4], udp[5]])) == datagram.len()).then_some(udp)
 }
 
 /// Whether a parsed packet, `header.total_bytes` long, is well-formed TCP or UDP, no fragment, and
@@ -74,19 +75,21 @@ pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
     let range = usize::from(header.header_bytes)..usize::from(header.total_bytes);
     let Some(payload) = packet.get(range) else { return false };
     let is_well_formed = match header.protocol {
+        _ if header.is_fragment() => false,
         protocol::TCP => TcpHeader::parse(payload).is_some(),
-        protocol::UDP => {
-            is_whole_udp(payload)
-                && payload.get(UDP_CHECKSUM_OFFSET..UDP_HEADER_BYTES) != Some(&[0, 0])
-        }
+        protocol::UDP => udp_header(payload).is_some_and(|udp| [udp[6], udp[7]] != [0, 0]),
         _ => false,
     };
-    let (source, destination) = (header.source, header.destination);
-    is_well_formed && !header.is_fragment() && {
-        let payload_bytes = header.payload_bytes();
-        let pseudo = checksum::pseudo_header(source, destination, header.protocol, payload_bytes);
-        checksum::add(pseudo, checksum::sum(payload)) == 0xffff
+    if !is_well_formed {
+        return false;
     }
+    let pseudo = checksum::pseudo_header(
+        header.source,
+        header.destination,
+        header.protocol,
+        header.payload_bytes(),
+    );
+    checksum::add(pseudo, checksum::sum(payload)) == 0xffff
 }
 
 /// Finishes a packet that the kernel left with `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the field at

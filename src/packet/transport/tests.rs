@@ -78,9 +78,10 @@ fn a_tcp_header_is_read() {
 #[test]
 fn a_udp_length_must_be_the_datagrams() {
     let datagram = [0x12, 0x34, 0, 53, 0, 9, 0xab, 0xcd, 0xff];
-    assert!(is_whole_udp(&datagram));
-    assert!(!is_whole_udp(&datagram[..8]) && !is_whole_udp(&[&datagram[..], &[0]].concat()));
-    assert!(!is_whole_udp(&[0, 0, 0, 0, 0, 7, 0]), "a header cut short");
+    assert!(udp_header(&datagram).is_some());
+    assert!(udp_header(&datagram[..8]).is_none());
+    assert!(udp_header(&[&datagram[..], &[0]].concat()).is_none());
+    assert!(udp_header(&[0, 0, 0, 0, 0, 7, 0]).is_none(), "a header cut short");
 }
 
 #[test]
