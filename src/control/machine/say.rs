@@ -55,20 +55,22 @@ pub(in crate::control) enum Say {
 impl Say {
     /// Whether the operator should look.
     pub(in crate::control) fn is_warning(&self) -> bool {
-        match self {
-            Self::WrittenInOurName { alarm, .. } => *alarm,
-            Self::Released(released) => released.over > 0,
-            other => !matches!(
-                other,
-                Self::RenewalPlanned { .. }
-                    | Self::Renewed { .. }
-                    | Self::Confirmed { .. }
-                    | Self::Moved { .. }
-                    | Self::BecameReservation { .. }
-                    | Self::HistoryLost
-                    | Self::StoreAnswers { .. }
-            ),
+        if let Self::WrittenInOurName { alarm, .. } = self {
+            return *alarm;
         }
+        if let Self::Released(released) = self {
+            return released.over > 0;
+        }
+        !matches!(
+            self,
+            Self::RenewalPlanned { .. }
+                | Self::Renewed { .. }
+                | Self::Confirmed { .. }
+                | Self::Moved { .. }
+                | Self::BecameReservation { .. }
+                | Self::HistoryLost
+                | Self::StoreAnswers { .. }
+        )
     }
 }
 

@@ -261,11 +261,11 @@ fn sum_up(operation: &'static str, mut failures: Vec<(usize, StoreError)>) -> St
     failures.sort_by_key(|(place, _)| *place);
     let mut details = Vec::new();
     for (_, failure) in failures {
-        match failure {
-            StoreError::Unavailable { detail, .. } => details.push(detail),
+        let StoreError::Unavailable { detail, .. } = failure else {
             // An endpoint with a reason is worth more than one without an answer.
-            other => return other,
-        }
+            return failure;
+        };
+        details.push(detail);
     }
     StoreError::Unavailable { operation, detail: details.join("; ") }
 }

@@ -230,7 +230,7 @@ impl Node {
         };
         let assigned = self
             .subnet()
-            .and_then(|subnet| subnet.ok_or("its pod cidr is not assigned".to_owned()));
+            .and_then(|subnet| subnet.ok_or_else(|| "its pod cidr is not assigned".to_owned()));
         let subnet = match assigned {
             Ok(subnet) => subnet,
             Err(detail) => return Some(Err(rejected(RejectReason::BadKey, detail))),
