@@ -104,6 +104,7 @@ impl ControlStatus {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[cfg(feature = "kube")]
     pub(crate) fn store_failed(&self) {
         let mut state = self.edit();
         state.store_is_up = false;
