@@ -177,15 +177,25 @@ pub(crate) fn udp_sizes(
     let mut broken = Vec::new();
     thread::scope(|scope| {
         scope.spawn(|| echo(&far, &stop));
+        // A failure inside must end the echo, or nobody ever hears of it.
+        let _stop = StopOnDrop(&stop);
         for size in sizes {
             let sent = payload(size as u64, size);
             if !(0..3).any(|_| echoed(&near, target, &sent)) {
                 broken.push(size);
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(broken.is_empty(), "UDP payloads of these sizes never come back: {broken:?}");
+}
+
+/// Ends a thread of the scope, also after a panic.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn echoed(socket: &UdpSocket, target: SocketAddr, sent: &[u8]) -> bool {
