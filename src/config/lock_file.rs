@@ -15,6 +15,10 @@ const MODE: u32 = 0o600;
 /// The file can be replaced between opening and locking only by somebody who removes lock files.
 const OPEN_ATTEMPTS_MAX: u32 = 16;
 
+/// How often the kernel's list of locks is read before a lock counts as missing: the list comes in
+/// pieces, and a line moves past the reader when a lock before it is given back meanwhile.
+const LOOKS: u32 = 8;
+
 /// Locks the file at `path`, which is made if need be. Never waits; `None` if another process has
 /// the lock.
 ///
@@ -71,6 +75,10 @@ fn is_trusted(user: u32) -> bool {
 
 /// Whether a process of root or of this user holds a lock on the file with this inode number.
 fn is_held_by_trusted(inode: u64) -> bool {
+    (0..LOOKS).any(|_| is_listed_as_held(inode))
+}
+
+fn is_listed_as_held(inode: u64) -> bool {
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     locks.lines().filter_map(|line| flock_holder(line, inode)).any(|pid| {
         // Not the owner of /proc/PID, which is root for a process that changed its credentials.

@@ -1,6 +1,7 @@
 //! weftd's outcome for a command line and an environment.
 
-use std::fs::File;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
@@ -20,7 +21,10 @@ pub(crate) struct Ended {
 /// lock, which ends it before it touches the host or asks a store.
 pub(crate) fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
     let dir = TempDir::new().expect("a directory for the test");
-    let lock = File::create(dir.path().join("subnet.env.lock")).expect("it is writable");
+    let path = dir.path().join("subnet.env.lock");
+    let mut options = OpenOptions::new();
+    let lock = options.write(true).create(true).truncate(false).mode(0o600).open(path);
+    let lock = lock.expect("it is writable");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody else locks");
     let output = Command::new(WEFTD)
         .arg(format!("-subnet-file={}", dir.path().join("subnet.env").display()))
