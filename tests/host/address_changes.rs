@@ -62,11 +62,17 @@ fn the_tunnel_and_the_lease_follow_a_replaced_address() {
             let status = overlay.status(0).0;
             assert_eq!(status["lease"]["public_ip"], new.to_string(), "a wrong status");
             assert_eq!(status["lease"]["subnet"], format!("{subnet}/24"), "another subnet");
+            for words in [format!("went from {old} to {new}"), format!("now with PublicIP {new}")] {
+                wait_until(CONVERGE, &format!("the log says {words:?}"), || {
+                    overlay.daemons[0]
+                        .output()
+                        .lines()
+                        .skip(lines)
+                        .any(|line| line.contains(&words))
+                });
+            }
             let log = overlay.daemons[0].output();
             let told: Vec<_> = log.lines().skip(lines).collect();
-            let says = |words: &str| told.iter().any(|line| line.contains(words));
-            assert!(says(&format!("went from {old} to {new}")), "not said: {told:?}");
-            assert!(says(&format!("now with PublicIP {new}")), "not said: {told:?}");
             assert!(told.len() <= 10, "{} lines for one change: {told:?}", told.len());
             old = new;
         }
