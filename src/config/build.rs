@@ -2,6 +2,7 @@
 //! an error that names the flag; nothing downstream checks an option again.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -12,14 +13,14 @@ use regex::Regex;
 
 use crate::config::build_kube::{kube, warn_of_other_stores};
 use crate::config::duration;
-use crate::config::flag_table::{FLAGS, Settings, Support};
+use crate::config::flag_table::Settings;
 use crate::config::options::{
     ClientCertificate, Credentials, EngineChoice, EtcdOptions, InterfaceOptions, LogFormat,
     OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
-const RENEW_MARGIN_MINUTES_MAX: i64 = 24 * 60 - 1;
+const RENEW_MARGIN_MINUTES_MAX: u64 = 24 * 60 - 1;
 
 /// Longest path of a unix socket: `sun_path` holds 108 bytes with the closing zero (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -28,140 +29,107 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 const SUBNET_FILE_NAME: &str = "subnet.env";
 
 /// Why the values of the flags stop a start.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum OptionError {
-    /// The feature is not built.
-    #[error("{missing} is not built into this weftd: remove {given} or run flanneld")]
-    NotBuilt {
-        /// What is missing.
-        missing: &'static str,
-        /// The flag or variable that asks for it.
-        given: String,
-    },
-    /// A value outside its meaning.
-    #[error("{flag}: {problem}")]
-    Value {
-        /// The flag with its dashes.
-        flag: &'static str,
-        /// Which value, what is wrong, what would be right.
-        problem: String,
-    },
-    /// flanneld's phrase, which operators grep for.
-    #[error(
-        "Invalid subnet-lease-renew-margin option {0}, it should be between 1 and 1439 minutes"
-    )]
-    RenewMargin(i64),
-    /// flanneld's phrase.
-    #[error("invalid public IP address: {0:?}: --public-ip takes the IPv4 address of one host")]
-    PublicIp(String),
-    /// Two flags that need each other.
-    #[error("{given} needs {absent} as well")]
-    Incomplete {
-        /// The flag that was given.
-        given: &'static str,
-        /// The flag that is absent.
-        absent: &'static str,
-    },
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct OptionError(pub(super) String);
+
+impl OptionError {
+    /// `given` is the flag or variable that asks for the feature.
+    pub(super) fn not_built(missing: &str, given: &str) -> Self {
+        Self(format!("{missing} is not built into this weftd: remove {given} or run flanneld"))
+    }
+
     /// Leases can live in one place only.
-    #[error("--local-store and {other} (flag or environment) exclude each other: keep one of them")]
-    TwoStores {
-        /// The other store's flag.
-        other: String,
-    },
-    /// Flags and variables of Kubernetes.
-    #[cfg(feature = "kube")]
-    #[error(transparent)]
-    Kube(#[from] crate::config::kube::KubeOptionError),
+    fn two_stores(other: &str) -> Self {
+        Self(format!(
+            "--local-store and --{other} (flag or environment) exclude each other: keep one of them"
+        ))
+    }
 }
 
 /// Checks `settings` and builds the options. What can be ignored is added to `warnings`.
 pub(super) fn options(
-    mut settings: Settings,
+    settings: &Settings,
     variable: impl Fn(&str) -> Option<OsString>,
     warnings: &mut Vec<String>,
 ) -> Result<Options, OptionError> {
-    refuse_unbuilt(&mut settings, warnings)?;
-    warn_of_other_stores(&mut settings, warnings);
-    check_peer_check(&settings.peer_check.value)?;
-    let subnet_file = subnet_file(&settings.subnet_file.value)?;
+    refuse_unbuilt(settings)?;
+    warn_of_other_stores(settings, warnings);
+    check_peer_check(&settings.peer_check)?;
+    let subnet_file = subnet_file(&settings.subnet_file)?;
     Ok(Options {
-        stale_hold: stale_hold(&settings.stale_hold.value)?,
+        stale_hold: stale_hold(&settings.stale_hold)?,
         // What the cache remembers is a lease of a store in which nodes choose.
-        start_from_cache: settings.start_from_cache.value && !settings.kube_subnet_mgr.value,
-        renew_margin: renew_margin(settings.subnet_lease_renew_margin.value)?,
-        interface: interface(&settings)?,
-        follow_address: settings.follow_address.value,
-        health: health(&settings.healthz_ip.value, settings.healthz_port.value)?,
-        rules: rules(&settings)?,
-        engine: engine(&settings.engine.value)?,
-        workers: workers(&settings.workers.value)?,
-        offload: offload(&settings.offload.value)?,
-        log_format: log_format(&settings.log_format.value)?,
-        verbosity: u8::try_from(settings.v.value.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
-        status_socket: status_socket(&settings.status_socket.value, &subnet_file)?,
+        start_from_cache: settings.start_from_cache && !settings.kube_subnet_mgr,
+        renew_margin: renew_margin(settings.subnet_lease_renew_margin)?,
+        interface: interface(settings)?,
+        follow_address: settings.follow_address,
+        health: health(&settings.healthz_ip, settings.healthz_port)?,
+        rules: rules(settings)?,
+        engine: engine(&settings.engine)?,
+        workers: workers(&settings.workers)?,
+        offload: offload(&settings.offload)?,
+        log_format: log_format(&settings.log_format)?,
+        verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
+        status_socket: status_socket(&settings.status_socket, &subnet_file)?,
         subnet_file,
-        store: store(&mut settings, variable)?,
+        store: store(settings, variable)?,
     })
 }
 
-/// Applies the table's policy on flags whose feature is not built.
-fn refuse_unbuilt(settings: &mut Settings, warnings: &mut Vec<String>) -> Result<(), OptionError> {
-    let mut defaults = Settings::default();
-    for flag in FLAGS {
-        let Some(given) = flag.given(settings) else { continue };
-        let value = (flag.setting)(settings).shown();
-        match flag.support {
-            // A bool asks for its feature when true, even where true is the default.
-            Support::Missing(missing) if !value.is_empty() => {
-                return Err(OptionError::NotBuilt { missing, given });
-            }
-            Support::Idle(feature) if value != (flag.setting)(&mut defaults).shown() => {
-                warnings.push(format!(
-                    "{given} has no effect: it only matters with {feature}, not built into this \
-                     weftd"
-                ));
-            }
-            Support::Built | Support::Missing(_) | Support::Idle(_) => {}
+/// To run without what these flags of flanneld ask for would change what the host does.
+fn refuse_unbuilt(settings: &Settings) -> Result<(), OptionError> {
+    let unbuilt = [
+        ("log_backtrace_at", &settings.log_backtrace_at, "A stack trace at a line of the log"),
+        ("public-ipv6", &settings.public_ipv6, "IPv6 between and inside the hosts"),
+        ("vmodule", &settings.vmodule, "Detail of the log per source file"),
+    ];
+    for (flag, text, missing) in unbuilt {
+        if let Some(given) = settings.given.get(flag).filter(|_| !text.is_empty()) {
+            return Err(OptionError::not_built(missing, given));
         }
     }
     Ok(())
 }
 
+/// The text begins with flanneld's phrase, which operators grep for.
 fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
     match u64::try_from(minutes) {
-        Ok(valid @ 1..) if minutes <= RENEW_MARGIN_MINUTES_MAX => {
-            Ok(Duration::from_secs(valid * 60))
-        }
-        _ => Err(OptionError::RenewMargin(minutes)),
+        Ok(valid @ 1..=RENEW_MARGIN_MINUTES_MAX) => Ok(Duration::from_secs(valid * 60)),
+        _ => Err(OptionError(format!(
+            "Invalid subnet-lease-renew-margin option {minutes}, it should be between 1 and 1439 \
+             minutes"
+        ))),
     }
 }
 
 fn stale_hold(text: &str) -> Result<Duration, OptionError> {
     duration::parse(text).ok_or_else(|| {
-        value("--stale-hold", format!("{text:?} is no duration such as 15m or 1h30m, or 0"))
+        refused("--stale-hold", format!("{text:?} is no duration such as 15m or 1h30m, or 0"))
     })
 }
 
 fn interface(settings: &Settings) -> Result<InterfaceOptions, OptionError> {
-    let regexes = settings.iface_regex.value.iter().map(|text| {
+    let regexes = settings.iface_regex.iter().map(|text| {
         Regex::new(text).map_err(|error| {
-            value("--iface-regex", format!("{text:?} is no regular expression: {error}"))
+            refused("--iface-regex", format!("{text:?} is no regular expression: {error}"))
         })
     });
-    let can_reach = optional(&settings.iface_can_reach.value).map(|text| {
+    let can_reach = optional(&settings.iface_can_reach).map(|text| {
         text.parse().map_err(|_not_an_address| {
-            value("--iface-can-reach", format!("{text:?} is not an IP address"))
+            refused("--iface-can-reach", format!("{text:?} is not an IP address"))
         })
     });
     Ok(InterfaceOptions {
-        interfaces: settings.iface.value.clone(),
+        interfaces: settings.iface.clone(),
         regexes: regexes.collect::<Result<_, _>>()?,
         can_reach: can_reach.transpose()?,
-        public_ip: optional(&settings.public_ip.value).map(public_ip).transpose()?,
+        public_ip: optional(&settings.public_ip).map(public_ip).transpose()?,
     })
 }
 
-/// Go's `ParseIP` also takes `::ffff:192.0.2.1` for an IPv4 address.
+/// The text begins with flanneld's phrase. Go's `ParseIP` also takes `::ffff:192.0.2.1` for an IPv4
+/// address.
 fn public_ip(text: &str) -> Result<Ipv4Addr, OptionError> {
     match text.parse::<IpAddr>().map(|address| address.to_canonical()) {
         Ok(IpAddr::V4(address))
@@ -169,7 +137,9 @@ fn public_ip(text: &str) -> Result<Ipv4Addr, OptionError> {
         {
             Ok(address)
         }
-        _ => Err(OptionError::PublicIp(text.to_owned())),
+        _ => Err(OptionError(format!(
+            "invalid public IP address: {text:?}: --public-ip takes the IPv4 address of one host"
+        ))),
     }
 }
 
@@ -177,28 +147,28 @@ fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
     // Go listens on every address when the host part is empty.
     let address = optional(address).unwrap_or("0.0.0.0");
     let address: IpAddr = address.parse().map_err(|_not_an_address| {
-        value("--healthz-ip", format!("{address:?} is not an IP address"))
+        refused("--healthz-ip", format!("{address:?} is not an IP address"))
     })?;
     let port = u16::try_from(port).map_err(|_out_of_range| {
-        value("--healthz-port", format!("{port} is no port: use 1 to 65535, or 0 for none"))
+        refused("--healthz-port", format!("{port} is no port: use 1 to 65535, or 0 for none"))
     })?;
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
 
 fn rules(settings: &Settings) -> Result<RuleOptions, OptionError> {
-    let seconds = settings.iptables_resync.value;
+    let seconds = settings.iptables_resync;
     let resync = match u64::try_from(seconds) {
         Ok(valid @ 1..) => Duration::from_secs(valid),
         _ => {
             let problem = format!("{seconds} is no period: use 1 or more seconds");
-            return Err(value("--iptables-resync", problem));
+            return Err(refused("--iptables-resync", problem));
         }
     };
     Ok(RuleOptions {
-        masquerade: settings.ip_masq.value,
-        random_ports: !settings.ip_masq_fully_random_disable.value,
-        forward: settings.iptables_forward_rules.value,
-        blackhole_route: settings.ip_blackhole_route.value,
+        masquerade: settings.ip_masq,
+        random_ports: !settings.ip_masq_fully_random_disable,
+        forward: settings.iptables_forward_rules,
+        blackhole_route: settings.ip_blackhole_route,
         resync,
     })
 }
@@ -208,7 +178,7 @@ fn engine(text: &str) -> Result<EngineChoice, OptionError> {
         "auto" => Ok(EngineChoice::Auto),
         "mmsg" => Ok(EngineChoice::Mmsg),
         "io_uring" => Ok(EngineChoice::IoUring),
-        _ => Err(value("--engine", format!("{text:?} is no engine: use auto, io_uring or mmsg"))),
+        _ => Err(refused("--engine", format!("{text:?} is no engine: use auto, io_uring or mmsg"))),
     }
 }
 
@@ -221,7 +191,7 @@ fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
         _ => {
             let most = WorkersChoice::MAX;
             let problem = format!("{text:?} is no number of workers: use auto or 1 to {most}");
-            Err(value("--workers", problem))
+            Err(refused("--workers", problem))
         }
     }
 }
@@ -243,7 +213,7 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
                 let problem = format!(
                     "{name:?} is no offload: use auto, none, or a list of tso, uso, gso, gro"
                 );
-                return Err(value("--offload", problem));
+                return Err(refused("--offload", problem));
             }
         }
     }
@@ -253,11 +223,8 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
 fn check_peer_check(text: &str) -> Result<(), OptionError> {
     match text {
         "loose" => Ok(()),
-        "strict" => Err(OptionError::NotBuilt {
-            missing: "The strict peer check",
-            given: "--peer-check=strict".to_owned(),
-        }),
-        _ => Err(value("--peer-check", format!("{text:?} is no peer check: use loose"))),
+        "strict" => Err(OptionError::not_built("The strict peer check", "--peer-check=strict")),
+        _ => Err(refused("--peer-check", format!("{text:?} is no peer check: use loose"))),
     }
 }
 
@@ -265,14 +232,14 @@ fn log_format(text: &str) -> Result<LogFormat, OptionError> {
     match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
-        _ => Err(value("--log-format", format!("{text:?} is no form: use text or json"))),
+        _ => Err(refused("--log-format", format!("{text:?} is no form: use text or json"))),
     }
 }
 
 fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
     let path = PathBuf::from(text);
     if path.file_name().is_none() || text.ends_with('/') || text.contains('\0') {
-        return Err(value("--subnet-file", format!("{text:?} names no file")));
+        return Err(refused("--subnet-file", format!("{text:?} names no file")));
     }
     Ok(path)
 }
@@ -296,40 +263,39 @@ fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError>
              give another path",
             path.display()
         );
-        return Err(value("--status-socket", problem));
+        return Err(refused("--status-socket", problem));
     }
     Ok(path)
 }
 
 fn store(
-    settings: &mut Settings,
+    settings: &Settings,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<StoreOptions, OptionError> {
-    if settings.kube_subnet_mgr.value {
-        if settings.local_store.is_given() {
-            return Err(OptionError::TwoStores { other: "--kube-subnet-mgr".to_owned() });
+    let is_local = settings.given.contains_key("local-store");
+    if settings.kube_subnet_mgr {
+        if is_local {
+            return Err(OptionError::two_stores("kube-subnet-mgr"));
         }
         return kube(settings, variable);
     }
-    if !settings.local_store.is_given() {
+    if !is_local {
         return etcd(settings).map(StoreOptions::Etcd);
     }
-    let directory = settings.local_store.value.clone();
-    if directory.is_empty() {
-        return Err(value("--local-store", "an empty path names no directory".to_owned()));
+    if settings.local_store.is_empty() {
+        return Err(refused("--local-store", "an empty path names no directory"));
     }
-    let mut etcd_flags = FLAGS.iter().filter(|flag| flag.name.starts_with("etcd-"));
-    match etcd_flags.find(|flag| flag.given(settings).is_some()) {
-        Some(flag) => Err(OptionError::TwoStores { other: format!("--{}", flag.name) }),
-        None => Ok(StoreOptions::Local(PathBuf::from(directory))),
+    match settings.given.keys().find(|flag| flag.starts_with("etcd-")) {
+        Some(flag) => Err(OptionError::two_stores(flag)),
+        None => Ok(StoreOptions::Local(PathBuf::from(&settings.local_store))),
     }
 }
 
 fn etcd(settings: &Settings) -> Result<EtcdOptions, OptionError> {
-    let ca_file = optional(&settings.etcd_cafile.value).map(PathBuf::from);
+    let ca_file = optional(&settings.etcd_cafile).map(PathBuf::from);
     let client_certificate = both(
-        ("--etcd-certfile", optional(&settings.etcd_certfile.value)),
-        ("--etcd-keyfile", optional(&settings.etcd_keyfile.value)),
+        ("--etcd-certfile", optional(&settings.etcd_certfile)),
+        ("--etcd-keyfile", optional(&settings.etcd_keyfile)),
     )?;
     let client_certificate = client_certificate.map(|(certificate_file, key_file)| {
         ClientCertificate { certificate_file: certificate_file.into(), key_file: key_file.into() }
@@ -339,16 +305,16 @@ fn etcd(settings: &Settings) -> Result<EtcdOptions, OptionError> {
         (None, Some(_)) => Some("--etcd-certfile"),
         (None, None) => None,
     };
-    let endpoints = settings.etcd_endpoints.value.split(',');
+    let endpoints = settings.etcd_endpoints.split(',');
     let endpoints = endpoints.map(|text| endpoint(text, tls_flag)).collect::<Result<_, _>>()?;
-    let prefix = clean_prefix(&settings.etcd_prefix.value)?;
+    let prefix = clean_prefix(&settings.etcd_prefix)?;
     let credentials = both(
-        ("--etcd-username", optional(&settings.etcd_username.value)),
-        ("--etcd-password", optional(&settings.etcd_password.value.0)),
+        ("--etcd-username", optional(&settings.etcd_username)),
+        ("--etcd-password", optional(&settings.etcd_password.0)),
     )?;
     let credentials = credentials.map(|(username, _)| Credentials {
         username: username.to_owned(),
-        password: settings.etcd_password.value.clone(),
+        password: settings.etcd_password.clone(),
     });
     Ok(EtcdOptions { endpoints, prefix, ca_file, client_certificate, credentials })
 }
@@ -361,7 +327,7 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
     if text.contains('@') {
         let problem = "a URL must not hold a user: use --etcd-username and \
                        FLANNELD_ETCD_PASSWORD instead";
-        return Err(value(FLAG, problem.to_owned()));
+        return Err(refused(FLAG, problem));
     }
     let whole = url(FLAG, text, PathPart::Forbidden)?;
     match tls_flag {
@@ -369,7 +335,7 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
             let problem = format!(
                 "{text:?} is plain http, but {flag} is given: certificates need https:// endpoints"
             );
-            Err(value(FLAG, problem))
+            Err(refused(FLAG, problem))
         }
         Some(_) | None => Ok(whole),
     }
@@ -386,7 +352,7 @@ pub(super) enum PathPart {
 /// Reads the URL of a server.
 pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<String, OptionError> {
     let wrong = |why: &str| {
-        Err(value(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))
+        Err(refused(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))
     };
     let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let Ok(url) = whole.parse::<Uri>() else { return wrong("is not a URL") };
@@ -423,7 +389,7 @@ fn clean_prefix(text: &str) -> Result<String, OptionError> {
     let rooted = text.starts_with('/');
     if parts.is_empty() && !rooted {
         let problem = format!("{text:?} is no prefix: use one such as /coreos.com/network");
-        return Err(value("--etcd-prefix", problem));
+        return Err(refused("--etcd-prefix", problem));
     }
     Ok(parts.iter().enumerate().fold(String::new(), |mut prefix, (index, part)| {
         if rooted || index > 0 {
@@ -442,7 +408,7 @@ fn both<T>(
         ((_, Some(first)), (_, Some(second))) => Ok(Some((first, second))),
         ((_, None), (_, None)) => Ok(None),
         ((given, Some(_)), (absent, None)) | ((absent, None), (given, Some(_))) => {
-            Err(OptionError::Incomplete { given, absent })
+            Err(OptionError(format!("{given} needs {absent} as well")))
         }
     }
 }
@@ -452,6 +418,7 @@ pub(super) fn optional(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-pub(super) fn value(flag: &'static str, problem: String) -> OptionError {
-    OptionError::Value { flag, problem }
+/// The `problem` says which value, what is wrong, and what would be right.
+pub(super) fn refused(flag: &str, problem: impl Display) -> OptionError {
+    OptionError(format!("{flag}: {problem}"))
 }

@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 /// Longest duration that Go's parser takes: 2^63 nanoseconds.
-const NANOSECONDS_MAX: u128 = i64::MAX as u128;
-/// Digits that are read of a number; what follows is more than the longest duration, or less than
-/// a nanosecond.
-const DIGITS_MAX: usize = 19;
+const LONGEST: Duration = Duration::from_nanos(i64::MAX.cast_unsigned());
 
 /// Reads what Go's `time.ParseDuration` does, but for a negative duration; `None` otherwise.
 #[must_use]
@@ -15,47 +12,30 @@ pub(super) fn parse(text: &str) -> Option<Duration> {
     if rest == "0" {
         return Some(Duration::ZERO);
     }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut total = 0_u128;
-    while !rest.is_empty() {
-        let is_digit = |c: char| c.is_ascii_digit();
-        let end = rest.find(|c| !is_digit(c) && c != '.')?;
-        let (number, after) = rest.split_at(end);
-        let unit_end = after.find(|c| is_digit(c) || c == '.').unwrap_or(after.len());
-        let (unit, after) = after.split_at(unit_end);
-        total = total.checked_add(nanoseconds(number, unit)?)?;
-        if total > NANOSECONDS_MAX {
-            return None;
+    let in_number = |c: char| c.is_ascii_digit() || c == '.';
+    let mut total = Duration::ZERO;
+    loop {
+        let (number, after) = rest.split_at(rest.find(|c| !in_number(c))?);
+        let (unit, after) = after.split_at(after.find(in_number).unwrap_or(after.len()));
+        let seconds = number.parse::<f64>().ok()? * seconds_of(unit)?;
+        total = total.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
+        if after.is_empty() {
+            return (total <= LONGEST).then_some(total);
         }
         rest = after;
     }
-    let nanoseconds = u64::try_from(total).ok()?;
-    Some(Duration::from_nanos(nanoseconds))
 }
 
-fn nanoseconds(number: &str, unit: &str) -> Option<u128> {
-    let unit: u128 = match unit {
-        "ns" => 1,
-        "us" | "µs" | "μs" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        "m" => 60_000_000_000,
-        "h" => 3_600_000_000_000,
-        _ => return None,
-    };
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    let has_digits = !whole.is_empty() || !fraction.is_empty();
-    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    if !has_digits || !digits(fraction) || whole.len() > DIGITS_MAX {
-        return None;
+fn seconds_of(unit: &str) -> Option<f64> {
+    match unit {
+        "ns" => Some(1e-9),
+        "us" | "µs" | "μs" => Some(1e-6),
+        "ms" => Some(1e-3),
+        "s" => Some(1.0),
+        "m" => Some(60.0),
+        "h" => Some(3600.0),
+        _ => None,
     }
-    let whole = if whole.is_empty() { 0 } else { whole.parse::<u128>().ok()? };
-    let fraction = fraction.get(..DIGITS_MAX).unwrap_or(fraction);
-    let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
-    let part = if fraction.is_empty() { 0 } else { fraction.parse::<u128>().ok()? };
-    Some(whole * unit + part * unit / scale)
 }
 
 #[cfg(test)]

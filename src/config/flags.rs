@@ -18,39 +18,14 @@ use crate::config::options::Options;
 pub enum Outcome {
     /// Run with these options, after logging the warnings.
     Run(Box<Options>, Vec<String>),
-    /// Print the version on stderr and exit 0.
-    Version,
-    /// Print this usage text on stderr and exit 0.
-    Help(String),
-    /// Print this line on stderr and exit non-zero.
-    Refuse {
-        /// One line: which flag, what is wrong, what to do.
-        message: String,
-        /// The command line itself is malformed: hint at `--help` and exit 2 rather than 1.
-        usage: bool,
-    },
+    /// Print the text on stderr and exit with the code: version, usage, or what is wrong.
+    End(String, u8),
 }
 
 /// Exit code for values that make no sense, as in flanneld.
 const EXIT_INVALID: u8 = 1;
 /// Exit code for a malformed command line, as of every Go and GNU program.
 const EXIT_USAGE: u8 = 2;
-
-impl Outcome {
-    /// What goes to stderr and the exit code, for everything but [`Outcome::Run`].
-    #[must_use]
-    pub fn ending(&self, program: &str, version: &str) -> Option<(String, u8)> {
-        match self {
-            Self::Run(..) => None,
-            Self::Version => Some((format!("{version}\n"), 0)),
-            Self::Help(text) => Some((text.clone(), 0)),
-            Self::Refuse { message, usage: true } => {
-                Some((format!("{message}\nTry '{program} --help'.\n"), EXIT_USAGE))
-            }
-            Self::Refuse { message, usage: false } => Some((format!("{message}\n"), EXIT_INVALID)),
-        }
-    }
-}
 
 /// Parses `arguments`, the program's own name first, and the variables that `variable` finds.
 ///
@@ -62,29 +37,31 @@ pub fn parse(
 ) -> Outcome {
     let mut arguments = arguments.into_iter();
     let program = arguments.next().unwrap_or_else(|| OsString::from("weftd"));
+    let program = program.to_string_lossy();
     let mut settings = Settings::default();
     let ignored = match go_flags::read_arguments(arguments, &mut settings) {
         Ok(ignored) => ignored,
-        Err(SyntaxError::Help) => {
-            return Outcome::Help(go_flags::usage(&program.to_string_lossy()));
+        Err(SyntaxError::Help) => return Outcome::End(go_flags::usage(&program), 0),
+        Err(SyntaxError::Complaint(text)) => {
+            let text = format!("{}\nTry 'weftd --help'.\n", one_line(&text));
+            return Outcome::End(text, EXIT_USAGE);
         }
-        Err(error) => return Outcome::Refuse { message: one_line(&error), usage: true },
     };
-    if settings.version.value {
-        return Outcome::Version;
+    if settings.version {
+        return Outcome::End(format!("{}\n", env!("CARGO_PKG_VERSION")), 0);
     }
     let mut warnings: Vec<_> = ignored.into_iter().collect();
     warnings.extend(go_flags::read_environment(&variable, &mut settings));
-    match build::options(settings, variable, &mut warnings) {
+    match build::options(&settings, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
-        Err(error) => Outcome::Refuse { message: one_line(&error), usage: false },
+        Err(error) => Outcome::End(one_line(&error.to_string()) + "\n", EXIT_INVALID),
     }
 }
 
 /// A value may hold line breaks and escape sequences; the terminal and the log get one line.
-fn one_line(error: &dyn std::error::Error) -> String {
+fn one_line(text: &str) -> String {
     let mut line = String::new();
-    for character in error.to_string().chars() {
+    for character in text.chars() {
         if character.is_control() {
             line.extend(character.escape_default());
         } else {

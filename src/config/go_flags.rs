@@ -4,7 +4,6 @@
 use std::ffi::OsString;
 
 use crate::config::flag_table::{FLAGS, Flag, Settings};
-use crate::config::setting::{Source, ValueProblem};
 
 /// Why the arguments stop a start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,36 +11,9 @@ pub(super) enum SyntaxError {
     /// `-h` or `--help`: not an error, but it ends parsing.
     #[error("help requested")]
     Help,
-    /// No name after the dashes.
-    #[error("bad flag syntax: {0}")]
-    Malformed(String),
-    /// No such flag.
-    #[error("flag provided but not defined: -{0}")]
-    Unknown(String),
-    /// The last argument is a flag that takes a value.
-    #[error("flag needs an argument: -{0}")]
-    NoValue(&'static str),
-    /// A value that its flag cannot hold.
-    #[error("invalid value {value:?} for flag -{flag}: {problem}")]
-    Value {
-        /// The flag's name.
-        flag: &'static str,
-        /// The text given.
-        value: String,
-        /// What is wrong with it.
-        problem: ValueProblem,
-    },
-    /// A value that is no boolean, worded as in Go.
-    #[error("invalid boolean value {value:?} for -{flag}: {}", ValueProblem::Syntax)]
-    Boolean {
-        /// The flag's name.
-        flag: &'static str,
-        /// The text given.
-        value: String,
-    },
-    /// Bytes that are no text. Holds the flag, never the value, which may be a secret.
-    #[error("the argument or value of {0} is not UTF-8")]
-    NotUtf8(String),
+    /// What is wrong, in Go's words where Go has some.
+    #[error("{0}")]
+    Complaint(String),
 }
 
 /// Reads the arguments after the program's name into `settings`.
@@ -59,13 +31,13 @@ pub(super) fn read_arguments(
             Err(raw) if raw.as_encoded_bytes().starts_with(b"-") => {
                 let text = raw.to_string_lossy();
                 let name = text.split('=').next().unwrap_or_default();
-                return Err(SyntaxError::NotUtf8(name.to_owned()));
+                return Err(not_utf8(name));
             }
             Err(_) => return stop(arguments.count()),
         };
         let Some(body) = flag_body(&argument) else { return stop(arguments.count()) };
         if body.is_empty() || body.starts_with(['-', '=']) {
-            return Err(SyntaxError::Malformed(argument));
+            return Err(SyntaxError::Complaint(format!("bad flag syntax: {argument}")));
         }
         let (name, inline) = match body.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
@@ -74,20 +46,21 @@ pub(super) fn read_arguments(
         let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) else {
             return Err(match name {
                 "help" | "h" => SyntaxError::Help,
-                _ => SyntaxError::Unknown(name.to_owned()),
+                _ => SyntaxError::Complaint(format!("flag provided but not defined: -{name}")),
             });
         };
         let value = match inline {
             Some(value) => value,
-            None if (flag.setting)(settings).type_name().is_empty() => "true".to_owned(),
-            None => arguments
-                .next()
-                .ok_or(SyntaxError::NoValue(flag.name))?
-                .1
-                .into_string()
-                .map_err(|_value| SyntaxError::NotUtf8(format!("-{}", flag.name)))?,
+            None if (flag.value)(settings).type_name().is_empty() => "true".to_owned(),
+            None => match arguments.next() {
+                Some((_, value)) => text_of(flag, value)?,
+                None => {
+                    let complaint = format!("flag needs an argument: -{name}");
+                    return Err(SyntaxError::Complaint(complaint));
+                }
+            },
         };
-        assign(flag, settings, value, Source::CommandLine)?;
+        assign(flag, settings, &value, format!("--{name}"))?;
     }
     Ok(None)
 }
@@ -109,15 +82,13 @@ pub(super) fn read_environment(
 ) -> Vec<String> {
     let mut complaints = Vec::new();
     for flag in FLAGS.iter().filter(|flag| flag.name != "version") {
-        if flag.given(settings).is_some() {
+        if settings.given.contains_key(flag.name) {
             continue;
         }
-        let name = flag.variable();
+        let name = format!("FLANNELD_{}", flag.name.to_ascii_uppercase().replace('-', "_"));
         let Some(value) = variable(&name).filter(|value| !value.is_empty()) else { continue };
-        let outcome = value
-            .into_string()
-            .map_err(|_value| SyntaxError::NotUtf8(format!("-{}", flag.name)))
-            .and_then(|value| assign(flag, settings, value, Source::Environment));
+        let outcome =
+            text_of(flag, value).and_then(|value| assign(flag, settings, &value, name.clone()));
         if let Err(error) = outcome {
             complaints.push(format!("failed to set flag from {name}, ignoring it: {error}"));
         }
@@ -130,8 +101,8 @@ pub(super) fn usage(program: &str) -> String {
     let mut text = format!("Usage: {program} [OPTION]...\n");
     let mut defaults = Settings::default();
     for flag in FLAGS {
-        let setting = (flag.setting)(&mut defaults);
-        let (value_name, help) = unquote(flag, setting.type_name());
+        let value = (flag.value)(&mut defaults);
+        let (value_name, help) = unquote(flag, value.type_name());
         let mut line = format!("  -{}", flag.name);
         if !value_name.is_empty() {
             line.push(' ');
@@ -140,7 +111,7 @@ pub(super) fn usage(program: &str) -> String {
         line.push_str(if line.len() <= 4 { "\t" } else { "\n    \t" });
         text.push_str(&line);
         text.push_str(&help);
-        let default = setting.shown();
+        let default = value.shown();
         if !default.is_empty() {
             text.push_str(&format!(" (default {default})"));
         }
@@ -161,16 +132,28 @@ fn flag_body(argument: &str) -> Option<&str> {
 fn assign(
     flag: &Flag,
     settings: &mut Settings,
-    value: String,
-    source: Source,
+    text: &str,
+    given: String,
 ) -> Result<(), SyntaxError> {
-    let setting = (flag.setting)(settings);
-    let flag = flag.name;
-    match setting.assign(&value, source) {
-        Ok(()) => Ok(()),
-        Err(_) if setting.type_name().is_empty() => Err(SyntaxError::Boolean { flag, value }),
-        Err(problem) => Err(SyntaxError::Value { flag, value, problem }),
-    }
+    let (name, value) = (flag.name, (flag.value)(settings));
+    value.read(text).map_err(|problem| {
+        SyntaxError::Complaint(if value.type_name().is_empty() {
+            format!("invalid boolean value {text:?} for -{name}: {problem}")
+        } else {
+            format!("invalid value {text:?} for flag -{name}: {problem}")
+        })
+    })?;
+    settings.given.insert(name, given);
+    Ok(())
+}
+
+fn text_of(flag: &Flag, value: OsString) -> Result<String, SyntaxError> {
+    value.into_string().map_err(|_secret| not_utf8(&format!("-{}", flag.name)))
+}
+
+/// Names the flag, never the value, which may be a secret.
+fn not_utf8(flag: &str) -> SyntaxError {
+    SyntaxError::Complaint(format!("the argument or value of {flag} is not UTF-8"))
 }
 
 /// Splits the help into the value's name and the sentence, as Go's `UnquoteUsage`.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::setting::{parse_bool, parse_int};
+use crate::config::value::{ValueProblem, parse_bool, parse_int};
 
 fn read(words: &[&str]) -> Result<Settings, SyntaxError> {
     let mut settings = Settings::default();
@@ -20,26 +20,26 @@ fn flags_take_one_or_two_dashes() {
         &["-etcd-prefix", "/a"],
         &["--etcd-prefix", "/a"],
     ] {
-        assert_eq!(read(words).unwrap().etcd_prefix.value, "/a", "{words:?}");
+        assert_eq!(read(words).unwrap().etcd_prefix, "/a", "{words:?}");
     }
-    assert_eq!(read(&["--etcd-prefix=/a=b"]).unwrap().etcd_prefix.value, "/a=b");
-    assert_eq!(read(&["--etcd-prefix="]).unwrap().etcd_prefix.value, "");
-    assert_eq!(read(&["--etcd-prefix", "--v"]).unwrap().etcd_prefix.value, "--v");
+    assert_eq!(read(&["--etcd-prefix=/a=b"]).unwrap().etcd_prefix, "/a=b");
+    assert_eq!(read(&["--etcd-prefix="]).unwrap().etcd_prefix, "");
+    assert_eq!(read(&["--etcd-prefix", "--v"]).unwrap().etcd_prefix, "--v");
 }
 
 #[test]
 fn a_bool_takes_no_following_word() {
     let settings = read(&["--ip-masq", "false", "--v=3"]).unwrap();
-    assert!(settings.ip_masq.value);
-    assert_eq!(settings.v.value, 0, "parsing went on after the word `false`");
-    assert!(!read(&["--ip-masq=F"]).unwrap().ip_masq.value);
+    assert!(settings.ip_masq);
+    assert_eq!(settings.v, 0, "parsing went on after the word `false`");
+    assert!(!read(&["--ip-masq=F"]).unwrap().ip_masq);
 }
 
 #[test]
 fn parsing_stops_at_word_or_double_dash() {
     for stop in ["word", "--", "-", ""] {
         let settings = read(&["--v=1", stop, "--v=2", "--no-such-flag"]).unwrap();
-        assert_eq!(settings.v.value, 1, "{stop:?}");
+        assert_eq!(settings.v, 1, "{stop:?}");
     }
 }
 
@@ -58,9 +58,9 @@ fn ignored_arguments_are_counted_not_shown() {
 fn the_last_scalar_wins_and_lists_accumulate() {
     let settings =
         read(&["--v=1", "-v", "2", "--iface=a", "--iface", "b", "--iface-regex=x"]).unwrap();
-    assert_eq!(settings.v.value, 2);
-    assert_eq!(settings.iface.value, ["a", "b"]);
-    assert_eq!(settings.iface_regex.value, ["x"]);
+    assert_eq!(settings.v, 2);
+    assert_eq!(settings.iface, ["a", "b"]);
+    assert_eq!(settings.iface_regex, ["x"]);
 }
 
 #[test]
@@ -89,7 +89,8 @@ fn complaints_are_gos() {
 fn non_utf8_argument_is_refused_unless_ignored() {
     let raw = || OsString::from_vec(vec![b'-', b'v', b'=', 0xff]);
     let mut settings = Settings::default();
-    assert!(matches!(read_arguments([raw()], &mut settings), Err(SyntaxError::NotUtf8(_))));
+    let error = read_arguments([raw()], &mut settings).unwrap_err().to_string();
+    assert_eq!(error, "the argument or value of -v is not UTF-8");
     let ignored = read_arguments([OsString::from("--"), raw()], &mut settings);
     let told = ignored.unwrap().expect("two arguments are ignored");
     assert!(told.starts_with("argument 1 is no flag, so the last 2"), "{told}");
@@ -166,15 +167,15 @@ fn environment_fills_only_what_the_command_line_left() {
         },
         &mut settings,
     );
-    assert_eq!(settings.v.value, 1);
-    assert_eq!(settings.iface.value, ["a"]);
-    assert_eq!(settings.iface_regex.value, ["x,y"], "no comma split");
-    assert_eq!(settings.etcd_prefix.value, "/env");
-    assert_eq!(settings.etcd_prefix.source, Source::Environment);
-    assert!(!settings.healthz_ip.is_given());
-    assert_eq!(settings.healthz_port.value, 0);
-    assert_eq!(settings.log_backtrace_at.value, "a.go:1");
-    assert!(!settings.version.value, "FLANNELD_VERSION has no effect");
+    assert_eq!(settings.v, 1);
+    assert_eq!(settings.iface, ["a"]);
+    assert_eq!(settings.iface_regex, ["x,y"], "no comma split");
+    assert_eq!(settings.etcd_prefix, "/env");
+    assert_eq!(settings.given["etcd-prefix"], "FLANNELD_ETCD_PREFIX");
+    assert!(!settings.given.contains_key("healthz-ip"));
+    assert_eq!(settings.healthz_port, 0);
+    assert_eq!(settings.log_backtrace_at, "a.go:1");
+    assert!(!settings.version, "FLANNELD_VERSION has no effect");
     assert_eq!(complaints.len(), 1);
     assert!(complaints[0].contains("FLANNELD_HEALTHZ_PORT"), "{complaints:?}");
 }

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::config::build::OptionError;
+
 /// Longest name of a Node or pod (RFC 1123, as Kubernetes validates it).
 const NAME_CHARACTERS_MAX: usize = 253;
 
@@ -43,24 +45,12 @@ pub enum NodeSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnotationPrefix(String);
 
-/// Why the store cannot be used with these flags and variables.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum KubeOptionError {
-    #[error(
-        "env variables POD_NAME and POD_NAMESPACE must be set, or NODE_NAME: --kube-subnet-mgr \
-         has to know its Node, and {0}"
-    )]
-    NoNode(&'static str),
-    #[error("env {variable}={value:?} {problem}")]
-    Variable { variable: &'static str, value: String, problem: &'static str },
-    #[error("--kube-annotation-prefix: subnet/kube: {problem}, not {prefix:?}")]
-    Prefix { prefix: String, problem: &'static str },
-}
-
 impl AnnotationPrefix {
     /// flannel's rules: a domain, one slash at the most, and a word that may be missing.
-    pub(super) fn parse(text: &str) -> Result<Self, KubeOptionError> {
-        let wrong = |problem| KubeOptionError::Prefix { prefix: text.to_owned(), problem };
+    pub(super) fn parse(text: &str) -> Result<Self, OptionError> {
+        let wrong = |problem: &str| {
+            OptionError(format!("--kube-annotation-prefix: subnet/kube: {problem}, not {text:?}"))
+        };
         if text.matches('/').count() > 1 {
             return Err(wrong("prefix can contain at most single slash"));
         }
@@ -91,21 +81,20 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    pub(super) fn read(
-        variable: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Self, KubeOptionError> {
-        let value = |variable_name: &'static str| match variable(variable_name) {
+    pub(super) fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, OptionError> {
+        let value = |name: &str| match variable(name).map(OsString::into_string) {
             None => Ok(None),
-            Some(value) => match value.into_string() {
-                Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
-                Err(raw) => Err(KubeOptionError::Variable {
-                    variable: variable_name,
-                    value: raw.to_string_lossy().into_owned(),
-                    problem: "is not UTF-8",
-                }),
-            },
+            Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+            Some(Err(raw)) => Err(wrong_variable(name, &raw.to_string_lossy(), "is not UTF-8")),
         };
-        check_queue_depth(value("EVENT_QUEUE_DEPTH")?)?;
+        // There is no queue here that could fill, but a malformed value is still an error.
+        let depth_name = "EVENT_QUEUE_DEPTH";
+        if let Some(depth) = value(depth_name)?
+            && depth.parse::<i64>().is_err()
+        {
+            let problem = "format error: it is no whole number";
+            return Err(wrong_variable(depth_name, &depth, problem));
+        }
         let wait_for_ever = value("CONT_WHEN_CACHE_NOT_READY")?.is_some_and(|text| text == "true");
         let node = match (value("NODE_NAME")?, value("POD_NAMESPACE")?, value("POD_NAME")?) {
             (Some(node), _, _) => NodeSource::Named(name("NODE_NAME", node)?),
@@ -113,45 +102,43 @@ impl Environment {
                 namespace: name("POD_NAMESPACE", namespace)?,
                 name: name("POD_NAME", pod)?,
             },
-            (None, None, Some(_)) => return Err(KubeOptionError::NoNode("POD_NAMESPACE is not")),
-            (None, Some(_), None) => return Err(KubeOptionError::NoNode("POD_NAME is not")),
-            (None, None, None) => return Err(KubeOptionError::NoNode("none of them is")),
+            (None, None, Some(_)) => return Err(no_node("POD_NAMESPACE is not")),
+            (None, Some(_), None) => return Err(no_node("POD_NAME is not")),
+            (None, None, None) => return Err(no_node("none of them is")),
         };
         Ok(Self { node, wait_for_ever })
     }
 }
 
-/// There is no queue here that could fill, but a malformed value is still an error.
-fn check_queue_depth(depth: Option<String>) -> Result<(), KubeOptionError> {
-    let Some(value) = depth else { return Ok(()) };
-    match value.parse::<i64>() {
-        Ok(_) => Ok(()),
-        Err(_) => Err(KubeOptionError::Variable {
-            variable: "EVENT_QUEUE_DEPTH",
-            value,
-            problem: "format error: it is no whole number",
-        }),
-    }
+fn no_node(why: &str) -> OptionError {
+    OptionError(format!(
+        "env variables POD_NAME and POD_NAMESPACE must be set, or NODE_NAME: --kube-subnet-mgr has \
+         to know its Node, and {why}"
+    ))
+}
+
+fn wrong_variable(name: &str, value: &str, problem: &str) -> OptionError {
+    OptionError(format!("env {name}={value:?} {problem}"))
 }
 
 /// A name that goes into a URL as it is.
-fn name(variable: &'static str, value: String) -> Result<String, KubeOptionError> {
+fn name(variable: &str, value: String) -> Result<String, OptionError> {
     let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
     let is_name = value.len() <= NAME_CHARACTERS_MAX
         && value.bytes().all(allowed)
         && !value.starts_with(['.', '-']);
     if is_name {
-        return Ok(value);
+        Ok(value)
+    } else {
+        Err(wrong_variable(variable, &value, "is no name of a Kubernetes object"))
     }
-    let problem = "is no name of a Kubernetes object";
-    Err(KubeOptionError::Variable { variable, value, problem })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Environment, KubeOptionError> {
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, OptionError> {
         Environment::read(|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| OsString::from(value))

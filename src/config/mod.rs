@@ -14,4 +14,4 @@ mod build_kube;
 mod duration;
 mod flag_table;
 mod go_flags;
-mod setting;
+mod value;

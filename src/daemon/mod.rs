@@ -43,12 +43,13 @@ pub fn main_with(
     variable: impl Fn(&str) -> Option<OsString>,
     adjust: impl FnOnce(&mut Options, &mut Timing),
 ) -> ExitCode {
-    let outcome = flags::parse(arguments, variable);
-    if let Some((text, code)) = outcome.ending("weftd", env!("CARGO_PKG_VERSION")) {
-        io::stderr().write_all(text.as_bytes()).ok();
-        return ExitCode::from(code);
-    }
-    let Outcome::Run(mut options, warnings) = outcome else { return ExitCode::FAILURE };
+    let (mut options, warnings) = match flags::parse(arguments, variable) {
+        Outcome::Run(options, warnings) => (options, warnings),
+        Outcome::End(text, code) => {
+            io::stderr().write_all(text.as_bytes()).ok();
+            return ExitCode::from(code);
+        }
+    };
     let mut timing = Timing { stale_hold: options.stale_hold, ..Timing::default() };
     adjust(&mut options, &mut timing);
     let _log = match log::start(options.log_format, options.verbosity) {

@@ -1,42 +1,11 @@
-//! The value of one flag: where it came from, and how Go parses and prints its type.
+//! The types of the flags' values: how Go parses and prints each.
 
 use crate::config::options::Secret;
 
-/// Where a value came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
-    /// Nobody gave one.
-    Default,
-    /// `FLANNELD_*`.
-    Environment,
-    /// The command line, which wins.
-    CommandLine,
-}
-
-/// One flag's value and where it came from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Setting<T> {
-    /// The value, syntactically right but not yet checked for meaning.
-    pub(super) value: T,
-    /// Who gave it.
-    pub(super) source: Source,
-}
-
-impl<T> Setting<T> {
-    pub(super) fn new(value: impl Into<T>) -> Self {
-        Self { value: value.into(), source: Source::Default }
-    }
-
-    /// Whether anybody gave it.
-    pub(super) fn is_given(&self) -> bool {
-        self.source != Source::Default
-    }
-}
-
 /// A value that Go's `flag` package reads.
-trait Value {
+pub(super) trait Value {
     /// What the usage text calls it; empty for a bool, which takes a value only with `=`.
-    const TYPE_NAME: &'static str;
+    fn type_name(&self) -> &'static str;
 
     /// Takes a value; later ones win, and in a list they accumulate.
     fn read(&mut self, text: &str) -> Result<(), ValueProblem>;
@@ -45,40 +14,10 @@ trait Value {
     fn shown(&self) -> String;
 }
 
-/// A setting of any type.
-pub(super) trait AnySetting {
-    /// Who gave the value.
-    fn source(&self) -> Source;
-    /// Takes a value.
-    fn assign(&mut self, text: &str, source: Source) -> Result<(), ValueProblem>;
-    /// What the usage text calls the value; empty for a bool.
-    fn type_name(&self) -> &'static str;
-    /// As the usage text shows a default: empty for Go's zero value.
-    fn shown(&self) -> String;
-}
-
-impl<T: Value> AnySetting for Setting<T> {
-    fn source(&self) -> Source {
-        self.source
-    }
-
-    fn assign(&mut self, text: &str, source: Source) -> Result<(), ValueProblem> {
-        self.value.read(text)?;
-        self.source = source;
-        Ok(())
-    }
-
-    fn type_name(&self) -> &'static str {
-        T::TYPE_NAME
-    }
-
-    fn shown(&self) -> String {
-        self.value.shown()
-    }
-}
-
 impl Value for String {
-    const TYPE_NAME: &'static str = "string";
+    fn type_name(&self) -> &'static str {
+        "string"
+    }
 
     fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
         text.clone_into(self);
@@ -91,7 +30,9 @@ impl Value for String {
 }
 
 impl Value for Secret {
-    const TYPE_NAME: &'static str = "string";
+    fn type_name(&self) -> &'static str {
+        "string"
+    }
 
     fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
         text.clone_into(&mut self.0);
@@ -104,7 +45,9 @@ impl Value for Secret {
 }
 
 impl Value for Vec<String> {
-    const TYPE_NAME: &'static str = "value";
+    fn type_name(&self) -> &'static str {
+        "value"
+    }
 
     fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
         self.push(text.to_owned());
@@ -117,7 +60,9 @@ impl Value for Vec<String> {
 }
 
 impl Value for bool {
-    const TYPE_NAME: &'static str = "";
+    fn type_name(&self) -> &'static str {
+        ""
+    }
 
     fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
         *self = parse_bool(text).ok_or(ValueProblem::Syntax)?;
@@ -130,7 +75,9 @@ impl Value for bool {
 }
 
 impl Value for i64 {
-    const TYPE_NAME: &'static str = "int";
+    fn type_name(&self) -> &'static str {
+        "int"
+    }
 
     fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
         *self = parse_int(text)?;
