@@ -72,81 +72,19 @@ pub struct UdpBackendConfig {
     pub mtu_bytes: Option<u32>,
 }
 
-/// Why a configuration cannot be used. The first seven texts are flannel's.
+/// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkConfigError {
-    /// `SubnetLen` leaves no room for a bridge and a pod.
-    #[error("SubnetLen must be less than /31, it is {0}")]
-    SubnetLengthTooLong(u64),
-    /// `SubnetLen` and `Network` leave fewer than four subnets.
-    #[error("network must be able to accommodate at least four subnets: {network} in /{length}")]
-    TooFewSubnets {
-        /// The network.
-        network: Prefix,
-        /// `SubnetLen`.
-        length: u64,
-    },
-    /// No `SubnetLen`, and no useful default for a network that small.
-    #[error("network is too small. Minimum useful network prefix is /28, it is {0}")]
-    NetworkTooSmall(Prefix),
-    /// `Network` is absent or empty.
-    #[error("please define a correct Network parameter in the flannel config, such as 10.5.0.0/16")]
-    NoNetwork,
-    /// A bound outside the network.
-    #[error("{key} is not in the range of the Network: {address} is outside {network}")]
-    OutOfRange {
-        /// `SubnetMin` or `SubnetMax`.
-        key: &'static str,
-        /// Its value.
-        address: Ipv4Addr,
-        /// The network.
-        network: Prefix,
-    },
-    /// A bound inside a subnet instead of at its start.
-    #[error("{key} is not on a SubnetLen boundary: {address} with /{length}")]
-    OffBoundary {
-        /// `SubnetMin` or `SubnetMax`.
-        key: &'static str,
-        /// Its value.
-        address: Ipv4Addr,
-        /// The subnets' length.
-        length: u8,
-    },
     /// The configuration names a backend without its type.
     #[error("unknown backend type \"\": give Backend a Type such as \"udp\", or leave Backend out")]
     NoBackendType,
-    /// The bounds leave no subnet.
-    #[error("SubnetMin {min} is above SubnetMax {max}, so no subnet can be leased")]
-    EmptyRange {
-        /// `SubnetMin`.
-        min: Ipv4Addr,
-        /// `SubnetMax`.
-        max: Ipv4Addr,
-    },
-    /// Longer than [`CONFIG_BYTES_MAX`].
-    #[error("the network configuration has {0} bytes, more than the {CONFIG_BYTES_MAX} allowed")]
-    TooLong(usize),
     /// No JSON, or not an object.
     #[error("the network configuration is not a JSON object")]
     Syntax(#[source] serde_json::Error),
-    /// A value of the wrong type or outside its range.
-    #[error("{key} in the network configuration must be {expected}, it is {found}")]
-    Value {
-        /// The key.
-        key: &'static str,
-        /// What would be right.
-        expected: &'static str,
-        /// The value as JSON, shortened.
-        found: String,
-    },
-    /// A feature that is not built.
-    #[error("{what} is not built into this weftd: {remedy}")]
-    Unsupported {
-        /// The feature.
-        what: &'static str,
-        /// What to change.
-        remedy: &'static str,
-    },
+    /// Which key, what is wrong with its value, what would be right; in flannel's words where
+    /// flannel has some.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 impl NetworkConfig {
@@ -154,7 +92,10 @@ impl NetworkConfig {
     /// several wins, unknown keys are ignored.
     pub fn parse(bytes: &[u8]) -> Result<Self, NetworkConfigError> {
         if bytes.len() > CONFIG_BYTES_MAX {
-            return Err(NetworkConfigError::TooLong(bytes.len()));
+            return Err(NetworkConfigError::Invalid(format!(
+                "the network configuration has {} bytes, more than the {CONFIG_BYTES_MAX} allowed",
+                bytes.len()
+            )));
         }
         let raw = RawConfig::parse(bytes)?;
         let backend = backend(raw.backend)?;
@@ -167,7 +108,9 @@ impl NetworkConfig {
         let subnet_min = bound("SubnetMin", &raw.subnet_min)?.unwrap_or(first);
         let subnet_max = bound("SubnetMax", &raw.subnet_max)?.unwrap_or(last);
         if subnet_min > subnet_max {
-            return Err(NetworkConfigError::EmptyRange { min: subnet_min, max: subnet_max });
+            return Err(NetworkConfigError::Invalid(format!(
+                "SubnetMin {subnet_min} is above SubnetMax {subnet_max}, so no subnet can be leased"
+            )));
         }
         let enable_nftables = boolean("EnableNFTables", &raw.enable_nftables, false)?;
         Ok(Self { network, subnet_length_bits, subnet_min, subnet_max, enable_nftables, backend })
@@ -204,11 +147,8 @@ impl NetworkConfig {
 impl UdpBackendConfig {
     /// Reads the udp backend's keys from [`BackendConfig::settings`].
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let range = (1, u32::from(u16::MAX));
-        let port = number(settings, ("Port", "Backend.Port"), range, "a number from 1 to 65535")?;
-        let range = (MTU_BYTES_MIN, MTU_BYTES_MAX);
-        let mtu_bytes =
-            number(settings, ("MTU", "Backend.MTU"), range, "a number from 68 to 65535")?;
+        let port = number(settings, "Port", 1..=u32::from(u16::MAX))?;
+        let mtu_bytes = number(settings, "MTU", MTU_BYTES_MIN..=MTU_BYTES_MAX)?;
         let port = port.and_then(|port| u16::try_from(port).ok()).unwrap_or(UDP_PORT_DEFAULT);
         Ok(Self { port, mtu_bytes })
     }
@@ -231,29 +171,28 @@ fn backend(raw: Option<Value>) -> Result<BackendConfig, NetworkConfigError> {
 }
 
 fn check_families(ipv4: &Value, ipv6: &Value) -> Result<(), NetworkConfigError> {
-    if boolean("EnableIPv6", ipv6, false)? {
-        return Err(NetworkConfigError::Unsupported {
-            what: "IPv6 (EnableIPv6)",
-            remedy: "set EnableIPv6 to false or run flanneld",
-        });
-    }
-    if !boolean("EnableIPv4", ipv4, true)? {
-        return Err(NetworkConfigError::Unsupported {
-            what: "a network without IPv4 (EnableIPv4 is false)",
-            remedy: "leave EnableIPv4 out or set it to true",
-        });
-    }
-    Ok(())
+    let unbuilt = if boolean("EnableIPv6", ipv6, false)? {
+        "IPv6 (EnableIPv6) is not built into this weftd: set EnableIPv6 to false or run flanneld"
+    } else if !boolean("EnableIPv4", ipv4, true)? {
+        "a network without IPv4 (EnableIPv4 is false) is not built into this weftd: leave \
+         EnableIPv4 out or set it to true"
+    } else {
+        return Ok(());
+    };
+    Err(NetworkConfigError::Invalid(unbuilt.to_owned()))
 }
 
 fn network(value: &Value) -> Result<Prefix, NetworkConfigError> {
-    if value.is_null() {
-        return Err(NetworkConfigError::NoNetwork);
+    let text = value.as_str();
+    match text.and_then(|text| text.parse::<Prefix>().ok()) {
+        // flannel takes 0.0.0.0/0 for "not given".
+        Some(network) if network.length_bits() > 0 => Ok(network),
+        None if !value.is_null() => Err(wrong("Network", json::NETWORK_FORM, value)),
+        Some(_) | None => Err(NetworkConfigError::Invalid(
+            "please define a correct Network parameter in the flannel config, such as 10.5.0.0/16"
+                .to_owned(),
+        )),
     }
-    let network: Option<Prefix> = value.as_str().and_then(|text| text.parse().ok());
-    let network = network.ok_or_else(|| wrong("Network", json::NETWORK_FORM, value))?;
-    // flannel takes 0.0.0.0/0 for "not given".
-    if network.length_bits() == 0 { Err(NetworkConfigError::NoNetwork) } else { Ok(network) }
 }
 
 fn subnet_length(value: &Value, network: Prefix) -> Result<u8, NetworkConfigError> {
@@ -261,21 +200,21 @@ fn subnet_length(value: &Value, network: Prefix) -> Result<u8, NetworkConfigErro
     let wanted = wanted.ok_or_else(|| wrong("SubnetLen", "a number from 1 to 30", value))?;
     let network_length = network.length_bits();
     let shortest = network_length + SUBNET_LENGTH_BEYOND_NETWORK;
-    match u8::try_from(wanted) {
-        Ok(0) if network_length > NETWORK_LENGTH_MAX => {
-            Err(NetworkConfigError::NetworkTooSmall(network))
+    let problem = match u8::try_from(wanted) {
+        Ok(0) if network_length <= NETWORK_LENGTH_FOR_DEFAULT_SUBNETS => {
+            return Ok(SUBNET_LENGTH_DEFAULT);
         }
-        Ok(0) if network_length <= NETWORK_LENGTH_FOR_DEFAULT_SUBNETS => Ok(SUBNET_LENGTH_DEFAULT),
-        Ok(0) => Ok(shortest),
-        Ok(length) if length > SUBNET_LENGTH_MAX => {
-            Err(NetworkConfigError::SubnetLengthTooLong(wanted))
+        Ok(0) if network_length <= NETWORK_LENGTH_MAX => return Ok(shortest),
+        Ok(0) => {
+            format!("network is too small. Minimum useful network prefix is /28, it is {network}")
         }
-        Ok(length) if length < shortest => {
-            Err(NetworkConfigError::TooFewSubnets { network, length: wanted })
-        }
-        Ok(length) => Ok(length),
-        Err(_beyond_u8) => Err(NetworkConfigError::SubnetLengthTooLong(wanted)),
-    }
+        Ok(length) if length <= SUBNET_LENGTH_MAX && length >= shortest => return Ok(length),
+        Ok(..=SUBNET_LENGTH_MAX) => format!(
+            "network must be able to accommodate at least four subnets: {network} in /{wanted}"
+        ),
+        Ok(_) | Err(_) => format!("SubnetLen must be less than /31, it is {wanted}"),
+    };
+    Err(NetworkConfigError::Invalid(problem))
 }
 
 /// The second and the last subnet.
@@ -288,7 +227,7 @@ fn default_bounds(network: Prefix, subnet_length_bits: u8) -> (Ipv4Addr, Ipv4Add
 
 /// Reads `SubnetMin` or `SubnetMax`. As in flannel, 0.0.0.0 stands for "not given".
 fn bound(
-    key: &'static str,
+    key: &str,
     value: &Value,
     network: Prefix,
     length: u8,
@@ -302,22 +241,26 @@ fn bound(
         return Ok(None);
     }
     if !network.contains(address) {
-        return Err(NetworkConfigError::OutOfRange { key, address, network });
+        return Err(NetworkConfigError::Invalid(format!(
+            "{key} is not in the range of the Network: {address} is outside {network}"
+        )));
     }
     if Prefix::new(address, length).is_none_or(|subnet| subnet.network() != address) {
-        return Err(NetworkConfigError::OffBoundary { key, address, length });
+        return Err(NetworkConfigError::Invalid(format!(
+            "{key} is not on a SubnetLen boundary: {address} with /{length}"
+        )));
     }
     Ok(Some(address))
 }
 
-fn boolean(key: &'static str, value: &Value, default: bool) -> Result<bool, NetworkConfigError> {
+fn boolean(key: &str, value: &Value, default: bool) -> Result<bool, NetworkConfigError> {
     if value.is_null() {
         return Ok(default);
     }
     value.as_bool().ok_or_else(|| wrong(key, "true or false", value))
 }
 
-fn wrong(key: &'static str, expected: &'static str, value: &Value) -> NetworkConfigError {
+fn wrong(key: &str, expected: &str, value: &Value) -> NetworkConfigError {
     /// Enough to recognise the value in a log line.
     const SHOWN_CHARACTERS_MAX: usize = 60;
     let mut found: String = value.to_string().chars().take(SHOWN_CHARACTERS_MAX + 1).collect();
@@ -325,7 +268,9 @@ fn wrong(key: &'static str, expected: &'static str, value: &Value) -> NetworkCon
         found.pop();
         found.push('…');
     }
-    NetworkConfigError::Value { key, expected, found }
+    NetworkConfigError::Invalid(format!(
+        "{key} in the network configuration must be {expected}, it is {found}"
+    ))
 }
 
 #[cfg(test)]

@@ -73,29 +73,30 @@ impl Previous {
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut previous = Self::default();
-        let mut network_text = None;
-        let mut subnet_text = None;
-        for (index, line) in text.lines().enumerate() {
+        let (mut network, mut subnet) = (None, None);
+        for (index, line) in text.lines().map(str::trim).enumerate() {
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
             match assignment(line) {
-                Line::Empty => {}
-                Line::Assignment(NETWORK_KEY, value) => network_text = Some(value),
-                Line::Assignment(SUBNET_KEY, value) => subnet_text = Some(value),
-                Line::Assignment(_, _) => {}
-                Line::Malformed => {
+                Some((NETWORK_KEY, value)) => network = Some(value),
+                Some((SUBNET_KEY, value)) => subnet = Some(value),
+                Some(_) => {}
+                None => {
                     let complaint = format!("line {} of the subnet file has no key", index + 1);
                     return Self { complaints: vec![complaint], ..Self::default() };
                 }
             }
         }
-        previous.network = previous.only_prefix(NETWORK_KEY, network_text);
-        previous.subnet = previous.only_prefix(SUBNET_KEY, subnet_text);
+        previous.network = network.and_then(|text| previous.only_prefix(NETWORK_KEY, text));
+        previous.subnet = subnet.and_then(|text| previous.only_prefix(SUBNET_KEY, text));
         previous
     }
 
     /// The one valid prefix in a comma-separated list; more than one is none.
-    fn only_prefix(&mut self, key: &str, text: Option<String>) -> Option<Prefix> {
+    fn only_prefix(&mut self, key: &str, text: &str) -> Option<Prefix> {
         let mut prefixes = Vec::new();
-        for item in text.as_deref()?.split(',') {
+        for item in text.split(',') {
             match item.parse() {
                 Ok(prefix) => prefixes.push(prefix),
                 Err(error) => self.complaints.push(format!("{key} in the subnet file: {error}")),
@@ -109,38 +110,25 @@ impl Previous {
     }
 }
 
-/// One line of a dotenv file.
-enum Line<'a> {
-    Empty,
-    Assignment(&'a str, String),
-    Malformed,
-}
-
-fn assignment(line: &str) -> Line<'_> {
-    let line = line.trim();
-    if line.is_empty() || line.starts_with('#') {
-        return Line::Empty;
-    }
-    let Some(at) = line.find(['=', ':']) else { return Line::Malformed };
-    let key = line[..at].trim();
+/// Key and value of a line that is no comment; `None` without a key.
+fn assignment(line: &str) -> Option<(&str, &str)> {
+    let (key, value) = line.split_once(['=', ':'])?;
+    let key = key.trim();
     let key = key.strip_prefix("export ").map_or(key, str::trim_start);
-    if key.is_empty() {
-        return Line::Malformed;
-    }
-    Line::Assignment(key, unquoted(line[at + 1..].trim()))
+    (!key.is_empty()).then(|| (key, unquoted(value.trim())))
 }
 
 /// The value without its quotes, or without the comment after it.
-fn unquoted(value: &str) -> String {
+fn unquoted(value: &str) -> &str {
     for quote in ['"', '\''] {
         if let Some(rest) = value.strip_prefix(quote)
             && let Some(end) = rest.find(quote)
         {
-            return rest[..end].to_owned();
+            return &rest[..end];
         }
     }
     let end = value.find(" #").unwrap_or(value.len());
-    value[..end].trim_end().to_owned()
+    value[..end].trim_end()
 }
 
 #[cfg(test)]

@@ -141,7 +141,7 @@ fn world_writable_directory_is_refused_unless_sticky() {
     let set = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode));
     set(0o777).unwrap();
     let error = example().write(&path).unwrap_err();
-    assert!(matches!(error, FileError::DirectoryWritable { mode: 0o777, .. }), "{error}");
+    assert!(error.to_string().contains("writable by everybody (mode 777)"), "{error}");
     assert!(names_in(directory.path()).is_empty());
     set(0o1777).unwrap();
     example().write(&path).unwrap();
@@ -156,7 +156,7 @@ fn a_directory_of_another_user_is_refused() {
     }
     std::os::unix::fs::chown(directory.path(), Some(12_345), None).unwrap();
     let error = example().write(&directory.path().join("subnet.env")).unwrap_err();
-    assert!(matches!(error, FileError::DirectoryOwner { owner: 12_345, .. }), "{error}");
+    assert!(error.to_string().contains("belongs to user 12345, neither"), "{error}");
 }
 
 #[test]
@@ -258,7 +258,8 @@ fn a_huge_file_is_refused() {
     let directory = directory();
     let path = directory.path().join("subnet.env");
     fs::write(&path, "#".repeat(65_537)).unwrap();
-    assert!(matches!(Previous::read(&path), Err(FileError::TooLong { .. })));
+    let error = Previous::read(&path).unwrap_err().to_string();
+    assert!(error.contains("has more than 65536 bytes"), "{error}");
     fs::write(&path, [b'A', b'=', 0xff, b'\n']).unwrap();
     assert_eq!(Previous::read(&path).unwrap(), Previous::default());
 }

@@ -38,59 +38,14 @@ pub enum FileError {
         #[source]
         source: io::Error,
     },
-    /// Root's scripts would source what anybody may replace.
-    #[error(
-        "{path} is writable by everybody (mode {mode:o}): remove that right, or keep the file \
-         elsewhere (of weftd: --subnet-file)",
-        path = path.display()
-    )]
-    DirectoryWritable {
-        /// The directory.
+    /// What is there is not what it should be: others could replace or have written it, or it is
+    /// no file of this kind. Says what to do.
+    #[error("{path} {problem}", path = path.display())]
+    Refused {
+        /// The file or its directory.
         path: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
-    /// The directory's owner could replace the file.
-    #[error(
-        "{path} belongs to user {owner}, neither root nor this process: change its owner, or \
-         keep the file elsewhere (of weftd: --subnet-file)",
-        path = path.display()
-    )]
-    DirectoryOwner {
-        /// The directory.
-        path: PathBuf,
-        /// Its owner's number.
-        owner: u32,
-    },
-    /// A directory or device stands where the file belongs.
-    #[error("{path} is a {found}, not a regular file: remove it", path = path.display())]
-    NotRegular {
-        /// The file.
-        path: PathBuf,
-        /// What stands there.
-        found: &'static str,
-    },
-    /// Somebody else may have written it.
-    #[error(
-        "{path} belongs to user {owner} and has mode {mode:o}, so that others may have written \
-         it: remove it",
-        path = path.display()
-    )]
-    NotPrivate {
-        /// The file.
-        path: PathBuf,
-        /// Its owner's number.
-        owner: u32,
-        /// Its mode.
-        mode: u32,
-    },
-    /// Larger than any file of its kind.
-    #[error("{path} has more than {bytes_max} bytes: is it one of weft's?", path = path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-        /// What it may have.
-        bytes_max: u64,
+        /// What is wrong with it.
+        problem: String,
     },
 }
 
@@ -101,14 +56,14 @@ pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
     let (directory_path, name) = split(path)?;
     let directory = open_directory(directory_path)?;
     check_target(&directory, name, path)?;
-    let temporary = create_temporary(&directory, name, path)?;
-    let placed = fill(&temporary.file, text, mode, path).and_then(|()| {
-        rustix::fs::renameat(&directory, &temporary.name, &directory, name)
+    let (temporary, file) = create_temporary(&directory, name, path)?;
+    let placed = fill(&file, text, mode, path).and_then(|()| {
+        rustix::fs::renameat(&directory, &temporary, &directory, name)
             .map_err(|errno| failed("put the new text in place of", path, errno))
     });
     if let Err(error) = placed {
         // The error that matters is the first one; a left-over temporary file is harmless.
-        rustix::fs::unlinkat(&directory, &temporary.name, AtFlags::empty()).ok();
+        rustix::fs::unlinkat(&directory, &temporary, AtFlags::empty()).ok();
         return Err(error);
     }
     rustix::fs::fsync(&directory).map_err(|errno| failed("sync", directory_path, errno))
@@ -127,7 +82,13 @@ pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, File
     let is_ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
     if !is_ours || mode.intersects(Mode::WGRP | Mode::WOTH) {
         let mode = mode.as_raw_mode();
-        return Err(FileError::NotPrivate { path: path.to_owned(), owner, mode });
+        return Err(refused(
+            path,
+            format!(
+                "belongs to user {owner} and has mode {mode:o}, so that others may have written \
+                 it: remove it"
+            ),
+        ));
     }
     contents(file, path, bytes_max).map(Some)
 }
@@ -149,38 +110,53 @@ fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileErro
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(|source| FileError::Io { operation: "read", path: path.into(), source })?;
+        .map_err(|error| failed("read", path, error))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(FileError::TooLong { path: path.to_owned(), bytes_max });
+        return Err(refused(
+            path,
+            format!("has more than {bytes_max} bytes: is it one of weft's?"),
+        ));
     }
     Ok(bytes)
 }
 
 /// The directory, `.` for a bare name, and the name.
 fn split(path: &Path) -> Result<(&Path, &OsStr), FileError> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| FileError::NotRegular { path: path.to_owned(), found: "directory" })?;
+    let name = path.file_name().ok_or_else(|| not_regular(path, "directory"))?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     Ok((directory.unwrap_or_else(|| Path::new(".")), name))
 }
 
 /// Opens the directory once, so that everything after happens in the one that was checked.
 fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
-    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path).map_err(|source| {
-        FileError::Io { operation: "make the directory", path: path.to_owned(), source }
-    })?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIRECTORY_MODE)
+        .create(path)
+        .map_err(|error| failed("make the directory", path, error))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
         .map_err(|errno| failed("open the directory", path, errno))?;
     let status = rustix::fs::fstat(&directory).map_err(|errno| failed("examine", path, errno))?;
     if status.st_mode & WORLD_WRITABLE != 0 && status.st_mode & STICKY == 0 {
         let mode = Mode::from_raw_mode(status.st_mode).as_raw_mode();
-        return Err(FileError::DirectoryWritable { path: path.to_owned(), mode });
+        return Err(refused(
+            path,
+            format!(
+                "is writable by everybody (mode {mode:o}): remove that right, or keep the file \
+                 elsewhere (of weftd: --subnet-file)"
+            ),
+        ));
     }
     let owner = status.st_uid;
     if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(FileError::DirectoryOwner { path: path.to_owned(), owner });
+        return Err(refused(
+            path,
+            format!(
+                "belongs to user {owner}, neither root nor this process: change its owner, or keep \
+                 the file elsewhere (of weftd: --subnet-file)"
+            ),
+        ));
     }
     Ok(directory)
 }
@@ -205,13 +181,7 @@ fn check_regular(kind: FileType, path: &Path) -> Result<(), FileError> {
         FileType::CharacterDevice | FileType::BlockDevice => "device",
         FileType::Unknown => "file of unknown kind",
     };
-    Err(FileError::NotRegular { path: path.to_owned(), found })
-}
-
-/// The new text before it takes the file's place.
-struct Temporary {
-    name: OsString,
-    file: File,
+    Err(not_regular(path, found))
 }
 
 /// A random name, because a daemon in another container may use the same directory and process
@@ -220,25 +190,32 @@ fn create_temporary(
     directory: &OwnedFd,
     name: &OsStr,
     path: &Path,
-) -> Result<Temporary, FileError> {
-    let mut temporary_name = OsString::from(".");
-    temporary_name.push(name);
-    temporary_name.push(format!(".{:016x}", fastrand::u64(..)));
+) -> Result<(OsString, File), FileError> {
+    let mut temporary = OsString::from(".");
+    temporary.push(name);
+    temporary.push(format!(".{:016x}", fastrand::u64(..)));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(directory, &temporary_name, flags, TEMPORARY_MODE)
+    let file = rustix::fs::openat(directory, &temporary, flags, TEMPORARY_MODE)
         .map_err(|errno| failed("make a temporary file beside", path, errno))?;
-    Ok(Temporary { name: temporary_name, file: File::from(file) })
+    Ok((temporary, File::from(file)))
 }
 
 fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<(), FileError> {
-    let wrap = |operation| move |source| FileError::Io { operation, path: path.to_owned(), source };
-    file.write_all(text).map_err(wrap("write the new text of"))?;
+    file.write_all(text).map_err(|error| failed("write the new text of", path, error))?;
     rustix::fs::fchmod(file, mode).map_err(|errno| failed("set the mode of", path, errno))?;
-    file.sync_all().map_err(wrap("sync the new text of"))
+    file.sync_all().map_err(|error| failed("sync the new text of", path, error))
 }
 
-fn failed(operation: &'static str, path: &Path, errno: rustix::io::Errno) -> FileError {
-    FileError::Io { operation, path: path.to_owned(), source: errno.into() }
+fn failed(operation: &'static str, path: &Path, source: impl Into<io::Error>) -> FileError {
+    FileError::Io { operation, path: path.to_owned(), source: source.into() }
+}
+
+fn refused(path: &Path, problem: String) -> FileError {
+    FileError::Refused { path: path.to_owned(), problem }
+}
+
+fn not_regular(path: &Path, found: &str) -> FileError {
+    refused(path, format!("is a {found}, not a regular file: remove it"))
 }
 
 #[cfg(test)]
@@ -255,11 +232,12 @@ mod tests {
         assert!(read_private(&path, 9).unwrap().is_none());
         write(&path, b"peers", Mode::from_raw_mode(0o600)).unwrap();
         assert_eq!(read_private(&path, 9).unwrap().as_deref(), Some(&b"peers"[..]));
-        assert!(matches!(read_private(&path, 4), Err(FileError::TooLong { bytes_max: 4, .. })));
+        let error = read_private(&path, 4).unwrap_err().to_string();
+        assert!(error.contains("more than 4 bytes"), "{error}");
         for mode in [0o620, 0o602, 0o666] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            let error = read_private(&path, 9).unwrap_err();
-            assert!(matches!(error, FileError::NotPrivate { .. }), "mode {mode:o}: {error}");
+            let error = read_private(&path, 9).unwrap_err().to_string();
+            assert!(error.contains(&format!("{mode:o}, so that others")), "{error}");
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(read_private(&path, 9).is_ok());
@@ -268,8 +246,8 @@ mod tests {
         assert!(read_private(&link, 9).is_err(), "a link was followed");
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
-            let error = read_private(&path, 9).unwrap_err();
-            assert!(matches!(error, FileError::NotPrivate { owner: 12_345, .. }), "{error}");
+            let error = read_private(&path, 9).unwrap_err().to_string();
+            assert!(error.contains("belongs to user 12345"), "{error}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The `Backend` object's keys of the backends beside udp, with flannel's names and defaults.
 
+use std::ops::RangeInclusive;
+
 use serde_json::Value;
 
 use super::{MTU_BYTES_MAX, MTU_BYTES_MIN, NetworkConfigError, json, wrong};
@@ -34,27 +36,20 @@ pub struct VxlanBackendConfig {
 impl VxlanBackendConfig {
     /// Reads the vxlan backend's keys from `BackendConfig::settings`.
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let vni =
-            number(settings, ("VNI", "Backend.VNI"), (0, VNI_MAX), "a number from 0 to 9999999")?;
-        let port = number(settings, ("Port", "Backend.Port"), (0, 65_535), PORT_EXPECTED)?;
-        let mtu_bytes = number(
-            settings,
-            ("MTU", "Backend.MTU"),
-            (MTU_BYTES_MIN + VXLAN_OVERHEAD_BYTES, MTU_BYTES_MAX),
-            "a number from 118 to 65535",
-        )?;
+        let vni = number(settings, "VNI", 0..=VNI_MAX)?;
+        let port = number(settings, "Port", 0..=u32::from(u16::MAX))?;
+        let mtu_min = MTU_BYTES_MIN + VXLAN_OVERHEAD_BYTES;
+        let mtu_bytes = number(settings, "MTU", mtu_min..=MTU_BYTES_MAX)?;
         Ok(Self {
             vni: vni.unwrap_or(VNI_DEFAULT),
             port: port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
-            gbp: flag(settings, "GBP", "Backend.GBP")?,
-            learning: flag(settings, "Learning", "Backend.Learning")?,
-            direct_routing: flag(settings, "DirectRouting", "Backend.DirectRouting")?,
+            gbp: flag(settings, "GBP")?,
+            learning: flag(settings, "Learning")?,
+            direct_routing: flag(settings, "DirectRouting")?,
             mtu_bytes,
         })
     }
 }
-
-const PORT_EXPECTED: &str = "a number from 0 to 65535";
 
 /// The extension backend's own keys: commands, not given where empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -73,42 +68,41 @@ impl ExtensionBackendConfig {
     /// Reads the extension backend's keys from `BackendConfig::settings`.
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
         Ok(Self {
-            pre_startup: text(settings, "PreStartupCommand", "Backend.PreStartupCommand")?,
-            post_startup: text(settings, "PostStartupCommand", "Backend.PostStartupCommand")?,
-            subnet_add: text(settings, "SubnetAddCommand", "Backend.SubnetAddCommand")?,
-            subnet_remove: text(settings, "SubnetRemoveCommand", "Backend.SubnetRemoveCommand")?,
+            pre_startup: text(settings, "PreStartupCommand")?,
+            post_startup: text(settings, "PostStartupCommand")?,
+            subnet_add: text(settings, "SubnetAddCommand")?,
+            subnet_remove: text(settings, "SubnetRemoveCommand")?,
         })
     }
 }
 
 pub(super) fn number(
     settings: &Value,
-    (name, key): (&str, &'static str),
-    (min, max): (u32, u32),
-    expected: &'static str,
+    name: &str,
+    range: RangeInclusive<u32>,
 ) -> Result<Option<u32>, NetworkConfigError> {
     let Some(value) = json::member(settings, name).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-    let number = number.filter(|number| (min..=max).contains(number));
-    number.map(Some).ok_or_else(|| wrong(key, expected, value))
+    if number.is_some_and(|number| range.contains(&number)) {
+        return Ok(number);
+    }
+    let expected = format!("a number from {} to {}", range.start(), range.end());
+    Err(wrong(&format!("Backend.{name}"), &expected, value))
 }
 
-fn flag(settings: &Value, name: &str, key: &'static str) -> Result<bool, NetworkConfigError> {
-    super::boolean(key, json::member(settings, name).unwrap_or(&Value::Null), false)
+fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
+    let value = json::member(settings, name).unwrap_or(&Value::Null);
+    super::boolean(&format!("Backend.{name}"), value, false)
 }
 
-fn text(
-    settings: &Value,
-    name: &str,
-    key: &'static str,
-) -> Result<Option<String>, NetworkConfigError> {
+fn text(settings: &Value, name: &str) -> Result<Option<String>, NetworkConfigError> {
     match json::member(settings, name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(other) => Err(wrong(key, "a command in a string", other)),
+        Some(other) => Err(wrong(&format!("Backend.{name}"), "a command in a string", other)),
     }
 }
 

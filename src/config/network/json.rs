@@ -8,7 +8,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::config::network::NetworkConfigError;
+use crate::config::network::{NetworkConfigError, wrong};
 
 /// How `Network` is written.
 pub(super) const NETWORK_FORM: &str = "an IPv4 network such as \"10.5.0.0/16\"";
@@ -53,7 +53,7 @@ impl RawConfig {
             if !value.is_null() {
                 *slot = value;
             } else if let Some((key, expected)) = address_key(&key) {
-                return Err(NetworkConfigError::Value { key, expected, found: "null".to_owned() });
+                return Err(wrong(key, expected, &value));
             }
         }
         Ok(raw)
