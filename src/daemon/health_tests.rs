@@ -87,7 +87,7 @@ fn address_in_use_is_named_in_error() {
     with_server(|address, _| async move {
         let error = HealthServer::bind(address).await.unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
-        assert!(std::error::Error::source(&error).is_some());
+        assert!(error.source().is_some());
     });
 }
 

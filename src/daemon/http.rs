@@ -15,7 +15,6 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, warn};
 
@@ -36,66 +35,46 @@ const HEADER_BYTES_MAX: usize = 8 * 1024;
 /// Pause after a failed accept: without it, a lack of file descriptors would spin.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Type of the plain answers.
-pub(super) const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
+/// An answer, whole.
+pub(super) type Reply = Response<Full<Bytes>>;
 
-/// An answer.
-#[derive(Debug, Clone)]
-pub(super) struct Reply {
-    /// Status code.
-    pub(super) status: StatusCode,
-    /// `Content-Type`.
-    pub(super) content_type: &'static str,
-    /// The body, complete.
-    pub(super) body: Bytes,
+/// An answer of this type.
+pub(super) fn reply(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Reply {
+    let mut reply = Response::new(Full::new(body.into()));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    reply
 }
 
-impl Reply {
-    /// A line of text.
-    pub(super) fn text(status: StatusCode, body: &'static str) -> Self {
-        Self { status, content_type: PLAIN_TEXT, body: Bytes::from_static(body.as_bytes()) }
-    }
+/// An answer that is a line of text.
+pub(super) fn text(status: StatusCode, body: &'static str) -> Reply {
+    reply(status, "text/plain; charset=utf-8", body)
+}
 
-    /// The answer on paths that do not exist.
-    pub(super) fn not_found() -> Self {
-        Self::text(StatusCode::NOT_FOUND, "404 page not found\n")
-    }
+/// The answer on paths that do not exist.
+pub(super) fn not_found() -> Reply {
+    text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 /// Answers a method and a path. It runs on the control plane's thread, so it must not block.
 pub(super) type Handler = Arc<dyn Fn(&Method, &str) -> Reply + Send + Sync>;
 
-/// Where connections come from.
-pub(super) trait Listener {
-    /// A connection.
-    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-
-    /// The next connection.
-    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
-}
-
-impl Listener for TcpListener {
-    type Stream = tokio::net::TcpStream;
-
-    async fn accept(&self) -> io::Result<Self::Stream> {
-        Self::accept(self).await.map(|(stream, _)| stream)
-    }
-}
-
-impl Listener for UnixListener {
-    type Stream = tokio::net::UnixStream;
-
-    async fn accept(&self) -> io::Result<Self::Stream> {
-        Self::accept(self).await.map(|(stream, _)| stream)
-    }
-}
-
-/// Serves for ever. Dropping the future ends all connections.
-pub(super) async fn serve<L: Listener>(listener: L, handler: Handler) -> Infallible {
+/// Serves what `accept` gives for ever. Dropping the future ends all connections.
+pub(super) async fn serve<S>(
+    accept: impl AsyncFn() -> io::Result<S>,
+    handler: Handler,
+) -> Infallible
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let mut connections = JoinSet::new();
     let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let stream = match listener.accept().await {
+        let stream = match accept().await {
             Ok(stream) => stream,
             Err(error) => {
                 let error: &(dyn std::error::Error + 'static) = &error;
@@ -122,7 +101,7 @@ where
 {
     let service = service_fn(move |request: Request<Incoming>| {
         let reply = handler(request.method(), request.uri().path());
-        async move { Ok::<_, Infallible>(response(reply)) }
+        async move { Ok::<_, Infallible>(reply) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -136,12 +115,4 @@ where
         Ok(Err(error)) => debug!(%error, "a health or status connection failed"),
         Err(_elapsed) => debug!("a health or status connection took too long"),
     }
-}
-
-fn response(reply: Reply) -> Response<Full<Bytes>> {
-    let Reply { status, content_type, body } = reply;
-    let mut response = Response::new(Full::new(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
 }

@@ -3,19 +3,25 @@
 
 use std::convert::Infallible;
 use std::fs::{self, DirBuilder};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use anyhow::{Context, bail};
 use bytes::Bytes;
-use hyper::{Method, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use rustix::fs::Mode;
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
 
 use crate::daemon::http::{self, Handler, Reply};
 
@@ -31,44 +37,6 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest reply the tool takes: 5000 peers at a kilobyte each, three times over.
 const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Why there is no status socket.
-#[derive(Debug, thiserror::Error)]
-pub enum StatusError {
-    /// A system call failed.
-    #[error(
-        "cannot {operation} the status socket {path}: see --status-socket",
-        path = path.display()
-    )]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// The socket.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
-    /// Somebody answers there.
-    #[error(
-        "another process serves the status socket {path}: stop it or choose another \
-         --status-socket",
-        path = path.display()
-    )]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// Something else stands there.
-    #[error(
-        "{path} is not a socket: remove it or choose another --status-socket",
-        path = path.display()
-    )]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
-}
-
 /// The status socket, listening. Its file goes away with it.
 #[derive(Debug)]
 pub struct StatusServer {
@@ -79,26 +47,25 @@ pub struct StatusServer {
 impl StatusServer {
     /// Listens on `path`, in place of a socket that nobody serves any more. Must be called
     /// inside a tokio runtime.
-    pub fn bind(path: &Path) -> Result<Self, StatusError> {
-        let failed = |operation| move |source| io_error(operation, path, source);
+    pub fn bind(path: &Path) -> anyhow::Result<Self> {
         if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             let mut builder = DirBuilder::new();
             builder.recursive(true).mode(DIRECTORY_MODE);
-            builder.create(directory).map_err(failed("make the directory of"))?;
+            builder.create(directory).with_context(|| failed("make the directory of", path))?;
         }
         remove_stale(path)?;
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed("make"))?;
-        socket.set_nonblocking(true).map_err(failed("make"))?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)
+            .with_context(|| failed("make", path))?;
         // The file inherits the mode of the socket (unix_bind_bsd in net/unix/af_unix.c), so at
         // no time may others connect.
-        rustix::fs::fchmod(&socket, SOCKET_MODE)
-            .map_err(|errno| failed("protect")(errno.into()))?;
-        let address = SockAddr::unix(path).map_err(failed("name"))?;
-        socket.bind(&address).map_err(failed("bind"))?;
-        let file = SocketFile::new(path).map_err(failed("examine"))?;
-        socket.listen(BACKLOG).map_err(failed("listen on"))?;
+        rustix::fs::fchmod(&socket, SOCKET_MODE).with_context(|| failed("protect", path))?;
+        let address = SockAddr::unix(path).with_context(|| failed("name", path))?;
+        socket.bind(&address).with_context(|| failed("bind", path))?;
+        let file = SocketFile::new(path).with_context(|| failed("examine", path))?;
+        socket.listen(BACKLOG).with_context(|| failed("listen on", path))?;
         let listener = std::os::unix::net::UnixListener::from(OwnedFd::from(socket));
-        let listener = UnixListener::from_std(listener).map_err(failed("register"))?;
+        let listener =
+            UnixListener::from_std(listener).with_context(|| failed("register", path))?;
         Ok(Self { listener, file })
     }
 
@@ -113,7 +80,7 @@ impl StatusServer {
         let Self { listener, file: _file } = self;
         let handler: Handler =
             Arc::new(move |method, path| answer(method, path, &status, &metrics));
-        http::serve(listener, handler).await
+        http::serve(async || Ok(listener.accept().await?.0), handler).await
     }
 }
 
@@ -126,39 +93,46 @@ fn answer(
     let (content_type, body): (_, &dyn Fn() -> String) = match path {
         "/status" => ("application/json", &|| format!("{}\n", status())),
         "/metrics" => ("text/plain; version=0.0.4; charset=utf-8", metrics),
-        _ => return Reply::not_found(),
+        _ => return http::not_found(),
     };
     if method != Method::GET {
-        return Reply::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n");
+        return http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n");
     }
-    Reply { status: StatusCode::OK, content_type, body: Bytes::from(body()) }
+    http::reply(StatusCode::OK, content_type, body())
 }
 
 /// Removes a socket that nobody serves.
-fn remove_stale(path: &Path) -> Result<(), StatusError> {
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(status) if status.file_type().is_socket() => {}
-        Ok(_) => return Err(StatusError::NotASocket { path: path.to_owned() }),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io_error("examine", path, error)),
-    }
-    let failed = |source| io_error("try", path, source);
-    let probe = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
-    probe.set_nonblocking(true).map_err(failed)?;
-    match probe.connect(&SockAddr::unix(path).map_err(failed)?) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
-            .map_err(|source| io_error("remove the stale file of", path, source)),
-        // Its queue is full, so somebody listens.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            Err(StatusError::InUse { path: path.to_owned() })
+        Ok(_) => {
+            bail!("{} is not a socket: remove it or choose another --status-socket", path.display())
         }
-        Err(error) => Err(failed(error)),
-        Ok(()) => Err(StatusError::InUse { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| failed("examine", path)),
+    }
+    let probe = || {
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+        socket.connect(&SockAddr::unix(path)?)
+    };
+    match probe() {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).with_context(|| failed("remove the stale file of", path))
+        }
+        // If it would block, the queue is full, so somebody listens.
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+            Err(error).with_context(|| failed("try", path))
+        }
+        Ok(()) | Err(_) => bail!(
+            "another process serves the status socket {}: stop it or choose another \
+             --status-socket",
+            path.display()
+        ),
     }
 }
 
-fn io_error(operation: &'static str, path: &Path, source: io::Error) -> StatusError {
-    StatusError::Io { operation, path: path.to_owned(), source }
+fn failed(operation: &str, path: &Path) -> String {
+    format!("cannot {operation} the status socket {}: see --status-socket", path.display())
 }
 
 /// The socket's file, removed at the end unless somebody has replaced it.
@@ -186,102 +160,41 @@ impl Drop for SocketFile {
     }
 }
 
-/// Why a running weftd could not be asked.
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    /// Nobody answers, or not to this user.
-    #[error(
-        "cannot connect to {path}: weftd is not running, uses another --status-socket, or runs as \
-         another user",
-        path = path.display()
-    )]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The connection broke, or took longer than five seconds.
-    #[error("weftd did not answer completely")]
-    Exchange(#[source] io::Error),
-    /// Not what weftd would say.
-    #[error("the answer is not weftd's: {0}")]
-    Malformed(&'static str),
-    /// weftd answered with an error.
-    #[error("weftd answered {status} to {target}")]
-    Status {
-        /// HTTP status code.
-        status: u16,
-        /// What was asked for.
-        target: String,
-    },
-}
-
 /// Asks the weftd behind the status socket `path` for `target` (`/status` or `/metrics`) and
-/// returns the body. Blocks, five seconds at most.
-pub fn fetch_unix(path: &Path, target: &str) -> Result<Vec<u8>, FetchError> {
-    let deadline = Instant::now() + FETCH_TIMEOUT;
-    let connected = || {
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        // On a unix socket this bounds connect() too, while the other side's queue is full.
-        socket.set_write_timeout(Some(FETCH_TIMEOUT))?;
-        socket.connect(&SockAddr::unix(path)?)?;
-        Ok(socket)
-    };
-    let mut socket =
-        connected().map_err(|source| FetchError::Connect { path: path.to_owned(), source })?;
-    let request = format!("GET {target} HTTP/1.1\r\nHost: weft\r\nConnection: close\r\n\r\n");
-    socket.write_all(request.as_bytes()).map_err(FetchError::Exchange)?;
-    let reply = read_reply(&mut socket, deadline)?;
-    body_of(&reply, target)
+/// returns the body. Blocks, five seconds at most; not for use inside a runtime.
+pub fn fetch_unix(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime
+        .block_on(async { timeout(FETCH_TIMEOUT, fetch(path, target)).await })
+        .context("weftd did not answer completely")?
 }
 
-fn read_reply(socket: &mut Socket, deadline: Instant) -> Result<Vec<u8>, FetchError> {
-    let mut reply = Vec::new();
-    let mut chunk = [0; 16 * 1024];
-    loop {
-        let patience = deadline.saturating_duration_since(Instant::now());
-        if patience.is_zero() {
-            return Err(FetchError::Exchange(io::ErrorKind::TimedOut.into()));
-        }
-        socket.set_read_timeout(Some(patience)).map_err(FetchError::Exchange)?;
-        match socket.read(&mut chunk) {
-            Ok(0) => return Ok(reply),
-            Ok(length) => reply.extend_from_slice(&chunk[..length]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(FetchError::Exchange(error)),
-        }
-        if reply.len() > REPLY_BYTES_MAX {
-            return Err(FetchError::Malformed("it is longer than 16 MiB"));
-        }
+async fn fetch(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
+    let stream = UnixStream::connect(path).await.with_context(|| {
+        format!(
+            "cannot connect to {}: weftd is not running, uses another --status-socket, or runs as \
+             another user",
+            path.display()
+        )
+    })?;
+    let reply = exchange(stream, target).await.context("weftd did not answer completely")?;
+    let (status, body) = (reply.status(), reply.into_body());
+    if status != StatusCode::OK {
+        bail!("weftd answered {} to {target}", status.as_u16());
     }
+    Ok(body)
 }
 
-/// Splits head and body; the length must be as announced, so that half a reply is an error.
-fn body_of(reply: &[u8], target: &str) -> Result<Vec<u8>, FetchError> {
-    let end = reply.windows(4).position(|window| window == b"\r\n\r\n");
-    let end = end.ok_or(FetchError::Malformed("it has no end of headers"))?;
-    let head = str::from_utf8(&reply[..end])
-        .map_err(|_not_text| FetchError::Malformed("its headers are not text"))?;
-    let mut lines = head.split("\r\n");
-    let status = lines
-        .next()
-        .and_then(|line| line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok())
-        .ok_or(FetchError::Malformed("it has no status"))?;
-    if status != 200 {
-        return Err(FetchError::Status { status, target: target.to_owned() });
-    }
-    let announced = lines
-        .filter_map(|line| line.split_once(':'))
-        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
-        .and_then(|(_, value)| value.trim().parse::<usize>().ok());
-    let body = &reply[end + 4..];
-    if announced == Some(body.len()) {
-        Ok(body.to_vec())
-    } else {
-        Err(FetchError::Malformed("its length is not as announced"))
-    }
+/// One request and its whole reply.
+async fn exchange(stream: UnixStream, target: &str) -> anyhow::Result<Response<Vec<u8>>> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the runtime.
+    tokio::spawn(connection);
+    let request = Request::get(target).header(HOST, "weft").body(Empty::<Bytes>::new())?;
+    let (head, body) = sender.send_request(request).await?.into_parts();
+    let body = Limited::new(body, REPLY_BYTES_MAX).collect().await;
+    let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes().into();
+    Ok(Response::from_parts(head, body))
 }
 
 #[cfg(test)]
