@@ -43,7 +43,7 @@ pub fn parse(
         Ok(ignored) => ignored,
         Err(SyntaxError::Help) => return Outcome::End(go_flags::usage(&program), 0),
         Err(SyntaxError::Complaint(text)) => {
-            let text = format!("{}\nTry 'weftd --help'.\n", one_line(&text));
+            let text = format!("{}\nTry 'weftd --help'.\n", visible(&text));
             return Outcome::End(text, EXIT_USAGE);
         }
     };
@@ -54,12 +54,13 @@ pub fn parse(
     warnings.extend(go_flags::read_environment(&variable, &mut settings));
     match build::options(&settings, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
-        Err(error) => Outcome::End(one_line(&error.to_string()) + "\n", EXIT_INVALID),
+        Err(error) => Outcome::End(visible(&error.to_string()) + "\n", EXIT_INVALID),
     }
 }
 
-/// A value may hold line breaks and escape sequences; the terminal and the log get one line.
-fn one_line(text: &str) -> String {
+/// `text` without control characters: values come from outside, and line breaks would forge lines
+/// of the log, escape sequences drive terminals.
+pub(crate) fn visible(text: &str) -> String {
     let mut line = String::new();
     for character in text.chars() {
         if character.is_control() {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
+use crate::config::flags::visible;
 use crate::config::options::LogFormat;
 use crate::control::clock::{Civil, civil, format_rfc3339};
 use crate::failure::with_causes;
@@ -61,7 +62,7 @@ impl Style {
             time.subsec_micros(),
             self.process_id
         );
-        push_visible(&mut line, &fields.message);
+        line.push_str(&visible(&fields.message));
         for (key, value) in fields.others {
             line.push(' ');
             line.push_str(key);
@@ -69,11 +70,11 @@ impl Style {
             match value.as_str() {
                 Some(text) if needs_quotes(text) => {
                     line.push('"');
-                    push_visible(&mut line, &text.replace('\\', "\\\\").replace('"', "\\\""));
+                    line.push_str(&visible(&text.replace('\\', "\\\\").replace('"', "\\\"")));
                     line.push('"');
                 }
-                Some(text) => push_visible(&mut line, text),
-                None => push_visible(&mut line, &value.to_string()),
+                Some(text) => line.push_str(&visible(text)),
+                None => line.push_str(&visible(&value.to_string())),
             }
         }
         line.push('\n');
@@ -157,17 +158,6 @@ impl Visit for Fields {
 
 fn needs_quotes(text: &str) -> bool {
     text.is_empty() || text.contains(|c: char| c.is_whitespace() || c == '"' || c == '=')
-}
-
-/// Values come from outside: line breaks would forge lines, escape sequences drive terminals.
-fn push_visible(line: &mut String, text: &str) {
-    for character in text.chars() {
-        if character.is_control() {
-            line.extend(character.escape_default());
-        } else {
-            line.push(character);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,38 +1,26 @@
 //! The thread that writes the log. Others hand it finished lines without ever waiting: when
-//! stderr takes no more, lines are dropped and counted.
+//! stderr takes no more, lines are dropped and counted. Also decides which lines are too many.
 
+use std::hash::{Hash, Hasher};
 use std::io::{self, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use tracing::{Level, Metadata};
+
+use crate::daemon::log::line::{Fields, Style, source_of};
+use crate::daemon::log::repeat::{Admission, RepeatLimiter};
 
 /// Lines that wait for stderr. A start writes about 50; at 200 bytes this is 200 KiB.
-pub(super) const LINES_WAITING_MAX: usize = 1024;
+const LINES_WAITING_MAX: usize = 1024;
 
-/// How often owed lines are asked for while there are some.
-const LATE_LINES_INTERVAL: Duration = Duration::from_millis(250);
+/// How often the thread looks for due summaries while some are owed.
+const SUMMARY_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often the end of the program tries to get into a full queue.
 const FINISH_RETRY_INTERVAL: Duration = Duration::from_millis(10);
-
-/// What the thread asks for beyond the lines that were pushed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ask {
-    /// Lines dropped since the last time.
-    pub(super) lost: u64,
-    /// The program ends: nothing can be put off.
-    pub(super) last: bool,
-}
-
-/// The answer.
-#[derive(Debug, Default)]
-pub(super) struct Late {
-    /// Finished lines.
-    pub(super) lines: Vec<String>,
-    /// More will come: ask again after a while.
-    pub(super) more: bool,
-}
 
 /// The way to the thread.
 #[derive(Debug, Clone)]
@@ -41,32 +29,67 @@ pub(super) struct Queue {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
-    /// Lines dropped since the thread last asked.
+    style: Style,
+    limiter: Mutex<RepeatLimiter<Site>>,
+    /// Lines dropped since the thread last looked.
     lost: AtomicU64,
-    /// Late lines are owed.
-    late: AtomicBool,
+}
+
+impl Shared {
+    /// Counting goes on after a panic elsewhere.
+    fn limiter(&self) -> MutexGuard<'_, RepeatLimiter<Site>> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A log call in the program.
+#[derive(Debug, Clone, Copy)]
+struct Site(&'static Metadata<'static>);
+
+impl PartialEq for Site {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.callsite() == other.0.callsite()
+    }
+}
+
+impl Eq for Site {}
+
+impl Hash for Site {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.callsite().hash(state);
+    }
 }
 
 #[derive(Debug)]
 enum Message {
     Line(String),
+    /// A summary is owed from now on.
     Wake,
     Finish(SyncSender<()>),
 }
 
 impl Queue {
     /// Starts the thread, which ends with the last clone of the queue.
-    pub(super) fn start(
-        writer: impl Write + Send + 'static,
-        late: impl FnMut(Ask) -> Late + Send + 'static,
-    ) -> io::Result<Self> {
+    pub(super) fn start(style: Style, writer: impl Write + Send + 'static) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(LINES_WAITING_MAX);
-        let shared = Arc::new(Shared::default());
-        let thread = Writer { receiver, shared: Arc::clone(&shared), writer, late };
+        let (limiter, lost) = (Mutex::default(), AtomicU64::new(0));
+        let shared = Arc::new(Shared { style, limiter, lost });
+        let thread = Writer { receiver, shared: Arc::clone(&shared), writer };
         std::thread::Builder::new().name("log".to_owned()).spawn(move || thread.run())?;
         Ok(Self { sender, shared })
+    }
+
+    /// Whether a line of this place in the program may be written now. If not, a summary will count
+    /// it.
+    pub(super) fn admits(&self, metadata: &'static Metadata<'static>) -> bool {
+        let admission = self.shared.limiter().admit(Site(metadata), Instant::now());
+        if admission == (Admission::Suppress { first: true }) {
+            // A full queue needs no waking: the thread looks after every message.
+            self.sender.try_send(Message::Wake).ok();
+        }
+        admission == Admission::Write
     }
 
     /// Hands over a line, or drops and counts it.
@@ -74,13 +97,6 @@ impl Queue {
         if self.sender.try_send(Message::Line(line)).is_err() {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// Makes the thread ask for late lines until there are no more.
-    pub(super) fn wake(&self) {
-        self.shared.late.store(true, Ordering::Relaxed);
-        // A full queue needs no waking: the thread looks at the flag after every message.
-        self.sender.try_send(Message::Wake).ok();
     }
 
     /// Waits until everything pushed before is written, but no longer than `patience`.
@@ -102,29 +118,28 @@ impl Queue {
     }
 }
 
-struct Writer<W, L> {
+struct Writer<W> {
     receiver: Receiver<Message>,
     shared: Arc<Shared>,
     writer: W,
-    late: L,
 }
 
-impl<W: Write, L: FnMut(Ask) -> Late> Writer<W, L> {
+impl<W: Write> Writer<W> {
     fn run(mut self) {
         loop {
-            let message = if self.shared.late.load(Ordering::Relaxed) {
-                self.receiver.recv_timeout(LATE_LINES_INTERVAL)
+            let message = if self.shared.limiter().owes() {
+                self.receiver.recv_timeout(SUMMARY_INTERVAL)
             } else {
                 self.receiver.recv().map_err(RecvTimeoutError::from)
             };
             match message {
                 Ok(Message::Line(line)) => {
                     self.write(&line);
-                    self.write_late(false);
+                    self.write_summaries(false);
                 }
-                Ok(Message::Wake) | Err(RecvTimeoutError::Timeout) => self.write_late(false),
+                Ok(Message::Wake) | Err(RecvTimeoutError::Timeout) => self.write_summaries(false),
                 Ok(Message::Finish(done)) => {
-                    self.write_late(true);
+                    self.write_summaries(true);
                     self.writer.flush().ok();
                     // Nobody listens any more if this took too long.
                     done.send(()).ok();
@@ -134,19 +149,21 @@ impl<W: Write, L: FnMut(Ask) -> Late> Writer<W, L> {
         }
     }
 
-    fn write_late(&mut self, last: bool) {
+    /// Summaries of suppressed lines in the place of these lines, and the report of lost ones. At
+    /// the end of the program `all` that are owed are due.
+    fn write_summaries(&mut self, all: bool) {
+        let (now, style) = (SystemTime::now(), self.shared.style);
+        let owed = self.shared.limiter().take_owed(Instant::now(), all);
+        for (Site(metadata), count) in owed {
+            let message = format!("suppressed {count} more lines from this place in the program");
+            let (source, fields) = (source_of(metadata), Fields::message(message));
+            self.write(&style.line(now, *metadata.level(), &source, fields));
+        }
         let lost = self.shared.lost.swap(0, Ordering::Relaxed);
-        if lost == 0 && !last && !self.shared.late.load(Ordering::Relaxed) {
-            return;
-        }
-        // Cleared before asking: whoever owes a line after the answer sets it again.
-        self.shared.late.store(false, Ordering::Relaxed);
-        let Late { lines, more } = (self.late)(Ask { lost, last });
-        for line in lines {
-            self.write(&line);
-        }
-        if more {
-            self.shared.late.store(true, Ordering::Relaxed);
+        if lost > 0 {
+            let source = concat!("queue.rs:", line!());
+            let message = format!("{lost} lines of the log were lost: stderr was not read");
+            self.write(&style.line(now, Level::WARN, source, Fields::message(message)));
         }
     }
 
@@ -157,32 +174,12 @@ impl<W: Write, L: FnMut(Ask) -> Late> Writer<W, L> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::Mutex;
+mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-
-    /// A reader of stderr that keeps what it reads.
-    #[derive(Clone, Default)]
-    pub(in crate::daemon::log) struct Buffer(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Buffer {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Buffer {
-        pub(in crate::daemon::log) fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-        }
-    }
+    use crate::config::options::LogFormat;
+    use crate::daemon::log::tests::Buffer;
 
     /// A reader of stderr that reads nothing until it is released.
     struct Stuck(Receiver<()>, Buffer);
@@ -200,15 +197,14 @@ pub(super) mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
-    fn report_lost(ask: Ask) -> Late {
-        let lines = if ask.lost > 0 { vec![format!("lost {}\n", ask.lost)] } else { Vec::new() };
-        Late { lines, more: false }
+    fn style() -> Style {
+        Style::new(LogFormat::Text, 1)
     }
 
     #[test]
     fn lines_come_out_in_order() {
         let buffer = Buffer::default();
-        let queue = Queue::start(buffer.clone(), report_lost).unwrap();
+        let queue = Queue::start(style(), buffer.clone()).unwrap();
         for number in 0..100 {
             queue.push(format!("{number}\n"));
         }
@@ -221,7 +217,7 @@ pub(super) mod tests {
     fn stuck_reader_loses_lines_and_counts_them() {
         let buffer = Buffer::default();
         let (release, stuck) = channel();
-        let queue = Queue::start(Stuck(stuck, buffer.clone()), report_lost).unwrap();
+        let queue = Queue::start(style(), Stuck(stuck, buffer.clone())).unwrap();
         let lines = LINES_WAITING_MAX + 500;
         let start = Instant::now();
         for _ in 0..lines {
@@ -232,29 +228,16 @@ pub(super) mod tests {
         drop(release);
         queue.finish(PATIENCE);
         let text = buffer.text();
-        let written = text.matches('x').count();
-        let lost: usize =
-            text.lines().filter_map(|line| line.strip_prefix("lost ")?.parse::<usize>().ok()).sum();
+        let written = text.lines().filter(|line| *line == "x").count();
+        let lost = text.lines().filter_map(|line| {
+            let told = line
+                .split_once("] ")?
+                .1
+                .strip_suffix(" lines of the log were lost: stderr was not read")?;
+            told.parse::<usize>().ok()
+        });
+        let lost: usize = lost.sum();
         assert!(lost >= 499, "{lost} lines reported lost");
         assert_eq!(written + lost, lines);
-    }
-
-    #[test]
-    fn late_lines_are_polled_until_none_remain() {
-        let buffer = Buffer::default();
-        let mut asked = 0;
-        let queue = Queue::start(buffer.clone(), move |_| {
-            asked += 1;
-            Late { lines: vec![format!("late {asked}\n")], more: asked < 3 }
-        });
-        let queue = queue.unwrap();
-        queue.wake();
-        let deadline = Instant::now() + PATIENCE;
-        while !buffer.text().contains("late 3") && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        assert_eq!(buffer.text(), "late 1\nlate 2\nlate 3\n");
-        queue.finish(PATIENCE);
-        assert!(buffer.text().ends_with("late 4\n"), "the end does not ask for late lines");
     }
 }

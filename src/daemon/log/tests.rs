@@ -1,10 +1,33 @@
 //! Tests of the whole way from an event to the bytes on stderr.
 
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
 use serde_json::Value;
 use tracing::{debug, error, info, trace, warn};
 
-use super::queue::tests::Buffer;
 use super::*;
+
+/// A reader of stderr that keeps what it reads.
+#[derive(Clone, Default)]
+pub(super) struct Buffer(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Buffer {
+    pub(super) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
 
 fn logged(format: LogFormat, verbosity: u8, events: impl FnOnce()) -> Vec<String> {
     let buffer = Buffer::default();
@@ -55,9 +78,10 @@ fn verbosity_selects_levels() {
 
 #[test]
 fn a_line_has_header_source_message_and_fields() {
-    let failure = LogError::Thread(io::Error::other("no memory"));
+    let failure = anyhow::Error::from(io::Error::other("no memory"))
+        .context("cannot start the thread that writes the log");
     let lines = logged(LogFormat::Text, 0, || {
-        let cause: &(dyn std::error::Error + 'static) = &failure;
+        let cause: &(dyn std::error::Error + 'static) = failure.as_ref();
         warn!(peer = %"10.5.1.0/24", count = 3, error = cause, "Subnet watch failed: {}", "gone");
     });
     let (header, text) = lines[0].split_once("] ").unwrap();
