@@ -8,14 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use anyhow::Context;
 use rustix::fs::Mode;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
 use crate::config::network::NetworkConfig;
-use crate::config::whole_file::{self, FileError};
-use crate::control::cache::{self, CacheError, Known};
+use crate::config::whole_file;
+use crate::control::cache::{self, Known};
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
@@ -47,28 +48,14 @@ pub(super) fn cache_path(subnet_file: &Path) -> PathBuf {
 /// The writer of one cache.
 #[derive(Debug)]
 pub(super) struct CacheWriter {
-    file: Arc<CacheFile>,
-    status: Arc<ControlStatus>,
-    pause: Duration,
-    retry: Duration,
-}
-
-#[derive(Debug)]
-struct CacheFile {
     path: PathBuf,
     store: String,
     config: NetworkConfig,
+    status: Arc<ControlStatus>,
     /// Held while the file is written; true once it must not be any more.
     is_closed: Mutex<bool>,
-}
-
-/// Why the cache was not written.
-#[derive(Debug, thiserror::Error)]
-enum WriteError {
-    #[error("the cache cannot be made")]
-    Cache(#[from] CacheError),
-    #[error(transparent)]
-    File(#[from] FileError),
+    pause: Duration,
+    retry: Duration,
 }
 
 impl CacheWriter {
@@ -81,12 +68,14 @@ impl CacheWriter {
         status: Arc<ControlStatus>,
     ) -> Self {
         let is_closed = Mutex::new(false);
-        let file = Arc::new(CacheFile { path, store, config, is_closed });
-        Self { file, status, pause: PAUSE, retry: RETRY }
+        Self { path, store, config, status, is_closed, pause: PAUSE, retry: RETRY }
     }
 
     /// Writes what is `known` when that is due, for ever.
-    pub(super) async fn keep(&self, mut known: watch::Receiver<Option<Arc<Known>>>) -> Infallible {
+    pub(super) async fn keep(
+        self: Arc<Self>,
+        mut known: watch::Receiver<Option<Arc<Known>>>,
+    ) -> Infallible {
         let mut written: Option<Arc<Known>> = None;
         let mut failures = LogOnce::default();
         loop {
@@ -105,21 +94,21 @@ impl CacheWriter {
     }
 
     /// Whether it was written.
-    async fn write(&self, known: Arc<Known>, failures: &mut LogOnce) -> bool {
-        let file = Arc::clone(&self.file);
+    async fn write(self: &Arc<Self>, known: Arc<Known>, failures: &mut LogOnce) -> bool {
+        let writer = Arc::clone(self);
         // A disk that is out of order can keep a write for seconds; the lease must not wait.
-        let Ok(result) = tokio::task::spawn_blocking(move || file.write(&known)).await else {
+        let Ok(result) = tokio::task::spawn_blocking(move || writer.write_now(&known)).await else {
             return false;
         };
         let mut state = self.status.edit();
         state.cache_writes += u64::from(result.is_ok());
         state.cache_failures += u64::from(result.is_err());
         drop(state);
-        let path = self.file.path.display();
+        let path = self.path.display();
         match &result {
             Ok(()) if failures.forget() => info!("Wrote the cache {path} again"),
             Ok(()) => debug!("Wrote the cache {path}"),
-            Err(error) => failures.once(&with_causes(error), |text| {
+            Err(error) => failures.once(&with_causes(error.as_ref()), |text| {
                 let seconds = self.retry.as_secs();
                 warn!(
                     "Failed to write the cache {path}: {text}. A start without the store would use \
@@ -132,9 +121,9 @@ impl CacheWriter {
 
     /// Removes the file for good: the subnet in it is not ours any more.
     pub(super) fn forget(&self) {
-        let mut is_closed = self.file.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_closed = self.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
         *is_closed = true;
-        let path = &self.file.path;
+        let path = &self.path;
         if let Err(error) = std::fs::remove_file(path)
             && error.kind() != ErrorKind::NotFound
         {
@@ -144,11 +133,10 @@ impl CacheWriter {
             );
         }
     }
-}
 
-impl CacheFile {
-    fn write(&self, known: &Known) -> Result<(), WriteError> {
-        let bytes = cache::render(&self.store, &self.config, known)?;
+    fn write_now(&self, known: &Known) -> anyhow::Result<()> {
+        let bytes =
+            cache::render(&self.store, &self.config, known).context("the cache cannot be made")?;
         let is_closed = self.is_closed.lock().unwrap_or_else(PoisonError::into_inner);
         if !*is_closed {
             whole_file::write(&self.path, &bytes, FILE_MODE)?;

@@ -38,10 +38,10 @@ fn known(hosts: u8, as_of_unix: u64) -> Arc<Known> {
     })
 }
 
-fn writer(path: &Path) -> CacheWriter {
+fn writer(path: &Path) -> Arc<CacheWriter> {
     let config = NetworkConfig::parse(br#"{"Network":"10.5.0.0/16"}"#).unwrap();
     let writer = CacheWriter::new(path.to_owned(), "local /srv".to_owned(), config, Arc::default());
-    CacheWriter { pause: PACE, retry: PACE, ..writer }
+    Arc::new(CacheWriter { pause: PACE, retry: PACE, ..writer })
 }
 
 fn peers_in(path: &Path) -> usize {
@@ -57,8 +57,8 @@ fn peers_in(path: &Path) -> usize {
 }
 
 /// Lets the writer work for so many of its paces.
-async fn work(writer: &CacheWriter, known: &watch::Sender<Option<Arc<Known>>>, paces: f64) {
-    let keep = writer.keep(known.subscribe());
+async fn work(writer: &Arc<CacheWriter>, known: &watch::Sender<Option<Arc<Known>>>, paces: f64) {
+    let keep = Arc::clone(writer).keep(known.subscribe());
     timeout(PACE.mul_f64(paces), keep).await.expect_err("the writer ended");
 }
 
@@ -81,7 +81,7 @@ async fn first_change_is_written_at_once_bursts_seldom() {
         sleep(PACE * 2).await;
     };
     tokio::select! {
-        never = writer.keep(sender.subscribe()) => match never {},
+        never = Arc::clone(&writer).keep(sender.subscribe()) => match never {},
         () = storm => {}
     }
     assert_eq!(peers_in(&path), 9, "the last news is not on the disk");

@@ -2,18 +2,18 @@
 
 mod begin;
 mod cache_writer;
-pub mod health;
+mod health;
 mod http;
 mod identity;
 mod install;
-pub mod log;
+mod log;
 mod node_guard;
-pub mod notify;
-pub mod report;
+mod notify;
+mod report;
 mod rules;
-pub mod run;
+mod run;
 pub mod status;
-pub mod subnet_writer;
+mod subnet_writer;
 pub mod tool;
 mod warm_start;
 
@@ -55,7 +55,7 @@ pub fn main_with(
     let _log = match log::start(options.log_format, options.verbosity) {
         Ok(guard) => guard,
         Err(error) => {
-            writeln!(io::stderr(), "weftd: {error}").ok();
+            writeln!(io::stderr(), "weftd: {error:#}").ok();
             return ExitCode::FAILURE;
         }
     };
@@ -65,4 +65,12 @@ pub fn main_with(
         warn!("{warning}");
     }
     run::run(*options, timing)
+}
+
+/// Waits for `future`, or for ever where there is none.
+async fn or_never<T>(future: Option<impl Future<Output = T>>) -> T {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
 }

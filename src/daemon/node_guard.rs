@@ -12,6 +12,7 @@ use tracing::warn;
 use crate::config::options::{Options, StoreOptions};
 use crate::control::lease::LeaseAttributes;
 use crate::daemon::begin::REGISTRATION_PHRASE;
+use crate::daemon::or_never;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
 /// The lock, if it could be had.
@@ -55,14 +56,8 @@ impl NodeGuard {
         mut attributes: watch::Receiver<LeaseAttributes>,
     ) -> Infallible {
         loop {
-            let answer = async {
-                match &self.lock {
-                    Some(lock) => lock.answer().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                never = answer => match never {},
+                never = or_never(self.lock.as_ref().map(NodeLock::answer)) => match never {},
                 changed = attributes.changed() => if changed.is_err() {
                     // The backend was dropped, and so will be this.
                     std::future::pending::<()>().await;

@@ -13,7 +13,7 @@ const READY: &[u8] = b"READY=1";
 
 /// Sends `READY=1`, after subnet.env was written and the backend runs. Without a service manager
 /// nothing happens. The variable stays set, as for flanneld's children.
-pub fn ready() {
+pub(super) fn ready() {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else {
         debug!("NOTIFY_SOCKET is not set, so nobody is told that weftd is ready");
         return;

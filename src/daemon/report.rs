@@ -28,26 +28,26 @@ const PEERS_MEASURED_MAX: usize = 100;
 
 /// What is known once the dataplane runs.
 #[derive(Debug)]
-pub struct Running {
+pub(super) struct Running {
     /// The whole overlay.
-    pub network: Prefix,
+    pub(super) network: Prefix,
     /// This host's lease.
-    pub subnet: Prefix,
+    pub(super) subnet: Prefix,
     /// The dataplane, which follows rebuilds.
-    pub dataplane: watch::Receiver<PlaneState>,
+    pub(super) dataplane: watch::Receiver<PlaneState>,
     /// The backend.
-    pub kind: BackendKind,
+    pub(super) kind: BackendKind,
     /// The data plane: workers, or the kernel.
-    pub carrier: Carrier,
+    pub(super) carrier: Carrier,
     /// Failed tries to write the subnet file.
-    pub subnet_file_failures: Arc<AtomicU64>,
+    pub(super) subnet_file_failures: Arc<AtomicU64>,
     /// The rules, if any are kept.
-    pub rules: Option<(Flavour, watch::Receiver<RuleState>)>,
+    pub(super) rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
 /// The daemon's state.
 #[derive(Debug)]
-pub struct Report {
+pub(super) struct Report {
     control: Arc<ControlStatus>,
     readiness: Readiness,
     running: OnceLock<Running>,
@@ -56,18 +56,18 @@ pub struct Report {
 impl Report {
     /// A daemon that has no lease yet.
     #[must_use]
-    pub fn new(control: Arc<ControlStatus>, readiness: Readiness) -> Self {
+    pub(super) fn new(control: Arc<ControlStatus>, readiness: Readiness) -> Self {
         Self { control, readiness, running: OnceLock::new() }
     }
 
     /// The dataplane runs. Called once.
-    pub fn running(&self, running: Running) {
+    pub(super) fn running(&self, running: Running) {
         self.running.set(running).ok();
     }
 
     /// The status as JSON; fields are only ever added.
     #[must_use]
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let control = self.control.read();
         let rejected: serde_json::Map<String, Value> = RejectReason::ALL
             .iter()
@@ -129,7 +129,7 @@ impl Report {
 
     /// The counters in Prometheus text format.
     #[must_use]
-    pub fn to_metrics(&self) -> String {
+    pub(super) fn to_metrics(&self) -> String {
         let mut out = Metrics(String::new());
         let control = self.control.read();
         out.gauge("flannel_ready", "Whether weftd is ready.", self.readiness.is_ready());

@@ -3,13 +3,13 @@
 
 use std::cell::OnceCell;
 use std::convert::Infallible;
-use std::fmt::Display;
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 
@@ -29,20 +29,20 @@ use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
 use crate::daemon::notify;
+use crate::daemon::or_never;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::netfilter::reconciler::RuleState;
-use crate::route::Prefix;
 
 /// flanneld dies of a panic, code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
 #[must_use]
-pub fn run(options: Options, timing: Timing) -> ExitCode {
+pub(super) fn run(options: Options, timing: Timing) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -59,7 +59,7 @@ pub fn run(options: Options, timing: Timing) -> ExitCode {
 
 async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
     info!("Installing signal handlers");
-    let stop = match StopSignals::install() {
+    let stop = match stop_signals() {
         Ok(stop) => stop,
         Err(error) => {
             error!("cannot install signal handlers: {error}");
@@ -72,19 +72,14 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
         Some(address) => match HealthServer::bind(address).await {
             Ok(server) => Some(server),
             Err(error) => {
-                error!("{:#}", anyhow::Error::from(error));
+                error!("{error:#}");
                 return ExitCode::from(EXIT_HEALTH);
             }
         },
     };
-    let health = async {
-        match health {
-            Some(server) => server.serve(readiness.clone()).await,
-            None => std::future::pending().await,
-        }
-    };
+    let health = or_never(health.map(|server| server.serve(readiness.clone())));
     let stopped = async {
-        let signal = stop.received().await;
+        let signal = stop.await;
         info!("shutdownHandler sent cancel signal... ({signal})");
     };
     let manager = OnceCell::new();
@@ -135,24 +130,14 @@ async fn serve(
     let manager = manager_slot.get_or_init(|| manager);
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
-    let status = async {
-        match StatusServer::bind(&options.status_socket) {
-            Ok(server) => {
-                let (status, metrics) = (Arc::clone(&report), Arc::clone(&report));
-                server.serve(move || status.to_json(), move || metrics.to_metrics()).await
-            }
-            Err(error) => {
-                warn!(
-                    "no status socket, `weft status` won't work: {:#}",
-                    anyhow::Error::from(error)
-                );
-                std::future::pending().await
-            }
-        }
-    };
+    let status = StatusServer::bind(&options.status_socket)
+        .inspect_err(|error| warn!("no status socket, `weft status` won't work: {error:#}"));
+    let (json, metrics) = (Arc::clone(&report), Arc::clone(&report));
+    let serve =
+        |server: StatusServer| server.serve(move || json.to_json(), move || metrics.to_metrics());
     tokio::select! {
         end = work(options, manager, &previous, readiness, &report) => end,
-        never = status => match never {},
+        never = or_never(status.ok().map(serve)) => match never {},
     }
 }
 
@@ -190,8 +175,8 @@ async fn work(
         error = &mut keep_rules => return Err(rules::fatal(error)),
         () = rules::settled(rule_state.clone()) => {}
     }
-    let mtu_bytes = plane.borrow().mtu_bytes;
-    let file = subnet_file(options, &plan, subnet, mtu_bytes);
+    let (mtu_bytes, masquerade) = (plane.borrow().mtu_bytes, options.rules.masquerade);
+    let file = SubnetFile { network: plan.network.network, subnet, mtu_bytes, masquerade };
     let mut writer = SubnetWriter::new(&options.subnet_file, file);
     writer.write_first();
     report.running(Running {
@@ -215,7 +200,7 @@ async fn work(
         error = keep_rules => Err(rules::fatal(error)),
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
         never = writer.keep(plane) => match never {},
-        never = keep_cache(cache.as_ref(), manager) => match never {},
+        never = or_never(cache.clone().map(|cache| cache.keep(manager.known()))) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
         never = manager.watch_alarms() => match never {},
         end = carry(manager, held, options.renew_margin, backend, attributes) => {
@@ -227,27 +212,15 @@ async fn work(
     }
 }
 
-fn subnet_file(options: &Options, plan: &Configured, subnet: Prefix, mtu_bytes: u32) -> SubnetFile {
-    let (network, masquerade) = (plan.network.network, options.rules.masquerade);
-    SubnetFile { network, subnet, mtu_bytes, masquerade }
-}
-
 fn cache_writer(
     options: &Options,
     manager: &SubnetManager,
     plan: &Configured,
-) -> Option<CacheWriter> {
+) -> Option<Arc<CacheWriter>> {
     options.start_from_cache.then(|| {
         let (path, store) = (cache_path(&options.subnet_file), options.store.identity());
-        CacheWriter::new(path, store, plan.network.clone(), manager.status())
+        Arc::new(CacheWriter::new(path, store, plan.network.clone(), manager.status()))
     })
-}
-
-async fn keep_cache(cache: Option<&CacheWriter>, manager: &SubnetManager) -> Infallible {
-    match cache {
-        Some(cache) => cache.keep(manager.known()).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// `/readyz` is green while the subnet file is written and the plane is up, and rules were set.
@@ -354,24 +327,14 @@ fn read_previous(options: &Options) -> Previous {
     previous
 }
 
-/// SIGINT and SIGTERM; either stops the daemon.
-struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl StopSignals {
-    fn install() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    async fn received(mut self) -> impl Display {
+/// Waits for SIGINT or SIGTERM. The handlers are in place when this returns.
+fn stop_signals() -> io::Result<impl Future<Output = &'static str>> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
         tokio::select! {
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
         }
-    }
+    })
 }

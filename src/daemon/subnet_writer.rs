@@ -20,7 +20,7 @@ use crate::failure::{LogOnce, with_causes};
 const RETRY: Duration = Duration::from_secs(5);
 
 /// The writer of one subnet file.
-pub struct SubnetWriter<'a> {
+pub(super) struct SubnetWriter<'a> {
     path: &'a Path,
     file: SubnetFile,
     is_written: watch::Sender<bool>,
@@ -31,30 +31,30 @@ pub struct SubnetWriter<'a> {
 impl<'a> SubnetWriter<'a> {
     /// Will write `file` to `path`.
     #[must_use]
-    pub fn new(path: &'a Path, file: SubnetFile) -> Self {
+    pub(super) fn new(path: &'a Path, file: SubnetFile) -> Self {
         let is_written = watch::Sender::new(false);
         Self { path, file, is_written, failures: Arc::default(), told: LogOnce::default() }
     }
 
     /// Failed tries so far.
     #[must_use]
-    pub fn failures(&self) -> Arc<AtomicU64> {
+    pub(super) fn failures(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.failures)
     }
 
     /// Whether what is on the disk is true, and each change of that.
     #[must_use]
-    pub fn state(&self) -> watch::Receiver<bool> {
+    pub(super) fn state(&self) -> watch::Receiver<bool> {
         self.is_written.subscribe()
     }
 
     /// The first try, before readiness is reported.
-    pub fn write_first(&mut self) {
+    pub(super) fn write_first(&mut self) {
         self.note(&self.file.write(self.path));
     }
 
     /// Retries until the file is written, and writes it again whenever the plane's MTU changes.
-    pub async fn keep(mut self, mut plane: watch::Receiver<PlaneState>) -> Infallible {
+    pub(super) async fn keep(mut self, mut plane: watch::Receiver<PlaneState>) -> Infallible {
         loop {
             let mtu_bytes = plane.borrow_and_update().mtu_bytes;
             if mtu_bytes != self.file.mtu_bytes || !*self.is_written.borrow() {

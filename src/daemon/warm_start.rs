@@ -1,7 +1,6 @@
 //! Offline start: while the store cannot be reached, a start uses the cache that the last run left
 //! beside the subnet file. `control::cache` validates it.
 
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use crate::control::error::StoreError;
 use crate::daemon::begin::{Configured, external_interface};
 use crate::daemon::cache_writer::cache_path;
 use crate::host::interface::ExternalInterface;
+use crate::route::Prefix;
 
 /// How long a start that could use the cache waits for the store first. Traffic is promised
 /// within a second, of which device, address and route need a part; a store that is well answers
@@ -28,16 +28,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct WarmStart {
     path: PathBuf,
-    offer: Offer,
-}
-
-#[derive(Debug)]
-enum Offer {
-    /// Switched off, used already, the first start of this host, or refused and logged.
-    Nothing,
-    /// Not valid.
-    Refused(anyhow::Error),
-    Usable(Box<Remembered>),
+    /// A valid cache, or why it is not. Nothing if switched off, at the first start of this host,
+    /// and once it was used or refused.
+    offer: Option<anyhow::Result<Remembered>>,
 }
 
 /// A valid cache.
@@ -57,16 +50,9 @@ impl WarmStart {
         let path = cache_path(&options.subnet_file);
         let offer = match (options.start_from_cache, previous.network, previous.subnet) {
             (true, Some(network), Some(subnet)) => {
-                let store = options.store.identity();
-                let now_unix = clock::unix_seconds();
-                let expected =
-                    |public_ip| Expected { store: &store, network, subnet, public_ip, now_unix };
-                match recall(options, &path, expected).await {
-                    Ok(remembered) => Offer::Usable(Box::new(remembered)),
-                    Err(error) => Offer::Refused(error),
-                }
+                Some(recall(options, &path, network, subnet).await)
             }
-            (_, _, _) => Offer::Nothing,
+            (_, _, _) => None,
         };
         Self { path, offer }
     }
@@ -74,48 +60,45 @@ impl WarmStart {
     /// How long to wait for the store to answer.
     #[must_use]
     pub(super) fn patience(&self) -> Duration {
-        match self.offer {
-            Offer::Usable(_) => PATIENCE,
-            Offer::Nothing | Offer::Refused(_) => Duration::MAX,
-        }
+        if matches!(self.offer, Some(Ok(_))) { PATIENCE } else { Duration::MAX }
     }
 
     /// The cache, if it is usable, now that the store can't be reached because of `why`. It has to
     /// match `config`, if that is known. Logs once that it is used, or why not.
     pub(super) fn take(&mut self, why: &str, config: Option<&NetworkConfig>) -> Option<Remembered> {
         let path = self.path.display();
-        let refused = match std::mem::replace(&mut self.offer, Offer::Nothing) {
-            Offer::Nothing => return None,
-            Offer::Refused(error) => error,
-            Offer::Usable(remembered) => {
-                if config.is_none_or(|config| *config == remembered.plan.network) {
-                    let Known { as_of_unix, own, peers, .. } = &remembered.known;
-                    warn!(
-                        "The store cannot be reached ({why}); starting from the cache {path} of \
-                         {}: subnet {}, {} peers. They are stale until the store confirms them",
-                        clock::format_rfc3339(*as_of_unix),
-                        own.subnet,
-                        peers.len()
-                    );
-                    return Some(*remembered);
-                }
-                anyhow::anyhow!("the network configuration in it is not the store's")
+        let refused = match self.offer.take()? {
+            Ok(remembered) if config.is_none_or(|config| *config == remembered.plan.network) => {
+                let Known { as_of_unix, own, peers, .. } = &remembered.known;
+                warn!(
+                    "The store cannot be reached ({why}); starting from the cache {path} of {}: \
+                     subnet {}, {} peers. They are stale until the store confirms them",
+                    clock::format_rfc3339(*as_of_unix),
+                    own.subnet,
+                    peers.len()
+                );
+                return Some(remembered);
             }
+            Ok(_) => anyhow::anyhow!("the network configuration in it is not the store's"),
+            Err(error) => error,
         };
         warn!("Not starting from the cache {path}: {refused:#}; waiting for the store ({why})");
         None
     }
 }
 
-async fn recall<'a>(
+async fn recall(
     options: &Options,
     path: &Path,
-    expected: impl FnOnce(Ipv4Addr) -> Expected<'a>,
+    network: Prefix,
+    subnet: Prefix,
 ) -> anyhow::Result<Remembered> {
     let bytes = whole_file::read_private(path, cache::BYTES_MAX)?;
     let Some(bytes) = bytes else { bail!("there is none") };
     let external = external_interface(&options.interface).await?;
-    let cache = cache::parse(&bytes, &expected(external.public_address))?;
+    let (store, now_unix) = (&options.store.identity(), clock::unix_seconds());
+    let public_ip = external.public_address;
+    let cache = cache::parse(&bytes, &Expected { store, network, subnet, public_ip, now_unix })?;
     let plan =
         Configured::new(cache.config).context("the network configuration in it is no use")?;
     Ok(Remembered { plan, external, known: cache.known })
@@ -130,6 +113,8 @@ pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::control::error::AcquireError;
     use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
@@ -167,7 +152,7 @@ mod tests {
             public_address: address,
             mtu_bytes: 1500,
         };
-        let offer = Offer::Usable(Box::new(Remembered { plan, external, known }));
+        let offer = Some(Ok(Remembered { plan, external, known }));
         WarmStart { path: "/run/flannel/subnet.env.cache".into(), offer }
     }
 
