@@ -301,7 +301,6 @@ fn flags_of_unbuilt_feature_warn_once() {
     }
 }
 
-#[cfg(feature = "kube")]
 #[test]
 fn own_flags() {
     assert_eq!(run(&["--engine=mmsg"]).engine, EngineChoice::Mmsg);
