@@ -213,9 +213,14 @@ impl Ring {
         let read = read.rw_flags(libc::RWF_NOWAIT).build().user_data(0);
         // SAFETY: the buffer is ours until the answer has come; without one it is never freed.
         unsafe { self.push(read) }.map_err(RingError::Enter)?;
-        let deadline = Instant::now() + PROBE_LIMIT;
-        while self.unanswered > 0 && Instant::now() < deadline {
+        // The limit begins when the kernel has the operation: a busy machine may take longer to
+        // hand it over.
+        let mut submitted: Option<Instant> = None;
+        while self.unanswered > 0 && submitted.is_none_or(|at| at.elapsed() < PROBE_LIMIT) {
             self.enter(1, Some(PROBE_LIMIT)).map_err(RingError::Enter)?;
+            if self.ring.submission().is_empty() {
+                submitted.get_or_insert_with(Instant::now);
+            }
         }
         if self.unanswered > 0 {
             std::mem::forget(packet);
