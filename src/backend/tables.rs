@@ -94,7 +94,7 @@ pub(super) struct TableDiff {
 /// main table has one place for each destination, type of service and metric.
 pub(super) fn diff(wanted: &Wanted, actual: &Actual, is_own: impl Fn(&Route) -> bool) -> TableDiff {
     let mut in_place: BTreeMap<Prefix, &Route> = BTreeMap::new();
-    for route in actual.routes.iter().filter(|route| has_our_place(route)) {
+    for route in actual.routes.iter().filter(|route| route.is_in_our_place()) {
         // The first of a destination is the one that the kernel replaces.
         in_place.entry(route.destination).or_insert(route);
     }
@@ -127,10 +127,6 @@ pub(super) fn key(entry: LinkEntry) -> (Option<Ipv4Addr>, Option<MacAddress>) {
         EntryTable::Neighbours => (Some(entry.address), None),
         EntryTable::Forwarding => (None, Some(entry.mac)),
     }
-}
-
-fn has_our_place(route: &Route) -> bool {
-    route.metric == 0 && route.type_of_service == 0
 }
 
 fn is_same(wanted: &RouteSpec, found: &Route) -> bool {

@@ -47,7 +47,7 @@ pub struct Following {
 }
 
 /// The host's tables, as far as backends use them.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     /// All links.
     pub links: Vec<Link>,
@@ -297,7 +297,6 @@ mod tests {
         Link {
             id: LinkId { index, name: name.to_owned() },
             mtu_bytes: 1500,
-            transmit_queue_length: 1000,
             is_up: true,
             is_loopback: name == "lo",
         }

@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use crate::host::follower::Listing;
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::{Address, Link, LinkId, Route};
+use crate::host::state::{Link, LinkId, Route};
 use crate::route::Prefix;
 
-pub use diff::{Action, DeviceSettings, OverlayActual, OverlayDesired, OverlayDiff, diff};
+pub use diff::{Action, OverlayDesired};
+use diff::{OverlayDiff, diff};
 
 /// Packets that wait in the device while the worker is off its processor: 30 ms at 200,000
 /// packets a second. On a busy host of two processors the scheduler keeps a worker off for up to
 /// 25 ms; 2,000 places lost 67 packets in a million there in ten minutes at 167,000 a second, and
 /// the kernel's 500 lose some at any rate. A super-packet counts as one.
-pub const TRANSMIT_QUEUE_LENGTH: u32 = 6000;
+const TRANSMIT_QUEUE_LENGTH: u32 = 6000;
 
 /// The same repair again within this time is not logged: one line says that somebody else insists
 /// as well as a hundred.
@@ -55,47 +56,27 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Configures a host's first overlay device completely, MTU and queue length included.
-    /// Refuses if the main table has a route to the network through another device that wins.
+    /// Refuses a host whose main table has a route to the network through another device that
+    /// wins. Changes nothing.
+    pub async fn check(netlink: &Netlink, desired: &OverlayDesired) -> Result<(), OverlayError> {
+        let listing = Listing::read(netlink, &[desired.network]).await?;
+        match compare(desired, &listing)?.foreign_routes.first() {
+            Some(route) => Err(OverlayError::ForeignRoute { route: spell(route, &listing.links) }),
+            None => Ok(()),
+        }
+    }
+
+    /// Configures a new overlay device completely, MTU and queue length included. A foreign route
+    /// does not leave the host without an overlay: `reconcile` warns of it.
     pub async fn establish(
         netlink: &Netlink,
         desired: OverlayDesired,
     ) -> Result<Self, OverlayError> {
-        let diff = Self::check(netlink, &desired).await?;
-        Self::impose(netlink, desired, &diff).await
-    }
-
-    /// Refuses as `establish` would, and changes nothing.
-    pub async fn check(
-        netlink: &Netlink,
-        desired: &OverlayDesired,
-    ) -> Result<OverlayDiff, OverlayError> {
+        netlink.set_mtu(&desired.device, desired.mtu_bytes.into()).await?;
+        netlink.set_transmit_queue_length(&desired.device, TRANSMIT_QUEUE_LENGTH).await?;
         let listing = Listing::read(netlink, &[desired.network]).await?;
-        let diff = diff(desired, &actual(desired, &listing)?, DeviceSettings::Impose);
-        match diff.foreign_routes.first() {
-            Some(route) => Err(OverlayError::ForeignRoute { route: spell(route, &listing.links) }),
-            None => Ok(diff),
-        }
-    }
-
-    /// Configures a device that replaces one that is gone. A foreign route that was set since does
-    /// not leave the host without an overlay: `reconcile` warns of it.
-    pub async fn establish_again(
-        netlink: &Netlink,
-        desired: OverlayDesired,
-    ) -> Result<Self, OverlayError> {
-        let listing = Listing::read(netlink, &[desired.network]).await?;
-        let diff = diff(&desired, &actual(&desired, &listing)?, DeviceSettings::Impose);
-        Self::impose(netlink, desired, &diff).await
-    }
-
-    async fn impose(
-        netlink: &Netlink,
-        desired: OverlayDesired,
-        diff: &OverlayDiff,
-    ) -> Result<Self, OverlayError> {
-        for action in &diff.actions {
-            apply(netlink, &desired, action).await?;
+        for action in compare(&desired, &listing)?.actions {
+            apply(netlink, &desired, &action).await?;
         }
         Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged: Vec::new() })
     }
@@ -107,22 +88,17 @@ impl Overlay {
     }
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else
-    /// set is left alone.
+    /// had set at the last listing is left alone.
     pub async fn follow_mtu(
         &mut self,
         netlink: &Netlink,
         mtu_bytes: u16,
-    ) -> Result<bool, OverlayError> {
-        let device = &self.desired.device;
-        let Some(link) = netlink.link(device.index).await? else {
-            return Err(OverlayError::DeviceGone(device.clone()));
-        };
-        let is_own = link.mtu_bytes == u32::from(self.desired.mtu_bytes);
-        if is_own {
-            netlink.set_mtu(device, u32::from(mtu_bytes)).await?;
+    ) -> Result<bool, NetlinkError> {
+        if self.foreign_mtu_bytes.is_none() {
+            netlink.set_mtu(&self.desired.device, mtu_bytes.into()).await?;
         }
         self.desired.mtu_bytes = mtu_bytes;
-        Ok(is_own || link.mtu_bytes == u32::from(mtu_bytes))
+        Ok(self.foreign_mtu_bytes.is_none_or(|foreign| foreign == u32::from(mtu_bytes)))
     }
 
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
@@ -130,22 +106,18 @@ impl Overlay {
         &mut self,
         netlink: &Netlink,
         path_mtus: BTreeMap<Prefix, u16>,
-    ) -> Result<(), OverlayError> {
-        let before = &self.desired.path_mtus;
-        let is_changed = |(subnet, bytes): &(&Prefix, &u16)| path_mtus.get(*subnet) != Some(*bytes);
+    ) -> Result<(), NetlinkError> {
+        let before = std::mem::replace(&mut self.desired.path_mtus, path_mtus);
+        let after = &self.desired.path_mtus;
+        let ended = before.iter().filter(|(subnet, bytes)| after.get(*subnet) != Some(*bytes));
+        let begun = after.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(*bytes));
         // A route with another MTU is removed, too, and added anew: meanwhile the network's route
         // leads on.
-        for (subnet, _) in before.iter().filter(is_changed) {
-            let action = Action::RemovePathRoute { subnet: *subnet };
+        let remove = ended.map(|(subnet, _)| Action::RemovePathRoute { subnet: *subnet });
+        let device_bytes = self.foreign_mtu_bytes.unwrap_or(self.desired.mtu_bytes.into());
+        let add = begun.map(|(subnet, bytes)| diff::add_path_route(*subnet, *bytes, device_bytes));
+        for action in remove.chain(add) {
             apply(netlink, &self.desired, &action).await?;
-        }
-        self.desired.path_mtus = path_mtus;
-        let listing = Listing::read(netlink, &[self.desired.network]).await?;
-        let actual = actual(&self.desired, &listing)?;
-        let diff = diff(&self.desired, &actual, DeviceSettings::Respect);
-        let is_of_paths = |action: &&Action| matches!(action, Action::AddPathRoute { .. });
-        for action in diff.actions.iter().filter(is_of_paths) {
-            apply(netlink, &self.desired, action).await?;
         }
         Ok(())
     }
@@ -157,8 +129,7 @@ impl Overlay {
         netlink: &Netlink,
         listing: &Listing,
     ) -> Result<Vec<Action>, OverlayError> {
-        let actual = actual(&self.desired, listing)?;
-        let diff = diff(&self.desired, &actual, DeviceSettings::Respect);
+        let diff = compare(&self.desired, listing)?;
         self.log_foreign(&diff, &listing.links);
         let mut refusal = None;
         for action in &diff.actions {
@@ -215,9 +186,6 @@ fn describe_repair(desired: &OverlayDesired, action: &Action) -> String {
     let OverlayDesired { device, address, network, .. } = desired;
     let name = &device.name;
     match action {
-        Action::SetMtu | Action::SetTransmitQueueLength => {
-            format!("overlay device {name} got its settings")
-        }
         Action::SetUp => {
             format!("overlay device {name} was switched off by someone else; switched on again")
         }
@@ -249,22 +217,8 @@ fn spell(route: &Route, links: &[Link]) -> String {
     })
 }
 
-fn actual(desired: &OverlayDesired, listing: &Listing) -> Result<OverlayActual, OverlayError> {
-    let device = &desired.device;
-    let Some(link) = listing.links.iter().find(|link| link.id.index == device.index) else {
-        return Err(OverlayError::DeviceGone(device.clone()));
-    };
-    let is_on_device = |address: &&Address| address.interface_index == device.index;
-    let routes = listing.routes.iter();
-    let is_of_path = |route: &&Route| {
-        desired.path_mtus.contains_key(&route.destination) || desired.is_path_route(route)
-    };
-    Ok(OverlayActual {
-        link: link.clone(),
-        addresses: listing.addresses.iter().filter(is_on_device).copied().collect(),
-        path_routes: routes.clone().filter(is_of_path).cloned().collect(),
-        routes: routes.filter(|route| route.destination == desired.network).cloned().collect(),
-    })
+fn compare(desired: &OverlayDesired, listing: &Listing) -> Result<OverlayDiff, OverlayError> {
+    diff(desired, listing).ok_or_else(|| OverlayError::DeviceGone(desired.device.clone()))
 }
 
 /// Performs one action. Somebody who did the same meanwhile is no error: the next pass compares
@@ -276,10 +230,6 @@ async fn apply(
 ) -> Result<(), NetlinkError> {
     let device = &desired.device;
     let result = match action {
-        Action::SetMtu => netlink.set_mtu(device, u32::from(desired.mtu_bytes)).await,
-        Action::SetTransmitQueueLength => {
-            netlink.set_transmit_queue_length(device, desired.transmit_queue_length).await
-        }
         Action::SetUp => netlink.set_up(device).await,
         Action::AddAddress => {
             netlink.add_address(device, desired.address, diff::HOST_LENGTH_BITS).await

@@ -28,8 +28,6 @@ pub struct Link {
     pub id: LinkId,
     /// Largest IP packet that it carries, in bytes; 0 if the kernel did not say.
     pub mtu_bytes: u32,
-    /// Length of its transmit queue, in packets.
-    pub transmit_queue_length: u32,
     /// Whether the administrator switched it on (`IFF_UP`).
     pub is_up: bool,
     /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
@@ -98,6 +96,15 @@ pub struct Route {
     pub type_of_service: u8,
     /// One entry normally, several for a multipath route, none for a blackhole.
     pub next_hops: Vec<NextHop>,
+}
+
+impl Route {
+    /// The main table has one place for each destination, type of service and metric. Whether this
+    /// route has the one that weftd's routes take.
+    #[must_use]
+    pub fn is_in_our_place(&self) -> bool {
+        self.metric == 0 && self.type_of_service == 0
+    }
 }
 
 /// A route to set or to remove: one way out, main table, any type of service.

@@ -13,7 +13,7 @@ use weft::config::options::InterfaceOptions;
 use weft::host::follower::{Following, HostFollower, Listing};
 use weft::host::interface::{ExternalInterface, InterfaceError, discover};
 use weft::host::netlink::Netlink;
-use weft::host::overlay::{Action, Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
+use weft::host::overlay::{Action, Overlay, OverlayDesired, OverlayError};
 use weft::host::state::{LinkId, RouteProtocol, RouteSpec};
 use weft::route::Prefix;
 
@@ -309,7 +309,6 @@ fn with_tun() -> (Namespace, OverlayDesired) {
         mtu_bytes: 1472,
         network: "10.5.0.0/16".parse().unwrap(),
         subnet: Some("10.5.72.0/24".parse().unwrap()),
-        transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
     };
     (namespace, desired)
 }
@@ -384,7 +383,7 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
     ] {
         namespace.ip(&format!("route add {foreign}"));
         let (error, _) = namespace.enter(|| async {
-            Overlay::establish(&Netlink::open().unwrap(), desired.clone()).await.unwrap_err()
+            Overlay::check(&Netlink::open().unwrap(), &desired).await.unwrap_err()
         });
         assert!(matches!(error, OverlayError::ForeignRoute { .. }), "{error:?}");
         assert!(error.to_string().contains(&format!("ip route del {named})")), "{error}");
@@ -397,7 +396,9 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
     namespace.ip("route add 10.5.72.0/24 dev eth1");
     namespace.ip("route add 10.0.0.0/8 dev eth1");
     namespace.enter(|| async {
-        Overlay::establish(&Netlink::open().unwrap(), desired).await.unwrap();
+        let netlink = Netlink::open().unwrap();
+        Overlay::check(&netlink, &desired).await.unwrap();
+        Overlay::establish(&netlink, desired).await.unwrap();
         namespace.ip("route del 10.5.0.0/16 dev eth1 metric 50");
         namespace.ip("route del blackhole 10.5.0.0/16 metric 60");
         assert_complete(&namespace);

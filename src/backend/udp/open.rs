@@ -16,7 +16,7 @@ use crate::config::options::OffloadChoice;
 use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
 use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink::Netlink;
-use crate::host::overlay::{Overlay, OverlayDesired, OverlayError, TRANSMIT_QUEUE_LENGTH};
+use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::host::state::LinkId;
 use crate::route::Prefix;
 
@@ -73,7 +73,8 @@ pub(super) async fn take_over(
     tun: &Tun,
 ) -> Result<Overlay, UdpError> {
     let desired = desired(netlink, tun, setup.network, Some(setup.subnet), mtu_bytes).await?;
-    patiently(async || Ok(Overlay::establish(netlink, desired.clone()).await?)).await
+    patiently(async || Ok(Overlay::check(netlink, &desired).await?)).await?;
+    Ok(Overlay::establish(netlink, desired).await?)
 }
 
 /// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
@@ -148,7 +149,6 @@ pub(super) async fn desired(
         mtu_bytes,
         network,
         subnet,
-        transmit_queue_length: TRANSMIT_QUEUE_LENGTH,
         path_mtus: BTreeMap::new(),
     })
 }

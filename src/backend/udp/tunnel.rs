@@ -344,7 +344,7 @@ impl Tunnel {
         let mut desired =
             desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(self.prober.limits());
-        let overlay = Overlay::establish_again(netlink, desired).await?;
+        let overlay = Overlay::establish(netlink, desired).await?;
         let offload = queues[0].offload();
         let team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
         self.plane = Plane { overlay, team, offload };

@@ -191,7 +191,6 @@ mod tests {
         let link = Link {
             id: LinkId { index: 9, name: "flannel.18888".to_owned() },
             mtu_bytes: 1450,
-            transmit_queue_length: 1000,
             is_up: true,
             is_loopback: false,
         };

@@ -9,7 +9,6 @@ fn link(index: u32, name: &str) -> Link {
     Link {
         id: LinkId { index, name: name.to_owned() },
         mtu_bytes: 1500,
-        transmit_queue_length: 1000,
         is_up: true,
         is_loopback: name == "lo",
     }

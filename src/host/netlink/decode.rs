@@ -27,20 +27,17 @@ const HOST_LENGTH_BITS: u8 = 32;
 
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = message else { return None };
-    let (mut name, mut mtu_bytes, mut transmit_queue_length) = (None, 0, 0);
+    let (mut name, mut mtu_bytes) = (None, 0);
     for attribute in &message.attributes {
         if let LinkAttribute::IfName(text) = attribute {
             name = Some(text.clone());
         } else if let LinkAttribute::Mtu(bytes) = attribute {
             mtu_bytes = *bytes;
-        } else if let LinkAttribute::TxQueueLen(length) = attribute {
-            transmit_queue_length = *length;
         }
     }
     Some(Link {
         id: LinkId { index: message.header.index, name: name? },
         mtu_bytes,
-        transmit_queue_length,
         is_up: message.header.flags.contains(LinkFlags::Up),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
     })

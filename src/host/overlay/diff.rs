@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use crate::host::state::{Address, Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
+use crate::host::follower::Listing;
+use crate::host::state::{Address, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
 use crate::route::Prefix;
 
 /// The overlay address is a single host: no broadcast address, no on-link route.
@@ -26,8 +27,6 @@ pub struct OverlayDesired {
     pub network: Prefix,
     /// This host's part of it, as far as that is known.
     pub subnet: Option<Prefix>,
-    /// Length of the device's transmit queue, in packets.
-    pub transmit_queue_length: u32,
     /// The subnets whose path takes less than the device, and what it takes, in bytes. Each has a
     /// route of its own with that MTU: the kernel then tells pods by ICMP, fragments what may be
     /// fragmented, and treats all other subnets as before.
@@ -61,43 +60,16 @@ impl OverlayDesired {
     }
 
     /// Whether `route` is one that [`Self::path_route`] gives, for any subnet.
-    #[must_use]
-    pub fn is_path_route(&self, route: &Route) -> bool {
+    fn is_path_route(&self, route: &Route) -> bool {
         route.protocol == RouteProtocol::WEFT
             && leads_into_device(self, route)
-            && occupies_our_place(route)
+            && route.is_in_our_place()
     }
-}
-
-/// What the kernel says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OverlayActual {
-    /// The device.
-    pub link: Link,
-    /// Its IPv4 addresses.
-    pub addresses: Vec<Address>,
-    /// The routes of the main table to exactly the overlay network, through any device.
-    pub routes: Vec<Route>,
-    /// Those to the subnets of narrow paths, and all others that are made as for such a subnet.
-    pub path_routes: Vec<Route>,
-}
-
-/// Whether MTU and queue length are set, or left to whoever changed them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeviceSettings {
-    /// For a new device.
-    Impose,
-    /// For a device in use: an operator who changes its MTU has a reason.
-    Respect,
 }
 
 /// One edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Sets the MTU.
-    SetMtu,
-    /// Sets the length of the transmit queue.
-    SetTransmitQueueLength,
     /// Adds the overlay address as a /32.
     AddAddress,
     /// Removes another address of the overlay network.
@@ -126,8 +98,8 @@ pub enum Action {
 }
 
 /// What to edit, and what to log.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OverlayDiff {
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct OverlayDiff {
     /// The edits, in the order that the kernel accepts.
     pub actions: Vec<Action>,
     /// Routes to the overlay network that do not lead into the device, and win over ours.
@@ -136,38 +108,24 @@ pub struct OverlayDiff {
     pub foreign_mtu_bytes: Option<u32>,
 }
 
-/// What separates `actual` from `desired`.
+/// What separates the kernel's `listing` from `desired`; `None` if the device is gone.
 ///
 /// The address comes before the removal of others, since the kernel drops a device's routes with
 /// its last address, and the link goes up before the route, which a link that is down refuses.
 /// Addresses outside the network are left alone: they cannot become the source of overlay traffic,
 /// while one inside would be a source that peers have no lease for.
 #[must_use]
-pub fn diff(
-    desired: &OverlayDesired,
-    actual: &OverlayActual,
-    settings: DeviceSettings,
-) -> OverlayDiff {
-    let OverlayActual { link, addresses, routes, path_routes: _ } = actual;
+pub(super) fn diff(desired: &OverlayDesired, listing: &Listing) -> Option<OverlayDiff> {
+    let device = desired.device.index;
+    let link = listing.links.iter().find(|link| link.id.index == device)?;
     let mut diff = OverlayDiff::default();
-    let mtu_differs = link.mtu_bytes != u32::from(desired.mtu_bytes);
-    match settings {
-        DeviceSettings::Impose => {
-            if mtu_differs {
-                diff.actions.push(Action::SetMtu);
-            }
-            if link.transmit_queue_length != desired.transmit_queue_length {
-                diff.actions.push(Action::SetTransmitQueueLength);
-            }
-        }
-        DeviceSettings::Respect => {
-            diff.foreign_mtu_bytes = mtu_differs.then_some(link.mtu_bytes);
-        }
-    }
-    if !addresses.iter().any(|owned| is_own_address(desired, owned)) {
+    let is_foreign_mtu = link.mtu_bytes != u32::from(desired.mtu_bytes);
+    diff.foreign_mtu_bytes = is_foreign_mtu.then_some(link.mtu_bytes);
+    let addresses = || listing.addresses.iter().filter(|owned| owned.interface_index == device);
+    if !addresses().any(|owned| is_own_address(desired, owned)) {
         diff.actions.push(Action::AddAddress);
     }
-    for owned in addresses {
+    for owned in addresses() {
         if desired.network.contains(owned.address) && !is_own_address(desired, owned) {
             diff.actions.push(Action::RemoveAddress {
                 address: owned.address,
@@ -179,36 +137,35 @@ pub fn diff(
         diff.actions.push(Action::SetUp);
     }
     if desired.has_remote_subnets() {
+        let routes = || listing.routes.iter().filter(|it| it.destination == desired.network);
         let is_foreign = |route: &&Route| !leads_into_device(desired, route) && wins(route);
-        diff.foreign_routes = routes.iter().filter(is_foreign).cloned().collect();
-        // A foreign route of our metric holds the place in the table, and the kernel would refuse
-        // ours.
-        let is_blocked = diff.foreign_routes.iter().any(occupies_our_place);
-        if !is_blocked && !routes.iter().any(|route| is_own_route(desired, route)) {
+        diff.foreign_routes = routes().filter(is_foreign).cloned().collect();
+        // If a foreign route has the place, the kernel would refuse ours.
+        if !routes().any(Route::is_in_our_place) {
             diff.actions.push(Action::AddRoute);
         }
     }
-    diff.actions.extend(diff_paths(desired, actual));
-    diff
+    diff.actions.extend(diff_paths(desired, &listing.routes, link.mtu_bytes));
+    Some(diff)
 }
 
 /// A subnet to which somebody else has a route in our place is left to them.
-fn diff_paths(desired: &OverlayDesired, actual: &OverlayActual) -> Vec<Action> {
-    let routes = &actual.path_routes;
+fn diff_paths(desired: &OverlayDesired, routes: &[Route], device_mtu_bytes: u32) -> Vec<Action> {
     let is_missing = |subnet: &Prefix| {
-        !routes.iter().any(|route| route.destination == *subnet && occupies_our_place(route))
+        !routes.iter().any(|route| route.destination == *subnet && route.is_in_our_place())
     };
     let missing = desired.path_mtus.iter().filter(|(subnet, _)| is_missing(subnet));
-    let add = missing.map(|(subnet, bytes)| Action::AddPathRoute {
-        subnet: *subnet,
-        // The MTU of a route counts more than that of its device, which may be set by hand.
-        mtu_bytes: u32::from(*bytes).min(actual.link.mtu_bytes),
-    });
+    let add = missing.map(|(subnet, bytes)| add_path_route(*subnet, *bytes, device_mtu_bytes));
     let is_stale = |route: &&Route| {
         desired.is_path_route(route) && !desired.path_mtus.contains_key(&route.destination)
     };
     let remove = routes.iter().filter(is_stale);
     add.chain(remove.map(|route| Action::RemovePathRoute { subnet: route.destination })).collect()
+}
+
+/// The MTU of a route counts more than that of its device, which may be set by hand.
+pub(super) fn add_path_route(subnet: Prefix, mtu_bytes: u16, device_mtu_bytes: u32) -> Action {
+    Action::AddPathRoute { subnet, mtu_bytes: device_mtu_bytes.min(mtu_bytes.into()) }
 }
 
 fn is_own_address(desired: &OverlayDesired, owned: &Address) -> bool {
@@ -222,20 +179,11 @@ fn leads_into_device(desired: &OverlayDesired, route: &Route) -> bool {
     }
 }
 
-fn is_own_route(desired: &OverlayDesired, route: &Route) -> bool {
-    leads_into_device(desired, route) && occupies_our_place(route)
-}
-
 /// Whether a route takes packets that ours would have. Of one destination the kernel takes the
 /// routes of the packet's type of service first, then those of any; among them the lowest metric
 /// (`fib_table_lookup`, net/ipv4/fib_trie.c), than which ours is not higher.
 fn wins(route: &Route) -> bool {
     route.type_of_service != 0 || route.metric == ROUTE_METRIC
-}
-
-/// The main table has one place for each destination, type of service and metric.
-fn occupies_our_place(route: &Route) -> bool {
-    route.metric == ROUTE_METRIC && route.type_of_service == 0
 }
 
 /// A route in the words of `ip route`, which takes them back.

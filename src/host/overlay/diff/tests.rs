@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
-use crate::host::state::NextHop;
+use crate::host::state::{Link, NextHop};
 
 const DEVICE: u32 = 7;
 const OTHER: u32 = 2;
@@ -17,7 +17,6 @@ fn desired() -> OverlayDesired {
         mtu_bytes: 1472,
         network: "10.5.0.0/16".parse().unwrap(),
         subnet: Some("10.5.72.0/24".parse().unwrap()),
-        transmit_queue_length: 500,
         path_mtus: BTreeMap::new(),
     }
 }
@@ -44,34 +43,37 @@ fn route(interface_index: u32, metric: u32) -> Route {
     }
 }
 
-fn complete() -> OverlayActual {
-    OverlayActual {
-        link: Link {
-            id: desired().device,
-            mtu_bytes: 1472,
-            transmit_queue_length: 500,
-            is_up: true,
-            is_loopback: false,
-        },
-        addresses: vec![address(desired().address, 32)],
+fn complete() -> Listing {
+    let other = LinkId { index: OTHER, name: "eth0".into() };
+    let link = |id, mtu_bytes| Link { id, mtu_bytes, is_up: true, is_loopback: false };
+    Listing {
+        links: vec![link(other, 1500), link(desired().device, 1472)],
+        addresses: vec![
+            // Another interface's addresses are its own business.
+            Address { interface_index: OTHER, ..address(Ipv4Addr::new(10, 5, 1, 1), 16) },
+            address(desired().address, 32),
+        ],
         routes: vec![route(DEVICE, 0)],
-        path_routes: Vec::new(),
     }
 }
 
-fn actions(actual: &OverlayActual) -> Vec<Action> {
-    diff(&desired(), actual, DeviceSettings::Respect).actions
+fn device(listing: &mut Listing) -> &mut Link {
+    &mut listing.links[1]
+}
+
+fn diff_of(listing: &Listing) -> OverlayDiff {
+    diff(&desired(), listing).expect("the device is there")
+}
+
+fn actions(listing: &Listing) -> Vec<Action> {
+    diff_of(listing).actions
 }
 
 /// What the kernel does with an action; panics where it would refuse.
-fn apply(actual: &mut OverlayActual, action: &Action) {
+fn apply(actual: &mut Listing, action: &Action) {
     let desired = desired();
     match action {
-        Action::SetMtu => actual.link.mtu_bytes = desired.mtu_bytes.into(),
-        Action::SetTransmitQueueLength => {
-            actual.link.transmit_queue_length = desired.transmit_queue_length;
-        }
-        Action::SetUp => actual.link.is_up = true,
+        Action::SetUp => device(actual).is_up = true,
         Action::AddAddress => {
             let new = address(desired.address, 32);
             assert!(!actual.addresses.contains(&new), "EEXIST for the address");
@@ -83,23 +85,23 @@ fn apply(actual: &mut OverlayActual, action: &Action) {
                 (owned.address, owned.prefix_length_bits) != (*address, *prefix_length_bits)
             });
             assert!(actual.addresses.len() < before, "EADDRNOTAVAIL");
-            if actual.addresses.is_empty() {
+            if actual.addresses.iter().all(|owned| owned.interface_index != DEVICE) {
                 actual.routes.retain(|route| {
                     route.next_hops.iter().all(|hop| hop.interface_index != DEVICE)
                 });
             }
         }
         Action::AddRoute => {
-            assert!(actual.link.is_up, "ENETDOWN");
-            assert!(!actual.routes.iter().any(occupies_our_place), "EEXIST for the route");
+            assert!(device(actual).is_up, "ENETDOWN");
+            assert!(!actual.routes.iter().any(Route::is_in_our_place), "EEXIST for the route");
             actual.routes.push(route(DEVICE, 0));
         }
         Action::AddPathRoute { subnet, .. } => {
-            assert!(!actual.path_routes.iter().any(|route| route.destination == *subnet), "EEXIST");
-            actual.path_routes.push(path_route(&subnet.to_string()));
+            assert!(!actual.routes.iter().any(|route| route.destination == *subnet), "EEXIST");
+            actual.routes.push(path_route(&subnet.to_string()));
         }
         Action::RemovePathRoute { subnet } => {
-            actual.path_routes.retain(|route| route.destination != *subnet);
+            actual.routes.retain(|route| route.destination != *subnet);
         }
     }
 }
@@ -113,15 +115,15 @@ fn path_route(subnet: &str) -> Route {
 fn only_narrow_paths_have_routes() {
     let [narrow, wide]: [Prefix; 2] = ["10.5.1.0/24", "10.5.2.0/24"].map(|s| s.parse().unwrap());
     let desired = OverlayDesired { path_mtus: BTreeMap::from([(narrow, 1372)]), ..desired() };
-    let paths = |actual: &OverlayActual| diff_paths(&desired, actual);
+    let paths = |listing: &Listing| diff(&desired, listing).unwrap().actions;
     let mut actual = complete();
     let add = |mtu_bytes| vec![Action::AddPathRoute { subnet: narrow, mtu_bytes }];
     assert_eq!(paths(&actual), add(1372));
-    actual.link.mtu_bytes = 1300;
+    device(&mut actual).mtu_bytes = 1300;
     assert_eq!(paths(&actual), add(1300), "more than an MTU set by hand");
-    actual.path_routes = vec![path_route("10.5.1.0/24"), path_route("10.5.2.0/24")];
+    actual.routes.extend([path_route("10.5.1.0/24"), path_route("10.5.2.0/24")]);
     assert_eq!(paths(&actual), [Action::RemovePathRoute { subnet: wide }]);
-    for foreign in &mut actual.path_routes {
+    for foreign in &mut actual.routes {
         foreign.protocol = RouteProtocol::BOOT;
     }
     assert_eq!(paths(&actual), [], "somebody else's routes are left to them");
@@ -157,10 +159,9 @@ prop_compose! {
     fn any_actual()(
         is_up in any::<bool>(),
         mtu_bytes in prop_oneof![Just(1472_u32), 68_u32..65536],
-        transmit_queue_length in prop_oneof![Just(500_u32), Just(1000)],
         mut addresses in prop::collection::vec(any_address(), 0..5),
         mut routes in prop::collection::vec(any_route(), 0..4),
-    ) -> OverlayActual {
+    ) -> Listing {
         // The kernel's tables hold each key once, and a device that is down or has no address has
         // no routes.
         let key = |owned: &Address| (owned.address, owned.prefix_length_bits);
@@ -171,8 +172,9 @@ prop_compose! {
         if !is_up || addresses.is_empty() {
             routes.retain(|route| route.next_hops.iter().all(|hop| hop.interface_index != DEVICE));
         }
-        let link = Link { mtu_bytes, transmit_queue_length, is_up, ..complete().link };
-        OverlayActual { link, addresses, routes, path_routes: Vec::new() }
+        let mut listing = Listing { addresses, routes, ..complete() };
+        (device(&mut listing).mtu_bytes, device(&mut listing).is_up) = (mtu_bytes, is_up);
+        listing
     }
 }
 
@@ -181,18 +183,16 @@ proptest! {
     fn applying_the_difference_leaves_none(mut actual in any_actual()) {
         let desired = desired();
         let before = actual.clone();
-        let plan = diff(&desired, &actual, DeviceSettings::Impose);
+        let plan = diff_of(&actual);
         for action in &plan.actions {
             apply(&mut actual, action);
         }
-        prop_assert_eq!(diff(&desired, &actual, DeviceSettings::Impose).actions, vec![]);
-        prop_assert!(actual.link.is_up);
-        prop_assert_eq!(actual.link.mtu_bytes, 1472);
-        prop_assert_eq!(actual.link.transmit_queue_length, 500);
+        prop_assert_eq!(actions(&actual), vec![]);
+        prop_assert!(device(&mut actual).is_up);
         let mut inside = actual.addresses.clone();
         inside.retain(|owned| desired.network.contains(owned.address));
         prop_assert_eq!(inside, vec![address(desired.address, 32)]);
-        prop_assert!(actual.routes.iter().any(occupies_our_place));
+        prop_assert!(actual.routes.iter().any(Route::is_in_our_place));
         // Whatever is not ours is as it was.
         for route in &plan.foreign_routes {
             prop_assert!(actual.routes.contains(route));
@@ -205,39 +205,27 @@ proptest! {
 
     #[test]
     fn a_foreign_mtu_is_reported_and_kept(actual in any_actual()) {
-        let plan = diff(&desired(), &actual, DeviceSettings::Respect);
-        let foreign = Some(actual.link.mtu_bytes).filter(|bytes| *bytes != 1472);
-        prop_assert_eq!(plan.foreign_mtu_bytes, foreign);
-        prop_assert!(!plan.actions.contains(&Action::SetMtu));
-        prop_assert!(!plan.actions.contains(&Action::SetTransmitQueueLength));
+        let mtu_bytes = actual.links[1].mtu_bytes;
+        prop_assert_eq!(diff_of(&actual).foreign_mtu_bytes, Some(mtu_bytes).filter(|it| *it != 1472));
     }
 }
 
 #[test]
 fn a_complete_device_needs_nothing() {
-    assert_eq!(diff(&desired(), &complete(), DeviceSettings::Impose), OverlayDiff::default());
+    assert_eq!(diff_of(&complete()), OverlayDiff::default());
     // A second route into the device is an operator's choice.
     let mut actual = complete();
     actual.routes.push(route(DEVICE, 100));
-    assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), OverlayDiff::default());
+    assert_eq!(diff_of(&actual), OverlayDiff::default());
 }
 
 #[test]
 fn a_bare_device_gets_everything_in_order() {
     let mut bare = complete();
-    bare.link.is_up = false;
-    bare.link.mtu_bytes = 1500;
-    bare.link.transmit_queue_length = 1000;
+    device(&mut bare).is_up = false;
     bare.addresses.clear();
     bare.routes.clear();
-    let expected = [
-        Action::SetMtu,
-        Action::SetTransmitQueueLength,
-        Action::AddAddress,
-        Action::SetUp,
-        Action::AddRoute,
-    ];
-    assert_eq!(diff(&desired(), &bare, DeviceSettings::Impose).actions, expected);
+    assert_eq!(actions(&bare), [Action::AddAddress, Action::SetUp, Action::AddRoute]);
 }
 
 #[test]
@@ -269,7 +257,7 @@ fn foreign_routes_are_found_whatever_they_look_like() {
             actual.routes.clear();
         }
         actual.routes.push(foreign.clone());
-        let plan = diff(&desired(), &actual, DeviceSettings::Respect);
+        let plan = diff_of(&actual);
         assert_eq!(plan.foreign_routes, [foreign]);
         assert_eq!(plan.actions, []);
     }
@@ -281,7 +269,7 @@ fn losing_route_is_not_foreign() {
     for loser in [route(OTHER, 100), blackhole] {
         let mut actual = complete();
         actual.routes.push(loser);
-        assert_eq!(diff(&desired(), &actual, DeviceSettings::Impose), OverlayDiff::default());
+        assert_eq!(diff_of(&actual), OverlayDiff::default());
     }
 }
 
@@ -292,8 +280,8 @@ fn whole_network_leaves_route_to_the_bridge() {
     let addresses = vec![address(alone.address, 32)];
     let bridge = Route { protocol: RouteProtocol(2), ..route(OTHER, 0) };
     for routes in [vec![], vec![bridge]] {
-        let actual = OverlayActual { routes, addresses: addresses.clone(), ..complete() };
-        assert_eq!(diff(&alone, &actual, DeviceSettings::Impose), OverlayDiff::default());
+        let listing = Listing { routes, addresses: addresses.clone(), ..complete() };
+        assert_eq!(diff(&alone, &listing), Some(OverlayDiff::default()));
     }
 }
 
