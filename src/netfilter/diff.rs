@@ -14,40 +14,48 @@ pub enum Trigger {
     Resync,
 }
 
-/// What a chain needs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Repair {
-    /// It is as it should be.
-    Nothing,
-    /// It is emptied and gets all wanted rules.
-    Refill,
-    /// Rules of others stay; ours go to the end, in their order.
-    Amend {
-        /// Places in what was found.
-        remove: Vec<usize>,
-        /// The rules to append.
-        append: Vec<Rule>,
-    },
+/// A chain as it was found. `K` is what the firewall knows a rule by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FoundChain<K> {
+    /// Whether it is there.
+    pub exists: bool,
+    /// Its rules; `None` for one that this module cannot parse.
+    pub rules: Vec<(K, Option<Rule>)>,
 }
 
-/// Compares `wanted` with `found`, where `None` is a rule that this module cannot parse.
+/// What a chain needs, in this order; nothing if it is as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repair<K> {
+    /// It is made, or emptied if it is there.
+    pub is_refilled: bool,
+    /// Rules to remove.
+    pub remove: Vec<K>,
+    /// Rules to append.
+    pub append: Vec<Rule>,
+}
+
+/// Compares `wanted` with `found`.
 #[must_use]
-pub fn compare(wanted: &[Rule], found: &[Option<Rule>], trigger: Trigger) -> Repair {
-    if found.iter().eq(wanted.iter().map(|rule| Some(*rule)).collect::<Vec<_>>().iter()) {
-        return Repair::Nothing;
-    }
+pub fn compare<K: Clone>(wanted: &[Rule], found: &FoundChain<K>, trigger: Trigger) -> Repair<K> {
+    let nothing = Repair { is_refilled: false, remove: Vec::new(), append: Vec::new() };
+    let rules: Vec<_> = found.rules.iter().map(|(_, rule)| *rule).collect();
     let is_ours = |found: &Option<Rule>| found.is_some_and(|rule| wanted.contains(&rule));
-    if trigger == Trigger::Start || found.iter().all(is_ours) {
-        return Repair::Refill;
+    if found.exists && rules == wanted.iter().copied().map(Some).collect::<Vec<_>>() {
+        return nothing;
     }
-    if is_in_order(wanted, found) {
-        return Repair::Nothing;
+    if !found.exists || trigger == Trigger::Start || rules.iter().all(is_ours) {
+        return Repair { is_refilled: true, append: wanted.to_vec(), ..nothing };
     }
+    if is_in_order(wanted, &rules) {
+        return nothing;
+    }
+    // Rules of others stay; ours go to the end, in their order.
     let own = |rule: &Option<Rule>| is_ours(rule) && rule.is_some_and(|rule| !rule.is_shared());
-    let remove = (0..found.len()).filter(|at| own(&found[*at])).collect();
-    let stays = |rule: &&Rule| rule.is_shared() && found.contains(&Some(**rule));
+    let own = found.rules.iter().filter(|(_, rule)| own(rule));
+    let remove = own.map(|(key, _)| key.clone()).collect();
+    let stays = |rule: &&Rule| rule.is_shared() && rules.contains(&Some(**rule));
     let append = wanted.iter().filter(|rule| !stays(rule)).copied().collect();
-    Repair::Amend { remove, append }
+    Repair { remove, append, ..nothing }
 }
 
 /// Whether all of `wanted` is in `found`, one after the other, and what is ours alone only once.

@@ -1,19 +1,19 @@
 //! The rules in iptables' syntax: parses `iptables-save`, writes input for `iptables-restore`.
 //! Pure.
 
-use crate::netfilter::diff::{Repair, Trigger, compare};
+use crate::netfilter::diff::{FoundChain, Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 
 /// Where the rules of a purpose live, by flannel's names.
-struct Place {
-    table: &'static str,
+pub(super) struct Place {
+    pub(super) table: &'static str,
     /// The kernel's chain, from which ours is entered.
-    base: &'static str,
-    chain: &'static str,
+    pub(super) base: &'static str,
+    pub(super) chain: &'static str,
     comment: &'static str,
 }
 
-fn place(purpose: Purpose) -> Place {
+pub(super) fn place(purpose: Purpose) -> Place {
     match purpose {
         Purpose::Masquerade => Place {
             table: "nat",
@@ -30,18 +30,6 @@ fn place(purpose: Purpose) -> Place {
     }
 }
 
-/// The table in which the rules of a purpose are.
-#[must_use]
-pub fn table_of(purpose: Purpose) -> &'static str {
-    place(purpose).table
-}
-
-/// The chains in which they are: our own, and the kernel's.
-#[must_use]
-pub fn chains_of(purpose: Purpose) -> [&'static str; 2] {
-    [place(purpose).chain, place(purpose).base]
-}
-
 /// Whether `iptables-save` reports in `line` that it can't list a table.
 #[must_use]
 pub fn is_incompatible(line: &str) -> bool {
@@ -54,22 +42,11 @@ pub fn is_incompatible(line: &str) -> bool {
 pub struct Found {
     table: String,
     /// By purpose.
-    chains: [FoundChain; 2],
+    chains: [(FoundChain<String>, Jumps); 2],
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct FoundChain {
-    exists: bool,
-    rules: Vec<FoundRule>,
-    /// Rules of the base chain that enter ours, without their `-A CHAIN`.
-    jumps: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct FoundRule {
-    text: String,
-    rule: Option<Rule>,
-}
+/// Rules of the base chain that enter ours, without their `-A CHAIN`.
+type Jumps = Vec<String>;
 
 impl Found {
     /// Parses the next line. `iptables -S` does not print the table: pass `*nat` before it.
@@ -81,30 +58,26 @@ impl Found {
         for purpose in Purpose::ALL {
             let place = place(purpose);
             if self.table == place.table {
-                self.chains[purpose.index()].take_line(line.trim_end(), &place);
+                let (own, jumps) = &mut self.chains[purpose as usize];
+                take_line(line.trim_end(), &place, own, jumps);
             }
         }
     }
 }
 
-impl FoundChain {
-    fn take_line(&mut self, line: &str, place: &Place) {
-        if let Some(chain) = line.strip_prefix(':').or_else(|| line.strip_prefix("-N ")) {
-            self.exists |= chain.split(' ').next() == Some(place.chain);
-            return;
-        }
-        let Some((chain, text)) = line.strip_prefix("-A ").and_then(|rest| rest.split_once(' '))
-        else {
-            return;
-        };
-        if chain == place.chain {
-            let rule = parse(text, place.comment);
-            self.rules.push(FoundRule { text: text.to_owned(), rule });
-        } else if chain == place.base
-            && words(text).windows(2).any(|pair| pair == ["-j", place.chain])
-        {
-            self.jumps.push(text.to_owned());
-        }
+fn take_line(line: &str, place: &Place, own: &mut FoundChain<String>, jumps: &mut Jumps) {
+    if let Some(chain) = line.strip_prefix(':').or_else(|| line.strip_prefix("-N ")) {
+        own.exists |= chain.split(' ').next() == Some(place.chain);
+        return;
+    }
+    let Some((chain, text)) = line.strip_prefix("-A ").and_then(|rest| rest.split_once(' ')) else {
+        return;
+    };
+    let enters_ours = || words(text).windows(2).any(|pair| pair == ["-j", place.chain]);
+    if chain == place.chain {
+        own.rules.push((text.to_owned(), parse(text, place.comment)));
+    } else if chain == place.base && enters_ours() {
+        jumps.push(text.to_owned());
     }
 }
 
@@ -118,7 +91,9 @@ pub fn transaction(
 ) -> Option<String> {
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
         let place = place(*purpose);
-        let lines = chain_lines(&place, rules, &found.chains[purpose.index()], trigger);
+        let (own, jumps) = &found.chains[*purpose as usize];
+        let mut lines = chain_lines(&place, &compare(rules, own, trigger));
+        lines.extend(jump_lines(&place, jumps));
         (!lines.is_empty()).then(|| table(place.table, &lines))
     });
     let text: String = tables.collect();
@@ -129,13 +104,13 @@ pub fn transaction(
 #[must_use]
 pub fn removal(found: &Found) -> Option<String> {
     let tables = Purpose::ALL.into_iter().filter_map(|purpose| {
-        let (place, chain) = (place(purpose), &found.chains[purpose.index()]);
-        if !chain.exists && chain.jumps.is_empty() {
+        let (place, (own, jumps)) = (place(purpose), &found.chains[purpose as usize]);
+        if !own.exists && jumps.is_empty() {
             return None;
         }
         // The chain is named even if it is not there: then it is made, so that it can be deleted.
         let mut lines = vec![format!(":{} - [0:0]", place.chain)];
-        lines.extend(chain.jumps.iter().map(|text| format!("-D {} {text}", place.base)));
+        lines.extend(jumps.iter().map(|text| format!("-D {} {text}", place.base)));
         lines.push(format!("-X {}", place.chain));
         Some(table(place.table, &lines))
     });
@@ -147,37 +122,25 @@ fn table(name: &str, lines: &[String]) -> String {
     format!("*{name}\n{}\nCOMMIT\n", lines.join("\n"))
 }
 
-fn chain_lines(
-    place: &Place,
-    wanted: &[Rule],
-    found: &FoundChain,
-    trigger: Trigger,
-) -> Vec<String> {
-    let Place { base, chain, comment, .. } = place;
-    let append = |rule: &Rule| format!("-A {chain} {}", spell(rule, comment));
+fn chain_lines(place: &Place, repair: &Repair<String>) -> Vec<String> {
+    let Place { chain, comment, .. } = place;
+    let mut lines = Vec::new();
     // For a chain that is there, this line empties it.
-    let refill = || {
-        let head = std::iter::once(format!(":{chain} - [0:0]"));
-        head.chain(wanted.iter().map(append)).collect()
-    };
-    let read: Vec<_> = found.rules.iter().map(|found| found.rule).collect();
-    let mut lines: Vec<String> = match compare(wanted, &read, trigger) {
-        _ if !found.exists => refill(),
-        Repair::Nothing => Vec::new(),
-        Repair::Refill => refill(),
-        Repair::Amend { remove, append: missing } => {
-            let removed = remove.iter().map(|at| format!("-D {chain} {}", found.rules[*at].text));
-            removed.chain(missing.iter().map(append)).collect()
-        }
-    };
-    let jump = format!("-m comment --comment \"{comment}\" -j {chain}");
-    let jumps = found.jumps.iter().filter(|text| words(text) == words(&jump));
-    let spare = jumps.clone().skip(1);
-    lines.extend(spare.map(|text| format!("-D {base} {text}")));
-    if jumps.count() == 0 {
-        lines.push(format!("-A {base} {jump}"));
-    }
+    lines.extend(repair.is_refilled.then(|| format!(":{chain} - [0:0]")));
+    lines.extend(repair.remove.iter().map(|text| format!("-D {chain} {text}")));
+    lines.extend(repair.append.iter().map(|rule| format!("-A {chain} {}", spell(rule, comment))));
     lines
+}
+
+/// Leaves one jump into our chain.
+fn jump_lines(place: &Place, jumps: &Jumps) -> Vec<String> {
+    let Place { base, chain, comment, .. } = place;
+    let jump = format!("-m comment --comment \"{comment}\" -j {chain}");
+    let ours: Vec<_> = jumps.iter().filter(|text| words(text) == words(&jump)).collect();
+    if ours.is_empty() {
+        return vec![format!("-A {base} {jump}")];
+    }
+    ours.iter().skip(1).map(|text| format!("-D {base} {text}")).collect()
 }
 
 /// The rule as flannel gives it to iptables, without `-A CHAIN`.

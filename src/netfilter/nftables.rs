@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::netfilter::diff::{Repair, Trigger, compare};
+use crate::netfilter::diff::{FoundChain, Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 use crate::route::Prefix;
 
@@ -44,20 +44,8 @@ fn place(purpose: Purpose) -> Place {
 /// What the kernel has of our table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// By purpose.
-    chains: [FoundChain; 2],
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct FoundChain {
-    exists: bool,
-    rules: Vec<FoundRule>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct FoundRule {
-    handle: u64,
-    rule: Option<Rule>,
+    /// By purpose, with the rules' handles.
+    chains: [FoundChain<u64>; 2],
 }
 
 /// The output of nft is not what its manual describes.
@@ -71,23 +59,21 @@ impl Found {
         let mut found = Self::default();
         for object in objects(json)? {
             for purpose in Purpose::ALL {
-                found.chains[purpose.index()].take_object(&object, &place(purpose));
+                take_object(&object, &place(purpose), &mut found.chains[purpose as usize]);
             }
         }
         Ok(found)
     }
 }
 
-impl FoundChain {
-    fn take_object(&mut self, object: &Value, place: &Place) {
-        let (chain, rule) = (&object["chain"], &object["rule"]);
-        // Without its hook it is another chain of that name.
-        self.exists |= chain["name"] == place.chain && chain["hook"] == place.hook;
-        if rule["chain"] == place.chain
-            && let Some(handle) = rule["handle"].as_u64()
-        {
-            self.rules.push(FoundRule { handle, rule: parse_rule(&rule["expr"]) });
-        }
+fn take_object(object: &Value, place: &Place, found: &mut FoundChain<u64>) {
+    let (chain, rule) = (&object["chain"], &object["rule"]);
+    // Without its hook it is another chain of that name.
+    found.exists |= chain["name"] == place.chain && chain["hook"] == place.hook;
+    if rule["chain"] == place.chain
+        && let Some(handle) = rule["handle"].as_u64()
+    {
+        found.rules.push((handle, parse_rule(&rule["expr"])));
     }
 }
 
@@ -120,7 +106,8 @@ pub fn transaction(
     trigger: Trigger,
 ) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {
-        chain_lines(&place(*purpose), rules, &found.chains[purpose.index()], trigger)
+        let repair = compare(rules, &found.chains[*purpose as usize], trigger);
+        chain_lines(&place(*purpose), &repair)
     });
     let lines: Vec<_> = chains.flatten().collect();
     if lines.is_empty() {
@@ -138,36 +125,21 @@ pub fn removal(tables: &[(&str, &str)]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn chain_lines(
-    place: &Place,
-    wanted: &[Rule],
-    found: &FoundChain,
-    trigger: Trigger,
-) -> Vec<String> {
+fn chain_lines(place: &Place, repair: &Repair<u64>) -> Vec<String> {
     let Place { chain, kind, hook, priority, comment } = place;
-    let add = |rule: &Rule| format!("add rule ip {TABLE} {chain} {}", spell(rule));
-    let refill = || {
-        let head = [
-            format!(
-                "add chain ip {TABLE} {chain} {{ type {kind} hook {hook} priority {priority} ; \
-                 comment \"{comment}\" ; }}"
-            ),
-            format!("flush chain ip {TABLE} {chain}"),
-        ];
-        head.into_iter().chain(wanted.iter().map(add)).collect()
-    };
-    let read: Vec<_> = found.rules.iter().map(|found| found.rule).collect();
-    match compare(wanted, &read, trigger) {
-        _ if !found.exists => refill(),
-        Repair::Nothing => Vec::new(),
-        Repair::Refill => refill(),
-        Repair::Amend { remove, append } => {
-            let removed = remove.iter().map(|at| {
-                format!("delete rule ip {TABLE} {chain} handle {}", found.rules[*at].handle)
-            });
-            removed.chain(append.iter().map(add)).collect()
-        }
+    let mut lines = Vec::new();
+    if repair.is_refilled {
+        lines.push(format!(
+            "add chain ip {TABLE} {chain} {{ type {kind} hook {hook} priority {priority} ; \
+             comment \"{comment}\" ; }}"
+        ));
+        lines.push(format!("flush chain ip {TABLE} {chain}"));
     }
+    let delete = |handle: &u64| format!("delete rule ip {TABLE} {chain} handle {handle}");
+    lines.extend(repair.remove.iter().map(delete));
+    let add = |rule: &Rule| format!("add rule ip {TABLE} {chain} {}", spell(rule));
+    lines.extend(repair.append.iter().map(add));
+    lines
 }
 
 fn spell(rule: &Rule) -> String {

@@ -6,7 +6,7 @@ use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -18,7 +18,10 @@ pub const LOCK_WAIT_S: u32 = 5;
 const RUN_TIMEOUT: Duration = Duration::from_secs(LOCK_WAIT_S as u64 + 10);
 
 /// How much of a program's standard error is kept.
-const COMPLAINT_BYTES_MAX: usize = 2048;
+const COMPLAINT_BYTES_MAX: u64 = 2048;
+
+/// Longest line that is read: nft prints our table, or the names of all, as one.
+const LINE_BYTES_MAX: usize = 4 << 20;
 
 /// Variables that the programs read: where they are, and iptables' own lock and extensions
 /// (iptables(8), xtables.c).
@@ -95,7 +98,7 @@ impl ProgramError {
 }
 
 impl Program {
-    /// Runs it to its end with `arguments` and `input`, and gives what it prints to `take`.
+    /// Runs it to its end with `arguments` and `input`, and gives each line that it prints to `take`.
     ///
     /// It is killed when the future is dropped: each of them changes the kernel's rules in one
     /// step or not at all.
@@ -103,8 +106,9 @@ impl Program {
         self,
         arguments: &[&str],
         input: &str,
-        take: impl FnMut(&[u8]),
+        take: impl FnMut(&str),
     ) -> Result<(), ProgramError> {
+        let failed = |source| ProgramError::Run { program: self.name, source };
         let mut command = Command::new(self.name);
         command.args(arguments).env_clear().envs(inherited()).env("LC_ALL", "C");
         command.kill_on_drop(true);
@@ -113,23 +117,15 @@ impl Program {
             if source.kind() == io::ErrorKind::NotFound {
                 return ProgramError::Missing(self);
             }
-            ProgramError::Run { program: self.name, source }
+            failed(source)
         })?;
-        let (status, complaint) = match timeout(RUN_TIMEOUT, talk(child, input, take)).await {
-            Ok(result) => {
-                result.map_err(|source| ProgramError::Run { program: self.name, source })?
-            }
-            Err(_elapsed) => return Err(ProgramError::TimedOut { program: self.name }),
-        };
+        let (status, complaint) = timeout(RUN_TIMEOUT, talk(child, input, take))
+            .await
+            .map_err(|_elapsed| ProgramError::TimedOut { program: self.name })?
+            .map_err(failed)?;
         if status.success() {
             return Ok(());
         }
-        let complaint = String::from_utf8_lossy(&complaint).split_whitespace().fold(
-            String::new(),
-            |all, word| {
-                if all.is_empty() { word.to_owned() } else { all + " " + word }
-            },
-        );
         // xtables' own code for what it could not get (RESOURCE_PROBLEM in xtables.h).
         if status.code() == Some(4) && complaint.contains("xtables lock") {
             return Err(ProgramError::Locked);
@@ -147,8 +143,8 @@ fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
 async fn talk(
     mut child: Child,
     input: &str,
-    take: impl FnMut(&[u8]),
-) -> io::Result<(ExitStatus, Vec<u8>)> {
+    take: impl FnMut(&str),
+) -> io::Result<(ExitStatus, String)> {
     let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (Some(mut stdin), Some(stdout), Some(stderr)) = streams else {
         return Err(io::Error::other("its streams are missing"));
@@ -160,66 +156,54 @@ async fn talk(
             result => result,
         }
     };
-    let mut complaint = Vec::new();
-    let keep = |chunk: &[u8]| {
-        let room = COMPLAINT_BYTES_MAX - complaint.len();
-        complaint.extend_from_slice(&chunk[..chunk.len().min(room)]);
-    };
-    tokio::try_join!(write, drain(stdout, take), drain(stderr, keep))?;
+    let ((), (), complaint) = tokio::try_join!(write, lines(stdout, take), complaint(stderr))?;
     Ok((child.wait().await?, complaint))
 }
 
-async fn drain(mut stream: impl AsyncRead + Unpin, mut take: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut chunk = vec![0; CHUNK_BYTES];
-    loop {
-        match stream.read(&mut chunk).await? {
-            0 => return Ok(()),
-            length => take(&chunk[..length]),
+/// Gives each line of `stream` to `take`. Those of [`LINE_BYTES_MAX`] and more are never ours and
+/// are dropped, which bounds the memory.
+async fn lines(stream: impl AsyncRead + Unpin, mut take: impl FnMut(&str)) -> io::Result<()> {
+    let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
+    let (mut line, mut is_continued) = (Vec::new(), false);
+    while let length @ 1.. =
+        (&mut stream).take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut line).await?
+    {
+        let is_whole = length < LINE_BYTES_MAX || line.ends_with(b"\n");
+        if is_whole && !is_continued {
+            take(String::from_utf8_lossy(&line).trim_end_matches('\n'));
         }
+        is_continued = !is_whole;
+        line.clear();
     }
+    Ok(())
 }
 
-/// Splits output into lines. Lines longer than 16 KiB are never ours and are dropped, which bounds
-/// the memory.
-#[derive(Debug, Default)]
-pub struct Lines {
-    rest: Vec<u8>,
-    is_too_long: bool,
-}
-
-impl Lines {
-    /// Several times what iptables can say in one rule.
-    const LENGTH_MAX: usize = 16 * 1024;
-
-    /// Takes the next part of the output and gives its whole lines to `line`.
-    pub fn take(&mut self, chunk: &[u8], mut line: impl FnMut(&str)) {
-        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
-            let is_whole = part.ends_with(b"\n");
-            self.is_too_long |= self.rest.len() + part.len() > Self::LENGTH_MAX;
-            if !self.is_too_long {
-                self.rest.extend_from_slice(part);
-            }
-            if is_whole {
-                if !self.is_too_long {
-                    line(String::from_utf8_lossy(&self.rest).trim_end_matches('\n'));
-                }
-                self.rest.clear();
-                self.is_too_long = false;
-            }
-        }
-    }
+/// The beginning of what `stream` brings, in one line. The rest is read as well, so that the
+/// program does not wait for its reader.
+async fn complaint(mut stream: impl AsyncRead + Unpin) -> io::Result<String> {
+    let mut text = Vec::new();
+    (&mut stream).take(COMPLAINT_BYTES_MAX).read_to_end(&mut text).await?;
+    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
+    Ok(String::from_utf8_lossy(&text).split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(name: &'static str, arguments: &[&str], input: &str) -> (Result<(), String>, Vec<u8>) {
+    fn enter<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work)
+    }
+
+    fn run(
+        name: &'static str,
+        arguments: &[&str],
+        input: &str,
+    ) -> (Result<(), String>, Vec<String>) {
         let mut said = Vec::new();
         let program = Program { name, package: "coreutils" };
-        let result =
-            runtime.block_on(program.run(arguments, input, |chunk| said.extend_from_slice(chunk)));
+        let result = enter(program.run(arguments, input, |line| said.push(line.to_owned())));
         (result.map_err(|error| error.to_string()), said)
     }
 
@@ -227,7 +211,7 @@ mod tests {
     fn large_input_and_output_pass_through() {
         let input = "a line\n".repeat(100_000);
         let (result, said) = run("cat", &[], &input);
-        assert_eq!((result, said.len()), (Ok(()), input.len()));
+        assert_eq!((result, said.len()), (Ok(()), 100_000));
     }
 
     #[test]
@@ -241,15 +225,14 @@ mod tests {
     #[test]
     fn arguments_reach_no_shell() {
         let (result, said) = run("echo", &["$(id)", ";", "`id`"], "");
-        assert_eq!((result, said), (Ok(()), b"$(id) ; `id`\n".to_vec()));
+        assert_eq!((result, said), (Ok(()), vec!["$(id) ; `id`".to_owned()]));
     }
 
     #[test]
     fn only_listed_variables_are_inherited() {
         let (result, said) = run("env", &[], "");
         assert_eq!(result, Ok(()));
-        let said = String::from_utf8(said).unwrap();
-        let names: Vec<_> = said.lines().filter_map(|line| line.split('=').next()).collect();
+        let names: Vec<_> = said.iter().filter_map(|line| line.split('=').next()).collect();
         assert!(names.contains(&"PATH") && names.contains(&"LC_ALL"), "{names:?}");
         // The test itself runs with CARGO and more.
         let is_known = |name: &&str| INHERITED.contains(name) || *name == "LC_ALL";
@@ -264,14 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn split_lines_join_and_long_ones_drop() {
-        let text = format!("one\n{}\nthree\nrest", "x".repeat(Lines::LENGTH_MAX));
-        for step in [1, 7, text.len()] {
-            let (mut lines, mut found) = (Lines::default(), Vec::new());
-            for chunk in text.as_bytes().chunks(step) {
-                lines.take(chunk, |line| found.push(line.to_owned()));
-            }
-            assert_eq!(found, ["one", "three"], "in parts of {step} bytes");
+    fn overlong_lines_are_dropped() {
+        for length in [LINE_BYTES_MAX, 3 * LINE_BYTES_MAX] {
+            let text = format!("one\n{}\nthree\nrest", "x".repeat(length));
+            let mut found = Vec::new();
+            enter(lines(text.as_bytes(), |line| found.push(line.to_owned()))).unwrap();
+            assert_eq!(found, ["one", "three", "rest"], "of {length} bytes");
         }
     }
 }

@@ -10,10 +10,10 @@ use tracing::{debug, error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
 use crate::netfilter::diff::Trigger;
-use crate::netfilter::iptables::{self, Ability};
+use crate::netfilter::iptables::{self, Ability, Place};
 use crate::netfilter::nftables;
 use crate::netfilter::program::{
-    IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, Lines, NFT, ProgramError,
+    IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, NFT, ProgramError,
 };
 use crate::netfilter::rules::{Purpose, Wanted};
 
@@ -23,9 +23,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Attempts at start before a refusal counts: rules of others may change between our listing and
 /// our transaction.
 const START_ATTEMPTS_MAX: u32 = 3;
-
-/// Longest listing that is read from nft: our own table, and the names of all.
-const LIST_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The firewall that holds the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,7 +220,7 @@ impl RuleReconciler {
         let mut found = iptables::Found::default();
         for (purpose, _) in &wanted {
             if !(ability.lists_chains && list_chains(*purpose, &mut found).await?) {
-                read_iptables(&["-t", iptables::table_of(*purpose)], &mut found).await?;
+                read_iptables(&["-t", iptables::place(*purpose).table], &mut found).await?;
             }
         }
         let Some(text) = iptables::transaction(&wanted, &found, trigger) else { return Ok(false) };
@@ -286,43 +283,37 @@ impl RuleReconciler {
 }
 
 async fn ask_iptables() -> Result<Ability, ProgramError> {
-    let mut line = Vec::new();
-    IPTABLES.run(&["--version"], "", |chunk| line.extend_from_slice(chunk)).await?;
-    let line = String::from_utf8_lossy(&line);
-    debug!("{}", line.trim());
-    Ok(Ability::of_version(&line))
+    let mut version = String::new();
+    IPTABLES.run(&["--version"], "", |line| version.push_str(line)).await?;
+    debug!("{version}");
+    Ok(Ability::of_version(&version))
 }
 
 /// Reads the two chains of `purpose`; false, and nothing read, if the kernel's own cannot be
 /// listed. If ours cannot, it counts as missing: the words for that differ by iptables' version,
 /// and the transaction that makes a chain empties one that is there.
 async fn list_chains(purpose: Purpose, found: &mut iptables::Found) -> Result<bool, ProgramError> {
-    let (table, mut read) = (iptables::table_of(purpose), found.clone());
-    let [own, base] = iptables::chains_of(purpose);
-    read.take_line(&format!("*{table}"));
+    let Place { table, base, chain: own, .. } = iptables::place(purpose);
+    found.take_line(&format!("*{table}"));
     for chain in [base, own] {
-        let (mut lines, mut chain_read) = (Lines::default(), read.clone());
-        let take = |chunk: &[u8]| lines.take(chunk, |line| chain_read.take_line(line));
-        match IPTABLES.run(&["-t", table, "-S", chain], "", take).await {
-            Ok(()) => read = chain_read,
+        let mut read = found.clone();
+        match IPTABLES.run(&["-t", table, "-S", chain], "", |line| read.take_line(line)).await {
+            Ok(()) => *found = read,
             Err(ProgramError::Refused { .. }) if chain == own => {}
             Err(ProgramError::Refused { .. }) => return Ok(false),
             Err(error) => return Err(error),
         }
     }
-    *found = read;
     Ok(true)
 }
 
 async fn read_iptables(arguments: &[&str], found: &mut iptables::Found) -> Result<(), RuleError> {
-    let (mut lines, mut incompatible) = (Lines::default(), None);
-    let take = |chunk: &[u8]| {
-        lines.take(chunk, |line| {
-            if iptables::is_incompatible(line) {
-                incompatible = Some(line.trim_start_matches(['#', ' ']).to_owned());
-            }
-            found.take_line(line);
-        });
+    let mut incompatible = None;
+    let take = |line: &str| {
+        if iptables::is_incompatible(line) {
+            incompatible = Some(line.trim_start_matches(['#', ' ']).to_owned());
+        }
+        found.take_line(line);
     };
     IPTABLES_SAVE.run(arguments, "", take).await?;
     incompatible.map_or(Ok(()), |line| Err(RuleError::Incompatible(line)))
@@ -347,13 +338,9 @@ async fn remove_iptables() -> Result<bool, RuleError> {
 }
 
 async fn list(arguments: &[&str]) -> Result<String, ProgramError> {
-    let mut text = Vec::new();
-    let take = |chunk: &[u8]| {
-        let room = LIST_BYTES_MAX.saturating_sub(text.len());
-        text.extend_from_slice(&chunk[..chunk.len().min(room)]);
-    };
-    NFT.run(arguments, "", take).await?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
+    let mut text = String::new();
+    NFT.run(arguments, "", |line| text.push_str(line)).await?;
+    Ok(text)
 }
 
 async fn apply_nftables(text: &str) -> Result<(), ProgramError> {

@@ -90,15 +90,6 @@ pub enum Purpose {
 impl Purpose {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Masquerade, Self::Forward];
-
-    /// Its place in a list with one entry for each.
-    #[must_use]
-    pub fn index(self) -> usize {
-        match self {
-            Self::Masquerade => 0,
-            Self::Forward => 1,
-        }
-    }
 }
 
 /// One rule.
@@ -152,17 +143,4 @@ pub enum Verdict {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// The rules that the golden texts spell.
-    pub(in crate::netfilter) fn wanted() -> Wanted {
-        Wanted {
-            network: "10.5.0.0/16".parse().unwrap(),
-            subnet: "10.5.3.0/24".parse().unwrap(),
-            masquerade: true,
-            forward: true,
-            random_ports: true,
-        }
-    }
-}
+pub(super) mod tests;
