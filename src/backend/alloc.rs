@@ -7,7 +7,6 @@ use crate::backend::status::{Reporter, View};
 use crate::host::follower::HostFollower;
 
 /// A running alloc backend.
-#[derive(Debug)]
 pub struct AllocBackend {
     host: HostFollower,
     reporter: Reporter,

@@ -52,7 +52,6 @@ pub enum ExtensionError {
 }
 
 /// A running extension backend.
-#[derive(Debug)]
 pub struct ExtensionBackend {
     settings: ExtensionBackendConfig,
     host: HostFollower,

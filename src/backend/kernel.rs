@@ -36,7 +36,6 @@ const HOST_GW_PERIOD: Duration = Duration::from_secs(10);
 const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 
 /// A running vxlan or host-gw backend.
-#[derive(Debug)]
 pub struct KernelBackend {
     kind: BackendKind,
     host: HostFollower,
@@ -135,7 +134,7 @@ impl KernelBackend {
                     // With an old device its routes went as well.
                     routes = Listing::read(self.host.netlink(), &self.networks).await?.routes;
                 }
-                Some(found.link)
+                Some(found.link.id)
             }
         };
         self.report_external();

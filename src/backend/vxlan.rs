@@ -51,7 +51,7 @@ pub(super) async fn introduce(
     former: Option<&LeaseAttributes>,
 ) -> Result<LeaseAttributes, SetupError> {
     let netlink = Netlink::open()?;
-    let found = netlink.vxlan_link(&device::name(settings)).await?;
+    let found = netlink.link_named(&device::name(settings)).await?;
     let wanted = device::vxlan(settings, external);
     let kept = found
         .filter(|found| mismatch(&wanted, found, kernels_port()).is_none())
@@ -157,9 +157,10 @@ impl VxlanDevice {
             reporter.state(|state| state.is_up = false);
         }
         if found.is_new || before.is_none() {
-            checksum::settle(&found.link.name, found.is_new);
+            checksum::settle(&spec.name, found.is_new);
         }
-        (self.imposed_mtu_bytes, self.port) = (Some(mtu_bytes), found.port);
+        self.imposed_mtu_bytes = Some(mtu_bytes);
+        self.port = found.link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
         let address = self.subnet.network();
         device::switch_on(netlink, &found.link, addresses, self.network, address).await?;
         Ok(found)
@@ -175,7 +176,7 @@ impl VxlanDevice {
         reporter: &Reporter,
     ) {
         let name = &spec.name;
-        if !matches!(netlink.vxlan_link(name).await, Ok(None)) {
+        if !matches!(netlink.link_named(name).await, Ok(None)) {
             return;
         }
         reporter.state(|state| state.is_up = false);

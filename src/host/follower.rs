@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
-use crate::host::interface::{ExternalInterface, InterfaceError, rediscover};
+use crate::host::interface::{ExternalInterface, InterfaceError, look};
 use crate::host::netlink::{Events, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
@@ -71,7 +71,6 @@ impl Listing {
 }
 
 /// Follows the host's network for one backend.
-#[derive(Debug)]
 pub struct HostFollower {
     following: Following,
     netlink: Netlink,
@@ -209,7 +208,7 @@ impl HostFollower {
 
     async fn take_next_address(&mut self) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
-        let found = rediscover(&self.netlink, interface).await;
+        let found = look(&self.netlink, interface, &mut Vec::new()).await;
         match next_address(external, found, *follow_address) {
             Next::Take(found) => {
                 let (name, from, to) = (&found.name, external.address, found.address);
@@ -224,7 +223,7 @@ impl HostFollower {
 }
 
 fn subscribe(following: &Following) -> Result<Events, NetlinkError> {
-    let events = Netlink::events()?;
+    let events = Events::subscribe()?;
     Ok(if following.hears_all_routes { events } else { events.only_about(&following.networks) })
 }
 
@@ -289,28 +288,12 @@ fn next_address(
 mod tests {
     use super::*;
     use crate::host::interface::LookupError;
-    use crate::host::state::LinkId;
+    use crate::host::state::tests::{address, link};
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-    fn link(index: u32, name: &str) -> Link {
-        Link {
-            id: LinkId { index, name: name.to_owned() },
-            mtu_bytes: 1500,
-            is_up: true,
-            is_loopback: name == "lo",
-        }
-    }
-
     fn on(interface_index: u32) -> Address {
-        Address {
-            interface_index,
-            address: ADDRESS,
-            prefix_length_bits: 32,
-            is_permanent: true,
-            is_deprecated: false,
-            is_secondary: false,
-        }
+        address(interface_index, ADDRESS, 32)
     }
 
     fn interface(name: &str, last: u8) -> ExternalInterface {

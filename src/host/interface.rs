@@ -75,27 +75,20 @@ pub async fn discover(
     netlink: &Netlink,
     options: &InterfaceOptions,
 ) -> Result<ExternalInterface, InterfaceError> {
-    let (result, notes) = look(netlink, options).await?;
+    let mut notes = Vec::new();
+    let found = look(netlink, options, &mut notes).await;
     for note in notes {
         tracing::info!("{note}");
     }
-    result
+    found
 }
 
-/// As `discover`, without logging: for repeated use.
-pub async fn rediscover(
+/// As `discover`; the log's lines go to `notes`.
+pub(super) async fn look(
     netlink: &Netlink,
     options: &InterfaceOptions,
+    notes: &mut Vec<String>,
 ) -> Result<ExternalInterface, InterfaceError> {
-    look(netlink, options).await?.0
-}
-
-type Choice = Result<ExternalInterface, InterfaceError>;
-
-async fn look(
-    netlink: &Netlink,
-    options: &InterfaceOptions,
-) -> Result<(Choice, Vec<String>), InterfaceError> {
     let snapshot = Snapshot {
         links: netlink.links().await?,
         addresses: netlink.addresses().await?,
@@ -105,9 +98,7 @@ async fn look(
             None => None,
         },
     };
-    let mut notes = Vec::new();
-    let choice = select(options, &snapshot, &mut notes);
-    Ok((choice, notes))
+    select(options, &snapshot, notes)
 }
 
 async fn path_to(netlink: &Netlink, destination: IpAddr) -> Result<PathToHost, String> {
@@ -182,12 +173,10 @@ impl<'a> Search<'a> {
             return self.by_address(address);
         }
         let link = self.snapshot.links.iter().find(|link| link.id.name == wanted);
-        match link {
-            Some(link) => Ok(Found { link, address: None }),
-            None => Err(LookupError(format!(
-                "error looking up interface {wanted}: no such network interface"
-            ))),
-        }
+        let found = link.map(|link| Found { link, address: None });
+        found.ok_or_else(|| {
+            LookupError(format!("error looking up interface {wanted}: no such network interface"))
+        })
     }
 
     fn by_address(&mut self, address: IpAddr) -> Result<Found<'a>, LookupError> {
@@ -262,21 +251,18 @@ impl<'a> Search<'a> {
         self.notes.push("Determining IP address of default interface".to_owned());
         let default =
             self.snapshot.routes.iter().find(|route| route.destination.length_bits() == 0);
-        let failed = |why: String| LookupError(format!("failed to get default interface: {why}"));
+        let failed = |why: &str| LookupError(format!("failed to get default interface: {why}"));
         let Some(default) = default else {
-            let text = "unable to find default route; name the interface with --iface";
-            return Err(failed(text.to_owned()));
+            return Err(failed("unable to find default route; name the interface with --iface"));
         };
         let [hop] = default.next_hops.as_slice() else {
             return Err(failed(
                 "found default route but could not determine interface (it is multipath or a \
-                 blackhole); name the interface with --iface"
-                    .to_owned(),
+                 blackhole); name the interface with --iface",
             ));
         };
-        let index = hop.interface_index;
-        let found = self.link(index).map(|link| Found { link, address: None });
-        found.ok_or_else(|| failed(format!("no link has index {index}")))
+        let found = self.link(hop.interface_index).map(|link| Found { link, address: None });
+        found.ok_or_else(|| failed(&format!("no link has index {}", hop.interface_index)))
     }
 
     fn link(&self, index: u32) -> Option<&'a Link> {
@@ -314,12 +300,11 @@ impl<'a> Search<'a> {
         wanted: &str,
         found: Result<ExternalInterface, LookupError>,
     ) -> Option<ExternalInterface> {
-        found
-            .map_err(|error| {
-                let note = format!("Could not find valid interface matching {wanted}: {error}");
-                self.notes.push(note);
-            })
-            .ok()
+        if let Err(error) = &found {
+            let note = format!("Could not find valid interface matching {wanted}: {error}");
+            self.notes.push(note);
+        }
+        found.ok()
     }
 }
 

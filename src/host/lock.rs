@@ -1,9 +1,9 @@
 //! One daemon per subnet file: a lock file beside it, locked for the life of the process.
 //! The kernel's flock(2) decides; the pid inside is for the other daemon's error message.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -82,15 +82,10 @@ impl DaemonLock {
             let pid = holder(&path);
             return Err(LockError::Taken { subnet_file: subnet_file.into(), path, pid });
         };
-        let mut lock = Self { file, path };
-        lock.write_pid().map_err(|source| unusable("write to", &lock.path, source))?;
-        Ok(lock)
-    }
-
-    fn write_pid(&mut self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.rewind()?;
-        writeln!(self.file, "{}", std::process::id())
+        let pid = format!("{}\n", std::process::id());
+        let written = file.set_len(0).and_then(|()| file.write_all_at(pid.as_bytes(), 0));
+        written.map_err(|source| unusable("write to", &path, source))?;
+        Ok(Self { file, path })
     }
 }
 
@@ -105,10 +100,8 @@ impl Drop for DaemonLock {
 }
 
 fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
-    let Some(name) = subnet_file.file_name() else {
-        return Err(LockError::NoFileName(subnet_file.to_owned()));
-    };
-    let mut name = OsString::from(name);
+    let name = subnet_file.file_name();
+    let mut name = name.ok_or_else(|| LockError::NoFileName(subnet_file.to_owned()))?.to_owned();
     name.push(SUFFIX);
     Ok(subnet_file.with_file_name(name))
 }

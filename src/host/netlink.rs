@@ -24,7 +24,7 @@ use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
-use crate::host::state::{Address, Link, LinkId, PathToHost, RouteSpec};
+use crate::host::state::{Address, Link, LinkId, MacAddress, PathToHost, RouteSpec};
 use crate::route::Prefix;
 
 pub use events::Events;
@@ -138,12 +138,6 @@ impl Netlink {
         Ok(Self { handle })
     }
 
-    /// Subscribes to changes of links, IPv4 addresses and IPv4 routes in the network namespace of
-    /// the calling thread. Subscribe before the first listing, or a change between them is lost.
-    pub fn events() -> Result<Events, NetlinkError> {
-        Events::subscribe()
-    }
-
     /// All links, in the kernel's order.
     pub async fn links(&self) -> Result<Vec<Link>, NetlinkError> {
         let request = RouteNetlinkMessage::GetLink(link_query());
@@ -151,17 +145,19 @@ impl Netlink {
         Ok(answer.iter().filter_map(decode::link).collect())
     }
 
-    /// The link with this index, `None` if there is no such link.
-    pub async fn link(&self, index: u32) -> Result<Option<Link>, NetlinkError> {
-        let operation = format!("read link with index {index}");
-        let mut query = link_query();
-        query.header.index = index;
-        self.one_link(operation, query, decode::link).await
-    }
-
     /// The link with this name, `None` if there is no such link.
     pub async fn link_named(&self, name: &str) -> Result<Option<Link>, NetlinkError> {
-        self.read_link(name, decode::link).await
+        let operation = format!("read link {name}");
+        let mut query = link_query();
+        query.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        match self.request(&operation, RouteNetlinkMessage::GetLink(query), NLM_F_ACK).await {
+            Ok(answer) => match answer.messages.iter().find_map(decode::link) {
+                Some(link) => Ok(Some(link)),
+                None => Err(NetlinkError::Incomplete { operation, missing: "the link" }),
+            },
+            Err(error) if error.is_already_gone() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// All IPv4 addresses, in the kernel's order.
@@ -205,6 +201,18 @@ impl Netlink {
     ) -> Result<(), NetlinkError> {
         let message = LinkUnspec::new_with_index(link.index).txqueuelen(length).build();
         self.set_link(format!("set transmit queue length {length} on {link}"), message).await
+    }
+
+    /// Gives a link another hardware address.
+    pub async fn set_mac(&self, link: &LinkId, mac: MacAddress) -> Result<(), NetlinkError> {
+        let message = LinkUnspec::new_with_index(link.index).address(mac.0.to_vec()).build();
+        self.set_link(format!("set the hardware address {mac} on {link}"), message).await
+    }
+
+    /// Removes a link.
+    pub async fn remove_link(&self, link: &LinkId) -> Result<(), NetlinkError> {
+        let message = LinkUnspec::new_with_index(link.index).build();
+        self.edit(format!("remove link {link}"), RouteNetlinkMessage::DelLink(message), 0).await
     }
 
     /// Gives a link one more IPv4 address.
@@ -289,33 +297,6 @@ impl Netlink {
         request: RouteNetlinkMessage,
     ) -> Result<(), NetlinkError> {
         self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
-    }
-
-    async fn read_link<L>(
-        &self,
-        name: &str,
-        decode: impl Fn(&RouteNetlinkMessage) -> Option<L>,
-    ) -> Result<Option<L>, NetlinkError> {
-        let operation = format!("read link {name}");
-        let mut query = link_query();
-        query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        self.one_link(operation, query, decode).await
-    }
-
-    async fn one_link<L>(
-        &self,
-        operation: String,
-        query: LinkMessage,
-        decode: impl Fn(&RouteNetlinkMessage) -> Option<L>,
-    ) -> Result<Option<L>, NetlinkError> {
-        match self.request(&operation, RouteNetlinkMessage::GetLink(query), NLM_F_ACK).await {
-            Ok(answer) => match answer.messages.iter().find_map(decode) {
-                Some(link) => Ok(Some(link)),
-                None => Err(NetlinkError::Incomplete { operation, missing: "the link" }),
-            },
-            Err(error) if error.is_already_gone() => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     async fn edit(

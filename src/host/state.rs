@@ -32,6 +32,10 @@ pub struct Link {
     pub is_up: bool,
     /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
     pub is_loopback: bool,
+    /// Its hardware address, if it has one of Ethernet's length.
+    pub mac: Option<MacAddress>,
+    /// What it was made with, if it is a VXLAN device.
+    pub vxlan: Option<Vxlan>,
 }
 
 /// One IPv4 address of an interface.
@@ -246,33 +250,5 @@ pub struct Vxlan {
     pub l2miss: bool,
 }
 
-/// A link that has, or should have, the name of a VXLAN device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VxlanLink {
-    /// The link.
-    pub link: Link,
-    /// Its hardware address.
-    pub mac: Option<MacAddress>,
-    /// What it is; `None` if something else than VXLAN.
-    pub vxlan: Option<Vxlan>,
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mac_address_round_trips() {
-        let mac: MacAddress = "82:4b:B6:2f:54:4e".parse().unwrap();
-        assert_eq!(mac.to_string(), "82:4b:b6:2f:54:4e");
-        assert!(mac.is_host());
-        for bad in
-            ["", "82:4b:b6:2f:54", "82:4b:b6:2f:54:4e:00", "+1:4b:b6:2f:54:4e", "824bb62f544e"]
-        {
-            assert_eq!(bad.parse::<MacAddress>(), Err(MacAddressError), "{bad} is taken");
-        }
-        assert!(!MacAddress([0; 6]).is_host() && !MacAddress([0xff; 6]).is_host());
-        let made = MacAddress::locally_administered([0xff; 6]);
-        assert!(made.is_host() && made.0[0] & 2 == 2);
-    }
-}
+pub(crate) mod tests;

@@ -8,7 +8,7 @@ use tracing::{debug, info, warn};
 use crate::config::network::{VXLAN_OVERHEAD_BYTES, VxlanBackendConfig};
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::{Address, LinkId, MacAddress, Vxlan, VxlanLink};
+use crate::host::state::{Address, Link, MacAddress, Vxlan};
 use crate::route::Prefix;
 
 /// Length of a prefix that is one host.
@@ -54,11 +54,7 @@ pub(super) fn kernels_port() -> Option<u16> {
 
 /// Why a device cannot stay, in a word and both values; `None` if it can. `kernels_port` is the
 /// port of a device that was made without one.
-pub(super) fn mismatch(
-    wanted: &Vxlan,
-    found: &VxlanLink,
-    kernels_port: Option<u16>,
-) -> Option<String> {
+pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) -> Option<String> {
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
     let differs = |what: &str, wanted: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
         let (wanted, found) = (format!("{wanted:?}"), format!("{found:?}"));
@@ -80,9 +76,8 @@ pub(super) fn mismatch(
 /// The device, and whether it was there before.
 #[derive(Debug)]
 pub(in crate::backend) struct Found {
-    pub(in crate::backend) link: LinkId,
+    pub(in crate::backend) link: Link,
     pub(in crate::backend) is_new: bool,
-    pub(super) port: Option<u16>,
 }
 
 /// Makes sure that the device exists as specified, peers aside. `impose_mtu` is for a start and for
@@ -92,58 +87,57 @@ pub(super) async fn establish(
     spec: &DeviceSpec,
     impose_mtu: bool,
 ) -> Result<Found, NetlinkError> {
-    let mut found = netlink.vxlan_link(&spec.name).await?;
+    let mut found = netlink.link_named(&spec.name).await?;
     if let Some(link) = &found
         && let Some(why) = mismatch(&spec.vxlan, link, kernels_port())
     {
         warn!("{} cannot stay as it is: {why}; making it again", spec.name);
-        netlink.remove_link(&link.link.id).await?;
+        netlink.remove_link(&link.id).await?;
         found = None;
     }
     let is_new = found.is_none();
-    let found = match found {
-        Some(found) => found,
+    let link = match found {
+        Some(link) => link,
         None => make(netlink, spec).await?,
     };
-    let (link, port) = (found.link.id, found.vxlan.and_then(|vxlan| vxlan.port));
-    if found.mac != Some(spec.mac) {
+    if link.mac != Some(spec.mac) {
         // Some hosts' device managers give new devices an address of their own.
         info!("{} gets its hardware address {}", spec.name, spec.mac);
-        netlink.set_mac(&link, spec.mac).await?;
+        netlink.set_mac(&link.id, spec.mac).await?;
     }
-    if impose_mtu && found.link.mtu_bytes != spec.mtu_bytes {
-        netlink.set_mtu(&link, spec.mtu_bytes).await?;
+    if impose_mtu && link.mtu_bytes != spec.mtu_bytes {
+        netlink.set_mtu(&link.id, spec.mtu_bytes).await?;
     }
-    Ok(Found { link, is_new, port })
+    Ok(Found { link, is_new })
 }
 
 /// Gives the device the host's address in the overlay, takes others of the overlay from it, and
 /// switches it on.
 pub(super) async fn switch_on(
     netlink: &Netlink,
-    link: &LinkId,
+    link: &Link,
     addresses: &[Address],
     network: Prefix,
     address: Ipv4Addr,
 ) -> Result<(), NetlinkError> {
-    let on_device = || addresses.iter().filter(|owned| owned.interface_index == link.index);
+    let on_device = || addresses.iter().filter(|owned| owned.interface_index == link.id.index);
     let is_own =
         |owned: &Address| owned.address == address && owned.prefix_length_bits == HOST_LENGTH_BITS;
     if !on_device().any(is_own) {
-        ignore_there(netlink.add_address(link, address, HOST_LENGTH_BITS).await)?;
+        ignore_there(netlink.add_address(&link.id, address, HOST_LENGTH_BITS).await)?;
     }
     for owned in on_device().filter(|owned| network.contains(owned.address) && !is_own(owned)) {
-        let removed = netlink.remove_address(link, owned.address, owned.prefix_length_bits).await;
+        let Address { address, prefix_length_bits, .. } = *owned;
+        let removed = netlink.remove_address(&link.id, address, prefix_length_bits).await;
         removed.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })?;
     }
-    let is_up = netlink.link(link.index).await?.is_some_and(|found| found.is_up);
-    if is_up { Ok(()) } else { netlink.set_up(link).await }
+    if link.is_up { Ok(()) } else { netlink.set_up(&link.id).await }
 }
 
-async fn make(netlink: &Netlink, spec: &DeviceSpec) -> Result<VxlanLink, NetlinkError> {
+async fn make(netlink: &Netlink, spec: &DeviceSpec) -> Result<Link, NetlinkError> {
     let DeviceSpec { name, vxlan, mac, mtu_bytes } = spec;
     let made = netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await;
-    match (made, netlink.vxlan_link(name).await?) {
+    match (made, netlink.link_named(name).await?) {
         (Ok(()), Some(found)) => {
             refuse_router_advertisements(name);
             Ok(found)
@@ -170,7 +164,7 @@ fn ignore_there(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::state::Link;
+    use crate::host::state::tests::link;
 
     fn settings() -> VxlanBackendConfig {
         VxlanBackendConfig::parse(&serde_json::json!({"VNI": 18888})).unwrap()
@@ -187,14 +181,8 @@ mod tests {
         }
     }
 
-    fn found(vxlan: Option<Vxlan>) -> VxlanLink {
-        let link = Link {
-            id: LinkId { index: 9, name: "flannel.18888".to_owned() },
-            mtu_bytes: 1450,
-            is_up: true,
-            is_loopback: false,
-        };
-        VxlanLink { link, mac: None, vxlan }
+    fn found(vxlan: Option<Vxlan>) -> Link {
+        Link { vxlan, ..link(9, "flannel.18888") }
     }
 
     #[test]

@@ -1,40 +1,14 @@
 //! Every branch of the selection, over snapshots written by hand.
 
 use super::*;
-use crate::host::state::{LinkId, NextHop, RouteKind, RouteProtocol};
-
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-
-fn link(index: u32, name: &str) -> Link {
-    Link {
-        id: LinkId { index, name: name.to_owned() },
-        mtu_bytes: 1500,
-        is_up: true,
-        is_loopback: name == "lo",
-    }
-}
+use crate::host::state::tests::{self as state, link};
 
 fn address(interface_index: u32, text: &str) -> Address {
-    Address {
-        interface_index,
-        address: text.parse().unwrap(),
-        prefix_length_bits: 24,
-        is_permanent: true,
-        is_deprecated: false,
-        is_secondary: false,
-    }
+    state::address(interface_index, text.parse().unwrap(), 24)
 }
 
 fn route(destination: &str, metric: u32, interfaces: &[u32]) -> Route {
-    let hop = |index: &u32| NextHop { interface_index: *index, gateway: Some(GATEWAY.into()) };
-    Route {
-        destination: destination.parse().unwrap(),
-        metric,
-        kind: RouteKind::Unicast,
-        protocol: RouteProtocol::BOOT,
-        type_of_service: 0,
-        next_hops: interfaces.iter().map(hop).collect(),
-    }
+    state::route(destination.parse().unwrap(), metric, interfaces)
 }
 
 /// lo, eth0 with two addresses, eth1 with one, a dummy without any; default through eth1.

@@ -14,8 +14,10 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::vxlan::vxlan;
 use crate::host::state::{
-    Address, Link, LinkId, NextHop, PathToHost, Route, RouteKind, RouteProtocol, RouteSpec,
+    Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol,
+    RouteSpec,
 };
 use crate::route::Prefix;
 
@@ -27,12 +29,14 @@ const HOST_LENGTH_BITS: u8 = 32;
 
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = message else { return None };
-    let (mut name, mut mtu_bytes) = (None, 0);
+    let (mut name, mut mtu_bytes, mut mac, mut made) = (None, 0, None, None);
     for attribute in &message.attributes {
-        if let LinkAttribute::IfName(text) = attribute {
-            name = Some(text.clone());
-        } else if let LinkAttribute::Mtu(bytes) = attribute {
-            mtu_bytes = *bytes;
+        match attribute {
+            LinkAttribute::IfName(text) => name = Some(text.clone()),
+            LinkAttribute::Mtu(bytes) => mtu_bytes = *bytes,
+            LinkAttribute::Address(bytes) => mac = MacAddress::from_bytes(bytes),
+            LinkAttribute::LinkInfo(infos) => made = vxlan(infos),
+            _ => {}
         }
     }
     Some(Link {
@@ -40,6 +44,8 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         mtu_bytes,
         is_up: message.header.flags.contains(LinkFlags::Up),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
+        mac,
+        vxlan: made,
     })
 }
 
@@ -47,12 +53,11 @@ pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
     let RouteNetlinkMessage::NewAddress(message) = message else { return None };
     let (mut local, mut remote_or_local, mut flags) = (None, None, None);
     for attribute in &message.attributes {
-        if let AddressAttribute::Local(IpAddr::V4(address)) = attribute {
-            local = Some(*address);
-        } else if let AddressAttribute::Address(IpAddr::V4(address)) = attribute {
-            remote_or_local = Some(*address);
-        } else if let AddressAttribute::Flags(all) = attribute {
-            flags = Some(*all);
+        match attribute {
+            AddressAttribute::Local(IpAddr::V4(address)) => local = Some(*address),
+            AddressAttribute::Address(IpAddr::V4(address)) => remote_or_local = Some(*address),
+            AddressAttribute::Flags(all) => flags = Some(*all),
+            _ => {}
         }
     }
     let header = &message.header;
@@ -77,10 +82,10 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
     }
     let (mut destination, mut metric) = (Ipv4Addr::UNSPECIFIED, 0);
     for attribute in &message.attributes {
-        if let RouteAttribute::Destination(RouteAddress::Inet(address)) = attribute {
-            destination = *address;
-        } else if let RouteAttribute::Priority(priority) = attribute {
-            metric = *priority;
+        match attribute {
+            RouteAttribute::Destination(RouteAddress::Inet(address)) => destination = *address,
+            RouteAttribute::Priority(priority) => metric = *priority,
+            _ => {}
         }
     }
     Some(Route {

@@ -43,14 +43,10 @@ pub struct Events {
     networks: Option<Vec<Prefix>>,
 }
 
-impl std::fmt::Debug for Events {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Events").field("pending", &self.pending).finish_non_exhaustive()
-    }
-}
-
 impl Events {
-    pub(super) fn subscribe() -> Result<Self, NetlinkError> {
+    /// Subscribes in the network namespace of the calling thread. Subscribe before the first
+    /// listing, or a change between them is lost.
+    pub fn subscribe() -> Result<Self, NetlinkError> {
         let open = || {
             let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
             let groups = GROUPS.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));

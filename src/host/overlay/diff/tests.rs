@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 
 use super::*;
+use crate::host::state::tests::{self as state, link};
 use crate::host::state::{Link, NextHop};
 
 const DEVICE: u32 = 7;
@@ -22,32 +23,16 @@ fn desired() -> OverlayDesired {
 }
 
 fn address(address: Ipv4Addr, prefix_length_bits: u8) -> Address {
-    Address {
-        interface_index: DEVICE,
-        address,
-        prefix_length_bits,
-        is_permanent: true,
-        is_deprecated: false,
-        is_secondary: false,
-    }
+    state::address(DEVICE, address, prefix_length_bits)
 }
 
 fn route(interface_index: u32, metric: u32) -> Route {
-    Route {
-        destination: desired().network,
-        metric,
-        kind: RouteKind::Unicast,
-        protocol: RouteProtocol::BOOT,
-        type_of_service: 0,
-        next_hops: vec![NextHop { interface_index, gateway: None }],
-    }
+    state::route(desired().network, metric, &[interface_index])
 }
 
 fn complete() -> Listing {
-    let other = LinkId { index: OTHER, name: "eth0".into() };
-    let link = |id, mtu_bytes| Link { id, mtu_bytes, is_up: true, is_loopback: false };
     Listing {
-        links: vec![link(other, 1500), link(desired().device, 1472)],
+        links: vec![link(OTHER, "eth0"), Link { mtu_bytes: 1472, ..link(DEVICE, "flannel0") }],
         addresses: vec![
             // Another interface's addresses are its own business.
             Address { interface_index: OTHER, ..address(Ipv4Addr::new(10, 5, 1, 1), 16) },
