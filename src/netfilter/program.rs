@@ -98,7 +98,7 @@ impl ProgramError {
 }
 
 impl Program {
-    /// Runs it to its end with `arguments` and `input`, and gives each line that it prints to `take`.
+    /// Runs it to its end with `arguments` and `input`, and gives `take` each line that it prints.
     ///
     /// It is killed when the future is dropped: each of them changes the kernel's rules in one
     /// step or not at all.

@@ -191,7 +191,8 @@ proptest! {
     #[test]
     fn a_foreign_mtu_is_reported_and_kept(actual in any_actual()) {
         let mtu_bytes = actual.links[1].mtu_bytes;
-        prop_assert_eq!(diff_of(&actual).foreign_mtu_bytes, Some(mtu_bytes).filter(|it| *it != 1472));
+        let foreign = Some(mtu_bytes).filter(|bytes| *bytes != 1472);
+        prop_assert_eq!(diff_of(&actual).foreign_mtu_bytes, foreign);
     }
 }
 
