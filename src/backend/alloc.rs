@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, SetupError};
-use crate::backend::status::{Reporter, View};
+use crate::backend::status::Reporter;
 use crate::host::follower::HostFollower;
 
 /// A running alloc backend.
 pub struct AllocBackend {
     host: HostFollower,
-    reporter: Reporter,
+    pub(super) reporter: Reporter,
 }
 
 impl AllocBackend {
@@ -18,10 +18,6 @@ impl AllocBackend {
         let host = HostFollower::new(setup.following(Vec::new(), INTERFACE_PERIOD))?;
         let description = format!("alloc: subnet {} only, no data plane", setup.subnet);
         Ok(Self { host, reporter: Reporter::new(description, setup.external.mtu_bytes, setup) })
-    }
-
-    pub(super) fn view(&self) -> View {
-        self.reporter.view()
     }
 
     /// Follows the interface, for the lease and `subnet.env`; the leases are others' business.

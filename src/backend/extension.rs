@@ -15,9 +15,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::backend::kind::BackendKind;
-use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Reporter, View};
+use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
+use crate::backend::status::Reporter;
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::follower::HostFollower;
@@ -25,10 +24,13 @@ use crate::host::interface::ExternalInterface;
 use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
-use self::command::{Variables, quote, run};
+use self::command::{RUN_TIME_MAX, Variables, quote, run};
 use self::hosts::{Hosts, Peer, Task};
 
 pub use self::command::CommandError;
+
+/// The type in a lease.
+const TYPE: &str = "extension";
 
 /// Commands that run at once: one that hangs must not keep all other hosts waiting.
 const COMMANDS_MAX: usize = 8;
@@ -55,7 +57,7 @@ pub enum ExtensionError {
 pub struct ExtensionBackend {
     settings: ExtensionBackendConfig,
     host: HostFollower,
-    reporter: Reporter,
+    pub(super) reporter: Reporter,
     hosts: Hosts,
 }
 
@@ -74,8 +76,7 @@ pub(super) async fn introduce(
             None
         }
     };
-    let attributes =
-        LeaseAttributes::of(BackendKind::Extension.name(), external.public_address, data);
+    let attributes = LeaseAttributes::of(TYPE, external.public_address, data);
     attributes.to_json()?;
     Ok(attributes)
 }
@@ -112,10 +113,6 @@ impl ExtensionBackend {
         let reporter = Reporter::new(description, mtu_bytes, setup);
         let host = HostFollower::new(setup.following(Vec::new(), INTERFACE_PERIOD))?;
         Ok(Self { settings, host, reporter, hosts: Hosts::default() })
-    }
-
-    pub(super) fn view(&self) -> View {
-        self.reporter.view()
     }
 
     /// Follows the leases and the interface. What the commands did stays when this is dropped; one
@@ -173,14 +170,7 @@ async fn follow_leases(
         // With every slot taken, a host that is due waits for a command to end.
         let retry_at = hosts.next_retry().filter(|_| running.len() < COMMANDS_MAX);
         tokio::select! {
-            changed = leases.changed() => {
-                if changed.is_err() {
-                    // The control plane has ended; everything stays as it is.
-                    std::future::pending::<()>().await;
-                }
-                let peers = Arc::clone(&leases.borrow_and_update());
-                hosts.want(wanted(&peers, reporter));
-            }
+            peers = next_leases(&mut leases) => hosts.want(wanted(&peers, reporter)),
             Some((task, applied, failure)) = running.next() => {
                 let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
                 if let Some(failure) = failure {
@@ -207,7 +197,7 @@ async fn until(at: Option<Instant>) {
 
 fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
-    for lease in reporter.of_kind(peers, BackendKind::Extension) {
+    for lease in reporter.of_kind(peers, TYPE) {
         match data_of(&lease.attributes) {
             Some(data) => {
                 let public_ip = lease.attributes.public_ip;
@@ -269,7 +259,7 @@ async fn run_and_log(
     variables: &Variables,
     stdin: &str,
 ) -> Result<String, CommandError> {
-    let output = run(command, variables, stdin).await?;
+    let output = run(command, variables, stdin, RUN_TIME_MAX).await?;
     info!("Ran command: {command} Output: {}", quote(&output));
     Ok(output)
 }
@@ -291,19 +281,14 @@ mod tests {
     #[test]
     fn lease_equals_flannels_byte_for_byte() {
         let data = json_string("a \"b\" <c> & d\n").unwrap();
-        let lease = LeaseAttributes::of(
-            BackendKind::Extension.name(),
-            Ipv4Addr::new(1, 2, 3, 4),
-            Some(data),
-        );
+        let lease = LeaseAttributes::of(TYPE, Ipv4Addr::new(1, 2, 3, 4), Some(data));
         let flannels = concat!(
             r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension","#,
             r#""BackendData":"a \"b\" \u003cc\u003e \u0026 d\n"}"#
         );
         assert_eq!(String::from_utf8(lease.to_json().unwrap()).unwrap(), flannels);
         assert_eq!(data_of(&lease).as_deref(), Some("a \"b\" <c> & d\n"));
-        let none =
-            LeaseAttributes::of(BackendKind::Extension.name(), Ipv4Addr::new(1, 2, 3, 4), None);
+        let none = LeaseAttributes::of(TYPE, Ipv4Addr::new(1, 2, 3, 4), None);
         assert_eq!(data_of(&none).as_deref(), Some(""));
         let number = RawJson::from_text("7".to_owned()).unwrap();
         let odd = LeaseAttributes { backend_data: Some(number), ..none };

@@ -1,7 +1,6 @@
 //! What is particular to the host-gw backend: its lease, and a route to each peer's subnet by way
 //! of its host.
 
-use crate::backend::kind::BackendKind;
 use crate::backend::setup::SetupError;
 use crate::backend::tables::{Peer, Wanted};
 use crate::control::lease::{Lease, LeaseAttributes};
@@ -14,7 +13,7 @@ pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes,
     if address != public_address {
         return Err(SetupError::NotTheInterfacesAddress { address, public_address });
     }
-    Ok(LeaseAttributes::of(BackendKind::HostGw.name(), public_address, None))
+    Ok(LeaseAttributes::of("host-gw", public_address, None))
 }
 
 /// The routes of `leases` over `external`.

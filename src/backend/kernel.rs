@@ -11,9 +11,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::backend::host_gw;
-use crate::backend::kind::BackendKind;
-use crate::backend::setup::{Setup, SetupError};
-use crate::backend::status::{PeerHosts, Reporter, View};
+use crate::backend::setup::{Setup, SetupError, next_leases};
+use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::tables::{self, Actual, Step, TableDiff, Wanted};
 use crate::backend::vxlan::VxlanDevice;
 use crate::config::network::VxlanBackendConfig;
@@ -37,12 +36,12 @@ const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 
 /// A running vxlan or host-gw backend.
 pub struct KernelBackend {
-    kind: BackendKind,
+    kind: &'static str,
     host: HostFollower,
     /// Where our routes may lie.
     networks: Vec<Prefix>,
     control: Arc<ControlStatus>,
-    reporter: Reporter,
+    pub(super) reporter: Reporter,
     /// `None` for host-gw.
     device: Option<VxlanDevice>,
     /// What the last comparison left in place.
@@ -80,32 +79,19 @@ impl KernelBackend {
         Ok(backend)
     }
 
-    pub(super) fn view(&self) -> View {
-        self.reporter.view()
-    }
-
     /// Follows the leases and repairs what breaks. Everything stays when this is dropped.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let mut is_listed = false;
+        let mut peers = None;
         loop {
             let listing = tokio::select! {
                 listing = self.host.next() => listing,
-                changed = leases.changed() => {
-                    if changed.is_err() {
-                        // The control plane has ended; everything stays as it is.
-                        std::future::pending::<()>().await;
-                    }
-                    is_listed = true;
+                changed = next_leases(&mut leases) => {
+                    peers = Some(changed);
                     self.host.look_now();
-                    self.host.next().await
+                    continue;
                 }
             };
-            let peers = {
-                let peers = leases.borrow_and_update();
-                is_listed |= peers.has_changed();
-                Arc::clone(&peers)
-            };
-            match self.reconcile(listing, is_listed.then_some(&*peers)).await {
+            match self.reconcile(listing, peers.as_deref()).await {
                 Ok(is_complete) => self.host.finish(is_complete),
                 Err(error) => {
                     self.reporter.counters.failures.add(1);

@@ -4,7 +4,6 @@ pub mod alloc;
 pub mod extension;
 mod host_gw;
 pub mod kernel;
-pub mod kind;
 pub mod running;
 pub mod setup;
 pub mod status;

@@ -99,9 +99,9 @@ impl Backend {
     pub fn view(&self) -> View {
         match self {
             Self::Udp(backend) => backend.view(),
-            Self::Kernel(backend) => backend.view(),
-            Self::Alloc(backend) => backend.view(),
-            Self::Extension(backend) => backend.view(),
+            Self::Kernel(backend) => backend.reporter.view(),
+            Self::Alloc(backend) => backend.reporter.view(),
+            Self::Extension(backend) => backend.reporter.view(),
         }
     }
 

@@ -4,14 +4,14 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tracing::warn;
 
-use crate::backend::kind::{BackendError, BackendKind};
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
 use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
-use crate::control::lease::LeaseAttributes;
+use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
 use crate::host::interface::ExternalInterface;
@@ -38,12 +38,34 @@ pub enum Settings {
     Extension(ExtensionBackendConfig),
 }
 
+/// What an operator can choose from.
+const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
+
+/// Every other type that some flannel release has had.
+const FLANNEL_TYPES: [&str; 7] =
+    ["ali-vpc", "aws-vpc", "gce", "ipip", "ipsec", "tencent-vpc", "wireguard"];
+
 /// What is wrong with the network configuration's `Backend`.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// Its type.
-    #[error(transparent)]
-    Kind(#[from] BackendError),
+    /// flannel has the type, this build doesn't.
+    #[error(
+        "backend type {kind:?} is not built into this weftd; set Backend.Type in the network \
+         configuration to one of {BUILT}, or run flanneld on this cluster"
+    )]
+    NotBuilt {
+        /// The type asked for.
+        kind: String,
+    },
+    /// Nobody knows the type.
+    #[error(
+        "unknown backend type {kind:?}; set Backend.Type in the network configuration to one of \
+         {BUILT}"
+    )]
+    Unknown {
+        /// The type asked for.
+        kind: String,
+    },
     /// One of its keys.
     #[error(transparent)]
     Value(#[from] NetworkConfigError),
@@ -122,35 +144,49 @@ pub struct Claim<'a> {
     pub workers: WorkersChoice,
 }
 
+/// Waits for other leases. Once the control plane has ended there are none: everything stays as it
+/// is. Cancel-safe.
+pub(super) async fn next_leases(leases: &mut watch::Receiver<Arc<Peers>>) -> Arc<Peers> {
+    match leases.changed().await {
+        Ok(()) => Arc::clone(&leases.borrow_and_update()),
+        Err(_) => std::future::pending().await,
+    }
+}
+
 impl Settings {
     /// Parses the backend's part of the network configuration.
     pub fn parse(backend: &BackendConfig) -> Result<Self, SettingsError> {
         let settings = &backend.settings;
-        Ok(match BackendKind::parse(&backend.kind)? {
-            BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
-            BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
-            BackendKind::HostGw => Self::HostGw,
-            BackendKind::Alloc => Self::Alloc,
-            BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
+        let kind = backend.kind.clone();
+        Ok(match kind.as_str() {
+            "udp" => Self::Udp(UdpBackendConfig::parse(settings)?),
+            "vxlan" => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
+            "host-gw" => Self::HostGw,
+            "alloc" => Self::Alloc,
+            "extension" => Self::Extension(ExtensionBackendConfig::parse(settings)?),
+            other if FLANNEL_TYPES.contains(&other) => {
+                return Err(SettingsError::NotBuilt { kind });
+            }
+            _ => return Err(SettingsError::Unknown { kind }),
         })
     }
 
-    /// The backend.
+    /// The backend's name in the network configuration and in leases.
     #[must_use]
-    pub fn kind(&self) -> BackendKind {
+    pub fn kind(&self) -> &'static str {
         match self {
-            Self::Udp(_) => BackendKind::Udp,
-            Self::Vxlan(_) => BackendKind::Vxlan,
-            Self::HostGw => BackendKind::HostGw,
-            Self::Alloc => BackendKind::Alloc,
-            Self::Extension(_) => BackendKind::Extension,
+            Self::Udp(_) => "udp",
+            Self::Vxlan(_) => "vxlan",
+            Self::HostGw => "host-gw",
+            Self::Alloc => "alloc",
+            Self::Extension(_) => "extension",
         }
     }
 
     /// Whether what the node publishes depends on what it published before.
     #[must_use]
     pub fn goes_by_former(&self) -> bool {
-        self.kind() == BackendKind::Vxlan
+        matches!(self, Self::Vxlan(_))
     }
 }
 
@@ -169,15 +205,17 @@ impl Setup {
 
     /// Warns of flags for workers where there are none.
     pub(super) fn warn_of_idle_flags(&self) {
+        if matches!(self.settings, Settings::Udp(_)) {
+            return;
+        }
         let kind = self.settings.kind();
         let given = [
             ("--engine", self.engine != EngineChoice::Auto),
             ("--workers", self.workers != WorkersChoice::Auto),
             ("--offload", !self.offload.automatic),
         ];
-        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given && kind != BackendKind::Udp)
-        {
-            warn!("{flag} has no effect: the {} backend has no workers", kind.name());
+        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given) {
+            warn!("{flag} has no effect: the {kind} backend has no workers");
         }
     }
 }
@@ -193,14 +231,22 @@ mod tests {
     }
 
     #[test]
-    fn each_type_parses_its_own_keys() {
-        for kind in BackendKind::ALL {
-            let settings = parse(&format!(r#"{{"Type":"{}"}}"#, kind.name())).unwrap();
-            assert_eq!(settings.kind(), kind);
+    fn unbuilt_type_names_those_that_are_built() {
+        for kind in BUILT.split(", ") {
+            assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind(), kind);
         }
+        for kind in FLANNEL_TYPES {
+            let error = parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap_err().to_string();
+            assert!(error.contains("is not built") && error.contains(kind), "{error}");
+            assert!(!error.contains('\n'), "one line says so: {error}");
+        }
+        let error = parse(r#"{"Type":"nonsense"}"#).unwrap_err().to_string();
+        assert!(error.starts_with("unknown backend type") && error.contains(BUILT), "{error}");
+    }
+
+    #[test]
+    fn invalid_value_names_its_key() {
         let error = parse(r#"{"Type":"vxlan","VNI":"one"}"#).unwrap_err().to_string();
         assert!(error.contains("Backend.VNI"), "{error}");
-        let error = parse(r#"{"Type":"wireguard"}"#).unwrap_err().to_string();
-        assert!(error.contains("is not built"), "{error}");
     }
 }

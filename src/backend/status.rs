@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::backend::kind::BackendKind;
 use crate::backend::setup::Setup;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::engine::Engine;
@@ -174,12 +173,11 @@ impl Reporter {
     pub(super) fn of_kind<'a>(
         &self,
         peers: &'a Peers,
-        kind: BackendKind,
+        kind: &'static str,
     ) -> impl Iterator<Item = &'a Lease> + use<'a> {
-        let is_ours = move |lease: &&Lease| lease.attributes.backend_type == kind.name();
+        let is_ours = move |lease: &&Lease| lease.attributes.backend_type == kind;
         let ignored = peers.len() - peers.values().filter(is_ours).count();
         if self.counters.ignored.get() != ignored as u64 {
-            let kind = kind.name();
             info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
         }
         self.counters.ignored.set(ignored);

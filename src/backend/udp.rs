@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::backend::setup::Setup;
+use crate::backend::setup::{Setup, next_leases};
 use crate::backend::status::View;
 use crate::config::network::UdpBackendConfig;
 use crate::control::lease::Peers;
@@ -32,14 +32,9 @@ pub(super) use self::open::reserve;
 /// A running udp backend.
 pub struct UdpBackend {
     tunnel: Tunnel,
-    follower: LeaseFollower,
-}
-
-/// The routes, which follow the leases.
-struct LeaseFollower {
+    peers: PeerSet,
     port: u16,
     routes: Published,
-    peers: PeerSet,
 }
 
 impl UdpBackend {
@@ -49,13 +44,9 @@ impl UdpBackend {
         settings: UdpBackendConfig,
         reserved: UdpReserved,
     ) -> Result<Self, UdpError> {
-        let routes = Published::new(Table::provisional());
-        let follower = LeaseFollower {
-            port: settings.port,
-            routes: routes.clone(),
-            peers: PeerSet::default(),
-        };
-        Ok(Self { tunnel: Tunnel::start(&setup, settings, reserved, routes).await?, follower })
+        let (port, routes) = (settings.port, Published::new(Table::provisional()));
+        let tunnel = Tunnel::start(&setup, settings, reserved, routes.clone()).await?;
+        Ok(Self { tunnel, peers: PeerSet::default(), port, routes })
     }
 
     pub(super) fn view(&self) -> View {
@@ -64,23 +55,17 @@ impl UdpBackend {
 
     /// Follows the leases, and rebuilds what breaks; neither waits for the other. Runs until it is
     /// dropped, which stops the workers and removes the device.
-    pub async fn run(&mut self, leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let Self { tunnel, follower } = self;
+    pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
+        let Self { tunnel, peers, port, routes } = self;
+        let follow_leases = async {
+            loop {
+                peers.update(&*next_leases(&mut leases).await, *port);
+                routes.publish(peers.table());
+            }
+        };
         tokio::select! {
-            never = follower.run(leases) => never,
+            never = follow_leases => never,
             never = tunnel.run() => never,
         }
-    }
-}
-
-impl LeaseFollower {
-    async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        while leases.changed().await.is_ok() {
-            let peers = Arc::clone(&leases.borrow_and_update());
-            self.peers.update(&peers, self.port);
-            self.routes.publish(self.peers.table());
-        }
-        // The control plane has ended; routes stay as they were.
-        std::future::pending().await
     }
 }

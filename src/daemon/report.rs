@@ -10,7 +10,6 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::backend::kind::BackendKind;
 use crate::backend::status::{Carrier, Counters, PeerHosts, PlaneState};
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
@@ -36,7 +35,7 @@ pub(super) struct Running {
     /// The dataplane, which follows rebuilds.
     pub(super) dataplane: watch::Receiver<PlaneState>,
     /// The backend.
-    pub(super) kind: BackendKind,
+    pub(super) kind: &'static str,
     /// The data plane: workers, or the kernel.
     pub(super) carrier: Carrier,
     /// Failed tries to write the subnet file.
@@ -110,7 +109,7 @@ impl Report {
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
             status["rules"] = rules_json(running);
-            status["backend"] = json!({ "kind": running.kind.name() });
+            status["backend"] = json!({ "kind": running.kind });
             match &running.carrier {
                 Carrier::Workers { stats, routes } => {
                     let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();

@@ -67,7 +67,6 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "backend",
         &[
-            &["kind"],
             &["setup"],
             &["status"],
             &["tables", "extension/command", "vxlan/checksum", "vxlan/data", "vxlan/device"],

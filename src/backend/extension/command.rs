@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 /// A command that takes longer is taken to hang. Adding a route takes milliseconds, and the slowest
 /// cloud APIs answer within half a minute.
-const RUN_TIME_MAX: Duration = Duration::from_secs(60);
+pub(super) const RUN_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// More output is dropped. A lease holds 4096 bytes altogether.
 const OUTPUT_BYTES_MAX: usize = 16 * 1024;
@@ -64,16 +64,8 @@ pub enum CommandError {
     },
 }
 
-/// Runs `command` with `variables` and `stdin`, and gives what it wrote, trimmed.
+/// Runs `command` with `variables` and `stdin` for `time_max`, and gives what it wrote, trimmed.
 pub(super) async fn run(
-    command: &str,
-    variables: &Variables,
-    stdin: &str,
-) -> Result<String, CommandError> {
-    run_within(command, variables, stdin, RUN_TIME_MAX).await
-}
-
-async fn run_within(
     command: &str,
     variables: &Variables,
     stdin: &str,
@@ -263,15 +255,18 @@ mod tests {
     fn output_is_trimmed_and_bounded() {
         let variables = vec![("SUBNET", "10.5.1.0/24".to_owned())];
         enter(async {
-            let text = run("printenv SUBNET", &variables, "").await.unwrap();
+            let text = run("printenv SUBNET", &variables, "", RUN_TIME_MAX).await.unwrap();
             assert_eq!(text, "10.5.1.0/24");
-            let text = run("cat", &variables, "what\nis given").await.unwrap();
+            let text = run("cat", &variables, "what\nis given", RUN_TIME_MAX).await.unwrap();
             assert_eq!(text, "what\nis given");
-            let error = run("ls /nonexistent/of/weft", &variables, "").await.unwrap_err();
+            let error =
+                run("ls /nonexistent/of/weft", &variables, "", RUN_TIME_MAX).await.unwrap_err();
             assert!(error.to_string().contains("No such file"), "{error}");
-            let error = run("/nonexistent/of/weft", &variables, "").await.unwrap_err();
+            let error =
+                run("/nonexistent/of/weft", &variables, "", RUN_TIME_MAX).await.unwrap_err();
             assert!(error.to_string().contains("/nonexistent/of/weft"), "{error}");
-            let long = run("head -c 1000000 /dev/zero", &variables, "").await.unwrap();
+            let long =
+                run("head -c 1000000 /dev/zero", &variables, "", RUN_TIME_MAX).await.unwrap();
             assert_eq!(long.len(), OUTPUT_BYTES_MAX, "output fills the memory");
         });
     }
@@ -302,7 +297,9 @@ mod tests {
                 }
             };
             tokio::select! {
-                result = run(&command, &none, "") => panic!("it does not hang: {result:?}"),
+                result = run(&command, &none, "", RUN_TIME_MAX) => {
+                    panic!("it does not hang: {result:?}")
+                }
                 begun = timeout(soon, begun) => begun.expect("the script begins"),
             }
             let gone = async {
@@ -314,7 +311,7 @@ mod tests {
             assert!(gone.is_ok(), "a stop leaves the children of a script behind");
         });
         enter(async {
-            run(&command("leave"), &Variables::new(), "").await.unwrap();
+            run(&command("leave"), &Variables::new(), "", RUN_TIME_MAX).await.unwrap();
             assert!(runs(&child()), "what a command started for good is killed");
             let left = child().parse().ok().and_then(Pid::from_raw).unwrap();
             rustix::process::kill_process(left, Signal::KILL).unwrap();
@@ -326,7 +323,7 @@ mod tests {
         enter(async {
             let limit = Duration::from_millis(200);
             let begun = std::time::Instant::now();
-            let error = run_within("sleep 600", &Variables::new(), "", limit).await.unwrap_err();
+            let error = run("sleep 600", &Variables::new(), "", limit).await.unwrap_err();
             assert!(matches!(error, CommandError::TooSlow { .. }), "{error}");
             assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
         });

@@ -13,7 +13,7 @@ use tracing::warn;
 use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
-use crate::device::{SocketError, Tun, TunError, TunOffload, TunnelSocket, kernel};
+use crate::device::{Tun, TunError, TunOffload, TunnelSocket, kernel};
 use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
@@ -56,7 +56,7 @@ pub(crate) async fn reserve(
     let netlink = Netlink::open()?;
     let address = SocketAddrV4::new(external.address, settings.port);
     let once = async || {
-        let sockets = bind_sockets(address, offload, worker_count)?;
+        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
         let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
         let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
@@ -89,15 +89,6 @@ async fn patiently<T>(once: impl AsyncFn() -> Result<T, UdpError>) -> Result<T, 
             made => return made,
         }
     }
-}
-
-/// Binds one socket for each worker to `address`, which is the external interface's.
-pub(super) fn bind_sockets(
-    address: SocketAddrV4,
-    offload: OffloadChoice,
-    count: NonZeroU16,
-) -> Result<Vec<TunnelSocket>, SocketError> {
-    TunnelSocket::bind_group(address, offload.gso, offload.gro, count)
 }
 
 /// Whether GSO is left out because nobody asked for it on a kernel that mangles its datagrams.

@@ -111,7 +111,7 @@ pub(super) struct Paths {
     watched: Vec<Path>,
     /// Kept while the peer is known, in use or not.
     limits: BTreeMap<SocketAddrV4, Limit>,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 /// What a narrow path takes.
@@ -167,7 +167,8 @@ impl Paths {
     /// No path yet; nothing longer than `ceiling_bytes` is ever sent. `seed` spreads the echoes of
     /// many hosts.
     pub(super) fn new(ceiling_bytes: u16, seed: u64) -> Self {
-        Self { ceiling_bytes, watched: Vec::new(), limits: BTreeMap::new(), random: seed | 1 }
+        let random = fastrand::Rng::with_seed(seed);
+        Self { ceiling_bytes, watched: Vec::new(), limits: BTreeMap::new(), random }
     }
 
     /// The longest packet that the interface allows is another now. What was found is found again.
@@ -257,7 +258,8 @@ impl Paths {
     }
 
     /// Gives the echoes that are due.
-    pub(super) fn tick(&mut self, now: Instant, probes: &mut Vec<Probe>) {
+    pub(super) fn tick(&mut self, now: Instant) -> Vec<Probe> {
+        let mut probes = Vec::new();
         self.watched.retain(|path| now.duration_since(path.used) < IN_USE);
         let watch = self.watch_pause();
         let lengths = lengths(self.ceiling_bytes);
@@ -265,17 +267,19 @@ impl Paths {
         let mut searches = self.watched.iter().filter(is_search).count();
         for path in &mut self.watched {
             let limit = self.limits.get(&path.endpoint);
-            if searches < SEARCHES_MAX && path.begins_search(limit, now) {
+            if searches < SEARCHES_MAX
+                && let Some(since) = path.search_since(limit, now)
+            {
                 searches += 1;
-                let since = path.asked().unwrap_or(now);
                 let answers = [0; LENGTHS_MAX];
                 path.phase = Phase::Search(Search { since, next: now, sent: 0, answers });
             }
             let effective_bytes = limit.map_or(self.ceiling_bytes, |limit| limit.bytes);
-            if let Some(found) = path.tick(now, &lengths, effective_bytes, probes) {
+            if let Some(found) = path.tick(now, &lengths, effective_bytes, &mut probes) {
                 path.conclude(found, now, watch, &mut self.limits);
             }
         }
+        probes
     }
 
     /// When there may be something to do; `None` while nobody is watched.
@@ -295,28 +299,17 @@ impl Paths {
     /// The pause between two echoes to one peer: with jitter, longer when there are many.
     fn watch_pause(&mut self) -> Duration {
         let pause = WATCH.max(WATCH_SPACING * self.watched.len() as u32);
-        // xorshift64, Marsaglia 2003.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        pause * (224 + (self.random % 64) as u32) / 256
+        pause * self.random.u32(224..288) / 256
     }
 }
 
 impl Path {
-    fn begins_search(&self, limit: Option<&Limit>, now: Instant) -> bool {
+    /// If a search is due: when the echo that was missed was sent, else `now`.
+    fn search_since(&self, limit: Option<&Limit>, now: Instant) -> Option<Instant> {
         match self.phase {
-            Phase::Due(_) => limit.is_some_and(|limit| limit.search_again <= now),
-            Phase::Asked(since, _) => now.duration_since(since) >= self.answer,
-            Phase::Search(_) => false,
-        }
-    }
-
-    /// When the echo was sent that is waited for.
-    fn asked(&self) -> Option<Instant> {
-        match self.phase {
-            Phase::Asked(since, _) => Some(since),
-            Phase::Due(_) | Phase::Search(_) => None,
+            Phase::Due(_) => limit.filter(|limit| limit.search_again <= now).map(|_| now),
+            Phase::Asked(since, _) => Some(since).filter(|_| now - since >= self.answer),
+            Phase::Search(_) => None,
         }
     }
 

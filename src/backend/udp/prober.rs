@@ -47,7 +47,6 @@ pub(super) struct Prober {
     own: Ipv4Addr,
     token: u64,
     buffer: Box<[u8]>,
-    probes: Vec<Probe>,
     /// The subnets behind narrow paths and what each path carries.
     limits: BTreeMap<Prefix, u16>,
 }
@@ -67,7 +66,6 @@ impl Prober {
             own,
             token: fastrand::u64(..),
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
-            probes: Vec::new(),
             limits: BTreeMap::new(),
         }
     }
@@ -115,15 +113,12 @@ impl Prober {
         let now = Instant::now();
         self.hear(now);
         self.note_use(seats, &routes.load(), now);
-        self.paths.tick(now, &mut self.probes);
-        let mut probes = std::mem::take(&mut self.probes);
-        for Probe { endpoint, target, bytes } in probes.drain(..) {
+        for Probe { endpoint, target, bytes } in self.paths.tick(now) {
             let packet = &mut self.buffer[..usize::from(bytes)];
             write_request(packet, self.own, target, self.token);
             // What the kernel refuses is lost, as what a router drops.
             seats[0].socket.send_whole(packet, endpoint).ok();
         }
-        self.probes = probes;
     }
 
     /// A peer may have several leases, all at the end of one path.

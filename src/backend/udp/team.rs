@@ -47,7 +47,7 @@ pub(super) struct Orders {
     pub(super) subnet: Prefix,
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
-    pub(super) engine: EngineChoice,
+    pub(super) engine: EngineWanted,
     pub(super) routes: Published,
     pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
 }
@@ -87,7 +87,7 @@ impl Team {
                 stats: Arc::clone(&seat.stats),
                 icmp_limit: Arc::clone(&icmp_limit),
                 udp_segments_max: seat.socket.segments_max().max(UDP_SEGMENTS_MIN),
-                engine: engine_wanted(orders.engine),
+                engine: orders.engine,
                 ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();
@@ -144,25 +144,20 @@ pub(super) fn end_reason(end: Option<WorkerEnd>) -> String {
     }
 }
 
-/// Decides for `auto`: io_uring, where available, if system calls are expensive here.
-pub(super) fn settle_engine(choice: EngineChoice) -> EngineChoice {
-    if choice != EngineChoice::Auto {
-        return choice;
+/// The engine for `choice`. For `auto` it is io_uring, where available, if system calls are
+/// expensive here.
+pub(super) fn settle_engine(choice: EngineChoice) -> EngineWanted {
+    match choice {
+        EngineChoice::Mmsg => return EngineWanted::Only(Engine::Mmsg),
+        EngineChoice::IoUring => return EngineWanted::Only(Engine::IoUring),
+        EngineChoice::Auto => {}
     }
     let call_ns = engine::call_ns();
     let preferred = engine::preferred(call_ns);
     info!("a system call takes {call_ns} ns here: --engine=auto prefers {preferred}");
     match preferred {
-        Engine::Mmsg => EngineChoice::Mmsg,
-        Engine::IoUring => EngineChoice::Auto,
-    }
-}
-
-fn engine_wanted(choice: EngineChoice) -> EngineWanted {
-    match choice {
-        EngineChoice::Auto => EngineWanted::Best,
-        EngineChoice::Mmsg => EngineWanted::Only(Engine::Mmsg),
-        EngineChoice::IoUring => EngineWanted::Only(Engine::IoUring),
+        Engine::Mmsg => EngineWanted::Only(Engine::Mmsg),
+        Engine::IoUring => EngineWanted::Best,
     }
 }
 

@@ -17,9 +17,9 @@ use tracing::{error, info, warn};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Carrier, Reporter, View, WorkerState};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::{EngineChoice, OffloadChoice};
-use crate::device::TunOffload;
-use crate::engine::{Engine, WorkerEnd};
+use crate::config::options::OffloadChoice;
+use crate::device::{TunOffload, TunnelSocket};
+use crate::engine::{Engine, EngineWanted, WorkerEnd};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::mtu::followed_mtu_bytes;
@@ -28,7 +28,7 @@ use crate::route::{Prefix, Published};
 
 use super::error::UdpError;
 use super::fallback;
-use super::open::{UdpReserved, bind_sockets, desired, open_queues, take_over};
+use super::open::{UdpReserved, desired, open_queues, take_over};
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
@@ -50,8 +50,7 @@ pub(super) struct Tunnel {
     plane: Plane,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
     pacing: Pacing,
-    /// Why io_uring is not used, as the log has it.
-    told_fallback: Option<String>,
+    told_fallback: LogOnce,
     told: LogOnce,
 }
 
@@ -100,7 +99,7 @@ impl Tunnel {
             plane: Plane { overlay, team, offload: tun_offload },
             ends,
             pacing: Pacing::new(Instant::now()),
-            told_fallback: None,
+            told_fallback: LogOnce::default(),
             told: LogOnce::default(),
         };
         tunnel.log_fallback();
@@ -155,7 +154,8 @@ impl Tunnel {
             return true;
         }
         let address = SocketAddrV4::new(to, self.settings.port);
-        let sockets = match bind_sockets(address, self.offload, self.worker_count) {
+        let OffloadChoice { gso, gro, .. } = self.offload;
+        let sockets = match TunnelSocket::bind_group(address, gso, gro, self.worker_count) {
             Ok(sockets) => sockets,
             Err(error) => {
                 let text = format!("the tunnel stays at {from}: {}", with_causes(&error));
@@ -249,13 +249,11 @@ impl Tunnel {
         narrow.chain(wide).collect()
     }
 
-    /// Logs why io_uring is not used, once for each reason.
+    /// Logs why io_uring is not used.
     fn log_fallback(&mut self) {
-        let text = self.plane.team.fallback().map(fallback::report);
-        if let Some(text) = text.as_ref().filter(|_| text != self.told_fallback) {
-            warn!("{text}");
+        if let Some(error) = self.plane.team.fallback() {
+            self.told_fallback.once(&fallback::report(error), |text| warn!("{text}"));
         }
-        self.told_fallback = text;
     }
 
     /// A ring that failed once would fail again; mmsg takes its place, where that is allowed.
@@ -263,9 +261,9 @@ impl Tunnel {
         let Some(WorkerEnd::WaitFailed(error)) = end else { return };
         let had_ring =
             self.plane.team.state().iter().any(|worker| worker.engine == Engine::IoUring);
-        if had_ring && self.orders.engine == EngineChoice::Auto {
+        if had_ring && self.orders.engine == EngineWanted::Best {
             warn!("{}", fallback::report_broken(error));
-            self.orders.engine = EngineChoice::Mmsg;
+            self.orders.engine = EngineWanted::Only(Engine::Mmsg);
         }
     }
 
@@ -314,15 +312,13 @@ impl Tunnel {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
         self.reporter.state(|state| state.is_up = false);
-        let mut told = String::new();
+        let mut told = LogOnce::default();
         loop {
             sleep(self.pacing.pause(Instant::now())).await;
             let Err(error) = self.try_rebuild(&name).await else { break };
-            let text = with_causes(&error);
-            if text != told {
-                error!("cannot make {name} again: {text}; trying again");
-                told = text;
-            }
+            told.once(&with_causes(&error), |text| {
+                error!("cannot make {name} again: {text}; retrying");
+            });
             if let Some(error) = error.lost_connection() {
                 self.host.fail(error);
             }

@@ -1,7 +1,6 @@
 //! What a vxlan node publishes with its lease, byte for byte as flannel does. Pure.
 
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::control::lease::{LeaseAttributes, RawJson};
 use crate::host::state::MacAddress;
@@ -9,19 +8,12 @@ use crate::host::state::MacAddress;
 /// The type in a lease.
 pub(super) const TYPE: &str = "vxlan";
 
-#[derive(Serialize)]
-struct Data {
-    #[serde(rename = "VNI")]
-    vni: u16,
-    #[serde(rename = "VtepMAC")]
-    vtep_mac: String,
-}
-
 /// `{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}`. flannel keeps 16 bits of the VNI, and its readers
 /// refuse more.
 pub(super) fn data(vni: u32, mac: MacAddress) -> RawJson {
     let [_, _, high, low] = vni.to_be_bytes();
-    let data = Data { vni: u16::from_be_bytes([high, low]), vtep_mac: mac.to_string() };
+    let vni = u16::from_be_bytes([high, low]);
+    let data = json!({ "VNI": vni, "VtepMAC": mac.to_string() });
     RawJson::of(&data).expect("a number and a string are JSON")
 }
 

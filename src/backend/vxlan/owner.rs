@@ -5,7 +5,6 @@ use std::net::Ipv4Addr;
 
 use crate::control::lease::{Lease, Lifetime};
 use crate::host::state::MacAddress;
-use crate::route::Prefix;
 
 use super::data::vtep_mac;
 
@@ -57,8 +56,7 @@ fn host(lease: &Lease) -> Ipv4Addr {
 }
 
 fn name(lease: &Lease) -> String {
-    let subnet: Prefix = lease.subnet;
-    format!("{subnet} of {}", host(lease))
+    format!("{} of {}", lease.subnet, host(lease))
 }
 
 /// When a lease was written, as far as its store shows; to be compared within one store only. A
@@ -79,6 +77,7 @@ mod tests {
     use super::super::data::{TYPE, data};
     use super::*;
     use crate::control::lease::LeaseAttributes;
+    use crate::route::Prefix;
 
     const ETCD: Lifetime = Lifetime::Leased { id: 7, expires_unix: None };
 

@@ -81,8 +81,7 @@ impl World {
             if used {
                 self.use_all();
             }
-            let mut probes = Vec::new();
-            self.paths.tick(now, &mut probes);
+            let probes = self.paths.tick(now);
             self.probes += probes.len();
             for probe in probes {
                 assert!(probe.bytes <= CEILING && probe.bytes >= NARROWEST_BYTES, "{probe:?}");
