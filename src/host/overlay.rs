@@ -114,7 +114,8 @@ impl Overlay {
         // A route with another MTU is removed, too, and added anew: meanwhile the network's route
         // leads on.
         let remove = ended.map(|(subnet, _)| Action::RemovePathRoute { subnet: *subnet });
-        let device_bytes = self.foreign_mtu_bytes.unwrap_or(self.desired.mtu_bytes.into());
+        let own_bytes = u32::from(self.desired.mtu_bytes);
+        let device_bytes = self.foreign_mtu_bytes.unwrap_or(own_bytes);
         let add = begun.map(|(subnet, bytes)| diff::add_path_route(*subnet, *bytes, device_bytes));
         for action in remove.chain(add) {
             apply(netlink, &self.desired, &action).await?;
