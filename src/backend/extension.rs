@@ -35,7 +35,7 @@ const TYPE: &str = "extension";
 /// Commands that run at once: one that hangs must not keep all other hosts waiting.
 const COMMANDS_MAX: usize = 8;
 
-/// Delay between a finished command and the report: a cluster that starts is one piece of news, and
+/// Delay between a finished command and the report: a starting cluster is one event, and
 /// a report costs a walk over all hosts.
 const REPORT_DELAY: Duration = Duration::from_millis(100);
 
@@ -175,7 +175,7 @@ async fn follow_leases(
                 let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
                 if let Some(failure) = failure {
                     reporter.counters.failures.add(1);
-                    error!("{failure}; trying again in {} s", pause.as_secs());
+                    error!("{failure}; retrying in {} s", pause.as_secs());
                 }
                 report_at.get_or_insert_with(|| Instant::now() + REPORT_DELAY);
             }

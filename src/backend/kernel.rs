@@ -46,7 +46,7 @@ pub struct KernelBackend {
     device: Option<VxlanDevice>,
     /// What the last comparison left in place.
     set: Wanted,
-    told: BTreeMap<&'static str, LogOnce>,
+    logged: BTreeMap<&'static str, LogOnce>,
 }
 
 impl KernelBackend {
@@ -59,17 +59,17 @@ impl KernelBackend {
         let period = if vxlan.is_some() { VXLAN_PERIOD } else { HOST_GW_PERIOD };
         let networks: Vec<_> = std::iter::once(setup.network).chain(setup.former_network).collect();
         // Whether a peer is reached without a router depends on routes to anywhere.
-        let hears_all_routes = vxlan.as_ref().is_some_and(|settings| settings.direct_routing);
+        let all_route_events = vxlan.as_ref().is_some_and(|settings| settings.direct_routing);
         let following = setup.following(networks.clone(), period);
         let mut backend = Self {
             kind: setup.settings.kind(),
-            host: HostFollower::new(Following { hears_all_routes, ..following })?,
+            host: HostFollower::new(Following { all_route_events, ..following })?,
             networks,
             control: Arc::clone(&setup.control),
             reporter: Reporter::new(String::new(), setup.external.mtu_bytes, setup),
             device: vxlan.map(|settings| VxlanDevice::new(settings, setup)),
             set: Wanted::new(),
-            told: BTreeMap::new(),
+            logged: BTreeMap::new(),
         };
         if let Some(device) = &mut backend.device {
             let listing = backend.host.list().await?;
@@ -217,7 +217,7 @@ impl KernelBackend {
             self.log("repaired", &format!("{what} recovered for {subnet} (and {more} more)"));
         }
         let advice = match device {
-            Some(_) => "trying again".to_owned(),
+            Some(_) => "retrying".to_owned(),
             None => format!(
                 "host-gw needs every host on the same link as {}; use a backend with a tunnel for \
                  others",
@@ -247,7 +247,7 @@ impl KernelBackend {
         }
         let errors = results.into_iter().filter_map(Result::err);
         let errors: Vec<_> = errors.filter(|error| !error.is_already_gone()).collect();
-        self.refused("removal", &errors, "trying again");
+        self.refused("removal", &errors, "retrying");
         errors.is_empty()
     }
 
@@ -276,7 +276,7 @@ impl KernelBackend {
 
     /// Logs something about `subject` when it is new, and once a minute while it lasts.
     fn log(&mut self, subject: &'static str, text: &str) {
-        self.told.entry(subject).or_default().once(text, |text| warn!("{text}"));
+        self.logged.entry(subject).or_default().once(text, |text| warn!("{text}"));
     }
 }
 

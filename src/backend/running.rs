@@ -48,7 +48,7 @@ pub enum Backend {
 
 impl Settings {
     /// Reserves what another program may have, such as a port, and finds out what the host refuses.
-    /// To be done before the store hears of the node: with a lease, nothing is left to be refused.
+    /// To be done before anything is written to the store: with a lease, nothing may be refused.
     pub async fn reserve(&self, claim: Claim<'_>) -> Result<Reserved, StartError> {
         match self {
             Self::Udp(settings) => return Ok(Some(udp::reserve(settings, claim).await?)),

@@ -20,7 +20,7 @@ use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
 /// The longest time between two listings for backends all of whose changes the kernel reports: it
-/// heals whatever a lost event hid. A listing costs far below a millisecond.
+/// finds whatever a lost event would have reported. A listing costs far below a millisecond.
 pub(super) const INTERFACE_PERIOD: Duration = Duration::from_secs(60);
 
 /// A backend with its own part of the network configuration, parsed.
@@ -129,7 +129,7 @@ pub struct Setup {
     pub workers: WorkersChoice,
 }
 
-/// What a backend reserves on the host with, before the store hears of the node.
+/// What a backend reserves on the host with, before anything is written to the store.
 #[derive(Debug)]
 pub struct Claim<'a> {
     /// The interface that carries the traffic.
@@ -198,7 +198,7 @@ impl Setup {
             interface: self.interface.clone(),
             follow_address: self.follow_address,
             networks,
-            hears_all_routes: false,
+            all_route_events: false,
             period,
         }
     }

@@ -17,7 +17,7 @@ use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 
-/// Lines that one update may log before it sums up: a cluster that starts is one piece of news.
+/// Lines that one update may log before it sums up: a starting cluster is one event.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
 
 /// What others see of the data plane.

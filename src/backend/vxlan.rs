@@ -40,7 +40,7 @@ pub(super) struct VxlanDevice {
     imposed_mtu_bytes: Option<u32>,
     /// The UDP port that the device has.
     port: Option<u16>,
-    told: LogOnce,
+    logged: LogOnce,
 }
 
 /// What a vxlan node publishes: the hardware address of the device that can stay, else the one of
@@ -99,7 +99,7 @@ impl VxlanDevice {
             mac: vtep_mac(&setup.attributes).expect("introduce made the attributes"),
             imposed_mtu_bytes: None,
             port: None,
-            told: LogOnce::default(),
+            logged: LogOnce::default(),
         }
     }
 
@@ -186,7 +186,7 @@ impl VxlanDevice {
                  `ip -d link show type vxlan`; remove it, or give one of them another VNI",
                 vni = spec.vxlan.vni
             );
-            self.told.once(&text, |text| warn!("{text}"));
+            self.logged.once(&text, |text| warn!("{text}"));
         }
     }
 

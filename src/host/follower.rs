@@ -41,8 +41,8 @@ pub struct Following {
     /// Routes to these networks are listed.
     pub networks: Vec<Prefix>,
     /// Whether changes of routes to elsewhere matter, too.
-    pub hears_all_routes: bool,
-    /// The longest time between two listings, which heals whatever a lost event hid.
+    pub all_route_events: bool,
+    /// The longest time between two listings, which find what a lost event would have reported.
     pub period: Duration,
 }
 
@@ -84,8 +84,8 @@ pub struct HostFollower {
     /// The next listing, events or not.
     due: Instant,
     retry: Duration,
-    told: LogOnce,
-    told_address: LogOnce,
+    logged: LogOnce,
+    logged_address: LogOnce,
 }
 
 impl HostFollower {
@@ -103,8 +103,8 @@ impl HostFollower {
             rest_until: now,
             due: now,
             retry: RETRY.0,
-            told: LogOnce::default(),
-            told_address: LogOnce::default(),
+            logged: LogOnce::default(),
+            logged_address: LogOnce::default(),
         })
     }
 
@@ -188,19 +188,19 @@ impl HostFollower {
             self.reopen(error);
             return;
         }
-        self.told.once(&with_causes(error), |text| warn!("{text}; trying again"));
+        self.logged.once(&with_causes(error), |text| warn!("{text}; retrying"));
         self.finish(false);
     }
 
     /// Replaces the connection to the kernel.
     fn reopen(&mut self, error: &NetlinkError) {
-        self.told.once(&with_causes(error), |text| {
+        self.logged.once(&with_causes(error), |text| {
             warn!("lost the connection to the kernel, opening another: {text}");
         });
         match subscribe(&self.following).and_then(|events| Ok((events, Netlink::open()?))) {
             Ok((events, netlink)) => (self.events, self.netlink) = (events, netlink),
-            Err(error) => self.told.once(&with_causes(&error), |text| {
-                warn!("cannot open a connection to the kernel: {text}; trying again");
+            Err(error) => self.logged.once(&with_causes(&error), |text| {
+                warn!("cannot open a connection to the kernel: {text}; retrying");
             }),
         }
         self.finish(false);
@@ -217,14 +217,14 @@ impl HostFollower {
                 self.away_since = None;
             }
             Next::Keep => {}
-            Next::Wait(text) => self.told_address.once(&text, |text| warn!("{text}")),
+            Next::Wait(text) => self.logged_address.once(&text, |text| warn!("{text}")),
         }
     }
 }
 
 fn subscribe(following: &Following) -> Result<Events, NetlinkError> {
     let events = Events::subscribe()?;
-    Ok(if following.hears_all_routes { events } else { events.only_about(&following.networks) })
+    Ok(if following.all_route_events { events } else { events.only_about(&following.networks) })
 }
 
 /// The link that has `address`; `None` while no link has it. By the address and not by the name or

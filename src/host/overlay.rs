@@ -111,7 +111,7 @@ impl Overlay {
         let after = &self.desired.path_mtus;
         let ended = before.iter().filter(|(subnet, bytes)| after.get(*subnet) != Some(*bytes));
         let begun = after.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(*bytes));
-        // A route with another MTU is removed, too, and added anew: meanwhile the network's route
+        // A route with another MTU is removed, too, and added again: meanwhile the network's route
         // leads on.
         let remove = ended.map(|(subnet, _)| Action::RemovePathRoute { subnet: *subnet });
         let own_bytes = u32::from(self.desired.mtu_bytes);

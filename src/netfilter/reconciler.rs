@@ -93,7 +93,7 @@ pub struct RuleReconciler {
     wanted: Wanted,
     resync: Duration,
     ability: Option<Ability>,
-    told: LogOnce,
+    logged: LogOnce,
     /// While rules of an earlier run may be left in the other firewall.
     other: Option<LogOnce>,
     state: watch::Sender<RuleState>,
@@ -108,7 +108,7 @@ impl RuleReconciler {
             wanted,
             resync,
             ability: None,
-            told: LogOnce::default(),
+            logged: LogOnce::default(),
             other: Some(LogOnce::default()),
             state: watch::Sender::new(RuleState::default()),
         }
@@ -188,7 +188,7 @@ impl RuleReconciler {
             });
             return result;
         };
-        if self.told.forget() {
+        if self.logged.forget() {
             info!("the {} rules are in place", self.flavour.name());
         }
         self.state.send_modify(|state| {
@@ -197,16 +197,16 @@ impl RuleReconciler {
             state.checks += 1;
             state.repairs += u64::from(is_changed && trigger == Trigger::Resync);
         });
-        if let Some(told) = self.other.take() {
-            self.other = self.remove_other(told).await;
+        if let Some(logged) = self.other.take() {
+            self.other = self.remove_other(logged).await;
         }
         result
     }
 
     fn log_failure(&mut self, error: &RuleError) {
         let flavour = self.flavour.name();
-        self.told.once(&with_causes(error), |text| {
-            error!("Failed to ensure {flavour} rules: {text}; trying again");
+        self.logged.once(&with_causes(error), |text| {
+            error!("Failed to ensure {flavour} rules: {text}; retrying");
         });
     }
 
@@ -260,7 +260,7 @@ impl RuleReconciler {
     }
 
     /// Removes the rules of an earlier run from the other firewall; `None` once there are none.
-    async fn remove_other(&self, mut told: LogOnce) -> Option<LogOnce> {
+    async fn remove_other(&self, mut logged: LogOnce) -> Option<LogOnce> {
         let (other, result) = match self.flavour {
             Flavour::Iptables => ("nftables", remove_nftables().await),
             Flavour::Nftables => ("iptables", remove_iptables().await),
@@ -272,10 +272,10 @@ impl RuleReconciler {
                 debug!("{other} rules of an earlier run were not looked for: {error}");
             }
             Err(error) => {
-                told.once(&with_causes(&error), |text| {
-                    warn!("{other} rules of an earlier run may be left: {text}; trying again");
+                logged.once(&with_causes(&error), |text| {
+                    warn!("{other} rules of an earlier run may be left: {text}; retrying");
                 });
-                return Some(told);
+                return Some(logged);
             }
         }
         None

@@ -92,7 +92,7 @@ fn errno_of_setup(error: &RingError) -> Option<i32> {
 }
 
 #[test]
-fn a_worker_without_io_uring_runs_at_once_and_says_why() {
+fn worker_without_io_uring_says_why() {
     let _alone = alone();
     for errno in [libc::ENOSYS, libc::EPERM, libc::ENOMEM, libc::EMFILE] {
         let refusal = Refusal::always(libc::SYS_io_uring_setup, errno);
@@ -108,7 +108,7 @@ fn a_worker_without_io_uring_runs_at_once_and_says_why() {
 }
 
 #[test]
-fn a_worker_on_a_host_that_disables_io_uring_runs_at_once_and_says_why() {
+fn worker_with_io_uring_disabled_says_why() {
     let _alone = alone();
     let is_it = |error: &RingError| errno_of_setup(error) == Some(libc::EPERM);
     {
@@ -121,7 +121,7 @@ fn a_worker_on_a_host_that_disables_io_uring_runs_at_once_and_says_why() {
 
 /// Some kernels count the ring as locked memory, others don't: either way packets flow.
 #[test]
-fn a_worker_that_may_lock_no_memory_moves_packets() {
+fn worker_without_locked_memory_moves_packets() {
     let _alone = alone();
     let before = getrlimit(Resource::Memlock);
     let options = Options { engine: EngineWanted::Best, ..Options::ALL };
@@ -200,7 +200,7 @@ fn setup_fails_with(errno: i32) {
 }
 
 #[test]
-fn a_daemon_without_io_uring_runs_mmsg_and_says_once_why_and_what_to_do() {
+fn daemon_without_io_uring_logs_cause_and_cure() {
     let _alone = alone();
     for (cause, sysctl, forbid, cure) in CAUSES {
         let scene = Scene::new();
@@ -229,7 +229,7 @@ fn a_daemon_without_io_uring_runs_mmsg_and_says_once_why_and_what_to_do() {
 }
 
 #[test]
-fn a_daemon_that_may_run_on_nothing_but_io_uring_ends_and_says_what_to_do() {
+fn daemon_limited_to_io_uring_ends_with_cure() {
     let _alone = alone();
     for (cause, sysctl, forbid, cure) in CAUSES {
         let scene = Scene::new();
@@ -255,7 +255,7 @@ fn ring_breaks_later() {
 }
 
 #[test]
-fn a_ring_that_breaks_at_work_is_given_up_for_mmsg() {
+fn broken_ring_is_replaced_by_mmsg() {
     let _alone = alone();
     let scene = Scene::new();
     let mut daemon = scene.weftd("auto", || {
@@ -276,7 +276,7 @@ fn a_ring_that_breaks_at_work_is_given_up_for_mmsg() {
 }
 
 #[test]
-fn a_daemon_that_insists_on_a_ring_that_breaks_keeps_trying_and_can_be_stopped() {
+fn daemon_limited_to_broken_ring_retries() {
     let _alone = alone();
     let scene = Scene::new();
     let mut daemon = scene.weftd("io_uring", ring_breaks_later);

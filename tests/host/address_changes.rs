@@ -38,7 +38,7 @@ fn way_to_host_0(overlay: &Overlay) -> String {
 }
 
 #[test]
-fn the_tunnel_and_the_lease_follow_a_replaced_address() {
+fn tunnel_and_lease_follow_a_replaced_address() {
     let overlay = Overlay::start_with(CONFIG, [&[BY_NAME], &[]]);
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let subnet = overlay.leases[0].network();
@@ -84,7 +84,7 @@ fn the_tunnel_and_the_lease_follow_a_replaced_address() {
 }
 
 #[test]
-fn with_an_explicit_public_ip_only_the_socket_moves() {
+fn explicit_public_ip_moves_only_the_socket() {
     let public = UNDERLAY[0].to_string();
     let arguments = [BY_NAME, "--public-ip", &public];
     let overlay = Overlay::start_with(CONFIG, [&arguments, &[]]);
@@ -105,7 +105,7 @@ fn with_an_explicit_public_ip_only_the_socket_moves() {
 }
 
 #[test]
-fn without_following_the_daemon_says_that_it_must_be_restarted() {
+fn unfollowed_address_change_asks_for_a_restart() {
     let mut overlay = Overlay::start_with(CONFIG, [&[BY_NAME, "--follow-address=false"], &[]]);
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     replace(&overlay, UNDERLAY[0], next(0));
@@ -123,7 +123,7 @@ fn without_following_the_daemon_says_that_it_must_be_restarted() {
 }
 
 #[test]
-fn a_second_daemon_with_the_same_public_ip_waits_until_the_first_is_gone() {
+fn duplicate_public_ip_waits_for_its_holder() {
     let files = tempfile::tempdir().expect("a directory for the test");
     let store = local_store(files.path(), CONFIG);
     let lab = Lab::two_hosts();
@@ -148,7 +148,7 @@ fn a_second_daemon_with_the_same_public_ip_waits_until_the_first_is_gone() {
 
 /// As anycast and unnumbered routing protocols have it.
 #[test]
-fn the_interface_stays_when_its_address_is_on_the_loopback_too() {
+fn address_on_the_loopback_keeps_the_interface() {
     for (backend, kind) in [("udp", "flannel0"), ("vxlan", "flannel.1"), ("host-gw", "wire0")] {
         let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
         let mut overlay = Overlay::start_with(&config, [&[], &[]]);

@@ -33,7 +33,7 @@ fn host_with(refusal: &Refusal) -> Host {
     Host::start_with(Options::ALL, || refusal.install())
 }
 
-fn send_train(peer: &UdpSocket, bulk: &Super) {
+fn send_batch(peer: &UdpSocket, bulk: &Super) {
     let arena = bulk.segments.concat();
     let spans = [Span::new(0, arena.len())];
     let segment_bytes = Some(bulk.segments[0].len() as u16);
@@ -88,7 +88,7 @@ fn a_failed_send_is_dropped_by_errno() {
     }
 }
 
-/// EIO means that the train is at fault, until the datagrams are refused one by one as well.
+/// EIO means that the batch is at fault, until the datagrams are refused one by one as well.
 #[test]
 fn refused_single_datagrams_are_counted() {
     let host = host_with(&send_refusal(1..=1024, libc::EIO));
@@ -109,7 +109,7 @@ fn a_refused_super_packet_switches_its_kind_off() {
         let rounds = [(TCP, 1), (TCP, 1), (UDP, 2), (UDP, 2), (TCP, 2)];
         for ((protocol, fallbacks), round) in rounds.into_iter().zip(1..) {
             let bulk = super_packet(protocol, FAR, POD, 14_300, 1420);
-            send_train(&peer, &bulk);
+            send_batch(&peer, &bulk);
             let got = pod.read_all(bulk.segments.len());
             assert_eq!(got, after_hops(&bulk.segments, HOPS), "{refusal:?}, round {round}");
             host.settle(&host.stats.ingress, 11 * round);
@@ -126,7 +126,7 @@ fn a_refused_super_packet_keeps_its_place() {
     let mut bulk = super_packet(TCP, FAR, POD, 14_300, 1420);
     // Another window, so the last segment is not merged.
     bulk.segments[10][34] ^= 1;
-    send_train(&peer, &bulk);
+    send_batch(&peer, &bulk);
     assert_eq!(pod.read_all(11), after_hops(&bulk.segments, HOPS));
     host.settle(&host.stats.ingress, 11);
     assert_eq!(host.stats.tun_fallbacks.get(), 1);
@@ -145,7 +145,7 @@ fn a_failed_write_is_dropped_by_errno() {
         let refusal = write_refusal(1..=1024, errno);
         let host = host_with(&refusal);
         let peer = host.outside(PEER);
-        send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
+        send_batch(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
         peer.send_to(&marked(FAR, POD, 1, 64), HOST).expect("the wire is up");
         host.settle(&host.stats.ingress, 12);
         assert_eq!(drops(&host.stats.ingress), [(reason, 12)], "{refusal:?}");
@@ -158,7 +158,7 @@ fn a_failed_write_is_dropped_by_errno() {
 fn a_lost_device_ends_its_writing_worker() {
     let host = host_with(&write_refusal(1..=1024, libc::EBADFD));
     let peer = host.outside(PEER);
-    send_train(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
+    send_batch(&peer, &super_packet(TCP, FAR, POD, 14_300, 1420));
     let (end, _) = host.ended.recv_timeout(PATIENCE).expect("the worker notices");
     assert!(matches!(end, WorkerEnd::TunGone(_)), "{end:?}");
     assert_eq!(drops(&host.stats.ingress), [(DropReason::TunWriteFailed, 11)]);
@@ -170,7 +170,7 @@ fn a_lost_device_ends_its_writing_worker() {
 fn refused_single_packets_are_counted() {
     let host = host_with(&write_refusal(1..=1024, libc::EINVAL));
     let peer = host.outside(PEER);
-    send_train(&peer, &super_packet(UDP, FAR, POD, 14_300, 1420));
+    send_batch(&peer, &super_packet(UDP, FAR, POD, 14_300, 1420));
     host.settle(&host.stats.ingress, 11);
     assert_eq!(drops(&host.stats.ingress), [(DropReason::TunWriteFailed, 11)]);
     assert_eq!(host.stats.tun_fallbacks.get(), 1);

@@ -32,7 +32,7 @@ const LOG_LINES_MAX: usize = 10;
 const WRITE_RETRY: Duration = Duration::from_secs(7);
 
 #[test]
-fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
+fn recreated_underlay_device_carries_on() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let [near, far] = &overlay.lab.hosts;
@@ -70,7 +70,7 @@ fn an_underlay_device_that_is_deleted_and_made_again_carries_on_at_once() {
 }
 
 #[test]
-fn traffic_resumes_at_once_when_the_carrier_is_back() {
+fn traffic_resumes_once_the_carrier_is_back() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let hosts = &overlay.lab.hosts;
@@ -97,7 +97,7 @@ fn traffic_resumes_at_once_when_the_carrier_is_back() {
 }
 
 #[test]
-fn an_underlay_device_that_is_renamed_stays_the_tunnels() {
+fn renamed_underlay_device_keeps_the_tunnel() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let near = &overlay.lab.hosts[0];
@@ -125,7 +125,7 @@ fn an_underlay_device_that_is_renamed_stays_the_tunnels() {
 }
 
 #[test]
-fn the_overlay_follows_the_mtu_of_the_interface_beneath_it() {
+fn overlay_mtu_follows_the_interface() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let [near, far] = &overlay.lab.pods;
@@ -242,7 +242,7 @@ impl Three {
 }
 
 #[test]
-fn a_peer_that_cannot_be_sent_to_costs_the_other_peers_nothing() {
+fn unreachable_peer_costs_other_peers_nothing() {
     let mut three = Three::start();
     let host = &three.cluster.hosts[0];
     host.exec(&["nft", "add table inet t"]);
@@ -344,7 +344,7 @@ fn mount(arguments: &[&str], path: &Path) {
 }
 
 #[test]
-fn a_disk_without_room_keeps_the_old_subnet_file_until_there_is_room() {
+fn full_disk_keeps_the_old_subnet_file() {
     let disk = SmallDisk::new();
     let mut overlay = Overlay::start();
     overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(2));
@@ -400,7 +400,7 @@ fn a_disk_without_room_keeps_the_old_subnet_file_until_there_is_room() {
 }
 
 #[test]
-fn two_networks_on_the_same_hosts_carry_traffic_side_by_side() {
+fn two_networks_share_the_same_hosts() {
     let overlay = Overlay::start();
     let files = tempfile::tempdir().unwrap();
     let config = r#"{"Network":"10.9.0.0/16","Backend":{"Type":"udp","Port":8286}}"#;

@@ -58,7 +58,7 @@ fn reaching(destination: &str) -> InterfaceOptions {
 }
 
 #[test]
-fn the_default_route_with_the_lowest_metric_selects_the_interface() {
+fn lowest_metric_default_route_selects_the_interface() {
     let namespace = Namespace::with_links();
     namespace.ip("address add 192.0.2.2/24 dev eth0");
     namespace.ip("address add 198.51.100.2/24 dev eth1");
@@ -124,7 +124,7 @@ fn the_address_is_chosen_by_its_flags() {
 }
 
 #[test]
-fn a_pattern_finds_a_second_address_and_a_miss_lists_all() {
+fn unmatched_pattern_lists_all_addresses() {
     let namespace = Namespace::with_links();
     namespace.ip("address add 192.0.2.2/24 dev eth0");
     namespace.ip("address add 10.44.0.2/24 dev eth0");
@@ -140,7 +140,7 @@ fn a_pattern_finds_a_second_address_and_a_miss_lists_all() {
 }
 
 #[test]
-fn the_kernel_is_asked_for_the_way_to_a_host() {
+fn can_reach_follows_the_kernels_routes() {
     let namespace = Namespace::with_links();
     namespace.ip("address add 192.0.2.2/24 dev eth0");
     namespace.ip("address add 198.51.100.2/24 dev eth1");
@@ -159,7 +159,7 @@ fn the_kernel_is_asked_for_the_way_to_a_host() {
 }
 
 #[test]
-fn edits_work_and_their_errors_name_operation_and_object() {
+fn edit_errors_name_operation_and_object() {
     let namespace = Namespace::with_links();
     let index = index_of(&namespace, "eth0");
     let (inside, namespace) = (&namespace, &namespace);
@@ -251,7 +251,7 @@ fn routes_elsewhere_are_neither_listed_nor_news() {
 }
 
 #[test]
-fn every_edit_is_an_event_and_a_burst_is_one() {
+fn burst_of_edits_is_one_event() {
     // The kernel reports changes of carrier up to a second after their cause (linkwatch).
     const QUIET: Duration = Duration::from_millis(1200);
     const SOON: Duration = Duration::from_millis(500);
@@ -317,13 +317,13 @@ async fn follower(netlink: &Netlink) -> HostFollower {
     let external = discover(netlink, &interface).await.unwrap();
     let networks = vec!["10.5.0.0/16".parse().unwrap()];
     let period = Duration::from_secs(60);
-    let (follow_address, hears_all_routes) = (true, false);
+    let (follow_address, all_route_events) = (true, false);
     HostFollower::new(Following {
         external,
         interface,
         follow_address,
         networks,
-        hears_all_routes,
+        all_route_events,
         period,
     })
     .unwrap()
@@ -363,7 +363,7 @@ fn assert_complete(namespace: &Namespace) {
 }
 
 #[test]
-fn a_new_device_becomes_what_flannel_makes_of_it() {
+fn new_device_looks_like_flannels() {
     let (namespace, desired) = with_tun();
     namespace.enter(|| async {
         let netlink = Netlink::open().unwrap();
@@ -374,7 +374,7 @@ fn a_new_device_becomes_what_flannel_makes_of_it() {
 }
 
 #[test]
-fn a_foreign_route_refuses_the_start_and_is_named() {
+fn foreign_route_refuses_the_start() {
     let (namespace, desired) = with_tun();
     for (foreign, named) in [
         ("10.5.0.0/16 via 192.0.2.1", "10.5.0.0/16 via 192.0.2.1 dev eth0"),
@@ -405,7 +405,7 @@ fn a_foreign_route_refuses_the_start_and_is_named() {
 }
 
 #[test]
-fn what_somebody_takes_away_is_restored_within_a_second_and_told_once() {
+fn removed_settings_return_within_a_second() {
     let (namespace, desired) = with_tun();
     let (longest, log) = namespace.enter(|| async {
         let netlink = Netlink::open().unwrap();
@@ -465,7 +465,7 @@ async fn settle() {
 }
 
 #[test]
-fn a_foreign_mtu_is_told_and_kept() {
+fn foreign_mtu_is_logged_and_kept() {
     let (namespace, desired) = with_tun();
     let ((), log) = namespace.enter(|| async {
         let netlink = Netlink::open().unwrap();
@@ -491,7 +491,7 @@ fn a_foreign_mtu_is_told_and_kept() {
 }
 
 #[test]
-fn a_route_that_takes_our_place_is_told_and_ours_returns_after_it() {
+fn own_route_returns_after_a_foreign_one() {
     let (namespace, desired) = with_tun();
     let ((), log) = namespace.enter(|| async {
         let netlink = Netlink::open().unwrap();
@@ -510,7 +510,7 @@ fn a_route_that_takes_our_place_is_told_and_ours_returns_after_it() {
 }
 
 #[test]
-fn a_deleted_device_ends_the_watch_within_a_second() {
+fn deleted_device_is_noticed_within_a_second() {
     let (namespace, desired) = with_tun();
     namespace.enter(|| async {
         let netlink = Netlink::open().unwrap();

@@ -263,7 +263,7 @@ fn narrow_and_widen(overlay: &Routed) -> Vec<String> {
 }
 
 #[test]
-fn tcp_goes_on_behind_a_router_that_became_narrow_and_says_nothing() {
+fn tcp_survives_a_silent_mtu_drop() {
     let overlay = Routed::start(false);
     println!("{:#?}", narrow_and_widen(&overlay));
     for host in 0..2 {
@@ -272,7 +272,7 @@ fn tcp_goes_on_behind_a_router_that_became_narrow_and_says_nothing() {
 }
 
 #[test]
-fn a_peer_that_knows_nothing_of_weft_is_enough_to_find_a_narrow_path() {
+fn plain_peer_suffices_to_find_a_narrow_path() {
     let overlay = Routed::start(true);
     println!("{:#?}", narrow_and_widen(&overlay));
     Status::settled(&overlay.dir(0));
@@ -345,7 +345,7 @@ fn two_idle_nodes_stop_probing_each_other() {
 }
 
 #[test]
-fn a_narrow_path_that_cannot_be_measured_is_fragmented() {
+fn unmeasurable_narrow_path_is_fragmented() {
     let overlay = Routed::start(false);
     overlay.hosts[1].exec(&["sysctl", "-qw", "net.ipv4.icmp_echo_ignore_all=1"]);
     // The way out of the router: what comes in too long is gone before it could fragment it.

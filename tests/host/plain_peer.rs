@@ -89,7 +89,7 @@ fn sizes(smallest: usize, largest: usize) -> Vec<usize> {
 }
 
 #[test]
-fn udp_and_tcp_work_both_ways_with_new_source_ports_for_every_packet() {
+fn plain_peer_with_changing_source_ports_exchanges_traffic() {
     let mut mixed = Mixed::start("0", &[]);
     let [near, far] = &mixed.lab.pods;
     udp_sizes(near, far, mixed.pod(1), 0..=MTU - UDP_OVERHEAD);
@@ -122,7 +122,7 @@ fn icmp_crosses_at_every_size_both_ways() {
 
 /// The smallest packets have no protocol inside: only raw sockets can make them.
 #[test]
-fn packets_of_a_bare_header_and_a_few_bytes_cross_both_ways() {
+fn tiny_packets_cross_both_ways() {
     /// A number for experiments (RFC 3692), which no kernel answers.
     const EXPERIMENT: u8 = 253;
     let mut mixed = Mixed::start("4", &[]);
@@ -158,7 +158,7 @@ fn packets_of_a_bare_header_and_a_few_bytes_cross_both_ways() {
 }
 
 #[test]
-fn a_peer_without_offloads_on_both_sides_is_the_common_ground() {
+fn daemons_without_offloads_reach_a_plain_peer() {
     let mut mixed = Mixed::start("8", &["--offload=none"]);
     let [near, far] = &mixed.lab.pods;
     udp_sizes(near, far, mixed.pod(1), [0, 1, 700, 1443, 1444, 1445, 9000]);
@@ -167,9 +167,9 @@ fn a_peer_without_offloads_on_both_sides_is_the_common_ground() {
     mixed.assert_well();
 }
 
-/// Bursts of equal packets are what weftd sends as one train: a plain peer sees datagrams.
+/// Bursts of equal packets are what weftd sends as one GSO batch: a plain peer sees datagrams.
 #[test]
-fn bursts_in_both_directions_arrive_whole_and_in_order() {
+fn bursts_arrive_whole_and_in_order() {
     const BURSTS: usize = 40;
     const BURST: usize = 32;
     let mut mixed = Mixed::start("1", &[]);

@@ -76,7 +76,7 @@ fn mark_of(packet: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_hundred_route_changes_a_second_cost_untouched_routes_no_packet() {
+fn route_changes_lose_no_packet_of_other_routes() {
     for engine in [Engine::Mmsg, Engine::IoUring] {
         let options = Options { engine: EngineWanted::Only(engine), ..Options::ALL };
         let host = Host::start(options);

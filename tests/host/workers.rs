@@ -91,7 +91,7 @@ fn check_counters(status: &Status) {
 }
 
 #[test]
-fn every_flow_stays_in_order_and_all_workers_take_part() {
+fn flows_stay_in_order_across_all_workers() {
     for (count, engine) in [(2, "mmsg"), (4, "auto")] {
         let overlay = overlay(count, &["--engine", engine]);
         steer_by_flow(&overlay.lab);
@@ -151,7 +151,7 @@ fn one_way_flows(overlay: &Overlay, count: usize) {
 /// The kernel's own choice of queues moves a flow to the worker that writes its answers, and back
 /// three seconds after the last: with bulk on one worker, each move overtakes what waits there.
 #[test]
-fn answers_do_not_move_a_flow_to_another_worker() {
+fn answers_leave_a_flow_on_its_worker() {
     let overlay = overlay(2, &[]);
     steer_by_flow(&overlay.lab);
     thread::scope(|scope| {
@@ -202,7 +202,7 @@ fn answered_flows_beside_bulk(overlay: &Overlay) {
 }
 
 #[test]
-fn without_the_right_to_steer_several_workers_run_and_say_so() {
+fn workers_without_steering_rights_run_with_a_warning() {
     let files = tempfile::tempdir().unwrap();
     let lab = Lab::two_hosts();
     let store = local_store(files.path(), CONFIG);
@@ -270,7 +270,7 @@ fn worker_threads(daemon: &Process) -> Vec<(String, String)> {
 }
 
 #[test]
-fn all_workers_come_back_with_a_deleted_device_and_end_at_a_stop() {
+fn all_workers_survive_a_deleted_device() {
     let mut overlay = overlay(4, &[]);
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let before = worker_threads(&overlay.daemons[0]);
@@ -306,7 +306,7 @@ fn all_workers_come_back_with_a_deleted_device_and_end_at_a_stop() {
 }
 
 #[test]
-fn a_second_daemon_on_the_port_is_refused_whichever_of_them_has_several_workers() {
+fn port_in_use_refuses_any_worker_count() {
     let files = tempfile::tempdir().unwrap();
     let lab = Lab::two_hosts();
     for (first, second) in [("1", "2"), ("2", "1"), ("2", "2")] {
@@ -331,7 +331,7 @@ fn a_second_daemon_on_the_port_is_refused_whichever_of_them_has_several_workers(
 }
 
 #[test]
-fn workers_stay_within_the_processors_that_the_daemon_may_use() {
+fn workers_stay_within_the_affinity_mask() {
     let files = tempfile::tempdir().unwrap();
     let lab = Lab::two_hosts();
     for (workers_flag, expected) in [("auto", 1), ("3", 3)] {

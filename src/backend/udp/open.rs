@@ -91,7 +91,7 @@ async fn patiently<T>(once: impl AsyncFn() -> Result<T, UdpError>) -> Result<T, 
     }
 }
 
-/// Whether GSO is left out because nobody asked for it on a kernel that mangles its datagrams.
+/// Whether GSO stays off: the kernel mangles its datagrams, and the operator did not ask for it.
 fn avoids_gso(offload: OffloadChoice, release: &str) -> bool {
     let avoids = offload.automatic && offload.gso && kernel::mangles_gso(release);
     if avoids {

@@ -1,4 +1,4 @@
-//! When to try again to repair the plane: at once if the last repair lasted, else later and later.
+//! Backoff of rebuilding the data plane: none if the last rebuild lasted, else longer and longer.
 //! Pure arithmetic over the caller's clock.
 
 use std::time::{Duration, Instant};

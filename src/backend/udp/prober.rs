@@ -107,11 +107,11 @@ impl Prober {
         }
     }
 
-    /// Takes in what has come, then asks what is due: in this order, so that a late look takes no
-    /// answer for missing.
+    /// Receives answers, then sends the echoes that are due: in this order, so that an answer that
+    /// came before a late look is not taken for lost.
     fn round(&mut self, seats: &[Seat], routes: &Published) {
         let now = Instant::now();
-        self.hear(now);
+        self.receive_answers(now);
         self.note_use(seats, &routes.load(), now);
         for Probe { endpoint, target, bytes } in self.paths.tick(now) {
             let packet = &mut self.buffer[..usize::from(bytes)];
@@ -131,7 +131,7 @@ impl Prober {
         table.peers().iter().filter_map(limit).collect()
     }
 
-    fn hear(&mut self, now: Instant) {
+    fn receive_answers(&mut self, now: Instant) {
         let Some(answers) = &self.answers else { return };
         for _ in 0..ANSWERS_MAX {
             let received = rustix::net::recv(answers, &mut *self.buffer, RecvFlags::DONTWAIT);

@@ -33,7 +33,7 @@ use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
 
-/// Paths that one change logs before it sums up: an uplink that became narrow is one piece of news.
+/// Paths that one change logs before it sums up: an uplink that became narrow is one event.
 const PATHS_LOGGED_MAX: usize = 8;
 
 pub(super) struct Tunnel {
@@ -50,8 +50,8 @@ pub(super) struct Tunnel {
     plane: Plane,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
     pacing: Pacing,
-    told_fallback: LogOnce,
-    told: LogOnce,
+    logged_fallback: LogOnce,
+    logged: LogOnce,
 }
 
 /// What goes and comes with the TUN device.
@@ -99,8 +99,8 @@ impl Tunnel {
             plane: Plane { overlay, team, offload: tun_offload },
             ends,
             pacing: Pacing::new(Instant::now()),
-            told_fallback: LogOnce::default(),
-            told: LogOnce::default(),
+            logged_fallback: LogOnce::default(),
+            logged: LogOnce::default(),
         };
         tunnel.log_fallback();
         info!("{}", tunnel.report_up());
@@ -159,14 +159,14 @@ impl Tunnel {
             Ok(sockets) => sockets,
             Err(error) => {
                 let text = format!("the tunnel stays at {from}: {}", with_causes(&error));
-                self.told.once(&text, |text| warn!("{text}; trying again"));
+                self.logged.once(&text, |text| warn!("{text}; retrying"));
                 return false;
             }
         };
         for (seat, socket) in self.seats.iter_mut().zip(sockets) {
             seat.socket = Arc::new(socket);
         }
-        // At once, so that the peers hear of it meanwhile.
+        // At once, so that the peers learn it meanwhile.
         self.reporter.follow(external, self.mtu_bytes.into());
         let name = external.name.clone();
         self.rebuild(&format!("the address of {name} went from {} to {to}", from.ip())).await;
@@ -182,7 +182,7 @@ impl Tunnel {
             Ok(mtu_bytes) => mtu_bytes,
             Err(error) => {
                 let text = format!("the MTU of {device} stays {from}: {error}");
-                self.told.once(&text, |text| warn!("{text}"));
+                self.logged.once(&text, |text| warn!("{text}"));
                 return Ok(true);
             }
         };
@@ -214,16 +214,16 @@ impl Tunnel {
         if *limits == self.plane.overlay.desired().path_mtus {
             return Ok(());
         }
-        let news = self.path_changes(limits);
+        let lines = self.path_changes(limits);
         self.plane.overlay.limit_paths(self.host.netlink(), limits.clone()).await?;
-        news.iter().take(PATHS_LOGGED_MAX).for_each(|line| warn!("{line}"));
-        if let more @ 1.. = news.len().saturating_sub(PATHS_LOGGED_MAX) {
+        lines.iter().take(PATHS_LOGGED_MAX).for_each(|line| warn!("{line}"));
+        if let more @ 1.. = lines.len().saturating_sub(PATHS_LOGGED_MAX) {
             warn!("{more} more paths changed; `ip route show dev {}` has all", self.device_name());
         }
         Ok(())
     }
 
-    /// What differs between the paths that are limited and `limits`, for the log.
+    /// Log lines for the paths whose limit differs from `limits`.
     fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
         let before = &self.plane.overlay.desired().path_mtus;
         let (table, mtu_bytes) = (self.orders.routes.load(), self.mtu_bytes);
@@ -252,7 +252,7 @@ impl Tunnel {
     /// Logs why io_uring is not used.
     fn log_fallback(&mut self) {
         if let Some(error) = self.plane.team.fallback() {
-            self.told_fallback.once(&fallback::report(error), |text| warn!("{text}"));
+            self.logged_fallback.once(&fallback::report(error), |text| warn!("{text}"));
         }
     }
 
@@ -312,11 +312,11 @@ impl Tunnel {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
         self.reporter.state(|state| state.is_up = false);
-        let mut told = LogOnce::default();
+        let mut logged = LogOnce::default();
         loop {
             sleep(self.pacing.pause(Instant::now())).await;
             let Err(error) = self.try_rebuild(&name).await else { break };
-            told.once(&with_causes(&error), |text| {
+            logged.once(&with_causes(&error), |text| {
                 error!("cannot make {name} again: {text}; retrying");
             });
             if let Some(error) = error.lost_connection() {

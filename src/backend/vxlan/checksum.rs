@@ -23,26 +23,26 @@ pub(super) fn settle(name: &str, is_new: bool) {
         return;
     }
     let remedy = format!("`ethtool -K {name} tx-checksum-ip-generic off`");
-    let spoils = format!(
-        "kernel {release} may spoil checksums of vxlan packets that it masquerades (fixed in 5.7 \
+    let corrupts = format!(
+        "kernel {release} may corrupt checksums of vxlan packets that it masquerades (fixed in 5.7 \
          and in stable releases of 2020)"
     );
     let done = checksum::is_left(name).and_then(|is_left| match step(is_left, is_new) {
         Step::Nothing => Ok(()),
         Step::SwitchOff => checksum::leave_none(name).map(|()| {
             warn!(
-                "{spoils}: checksum offload of {name} is off, which costs throughput; a newer \
+                "{corrupts}: checksum offload of {name} is off, which costs throughput; a newer \
                  kernel needs no such thing"
             );
         }),
         Step::Warn => {
-            warn!("{spoils}; if connections take a minute to open, run {remedy}");
+            warn!("{corrupts}; if connections take a minute to open, run {remedy}");
             Ok(())
         }
     });
     if let Err(error) = done {
         let text = with_causes(&error);
-        warn!("{spoils}, but {text}; if connections take a minute to open, run {remedy}");
+        warn!("{corrupts}, but {text}; if connections take a minute to open, run {remedy}");
     }
 }
 

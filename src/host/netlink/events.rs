@@ -27,7 +27,7 @@ const DRAIN_MESSAGES_MAX: usize = 4096;
 /// Enough of a message to recognise its route; the kernel truncates the rest.
 const MESSAGE_BYTES: usize = 64;
 
-/// Room for news while a reader is at work: the routes of an internet routing table change some
+/// Room for events while a reader is busy: the routes of an internet routing table change some
 /// thousand times a second when a router starts, and each takes the kernel about 800 bytes. What
 /// is not used takes no memory.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
@@ -67,7 +67,7 @@ impl Events {
     }
 
     /// Waits until something changed. Changes that come close together are reported as one.
-    /// Cancel-safe: news that were taken before a cancellation are reported by the next call.
+    /// Cancel-safe: an event that was taken before a cancellation is reported by the next call.
     pub async fn changed(&mut self) -> Result<(), NetlinkError> {
         if !self.pending {
             while !self.receive().await? {}
@@ -86,7 +86,7 @@ impl Events {
     }
 
     /// Takes one message, and gives whether it matters. A full receive buffer lost some, which is
-    /// news as well.
+    /// a change as well.
     async fn receive(&self) -> Result<bool, NetlinkError> {
         let mut message = Vec::with_capacity(MESSAGE_BYTES);
         match self.socket.recv(&mut message).await {

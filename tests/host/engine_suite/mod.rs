@@ -22,8 +22,8 @@ use crate::support::dataplane::*;
 use crate::support::lab::{Namespace, wait_until};
 use crate::support::pace::Stopwatch;
 
-/// Sends equal datagrams to the worker as one train.
-fn send_train(socket: &UdpSocket, datagrams: &[Vec<u8>]) {
+/// Sends equal datagrams to the worker as one GSO batch.
+fn send_batch(socket: &UdpSocket, datagrams: &[Vec<u8>]) {
     let segment_bytes = datagrams[0].len() as u16;
     let arena = datagrams.concat();
     let spans = [Span::new(0, arena.len())];
@@ -87,8 +87,8 @@ fn every_offload_choice_carries_the_same_bytes_in() {
         }
         for (protocol, segment_bytes) in [(TCP, 1420), (UDP, 1444), (TCP, 300), (UDP, 64)] {
             let bulk = super_packet(protocol, FAR, POD, 9_000, segment_bytes);
-            for train in bulk.segments.chunks(40) {
-                send_train(&peer, train);
+            for batch in bulk.segments.chunks(40) {
+                send_batch(&peer, batch);
             }
             sent.extend(bulk.segments);
         }
@@ -398,9 +398,9 @@ fn kernel_helpers() -> Vec<String> {
 }
 
 fn flood_network(peer: &UdpSocket, over: &AtomicBool) {
-    let train: Vec<_> = (0..40).map(|mark| marked(FAR, POD, mark, 1000)).collect();
+    let batch: Vec<_> = (0..40).map(|mark| marked(FAR, POD, mark, 1000)).collect();
     while !over.load(Ordering::Relaxed) {
-        send_train(peer, &train);
+        send_batch(peer, &batch);
     }
 }
 
@@ -490,7 +490,7 @@ fn a_narrow_interface_carries_fragments() {
     let host = Host::start(super::OPTIONS);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
     host.namespace.exec(&["ip", "link", "set", "wire0", "mtu", "1000"]);
-    // Of two lengths, so that no train forms.
+    // Of two lengths, so that no batch forms.
     let packets: Vec<_> = (0..20).map(|n| marked(POD, FAR, n, 1200 + n as usize % 2)).collect();
     packets.iter().for_each(|packet| pod.write(packet));
     assert_eq!(
@@ -556,7 +556,7 @@ fn a_firewall_costs_only_its_packets() {
     }
     host.settle(&host.stats.egress, 51);
     assert_eq!(drops(&host.stats.egress), [(DropReason::SendForbidden, 51)]);
-    assert_eq!(host.stats.gso_fallbacks.get(), 0, "the train was not at fault");
+    assert_eq!(host.stats.gso_fallbacks.get(), 0, "the batch was not at fault");
     nft("delete table inet wall");
     pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet);
     assert_eq!(receive_all(&peer, 11), after_hops(&bulk.segments, HOPS));
@@ -573,7 +573,7 @@ fn a_card_without_checksums_gets_single_datagrams() {
         let got = receive_all(&peer, bulk.segments.len());
         assert_eq!(got, after_hops(&bulk.segments, HOPS), "round {round}");
         host.settle(&host.stats.egress, round * 10);
-        // Kernels before 6.11 refuse the train, once if that is remembered; later ones sum.
+        // Kernels before 6.11 refuse the batch, once if that is remembered; later ones sum.
         assert!(host.stats.gso_fallbacks.get() <= 1, "the destination was not remembered");
     }
     assert_eq!(drops(&host.stats.egress), []);
@@ -604,10 +604,10 @@ fn a_full_send_buffer_keeps_the_order() {
     assert!(marks.is_sorted(), "reordered: {marks:?}");
 }
 
-/// The card is too narrow for a train, not for the short datagram behind it. Both are of one flow
-/// and of one read.
+/// The card is too narrow for a GSO batch, not for the short datagram behind it. Both are of one
+/// flow and of one read.
 #[test]
-fn a_refused_train_stays_ahead_of_shorter_datagrams() {
+fn a_refused_batch_stays_ahead_of_shorter_datagrams() {
     let host = Host::start(super::OPTIONS);
     let (pod, peer) = (host.pod_device(), host.outside(PEER));
     host.namespace.exec(&["ip", "link", "set", "wire0", "mtu", "400"]);

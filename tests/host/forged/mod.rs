@@ -241,7 +241,7 @@ fn packets_from_our_own_address_loop() {
     run_classes(&scene, &own, &classes);
 }
 
-/// A train of datagrams is judged one by one, whatever its neighbours are.
+/// A GSO batch is validated datagram by datagram, whatever its neighbours are.
 #[test]
 fn forged_packets_in_a_batch_are_dropped() {
     let scene = Scene::new();
@@ -250,30 +250,30 @@ fn forged_packets_in_a_batch_are_dropped() {
         .chain([("src-not-peer-lease", forged(OTHER_POD, VICTIM_POD))])
         .filter(|(_, packet)| packet.len() == honest(0).len())
         .collect();
-    assert!(classes.len() > 40, "only {} classes fit into a train", classes.len());
+    assert!(classes.len() > 40, "only {} classes fit into a batch", classes.len());
     let watchers = scene.watch();
     let before = scene.status();
     let segment = honest(0).len();
     let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut trains = 0;
+    let mut batches = 0;
     for (reason, packet) in &classes {
         // Forged at the start, in the middle, twice in a row and at the end.
         let pattern = [true, false, false, true, true, false, true, false, false, true];
-        let train: Vec<u8> = pattern
+        let batch: Vec<u8> = pattern
             .iter()
             .enumerate()
             .flat_map(|(number, bad)| if *bad { packet.clone() } else { honest(number) })
             .collect();
-        scene.send_batch(&train, segment);
+        scene.send_batch(&batch, segment);
         *expected.entry(reason).or_default() += 5;
-        trains += 1;
+        batches += 1;
     }
-    scene.wait_received(&before, trains * 10);
+    scene.wait_received(&before, batches * 10);
     let after = scene.status();
     assert_eq!(drops_since(&before, &after), expected);
     let reads = after.count("ingress", "reads") - before.count("ingress", "reads");
-    assert_eq!(reads, trains as u64, "the trains were cut on the way: nothing was tested");
-    assert_eq!(scene.arrived(), trains * 5, "honest packets that reached the pod");
+    assert_eq!(reads, batches as u64, "the batches were cut on the way: nothing was tested");
+    assert_eq!(scene.arrived(), batches * 5, "honest packets that reached the pod");
     assert_nothing_escaped(watchers);
 }
 
@@ -414,8 +414,8 @@ fn mutations_of_honest_packets_are_counted_and_harmless() {
     println!("{}", scene.status().0["ingress"]);
 }
 
-/// Two segments of one flow in one train, the second without the options of the first and shorter
-/// than its headers: packets to be delivered as they are, by workers that live on.
+/// Two segments of one flow in one GSO batch, the second without the options of the first and
+/// shorter than its headers: packets to be delivered as they are, by workers that live on.
 #[test]
 fn segments_with_headers_of_unequal_length_are_delivered() {
     let scene = Scene::new();
@@ -428,8 +428,8 @@ fn segments_with_headers_of_unequal_length_are_delivered() {
     };
     let before = scene.status();
     for options in (4..=40).step_by(4) {
-        let train = [segment(options), segment(0)].concat();
-        scene.send_batch(&train, segment(options).len());
+        let batch = [segment(options), segment(0)].concat();
+        scene.send_batch(&batch, segment(options).len());
     }
     scene.wait_received(&before, 20);
     let after = scene.status();

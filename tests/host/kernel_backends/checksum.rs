@@ -16,7 +16,7 @@ fn setting(overlay: &Overlay) -> String {
 }
 
 #[test]
-fn it_is_left_on_where_the_kernel_is_sound_and_switched_off_for_good() {
+fn sound_kernel_keeps_checksum_offload() {
     let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     let device = "flannel.1";
     assert_eq!(setting(&overlay), "on", "throughput falls for nothing");

@@ -6,7 +6,7 @@ use crate::kernel_backends::{HOST_GW, SOON, VXLAN, put, value, vtep, wait_for_te
 use crate::support::overlay::Overlay;
 
 #[test]
-fn direct_routing_uses_the_tunnel_only_where_a_router_is_between() {
+fn direct_routing_tunnels_only_across_routers() {
     let config = VXLAN.replace(r#""vxlan""#, r#""vxlan","DirectRouting":true"#);
     let overlay = Overlay::start_with(&config, [&[], &[]]);
     let network = overlay.leases[1].network();
@@ -24,7 +24,7 @@ fn direct_routing_uses_the_tunnel_only_where_a_router_is_between() {
 }
 
 #[test]
-fn an_address_that_changes_is_followed_by_both_ends() {
+fn both_ends_follow_a_changed_address() {
     for config in [HOST_GW, VXLAN] {
         let by_name: &[&str] = &["--iface=wire0"];
         let overlay = Overlay::start_with(config, [by_name, by_name]);

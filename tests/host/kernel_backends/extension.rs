@@ -91,7 +91,7 @@ impl Site {
 }
 
 #[test]
-fn commands_are_called_as_promised_and_never_through_a_shell() {
+fn commands_run_as_documented_without_a_shell() {
     let site = Site::start();
     let lease = SubnetEnv::read(&site.home().join("subnet.env")).unwrap();
     let subnet = format!("{}/24", lease.network());
@@ -143,7 +143,7 @@ fn commands_are_called_as_promised_and_never_through_a_shell() {
 }
 
 #[test]
-fn an_add_that_fails_is_told_and_tried_again() {
+fn failed_add_is_logged_and_retried() {
     let mut site = Site::start();
     std::fs::write(site.files().join("fail"), "").unwrap();
     put(site.files(), "10.5.100.0-24", &value("172.20.0.2", "extension", r#""x""#));
@@ -165,7 +165,7 @@ fn an_add_that_fails_is_told_and_tried_again() {
 }
 
 #[test]
-fn a_command_that_hangs_keeps_no_other_host_waiting_and_no_stop() {
+fn hanging_command_delays_no_other_host() {
     let mut site = Site::start();
     std::fs::write(site.files().join("hang"), "10.5.100.0/24").unwrap();
     put(site.files(), "10.5.100.0-24", &value("172.20.0.2", "extension", r#""x""#));
@@ -188,7 +188,7 @@ fn is_running(process: &Path) -> bool {
 }
 
 #[test]
-fn a_changed_address_is_told_and_the_commands_of_the_start_are_left_to_the_operator() {
+fn changed_address_warns_about_start_commands() {
     let site = Site::start();
     let host = &site.lab.hosts[0];
     host.exec(&["ip", "address", "delete", "172.20.0.1/24", "dev", "wire0"]);

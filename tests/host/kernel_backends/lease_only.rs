@@ -69,7 +69,7 @@ fn alloc_follows_the_interface() {
 }
 
 #[test]
-fn alloc_without_following_says_that_it_must_be_restarted() {
+fn alloc_without_following_asks_for_a_restart() {
     let lab = Lab::two_hosts();
     let (_dir, mut daemon, own) = alloc(&lab, &["--follow-address=false"]);
     replace_address(&lab);
@@ -94,7 +94,7 @@ fn refusal(lab: &Lab, backend: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn what_is_not_built_refuses_with_one_line_that_says_so() {
+fn unbuilt_backend_refuses_in_one_line() {
     let lab = Lab::two_hosts();
     for kind in ["ipip", "wireguard", "ipsec", "aws-vpc", "gce", "ali-vpc", "tencent-vpc"] {
         let said = refusal(&lab, &format!(r#"{{"Type":"{kind}"}}"#), &[]);

@@ -12,7 +12,7 @@ use crate::support::lab::{SubnetEnv, wait_until};
 const KEY: &str = "/coreos.com/network";
 
 #[test]
-fn a_reboot_without_the_store_keeps_the_hardware_address_and_the_peers() {
+fn reboot_without_store_keeps_address_and_peers() {
     let cluster = Cluster::new(2);
     let mut etcd = NamespaceEtcd::start(&cluster.switch, SWITCH_ADDRESS);
     etcd.ctl(&cluster.switch, &["put", &format!("{KEY}/config"), VXLAN]);

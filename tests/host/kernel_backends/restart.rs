@@ -117,7 +117,7 @@ fn a_deleted_device_comes_back_with_every_peer() {
 }
 
 #[test]
-fn a_device_in_the_way_is_named_and_the_node_is_not_ready_meanwhile() {
+fn conflicting_device_is_named_and_blocks_readiness() {
     let overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     overlay.traffic_resumes(SOON, "the start");
     let ready = || overlay.status(0).0["ready"] == true;

@@ -30,7 +30,7 @@ fn published_mac(overlay: &Overlay, host: usize) -> String {
 }
 
 #[test]
-fn vxlan_stands_in_the_tables_as_flannels_does() {
+fn vxlan_tables_look_like_flannels() {
     let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     let macs = [0, 1].map(|host| published_mac(&overlay, host));
     for (own, other) in [(0, 1), (1, 0)] {
@@ -67,7 +67,7 @@ fn vxlan_stands_in_the_tables_as_flannels_does() {
 }
 
 #[test]
-fn vxlan_follows_what_leases_say_and_ignores_other_backends() {
+fn vxlan_follows_leases_and_ignores_other_backends() {
     let overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     // One of ours for each of another backend.
     for number in 0..20_u16 {
@@ -125,7 +125,7 @@ fn ending(public_ip: &str, data: &str, hours: u64) -> String {
 }
 
 #[test]
-fn a_replaced_node_with_the_old_hardware_address_gets_its_traffic() {
+fn replaced_node_inherits_hardware_address_and_traffic() {
     let overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     let new = &overlay.leases[1];
     let mac = published_mac(&overlay, 1);
@@ -149,7 +149,7 @@ fn a_replaced_node_with_the_old_hardware_address_gets_its_traffic() {
 }
 
 #[test]
-fn a_device_that_differs_is_made_again_and_stale_peers_of_an_earlier_run_go() {
+fn mismatched_device_and_stale_peers_are_replaced() {
     let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     let mac = published_mac(&overlay, 0);
     overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));

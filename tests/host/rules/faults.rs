@@ -22,7 +22,7 @@ const RESYNC: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_millis(500);
 
 #[test]
-fn rules_that_are_flushed_under_traffic_are_back_within_the_resync() {
+fn flushed_rules_return_within_the_resync() {
     for variant in Variant::ALL {
         let flags = ["--ip-masq", "--iptables-resync=1"];
         let site = Site::start(variant, &flags, |dir, host| match variant {
@@ -164,7 +164,7 @@ impl Host {
 }
 
 #[test]
-fn a_lock_that_is_held_is_told_and_waited_for() {
+fn held_lock_is_logged_and_awaited() {
     let variant = Variant::IptablesLegacy;
     let host = Host::new(variant);
     let path = host.files.path().join("held.lock");
@@ -200,20 +200,20 @@ fn no_programs(host: &Host) -> String {
 }
 
 #[test]
-fn masquerading_without_iptables_does_not_start_and_names_the_package() {
+fn masquerading_without_iptables_names_the_package() {
     let host = Host::new(Variant::IptablesNft);
     let path = no_programs(&host);
     let mut daemon = host.weftd(&[&path], &["--ip-masq"]);
     let status = daemon.wait(LEASE_TIMEOUT);
     assert_eq!(status.code(), Some(1), "{}", daemon.output());
     let log = daemon.output();
-    assert!(!log.contains("trying again"), "it ends instead: {log}");
+    assert!(!log.contains("retrying"), "it ends instead: {log}");
     let last = log.lines().last().unwrap_or_default();
     assert!(last.contains("iptables is not in PATH: install the package iptables"), "{log}");
 }
 
 #[test]
-fn nftables_without_nft_do_not_start_and_name_the_package() {
+fn nftables_without_nft_names_the_package() {
     let host = Host::new(Variant::Nft);
     let path = no_programs(&host);
     let mut daemon = host.weftd(&[&path], &[]);
@@ -223,7 +223,7 @@ fn nftables_without_nft_do_not_start_and_name_the_package() {
 }
 
 #[test]
-fn forward_rules_without_iptables_are_missed_and_the_overlay_runs() {
+fn missing_iptables_costs_only_forward_rules() {
     let host = Host::new(Variant::IptablesNft);
     let mut daemon = host.weftd(&[&no_programs(&host)], &["--iptables-resync=1"]);
     wait_until(LEASE_TIMEOUT, "weftd is ready without forward rules", || host.is_ready());
@@ -273,7 +273,7 @@ fn rules_of_nft_beside_ours_are_no_hindrance() {
 }
 
 #[test]
-fn a_chain_that_iptables_cannot_read_is_told_and_gets_no_heap_of_jumps() {
+fn unreadable_chain_gets_no_repeated_jumps() {
     let host = Host::new(Variant::IptablesNft);
     let namespace = &host.lab.hosts[0];
     add_rule_of_nft(namespace, "FORWARD", "forward");

@@ -19,7 +19,7 @@ use site::{HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, we
 const MASQUERADE: &[&str] = &["--ip-masq", "--iptables-resync=1"];
 
 #[test]
-fn who_is_masqueraded_and_who_is_not() {
+fn masquerading_depends_on_source_and_destination() {
     for variant in Variant::ALL {
         let site = Site::start(variant, MASQUERADE, |_, _| {});
         site.wait_for_rules(0);
@@ -51,7 +51,7 @@ fn who_is_masqueraded_and_who_is_not() {
 }
 
 #[test]
-fn what_kube_proxy_marked_is_left_to_it() {
+fn packets_marked_by_kube_proxy_are_skipped() {
     for variant in Variant::ALL {
         let site = Site::start(variant, MASQUERADE, |_, _| {});
         site.wait_for_rules(0);
@@ -82,7 +82,7 @@ fn drop_forwarded(variant: Variant) -> impl Fn(&std::path::Path, &crate::support
 }
 
 #[test]
-fn pods_talk_though_the_policy_of_forward_is_drop() {
+fn pods_talk_under_a_drop_policy() {
     for variant in Variant::ALL {
         let site = Site::start(variant, &[], drop_forwarded(variant));
         (0..2).for_each(|host| site.wait_for_rules(host));
@@ -135,7 +135,7 @@ fn without_the_flag_the_firewall_is_left_alone() {
 /// One host: what stays at a stop, and what a start with another network or another firewall
 /// makes of it.
 #[test]
-fn an_earlier_run_leaves_its_rules_and_the_next_takes_them_over_or_out() {
+fn next_run_adopts_or_removes_earlier_rules() {
     let (files, lab) = (tempfile::tempdir().expect("a directory for the test"), Lab::two_hosts());
     let (dir, host) = (files.path(), &lab.hosts[0]);
     let run = |variant: Variant, network: &str, arguments: &[&str]| {
@@ -175,7 +175,7 @@ fn an_earlier_run_leaves_its_rules_and_the_next_takes_them_over_or_out() {
 
 /// One host: two networks, a daemon for each, the same chains.
 #[test]
-fn two_daemons_share_the_chains_without_a_quarrel() {
+fn two_daemons_share_the_chains() {
     for variant in Variant::ALL {
         let lab = Lab::two_hosts();
         let (host, daemons) = (&lab.hosts[0], ["10.5.0.0/16", "10.6.0.0/16"]);
@@ -213,7 +213,7 @@ fn two_daemons_share_the_chains_without_a_quarrel() {
 }
 
 #[test]
-fn the_blackhole_route_is_kept_behind_the_bridge_s_and_moves_with_the_subnet() {
+fn blackhole_route_follows_the_subnet() {
     let (files, lab) = (tempfile::tempdir().expect("a directory for the test"), Lab::two_hosts());
     let (dir, host) = (files.path(), &lab.hosts[0]);
     let flags = ["--ip-blackhole-route", "--iptables-forward-rules=false", "--iptables-resync=1"];

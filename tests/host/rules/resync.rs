@@ -28,7 +28,7 @@ const DAMAGE_EVERY: u64 = 20;
 const LOCK_HELD_MAX: Duration = Duration::from_millis(50);
 
 #[test]
-fn a_day_of_resyncs_repeats_no_rule_and_keeps_no_lock() {
+fn a_day_of_resyncs_repeats_no_rule() {
     for variant in Variant::ALL {
         let (namespace, files) = (Namespace::new("resync"), tempfile::tempdir().expect("a place"));
         let lock = files.path().join("lock");
