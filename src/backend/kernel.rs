@@ -6,7 +6,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -20,14 +19,9 @@ use crate::control::lease::Peers;
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{Following, HostFollower, Listing};
-use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::{LinkId, Route, RouteProtocol};
+use crate::host::netlink::{Netlink, NetlinkError, request_all};
+use crate::host::state::{LinkEntry, LinkId, Route, RouteProtocol};
 use crate::route::Prefix;
-
-/// Requests to the kernel that are under way at once: enough that a thousand peers cost little
-/// more than the kernel's own work, and few enough that their answers fit a socket's buffer of
-/// 212,992 bytes many times over.
-pub(super) const REQUESTS_MAX: usize = 64;
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
@@ -197,10 +191,8 @@ impl KernelBackend {
         actual: &Actual,
     ) -> BTreeSet<Prefix> {
         let netlink = self.host.netlink();
-        let results = stream::iter(steps)
-            .map(async |step| (step, set_one(netlink, device, step, actual).await))
-            .buffer_unordered(REQUESTS_MAX);
-        let results: Vec<_> = results.collect().await;
+        let set_step = async |step| (step, set_one(netlink, device, step, actual).await);
+        let results = request_all(steps, set_step).await;
         let (mut failed, mut errors, mut repaired) = (BTreeSet::new(), Vec::new(), Vec::new());
         for (step, result) in results {
             if let Err(error) = result {
@@ -235,15 +227,11 @@ impl KernelBackend {
             return true;
         }
         let netlink = self.host.netlink();
-        let routes = stream::iter(&diff.stale_routes)
-            .map(async |route| netlink.remove_route(route).await)
-            .buffer_unordered(REQUESTS_MAX);
-        let mut results: Vec<_> = routes.collect().await;
+        let remove_route = async |route| netlink.remove_route(route).await;
+        let mut results = request_all(&diff.stale_routes, remove_route).await;
         if let Some(device) = device {
-            let entries = stream::iter(&diff.stale_entries)
-                .map(async |entry| netlink.remove_entry(device, *entry).await)
-                .buffer_unordered(REQUESTS_MAX);
-            results.extend(entries.collect::<Vec<_>>().await);
+            let remove_entry = async |entry: &LinkEntry| netlink.remove_entry(device, *entry).await;
+            results.extend(request_all(&diff.stale_entries, remove_entry).await);
         }
         let errors = results.into_iter().filter_map(Result::err);
         let errors: Vec<_> = errors.filter(|error| !error.is_already_gone()).collect();

@@ -6,7 +6,6 @@ mod data;
 mod device;
 mod owner;
 
-use futures_util::{StreamExt, stream};
 use tracing::{info, warn};
 
 use crate::backend::setup::{Setup, SetupError};
@@ -18,16 +17,13 @@ use crate::failure::LogOnce;
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{Netlink, NetlinkError, request_all};
 use crate::host::state::{Address, LinkId, MacAddress};
 use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
 use self::device::{DeviceSpec, Found, kernels_port, mismatch};
 use self::owner::{Resolved, resolve};
-
-/// Questions to the kernel that are under way at once.
-const REQUESTS_MAX: usize = 64;
 
 /// The VXLAN device of a running backend.
 #[derive(Debug)]
@@ -213,10 +209,8 @@ impl VxlanDevice {
 /// Peers that the kernel reaches without a router need no tunnel.
 async fn route_directly(netlink: &Netlink, wanted: &mut Wanted, link: &LinkId) {
     let hosts: Vec<_> = wanted.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
-    let paths = stream::iter(hosts)
-        .map(async |(subnet, host)| (subnet, host, netlink.path_to(host).await))
-        .buffer_unordered(REQUESTS_MAX);
-    for (subnet, host, path) in paths.collect::<Vec<_>>().await {
+    let path = async |(subnet, host)| (subnet, host, netlink.path_to(host).await);
+    for (subnet, host, path) in request_all(hosts, path).await {
         // A host without a path may get one; until then the tunnel is as good as anything.
         let Ok(path) = path else { continue };
         let index = path.interface_index;

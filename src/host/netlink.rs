@@ -11,7 +11,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
     NetlinkMessage, NetlinkPayload,
@@ -36,6 +36,11 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// A listing that the kernel marks as interrupted by a change is asked for again. Each attempt
 /// takes well below a millisecond, so five in a row interrupted means constant change.
 const LISTING_ATTEMPTS_MAX: u32 = 5;
+
+/// Requests that are under way at once: enough that a thousand peers cost little more than the
+/// kernel's own work, and few enough that their answers fit a socket's buffer of 212,992 bytes many
+/// times over.
+const REQUESTS_MAX: usize = 64;
 
 /// The metric of a blackhole route: the last of all. With flannel's 0 it takes the traffic of the
 /// pods' bridge, if it is there before the bridge has its address.
@@ -87,6 +92,15 @@ pub enum NetlinkError {
         /// What the answer lacks.
         missing: &'static str,
     },
+}
+
+/// Makes a request for each of `items`, many at once, and gives the answers as they come.
+pub async fn request_all<T, A>(
+    items: impl IntoIterator<Item = T>,
+    request: impl AsyncFn(T) -> A,
+) -> Vec<A> {
+    let requests = stream::iter(items).map(|item| request(item));
+    requests.buffer_unordered(REQUESTS_MAX).collect().await
 }
 
 impl NetlinkError {
