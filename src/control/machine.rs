@@ -8,7 +8,6 @@
 
 mod follow;
 mod own;
-mod say;
 mod stale;
 mod state;
 mod twin;
@@ -18,18 +17,19 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::Level;
+
 use crate::control::backoff::{Backoff, jittered};
 use crate::control::cache::Known;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
-pub(super) use crate::control::machine::say::Say;
-use crate::control::machine::stale::Stale;
+use crate::control::machine::stale::{Released, Stale};
+pub(super) use crate::control::machine::state::Write;
 use crate::control::machine::state::{Asked, Follow, Outage, OwnEntry, REWRITE_PAUSE, Twin};
 use crate::control::peers::{self, Node};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, Snapshot};
 use crate::control::timing::Timing;
-use crate::route::Prefix;
 
 /// Share by which listings are spread.
 const RELIST_JITTER: f64 = 0.2;
@@ -64,7 +64,7 @@ pub(super) enum Event {
     Opened(Result<(), StoreError>),
     /// The watch brought changes, or ended.
     Changed(Result<Vec<Change>, StoreError>),
-    /// The answer to `Command::Renew`, `Command::Update` and `Command::Create`.
+    /// The answer to `Command::Write`.
     Written(Result<Granted, StoreError>),
     /// This node's attributes changed: it has another address.
     Moved(LeaseAttributes),
@@ -79,12 +79,9 @@ pub(super) enum Command {
     Watch { revision: i64 },
     /// Forget the watch, if there is one.
     DropWatch,
-    /// Extend the lease if nobody wrote over `held`, which is the entry as it is in the store.
-    Renew { held: Lease, ttl: Duration },
-    /// Write `held` over the entry of its revision, and extend the lease.
-    Update { held: Lease, ttl: Duration },
-    /// Take the subnet if nobody has it.
-    Create { subnet: Prefix, attributes: LeaseAttributes, ttl: Duration },
+    /// Write `held` and extend the lease, if the entry is as of the revision in `held`, or absent
+    /// where it is to be retaken.
+    Write { what: Write, held: Lease },
     /// These are the peers now.
     Publish(Arc<Peers>),
     /// How many there are, and how many of them are in their grace period.
@@ -97,8 +94,10 @@ pub(super) enum Command {
     Confirmed,
     /// When the own lease ends, in seconds since 1970.
     Expires(Option<u64>),
+    /// Somebody else wrote the own entry with this node's PublicIP.
+    CountForeignWrite,
     /// For the log.
-    Say(Say),
+    Log(Level, String),
     /// The subnet is lost; nothing follows.
     End(End),
 }
@@ -353,13 +352,19 @@ impl Machine {
         self.relist_at = self.now.boot + period;
     }
 
-    fn say(&mut self, say: Say) {
-        self.commands.push(Command::Say(say));
+    fn info(&mut self, text: String) {
+        self.commands.push(Command::Log(Level::INFO, text));
     }
 
-    fn end(&mut self, end: End) {
+    fn warn(&mut self, text: String) {
+        self.commands.push(Command::Log(Level::WARN, text));
+    }
+
+    /// The own lease is lost, for the reason `why`.
+    fn give_up(&mut self, why: String, new_owner: Option<Ipv4Addr>) {
+        self.warn(format!("The lease of {} {why}; giving it up", self.own.lease.subnet));
         self.own_entry = OwnEntry::Lost;
-        self.commands.push(Command::End(end));
+        self.commands.push(Command::End(End::Revoked { new_owner }));
     }
 
     /// Mirrors a lease, if there is room: as many as one listing may have, and always the own.
@@ -388,7 +393,13 @@ impl Machine {
             self.commands.push(Command::Reject(rejected));
         }
         if let Some(released) = self.stale.join(&mut peers, self.now.boot) {
-            self.say(Say::Released(released));
+            let Released { leased, over, left } = released;
+            let level = if over > 0 { Level::WARN } else { Level::INFO };
+            let text = format!(
+                "Of the peers held after they vanished, {leased} have a lease again or were \
+                 replaced, {over} did not come back in time and are given up, {left} are still held"
+            );
+            self.commands.push(Command::Log(level, text));
         }
         self.commands.push(Command::Count { peers: peers.len(), held: self.stale.len() });
         if !self.published.as_ref().is_some_and(|before| peers::same_ways(before, &peers)) {

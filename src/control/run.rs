@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use tracing::{Level, debug, info, warn};
 
 use crate::control::cache::Known;
 use crate::control::claim::next_attributes;
 use crate::control::clock;
 use crate::control::config_check::ConfigCheck;
 use crate::control::error::StoreError;
-use crate::control::lease::{LeaseAttributes, Peers};
+use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub use crate::control::machine::End;
-use crate::control::machine::{Command, Event, Machine, Now, Say};
+use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::{Change, Granted, OwnLease};
 use crate::control::store::{Store, Watch};
@@ -54,6 +54,23 @@ impl SubnetManager {
         let random = fastrand::Rng::new();
         let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
         self.keep(machine, Driver::new(self, peers, attributes, true)).await
+    }
+
+    async fn write(&self, what: Write, held: &Lease) -> Result<Granted, StoreError> {
+        let ttl = self.timing.lease_ttl;
+        let written = match (&self.store, what) {
+            (Store::Leased(store), Write::Renew) => store.renew(held, ttl).await,
+            (Store::Leased(store), Write::Restore | Write::Repair) => store.update(held, ttl).await,
+            (Store::Leased(store), Write::Retake) => {
+                store.create(held.subnet, &held.attributes, ttl).await
+            }
+            #[cfg(feature = "kube")]
+            (Store::Assigned(store), _) => store.publish(held.subnet, &held.attributes).await,
+        };
+        if what == Write::Renew && written.is_ok() {
+            self.status.edit().renewals += 1;
+        }
+        written
     }
 
     async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
@@ -120,41 +137,25 @@ impl<'a> Driver<'a> {
 
     /// Carries out a command, as far as that needs no waiting.
     fn obey(&mut self, command: Command) -> Option<End> {
-        let SubnetManager { store, status, .. } = self.manager;
+        let (manager, status) = (self.manager, &self.manager.status);
         match command {
-            Command::List => self.ask(async { Answer::Other(Event::Listed(store.list().await)) }),
-            Command::Watch { revision } => {
-                self.ask(async move { Answer::Opened(store.watch(revision).await) });
+            Command::List => {
+                self.ask(async { Answer::Other(Event::Listed(manager.store.list().await)) });
             }
-            Command::Renew { held, ttl } => self.write(async move {
-                let renewed = match store {
-                    Store::Leased(store) => store.renew(&held, ttl).await?,
-                    #[cfg(feature = "kube")]
-                    Store::Assigned(store) => store.publish(held.subnet, &held.attributes).await?,
-                };
-                status.edit().renewals += 1;
-                Ok(renewed)
-            }),
-            Command::Update { held, ttl } => self.write(async move {
-                match store {
-                    Store::Leased(store) => store.update(&held, ttl).await,
-                    #[cfg(feature = "kube")]
-                    Store::Assigned(store) => store.publish(held.subnet, &held.attributes).await,
-                }
-            }),
-            Command::Create { subnet, attributes, ttl } => self.write(async move {
-                match store {
-                    Store::Leased(store) => store.create(subnet, &attributes, ttl).await,
-                    #[cfg(feature = "kube")]
-                    Store::Assigned(store) => store.publish(subnet, &attributes).await,
-                }
-            }),
+            Command::Watch { revision } => {
+                self.ask(async move { Answer::Opened(manager.store.watch(revision).await) });
+            }
+            Command::Write { what, held } => {
+                self.ask(
+                    async move { Answer::Other(Event::Written(manager.write(what, &held).await)) },
+                )
+            }
             Command::DropWatch => self.watch = None,
             Command::Publish(peers) => {
                 self.peers.send_replace(peers);
             }
             Command::Remember(known) => {
-                self.manager.known.send_replace(Some(Arc::new(known)));
+                manager.known.send_replace(Some(Arc::new(known)));
             }
             Command::Confirmed => status.edit().cached_as_of_unix = None,
             Command::Count { peers, held } => {
@@ -163,12 +164,10 @@ impl<'a> Driver<'a> {
             }
             Command::Reject(rejected) => status.reject(&rejected),
             Command::Expires(unix_seconds) => status.edit().lease_expires_unix = unix_seconds,
-            Command::Say(say) => {
-                if let Say::WrittenInOurName { .. } = say {
-                    status.edit().written_by_others += 1;
-                }
-                log(&say);
-            }
+            Command::CountForeignWrite => status.edit().written_by_others += 1,
+            Command::Log(Level::WARN, text) => warn!("{text}"),
+            Command::Log(Level::INFO, text) => info!("{text}"),
+            Command::Log(_, text) => debug!("{text}"),
             Command::End(end) => return Some(end),
         }
         None
@@ -176,10 +175,6 @@ impl<'a> Driver<'a> {
 
     fn ask(&mut self, request: impl Future<Output = Answer> + Send + 'a) {
         self.request = Some(Box::pin(request));
-    }
-
-    fn write(&mut self, write: impl Future<Output = Result<Granted, StoreError>> + Send + 'a) {
-        self.ask(async { Answer::Other(Event::Written(write.await)) });
     }
 
     /// Waits for the answer, for changes if the machine `wants_changes`, and until `wake`.
@@ -240,17 +235,6 @@ async fn next_changes(watch: &mut Option<Watch>) -> Result<Vec<Change>, StoreErr
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,
-    }
-}
-
-fn log(say: &Say) {
-    if say.is_warning() {
-        warn!("{say}");
-    } else if let Say::WrittenInOurName { .. } = say {
-        // Counted, and logged lately.
-        debug!("{say}");
-    } else {
-        info!("{say}");
     }
 }
 

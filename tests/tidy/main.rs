@@ -50,7 +50,6 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["identity", "snapshot"],
             &["cache", "status", "timing"],
             &["machine/stale", "machine/state"],
-            &["machine/say"],
             &["machine"],
             &["machine/follow", "machine/own", "machine/twin"],
             &["store/etcd_tls", "store/kube_connection", "store/kube_node", "store/local_files"],

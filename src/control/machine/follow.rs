@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::say::Say;
 use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry};
 use super::{Command, Machine, stale};
 use crate::control::backoff::Backoff;
+use crate::control::clock::format_go_duration;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, parse_key};
 use crate::control::rejected::Rejected;
@@ -296,7 +296,14 @@ impl Machine {
         if hold.is_zero() || lost.is_empty() {
             return;
         }
-        self.say(Say::Holding { vanished: lost.len(), of, hold, wiped });
+        let what = if wiped { "the store lost its data: " } else { "" };
+        let (vanished, period) = (lost.len(), format_go_duration(hold));
+        self.warn(format!(
+            "ALARM: {what}{vanished} of {of} peers vanished at once; sending to them for another \
+             {period} (--stale-hold). If that was not meant, restore the store's data, the network \
+             configuration included; nodes that run register again by themselves. If it was, \
+             restart weftd"
+        ));
         for lease in lost {
             self.stale.hold(lease, self.now.boot + hold);
         }
@@ -340,7 +347,11 @@ impl Machine {
             self.follow = Follow::Waiting { at: now + pause };
             // Where the history begins says nothing about an outage: list and go on.
             self.revision = None;
-            self.say(Say::HistoryLost);
+            self.info(
+                "Watch of subnet leases failed because etcd index outside history window; \
+                 listing all leases"
+                    .to_owned(),
+            );
             return;
         }
         self.follow = Follow::Waiting { at: now + self.backoff.next_wait_by(&mut self.random) };
@@ -352,14 +363,19 @@ impl Machine {
             outage.told_refused |= matches!(error, StoreError::Refused { .. });
             let seconds = (now - outage.since).as_secs();
             let peers = self.published.as_ref().map_or(0, |peers| peers.len());
-            self.say(Say::StoreFailed { error: with_causes(error), seconds, peers });
+            self.warn(format!(
+                "Subnet watch failed: {}; without the store for {seconds} s, keeping all {peers} \
+                 peers and trying again",
+                with_causes(error)
+            ));
         }
     }
 
     fn on_recovery(&mut self) {
         if let Some(outage) = self.outage.take().filter(|outage| outage.reported) {
             self.quiet_until = self.now.boot + REPORT_PAUSE;
-            self.say(Say::StoreAnswers { seconds: (self.now.boot - outage.since).as_secs() });
+            let seconds = (self.now.boot - outage.since).as_secs();
+            self.info(format!("The lease store answers again after {seconds} s"));
         }
     }
 }

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::say::Say;
 use super::state::{ABSENT, Asked, Follow, OwnEntry, Write};
-use super::{Command, End, Machine};
+use super::{Command, Machine};
 use crate::control::backoff::jittered;
+use crate::control::clock::{format_go, format_go_duration};
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::{Granted, OwnLease};
@@ -39,7 +39,7 @@ impl Machine {
         // A margin beyond the lease's life must not become a loop without pauses.
         let pause = (self.timing.lease_ttl / 8).min(self.timing.renew_retry);
         let wait = left.saturating_sub(spread).max(pause);
-        self.say(Say::RenewalPlanned { wait });
+        self.info(format!("Waiting for {} to renew lease", format_go_duration(wait)));
         self.renew_at = Some(now + wait);
     }
 
@@ -79,30 +79,23 @@ impl Machine {
 
     /// Writes the own entry over its revision `over`.
     fn ask_write(&mut self, what: Write, over: i64) {
-        let (held, ttl) = (self.own.lease.clone(), self.timing.lease_ttl);
-        let command = match what {
+        let mut held = self.own.lease.clone();
+        match what {
             // With the address that it shows: only a restoring write publishes a new one.
             Write::Renew => {
                 let found = self.mirror.get(&held.key).map(|found| &found.attributes);
                 let elsewhere = found.filter(|found| found.public_ip != held.attributes.public_ip);
-                let attributes = elsewhere.unwrap_or(&held.attributes).clone();
-                Command::Renew { held: Lease { attributes, ..held }, ttl }
+                held.attributes = elsewhere.unwrap_or(&held.attributes).clone();
             }
-            Write::Restore => {
-                self.own_entry = OwnEntry::AsWritten;
-                Command::Update { held, ttl }
-            }
+            Write::Restore => self.own_entry = OwnEntry::AsWritten,
             Write::Repair => {
                 self.own_entry = OwnEntry::Unreadable { repair: None };
-                Command::Update { held: Lease { revision: over, ..held }, ttl }
+                held.revision = over;
             }
-            Write::Retake => {
-                self.own_entry = OwnEntry::Lapsed { free: false };
-                Command::Create { subnet: held.subnet, attributes: held.attributes, ttl }
-            }
-        };
+            Write::Retake => self.own_entry = OwnEntry::Lapsed { free: false },
+        }
         self.asked = Asked::Write { what, over, own_seen: None };
-        self.commands.push(command);
+        self.commands.push(Command::Write { what, held });
     }
 
     /// Once the lease has expired, another node may have the subnet: the entry has to be read after
@@ -129,7 +122,11 @@ impl Machine {
         };
         if self.own_end_said != self.own.expires {
             self.own_end_said = self.own.expires;
-            self.say(Say::ReadFirst { subnet: self.own.lease.subnet });
+            self.warn(format!(
+                "The lease of {} is past its end, after a pause or an outage; looking whether it \
+                 is still ours before renewing it",
+                self.own.lease.subnet
+            ));
         }
         match self.follow {
             Follow::Watching { .. } => self.ask_list(),
@@ -179,7 +176,8 @@ impl Machine {
             }
             Err(error) if what == Write::Renew => {
                 self.retry_renewal_later();
-                self.say(Say::RenewalFailed { error: with_causes(&error) });
+                let error = with_causes(&error);
+                self.warn(format!("Error renewing lease (trying again in 1 min): {error}"));
             }
             Err(error) => {
                 self.on_failure(&error);
@@ -223,7 +221,10 @@ impl Machine {
         self.mirror.insert(self.own.lease.key.clone(), found);
         if std::mem::take(&mut self.from_cache) {
             self.is_confirmation_due = true;
-            self.say(Say::Confirmed { subnet: self.own.lease.subnet });
+            self.info(format!(
+                "The store confirmed the lease of {}; the cache is not needed now",
+                self.own.lease.subnet
+            ));
             self.plan_publication();
         }
     }
@@ -241,25 +242,25 @@ impl Machine {
         }
         match what {
             Write::Renew => {
-                self.say(Say::Renewed { expires_unix: self.ends_unix().unwrap_or_default() });
+                let expiration = format_go(self.ends_unix().unwrap_or_default());
+                self.info(format!("Lease renewed, new expiration: {expiration}"));
             }
             Write::Restore => {
                 self.own_entry = OwnEntry::AsWritten;
-                let to = self.own.lease.attributes.public_ip;
-                let has_moved = !self.moved_from.is_empty();
-                self.say(if has_moved {
-                    Say::Moved { subnet, to }
+                if self.moved_from.is_empty() {
+                    self.warn(format!("Somebody rewrote the lease of {subnet}; restored it"));
                 } else {
-                    Say::Restored { subnet }
-                });
+                    let to = self.own.lease.attributes.public_ip;
+                    self.info(format!("The lease of {subnet} stays, now with PublicIP {to}"));
+                }
             }
             Write::Repair => {
                 self.own_entry = OwnEntry::AsWritten;
-                self.say(Say::Repaired { subnet });
+                self.warn(format!("The lease of {subnet} had become unreadable; wrote it again"));
             }
             Write::Retake => {
                 self.own_entry = OwnEntry::AsWritten;
-                self.say(Say::Retaken { subnet });
+                self.warn(format!("The lease of {subnet} was gone from the store; took it again"));
             }
         }
         if what != Write::Renew {
@@ -286,7 +287,6 @@ impl Machine {
     /// Compares the own lease with the mirror. `watched` says that the store was reachable all
     /// the time, so that a missing lease was removed on purpose.
     pub(super) fn check_own(&mut self, watched: bool) {
-        let subnet = self.own.lease.subnet;
         match self.mirror.get(&self.own.lease.key) {
             Some(found) if self.is_own(found) => {
                 let found = found.clone();
@@ -294,14 +294,12 @@ impl Machine {
             }
             Some(found) => {
                 let new_owner = found.attributes.public_ip;
-                self.say(Say::TakenOver { subnet, new_owner });
-                self.end(End::Revoked { new_owner: Some(new_owner) });
+                self.give_up(format!("now belongs to {new_owner}"), Some(new_owner));
             }
             None => {
                 let lapsed = matches!(self.own_entry, OwnEntry::Lapsed { .. });
                 if watched && !self.own_expired() && !lapsed {
-                    self.say(Say::Removed { subnet });
-                    self.end(End::Revoked { new_owner: None });
+                    self.give_up("was removed from the store".to_owned(), None);
                 } else {
                     self.own_entry = OwnEntry::Lapsed { free: false };
                 }
@@ -363,7 +361,7 @@ impl Machine {
         match is {
             _ if was == is && !self.ends_in_the_store() => {}
             None => {
-                self.say(Say::BecameReservation { subnet });
+                self.info(format!("The lease of {subnet} became a reservation"));
                 self.own.expires = None;
                 self.plan_renewal();
             }
@@ -409,7 +407,6 @@ impl Machine {
             return;
         };
         let (by, new_owner) = (taken.subnet, taken.attributes.public_ip);
-        self.say(Say::Covered { subnet, by, new_owner });
-        self.end(End::Revoked { new_owner: Some(new_owner) });
+        self.give_up(format!("lapsed and {by} belongs to {new_owner}"), Some(new_owner));
     }
 }

@@ -32,13 +32,13 @@ struct KeptPeer {
 
 /// Peers whose grace period ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::control) struct Released {
+pub(super) struct Released {
     /// Somebody leased the subnet, or one that overlaps it.
-    pub(in crate::control) leased: usize,
+    pub(super) leased: usize,
     /// The time was over.
-    pub(in crate::control) over: usize,
+    pub(super) over: usize,
     /// Still held.
-    pub(in crate::control) left: usize,
+    pub(super) left: usize,
 }
 
 /// Whether so many of `peers` that vanish at once are an accident and no administration: more

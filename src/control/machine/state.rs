@@ -89,10 +89,14 @@ pub(super) enum Asked {
 
 /// Why the own entry is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Write {
+pub(in crate::control) enum Write {
+    /// To extend the lease; the entry need not change for that.
     Renew,
+    /// Somebody rewrote it, or the node has another address.
     Restore,
+    /// It cannot be read.
     Repair,
+    /// It is gone.
     Retake,
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::control::lease::Lifetime;
+use crate::route::Prefix;
 
 mod fences;
 
@@ -76,8 +77,8 @@ fn end(commands: &[Command]) -> Option<End> {
 
 fn says(commands: &[Command], words: &str) -> bool {
     commands.iter().any(|command| {
-        let Command::Say(say) = command else { return false };
-        say.to_string().contains(words)
+        let Command::Log(_, text) = command else { return false };
+        text.contains(words)
     })
 }
 
@@ -93,7 +94,9 @@ fn vanished_peers_are_held_own_lease_retaken() {
     assert_eq!(counts(&commands), Some((4, 4)), "traffic stopped");
     assert!(commands.contains(&Command::List), "the own lease is not looked for: {commands:?}");
     let commands = machine.handle(listing(&[], 11), at(11));
-    let creates = commands.iter().any(|command| matches!(command, Command::Create { .. }));
+    let creates = commands
+        .iter()
+        .any(|command| matches!(command, Command::Write { what: Write::Retake, .. }));
     assert!(creates, "the own lease is not registered again: {commands:?}");
     machine.handle(Event::Written(Ok(granted(lease(OWN, 1, 12), 11))), at(11));
     machine.handle(Event::Opened(Ok(())), at(11));
@@ -151,7 +154,9 @@ fn other_cluster_with_higher_revisions_is_detected() {
     let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));
     assert_eq!(end(&commands), None, "a replaced store ends the daemon");
     assert!(says(&commands, "the store lost its data"), "{commands:?}");
-    let creates = commands.iter().any(|command| matches!(command, Command::Create { .. }));
+    let creates = commands
+        .iter()
+        .any(|command| matches!(command, Command::Write { what: Write::Retake, .. }));
     assert!(creates, "the own lease is not registered at once: {commands:?}");
 }
 
@@ -161,7 +166,9 @@ fn expired_own_entry_is_read_before_writing() {
         let mut machine = watching(Timing::default());
         let commands = machine.handle(Event::Timer, at(2 * DAY_SECONDS));
         let writes = |commands: &[Command]| {
-            commands.iter().any(|command| matches!(command, Command::Renew { .. }))
+            commands
+                .iter()
+                .any(|command| matches!(command, Command::Write { what: Write::Renew, .. }))
         };
         assert!(!writes(&commands) && commands.contains(&Command::List), "{commands:?}");
         let found = [lease(OWN, host, if host == 1 { 7 } else { 20 })];
@@ -204,8 +211,7 @@ fn overtaken_write_is_listed_again() {
     let written = Event::Written(Ok(granted(lease(OWN, 1, 7), DAY_SECONDS)));
     let commands = machine.handle(written, now);
     let held = Lease { revision: 30, ..lease(OWN, 1, 7) };
-    let ttl = Timing::default().lease_ttl;
-    assert!(commands.contains(&Command::Update { held, ttl }), "{commands:?}");
+    assert!(commands.contains(&Command::Write { what: Write::Repair, held }), "{commands:?}");
 }
 
 #[test]
@@ -273,15 +279,17 @@ fn offline_start_publishes_at_once_and_reads_first() {
         let wake = machine.next_wake().expect("the machine sleeps for ever");
         seconds = wake.as_secs() + 1;
         let commands = machine.handle(Event::Timer, at(seconds));
-        let listens = |command| matches!(command, &Command::List | &Command::Say(_));
+        let listens = |command| matches!(command, &Command::List | &Command::Log(..));
         assert!(commands.iter().all(listens), "at {seconds} s: {commands:?}");
     }
     // The store is back with the own entry, one peer less and one moved.
     let all = [lease(OWN, 1, 7), lease(1, 11, 1), lease(2, 12, 2), lease(3, 99, 9)];
     let commands = machine.handle(listing(&all, 12), at(seconds));
-    let ttl = Timing::default().lease_ttl;
     let held = lease(OWN, 1, 7);
-    assert!(commands.contains(&Command::Renew { held: held.clone(), ttl }), "{commands:?}");
+    assert!(
+        commands.contains(&Command::Write { what: Write::Renew, held: held.clone() }),
+        "{commands:?}"
+    );
     assert!(!commands.contains(&Command::Confirmed), "confirmed by nothing: {commands:?}");
     let commands = machine.handle(Event::Written(Ok(granted(held, seconds))), at(seconds));
     assert!(!commands.contains(&Command::Confirmed), "the cache's peers count as the store's");
@@ -312,7 +320,7 @@ fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
     let creates = commands.iter().any(|command| {
-        matches!(command, Command::Create { subnet, .. } if *subnet == lease(OWN, 0, 0).subnet)
+        matches!(command, Command::Write { what: Write::Retake, held } if held.key == lease(OWN, 0, 0).key)
     });
     assert!(creates && end(&commands).is_none(), "the lapsed subnet is not taken: {commands:?}");
 
@@ -337,7 +345,7 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     let moved = |host: u8| Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, host)));
     let written = |commands: &[Command]| {
         commands.iter().find_map(|command| {
-            let Command::Update { held, .. } = command else { return None };
+            let Command::Write { what: Write::Restore, held } = command else { return None };
             Some((held.subnet, held.revision, held.attributes.public_ip.octets()[3]))
         })
     };
@@ -383,7 +391,7 @@ fn late_write_after_moving_back_keeps_running() {
         commands.extend(machine.handle(Event::Timer, at(seconds)));
     }
     let restores = |command: &Command| {
-        let Command::Update { held, .. } = command else { return false };
+        let Command::Write { what: Write::Restore, held } = command else { return false };
         (held.revision, held.attributes.public_ip.octets()[3]) == (11, 1)
     };
     assert!(commands.iter().any(restores), "its entry keeps an address of before: {commands:?}");
@@ -405,22 +413,26 @@ fn own_written(revision: i64) -> Event {
     Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, revision))]))
 }
 
-/// Whether the operator is alarmed, if the line was there at all.
+/// Whether the operator is alarmed, if the write was counted at all.
 fn alarm(commands: &[Command]) -> Option<bool> {
-    commands.iter().find_map(|command| {
-        let Command::Say(Say::WrittenInOurName { alarm, .. }) = command else { return None };
-        Some(*alarm)
-    })
+    let is_alarm = |command: &Command| matches!(command, Command::Log(Level::WARN, text) if text.starts_with("ALARM: somebody"));
+    let is_counted = commands.contains(&Command::CountForeignWrite);
+    is_counted.then(|| commands.iter().any(is_alarm))
 }
 
 #[test]
 fn flannel_node_with_our_address_raises_alarm() {
     let mut machine = watching(Timing::default());
     let renews = |commands: &[Command]| {
-        let rewrites =
-            |command: &Command| matches!(command, Command::Update { .. } | Command::Create { .. });
+        let rewrites = |command: &Command| {
+            matches!(
+                command,
+                Command::Write { what: Write::Restore | Write::Repair, .. }
+                    | Command::Write { what: Write::Retake, .. }
+            )
+        };
         assert!(!commands.iter().any(rewrites), "it writes over the other's: {commands:?}");
-        commands.iter().any(|command| matches!(command, Command::Renew { .. }))
+        commands.iter().any(|command| matches!(command, Command::Write { what: Write::Renew, .. }))
     };
     let commands = machine.handle(own_written(11), at(10));
     assert_eq!((alarm(&commands), end(&commands)), (Some(true), None), "{commands:?}");

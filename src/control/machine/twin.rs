@@ -4,9 +4,10 @@
 
 use std::time::Duration;
 
-use super::Machine;
-use super::say::Say;
+use tracing::Level;
+
 use super::state::Asked;
+use super::{Command, Machine};
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::Granted;
@@ -68,6 +69,16 @@ impl Machine {
         if alarm {
             self.twin.quiet_until = self.now.boot + ALARM_PERIOD;
         }
-        self.say(Say::WrittenInOurName { subnet, public_ip, alarm });
+        self.commands.push(Command::CountForeignWrite);
+        let text = format!(
+            "ALARM: somebody else wrote the lease of {subnet} with our PublicIP {public_ip}. If \
+             that was no operator, another node, such as one that runs flanneld, has the same \
+             address, and both give their pods addresses of one subnet: give one of them another \
+             address with --public-ip or --iface, and restart it. Keeping the lease, and not \
+             writing over it"
+        );
+        // Counted always, and shown once in a while.
+        let level = if alarm { Level::WARN } else { Level::DEBUG };
+        self.commands.push(Command::Log(level, text));
     }
 }

@@ -436,7 +436,7 @@ impl Log {
         let writer = Arc::clone(&text);
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
-            .with_max_level(tracing::Level::INFO)
+            .with_max_level(Level::INFO)
             .with_writer(move || Shared(Arc::clone(&writer)))
             .finish();
         let _guard = tracing::subscriber::set_default(subscriber);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::{Command, End, Event, Machine, Now, OwnEntry};
+use super::super::{Command, End, Event, Machine, Now, OwnEntry, Write};
 use super::claims::{Claims, Entry};
 use super::store::{Point, Request, SimStore, unavailable};
 use super::{MARGIN, World, network, timing};
@@ -439,12 +439,16 @@ impl World {
                     node.ask(Op::Watch { revision }, time);
                 }
                 Command::DropWatch => node.watch = None,
-                Command::Renew { held, .. } => self.ask_write(index, Op::Renew { held }),
-                Command::Update { held, .. } => {
-                    self.ask_write(index, Op::Update { held, claimed: None });
-                }
-                Command::Create { subnet, attributes, .. } => {
-                    self.ask_write(index, Op::Create { subnet, attributes, claimed: None });
+                Command::Write { what, held } => {
+                    let (subnet, claimed) = (held.subnet, None);
+                    let op = match what {
+                        Write::Renew => Op::Renew { held },
+                        Write::Restore | Write::Repair => Op::Update { held, claimed },
+                        Write::Retake => {
+                            Op::Create { subnet, attributes: held.attributes, claimed }
+                        }
+                    };
+                    self.ask_write(index, op);
                 }
                 Command::Publish(peers) => {
                     let peers = peers.iter();
@@ -456,7 +460,10 @@ impl World {
                 Command::Remember(_) => {}
                 Command::Confirmed => self.check_confirmed(index),
                 Command::End(end) => ended = Some(end),
-                Command::Reject(_) | Command::Expires(_) | Command::Say(_) => {}
+                Command::Reject(_)
+                | Command::Expires(_)
+                | Command::CountForeignWrite
+                | Command::Log(..) => {}
             }
         }
         if let Some((peers, held)) = counted {

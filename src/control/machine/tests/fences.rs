@@ -16,7 +16,7 @@ fn peers() -> Vec<Lease> {
 }
 
 fn creates(commands: &[Command]) -> bool {
-    commands.iter().any(|command| matches!(command, Command::Create { .. }))
+    commands.iter().any(|command| matches!(command, Command::Write { what: Write::Retake, .. }))
 }
 
 fn moved(host: u8) -> Event {
@@ -162,7 +162,7 @@ fn entry_created_while_moving_is_own() {
 /// The address that a renewal would write.
 fn renewed_as(commands: &[Command]) -> Option<Ipv4Addr> {
     commands.iter().find_map(|command| {
-        let Command::Renew { held, .. } = command else { return None };
+        let Command::Write { what: Write::Renew, held } = command else { return None };
         Some(held.attributes.public_ip)
     })
 }
@@ -173,7 +173,9 @@ fn renewal_before_move_is_written_keeps_address() {
     for mut machine in [watching(quiet()), machine_with(quiet())] {
         let now = DAY_SECONDS - 3600;
         let commands = machine.handle(moved(9), at(now - 100));
-        let update = |command: &Command| matches!(command, Command::Update { .. });
+        let update = |command: &Command| {
+            matches!(command, Command::Write { what: Write::Restore | Write::Repair, .. })
+        };
         assert!(commands.iter().any(update), "the new address is not told: {commands:?}");
         machine.renew_at = Some(Duration::from_secs(now));
         let commands = machine.handle(Event::Written(Err(down())), at(now));
@@ -211,8 +213,8 @@ fn said_while(machine: &mut Machine, error: fn() -> StoreError, from: u64, to: u
         };
         let commands = machine.handle(answer, at(seconds));
         said.extend(commands.iter().filter_map(|command| {
-            let Command::Say(say) = command else { return None };
-            Some(say.to_string())
+            let Command::Log(_, text) = command else { return None };
+            Some(text.clone())
         }));
     }
     said
