@@ -11,7 +11,7 @@ use tracing::{Level, Metadata};
 
 use crate::config::flags::visible;
 use crate::config::options::LogFormat;
-use crate::control::clock::{Civil, civil, format_rfc3339};
+use crate::control::clock::{format_rfc3339, timestamp};
 use crate::failure::with_causes;
 
 /// Form and constant parts of the lines.
@@ -50,15 +50,14 @@ impl Style {
 
     /// klog's `Lmmdd hh:mm:ss.uuuuuu PID file:line] message`, then `key=value`.
     fn text(self, time: Duration, level: Level, source: &str, fields: Fields) -> String {
-        let Civil { year: _, month, day, hour, minute, second } = civil(time.as_secs());
+        let date_and_time = timestamp(time.as_secs()).strftime("%m%d %H:%M:%S");
         let letter = match level {
             Level::ERROR => 'E',
             Level::WARN => 'W',
             _ => 'I',
         };
         let mut line = format!(
-            "{letter}{month:02}{day:02} {hour:02}:{minute:02}:{second:02}.{:06} \
-             {:>7} {source}] ",
+            "{letter}{date_and_time}.{:06} {:>7} {source}] ",
             time.subsec_micros(),
             self.process_id
         );
