@@ -5,7 +5,6 @@
 //! has to match what this start knows, and its entries are validated like those of the store. One
 //! invalid entry makes the whole cache invalid: weft does not write such.
 
-use std::borrow::Cow;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +14,9 @@ use serde_json::value::RawValue;
 
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::control::clock;
-use crate::control::lease::{Lease, Lifetime, Peers, ValueError, Version};
+use crate::control::lease::{Lease, Lifetime, Peers, Version};
 use crate::control::peers::{self, Node};
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::failure::with_causes;
 use crate::route::Prefix;
@@ -86,16 +86,8 @@ pub enum CacheError {
     /// Another file, or another weft's.
     #[error("it does not begin like a cache of this weft")]
     Foreign,
-    /// A part is missing, or there is too much.
-    #[error("it has {found} bytes after its first line, which says {announced}")]
-    Cut {
-        /// Bytes that are there.
-        found: usize,
-        /// Bytes that should be.
-        announced: usize,
-    },
-    /// Other bytes than were written.
-    #[error("its checksum is wrong")]
+    /// Other bytes than were written, or not as many.
+    #[error("its length or checksum is wrong")]
     Damaged,
     /// No JSON of a cache.
     #[error("it is not the JSON of a cache")]
@@ -104,24 +96,15 @@ pub enum CacheError {
     #[error("the network configuration in it cannot be used")]
     Config(#[source] NetworkConfigError),
     /// Written in another life of the host.
-    #[error("it is from {}, more than {} ago", clock::format_rfc3339(*as_of_unix),
+    #[error("it is from {}, more than {} ago", clock::format_rfc3339(*.0),
         clock::format_go_duration(AGE_MAX))]
-    TooOld {
-        /// Its time.
-        as_of_unix: u64,
-    },
+    TooOld(u64),
     /// Somebody else may have the subnet by now.
-    #[error("the lease in it ended at {}", clock::format_rfc3339(*ends_unix))]
-    Ended {
-        /// The end.
-        ends_unix: u64,
-    },
+    #[error("the lease in it ended at {}", clock::format_rfc3339(*.0))]
+    Ended(u64),
     /// The clock was set back, or was wrong.
-    #[error("it is from {}, ahead of this host's clock", clock::format_rfc3339(*as_of_unix))]
-    Ahead {
-        /// Its time.
-        as_of_unix: u64,
-    },
+    #[error("it is from {}, ahead of this host's clock", clock::format_rfc3339(*.0))]
+    Ahead(u64),
     /// It does not match this start.
     #[error("its {what} is {found:?}, and this start's is {expected:?}")]
     Other {
@@ -141,33 +124,27 @@ pub enum CacheError {
         detail: String,
     },
     /// More than a cache may have.
-    #[error("it would have {bytes} bytes, more than the {BYTES_MAX} allowed")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-    },
+    #[error("it would have {0} bytes, more than the {BYTES_MAX} allowed")]
+    TooLarge(usize),
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Document<'a> {
+struct Document {
     as_of_unix: u64,
-    #[serde(borrow)]
-    store: Cow<'a, str>,
+    store: String,
     revision: i64,
     cluster: u64,
     config: Box<RawValue>,
-    own: Entry<'a>,
+    own: Entry,
     ends_unix: Option<u64>,
-    #[serde(borrow)]
-    peers: Vec<Entry<'a>>,
+    peers: Vec<Entry>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry<'a> {
-    #[serde(borrow)]
-    key: Cow<'a, str>,
+struct Entry {
+    key: String,
     created: i64,
     value: Box<RawValue>,
 }
@@ -178,7 +155,7 @@ pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<
     let json = serde_json::value::to_raw_value;
     let document = Document {
         as_of_unix: *as_of_unix,
-        store: Cow::Borrowed(store),
+        store: store.to_owned(),
         revision: *revision,
         cluster: *cluster,
         config: json(&config.to_json()).map_err(CacheError::Malformed)?,
@@ -191,7 +168,7 @@ pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<
     let body = serde_json::to_vec(&document).map_err(CacheError::Malformed)?;
     let sealed = seal(&body);
     if sealed.len() as u64 > BYTES_MAX {
-        return Err(CacheError::TooLarge { bytes: sealed.len() });
+        return Err(CacheError::TooLarge(sealed.len()));
     }
     Ok(sealed)
 }
@@ -199,7 +176,7 @@ pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<
 /// Reads the file's bytes and holds them against what is expected.
 pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError> {
     let body = unseal(bytes)?;
-    let document: Document<'_> = serde_json::from_slice(body).map_err(CacheError::Malformed)?;
+    let document: Document = serde_json::from_slice(body).map_err(CacheError::Malformed)?;
     let Document { as_of_unix, store, revision, cluster, config, own, ends_unix, peers } = document;
     check_age(as_of_unix, ends_unix, expected.now_unix)?;
     same("store", &store, expected.store)?;
@@ -221,17 +198,13 @@ pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError>
 }
 
 /// All of `entries`, if all can be peers beside each other.
-fn usable_peers(
-    entries: Vec<Entry<'_>>,
-    own: &Lease,
-    network: Prefix,
-) -> Result<Peers, CacheError> {
+fn usable_peers(entries: Vec<Entry>, own: &Lease, network: Prefix) -> Result<Peers, CacheError> {
     let leases = entries.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
     let node = Node { network, subnet: own.subnet, public_ip: own.attributes.public_ip };
     let (peers, rejected) = peers::select(leases.iter(), &own.key, node);
     match rejected.into_iter().next() {
         None => Ok(peers),
-        Some(rejected) => Err(CacheError::Entry { key: rejected.key, detail: rejected.detail }),
+        Some(rejected) => Err(rejected.into()),
     }
 }
 
@@ -240,11 +213,11 @@ fn usable_peers(
 /// unless it is before the time of the cache itself; the store has the last word when it answers.
 fn check_age(as_of_unix: u64, ends_unix: Option<u64>, now_unix: u64) -> Result<(), CacheError> {
     if as_of_unix > now_unix.saturating_add(AHEAD_MAX.as_secs()) {
-        Err(CacheError::Ahead { as_of_unix })
+        Err(CacheError::Ahead(as_of_unix))
     } else if now_unix.saturating_sub(as_of_unix) > AGE_MAX.as_secs() {
-        Err(CacheError::TooOld { as_of_unix })
+        Err(CacheError::TooOld(as_of_unix))
     } else if let Some(ends_unix) = ends_unix.filter(|ends| *ends <= now_unix) {
-        Err(CacheError::Ended { ends_unix })
+        Err(CacheError::Ended(ends_unix))
     } else {
         Ok(())
     }
@@ -258,18 +231,20 @@ fn same(what: &'static str, found: &str, expected: &str) -> Result<(), CacheErro
     Err(CacheError::Other { what, found: shown(found), expected: shown(expected) })
 }
 
-impl<'a> Entry<'a> {
-    fn of(lease: &'a Lease) -> Result<Self, CacheError> {
-        let unusable = |error: ValueError| {
-            let (key, detail) = (lease.key.clone(), with_causes(&error));
-            CacheError::Entry { key, detail }
+impl From<Rejected> for CacheError {
+    fn from(Rejected { key, detail, .. }: Rejected) -> Self {
+        Self::Entry { key, detail }
+    }
+}
+
+impl Entry {
+    fn of(lease: &Lease) -> Result<Self, CacheError> {
+        let key = lease.key.clone();
+        let value = match lease.attributes.to_json() {
+            Ok(value) => serde_json::from_slice(&value).map_err(CacheError::Malformed)?,
+            Err(error) => return Err(CacheError::Entry { key, detail: with_causes(&error) }),
         };
-        let value = lease.attributes.to_json().map_err(unusable)?;
-        Ok(Self {
-            key: Cow::Borrowed(&lease.key),
-            created: lease.created_revision,
-            value: serde_json::from_slice(&value).map_err(CacheError::Malformed)?,
-        })
+        Ok(Self { key, created: lease.created_revision, value })
     }
 
     /// The entry by the store's own checks. Its version and its life are the store's to say.
@@ -277,34 +252,27 @@ impl<'a> Entry<'a> {
         let version = Version { revision: 0, created: self.created };
         let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
         let value = self.value.get().as_bytes();
-        Lease::decode(self.key.as_bytes(), value, version, lifetime)
-            .map_err(|rejected| CacheError::Entry { key: rejected.key, detail: rejected.detail })
+        Ok(Lease::decode(self.key.as_bytes(), value, version, lifetime)?)
     }
 }
 
 /// `body` after the line that vouches for it.
 #[must_use]
 pub fn seal(body: &[u8]) -> Vec<u8> {
-    let mut sealed = format!("{MAGIC} {} {:016x}\n", body.len(), checksum(body)).into_bytes();
-    sealed.extend_from_slice(body);
-    sealed
+    [first_line(body).as_bytes(), body].concat()
+}
+
+fn first_line(body: &[u8]) -> String {
+    format!("{MAGIC} {} {:016x}\n", body.len(), checksum(body))
 }
 
 fn unseal(bytes: &[u8]) -> Result<&[u8], CacheError> {
     let end = bytes.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');
-    let (line, body) = bytes.split_at(end.ok_or(CacheError::Foreign)?);
-    let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
-    let (magic, announced, sum) = (words.next(), words.next(), words.next());
-    let announced = announced.and_then(|text| text.parse::<usize>().ok());
-    let (Some(MAGIC), Some(announced), Some(sum), None) = (magic, announced, sum, words.next())
-    else {
+    let (line, body) = bytes.split_at(end.ok_or(CacheError::Foreign)? + 1);
+    if !line.starts_with(MAGIC.as_bytes()) {
         return Err(CacheError::Foreign);
-    };
-    let body = &body[1..];
-    if body.len() != announced {
-        return Err(CacheError::Cut { found: body.len(), announced });
     }
-    if sum != format!("{:016x}", checksum(body)) {
+    if line != first_line(body).as_bytes() {
         return Err(CacheError::Damaged);
     }
     Ok(body)

@@ -463,7 +463,7 @@ fn what_cannot_be_trusted_is_refused_with_one_line_and_the_start_waits() {
     let cases = [
         ("more than 24h0m0s ago", Some(forged(&text, &time(now), &day_ago)), None),
         ("checksum", Some(damaged), None),
-        ("bytes after its first line", Some(half), None),
+        ("length or checksum is wrong", Some(half), None),
         ("its network is", Some(forged(&text, "10.5.0.0/16", "10.0.0.0/8")), None),
         ("its public address is", Some(forged(&text, "172.20.0.1\"", "172.20.0.7\"")), None),
         ("unknown backend", Some(forged(&text, "\"Type\":\"udp\"", "\"Type\":\"fly\"")), None),
