@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use serde::de::{MapAccess, Visitor};
+use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::control::clock;
@@ -17,9 +18,6 @@ use crate::route::Prefix;
 /// Longest value accepted or written. flannel's longest, WireGuard over both families, has about
 /// 400 bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
-/// Deepest nesting accepted. flannel's values have two levels; readers of
-/// `BackendData` must not overflow their stack.
-const NESTING_MAX: usize = 16;
 /// Longest key accepted: a dual-stack key has at most 62 characters.
 const KEY_CHARS_MAX: usize = 64;
 /// Longest subnet that flannel's key parser takes (five bits).
@@ -110,31 +108,19 @@ impl RawJson {
 #[derive(Debug, thiserror::Error)]
 pub enum ValueError {
     /// More bytes than any lease has.
-    #[error("the value has {bytes} bytes; a lease has at most {VALUE_BYTES_MAX}")]
-    TooLarge {
-        /// Length as found.
-        bytes: usize,
-    },
+    #[error("the value has {0} bytes; a lease has at most {VALUE_BYTES_MAX}")]
+    TooLarge(usize),
     /// Not the JSON of a lease.
     #[error("the value is not a lease such as {{\"PublicIP\":\"192.0.2.1\"}}")]
     Malformed(#[source] serde_json::Error),
-    /// Nested deeper than any lease.
-    #[error("the value is nested deeper than {NESTING_MAX} levels")]
-    TooDeep,
-    /// The `Expires` of a local lease is no time.
-    #[error("Expires is {text}, not a time such as \"2026-11-21T08:30:00Z\"")]
-    BadExpiry {
-        /// The JSON text as found.
-        text: String,
-    },
 }
 
 impl ValueError {
     /// The class, for counters.
     pub(crate) fn reason(&self) -> RejectReason {
         match self {
-            Self::TooLarge { .. } => RejectReason::TooLarge,
-            Self::Malformed(_) | Self::TooDeep | Self::BadExpiry { .. } => RejectReason::BadValue,
+            Self::TooLarge(_) => RejectReason::TooLarge,
+            Self::Malformed(_) => RejectReason::BadValue,
         }
     }
 }
@@ -162,7 +148,7 @@ impl LeaseAttributes {
     pub fn to_json(&self) -> Result<Vec<u8>, ValueError> {
         let value = serde_json::to_vec(self).map_err(ValueError::Malformed)?;
         if value.len() > VALUE_BYTES_MAX {
-            return Err(ValueError::TooLarge { bytes: value.len() });
+            return Err(ValueError::TooLarge(value.len()));
         }
         Ok(value)
     }
@@ -185,14 +171,9 @@ pub(crate) struct StoredValue {
 impl StoredValue {
     pub(crate) fn from_json(value: &[u8]) -> Result<Self, ValueError> {
         if value.len() > VALUE_BYTES_MAX {
-            return Err(ValueError::TooLarge { bytes: value.len() });
+            return Err(ValueError::TooLarge(value.len()));
         }
-        if nesting(value) > NESTING_MAX {
-            return Err(ValueError::TooDeep);
-        }
-        let fields: Fields = serde_json::from_slice(value).map_err(ValueError::Malformed)?;
-        let expires_unix = fields.expires.as_deref().map(parse_expiry).transpose()?;
-        Ok(Self { attributes: fields.attributes, expires_unix: expires_unix.flatten() })
+        serde_json::from_slice(value).map_err(ValueError::Malformed)
     }
 
     /// The lease's JSON, followed by `Expires` if it ends.
@@ -208,66 +189,39 @@ impl StoredValue {
     }
 }
 
-/// Most brackets open at once, outside of strings. Of what is not JSON, any number.
-fn nesting(text: &[u8]) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
-    let (mut in_string, mut escaped) = (false, false);
-    for &byte in text {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b'{' | b'[' if !in_string => depth += 1,
-            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        deepest = deepest.max(depth);
-    }
-    deepest
-}
-
 /// A time as RFC 3339 or as seconds since 1970; `null` and 0 are none.
-fn parse_expiry(raw: &RawValue) -> Result<Option<u64>, ValueError> {
-    let bad = || ValueError::BadExpiry { text: raw.get().to_owned() };
-    match serde_json::from_str::<serde_json::Value>(raw.get()).map_err(ValueError::Malformed)? {
-        serde_json::Value::Null => Ok(None),
-        serde_json::Value::Number(number) => match number.as_u64() {
-            Some(0) => Ok(None),
-            Some(seconds) => Ok(Some(seconds)),
-            None => Err(bad()),
-        },
-        serde_json::Value::String(text) => clock::parse_rfc3339(&text).map(Some).ok_or_else(bad),
-        serde_json::Value::Bool(_) | serde_json::Value::Array(_) | serde_json::Value::Object(_) => {
-            Err(bad())
-        }
+fn parse_expiry<E: Error>(value: &Value) -> Result<Option<u64>, E> {
+    let seconds = match (value.as_str(), value.as_u64()) {
+        (Some(text), _) => clock::parse_rfc3339(text),
+        (None, Some(0)) => return Ok(None),
+        (None, seconds) => seconds,
+    };
+    if seconds.is_some() || value.is_null() {
+        return Ok(seconds);
     }
+    let bad = format!("Expires is {value}, not a time such as \"2026-11-21T08:30:00Z\"");
+    Err(E::custom(bad))
 }
 
-struct Fields {
-    attributes: LeaseAttributes,
-    expires: Option<Box<RawValue>>,
-}
-
-impl<'de> Deserialize<'de> for Fields {
+impl<'de> Deserialize<'de> for StoredValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FieldsVisitor)
+        deserializer.deserialize_map(StoredValueVisitor)
     }
 }
 
-struct FieldsVisitor;
+struct StoredValueVisitor;
 
-impl<'de> Visitor<'de> for FieldsVisitor {
-    type Value = Fields;
+impl<'de> Visitor<'de> for StoredValueVisitor {
+    type Value = StoredValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with PublicIP")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
-        let attributes = LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED);
-        let mut fields = Fields { attributes, expires: None };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<StoredValue, A::Error> {
+        let mut attributes = LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED);
+        let mut expires_unix = None;
         while let Some(key) = map.next_key::<String>()? {
-            let attributes = &mut fields.attributes;
             match key.to_ascii_lowercase().as_str() {
                 "publicip" => attributes.public_ip = map.next_value()?,
                 "publicipv6" => attributes.public_ipv6 = map.next_value()?,
@@ -276,13 +230,11 @@ impl<'de> Visitor<'de> for FieldsVisitor {
                 }
                 "backenddata" => attributes.backend_data = some_json(map.next_value()?),
                 "backendv6data" => attributes.backend_v6_data = some_json(map.next_value()?),
-                "expires" => fields.expires = Some(map.next_value()?),
-                _ => {
-                    map.next_value::<serde::de::IgnoredAny>()?;
-                }
+                "expires" => expires_unix = parse_expiry(&map.next_value()?)?,
+                _ => _ = map.next_value::<IgnoredAny>()?,
             }
         }
-        Ok(fields)
+        Ok(StoredValue { attributes, expires_unix })
     }
 }
 
@@ -320,6 +272,16 @@ pub struct Version {
     pub created: i64,
 }
 
+impl Lifetime {
+    /// Of an entry of the local store, which says when it ends.
+    pub(crate) fn until(expires_unix: Option<u64>) -> Self {
+        match expires_unix {
+            None => Self::Reservation,
+            Some(_) => Self::Leased { id: 0, expires_unix },
+        }
+    }
+}
+
 impl Lease {
     /// Reads one entry of etcd. What is not a lease is returned as such, for counting.
     pub fn decode(
@@ -328,11 +290,7 @@ impl Lease {
         version: Version,
         lifetime: Lifetime,
     ) -> Result<Self, Rejected> {
-        let (key, subnet) = Self::decode_key(key, version)?;
-        match LeaseAttributes::from_json(value) {
-            Ok(attributes) => Ok(Self::new(key, subnet, attributes, version, lifetime)),
-            Err(error) => Err(Rejected::value(&key, &error, version.revision)),
-        }
+        Ok(Self { lifetime, ..Self::decode_file(key, value, version)? })
     }
 
     /// Reads one file of the local store, whose value has the lease's end.
@@ -341,42 +299,26 @@ impl Lease {
         value: &[u8],
         version: Version,
     ) -> Result<Self, Rejected> {
-        let (key, subnet) = Self::decode_key(key, version)?;
-        let stored = StoredValue::from_json(value)
-            .map_err(|error| Rejected::value(&key, &error, version.revision))?;
-        let lifetime = match stored.expires_unix {
-            None => Lifetime::Reservation,
-            Some(expires) => Lifetime::Leased { id: 0, expires_unix: Some(expires) },
-        };
-        Ok(Self::new(key, subnet, stored.attributes, version, lifetime))
-    }
-
-    fn decode_key(key: &[u8], version: Version) -> Result<(String, Prefix), Rejected> {
-        let text = std::str::from_utf8(key).ok().filter(|text| text.len() <= KEY_CHARS_MAX);
-        let parsed = text.and_then(|text| Some((text.to_owned(), parse_key(text)?)));
-        parsed.ok_or_else(|| Rejected {
-            key: String::from_utf8_lossy(key).chars().take(KEY_CHARS_MAX).collect(),
-            reason: RejectReason::BadKey,
-            detail: "the key is no subnet such as 10.5.34.0-24".to_owned(),
-            revision: version.revision,
-        })
-    }
-
-    fn new(
-        key: String,
-        subnet: Prefix,
-        attributes: LeaseAttributes,
-        version: Version,
-        lifetime: Lifetime,
-    ) -> Self {
         let Version { revision, created } = version;
-        Self { subnet, key, attributes, revision, created_revision: created, lifetime }
-    }
-}
-
-impl Rejected {
-    fn value(key: &str, error: &ValueError, revision: i64) -> Self {
-        Self { key: key.to_owned(), reason: error.reason(), detail: with_causes(error), revision }
+        let rejected = |key, reason, detail| Rejected { key, reason, detail, revision };
+        let text = std::str::from_utf8(key).ok().filter(|text| text.len() <= KEY_CHARS_MAX);
+        let Some((key, subnet)) = text.and_then(|text| Some((text.to_owned(), parse_key(text)?)))
+        else {
+            let shown = String::from_utf8_lossy(key).chars().take(KEY_CHARS_MAX).collect();
+            let detail = "the key is no subnet such as 10.5.34.0-24".to_owned();
+            return Err(rejected(shown, RejectReason::BadKey, detail));
+        };
+        match StoredValue::from_json(value) {
+            Ok(StoredValue { attributes, expires_unix }) => Ok(Self {
+                subnet,
+                key,
+                attributes,
+                revision,
+                created_revision: created,
+                lifetime: Lifetime::until(expires_unix),
+            }),
+            Err(error) => Err(rejected(key, error.reason(), with_causes(&error))),
+        }
     }
 }
 

@@ -69,14 +69,10 @@ fn what_is_no_value_is_an_error() {
     ] {
         assert!(LeaseAttributes::from_json(text.as_bytes()).is_err(), "{text:?} was accepted");
     }
-    let nested = |levels: usize| {
-        let (open, close) = ("[".repeat(levels), "]".repeat(levels));
-        let text = format!("{{\"BackendType\":\"\\\"[[[\",\"BackendData\":{open}{close}}}");
-        LeaseAttributes::from_json(text.as_bytes())
-    };
-    assert!(nested(NESTING_MAX - 1).is_ok());
-    assert!(matches!(nested(NESTING_MAX), Err(ValueError::TooDeep)));
-    assert!(matches!(nested(2000), Err(ValueError::TooDeep)));
+    let nested = format!("{{\"BackendData\":{}{}}}", "[".repeat(2000), "]".repeat(2000));
+    LeaseAttributes::from_json(nested.as_bytes()).expect("data is not looked into");
+    let nested = nested.replace("BackendData", "PublicIP");
+    assert!(LeaseAttributes::from_json(nested.as_bytes()).is_err());
 }
 
 #[test]
@@ -86,9 +82,9 @@ fn the_size_bound_holds_both_ways() {
     let base = padded(0).len();
     assert!(LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base).as_bytes()).is_ok());
     let error = LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base + 1).as_bytes());
-    assert!(matches!(error, Err(ValueError::TooLarge { bytes: 4097 })));
+    assert!(matches!(error, Err(ValueError::TooLarge(4097))));
     long.backend_type = "x".repeat(VALUE_BYTES_MAX);
-    assert!(matches!(long.to_json(), Err(ValueError::TooLarge { .. })));
+    assert!(matches!(long.to_json(), Err(ValueError::TooLarge(_))));
 }
 
 #[test]
