@@ -100,7 +100,7 @@ impl SubnetManager {
             match self.attempt(store, config, attributes, &snapshot, wish).await {
                 Ok(Some(granted)) => return Ok(granted),
                 Ok(None) => {}
-                Err(AcquireError::Store(StoreError::Conflict { .. })) => {
+                Err(AcquireError::Store(StoreError::Conflict(_))) => {
                     wish.candidates = wider(wish.candidates);
                     // Whatever took it, a listing that does not show it would name it again.
                     wish.previous = None;
@@ -109,7 +109,7 @@ impl SubnetManager {
                 Err(error) => return Err(error),
             }
         }
-        Err(AcquireError::Contended { listings: LISTINGS_MAX })
+        Err(AcquireError::Contended(LISTINGS_MAX))
     }
 
     /// Takes a subnet by what one listing shows; `None` if something changed: list again.
@@ -139,7 +139,11 @@ impl SubnetManager {
         let free = free_subnets(config, taken.clone(), candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
             self.status.edit().subnets_exhausted += 1;
-            return Err(exhausted(config));
+            return Err(AcquireError::Exhausted {
+                min: config.subnet_min,
+                max: config.subnet_max,
+                length_bits: config.subnet_length_bits,
+            });
         };
         info!("Picking subnet in range {} ... {}", first.network(), last.network());
         self.create_any(store, picks(config, taken, free), attributes).await
@@ -175,7 +179,7 @@ impl SubnetManager {
     ) -> Result<Option<Granted>, AcquireError> {
         let (created, lost) = store.create_first(subnets, attributes, self.timing.lease_ttl).await;
         // The conflict that ends the tries is counted below.
-        let noted = u64::from(matches!(created, Err(StoreError::Conflict { .. })));
+        let noted = u64::from(matches!(created, Err(StoreError::Conflict(_))));
         self.status.edit().conflicts += lost.saturating_sub(noted);
         let created = self.noted_write(created)?;
         let (subnet, public_ip) = (created.lease.subnet, attributes.public_ip);
@@ -207,14 +211,6 @@ fn picks(
 
 fn wider(candidates: usize) -> usize {
     candidates.saturating_mul(CANDIDATES_GROWTH).min(CANDIDATES_MAX)
-}
-
-fn exhausted(config: &NetworkConfig) -> AcquireError {
-    let subnet = |address| Prefix::new(address, config.subnet_length_bits);
-    AcquireError::Exhausted {
-        min: subnet(config.subnet_min).unwrap_or(config.network),
-        max: subnet(config.subnet_max).unwrap_or(config.network),
-    }
 }
 
 #[cfg(test)]

@@ -4,32 +4,22 @@ use std::net::Ipv4Addr;
 
 use crate::config::network::CONFIG_BYTES_MAX;
 use crate::control::lease::ValueError;
-use crate::route::Prefix;
 
 /// Why a store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Nobody configured the network yet.
     #[error(
-        "there is no network configuration at {place}; write one, such as \
+        "there is no network configuration at {0}; write one, such as \
          {{\"Network\":\"10.5.0.0/16\"}}"
     )]
-    NoConfig {
-        /// The key or file.
-        place: String,
-    },
+    NoConfig(String),
     /// The configuration is larger than any.
-    #[error("the network configuration at {place} has more than {CONFIG_BYTES_MAX} bytes")]
-    ConfigTooLarge {
-        /// The key or file.
-        place: String,
-    },
+    #[error("the network configuration at {0} has more than {CONFIG_BYTES_MAX} bytes")]
+    ConfigTooLarge(String),
     /// Another writer was there first.
-    #[error("another writer changed {key} first")]
-    Conflict {
-        /// The key below `subnets/`.
-        key: String,
-    },
+    #[error("another writer changed {0} first")]
+    Conflict(String),
     /// Another node claims this node's PublicIP.
     #[error(
         "PublicIP {public_ip} belongs to {holder}, and two nodes must not share a subnet: give \
@@ -43,11 +33,8 @@ pub enum StoreError {
         holder: String,
     },
     /// Changes since the asked revision are not available: list again.
-    #[error("the store no longer has the history since revision {revision}")]
-    HistoryLost {
-        /// The revision asked for.
-        revision: i64,
-    },
+    #[error("the store no longer has the history since the last revision seen")]
+    HistoryLost,
     /// The store did not answer, or cannot serve now. Worth a retry.
     #[error("{operation}: the store is unavailable: {detail}")]
     Unavailable {
@@ -81,6 +68,10 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    pub(crate) fn unavailable(operation: &'static str, detail: impl Into<String>) -> Self {
+        Self::Unavailable { operation, detail: detail.into() }
+    }
+
     /// Whether the store answered, if only with an error.
     #[must_use]
     pub fn store_answered(&self) -> bool {
@@ -93,7 +84,7 @@ impl StoreError {
     pub fn nothing_was_written(&self) -> bool {
         matches!(
             self,
-            Self::Conflict { .. } | Self::Duplicate { .. } | Self::Refused { .. } | Self::Value(_)
+            Self::Conflict(_) | Self::Duplicate { .. } | Self::Refused { .. } | Self::Value(_)
         )
     }
 }
@@ -103,58 +94,32 @@ impl StoreError {
 pub enum AcquireError {
     /// Every subnet is taken.
     #[error(
-        "out of subnets: all from {min} to {max} are taken; remove leases of nodes that are \
+        "out of subnets: all from {min}/{length_bits} to {max}/{length_bits} are taken; remove leases of nodes that are \
          gone, or enlarge the network"
     )]
     Exhausted {
         /// First subnet that may be leased.
-        min: Prefix,
+        min: Ipv4Addr,
         /// Last subnet that may be leased.
-        max: Prefix,
+        max: Ipv4Addr,
+        /// Of each subnet.
+        length_bits: u8,
     },
     /// Others were faster, again and again.
-    #[error("lost the races for all subnets of {listings} listings against other nodes")]
-    Contended {
-        /// How often all leases were listed.
-        listings: u32,
-    },
+    #[error("lost the races for all subnets of {0} listings against other nodes")]
+    Contended(u32),
     /// The kubelet has not registered the Node.
-    #[error("there is no Node {node:?} yet: waiting for its kubelet to register it")]
-    NoNode {
-        /// The Node.
-        node: String,
-    },
+    #[error("there is no Node {0:?} yet: waiting for its kubelet to register it")]
+    NoNode(String),
     /// The controller manager has not assigned a subnet. The first words are flannel's.
     #[error(
-        "node {node:?} pod cidr not assigned: waiting for the cluster's controller manager, which \
+        "node {0:?} pod cidr not assigned: waiting for the cluster's controller manager, which \
          has to run with --allocate-node-cidrs (kubeadm: --pod-network-cidr)"
     )]
-    Unassigned {
-        /// The Node.
-        node: String,
-    },
-    /// The subnet is of another network. The words are flannel's.
-    #[error(
-        "subnet \"{network}\" specified in the flannel net config doesn't contain \"{subnet}\" \
-         PodCIDR of the {node:?} node: correct Network in the net config, or the cluster's \
-         --cluster-cidr"
-    )]
-    Outside {
-        /// The Node.
-        node: String,
-        /// Its subnet.
-        subnet: Prefix,
-        /// The configured network.
-        network: Prefix,
-    },
-    /// What is assigned cannot be used.
-    #[error("node {node:?}: {detail}")]
-    Unusable {
-        /// The Node.
-        node: String,
-        /// What is wrong.
-        detail: String,
-    },
+    Unassigned(String),
+    /// What is assigned cannot be used, for this reason.
+    #[error("{0}")]
+    Unusable(String),
     /// flannel waits as long, and ends.
     #[error(
         "error waiting for nodeController to sync state: the API did not answer within {minutes} \
@@ -176,7 +141,7 @@ impl AcquireError {
     /// Whether only an operator can help, so that the start fails, as flannel's does.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Outside { .. } | Self::Unusable { .. } | Self::NotSynced { .. })
+        matches!(self, Self::Unusable(_) | Self::NotSynced { .. })
     }
 }
 
@@ -186,10 +151,10 @@ mod tests {
 
     #[test]
     fn only_definite_refusal_means_nothing_written() {
-        let (operation, detail) = ("creating the lease", String::new());
-        let lost = StoreError::Unavailable { operation, detail: detail.clone() };
+        let operation = "creating the lease";
+        let lost = StoreError::unavailable(operation, "");
         assert!(!lost.nothing_was_written(), "a write of unknown outcome may have happened");
-        assert!(StoreError::Refused { operation, detail }.nothing_was_written());
-        assert!(StoreError::Conflict { key: "10.5.1.0-24".to_owned() }.nothing_was_written());
+        assert!(StoreError::Refused { operation, detail: String::new() }.nothing_was_written());
+        assert!(StoreError::Conflict("10.5.1.0-24".to_owned()).nothing_was_written());
     }
 }

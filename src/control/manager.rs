@@ -208,7 +208,7 @@ impl SubnetManager {
         state.store_is_up = result.as_ref().err().is_none_or(StoreError::store_answered);
         match result {
             Ok(_) => *refused(&mut state) = None,
-            Err(StoreError::Conflict { .. }) => state.conflicts += 1,
+            Err(StoreError::Conflict(_)) => state.conflicts += 1,
             Err(error) => {
                 if let StoreError::Refused { .. } = error {
                     *refused(&mut state) = Some(error.to_string());

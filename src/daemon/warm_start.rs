@@ -172,10 +172,10 @@ mod tests {
     #[test]
     fn only_store_without_answer_is_unreachable() {
         let down = || StoreError::Unavailable { operation: "listing", detail: String::new() };
-        let no_config = StoreError::NoConfig { place: "/config".to_owned() };
+        let no_config = StoreError::NoConfig("/config".to_owned());
         assert!(is_unreachable(&down().into()));
         assert!(is_unreachable(&AcquireError::from(down()).into()), "no subnet is another reason");
         assert!(!is_unreachable(&no_config.into()), "an empty store has answered");
-        assert!(!is_unreachable(&AcquireError::Contended { listings: 1 }.into()));
+        assert!(!is_unreachable(&AcquireError::Contended(1).into()));
     }
 }

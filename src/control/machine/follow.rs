@@ -339,7 +339,7 @@ impl Machine {
         {
             self.backoff = Backoff::default();
         }
-        if let StoreError::HistoryLost { .. } = error {
+        if let StoreError::HistoryLost = error {
             // The store answers, so retry at once, unless it answered the same last time.
             let again = std::mem::replace(&mut self.history_lost, true);
             let pause =

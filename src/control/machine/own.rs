@@ -167,7 +167,7 @@ impl Machine {
                     self.remember();
                 }
             }
-            Err(StoreError::Conflict { .. }) => {
+            Err(StoreError::Conflict(_)) => {
                 // Somebody wrote to our key: see what is there before anything else.
                 self.look_again();
                 if what == Write::Renew {

@@ -147,7 +147,7 @@ fn zero_hold_drops_peers_and_retakes_lease() {
 #[test]
 fn other_cluster_with_higher_revisions_is_detected() {
     let mut machine = watching(Timing::default());
-    let lost = StoreError::HistoryLost { revision: 10 };
+    let lost = StoreError::HistoryLost;
     let commands = machine.handle(Event::Changed(Err(lost)), at(10));
     assert!(commands.contains(&Command::List));
     let snapshot = Snapshot { revision: 500, cluster: 2, ..Snapshot::default() };
@@ -491,7 +491,7 @@ fn own_and_operator_writes_raise_no_alarm() {
     // Somebody else was faster, and then not ours was written.
     let (mut machine, seconds) = renewing();
     assert_eq!(alarm(&machine.handle(own_written(11), at(seconds))), None);
-    let conflict = Event::Written(Err(StoreError::Conflict { key: lease(OWN, 0, 0).key }));
+    let conflict = Event::Written(Err(StoreError::Conflict(lease(OWN, 0, 0).key)));
     assert_eq!(alarm(&machine.handle(conflict, at(seconds))), Some(true), "a write is missed");
     // Or just after ours.
     let (mut machine, seconds) = renewing();
@@ -505,7 +505,7 @@ fn own_and_operator_writes_raise_no_alarm() {
     assert!(says(&commands, "became a reservation") && alarm(&commands).is_none());
     // A store that is restored from a backup.
     let mut machine = watching(Timing::default());
-    machine.handle(Event::Changed(Err(StoreError::HistoryLost { revision: 10 })), at(10));
+    machine.handle(Event::Changed(Err(StoreError::HistoryLost)), at(10));
     let commands = machine.handle(listing(&[lease(OWN, 1, 5)], 9), at(10));
     assert_eq!(alarm(&commands), None, "{commands:?}");
 }

@@ -78,9 +78,9 @@ impl EtcdStore {
         let read = |mut client: etcd_client::Client| async move { client.get(path, None).await };
         let response = self.connection.read("reading the network configuration", read).await?;
         match response.kvs().first() {
-            None => Err(StoreError::NoConfig { place: key }),
+            None => Err(StoreError::NoConfig(key)),
             Some(found) if found.value().len() > CONFIG_BYTES_MAX => {
-                Err(StoreError::ConfigTooLarge { place: key })
+                Err(StoreError::ConfigTooLarge(key))
             }
             Some(found) => Ok(found.value().to_vec()),
         }
@@ -175,11 +175,11 @@ impl EtcdStore {
             Err(error) => return (Err(error), 0),
         };
         let mut lost = 0;
-        let mut result = Err(StoreError::Conflict { key: self.subnets() });
+        let mut result = Err(StoreError::Conflict(self.subnets()));
         for subnet in subnets {
             result = self.create_with(subnet, value, etcd_lease, claimed.clone()).await;
             match result {
-                Err(StoreError::Conflict { .. }) => lost += 1,
+                Err(StoreError::Conflict(_)) => lost += 1,
                 Ok(_) | Err(_) => break,
             }
         }
@@ -317,7 +317,7 @@ impl EtcdStore {
         let write = |mut client: etcd_client::Client| async move { client.txn(transaction).await };
         let result = match self.connection.call(name, write).await {
             Ok(done) if done.succeeded() => Ok(done.header().map_or(0, |header| header.revision())),
-            Ok(_) => Err(StoreError::Conflict { key: key.to_owned() }),
+            Ok(_) => Err(StoreError::Conflict(key.to_owned())),
             Err(error) => Err(error),
         };
         if result.as_ref().is_err_and(StoreError::nothing_was_written)

@@ -129,7 +129,7 @@ impl Claims {
                 Err(found) => shown = found,
             }
         }
-        Err(StoreError::Conflict { key: path })
+        Err(StoreError::Conflict(path))
     }
 
     async fn leave_all_but(

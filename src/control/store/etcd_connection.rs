@@ -207,8 +207,7 @@ impl Connection {
     ) -> Result<(Client, bool), StoreError> {
         let unavailable = |detail: String| {
             let advice = advice(&detail).map(|advice| format!("{advice}: ")).unwrap_or_default();
-            let detail = format!("{endpoint}: {advice}{detail}");
-            StoreError::Unavailable { operation, detail }
+            StoreError::unavailable(operation, format!("{endpoint}: {advice}{detail}"))
         };
         // Read anew for each connection: certificates are rotated on disk.
         let options = connect_options(&self.options, endpoint)
@@ -267,7 +266,7 @@ fn sum_up(operation: &'static str, mut failures: Vec<(usize, StoreError)>) -> St
         };
         details.push(detail);
     }
-    StoreError::Unavailable { operation, detail: details.join("; ") }
+    StoreError::unavailable(operation, details.join("; "))
 }
 
 /// The configuration's key.
@@ -276,24 +275,23 @@ pub(super) fn config_key(prefix: &str) -> String {
 }
 
 pub(super) fn timed_out(operation: &'static str) -> StoreError {
-    let detail = format!("no answer within {REQUEST_TIMEOUT:?}");
-    StoreError::Unavailable { operation, detail }
+    StoreError::unavailable(operation, format!("no answer within {REQUEST_TIMEOUT:?}"))
 }
 
 /// Separates what may be retried from what an operator has to change.
 pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError {
     let EtcdError::GRpcStatus(status) = error else {
-        return StoreError::Unavailable { operation, detail: with_causes(error) };
+        return StoreError::unavailable(operation, with_causes(error));
     };
     let said = |marker: &str| status.message().contains(marker);
     if said("required revision has been compacted") {
-        return StoreError::HistoryLost { revision: 0 };
+        return StoreError::HistoryLost;
     }
     // Not its Display, which shows the cause in Rust's debug notation.
     let detail = described(status.message().to_owned(), std::error::Error::source(status));
     match refusal_advice(status.message()) {
         Some(advice) => StoreError::Refused { operation, detail: format!("{detail}; {advice}") },
-        None => StoreError::Unavailable { operation, detail },
+        None => StoreError::unavailable(operation, detail),
     }
 }
 

@@ -68,7 +68,7 @@ impl EtcdWatch {
         let Some(first) = first? else {
             return Ok(Err(ended("the server closed the stream")));
         };
-        if let Some(error) = end_of(&first, revision) {
+        if let Some(error) = end_of(&first) {
             return Ok(Err(error));
         }
         let now = first.header().map_or(revision, |header| header.revision());
@@ -76,7 +76,7 @@ impl EtcdWatch {
         if now < revision || (from.cluster != 0 && cluster != from.cluster) {
             // Not the cluster, or not the history, that we saw: wiped, restored or replaced. It
             // would stay silent until its revisions have caught up.
-            return Ok(Err(StoreError::HistoryLost { revision }));
+            return Ok(Err(StoreError::HistoryLost));
         }
         let ask_at = Instant::now() + PROGRESS_PERIOD;
         Ok(Ok(Self {
@@ -131,7 +131,7 @@ impl EtcdWatch {
 
     fn take(&mut self, message: &WatchResponse) -> Result<Vec<Change>, StoreError> {
         self.unanswered = 0;
-        if let Some(error) = end_of(message, self.revision) {
+        if let Some(error) = end_of(message) {
             return Err(error);
         }
         let mut events = Vec::with_capacity(message.events().len());
@@ -155,9 +155,9 @@ impl EtcdWatch {
 }
 
 /// The error with which the message ends the watch, if it does.
-fn end_of(message: &WatchResponse, revision: i64) -> Option<StoreError> {
+fn end_of(message: &WatchResponse) -> Option<StoreError> {
     if message.compact_revision() != 0 {
-        return Some(StoreError::HistoryLost { revision });
+        return Some(StoreError::HistoryLost);
     }
     if !message.canceled() {
         return None;
@@ -172,7 +172,7 @@ fn end_of(message: &WatchResponse, revision: i64) -> Option<StoreError> {
 }
 
 fn ended(detail: &str) -> StoreError {
-    StoreError::Unavailable { operation: OPERATION, detail: detail.to_owned() }
+    StoreError::unavailable(OPERATION, detail)
 }
 
 /// One entry below `subnets/`.

@@ -95,14 +95,14 @@ impl KubeStore {
     }
 
     pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
-        let mut last = StoreError::HistoryLost { revision: 0 };
         for _ in 0..LISTINGS_MAX {
             match self.list_once().await {
-                Err(lost @ StoreError::HistoryLost { .. }) => last = lost,
+                Err(StoreError::HistoryLost) => {}
                 other => return other,
             }
         }
-        Err(StoreError::Unavailable { operation: "listing Nodes", detail: with_causes(&last) })
+        let detail = "the API forgot the version that it was listing, again and again";
+        Err(StoreError::unavailable("listing Nodes", detail))
     }
 
     async fn list_once(&self) -> Result<Snapshot, StoreError> {
@@ -213,9 +213,9 @@ impl KubeStore {
         let Some(text) = node.as_ref().and_then(Node::node_public_ip) else { return Ok(None) };
         let name = &self.names.node_public_ip;
         let Ok(address) = text.parse() else {
-            let node = self.own.name().to_owned();
-            let detail = format!("its annotation {name} is {text:?}, which is no IPv4 address");
-            return Err(AcquireError::Unusable { node, detail });
+            return Err(self.unusable(&format!(
+                "its annotation {name} is {text:?}, which is no IPv4 address"
+            )));
         };
         info!("Using {address} of the node annotation {name:?} as --public-ip");
         Ok(Some(address))
@@ -234,17 +234,27 @@ impl KubeStore {
     ) -> Result<Granted, AcquireError> {
         let node = || self.own.name().to_owned();
         let Some(found) = self.read_own().await? else {
-            return Err(AcquireError::NoNode { node: node() });
+            return Err(AcquireError::NoNode(node()));
         };
         let subnet = match found.subnet() {
             Ok(Some(subnet)) => subnet,
-            Ok(None) => return Err(AcquireError::Unassigned { node: node() }),
-            Err(detail) => return Err(AcquireError::Unusable { node: node(), detail }),
+            Ok(None) => return Err(AcquireError::Unassigned(node())),
+            Err(detail) => return Err(self.unusable(&detail)),
         };
         if !network.covers(subnet) {
-            return Err(AcquireError::Outside { node: node(), subnet, network });
+            // The first words are flannel's.
+            return Err(AcquireError::Unusable(format!(
+                "subnet \"{network}\" specified in the flannel net config doesn't contain \
+                 \"{subnet}\" PodCIDR of the {:?} node: correct Network in the net config, or the \
+                 cluster's --cluster-cidr",
+                self.own.name()
+            )));
         }
         Ok(self.publish(subnet, attributes).await?)
+    }
+
+    fn unusable(&self, detail: &str) -> AcquireError {
+        AcquireError::Unusable(format!("node {:?}: {detail}", self.own.name()))
     }
 
     /// Publishes `subnet` and `attributes` in the own Node from now on.
@@ -305,10 +315,8 @@ impl KubeStore {
     }
 
     fn cannot_write(&self, detail: &str) -> StoreError {
-        StoreError::Unavailable {
-            operation: "writing the own Node",
-            detail: format!("node {:?}: {detail}", self.own.name()),
-        }
+        let detail = format!("node {:?}: {detail}", self.own.name());
+        StoreError::unavailable("writing the own Node", detail)
     }
 
     /// Keeps the own Node up to date, for ever.

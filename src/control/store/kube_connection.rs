@@ -124,7 +124,7 @@ impl Status {
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
     /// In words, for errors.
-    pub(super) operation: &'static str,
+    operation: &'static str,
     method: Method,
     path: String,
     body: Option<String>,
@@ -155,7 +155,7 @@ impl Ask {
     }
 
     pub(super) fn unavailable(&self, detail: String) -> StoreError {
-        StoreError::Unavailable { operation: self.operation, detail }
+        StoreError::unavailable(self.operation, detail)
     }
 }
 
@@ -229,15 +229,15 @@ impl Connection {
         let message: String = status.message.chars().take(SHOWN_CHARACTERS_MAX).collect();
         let detail = format!("{code}: {message}");
         match code {
-            StatusCode::GONE => StoreError::HistoryLost { revision: 0 },
+            StatusCode::GONE => StoreError::HistoryLost,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let detail = format!("{detail}; check the account's token and its role");
                 StoreError::Refused { operation, detail }
             }
-            StatusCode::NOT_FOUND => StoreError::Unavailable { operation, detail },
+            StatusCode::NOT_FOUND => ask.unavailable(detail),
             _ => {
                 self.note_retry_after(headers, status);
-                StoreError::Unavailable { operation, detail }
+                ask.unavailable(detail)
             }
         }
     }

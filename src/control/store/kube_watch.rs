@@ -87,7 +87,7 @@ async fn expect_history(
     let ask = Ask::get(OPERATION, path);
     let list = connection.ask_whole(&ask, LINE_BYTES_MAX).await?;
     let newest = Page::parse(&list).map_err(|detail| ask.unavailable(detail))?.revision;
-    if newest < revision { Err(StoreError::HistoryLost { revision }) } else { Ok(()) }
+    if newest < revision { Err(StoreError::HistoryLost) } else { Ok(()) }
 }
 
 impl KubeWatch {
@@ -141,9 +141,7 @@ impl KubeWatch {
                 () = sleep_until(self.ends) => Err("the server went silent".to_owned()),
             };
             match bytes {
-                Err(detail) => {
-                    return Err(StoreError::Unavailable { operation: OPERATION, detail });
-                }
+                Err(detail) => return Err(StoreError::unavailable(OPERATION, detail)),
                 Ok(None) => self.go_on()?,
                 Ok(Some(bytes)) => {
                     let events = self.take(&bytes)?;
@@ -159,8 +157,7 @@ impl KubeWatch {
     fn go_on(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
         if now - self.began < SERVED_MIN {
-            let detail = "the server ended the watch at once".to_owned();
-            return Err(StoreError::Unavailable { operation: OPERATION, detail });
+            return Err(StoreError::unavailable(OPERATION, "the server ended the watch at once"));
         }
         self.line.clear();
         // A server that stops may come back with another past.
@@ -196,7 +193,7 @@ impl KubeWatch {
         }
         if self.line.len() + rest.len() > LINE_BYTES_MAX {
             let detail = format!("an event has more than {LINE_BYTES_MAX} bytes");
-            return Err(StoreError::Unavailable { operation: OPERATION, detail });
+            return Err(StoreError::unavailable(OPERATION, detail));
         }
         self.line.extend_from_slice(rest);
         if !events.is_empty() && self.unannounced.take().is_some() {
@@ -210,23 +207,22 @@ impl KubeWatch {
             return Ok(None);
         }
         // Its content is lost: a listing shows it.
-        let missed = StoreError::HistoryLost { revision: self.revision };
         let Ok(RawEvent { kind, object }) = serde_json::from_slice(line) else {
-            return Err(missed);
+            return Err(StoreError::HistoryLost);
         };
         let object = object.get().as_bytes();
         let event = match kind.as_str() {
             "ERROR" => return Err(self.refusal(object)),
             "BOOKMARK" => {
-                let Ok(Page { revision, .. }) = Page::parse(object) else { return Err(missed) };
-                Change::Progress { revision }
+                let page = Page::parse(object).map_err(|_no_page| StoreError::HistoryLost)?;
+                Change::Progress { revision: page.revision }
             }
             "ADDED" | "MODIFIED" | "DELETED" => match Node::parse(object, &self.names) {
                 Ok(node) => self.of_node(node, kind == "DELETED"),
                 Err(malformed @ NodeError::Malformed { .. }) => {
                     Change::Rejected(malformed.rejected())
                 }
-                Err(NodeError::Unknown(_)) => return Err(missed),
+                Err(NodeError::Unknown(_)) => return Err(StoreError::HistoryLost),
             },
             _ => return Ok(None),
         };

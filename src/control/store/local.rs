@@ -14,7 +14,7 @@ use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::local_claim::FileClaims;
-use super::local_files::{Files, Listing, Locked};
+use super::local_files::{Files, Listing, Locked, failed};
 use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
@@ -95,7 +95,7 @@ impl LocalStore {
             let snapshot = locked.list_and_tidy(&key)?;
             let taken = snapshot.leases.iter().any(|lease| lease.subnet.overlaps(subnet));
             if taken || locked.revision(&key)?.is_some() {
-                return Err(StoreError::Conflict { key });
+                return Err(StoreError::Conflict(key));
             }
             write(&locked, subnet, key, value, Some(ttl))
         })
@@ -128,8 +128,7 @@ impl LocalStore {
 
     pub(super) async fn watch(&self) -> Result<LocalWatch, StoreError> {
         let path = self.files.subnets_path();
-        let failed =
-            |source| StoreError::File { action: "watch", path: path.display().to_string(), source };
+        let failed = |source| failed("watch", &path, source);
         let inotify = Inotify::init().map_err(failed)?;
         let mask = WatchMask::CLOSE_WRITE
             | WatchMask::MOVE
@@ -156,7 +155,7 @@ fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError>
     if locked.revision(&held.key)? == Some(held.revision) {
         return Ok(());
     }
-    Err(StoreError::Conflict { key: held.key.clone() })
+    Err(StoreError::Conflict(held.key.clone()))
 }
 
 fn write(
@@ -171,11 +170,7 @@ fn write(
     let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1));
     let stored = StoredValue { attributes, expires_unix };
     let revision = locked.write(&key, &stored.to_json()?)?;
-    let lifetime = match expires_unix {
-        None => Lifetime::Reservation,
-        Some(_) => Lifetime::Leased { id: 0, expires_unix },
-    };
-    let attributes = stored.attributes;
+    let (attributes, lifetime) = (stored.attributes, Lifetime::until(expires_unix));
     let lease = Lease { subnet, key, attributes, revision, created_revision: 0, lifetime };
     Ok(Granted { lease, expires })
 }
@@ -243,10 +238,7 @@ impl LocalWatch {
 
 /// Whether the event may have changed a lease; an error if it ends the watch.
 fn is_change(event: Option<std::io::Result<inotify::EventOwned>>) -> Result<bool, StoreError> {
-    let lost = |detail: &str| StoreError::Unavailable {
-        operation: "watching the local store",
-        detail: detail.to_owned(),
-    };
+    let lost = |detail: &str| StoreError::unavailable("watching the local store", detail);
     match event {
         Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {
             Err(lost("its directory was removed, unmounted or replaced"))
@@ -277,13 +269,9 @@ async fn until_expiry(expires_unix: Option<u64>) {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(StoreError::Unavailable {
-            operation: "local store",
-            detail: format!("its worker ended: {error}"),
-        }),
-    }
+    let ended =
+        |error| StoreError::unavailable("local store", format!("its worker ended: {error}"));
+    tokio::task::spawn_blocking(work).await.map_err(ended)?
 }
 
 #[cfg(test)]

@@ -80,14 +80,14 @@ impl Files {
     pub(super) fn read_config(&self) -> Result<Vec<u8>, StoreError> {
         let path = self.config_path();
         let place = || path.display().to_string();
-        let config = match read_bounded(&path, CONFIG_BYTES_MAX) {
-            Ok(config) => config,
+        match read_bounded(&path, CONFIG_BYTES_MAX) {
+            Ok(Some(config)) => Ok(config),
+            Ok(None) => Err(StoreError::ConfigTooLarge(place())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(StoreError::NoConfig { place: place() });
+                Err(StoreError::NoConfig(place()))
             }
-            Err(source) => return Err(failed("read", &path, source)),
-        };
-        config.ok_or_else(|| StoreError::ConfigTooLarge { place: place() })
+            Err(source) => Err(failed("read", &path, source)),
+        }
     }
 
     /// All files below `subnets/`. Expired leases count as gone. That the directory is another
@@ -119,10 +119,8 @@ impl Files {
         if listed.replace(found).is_none_or(|known| known == found) {
             return Ok(());
         }
-        Err(StoreError::Unavailable {
-            operation: "listing the local store",
-            detail: format!("{} was replaced by another directory", path.display()),
-        })
+        let detail = format!("{} was replaced by another directory", path.display());
+        Err(StoreError::unavailable("listing the local store", detail))
     }
 
     /// One file; `None` if it is gone by now.

@@ -129,7 +129,7 @@ impl MemoryStore {
     pub(crate) async fn config(&self) -> Result<Vec<u8>, StoreError> {
         let config = self.call("config")?.config.clone();
         if config.is_empty() {
-            return Err(StoreError::NoConfig { place: "memory".to_owned() });
+            return Err(StoreError::NoConfig("memory".to_owned()));
         }
         Ok(config)
     }
@@ -161,7 +161,7 @@ impl MemoryStore {
         let key = subnet.key();
         let mut inner = self.call("create")?;
         if inner.entries.contains_key(&key) {
-            return Err(StoreError::Conflict { key });
+            return Err(StoreError::Conflict(key));
         }
         let id = inner.revision + 1;
         inner.write(&key, value.to_json()?, Lifetime::Leased { id, expires_unix: None });
@@ -188,7 +188,7 @@ impl MemoryStore {
         let inner = self.call(operation)?;
         match inner.entries.get(&held.key) {
             Some(entry) if entry.version.revision == held.revision => Ok(inner),
-            Some(_) | None => Err(StoreError::Conflict { key: held.key.clone() }),
+            Some(_) | None => Err(StoreError::Conflict(held.key.clone())),
         }
     }
 
@@ -217,7 +217,7 @@ impl MemoryStore {
     pub(crate) fn watch(&self, revision: i64) -> Result<MemoryWatch, StoreError> {
         let mut inner = self.call("watch")?;
         if revision < inner.compacted || revision > inner.revision {
-            return Err(StoreError::HistoryLost { revision });
+            return Err(StoreError::HistoryLost);
         }
         inner.watches += 1;
         let (after, number) = (revision, inner.watches);
@@ -267,7 +267,7 @@ impl MemoryWatch {
                     return Err(StoreError::Unavailable { operation: "watch", detail });
                 }
                 if self.after < inner.compacted {
-                    return Err(StoreError::HistoryLost { revision: self.after });
+                    return Err(StoreError::HistoryLost);
                 }
                 if !self.live {
                     self.live = true;

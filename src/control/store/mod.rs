@@ -198,10 +198,10 @@ impl Leased {
         if let Self::Etcd(store) = self {
             return store.create_first(subnets, value, ttl).await;
         }
-        let mut lost = (Err(StoreError::Conflict { key: String::new() }), 0);
+        let mut lost = (Err(StoreError::Conflict(String::new())), 0);
         for subnet in subnets {
             match self.create(subnet, value, ttl).await {
-                Err(error @ StoreError::Conflict { .. }) => lost = (Err(error), lost.1 + 1),
+                Err(error @ StoreError::Conflict(_)) => lost = (Err(error), lost.1 + 1),
                 result => return (result, lost.1),
             }
         }

@@ -57,7 +57,7 @@ async fn every_write_compares_the_revision() {
     let subnet = "10.5.1.0/24".parse().unwrap();
     let held = store.create(subnet, &node(1), ttl).await.unwrap().lease;
     let assert_conflict = |result: Result<(), StoreError>, write: &str| {
-        let conflict = matches!(result, Err(StoreError::Conflict { .. }));
+        let conflict = matches!(result, Err(StoreError::Conflict(_)));
         assert!(conflict, "{write} took a subnet from its owner: {result:?}");
     };
     let created = store.create(subnet, &node(2), ttl).await;

@@ -90,7 +90,7 @@ impl SimStore {
         let found = self.claims.get(&public_ip).map_or(0, |found| found.revision);
         let lease = claims.lease.filter(|lease| self.end_of(*lease).is_some());
         let Some(lease) = lease.filter(|_| found == revision) else {
-            return Err(StoreError::Conflict { key: public_ip.to_string() });
+            return Err(StoreError::Conflict(public_ip.to_string()));
         };
         self.assert_free(&claims.node, public_ip, time);
         self.revision += 1;

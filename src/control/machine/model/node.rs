@@ -245,7 +245,7 @@ pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Mo
             return Answer::Taken(store.take_claim(claims, public_ip, *revision, time));
         }
         Op::Update { claimed, .. } | Op::Create { claimed, .. } if !store.is_claimed(*claimed) => {
-            return Answer::Written(Err(StoreError::Conflict { key: format!("{claimed:?}") }));
+            return Answer::Written(Err(StoreError::Conflict(format!("{claimed:?}"))));
         }
         Op::Renew { held } => (store.renew(&Request { held, time, asked }), &None),
         Op::Update { held, claimed } => (store.update(&Request { held, time, asked }), claimed),
@@ -390,8 +390,7 @@ impl World {
             return true;
         }
         if watch.after < store.compacted {
-            let revision = watch.after;
-            self.handle(index, Event::Changed(Err(StoreError::HistoryLost { revision })));
+            self.handle(index, Event::Changed(Err(StoreError::HistoryLost)));
             return true;
         }
         if let Some(revision) = watch.live.take() {

@@ -179,7 +179,7 @@ impl SimStore {
 
     pub(super) fn watch(&self, revision: i64, cluster: u64) -> Result<(), StoreError> {
         if revision < self.compacted || revision > self.revision || cluster != self.cluster {
-            return Err(StoreError::HistoryLost { revision });
+            return Err(StoreError::HistoryLost);
         }
         Ok(())
     }
@@ -239,7 +239,7 @@ impl SimStore {
             return self.write(request, id, fresh);
         }
         if !self.unchanged(request.held) {
-            return Err(StoreError::Conflict { key: request.held.key.clone() });
+            return Err(StoreError::Conflict(request.held.key.clone()));
         }
         Ok(Self::granted(request.held.clone(), request.asked))
     }
@@ -260,7 +260,7 @@ impl SimStore {
             if fresh {
                 self.ends.remove(&id);
             }
-            return Err(StoreError::Conflict { key: held.key.clone() });
+            return Err(StoreError::Conflict(held.key.clone()));
         }
         let lease = self.put(held.subnet, Some(held.attributes.clone()), id);
         Ok(Self::granted(lease, request.asked))
@@ -274,7 +274,7 @@ impl SimStore {
         asked: Duration,
     ) -> Result<Granted, StoreError> {
         if self.entries.contains_key(&subnet) {
-            return Err(StoreError::Conflict { key: subnet.key() });
+            return Err(StoreError::Conflict(subnet.key()));
         }
         let id = self.grant(time);
         let lease = self.put(subnet, Some(attributes), id);

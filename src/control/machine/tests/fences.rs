@@ -29,7 +29,7 @@ fn after_a_conflict_the_store_is_listed() {
     let now = DAY_SECONDS - 3600;
     let commands = machine.handle(Event::Timer, at(now));
     assert!(matches!(machine.asked, Asked::Write { .. }), "{commands:?}");
-    let conflict = StoreError::Conflict { key: lease(OWN, 0, 0).key };
+    let conflict = StoreError::Conflict(lease(OWN, 0, 0).key);
     let mut commands = machine.handle(Event::Written(Err(conflict)), at(now));
     commands.extend(machine.handle(Event::Timer, at(now + 1)));
     assert!(commands.contains(&Command::List), "who wrote, it never learns: {commands:?}");
@@ -51,7 +51,7 @@ fn listing_without_own_lease_after_outage_keeps_running() {
     let mut machine = watching(quiet());
     machine.handle(Event::Changed(Err(down())), at(10));
     machine.handle(Event::Timer, at(15));
-    let lost = StoreError::HistoryLost { revision: 10 };
+    let lost = StoreError::HistoryLost;
     let commands = machine.handle(Event::Opened(Err(lost)), at(15));
     assert!(commands.contains(&Command::List), "{commands:?}");
     let commands = machine.handle(listing(&peers(), 12), at(15));
@@ -62,7 +62,7 @@ fn listing_without_own_lease_after_outage_keeps_running() {
 /// What a watching machine does on a listing as of before what it has seen.
 fn restored(leases: Vec<Lease>, complete: bool) -> (Machine, Vec<Command>) {
     let mut machine = watching(quiet());
-    let lost = StoreError::HistoryLost { revision: 10 };
+    let lost = StoreError::HistoryLost;
     machine.handle(Event::Changed(Err(lost)), at(10));
     let snapshot = Snapshot { leases, revision: 5, cluster: 1, complete, ..Snapshot::default() };
     let commands = machine.handle(Event::Listed(Ok(snapshot)), at(10));

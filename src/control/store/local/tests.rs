@@ -83,7 +83,7 @@ async fn every_write_compares_the_revision() {
     let lab = Lab::new();
     let first = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap().lease;
     let conflict = |result: Result<(), StoreError>| {
-        assert!(matches!(result, Err(StoreError::Conflict { .. })), "{result:?}");
+        assert!(matches!(result, Err(StoreError::Conflict(_))), "{result:?}");
     };
     let again = lab.store.create(subnet("10.5.34.0/24"), &node(2), TTL).await;
     conflict(again.map(|_| ()));
@@ -219,7 +219,7 @@ async fn oversized_file_is_replaced_by_owner_only() {
     lab.write("10.5.1.0-24", &" ".repeat(1 << 20));
     let rejected = lab.store.list().await.unwrap().rejected.remove(0);
     let created = lab.store.create(subnet("10.5.1.0/24"), &node(2), TTL).await;
-    assert!(matches!(created, Err(StoreError::Conflict { .. })), "{created:?}");
+    assert!(matches!(created, Err(StoreError::Conflict(_))), "{created:?}");
     let held = Lease { revision: rejected.revision, ..held };
     lab.store.update(&held, TTL).await.unwrap();
     assert!(lab.read("10.5.1.0-24").contains("192.0.2.1"));
