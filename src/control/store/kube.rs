@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 pub use super::kube_connection::KubeOptionsError;
 use super::kube_connection::{Ask, Connection, ITEM_BYTES_MAX};
-use super::kube_node::{Names, Node, NodeError, Page};
+use super::kube_node::{NODE_PUBLIC_IP, Node, NodeError, PUBLIC_IP_OVERWRITE, Page};
 use super::kube_own::{OwnNode, Step, patch_of};
 use super::kube_watch::KubeWatch;
 use crate::config::kube::{KubeOptions, NodeSource};
@@ -49,7 +49,8 @@ const REFUSED_MAX: Duration = Duration::from_secs(10);
 /// The Kubernetes API as a store.
 pub struct KubeStore {
     connection: Arc<Connection>,
-    names: Arc<Names>,
+    /// What the names of flannel's annotations begin with.
+    prefix: Arc<str>,
     own: Arc<OwnNode>,
     network_config: Vec<u8>,
     clear_network_unavailable: bool,
@@ -77,7 +78,7 @@ impl KubeStore {
         };
         Ok(Self {
             connection: Arc::new(connection),
-            names: Arc::new(Names::new(&options.annotations)),
+            prefix: options.annotations.name("").into(),
             own: Arc::new(OwnNode::new(node)),
             network_config,
             clear_network_unavailable: options.clear_network_unavailable,
@@ -144,7 +145,7 @@ impl KubeStore {
         let bytes = self.connection.ask_whole(ask, PAGE_BYTES_MAX).await?;
         let page = Page::parse(&bytes).map_err(|detail| ask.unavailable(detail))?;
         for item in page.items {
-            give(Node::parse(item.get().as_bytes(), &self.names).map_err(NodeError::rejected));
+            give(Node::parse(item.get().as_bytes(), &self.prefix).map_err(NodeError::rejected));
         }
         Ok((page.revision, page.next))
     }
@@ -167,8 +168,8 @@ impl KubeStore {
     }
 
     pub(super) async fn watch(&self, revision: i64) -> Result<KubeWatch, StoreError> {
-        let (connection, names) = (Arc::clone(&self.connection), Arc::clone(&self.names));
-        KubeWatch::open(connection, names, Arc::clone(&self.own), revision).await
+        let (connection, prefix) = (Arc::clone(&self.connection), Arc::clone(&self.prefix));
+        KubeWatch::open(connection, prefix, Arc::clone(&self.own), revision).await
     }
 
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels
@@ -211,7 +212,7 @@ impl KubeStore {
         };
         info!("Node controller sync successful");
         let Some(text) = node.as_ref().and_then(Node::node_public_ip) else { return Ok(None) };
-        let name = &self.names.node_public_ip;
+        let name = format!("{}{NODE_PUBLIC_IP}", self.prefix);
         let Ok(address) = text.parse() else {
             return Err(self.unusable(&format!(
                 "its annotation {name} is {text:?}, which is no IPv4 address"
@@ -286,7 +287,7 @@ impl KubeStore {
 
     /// Writes what is due next, and returns what it was.
     async fn write_step(&self) -> Result<Step, StoreError> {
-        let (step, says) = self.own.next_step(&self.names);
+        let (step, says) = self.own.next_step(&self.prefix);
         let Some(patch) = patch_of(&step, clock::unix_seconds()) else {
             if let (Step::Rest, Some(held)) = (&step, self.own.held()) {
                 self.own.written(&held.desired);
@@ -294,18 +295,21 @@ impl KubeStore {
             return Ok(step);
         };
         if let Step::Annotate { overwrite: Some(overwrite), .. } = &step {
-            let name = &self.names.public_ip_overwrite;
-            info!("Overriding public ip with '{overwrite}' from node annotation '{name}'");
+            info!(
+                "Overriding public ip with '{overwrite}' from node annotation \
+                 '{}{PUBLIC_IP_OVERWRITE}'",
+                self.prefix
+            );
         }
         let path = format!("/api/v1/nodes/{}/status", self.own.name());
         let ask = Ask::patch("writing the own Node", path, patch);
         let bytes = self.connection.ask_whole(&ask, ITEM_BYTES_MAX).await?;
-        let node = Node::parse(&bytes, &self.names);
+        let node = Node::parse(&bytes, &self.prefix);
         let node = node.map_err(|error| ask.unavailable(with_causes(&error)))?;
         self.own.note(node, false);
         match (&step, says) {
             (Step::TellUp(uid), _) => {
-                info!("LogOnce the Node {:?} that its network is available", self.own.name());
+                info!("Told the Node {:?} that its network is available", self.own.name());
                 self.own.told_up(uid.clone());
             }
             (_, Some(says)) => self.own.written(&says),

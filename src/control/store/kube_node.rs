@@ -7,7 +7,6 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::config::kube::AnnotationPrefix;
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX};
 use crate::control::rejected::{RejectReason, Rejected};
@@ -16,6 +15,10 @@ use crate::route::Prefix;
 
 /// Most subnets of one Node that flannel accepts: one of each family.
 const POD_CIDRS_MAX: usize = 2;
+/// The annotation with the address that an operator has other nodes see.
+pub(super) const PUBLIC_IP_OVERWRITE: &str = "public-ip-overwrite";
+/// The annotation with the address that an operator has the node use.
+pub(super) const NODE_PUBLIC_IP: &str = "node-public-ip";
 
 /// The part of a Node that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,75 +29,35 @@ pub(super) struct Node {
     pub(super) revision: i64,
     created_unix: i64,
     pod_cidrs: Vec<String>,
-    said: Said,
-}
-
-/// flannel's annotations as found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Said {
-    marker: Option<String>,
-    backend_type: Option<String>,
-    backend_data: Option<String>,
-    backend_v6_data: Option<String>,
-    public_ip: Option<String>,
-    public_ipv6: Option<String>,
-    public_ip_overwrite: Option<String>,
-    node_public_ip: Option<String>,
-}
-
-/// The names of the annotations.
-#[derive(Debug, Clone)]
-pub(super) struct Names {
-    marker: String,
-    backend_type: String,
-    backend_data: String,
-    backend_v6_data: String,
-    public_ip: String,
-    public_ipv6: String,
-    pub(super) public_ip_overwrite: String,
-    pub(super) node_public_ip: String,
-}
-
-impl Names {
-    pub(super) fn new(prefix: &AnnotationPrefix) -> Self {
-        Self {
-            marker: prefix.name("kube-subnet-manager"),
-            backend_type: prefix.name("backend-type"),
-            backend_data: prefix.name("backend-data"),
-            backend_v6_data: prefix.name("backend-v6-data"),
-            public_ip: prefix.name("public-ip"),
-            public_ipv6: prefix.name("public-ipv6"),
-            public_ip_overwrite: prefix.name("public-ip-overwrite"),
-            node_public_ip: prefix.name("node-public-ip"),
-        }
-    }
+    /// flannel's annotations, by what follows the prefix in their names.
+    said: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
-struct RawNode {
-    metadata: RawMetadata,
-    #[serde(default)]
-    spec: Option<RawSpec>,
+struct RawNode<'a> {
+    #[serde(borrow)]
+    metadata: RawMetadata<'a>,
+    #[serde(borrow)]
+    spec: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RawMetadata {
+struct RawMetadata<'a> {
     name: String,
     #[serde(default)]
     uid: String,
     resource_version: String,
-    #[serde(default)]
     creation_timestamp: Option<String>,
-    #[serde(default)]
-    annotations: Option<BTreeMap<String, String>>,
+    #[serde(borrow)]
+    annotations: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct RawSpec {
-    #[serde(rename = "podCIDR", default)]
+    #[serde(rename = "podCIDR")]
     pod_cidr: Option<String>,
-    #[serde(rename = "podCIDRs", default)]
+    #[serde(rename = "podCIDRs")]
     pod_cidrs: Option<Vec<String>>,
 }
 
@@ -109,7 +72,7 @@ pub(super) struct Page<'a> {
 #[derive(Deserialize)]
 struct RawPage<'a> {
     metadata: RawPageMetadata,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     items: Option<Vec<&'a RawValue>>,
 }
 
@@ -135,65 +98,55 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The least that identifies a broken Node.
-#[derive(Deserialize)]
-struct RawIdentity {
-    metadata: RawIdentityMetadata,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawIdentityMetadata {
-    name: String,
-    resource_version: String,
-}
-
 /// Why bytes are no Node.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NodeError {
     /// Of this Node something is not as the API promises; the others can be used.
-    #[error("the Node {name:?} cannot be read: {detail}")]
-    Malformed { name: String, revision: i64, detail: String },
+    #[error("the Node {:?} cannot be read: {}", .0.key, .0.detail)]
+    Malformed(Rejected),
     /// Not even a name.
     #[error("the API sent something that is no Node: {0}")]
     Unknown(#[source] serde_json::Error),
 }
 
 impl Node {
-    pub(super) fn parse(json: &[u8], names: &Names) -> Result<Self, NodeError> {
-        let node: RawNode = serde_json::from_slice(json).map_err(|error| broken(json, error))?;
+    /// Reads a Node, whose annotations begin with `prefix`.
+    pub(super) fn parse(json: &[u8], prefix: &str) -> Result<Self, NodeError> {
+        let node: RawNode<'_> = serde_json::from_slice(json).map_err(NodeError::Unknown)?;
         let RawMetadata { name, uid, resource_version, creation_timestamp, annotations } =
             node.metadata;
+        let malformed = |revision, detail| {
+            NodeError::Malformed(Rejected {
+                key: name.clone(),
+                reason: RejectReason::BadValue,
+                detail,
+                revision,
+            })
+        };
         let Some(revision) = parse_revision(&resource_version) else {
             let detail = format!("its resourceVersion {resource_version:?} is no number");
-            return Err(NodeError::Malformed { name, revision: 0, detail });
+            return Err(malformed(0, detail));
         };
-        let created = creation_timestamp.as_deref().and_then(clock::parse_rfc3339);
-        let mut annotations = annotations.unwrap_or_default();
-        let RawSpec { pod_cidr, pod_cidrs } =
-            node.spec.unwrap_or(RawSpec { pod_cidr: None, pod_cidrs: None });
-        let mut cidrs = pod_cidrs.unwrap_or_default();
-        if cidrs.is_empty() {
-            cidrs.extend(pod_cidr);
+        let broken = |error: serde_json::Error| malformed(revision, error.to_string());
+        let mut said: BTreeMap<String, String> = part(annotations).map_err(broken)?;
+        said = said
+            .into_iter()
+            .filter_map(|(name, text)| Some((name.strip_prefix(prefix)?.to_owned(), text)))
+            .collect();
+        let RawSpec { pod_cidr, pod_cidrs } = part(node.spec).map_err(broken)?;
+        let mut pod_cidrs = pod_cidrs.unwrap_or_default();
+        if pod_cidrs.is_empty() {
+            pod_cidrs.extend(pod_cidr);
         }
-        cidrs.retain(|cidr| !cidr.is_empty());
-        Ok(Self {
-            name,
-            uid,
-            revision,
-            created_unix: created.and_then(|seconds| seconds.try_into().ok()).unwrap_or(i64::MAX),
-            pod_cidrs: cidrs,
-            said: Said {
-                marker: annotations.remove(&names.marker),
-                backend_type: annotations.remove(&names.backend_type),
-                backend_data: annotations.remove(&names.backend_data),
-                backend_v6_data: annotations.remove(&names.backend_v6_data),
-                public_ip: annotations.remove(&names.public_ip),
-                public_ipv6: annotations.remove(&names.public_ipv6),
-                public_ip_overwrite: annotations.remove(&names.public_ip_overwrite),
-                node_public_ip: annotations.remove(&names.node_public_ip),
-            },
-        })
+        pod_cidrs.retain(|cidr| !cidr.is_empty());
+        let created = creation_timestamp.as_deref().and_then(clock::parse_rfc3339);
+        let created_unix = created.and_then(|seconds| seconds.try_into().ok()).unwrap_or(i64::MAX);
+        Ok(Self { name, uid, revision, created_unix, pod_cidrs, said })
+    }
+
+    /// The annotation `name`; empty if it is missing.
+    fn said(&self, name: &str) -> &str {
+        self.said.get(name).map_or("", String::as_str)
     }
 
     /// Its IPv4 subnet; `None` until the cluster assigns one.
@@ -219,7 +172,7 @@ impl Node {
 
     /// The lease that its annotations announce; `None` of a Node without flannel.
     pub(super) fn lease(&self) -> Option<Result<Lease, Rejected>> {
-        if self.said.marker.as_deref() != Some("true") {
+        if self.said("kube-subnet-manager") != "true" {
             return None;
         }
         let rejected = |reason, detail| Rejected {
@@ -250,17 +203,16 @@ impl Node {
     /// What its annotations say.
     pub(super) fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
         let bad = |detail| (RejectReason::BadValue, detail);
-        let public_ip = self.said.public_ip.as_deref().unwrap_or_default();
+        let public_ip = self.said("public-ip");
         let Ok(public_ip) = public_ip.parse::<Ipv4Addr>() else {
             return Err(bad(format!("its public-ip {public_ip:?} is no IPv4 address")));
         };
-        let public_ipv6 = self.said.public_ipv6.as_deref().and_then(|text| text.parse().ok());
         let attributes = LeaseAttributes {
             public_ip,
-            public_ipv6,
-            backend_type: self.said.backend_type.clone().unwrap_or_default(),
-            backend_data: json("backend-data", self.said.backend_data.as_deref())?,
-            backend_v6_data: json("backend-v6-data", self.said.backend_v6_data.as_deref())?,
+            public_ipv6: self.said("public-ipv6").parse().ok(),
+            backend_type: self.said("backend-type").to_owned(),
+            backend_data: self.json("backend-data")?,
+            backend_v6_data: self.json("backend-v6-data")?,
         };
         // The same bounds as for a value of etcd.
         let checked = attributes.to_json().and_then(|value| LeaseAttributes::from_json(&value));
@@ -269,19 +221,19 @@ impl Node {
 
     /// The operator's address for the others to see in place of the node's own.
     pub(super) fn overwrite(&self) -> Option<&str> {
-        self.said.public_ip_overwrite.as_deref().filter(|text| !text.is_empty())
+        Some(self.said(PUBLIC_IP_OVERWRITE)).filter(|text| !text.is_empty())
     }
 
     /// The operator's `--public-ip`.
     pub(super) fn node_public_ip(&self) -> Option<&str> {
-        self.said.node_public_ip.as_deref().filter(|text| !text.is_empty())
+        Some(self.said(NODE_PUBLIC_IP)).filter(|text| !text.is_empty())
     }
 
     /// The patch that makes the annotations say `attributes`; `None` if they do.
     pub(super) fn annotation_patch(
         &self,
         attributes: &LeaseAttributes,
-        names: &Names,
+        prefix: &str,
     ) -> Option<String> {
         let data = |raw: &Option<RawJson>| {
             raw.as_ref().map_or_else(|| "null".to_owned(), |raw| raw.0.get().to_owned())
@@ -291,23 +243,33 @@ impl Node {
             None => attributes.public_ip.to_string(),
         };
         let mut wanted = vec![
-            (&names.marker, &self.said.marker, "true".to_owned()),
-            (&names.backend_type, &self.said.backend_type, attributes.backend_type.clone()),
-            (&names.backend_data, &self.said.backend_data, data(&attributes.backend_data)),
-            (&names.public_ip, &self.said.public_ip, public_ip),
+            ("kube-subnet-manager", "true".to_owned()),
+            ("backend-type", attributes.backend_type.clone()),
+            ("backend-data", data(&attributes.backend_data)),
+            ("public-ip", public_ip),
         ];
         if let Some(public_ipv6) = attributes.public_ipv6 {
-            let v6_data = data(&attributes.backend_v6_data);
-            wanted.push((&names.public_ipv6, &self.said.public_ipv6, public_ipv6.to_string()));
-            wanted.push((&names.backend_v6_data, &self.said.backend_v6_data, v6_data));
+            wanted.push(("public-ipv6", public_ipv6.to_string()));
+            wanted.push(("backend-v6-data", data(&attributes.backend_v6_data)));
         }
-        let differs: BTreeMap<&str, String> = wanted
-            .into_iter()
-            .filter(|(_, found, wanted)| found.as_ref() != Some(wanted))
-            .map(|(name, _, wanted)| (name.as_str(), wanted))
-            .collect();
+        wanted.retain(|(name, text)| self.said.get(*name) != Some(text));
+        let differs: BTreeMap<_, _> =
+            wanted.into_iter().map(|(name, text)| (format!("{prefix}{name}"), text)).collect();
         let patch = serde_json::json!({ "metadata": { "annotations": differs } });
         (!differs.is_empty()).then(|| patch.to_string())
+    }
+
+    /// The JSON in the annotation `name`.
+    fn json(&self, name: &str) -> Result<Option<RawJson>, (RejectReason, String)> {
+        match self.said(name) {
+            "" | "null" => Ok(None),
+            text if text.len() > VALUE_BYTES_MAX => {
+                Err((RejectReason::TooLarge, format!("its {name} has {} bytes", text.len())))
+            }
+            text => RawJson::from_text(text.to_owned()).map(Some).map_err(|error| {
+                (RejectReason::BadValue, format!("its {name} is no JSON: {error}"))
+            }),
+        }
     }
 }
 
@@ -326,43 +288,20 @@ fn parse_revision(text: &str) -> Option<i64> {
     text.parse().ok().filter(|revision| *revision >= 0)
 }
 
-fn json(name: &str, text: Option<&str>) -> Result<Option<RawJson>, (RejectReason, String)> {
-    match text {
-        None | Some("" | "null") => Ok(None),
-        Some(text) if text.len() > VALUE_BYTES_MAX => {
-            Err((RejectReason::TooLarge, format!("its {name} has {} bytes", text.len())))
-        }
-        Some(text) => match RawValue::from_string(text.to_owned()) {
-            Ok(raw) => Ok(Some(RawJson(raw))),
-            Err(error) => Err((RejectReason::BadValue, format!("its {name} is no JSON: {error}"))),
-        },
-    }
-}
-
-fn broken(json: &[u8], error: serde_json::Error) -> NodeError {
-    let Ok(RawIdentity { metadata }) = serde_json::from_slice(json) else {
-        return NodeError::Unknown(error);
-    };
-    match parse_revision(&metadata.resource_version) {
-        Some(revision) => {
-            let detail = error.to_string();
-            NodeError::Malformed { name: metadata.name, revision, detail }
-        }
-        None => NodeError::Unknown(error),
-    }
+/// A part of a Node, which may be missing.
+fn part<T: Default + for<'a> Deserialize<'a>>(json: Option<&RawValue>) -> serde_json::Result<T> {
+    let read = json.map(|json| serde_json::from_str::<Option<T>>(json.get())).transpose()?;
+    Ok(read.flatten().unwrap_or_default())
 }
 
 impl NodeError {
     /// For counting.
     pub(super) fn rejected(self) -> Rejected {
-        let reason = RejectReason::BadValue;
         match self {
-            Self::Malformed { name, revision, detail } => {
-                Rejected { key: name, reason, detail, revision }
-            }
+            Self::Malformed(rejected) => rejected,
             unknown @ Self::Unknown(_) => Rejected {
                 key: "a Node".to_owned(),
-                reason,
+                reason: RejectReason::BadValue,
                 detail: with_causes(&unknown),
                 revision: 0,
             },

@@ -7,18 +7,6 @@ use super::*;
 
 const P: &str = "flannel.alpha.coreos.com/";
 
-fn names() -> Names {
-    let options = ["weftd", "--kube-subnet-mgr"].map(std::ffi::OsString::from);
-    let outcome = crate::config::flags::parse(options, |name| {
-        (name == "NODE_NAME").then(|| std::ffi::OsString::from("n1"))
-    });
-    let crate::config::flags::Outcome::Run(options, _) = outcome else { panic!("{outcome:?}") };
-    let crate::config::options::StoreOptions::Kube(options) = options.store else {
-        panic!("another store")
-    };
-    Names::new(&options.annotations)
-}
-
 fn node(annotations: Value, spec: Value) -> Value {
     json!({
         "kind": "Node", "apiVersion": "v1",
@@ -42,7 +30,7 @@ fn vxlan() -> Value {
 }
 
 fn parse(node: &Value) -> Node {
-    Node::parse(node.to_string().as_bytes(), &names()).unwrap()
+    Node::parse(node.to_string().as_bytes(), P).unwrap()
 }
 
 #[test]
@@ -74,20 +62,19 @@ fn only_the_marker_makes_a_node_a_peer() {
 
 #[test]
 fn the_patch_holds_what_differs_and_nothing_else() {
-    let names = names();
     let found = parse(&node(vxlan(), json!({"podCIDR": "10.244.2.0/24"})));
     let lease = found.lease().unwrap().unwrap();
-    assert_eq!(found.annotation_patch(&lease.attributes, &names), None);
+    assert_eq!(found.annotation_patch(&lease.attributes, P), None);
     let udp = LeaseAttributes::udp(lease.attributes.public_ip);
     let expected = format!(
         r#"{{"metadata":{{"annotations":{{"{P}backend-data":"null","{P}backend-type":""}}}}}}"#
     );
-    assert_eq!(found.annotation_patch(&udp, &names), Some(expected));
+    assert_eq!(found.annotation_patch(&udp, P), Some(expected));
     let mut overwritten = vxlan();
     overwritten[format!("{P}public-ip-overwrite")] = "198.51.100.7".into();
     let found = parse(&node(overwritten, json!({})));
     let expected = format!(r#"{{"metadata":{{"annotations":{{"{P}public-ip":"198.51.100.7"}}}}}}"#);
-    assert_eq!(found.annotation_patch(&lease.attributes, &names), Some(expected));
+    assert_eq!(found.annotation_patch(&lease.attributes, P), Some(expected));
 }
 
 #[test]
@@ -102,13 +89,15 @@ fn backend_data_must_be_one_json_value() {
 #[test]
 fn a_broken_node_still_says_which_it_is() {
     let broken = node(json!({"a": 1}), json!({}));
-    let error = Node::parse(broken.to_string().as_bytes(), &names()).unwrap_err();
-    assert!(matches!(&error, NodeError::Malformed { name, revision: 42, .. } if name == "n2"));
-    let error = Node::parse(b"{}", &names()).unwrap_err();
+    let error = Node::parse(broken.to_string().as_bytes(), P).unwrap_err();
+    assert!(
+        matches!(&error, NodeError::Malformed(node) if (node.key.as_str(), node.revision) == ("n2", 42))
+    );
+    let error = Node::parse(b"{}", P).unwrap_err();
     assert!(matches!(error, NodeError::Unknown(_)), "{error:?}");
     let mut odd = node(json!({}), json!({}));
     odd["metadata"]["resourceVersion"] = "abc".into();
-    let error = Node::parse(odd.to_string().as_bytes(), &names()).unwrap_err().to_string();
+    let error = Node::parse(odd.to_string().as_bytes(), P).unwrap_err().to_string();
     assert!(error.contains("resourceVersion"), "{error}");
 }
 
@@ -126,7 +115,7 @@ proptest! {
         let lease = found.lease().expect("its marker is there");
         prop_assert!(lease.is_err() || found.subnet().is_ok_and(|subnet| subnet.is_some()));
         let udp = LeaseAttributes::udp(Ipv4Addr::LOCALHOST);
-        prop_assert!(found.annotation_patch(&udp, &names()).is_some());
+        prop_assert!(found.annotation_patch(&udp, P).is_some());
     }
 }
 
@@ -136,7 +125,7 @@ fn broken_node_costs_no_other_node() {
         {"metadata":7}],"metadata":{"resourceVersion":"7","continue":"x\"["}}"#;
     let page = Page::parse(text.as_bytes()).unwrap();
     assert_eq!((page.revision, page.next.as_str(), page.items.len()), (7, "x\"[", 2));
-    let read = |item: &RawValue| Node::parse(item.get().as_bytes(), &names());
+    let read = |item: &RawValue| Node::parse(item.get().as_bytes(), P);
     assert_eq!(read(page.items[0]).unwrap().name, "a");
     assert!(read(page.items[1]).is_err());
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::kube_node::{Names, Node, condition_patch};
+use super::kube_node::{Node, condition_patch};
 use crate::control::lease::LeaseAttributes;
 use crate::route::Prefix;
 
@@ -155,7 +155,7 @@ impl OwnNode {
     }
 
     /// What to do now, and what the annotations will say then.
-    pub(super) fn next_step(&self, names: &Names) -> (Step, Option<LeaseAttributes>) {
+    pub(super) fn next_step(&self, prefix: &str) -> (Step, Option<LeaseAttributes>) {
         let state = self.state();
         let Some(held) = &state.held else { return (Step::Rest, None) };
         let node = match &state.seen {
@@ -169,7 +169,7 @@ impl OwnNode {
             Ok(Some(other)) if other != held.subnet => {
                 Step::Refuse(format!("its pod cidr is now {other}"), Some(other))
             }
-            Ok(Some(_)) => match node.annotation_patch(&held.desired, names) {
+            Ok(Some(_)) => match node.annotation_patch(&held.desired, prefix) {
                 Some(patch) => {
                     let overwrite = node.overwrite().map(str::to_owned);
                     return (Step::Annotate { patch, overwrite }, Some(held.desired.clone()));

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until};
 
 use super::kube_connection::{Ask, Connection, ITEM_BYTES_MAX, Status, next_bytes};
-use super::kube_node::{Names, Node, NodeError, Page};
+use super::kube_node::{Node, NodeError, Page};
 use super::kube_own::OwnNode;
 use crate::control::backoff::jittered;
 use crate::control::error::StoreError;
@@ -40,7 +40,8 @@ type Opening = Pin<Box<dyn Future<Output = Result<Body, StoreError>> + Send>>;
 /// A live watch on all Nodes.
 pub struct KubeWatch {
     connection: Arc<Connection>,
-    names: Arc<Names>,
+    /// Of flannel's annotations.
+    prefix: Arc<str>,
     own: Arc<OwnNode>,
     /// The last version seen.
     revision: i64,
@@ -94,7 +95,7 @@ impl KubeWatch {
     /// Opens the watch for changes after `revision`, and waits until the server accepts it.
     pub(super) async fn open(
         connection: Arc<Connection>,
-        names: Arc<Names>,
+        prefix: Arc<str>,
         own: Arc<OwnNode>,
         revision: i64,
     ) -> Result<Self, StoreError> {
@@ -104,7 +105,7 @@ impl KubeWatch {
         let now = Instant::now();
         Ok(Self {
             connection,
-            names,
+            prefix,
             own,
             revision,
             phase: Phase::Reading(Box::new(body)),
@@ -217,11 +218,9 @@ impl KubeWatch {
                 let page = Page::parse(object).map_err(|_no_page| StoreError::HistoryLost)?;
                 Change::Progress { revision: page.revision }
             }
-            "ADDED" | "MODIFIED" | "DELETED" => match Node::parse(object, &self.names) {
+            "ADDED" | "MODIFIED" | "DELETED" => match Node::parse(object, &self.prefix) {
                 Ok(node) => self.of_node(node, kind == "DELETED"),
-                Err(malformed @ NodeError::Malformed { .. }) => {
-                    Change::Rejected(malformed.rejected())
-                }
+                Err(NodeError::Malformed(rejected)) => Change::Rejected(rejected),
                 Err(NodeError::Unknown(_)) => return Err(StoreError::HistoryLost),
             },
             _ => return Ok(None),
