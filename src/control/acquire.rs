@@ -51,16 +51,13 @@ impl SubnetManager {
         let granted = match &self.store {
             Store::Leased(store) => self.lease(store, config, attributes).await?,
             #[cfg(feature = "kube")]
-            Store::Assigned(store) => {
-                let granted = store.take_assigned(config.network, attributes).await;
-                match &granted {
-                    Err(AcquireError::Store(error)) if !error.store_answered() => {
-                        self.status.store_failed();
-                    }
-                    Ok(_) | Err(_) => self.status.edit().store_is_up = true,
+            Store::Assigned(store) => match store.take_assigned(config.network, attributes).await {
+                Err(AcquireError::Store(error)) => self.noted(Err(error))?,
+                answered => {
+                    self.status.edit().store_is_up = true;
+                    answered?
                 }
-                granted?
-            }
+            },
         };
         let own = OwnLease::new(granted, config.network);
         self.status.edit().lease_expires_unix = own.expires_unix();

@@ -107,35 +107,23 @@ async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Found {
 
 /// What differs in `found` from `used`, for an operator; `None` if nothing does.
 fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
-    let NetworkConfig {
-        network,
-        subnet_length_bits,
-        subnet_min,
-        subnet_max,
-        enable_nftables,
-        backend,
-    } = found;
-    if *network != used.network {
+    let (network, used_network) = (found.network, used.network);
+    if network != used_network {
         return Some(format!(
-            "is now for {network}, and not for {}, in which this node has its subnet",
-            used.network
+            "is now for {network}, and not for {used_network}, in which this node has its subnet"
         ));
     }
-    let mut changed = Vec::new();
-    if *subnet_length_bits != used.subnet_length_bits {
-        changed.push(format!("SubnetLen {subnet_length_bits}"));
-    }
-    if (*subnet_min, *subnet_max) != (used.subnet_min, used.subnet_max) {
-        changed.push(format!("SubnetMin {subnet_min}, SubnetMax {subnet_max}"));
-    }
-    if *enable_nftables != used.enable_nftables {
-        changed.push(format!("EnableNFTables {enable_nftables}"));
-    }
-    if *backend != used.backend {
-        let settings = backend.settings.to_string();
-        let shown: String = settings.chars().take(SHOWN_CHARS_MAX).collect();
-        changed.push(format!("Backend {shown}"));
-    }
+    let (used, found) = (used.to_json(), found.to_json());
+    let keys = ["SubnetLen", "SubnetMin", "SubnetMax", "EnableNFTables", "Backend"];
+    let changed: Vec<String> = keys
+        .into_iter()
+        .filter(|key| found[key] != used[key])
+        .map(|key| {
+            let text = found[key].as_str().map_or_else(|| found[key].to_string(), str::to_owned);
+            let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+            format!("{key} {shown}")
+        })
+        .collect();
     (!changed.is_empty()).then(|| format!("has changed: it now says {}", changed.join(", ")))
 }
 

@@ -32,7 +32,7 @@ pub fn select<'a>(
     for lease in leases.filter(|lease| lease.key != own_key) {
         match node.objection(lease) {
             None => usable.push(lease),
-            Some(reason) => rejected.push(rejection(lease, reason, node)),
+            Some((reason, detail)) => rejected.push(rejection(lease, reason, detail)),
         }
     }
     usable.sort_by(|a, b| (a.created_revision, &a.key).cmp(&(b.created_revision, &b.key)));
@@ -42,7 +42,10 @@ pub fn select<'a>(
             None => {
                 peers.insert(lease.subnet, lease.clone());
             }
-            Some(_) => rejected.push(rejection(lease, RejectReason::OverlapsOther, node)),
+            Some(_) => {
+                let detail = format!("{} overlaps an older lease", lease.subnet);
+                rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
+            }
         }
     }
     (peers, rejected)
@@ -58,16 +61,18 @@ pub fn same_ways(a: &Peers, b: &Peers) -> bool {
 }
 
 impl Node {
-    fn objection(self, lease: &Lease) -> Option<RejectReason> {
-        let address = lease.attributes.public_ip;
-        if !self.network.covers(lease.subnet) {
-            Some(RejectReason::OutsideNetwork)
-        } else if lease.subnet.overlaps(self.subnet) {
-            Some(RejectReason::OverlapsOwn)
-        } else if address == self.public_ip {
-            Some(RejectReason::OwnAddress)
+    fn objection(self, lease: &Lease) -> Option<(RejectReason, String)> {
+        let (subnet, address) = (lease.subnet, lease.attributes.public_ip);
+        let Self { network, subnet: own, public_ip } = self;
+        if !network.covers(subnet) {
+            let detail = format!("{subnet} lies outside the network {network}");
+            Some((RejectReason::OutsideNetwork, detail))
+        } else if subnet.overlaps(own) {
+            Some((RejectReason::OverlapsOwn, format!("{subnet} overlaps this node's {own}")))
+        } else if address == public_ip {
+            Some((RejectReason::OwnAddress, format!("its PublicIP {address} is this node's")))
         } else if !is_host_address(address) {
-            Some(RejectReason::BadAddress)
+            Some((RejectReason::BadAddress, format!("its PublicIP {address} is no host's")))
         } else {
             None
         }
@@ -91,21 +96,7 @@ pub(super) fn overlapping(peers: &Peers, subnet: Prefix) -> Option<Prefix> {
     neighbours.map(|(prefix, _)| *prefix).find(|prefix| prefix.overlaps(subnet))
 }
 
-fn rejection(lease: &Lease, reason: RejectReason, node: Node) -> Rejected {
-    let (subnet, address) = (lease.subnet, lease.attributes.public_ip);
-    let detail = match reason {
-        RejectReason::OutsideNetwork => {
-            format!("{subnet} lies outside the network {}", node.network)
-        }
-        RejectReason::OverlapsOwn => format!("{subnet} overlaps this node's {}", node.subnet),
-        RejectReason::OverlapsOther => format!("{subnet} overlaps an older lease"),
-        RejectReason::OwnAddress => format!("its PublicIP {address} is this node's"),
-        RejectReason::BadAddress => format!("its PublicIP {address} is no host's"),
-        RejectReason::BadKey
-        | RejectReason::BadValue
-        | RejectReason::TooLarge
-        | RejectReason::TooMany => reason.name().to_owned(),
-    };
+fn rejection(lease: &Lease, reason: RejectReason, detail: String) -> Rejected {
     Rejected { key: lease.key.clone(), reason, detail, revision: lease.revision }
 }
 

@@ -1,6 +1,6 @@
 //! Entries of a store that are not used, and why.
 
-/// Why an entry of the store is not used.
+/// Why an entry of the store is not used. Its number is its place in [`RejectReason::ALL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectReason {
     /// The key is no subnet such as `10.5.34.0-24`.
@@ -51,12 +51,6 @@ impl RejectReason {
             Self::OwnAddress => "own_address",
             Self::TooMany => "too_many",
         }
-    }
-
-    /// The position in [`Self::ALL`].
-    #[must_use]
-    pub fn index(self) -> usize {
-        self as usize
     }
 }
 

@@ -1,7 +1,7 @@
 //! The status of the control plane, for the rest of the daemon. Any thread may read it at any time.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::{info, warn};
@@ -20,7 +20,9 @@ const LOGGED_PER_LOOK_MAX: usize = 5;
 #[derive(Debug, Default)]
 pub struct ControlStatus {
     state: Mutex<ControlState>,
-    remembered: Mutex<Remembered>,
+    /// The rejected entries that were counted, as hashes.
+    remembered: Mutex<HashSet<u64>>,
+    hasher: RandomState,
 }
 
 /// The state of the control plane at one moment.
@@ -82,14 +84,8 @@ impl ControlState {
     /// Distinct entries that were rejected for `reason`.
     #[must_use]
     pub fn rejected(&self, reason: RejectReason) -> u64 {
-        self.rejected[reason.index()]
+        self.rejected[reason as usize]
     }
-}
-
-#[derive(Debug, Default)]
-struct Remembered {
-    hasher: RandomState,
-    entries: HashSet<u64>,
 }
 
 impl ControlStatus {
@@ -102,13 +98,6 @@ impl ControlStatus {
     /// The state, to be changed.
     pub(crate) fn edit(&self) -> MutexGuard<'_, ControlState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[cfg(feature = "kube")]
-    pub(crate) fn store_failed(&self) {
-        let mut state = self.edit();
-        state.store_is_up = false;
-        state.store_failures += 1;
     }
 
     /// The store's alarm, because of which it takes no writes; `None` if it takes them.
@@ -135,10 +124,11 @@ impl ControlStatus {
         let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         let mut fresh = 0;
         for entry in rejected {
-            if !remembered.is_new(entry) {
+            let hash = self.hasher.hash_one((&entry.key, entry.reason));
+            if remembered.len() >= REMEMBERED_MAX || !remembered.insert(hash) {
                 continue;
             }
-            self.edit().rejected[entry.reason.index()] += 1;
+            self.edit().rejected[entry.reason as usize] += 1;
             fresh += 1;
             if fresh <= LOGGED_PER_LOOK_MAX {
                 let (key, why) = (&entry.key, &entry.detail);
@@ -148,16 +138,6 @@ impl ControlStatus {
         if fresh > LOGGED_PER_LOOK_MAX {
             warn!("Ignoring {} more unusable entries in the store", fresh - LOGGED_PER_LOOK_MAX);
         }
-    }
-}
-
-impl Remembered {
-    fn is_new(&mut self, entry: &Rejected) -> bool {
-        let mut hasher = self.hasher.build_hasher();
-        hasher.write(entry.key.as_bytes());
-        hasher.write_usize(entry.reason.index());
-        let hash = hasher.finish();
-        self.entries.len() < REMEMBERED_MAX && self.entries.insert(hash)
     }
 }
 
@@ -203,7 +183,7 @@ mod tests {
         let names: HashSet<_> = RejectReason::ALL.iter().map(|reason| reason.name()).collect();
         assert_eq!(names.len(), RejectReason::ALL.len());
         for (position, reason) in RejectReason::ALL.iter().enumerate() {
-            assert_eq!(reason.index(), position);
+            assert_eq!(*reason as usize, position);
         }
     }
 }

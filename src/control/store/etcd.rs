@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::etcd_claim::Claims;
-use super::etcd_connection::{Connection, SPACE_ADVICE, config_key, wants_connection};
+use super::etcd_connection::{Connection, SPACE_ADVICE, config_key};
 use super::etcd_lease::EtcdLease;
 use super::etcd_watch::{EtcdWatch, Origin, decode};
 use crate::config::network::CONFIG_BYTES_MAX;
@@ -278,23 +278,7 @@ impl EtcdStore {
 
     async fn open_watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
         let from = Origin { revision, cluster: self.cluster.load(Ordering::Relaxed) };
-        let opened = self
-            .connection
-            .call("watching leases", |client| {
-                EtcdWatch::open(client, Arc::clone(&self.connection), self.subnets(), from)
-            })
-            .await;
-        match opened {
-            Ok(Ok(watch)) => Ok(watch),
-            // A stream that was opened and refused: the endpoint may be the reason.
-            Ok(Err(error)) => {
-                if wants_connection(&error) {
-                    self.connection.reset().await;
-                }
-                Err(error)
-            }
-            Err(error) => Err(error),
-        }
+        EtcdWatch::open(Arc::clone(&self.connection), self.subnets(), from).await
     }
 
     fn unchanged(&self, held: &Lease) -> Compare {

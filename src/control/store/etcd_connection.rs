@@ -23,7 +23,7 @@ use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
 /// few seconds; what takes longer is better tried elsewhere.
-pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for a TCP connection; half the request's, so that the rest remains for it.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 /// HTTP/2 pings while a stream is open: a dead peer is noticed within 13 s. etcd refuses clients
@@ -274,7 +274,7 @@ pub(super) fn config_key(prefix: &str) -> String {
     format!("{prefix}/config")
 }
 
-pub(super) fn timed_out(operation: &'static str) -> StoreError {
+fn timed_out(operation: &'static str) -> StoreError {
     StoreError::unavailable(operation, format!("no answer within {REQUEST_TIMEOUT:?}"))
 }
 

@@ -20,6 +20,15 @@ pub(super) struct EtcdLease {
     pub(super) fresh: bool,
 }
 
+impl EtcdLease {
+    /// For `ttl_seconds` from a request that was sent at `asked`.
+    fn new(id: i64, asked: Duration, ttl_seconds: i64, fresh: bool) -> Self {
+        let seconds = u64::try_from(ttl_seconds).unwrap_or(0);
+        let expires = asked + Duration::from_secs(seconds);
+        Self { id, expires, expires_unix: clock::unix_seconds().saturating_add(seconds), fresh }
+    }
+}
+
 impl Connection {
     /// Extends an etcd lease by its own time; `None` if it is gone, or shorter than `least`.
     pub(super) async fn keep_alive(
@@ -43,13 +52,8 @@ impl Connection {
                 }
             })
             .await?;
-        let kept = Duration::from_secs(u64::try_from(kept).unwrap_or(0));
-        Ok((!kept.is_zero() && kept >= least).then(|| EtcdLease {
-            id,
-            expires: asked + kept,
-            expires_unix: clock::unix_seconds().saturating_add(kept.as_secs()),
-            fresh: false,
-        }))
+        let lease = EtcdLease::new(id, asked, kept, false);
+        Ok((kept > 0 && lease.expires - asked >= least).then_some(lease))
     }
 
     pub(super) async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
@@ -60,13 +64,7 @@ impl Connection {
                 client.lease_grant(seconds, None).await
             })
             .await?;
-        let granted = Duration::from_secs(u64::try_from(response.ttl()).unwrap_or(0));
-        Ok(EtcdLease {
-            id: response.id(),
-            expires: asked + granted,
-            expires_unix: clock::unix_seconds().saturating_add(granted.as_secs()),
-            fresh: true,
-        })
+        Ok(EtcdLease::new(response.id(), asked, response.ttl(), true))
     }
 
     /// Best effort: an etcd lease that stays holds no key and lapses by itself.

@@ -38,13 +38,8 @@ pub enum EtcdOptionsError {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Stamp(Vec<Option<FileStamp>>);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct FileStamp {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    modified: (i64, i64),
-}
+/// Device, inode, size, and time of the last change.
+type FileStamp = ((u64, u64), u64, (i64, i64));
 
 impl Stamp {
     /// As the files of `options` are now. A file that is missing has a stamp as well.
@@ -55,16 +50,13 @@ impl Stamp {
             client.map(|client| client.certificate_file.as_path()),
             client.map(|client| client.key_file.as_path()),
         ];
-        Self(files.into_iter().flatten().map(FileStamp::of).collect())
+        Self(files.into_iter().flatten().map(file_stamp).collect())
     }
 }
 
-impl FileStamp {
-    fn of(path: &Path) -> Option<Self> {
-        let found = std::fs::metadata(path).ok()?;
-        let modified = (found.mtime(), found.mtime_nsec());
-        Some(Self { device: found.dev(), inode: found.ino(), bytes: found.size(), modified })
-    }
+fn file_stamp(path: &Path) -> Option<FileStamp> {
+    let found = std::fs::metadata(path).ok()?;
+    Some(((found.dev(), found.ino()), found.size(), (found.mtime(), found.mtime_nsec())))
 }
 
 /// The options of TLS from the files as they are now. Without `--etcd-cafile` the system's

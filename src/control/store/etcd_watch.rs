@@ -4,12 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{
-    Client, Error as EtcdError, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream,
-};
-use tokio::time::{Instant, sleep_until, timeout};
+use etcd_client::{Client, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
+use tokio::time::{Instant, sleep_until};
 
-use super::etcd_connection::{Connection, REQUEST_TIMEOUT, classify, timed_out, wants_connection};
+use super::etcd_connection::{Connection, classify, wants_connection};
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, Version};
 use crate::control::rejected::Rejected;
@@ -29,8 +27,6 @@ pub struct EtcdWatch {
     stream: WatchStream,
     connection: Arc<Connection>,
     subnets: String,
-    /// Where the stream began, or the last event seen.
-    revision: i64,
     /// Announced first.
     live: Option<i64>,
     ask_at: Instant,
@@ -47,47 +43,40 @@ pub(super) struct Origin {
 }
 
 impl EtcdWatch {
-    /// Opens the stream for changes after `from` and waits until the server confirms it. The
-    /// outer error is of the transport, the inner one the server's.
+    /// Opens the stream for changes after `from` and waits until the server confirms it.
     pub(super) async fn open(
-        client: Client,
         connection: Arc<Connection>,
         subnets: String,
         from: Origin,
-    ) -> Result<Result<Self, StoreError>, EtcdError> {
+    ) -> Result<Self, StoreError> {
         let revision = from.revision;
         let options = WatchOptions::new()
             .with_prefix()
             .with_start_revision(revision + 1)
             // One event of 1.5 MiB must not take its neighbours beyond the message limit.
             .with_fragment();
-        let mut stream = client.watch_client().watch(subnets.as_str(), Some(options)).await?;
-        let Ok(first) = timeout(REQUEST_TIMEOUT, stream.message()).await else {
-            return Ok(Err(timed_out(OPERATION)));
+        let path = subnets.as_str();
+        let open = |client: Client| async move {
+            let mut stream = client.watch_client().watch(path, Some(options)).await?;
+            let first = stream.message().await?;
+            Ok((stream, first))
         };
-        let Some(first) = first? else {
-            return Ok(Err(ended("the server closed the stream")));
-        };
-        if let Some(error) = end_of(&first) {
-            return Ok(Err(error));
+        let (stream, first) = connection.call(OPERATION, open).await?;
+        let first = check(first);
+        if first.as_ref().is_err_and(wants_connection) {
+            // A stream that was opened and refused: the endpoint may be the reason.
+            connection.reset().await;
         }
+        let first = first?;
         let now = first.header().map_or(revision, |header| header.revision());
         let cluster = first.header().map_or(0, |header| header.cluster_id());
         if now < revision || (from.cluster != 0 && cluster != from.cluster) {
             // Not the cluster, or not the history, that we saw: wiped, restored or replaced. It
             // would stay silent until its revisions have caught up.
-            return Ok(Err(StoreError::HistoryLost));
+            return Err(StoreError::HistoryLost);
         }
-        let ask_at = Instant::now() + PROGRESS_PERIOD;
-        Ok(Ok(Self {
-            stream,
-            connection,
-            subnets,
-            revision,
-            live: Some(now),
-            ask_at,
-            unanswered: 0,
-        }))
+        let (live, ask_at) = (Some(now), Instant::now() + PROGRESS_PERIOD);
+        Ok(Self { stream, connection, subnets, live, ask_at, unanswered: 0 })
     }
 
     pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
@@ -107,10 +96,7 @@ impl EtcdWatch {
             tokio::select! {
                 message = self.stream.message() => {
                     let message = message.map_err(|error| classify(OPERATION, &error))?;
-                    let Some(message) = message else {
-                        return Err(ended("the server closed the stream"));
-                    };
-                    let events = self.take(&message)?;
+                    let events = self.take(&check(message)?);
                     if !events.is_empty() {
                         return Ok(events);
                     }
@@ -129,15 +115,11 @@ impl EtcdWatch {
         self.stream.request_progress().await.map_err(|error| classify(OPERATION, &error))
     }
 
-    fn take(&mut self, message: &WatchResponse) -> Result<Vec<Change>, StoreError> {
+    fn take(&mut self, message: &WatchResponse) -> Vec<Change> {
         self.unanswered = 0;
-        if let Some(error) = end_of(message) {
-            return Err(error);
-        }
         let mut events = Vec::with_capacity(message.events().len());
         for event in message.events() {
             let Some(found) = event.kv() else { continue };
-            self.revision = found.mod_revision();
             events.push(match event.event_type() {
                 EventType::Put => match decode(&self.subnets, found) {
                     Ok(lease) => Change::Put(lease),
@@ -150,25 +132,26 @@ impl EtcdWatch {
                 }
             });
         }
-        Ok(events)
+        events
     }
 }
 
-/// The error with which the message ends the watch, if it does.
-fn end_of(message: &WatchResponse) -> Option<StoreError> {
+/// The message, unless the stream ends with it.
+fn check(message: Option<WatchResponse>) -> Result<WatchResponse, StoreError> {
+    let Some(message) = message else { return Err(ended("the server closed the stream")) };
     if message.compact_revision() != 0 {
-        return Some(StoreError::HistoryLost);
+        return Err(StoreError::HistoryLost);
     }
     if !message.canceled() {
-        return None;
+        return Ok(message);
     }
     let reason = message.cancel_reason();
     // An old token is a missing permission for some versions.
     if reason.contains("permission denied") || reason.contains("invalid auth token") {
         let (operation, detail) = (OPERATION, reason.to_owned());
-        return Some(StoreError::Refused { operation, detail });
+        return Err(StoreError::Refused { operation, detail });
     }
-    Some(ended(&format!("the server cancelled it: {reason:?}")))
+    Err(ended(&format!("the server cancelled it: {reason:?}")))
 }
 
 fn ended(detail: &str) -> StoreError {

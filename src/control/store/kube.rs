@@ -194,22 +194,12 @@ impl KubeStore {
     pub(in crate::control) async fn sync(&self) -> Result<Option<Ipv4Addr>, AcquireError> {
         info!("Starting kube subnet manager");
         info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
-        let began = Instant::now();
-        let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
-        let mut told = LogOnce::default();
-        let node = loop {
-            match self.read_own().await {
-                Ok(node) => break node,
-                Err(source) if began.elapsed() >= self.sync_timeout => {
-                    let minutes = self.sync_timeout.as_secs() / 60;
-                    return Err(AcquireError::NotSynced { minutes, source });
-                }
-                Err(error) => told.once(&with_causes(&error), |text| {
-                    warn!("The Kubernetes API does not answer yet, retrying: {text}");
-                }),
-            }
-            sleep(backoff.next_wait()).await;
-        };
+        let what = "The Kubernetes API does not answer yet";
+        let node = retried(what, |_| self.sync_timeout, || self.read_own()).await;
+        let node = node.map_err(|source| {
+            let minutes = self.sync_timeout.as_secs() / 60;
+            AcquireError::NotSynced { minutes, source }
+        })?;
         info!("Node controller sync successful");
         let Some(text) = node.as_ref().and_then(Node::node_public_ip) else { return Ok(None) };
         let name = format!("{}{NODE_PUBLIC_IP}", self.prefix);
@@ -326,7 +316,7 @@ impl KubeStore {
     /// Keeps the own Node up to date, for ever.
     pub(in crate::control) async fn keep(&self, status: &ControlStatus) -> Infallible {
         let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
-        let (mut told, mut failures) = (Said::Fine, LogOnce::default());
+        let (mut told, mut failures) = (Step::Rest, LogOnce::default());
         loop {
             match self.write_step().await {
                 // A pause, in case somebody keeps changing it back.
@@ -347,44 +337,36 @@ impl KubeStore {
     }
 
     /// Logs once what became of the own Node.
-    fn tell(&self, step: Step, told: &mut Said, status: &ControlStatus) {
-        let (node, held) = (self.own.name(), self.own.held().map(|held| held.subnet));
-        let Some(held) = held else { return };
+    fn tell(&self, step: Step, told: &mut Step, status: &ControlStatus) {
+        let Some(held) = self.own.held().map(|held| held.subnet) else { return };
+        let node = self.own.name();
         let refused = if let Step::Refuse(_, found) = &step { Some(*found) } else { None };
         let mut state = status.edit();
         (state.subnet_is_refused, state.refused_subnet) = (refused.is_some(), refused.flatten());
         drop(state);
-        let say = match step {
-            Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Said::Fine,
-            Step::AwaitNode => Said::Awaits("is gone from the API"),
-            Step::AwaitSubnet => Said::Awaits("has no pod cidr any more"),
-            Step::Refuse(detail, _) => Said::Refuses(detail),
-        };
-        if say == *told {
+        if step == *told {
             return;
         }
-        match &say {
-            Said::Fine => info!("The Node {node:?} shows this node's subnet {held} again"),
-            Said::Awaits(why) => warn!(
+        let waiting = |why: &str| {
+            warn!(
                 "The Node {node:?} {why}: keeping the subnet {held} and all peers, and writing its \
                  annotations when it is back"
-            ),
-            Said::Refuses(detail) => error!(
+            );
+        };
+        match &step {
+            Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => {
+                info!("The Node {node:?} shows this node's subnet {held} again");
+            }
+            Step::AwaitNode => waiting("is gone from the API"),
+            Step::AwaitSubnet => waiting("has no pod cidr any more"),
+            Step::Refuse(detail, _) => error!(
                 "Refusing the change of the Node {node:?}: {detail}, and this node's pods have \
                  addresses of {held}; going on with {held}, which other nodes may not route here. \
                  To use the new one, drain the node, restart weftd and then its pods"
             ),
         }
-        *told = say;
+        *told = step;
     }
-}
-
-/// What was last logged about the own Node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
-    Fine,
-    Awaits(&'static str),
-    Refuses(String),
 }
 
 fn read_network_config(options: &KubeOptions) -> Result<Vec<u8>, KubeOptionsError> {
@@ -421,31 +403,41 @@ async fn node_of_pod(
         #[serde(rename = "nodeName", default)]
         node_name: String,
     }
-    let pod = || format!("{namespace}/{name}");
-    let failed = |detail: String| KubeOptionsError::Pod { pod: pod(), detail };
+    let failed = |detail: String| {
+        let pod = format!("{namespace}/{name}");
+        KubeOptionsError::Pod { pod, detail }
+    };
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let ask = Ask::get("reading the own pod", path);
+    let patience = |error: &StoreError| {
+        let is_refused = matches!(error, StoreError::Refused { .. });
+        if is_refused { REFUSED_MAX.min(sync_timeout) } else { sync_timeout }
+    };
+    let read = || connection.ask_whole(&ask, ITEM_BYTES_MAX);
+    let answer = retried("Cannot find this pod's Node yet", patience, read).await;
+    let bytes = answer.map_err(|error| failed(with_causes(&error)))?;
+    let pod: Pod = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+    if pod.spec.node_name.is_empty() {
+        return Err(failed("node name not present in pod spec".to_owned()));
+    }
+    Ok(pod.spec.node_name)
+}
+
+/// Repeats `request` until it succeeds, or fails after the time that its error is worth, and logs
+/// `what` meanwhile.
+async fn retried<T, F: Future<Output = Result<T, StoreError>>>(
+    what: &str,
+    patience: impl Fn(&StoreError) -> Duration,
+    request: impl Fn() -> F,
+) -> Result<T, StoreError> {
     let (began, mut told) = (Instant::now(), LogOnce::default());
     let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
     loop {
-        match connection.ask_whole(&ask, ITEM_BYTES_MAX).await {
-            Ok(bytes) => {
-                let pod = serde_json::from_slice::<Pod>(&bytes);
-                let pod = pod.map_err(|error| failed(error.to_string()))?;
-                if pod.spec.node_name.is_empty() {
-                    return Err(failed("node name not present in pod spec".to_owned()));
-                }
-                return Ok(pod.spec.node_name);
+        match request().await {
+            Err(error) if began.elapsed() < patience(&error) => {
+                told.once(&with_causes(&error), |text| warn!("{what}, retrying: {text}"));
             }
-            Err(refused @ StoreError::Refused { .. }) if began.elapsed() >= REFUSED_MAX => {
-                return Err(failed(with_causes(&refused)));
-            }
-            Err(error) if began.elapsed() >= sync_timeout => {
-                return Err(failed(with_causes(&error)));
-            }
-            Err(error) => told.once(&with_causes(&error), |text| {
-                warn!("Cannot find this pod's Node yet, retrying: {text}");
-            }),
+            answer => return answer,
         }
         sleep(backoff.next_wait()).await;
     }

@@ -1,7 +1,6 @@
 //! A watch on all Nodes: lines of JSON over one answer that does not end. The server ends it every
 //! few minutes, and it goes on from the last version seen without anybody noticing.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,8 +34,6 @@ const LINE_BYTES_MAX: usize = ITEM_BYTES_MAX + 4096;
 
 const OPERATION: &str = "watching Nodes";
 
-type Opening = Pin<Box<dyn Future<Output = Result<Body, StoreError>> + Send>>;
-
 /// A live watch on all Nodes.
 pub struct KubeWatch {
     connection: Arc<Connection>,
@@ -45,18 +42,16 @@ pub struct KubeWatch {
     own: Arc<OwnNode>,
     /// The last version seen.
     revision: i64,
-    phase: Phase,
+    /// The answer that is read; `None` where the next is due.
+    body: Option<Body>,
+    /// Whether the next answer may come from a server with another past.
+    is_doubtful: bool,
     /// Until when the first watch is silent, if it is to be announced still.
     unannounced: Option<Instant>,
     began: Instant,
     ends: Instant,
     /// Begin of a line whose end has not come.
     line: Vec<u8>,
-}
-
-enum Phase {
-    Opening(Opening),
-    Reading(Box<Body>),
 }
 
 #[derive(Deserialize)]
@@ -99,32 +94,41 @@ impl KubeWatch {
         own: Arc<OwnNode>,
         revision: i64,
     ) -> Result<Self, StoreError> {
-        let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
-        expect_history(&connection, own.name(), revision).await?;
-        let body = connection.ask(&ask(revision, served_for)).await?.into_body();
         let now = Instant::now();
-        Ok(Self {
+        let mut watch = Self {
             connection,
             prefix,
             own,
             revision,
-            phase: Phase::Reading(Box::new(body)),
-            unannounced: Some(now + BELIEVED_AFTER),
+            body: None,
+            is_doubtful: true,
+            unannounced: None,
             began: now,
-            ends: now + served_for + GRACE,
+            ends: now,
             line: Vec::new(),
-        })
+        };
+        watch.begin().await?;
+        watch.unannounced = Some(watch.began + BELIEVED_AFTER);
+        Ok(watch)
+    }
+
+    async fn begin(&mut self) -> Result<(), StoreError> {
+        if self.is_doubtful {
+            expect_history(&self.connection, self.own.name(), self.revision).await?;
+        }
+        let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
+        let answer = self.connection.ask(&ask(self.revision, served_for)).await?;
+        self.body = Some(answer.into_body());
+        self.began = Instant::now();
+        self.ends = self.began + served_for + GRACE;
+        Ok(())
     }
 
     pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
         loop {
-            let body = match &mut self.phase {
-                Phase::Reading(body) => body,
-                Phase::Opening(opening) => {
-                    let body = opening.await?;
-                    self.phase = Phase::Reading(Box::new(body));
-                    continue;
-                }
+            let Some(body) = &mut self.body else {
+                self.begin().await?;
+                continue;
             };
             let believed = async {
                 match self.unannounced {
@@ -143,7 +147,7 @@ impl KubeWatch {
             };
             match bytes {
                 Err(detail) => return Err(StoreError::unavailable(OPERATION, detail)),
-                Ok(None) => self.go_on()?,
+                Ok(None) => self.end()?,
                 Ok(Some(bytes)) => {
                     let events = self.take(&bytes)?;
                     if !events.is_empty() {
@@ -155,25 +159,15 @@ impl KubeWatch {
     }
 
     /// The server ended the watch, as it was asked to, or because it stops.
-    fn go_on(&mut self) -> Result<(), StoreError> {
+    fn end(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
         if now - self.began < SERVED_MIN {
             return Err(StoreError::unavailable(OPERATION, "the server ended the watch at once"));
         }
         self.line.clear();
         // A server that stops may come back with another past.
-        let is_early = now + GRACE + GRACE < self.ends;
-        let served_for = jittered(SERVED_FOR, SERVED_JITTER, &mut fastrand::Rng::new());
-        (self.began, self.ends) = (now, now + served_for + GRACE);
-        let (connection, own) = (Arc::clone(&self.connection), Arc::clone(&self.own));
-        let revision = self.revision;
-        self.phase = Phase::Opening(Box::pin(async move {
-            if is_early {
-                expect_history(&connection, own.name(), revision).await?;
-            }
-            let ask = ask(revision, served_for);
-            connection.ask(&ask).await.map(hyper::Response::into_body)
-        }));
+        self.is_doubtful = now + GRACE + GRACE < self.ends;
+        self.body = None;
         Ok(())
     }
 
