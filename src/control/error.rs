@@ -94,8 +94,8 @@ impl StoreError {
 pub enum AcquireError {
     /// Every subnet is taken.
     #[error(
-        "out of subnets: all from {min}/{length_bits} to {max}/{length_bits} are taken; remove leases of nodes that are \
-         gone, or enlarge the network"
+        "out of subnets: all from {min}/{length_bits} to {max}/{length_bits} are taken; remove \
+         leases of nodes that are gone, or enlarge the network"
     )]
     Exhausted {
         /// First subnet that may be leased.

@@ -320,7 +320,8 @@ fn offline_start_retakes_free_subnet_yields_taken_one() {
     let (mut machine, _) = from_cache();
     let commands = machine.handle(listing(&[lease(1, 11, 1)], 12), at(6));
     let creates = commands.iter().any(|command| {
-        matches!(command, Command::Write { what: Write::Retake, held } if held.key == lease(OWN, 0, 0).key)
+        let Command::Write { what: Write::Retake, held } = command else { return false };
+        held.key == lease(OWN, 0, 0).key
     });
     assert!(creates && end(&commands).is_none(), "the lapsed subnet is not taken: {commands:?}");
 
@@ -415,7 +416,10 @@ fn own_written(revision: i64) -> Event {
 
 /// Whether the operator is alarmed, if the write was counted at all.
 fn alarm(commands: &[Command]) -> Option<bool> {
-    let is_alarm = |command: &Command| matches!(command, Command::Log(Level::WARN, text) if text.starts_with("ALARM: somebody"));
+    let is_alarm = |command: &Command| {
+        let Command::Log(Level::WARN, text) = command else { return false };
+        text.starts_with("ALARM: somebody")
+    };
     let is_counted = commands.contains(&Command::CountForeignWrite);
     is_counted.then(|| commands.iter().any(is_alarm))
 }
@@ -425,11 +429,8 @@ fn flannel_node_with_our_address_raises_alarm() {
     let mut machine = watching(Timing::default());
     let renews = |commands: &[Command]| {
         let rewrites = |command: &Command| {
-            matches!(
-                command,
-                Command::Write { what: Write::Restore | Write::Repair, .. }
-                    | Command::Write { what: Write::Retake, .. }
-            )
+            let Command::Write { what, .. } = command else { return false };
+            *what != Write::Renew
         };
         assert!(!commands.iter().any(rewrites), "it writes over the other's: {commands:?}");
         commands.iter().any(|command| matches!(command, Command::Write { what: Write::Renew, .. }))

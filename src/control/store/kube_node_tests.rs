@@ -90,9 +90,8 @@ fn backend_data_must_be_one_json_value() {
 fn a_broken_node_still_says_which_it_is() {
     let broken = node(json!({"a": 1}), json!({}));
     let error = Node::parse(broken.to_string().as_bytes(), P).unwrap_err();
-    assert!(
-        matches!(&error, NodeError::Malformed(node) if (node.key.as_str(), node.revision) == ("n2", 42))
-    );
+    let NodeError::Malformed(rejected) = error else { panic!("{error:?}") };
+    assert_eq!((rejected.key.as_str(), rejected.revision), ("n2", 42));
     let error = Node::parse(b"{}", P).unwrap_err();
     assert!(matches!(error, NodeError::Unknown(_)), "{error:?}");
     let mut odd = node(json!({}), json!({}));
