@@ -33,13 +33,6 @@ const RACE_PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::f
 /// store's answers contradict each other.
 const LISTINGS_MAX: u32 = 64;
 
-/// The preferred subnet of an attempt.
-#[derive(Clone, Copy)]
-struct Wish {
-    previous: Option<Prefix>,
-    candidates: usize,
-}
-
 impl SubnetManager {
     /// Acquires a subnet for the node of `attributes`. Lost races are retried; other errors
     /// are returned and worth another call.
@@ -59,7 +52,8 @@ impl SubnetManager {
                 }
             },
         };
-        let own = OwnLease::new(granted, config.network);
+        let Granted { lease, expires } = granted;
+        let own = OwnLease { lease, expires, network: config.network };
         self.status.edit().lease_expires_unix = own.expires_unix();
         Ok(own)
     }
@@ -88,19 +82,19 @@ impl SubnetManager {
         attributes: &LeaseAttributes,
     ) -> Result<Granted, AcquireError> {
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
-        let mut wish = Wish { previous: self.previous, candidates: CANDIDATES };
+        let (mut previous, mut candidates) = (self.previous, CANDIDATES);
         for _ in 0..LISTINGS_MAX {
             let claimed = store.claim(attributes.public_ip, self.timing.claim_ttl).await;
             self.noted_write(claimed)?;
             let snapshot = self.noted(store.list().await)?;
             self.status.reject(&snapshot.rejected);
-            match self.attempt(store, config, attributes, &snapshot, wish).await {
+            match self.attempt(store, config, attributes, &snapshot, previous, candidates).await {
                 Ok(Some(granted)) => return Ok(granted),
                 Ok(None) => {}
                 Err(AcquireError::Store(StoreError::Conflict(_))) => {
-                    wish.candidates = wider(wish.candidates);
+                    candidates = wider(candidates);
                     // Whatever took it, a listing that does not show it would name it again.
-                    wish.previous = None;
+                    previous = None;
                     sleep(pause.next_wait()).await;
                 }
                 Err(error) => return Err(error),
@@ -116,7 +110,8 @@ impl SubnetManager {
         config: &NetworkConfig,
         attributes: &LeaseAttributes,
         snapshot: &Snapshot,
-        Wish { previous, candidates }: Wish,
+        previous: Option<Prefix>,
+        candidates: usize,
     ) -> Result<Option<Granted>, AcquireError> {
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
             return self.take_over(store, config, attributes, held).await;

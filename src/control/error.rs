@@ -122,16 +122,10 @@ pub enum AcquireError {
     Unusable(String),
     /// flannel waits as long, and ends.
     #[error(
-        "error waiting for nodeController to sync state: the API did not answer within {minutes} \
+        "error waiting for nodeController to sync state: the API did not answer within {0} \
          minutes"
     )]
-    NotSynced {
-        /// How long it was waited.
-        minutes: u64,
-        /// The last error.
-        #[source]
-        source: StoreError,
-    },
+    NotSynced(u64, #[source] StoreError),
     /// The store failed.
     #[error("cannot acquire a lease")]
     Store(#[from] StoreError),
@@ -141,7 +135,7 @@ impl AcquireError {
     /// Whether only an operator can help, so that the start fails, as flannel's does.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Unusable(_) | Self::NotSynced { .. })
+        matches!(self, Self::Unusable(_) | Self::NotSynced(..))
     }
 }
 

@@ -127,10 +127,6 @@ impl Rejected {
 }
 
 impl OwnLease {
-    pub(crate) fn new(granted: Granted, network: Prefix) -> Self {
-        Self { lease: granted.lease, expires: granted.expires, network }
-    }
-
     /// Seconds since 1970 at which the lease ends; `None` for a reservation.
     #[must_use]
     pub fn expires_unix(&self) -> Option<u64> {

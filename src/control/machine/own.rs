@@ -9,7 +9,7 @@ use crate::control::backoff::jittered;
 use crate::control::clock::{format_go, format_go_duration};
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::snapshot::{Granted, OwnLease};
+use crate::control::snapshot::Granted;
 use crate::failure::with_causes;
 
 /// Renewals are brought forward by up to this at random: nodes that started together do not
@@ -206,19 +206,18 @@ impl Machine {
     }
 
     fn adopt(&mut self, granted: Granted) {
-        let network = self.own.network;
-        // Those of now, and not of when it was asked for.
+        let Granted { lease: found, expires } = granted;
+        let Lease { revision, created_revision, .. } = found;
+        // With the attributes of now, and not of when it was asked for.
         let attributes = self.own.lease.attributes.clone();
-        self.own = OwnLease::new(granted, network);
-        let written = std::mem::replace(&mut self.own.lease.attributes, attributes);
-        let Lease { revision, created_revision, .. } = self.own.lease;
+        self.own.lease = Lease { attributes, ..found.clone() };
+        self.own.expires = expires;
         self.own_since = revision;
         self.unanswered = self.unanswered.filter(|over| *over == revision);
         if created_revision != 0 {
             self.newest = self.newest.max(revision);
         }
-        let found = Lease { attributes: written, ..self.own.lease.clone() };
-        self.mirror.insert(self.own.lease.key.clone(), found);
+        self.mirror.insert(found.key.clone(), found);
         if std::mem::take(&mut self.from_cache) {
             self.is_confirmation_due = true;
             self.info(format!(

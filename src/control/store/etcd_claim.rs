@@ -42,19 +42,13 @@ struct State {
     current: Option<Ipv4Addr>,
 }
 
-impl State {
-    fn of(node: Option<NodeIdentity>) -> Self {
-        Self { node, ..Self::default() }
-    }
-}
-
 impl Claims {
     pub(super) fn new(
         node: Option<NodeIdentity>,
         connection: &Arc<Connection>,
         prefix: &str,
     ) -> Self {
-        let state = Mutex::new(State::of(node));
+        let state = Mutex::new(State { node, ..State::default() });
         Self { connection: Arc::clone(connection), prefix: prefix.to_owned(), state }
     }
 
@@ -90,7 +84,7 @@ impl Claims {
         if let Some(id) = claims.lease
             && self.connection.keep_alive(id, Duration::ZERO).await?.is_none()
         {
-            *claims = State::of(Some(node.clone()));
+            *claims = State { node: Some(node.clone()), ..State::default() };
         }
         if claims.current == Some(public_ip) {
             self.leave_all_but(claims, public_ip).await?;
@@ -175,8 +169,10 @@ impl Claims {
         if written.succeeded() {
             return Ok(Ok(written.header().map_or(0, |header| header.revision())));
         }
-        let answers = written.op_responses().into_iter();
-        Ok(Err(answers.filter_map(first_found).next()))
+        match written.op_responses().first() {
+            Some(TxnOpResponse::Get(found)) => Ok(Err(found.kvs().first().cloned())),
+            _ => Ok(Err(None)),
+        }
     }
 
     /// The condition that the claim of `public_ip` is as this run wrote it, if it did.
@@ -195,12 +191,5 @@ impl Claims {
 
     fn claim_path(&self, public_ip: Ipv4Addr) -> String {
         format!("{}/weft/nodes/{public_ip}", self.prefix)
-    }
-}
-
-fn first_found(answer: TxnOpResponse) -> Option<KeyValue> {
-    match answer {
-        TxnOpResponse::Get(found) => found.kvs().first().cloned(),
-        TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
     }
 }

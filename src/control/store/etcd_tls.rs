@@ -23,14 +23,8 @@ pub enum EtcdOptionsError {
         detail: String,
     },
     /// A certificate or key file cannot be read.
-    #[error("cannot read {path}, needed to reach etcd")]
-    File {
-        /// The file.
-        path: String,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error("cannot read {0}, needed to reach etcd")]
+    File(String, #[source] std::io::Error),
 }
 
 /// Detects a change of the certificate files without reading them. Follows symbolic links, which is
@@ -74,8 +68,7 @@ pub(super) fn tls_options(options: &EtcdOptions) -> Result<TlsOptions, EtcdOptio
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, EtcdOptionsError> {
-    std::fs::read(path)
-        .map_err(|source| EtcdOptionsError::File { path: path.display().to_string(), source })
+    std::fs::read(path).map_err(|error| EtcdOptionsError::File(path.display().to_string(), error))
 }
 
 /// What an operator has to do about `detail`, if it is a complaint of TLS. The client wraps these

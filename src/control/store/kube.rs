@@ -15,11 +15,13 @@ use tracing::{error, info, warn};
 
 pub use super::kube_connection::KubeOptionsError;
 use super::kube_connection::{Ask, Connection, ITEM_BYTES_MAX};
-use super::kube_node::{NODE_PUBLIC_IP, Node, NodeError, PUBLIC_IP_OVERWRITE, Page};
-use super::kube_own::{OwnNode, Step, patch_of};
+use super::kube_node::{
+    NODE_PUBLIC_IP, Node, NodeError, PUBLIC_IP_OVERWRITE, Page, condition_patch,
+};
+use super::kube_own::{OwnNode, Step};
 use super::kube_watch::KubeWatch;
 use crate::config::kube::{KubeOptions, NodeSource};
-use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
+use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
 use crate::control::clock;
 use crate::control::error::{AcquireError, StoreError};
@@ -196,10 +198,8 @@ impl KubeStore {
         info!("Waiting {} for node controller to sync", clock::format_go_duration(SYNC_TIMEOUT));
         let what = "The Kubernetes API does not answer yet";
         let node = retried(what, |_| self.sync_timeout, || self.read_own()).await;
-        let node = node.map_err(|source| {
-            let minutes = self.sync_timeout.as_secs() / 60;
-            AcquireError::NotSynced { minutes, source }
-        })?;
+        let minutes = self.sync_timeout.as_secs() / 60;
+        let node = node.map_err(|error| AcquireError::NotSynced(minutes, error))?;
         info!("Node controller sync successful");
         let Some(text) = node.as_ref().and_then(Node::node_public_ip) else { return Ok(None) };
         let name = format!("{}{NODE_PUBLIC_IP}", self.prefix);
@@ -277,33 +277,33 @@ impl KubeStore {
 
     /// Writes what is due next, and returns what it was.
     async fn write_step(&self) -> Result<Step, StoreError> {
-        let (step, says) = self.own.next_step(&self.prefix);
-        let Some(patch) = patch_of(&step, clock::unix_seconds()) else {
-            if let (Step::Rest, Some(held)) = (&step, self.own.held()) {
-                self.own.written(&held.desired);
+        let step = self.own.next_step(&self.prefix);
+        let patch = match &step {
+            Step::Annotate { patch, overwrite, .. } => {
+                if let Some(overwrite) = overwrite {
+                    let name = format!("{}{PUBLIC_IP_OVERWRITE}", self.prefix);
+                    info!("Overriding public ip with '{overwrite}' from node annotation '{name}'");
+                }
+                patch.clone()
             }
-            return Ok(step);
+            Step::TellUp(_) => condition_patch(clock::unix_seconds()),
+            Step::Rest => {
+                self.own.desired_is_written();
+                return Ok(step);
+            }
+            Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => return Ok(step),
         };
-        if let Step::Annotate { overwrite: Some(overwrite), .. } = &step {
-            info!(
-                "Overriding public ip with '{overwrite}' from node annotation \
-                 '{}{PUBLIC_IP_OVERWRITE}'",
-                self.prefix
-            );
-        }
         let path = format!("/api/v1/nodes/{}/status", self.own.name());
         let ask = Ask::patch("writing the own Node", path, patch);
         let bytes = self.connection.ask_whole(&ask, ITEM_BYTES_MAX).await?;
         let node = Node::parse(&bytes, &self.prefix);
         let node = node.map_err(|error| ask.unavailable(with_causes(&error)))?;
         self.own.note(node, false);
-        match (&step, says) {
-            (Step::TellUp(uid), _) => {
-                info!("Told the Node {:?} that its network is available", self.own.name());
-                self.own.told_up(uid.clone());
-            }
-            (_, Some(says)) => self.own.written(&says),
-            (_, None) => {}
+        if let Step::TellUp(uid) = &step {
+            info!("Told the Node {:?} that its network is available", self.own.name());
+            self.own.told_up(uid.clone());
+        } else if let Step::Annotate { desired, .. } = &step {
+            self.own.written(desired);
         }
         Ok(step)
     }
@@ -370,21 +370,11 @@ impl KubeStore {
 }
 
 fn read_network_config(options: &KubeOptions) -> Result<Vec<u8>, KubeOptionsError> {
-    let path = options.network_config.display().to_string();
-    let read = || {
-        use std::io::Read;
-        let mut bytes = Vec::new();
-        let limit = CONFIG_BYTES_MAX as u64 + 1;
-        std::fs::File::open(&options.network_config)?.take(limit).read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    match read() {
-        Ok(bytes) => match NetworkConfig::parse(&bytes) {
-            Ok(_) => Ok(bytes),
-            Err(source) => Err(KubeOptionsError::NetworkConfig { path, source }),
-        },
-        Err(source) => Err(KubeOptionsError::ReadNetworkConfig { path, source }),
-    }
+    let path = || options.network_config.display().to_string();
+    let bytes = std::fs::read(&options.network_config)
+        .map_err(|error| KubeOptionsError::ReadNetworkConfig(path(), error))?;
+    NetworkConfig::parse(&bytes).map_err(|error| KubeOptionsError::NetworkConfig(path(), error))?;
+    Ok(bytes)
 }
 
 /// Asks the pod on which Node it runs.
@@ -403,10 +393,7 @@ async fn node_of_pod(
         #[serde(rename = "nodeName", default)]
         node_name: String,
     }
-    let failed = |detail: String| {
-        let pod = format!("{namespace}/{name}");
-        KubeOptionsError::Pod { pod, detail }
-    };
+    let failed = |detail: String| KubeOptionsError::Pod(format!("'{namespace}/{name}': {detail}"));
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let ask = Ask::get("reading the own pod", path);
     let patience = |error: &StoreError| {

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, ServiceBuilder};
 
 use crate::config::kube::KubeOptions;
+use crate::config::network::NetworkConfigError;
 use crate::control::error::StoreError;
 use crate::failure::with_causes;
 
@@ -49,31 +50,14 @@ pub enum KubeOptionsError {
     #[error("fail to create kubernetes config: {0}")]
     Config(String),
     /// The network configuration's file.
-    #[error("failed to read net conf: {path}")]
-    ReadNetworkConfig {
-        /// Which file.
-        path: String,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error("failed to read net conf: {0}")]
+    ReadNetworkConfig(String, #[source] std::io::Error),
     /// What is in it.
-    #[error("error parsing subnet config: {path}")]
-    NetworkConfig {
-        /// Which file.
-        path: String,
-        /// What is wrong.
-        #[source]
-        source: crate::config::network::NetworkConfigError,
-    },
-    /// The pod that weftd should run in.
-    #[error("error retrieving pod spec for '{pod}': {detail}")]
-    Pod {
-        /// Namespace and name.
-        pod: String,
-        /// The API's error.
-        detail: String,
-    },
+    #[error("error parsing subnet config: {0}")]
+    NetworkConfig(String, #[source] NetworkConfigError),
+    /// The pod that weftd should run in, and the API's error.
+    #[error("error retrieving pod spec for {0}")]
+    Pod(String),
 }
 
 /// A way to the API.
@@ -84,12 +68,6 @@ pub(super) struct Connection {
     client: Mutex<Client>,
     /// The server asked not to be asked before.
     not_before: Mutex<Option<Instant>>,
-}
-
-impl std::fmt::Debug for Connection {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Connection")
-    }
 }
 
 /// An error of the API, as it writes them.
@@ -166,19 +144,15 @@ impl Connection {
         Ok(Self { options: options.clone(), client, not_before: Mutex::new(None) })
     }
 
-    /// Reads the files again: a token or an authority that is replaced is used with the next
-    /// request. kube's client looks at a token's file once a minute, by the wall clock, and never
-    /// again at an authority's.
-    async fn renew(&self) -> Result<(), KubeOptionsError> {
-        let client = new_client(&self.options).await?;
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
-        Ok(())
-    }
-
-    /// `detail` of a failure that files may be the cause of, after they were read again.
+    /// `detail` of a failure that files may be the cause of, after they were read again: a token or
+    /// an authority that is replaced is used with the next request. kube's client looks at a
+    /// token's file once a minute, by the wall clock, and never again at an authority's.
     async fn renewed(&self, detail: String) -> String {
-        match self.renew().await {
-            Ok(()) => detail,
+        match new_client(&self.options).await {
+            Ok(client) => {
+                *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+                detail
+            }
             Err(error) => format!("{detail}; and {}", with_causes(&error)),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::kube_node::{Node, condition_patch};
+use super::kube_node::Node;
 use crate::control::lease::LeaseAttributes;
 use crate::route::Prefix;
 
@@ -66,6 +66,8 @@ pub(super) enum Step {
         patch: String,
         /// The operator's address, if it is what is published.
         overwrite: Option<String>,
+        /// What they say then, but for that address.
+        desired: LeaseAttributes,
     },
     /// The network works: the Node's condition is due.
     TellUp(String),
@@ -136,10 +138,17 @@ impl OwnNode {
         self.state().held.clone()
     }
 
-    /// The annotations say what they should.
+    /// The annotations were written and say this.
     pub(super) fn written(&self, attributes: &LeaseAttributes) {
         if let Some(held) = &mut self.state().held {
             held.written = attributes.clone();
+        }
+    }
+
+    /// The annotations say what they should, whoever wrote them.
+    pub(super) fn desired_is_written(&self) {
+        if let Some(held) = &mut self.state().held {
+            held.written = held.desired.clone();
         }
     }
 
@@ -154,16 +163,16 @@ impl OwnNode {
         self.state().told_up = Some(uid);
     }
 
-    /// What to do now, and what the annotations will say then.
-    pub(super) fn next_step(&self, prefix: &str) -> (Step, Option<LeaseAttributes>) {
+    /// What to do now.
+    pub(super) fn next_step(&self, prefix: &str) -> Step {
         let state = self.state();
-        let Some(held) = &state.held else { return (Step::Rest, None) };
+        let Some(held) = &state.held else { return Step::Rest };
         let node = match &state.seen {
-            Seen::Unknown => return (Step::Rest, None),
-            Seen::Gone { .. } => return (Step::AwaitNode, None),
+            Seen::Unknown => return Step::Rest,
+            Seen::Gone { .. } => return Step::AwaitNode,
             Seen::There(node) => node,
         };
-        let step = match node.subnet() {
+        match node.subnet() {
             Ok(None) => Step::AwaitSubnet,
             Err(detail) => Step::Refuse(detail, None),
             Ok(Some(other)) if other != held.subnet => {
@@ -172,23 +181,13 @@ impl OwnNode {
             Ok(Some(_)) => match node.annotation_patch(&held.desired, prefix) {
                 Some(patch) => {
                     let overwrite = node.overwrite().map(str::to_owned);
-                    return (Step::Annotate { patch, overwrite }, Some(held.desired.clone()));
+                    Step::Annotate { patch, overwrite, desired: held.desired.clone() }
                 }
                 None if state.is_up && state.told_up.as_ref() != Some(&node.uid) => {
                     Step::TellUp(node.uid.clone())
                 }
                 None => Step::Rest,
             },
-        };
-        (step, None)
-    }
-}
-
-/// The patch of a step that writes; `None` of the others.
-pub(super) fn patch_of(step: &Step, now_unix: u64) -> Option<String> {
-    match step {
-        Step::Annotate { patch, .. } => Some(patch.clone()),
-        Step::TellUp(_) => Some(condition_patch(now_unix)),
-        Step::Rest | Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => None,
+        }
     }
 }
