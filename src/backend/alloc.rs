@@ -1,4 +1,4 @@
-//! The alloc backend: a subnet and its `subnet.env`. The packets are carried by somebody else.
+//! The alloc backend: a subnet and its `subnet.env`. Something else carries the packets.
 
 use std::convert::Infallible;
 
@@ -20,7 +20,7 @@ impl AllocBackend {
         Ok(Self { host, reporter: Reporter::new(description, setup.external.mtu_bytes, setup) })
     }
 
-    /// Follows the interface, for the lease and `subnet.env`; the leases are others' business.
+    /// Follows the interface, for the lease and `subnet.env`. Leases of peers change nothing here.
     pub async fn run(&mut self) -> Infallible {
         loop {
             self.host.next().await;

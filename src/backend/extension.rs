@@ -61,7 +61,7 @@ pub struct ExtensionBackend {
     hosts: Hosts,
 }
 
-/// Runs the command before the start; what it prints is what the node says of itself.
+/// Runs the pre-startup command, whose output the node publishes with its lease.
 pub(super) async fn introduce(
     settings: &ExtensionBackendConfig,
     external: &ExternalInterface,
@@ -91,7 +91,7 @@ fn json_string(text: &str) -> serde_json::Result<RawJson> {
 }
 
 impl ExtensionBackend {
-    /// Runs the command after the start.
+    /// Runs the post-startup command.
     pub async fn start(
         setup: &Setup,
         settings: ExtensionBackendConfig,

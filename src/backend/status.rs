@@ -110,7 +110,7 @@ pub enum Carrier {
 pub struct View {
     /// The plane as it is, and each change of it.
     pub state: watch::Receiver<PlaneState>,
-    /// What this node says of itself, and each change of it.
+    /// The attributes that this node publishes, and each change of them.
     pub attributes: watch::Receiver<LeaseAttributes>,
     /// Who carries the packets, and where their figures are.
     pub carrier: Carrier,

@@ -1,5 +1,5 @@
-//! What separates the kernel's routes, neighbours and forwarding entries from what the leases ask
-//! for. Pure: the caller lists and edits.
+//! The difference between what the leases ask for and the kernel's routes, neighbours and
+//! forwarding entries. Pure: the caller lists and edits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -89,9 +89,9 @@ pub(super) struct TableDiff {
     pub(super) stale_entries: Vec<LinkEntry>,
 }
 
-/// What separates `actual` from `wanted`. The entries are all ours; of the routes, those that
-/// `is_own` claims. Other routes are left alone, unless they have the place of a wanted one: the
-/// main table has one place for each destination, type of service and metric.
+/// The difference between `actual` and `wanted`. The entries are all ours; of the routes, those
+/// that `is_own` claims. Other routes are left alone, unless they have the place of a wanted one:
+/// the main table has one place for each destination, type of service and metric.
 pub(super) fn diff(wanted: &Wanted, actual: &Actual, is_own: impl Fn(&Route) -> bool) -> TableDiff {
     let mut in_place: BTreeMap<Prefix, &Route> = BTreeMap::new();
     for route in actual.routes.iter().filter(|route| route.is_in_our_place()) {

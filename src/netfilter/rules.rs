@@ -53,7 +53,7 @@ impl Wanted {
         let masquerade = Verdict::Masquerade { random_ports: self.random_ports };
         match purpose {
             Purpose::Masquerade => vec![
-                // kube-proxy masquerades it, and some kernels spoil what is translated twice.
+                // kube-proxy masquerades it, and some kernels corrupt what is translated twice.
                 Rule { only_marked: true, ..Rule::all(Verdict::Return) },
                 // Within the overlay pods see each other's addresses.
                 both(Side::In(subnet), Side::In(network), Verdict::Return),

@@ -171,7 +171,7 @@ impl Paths {
         Self { ceiling_bytes, watched: Vec::new(), limits: BTreeMap::new(), random }
     }
 
-    /// The longest packet that the interface allows is another now. What was found is found again.
+    /// The longest packet that the interface allows has changed: paths are measured again.
     pub(super) fn set_ceiling(&mut self, ceiling_bytes: u16, now: Instant) {
         if self.ceiling_bytes == ceiling_bytes {
             return;

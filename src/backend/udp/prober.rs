@@ -52,7 +52,7 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// Of the host with the TUN address `own`, which must be there.
+    /// For the host with the TUN address `own`, which must be configured.
     pub(super) fn open(own: Ipv4Addr, ceiling_bytes: u16) -> Self {
         let answers = open(own).inspect_err(|error| {
             warn!(
@@ -75,7 +75,7 @@ impl Prober {
         &self.limits
     }
 
-    /// What the interface allows is another now.
+    /// The longest packet that the interface allows has changed.
     pub(super) fn set_ceiling(&mut self, ceiling_bytes: u16) {
         self.paths.set_ceiling(ceiling_bytes, Instant::now());
     }
@@ -116,7 +116,7 @@ impl Prober {
         for Probe { endpoint, target, bytes } in self.paths.tick(now) {
             let packet = &mut self.buffer[..usize::from(bytes)];
             write_request(packet, self.own, target, self.token);
-            // What the kernel refuses is lost, as what a router drops.
+            // One that the kernel refuses counts as lost, like one that a router drops.
             seats[0].socket.send_whole(packet, endpoint).ok();
         }
     }

@@ -34,7 +34,7 @@ const AUTO_PROCESSORS_PER_WORKER: usize = 2;
 /// and each has its own arenas and buffers.
 const AUTO_WORKERS_MAX: usize = 8;
 
-/// What a worker keeps when the device is made again.
+/// What a worker keeps when the device is rebuilt.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) socket: Arc<TunnelSocket>,
@@ -134,7 +134,7 @@ impl Drop for Team {
     }
 }
 
-/// Why the plane has to be made again when a worker has ended.
+/// Why the plane is rebuilt after a worker has ended.
 pub(super) fn end_reason(end: Option<WorkerEnd>) -> String {
     match end {
         Some(WorkerEnd::TunGone(error)) => format!("reading it failed: {error}"),

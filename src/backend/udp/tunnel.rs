@@ -54,7 +54,7 @@ pub(super) struct Tunnel {
     logged: LogOnce,
 }
 
-/// What goes and comes with the TUN device.
+/// What is rebuilt with the TUN device.
 struct Plane {
     overlay: Overlay,
     team: Team,
@@ -307,7 +307,7 @@ impl Tunnel {
         &self.plane.overlay.desired().device.name
     }
 
-    /// Makes a new TUN device of the old name and new workers, for as long as it takes.
+    /// Makes a new TUN device of the old name and new workers; retries until it succeeds.
     async fn rebuild(&mut self, reason: &str) {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");

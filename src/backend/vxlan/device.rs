@@ -111,8 +111,8 @@ pub(super) async fn establish(
     Ok(Found { link, is_new })
 }
 
-/// Gives the device the host's address in the overlay, takes others of the overlay from it, and
-/// switches it on.
+/// Adds the host's overlay address to the device, removes other addresses of the overlay, and
+/// switches the device on.
 pub(super) async fn switch_on(
     netlink: &Netlink,
     link: &Link,

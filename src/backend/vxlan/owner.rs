@@ -62,7 +62,7 @@ fn name(lease: &Lease) -> String {
 /// When a lease was written, as far as its store shows; to be compared within one store only. A
 /// node writes its lease again at each renewal, and etcd counts that; the local store shows when
 /// the lease ends, which is as long after the writing for all nodes. What never ends, Kubernetes'
-/// Nodes among it, is changed by others than its node: there only the making counts.
+/// Nodes among it, is changed by others than its node: there only the creation counts.
 fn written(lease: &Lease) -> i64 {
     match lease.lifetime {
         Lifetime::Leased { expires_unix: Some(end), .. } => i64::try_from(end).unwrap_or(i64::MAX),

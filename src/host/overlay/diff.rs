@@ -108,7 +108,7 @@ pub(super) struct OverlayDiff {
     pub foreign_mtu_bytes: Option<u32>,
 }
 
-/// What separates the kernel's `listing` from `desired`; `None` if the device is gone.
+/// The difference between the kernel's `listing` and `desired`; `None` if the device is gone.
 ///
 /// The address comes before the removal of others, since the kernel drops a device's routes with
 /// its last address, and the link goes up before the route, which a link that is down refuses.
