@@ -174,7 +174,8 @@ fn config(site: &Site, case: &Case) -> String {
         let line = log.lines().map(message).find(|line| line.starts_with(phrase));
         line.map(|line| line[phrase.len()..].trim().to_owned())
     };
-    if let Some(why) = text("Couldn't fetch network config: ").or(text("Error fetching backend: "))
+    if let Some(why) =
+        text("Couldn't fetch network config: ").or_else(|| text("Error fetching backend: "))
     {
         return format!("refused: {why}");
     }
