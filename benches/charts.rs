@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_has_round_steps_and_holds_the_highest_value() {
+    fn scale_has_round_steps_and_fits_highest_value() {
         let cases = [(0.93, 0.2, 1.0), (1.0, 0.2, 1.0), (18.2, 5.0, 20.0), (196.0, 50.0, 200.0)];
         for (highest, step, top) in cases.into_iter().chain([(1201.0, 500.0, 1500.0)]) {
             let scale = Scale::new(highest);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_has_a_bar_per_link_and_plane_and_is_left_out_without_figures() {
+    fn chart_has_bar_per_link_and_plane() {
         let results = results();
         let svg = chart(&results, &results.families[0]).unwrap().unwrap();
         let count = |text: &str| svg.matches(text).count();

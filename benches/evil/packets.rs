@@ -1,8 +1,9 @@
-//! The packets: a pool of trains, a part of which is made anew before each use.
+//! The packets: a pool of GSO batches, a part of which is made anew before each use.
 //!
 //! Most of a packet is right, so that it gets past the parse and into a merge; flows continue
 //! from packet to packet with options that come and go. One in four has bytes changed anywhere in
-//! its headers. What a train holds has one size, as UDP_SEGMENT wants; shorter packets are padded.
+//! its headers. The packets of a GSO batch have one size, as UDP_SEGMENT wants; shorter ones are
+//! padded.
 
 use std::net::Ipv4Addr;
 
@@ -10,16 +11,17 @@ use fastrand::Rng;
 
 use crate::slow_twin::mend;
 
-/// Trains of one pool: with their packets about a second-level cache.
-const TRAINS: usize = 64;
+/// GSO batches of one pool: with their packets about a second-level cache.
+const BATCHES: usize = 64;
 
 /// UDP_MAX_SEGMENTS of kernels before 6.9.
 const SEGMENTS_MAX: usize = 64;
 
 /// A UDP datagram's payload in IPv4.
-const TRAIN_BYTES_MAX: usize = 65_507;
+const BATCH_BYTES_MAX: usize = 65_507;
 
-/// One train in this many gets another size; of the others, one packet in [`RENEWED_EACH`] is new.
+/// One GSO batch in this many gets another size; of the others, one packet in [`RENEWED_EACH`] is
+/// new.
 const REMADE_EACH: u32 = 16;
 const RENEWED_EACH: usize = 8;
 
@@ -67,7 +69,7 @@ pub(crate) struct Ends {
 
 /// Packets of one size in a row, and a last one that may be shorter.
 #[derive(Debug, Default)]
-pub(crate) struct Train {
+pub(crate) struct Batch {
     /// The packets.
     pub(crate) bytes: Vec<u8>,
     /// Size of each but the last.
@@ -83,41 +85,41 @@ struct Flow {
     option_words: u8,
 }
 
-/// A pool of trains between the same ends.
+/// A pool of GSO batches between the same ends.
 pub(crate) struct Pool {
     ends: Ends,
     random: Rng,
-    trains: Vec<Train>,
+    batches: Vec<Batch>,
     next: usize,
 }
 
 impl Pool {
     pub(crate) fn new(ends: Ends, seed: u64) -> Self {
         let random = Rng::with_seed(seed);
-        let trains = (0..TRAINS).map(|_| Train::default()).collect();
-        Self { ends, random, trains, next: 0 }
+        let batches = (0..BATCHES).map(|_| Batch::default()).collect();
+        Self { ends, random, batches, next: 0 }
     }
 
-    /// The next train, with the source of chance for what is done with it.
-    pub(crate) fn next(&mut self) -> (&Train, &mut Rng) {
-        let Self { ends, random, trains, next } = self;
-        let train = &mut trains[*next];
-        *next = (*next + 1) % TRAINS;
-        if train.bytes.is_empty() || random.u32(..REMADE_EACH) == 0 {
-            train.resize(random);
-            fill(&mut train.bytes, train.segment_bytes, *ends, random);
+    /// The next GSO batch, with the source of chance for what is done with it.
+    pub(crate) fn next(&mut self) -> (&Batch, &mut Rng) {
+        let Self { ends, random, batches, next } = self;
+        let batch = &mut batches[*next];
+        *next = (*next + 1) % BATCHES;
+        if batch.bytes.is_empty() || random.u32(..REMADE_EACH) == 0 {
+            batch.resize(random);
+            fill(&mut batch.bytes, batch.segment_bytes, *ends, random);
         } else {
-            let packets = train.bytes.len() / train.segment_bytes;
+            let packets = batch.bytes.len() / batch.segment_bytes;
             let count = packets / RENEWED_EACH;
-            let first = random.usize(..=packets - count) * train.segment_bytes;
-            let part = &mut train.bytes[first..][..count * train.segment_bytes];
-            fill(part, train.segment_bytes, *ends, random);
+            let first = random.usize(..=packets - count) * batch.segment_bytes;
+            let part = &mut batch.bytes[first..][..count * batch.segment_bytes];
+            fill(part, batch.segment_bytes, *ends, random);
         }
-        (train, random)
+        (batch, random)
     }
 }
 
-impl Train {
+impl Batch {
     /// Another size and number of packets; the last packet may be torn.
     fn resize(&mut self, random: &mut Rng) {
         self.segment_bytes = match random.u8(..20) {
@@ -126,7 +128,7 @@ impl Train {
             10..=15 => random.usize(128..512),
             _ => random.usize(512..=1472),
         };
-        let most = SEGMENTS_MAX.min(TRAIN_BYTES_MAX / self.segment_bytes);
+        let most = SEGMENTS_MAX.min(BATCH_BYTES_MAX / self.segment_bytes);
         let packets = if random.u8(..4) == 0 { random.usize(1..=most) } else { most };
         let torn = if random.bool() { 0 } else { random.usize(..self.segment_bytes) };
         self.bytes.resize(packets * self.segment_bytes - torn, 0);

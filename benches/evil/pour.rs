@@ -1,5 +1,5 @@
-//! The senders: trains from the network, super-packets from a pod. Both go as fast as the daemon
-//! takes them in, and no faster: what its queues lose was never received.
+//! The senders: GSO batches from the network, super-packets from a pod. Both go as fast as the
+//! daemon takes them in, and no faster: what its queues lose was never received.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Seek};
@@ -32,14 +32,14 @@ const PEER_PODS: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 128);
 /// Leased by nobody.
 const STRANGE_PODS: Ipv4Addr = Ipv4Addr::new(10, 5, 77, 128);
 
-/// Look at the receive queue after this many trains or bytes.
-const LOOK_TRAINS: usize = 12;
+/// Look at the receive queue after this many GSO batches or bytes.
+const LOOK_BATCHES: usize = 12;
 const LOOK_BYTES: usize = 256 << 10;
 
 /// A queue longer than this is left to shrink: a quarter of the daemon's receive buffer.
 const QUEUE_BYTES_MAX: u64 = 1 << 20;
 
-/// Messages of one batch: a train cut into single datagrams.
+/// Messages of one sendmmsg: a GSO batch cut into single datagrams.
 const MESSAGES_MAX: usize = 64;
 
 /// Packets in a row if the kernel cuts every super-packet; the queue of the daemon's device should
@@ -78,7 +78,7 @@ pub(crate) fn enter(namespace: &Path) -> Result<()> {
         .with_context(|| format!("cannot enter {}", namespace.display()))
 }
 
-/// Trains and single datagrams from a peer and a stranger, until it is told to stop.
+/// GSO batches and single datagrams from a peer and a stranger, until it is told to stop.
 pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) -> Result<()> {
     enter(host)?;
     let mut queue = ReceiveQueue::open()?;
@@ -91,32 +91,32 @@ pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) 
             Pool::new(Ends { from, to: TARGET_PODS }, seed ^ u64::from(at.ip().octets()[3])),
         ));
     }
-    let mut batch = SendBatch::new(MESSAGES_MAX, MESSAGES_MAX);
-    let (mut trains, mut bytes) = (0, 0);
+    let mut sending = SendBatch::new(MESSAGES_MAX, MESSAGES_MAX);
+    let (mut batches, mut bytes) = (0, 0);
     while !shared.stopped() {
-        let (socket, pool) = &mut senders[trains % 2];
-        let (train, random) = pool.next();
-        let (train_bytes, segment_bytes) = (train.bytes.len(), train.segment_bytes);
+        let (socket, pool) = &mut senders[batches % 2];
+        let (batch, random) = pool.next();
+        let (batch_bytes, segment_bytes) = (batch.bytes.len(), batch.segment_bytes);
         // All packets in one message, or each in a datagram of its own.
-        let message_bytes = if random.u8(..8) == 0 { segment_bytes } else { train_bytes };
-        let messages = train_bytes.div_ceil(message_bytes).min(MESSAGES_MAX);
-        let sent = batch.send(
+        let message_bytes = if random.u8(..8) == 0 { segment_bytes } else { batch_bytes };
+        let messages = batch_bytes.div_ceil(message_bytes).min(MESSAGES_MAX);
+        let sent = sending.send(
             socket.as_fd(),
-            &train.bytes,
-            (0..train_bytes).step_by(message_bytes).take(messages).map(|at| Datagrams {
+            &batch.bytes,
+            (0..batch_bytes).step_by(message_bytes).take(messages).map(|at| Datagrams {
                 destination: TARGET,
                 segment_bytes: (message_bytes > segment_bytes).then_some(segment_bytes as u16),
-                spans: [Span::new(at, message_bytes.min(train_bytes - at))],
+                spans: [Span::new(at, message_bytes.min(batch_bytes - at))],
             }),
         );
         if let Ok(sent) = sent {
-            let packets = if messages == 1 { train_bytes.div_ceil(segment_bytes) } else { sent };
+            let packets = if messages == 1 { batch_bytes.div_ceil(segment_bytes) } else { sent };
             shared.sent_from_network.fetch_add(packets as u64, Ordering::Relaxed);
         }
-        trains += 1;
+        batches += 1;
         // What a datagram of its own costs beside its bytes.
-        bytes += train_bytes + messages * 1024;
-        if trains % LOOK_TRAINS == 0 || bytes > LOOK_BYTES {
+        bytes += batch_bytes + messages * 1024;
+        if batches % LOOK_BATCHES == 0 || bytes > LOOK_BYTES {
             bytes = 0;
             while queue.bytes()? > QUEUE_BYTES_MAX && !shared.stopped() {
                 thread::sleep(PAUSE / 4);
@@ -188,9 +188,9 @@ pub(crate) fn from_pod(shared: &Shared, host: &Path, seed: u64) -> Result<()> {
 
 /// A packet of the pool with its offload header; mostly one that is to be cut.
 fn next_write(pool: &mut Pool, packet: &mut Vec<u8>) -> ([u8; 10], usize) {
-    let (train, random) = pool.next();
+    let (batch, random) = pool.next();
     packet.clear();
-    packet.extend_from_slice(&train.bytes[..train.segment_bytes.min(train.bytes.len())]);
+    packet.extend_from_slice(&batch.bytes[..batch.segment_bytes.min(batch.bytes.len())]);
     let plain = (VnetHeader::default().encode(0), 1);
     let single = random.u8(..4) == 0;
     if packet.len() < 28 || packet[0] >> 4 != 4 || single {

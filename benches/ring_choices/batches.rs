@@ -14,7 +14,7 @@ use weft::sys::udp::{Datagrams, ReceiveBatch, SendBatch};
 
 use super::Table;
 use super::lab::{
-    Feeder, Fill, Lab, SMALL_PACKET_BYTES, TRAIN_BYTES, TRAIN_SEGMENT_BYTES, empty, now, readv,
+    BATCH_BYTES, BATCH_SEGMENT_BYTES, Feeder, Fill, Lab, SMALL_PACKET_BYTES, empty, now, readv,
     thread_time,
 };
 use super::raw::{Armed, Operation, Ring, SLOT_BYTES, Setup, VNET_BYTES};
@@ -245,8 +245,8 @@ const RECEIVES: [Receives; 2] = [
         buffers: &[64, 16],
     },
     Receives {
-        what: "UDP receive, trains of 44 x 1472 B, summed",
-        fill: Fill::UdpTrain,
+        what: "UDP receive, GSO batches of 44 x 1472 B, summed",
+        fill: Fill::UdpBatch,
         count: 32,
         batches: &[3, 1],
         buffers: &[4, 16, 32],
@@ -342,9 +342,9 @@ const SENDS: [Sends; 2] = [
         batches: &[64, 8, 1],
     },
     Sends {
-        what: "UDP send, trains of 44 x 1472 B",
-        bytes: TRAIN_BYTES,
-        segment_bytes: Some(TRAIN_SEGMENT_BYTES),
+        what: "UDP send, GSO batches of 44 x 1472 B",
+        bytes: BATCH_BYTES,
+        segment_bytes: Some(BATCH_SEGMENT_BYTES),
         count: 12,
         batches: &[3, 1],
     },

@@ -21,14 +21,14 @@ use weft::sys::udp::{self, Datagrams, SendBatch};
 
 use super::raw::VNET_BYTES;
 
-/// Bytes of user data in a small packet, and of a segment of a train.
+/// Bytes of user data in a small packet, and of a segment of a GSO batch.
 pub(crate) const SMALL_BYTES: usize = 64;
 /// A small packet with its headers, as it lies in a datagram of the tunnel.
 pub(crate) const SMALL_PACKET_BYTES: usize = SMALL_BYTES + 28;
-/// Datagrams of a full train through the tunnel.
-pub(crate) const TRAIN_SEGMENT_BYTES: u16 = 1472;
-/// What a train holds: as many segments as fit in one datagram's length.
-pub(crate) const TRAIN_BYTES: usize = 44 * 1472;
+/// Datagrams of a full GSO batch through the tunnel.
+pub(crate) const BATCH_SEGMENT_BYTES: u16 = 1472;
+/// What a GSO batch holds: as many segments as fit in one datagram's length.
+pub(crate) const BATCH_BYTES: usize = 44 * 1472;
 /// User data of a super-packet of the TUN device, in segments of its MTU.
 const SUPER_SEGMENT_BYTES: u16 = 1444;
 const SUPER_BYTES: usize = 44 * 1444;
@@ -43,14 +43,14 @@ pub(crate) enum Fill {
     TunSmall,
     TunSuper,
     UdpSmall,
-    UdpTrain,
+    UdpBatch,
 }
 
 /// The device and the sockets.
 pub(crate) struct Lab {
     /// The device, whose network is 10.99.0.0/24.
     pub tun: Tun,
-    /// Where trains and singles arrive, over the loopback device, with UDP_GRO.
+    /// Where GSO batches and singles arrive, over the loopback device, with UDP_GRO.
     pub socket: UdpSocket,
     /// Where packets that are written to the device arrive.
     pub inside: UdpSocket,
@@ -182,14 +182,14 @@ impl Feeder {
         let tell = Arc::clone(&done);
         std::thread::spawn(move || {
             pin_other().ok();
-            let arena = vec![7_u8; TRAIN_BYTES];
+            let arena = vec![7_u8; BATCH_BYTES];
             let mut batch = SendBatch::new(1, 1);
             while let Ok((fill, count)) = ordered.recv() {
                 let (to, bytes, segment_bytes) = match fill {
                     Fill::TunSmall => (BEYOND, SMALL_BYTES, None),
                     Fill::TunSuper => (BEYOND, SUPER_BYTES, Some(SUPER_SEGMENT_BYTES)),
                     Fill::UdpSmall => (to_socket, SMALL_PACKET_BYTES, None),
-                    Fill::UdpTrain => (to_socket, TRAIN_BYTES, Some(TRAIN_SEGMENT_BYTES)),
+                    Fill::UdpBatch => (to_socket, BATCH_BYTES, Some(BATCH_SEGMENT_BYTES)),
                 };
                 for _ in 0..count {
                     let spans = [Span::new(0, bytes)];

@@ -265,7 +265,8 @@ impl Ring {
         unsafe { &mut *self.messages.add(slot) }
     }
 
-    /// Makes the first `bytes` of a slot a message to `to`, a train if `segment_bytes` is given.
+    /// Makes the first `bytes` of a slot a message to `to`, a GSO batch if `segment_bytes` is
+    /// given.
     pub(crate) fn address(
         &mut self,
         slot: usize,

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mix_has_its_proportions_and_its_sizes_count_headers() {
+    fn mix_keeps_proportions_sizes_include_headers() {
         let Mix(sizes) = Mix::imix(1472).unwrap();
         let of = |packet: usize| sizes.iter().filter(|bytes| **bytes + 28 == packet).count();
         assert_eq!((sizes.len(), of(64), of(594), of(1472)), (12, 7, 4, 1));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_tells_what_was_lost_of_what_was_offered() {
+    fn outcome_reports_lost_of_offered() {
         let outcome = Outcome { offered: 2000, received: 1990, reordered: 3, seconds: 2.0 };
         assert!((outcome.lost_fraction() - 0.005).abs() < 1e-12);
         assert!((outcome.offered_pps() - 1000.0).abs() < 1e-9);

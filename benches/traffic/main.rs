@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_is_understood_or_names_what_is_wrong() {
+    fn command_line_parses_or_names_its_fault() {
         let given = flags("--to 10.5.2.2 --seconds 0.5 --pps 1000").unwrap();
         assert_eq!(given.needed::<Ipv4Addr>("--to").unwrap(), Ipv4Addr::new(10, 5, 2, 2));
         assert_eq!(given.seconds().unwrap(), Duration::from_millis(500));

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_met_whatever_the_clock_s_grain() {
+    fn rate_is_met_at_any_clock_resolution() {
         for step in [7, 50, 130].map(Duration::from_micros) {
             let (sent, _) = serve(&mut Pace::new(Some(200_000)), step, Duration::from_secs(1));
             assert!((199_970..=200_000).contains(&sent), "{sent} with a grain of {step:?}");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sender_that_slept_too_long_sends_a_bounded_burst_and_goes_on() {
+    fn late_sender_sends_a_bounded_burst() {
         let mut pace = Pace::new(Some(1_000_000));
         let (sent, at_once) =
             serve(&mut pace, Duration::from_millis(10), Duration::from_millis(100));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_ends_when_the_next_packet_is_due() {
+    fn wait_ends_when_next_packet_is_due() {
         let mut pace = Pace::new(Some(1000));
         assert_eq!(pace.due(Duration::ZERO), Due::Wait(Duration::from_millis(1)));
         assert_eq!(pace.due(Duration::from_millis(1)), Due::Send(1));

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_of_the_round_trip_is_reported_and_losses_show_in_the_tail() {
+    fn half_round_trip_reported_losses_in_tail() {
         let mut round_trips = Histogram::<u64>::new_with_bounds(100, 1_000_000_000, 3).unwrap();
         for _ in 0..990 {
             round_trips.record(40_000).unwrap();

@@ -148,20 +148,20 @@ mod tests {
     }
 
     #[test]
-    fn a_plane_faster_than_the_sender_ends_the_search_at_once() {
+    fn plane_faster_than_sender_ends_search_at_once() {
         let (bracket, steps) = find(0.0, 900_000.0, 400_000.0);
         assert_eq!((steps, bracket.sender_limited), (0, true));
         assert!((bracket.pass_pps - 400_000.0).abs() < 1.0);
     }
 
     #[test]
-    fn a_plane_that_carries_nothing_is_reported_as_zero() {
+    fn dead_plane_is_reported_as_zero() {
         let (bracket, _) = find(0.0, 0.0, 400_000.0);
         assert!(bracket.pass_pps == 0.0);
     }
 
     #[test]
-    fn a_sender_that_falls_short_while_pacing_ends_the_search_where_it_stood() {
+    fn slow_sender_ends_search_where_it_stood() {
         let mut bracket = Bracket::new(0.0, 400_000.0);
         bracket.learn(&offer(250_000.0, 1e9, 180_000.0), Some(250_000));
         assert!(bracket.sender_limited && bracket.next().is_none());
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_failed_trial_is_repeated_and_the_better_one_counts() {
+    fn failed_trial_is_repeated_better_one_counts() {
         let mut outcomes = vec![offer(100.0, 100.0, 1e9), offer(100.0, 50.0, 1e9)];
         let better = twice_at_most(0.0, || Ok(outcomes.pop().unwrap())).unwrap();
         assert_eq!((better.received, outcomes.len()), (100, 0));

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_comes_back_as_it_was_and_noise_is_refused() {
+    fn header_round_trips_noise_is_refused() {
         for kind in [Kind::Data, Kind::Count, Kind::Ping] {
             let header = Header { kind, trial: 7, flow: 3, sequence: u64::MAX - 1 };
             assert_eq!(Header::decode(&header.encode()), Some(header));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_reordering_and_repetition_are_told_apart_per_flow() {
+    fn loss_reordering_repetition_are_distinguished_per_flow() {
         let mut tally = Tally::new(0);
         for (flow, sequence) in [(0, 0), (0, 1), (1, 0), (0, 4), (0, 3), (1, 1), (0, 4)] {
             tally.count(&data(9, flow, sequence));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_back_and_belongs_to_its_question() {
+    fn answer_reads_back_and_matches_its_question() {
         let mut tally = Tally::new(4);
         tally.count(&data(4, 0, 2));
         tally.count(&data(4, 0, 1));
