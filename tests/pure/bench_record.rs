@@ -104,7 +104,7 @@ fn sample(plane: &str, workload: &str, field: &str, value: f64) -> Value {
 }
 
 #[test]
-fn promises_are_judged_by_the_medians_of_their_yardsticks() {
+fn promises_compare_medians_with_yardsticks() {
     let tcp = |plane: &str, gbps: f64| sample(plane, "tcp1", "gbps", gbps);
     let mut samples = vec![tcp("vxlan", 20.0), tcp("one-packet", 1.0)];
     samples.extend([7.5, 7.0, 100.0].map(|gbps| tcp("weft", gbps)));
@@ -127,7 +127,7 @@ fn promises_are_judged_by_the_medians_of_their_yardsticks() {
 }
 
 #[test]
-fn whatever_weft_is_worse_at_is_listed_in_its_own_direction() {
+fn weaknesses_are_listed_per_direction() {
     let results = results_of_samples(&[
         sample("vxlan", "ping", "p50_us", 20.0),
         sample("weft", "ping", "p50_us", 25.0),

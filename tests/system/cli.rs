@@ -141,7 +141,7 @@ fn health_companion(flag: &str) -> &'static [&'static str] {
 }
 
 #[test]
-fn every_flag_works_in_every_spelling_and_from_the_environment() {
+fn every_flag_spelling_and_variable_works() {
     for Case { flag, value, shows, with } in CASES {
         let mut base = with.to_vec();
         base.extend(health_companion(flag));
@@ -167,7 +167,7 @@ fn every_flag_works_in_every_spelling_and_from_the_environment() {
 }
 
 #[test]
-fn the_command_line_wins_over_the_environment_and_the_last_word_wins() {
+fn command_line_beats_environment_last_word_wins() {
     let env = [("FLANNELD_PUBLIC_IP", "192.0.2.1"), ("FLANNELD_IFACE", "a,b")];
     let text = recorded(&["-local-store=/nonexistent/x"], &env);
     assert!(text.contains("public_ip: Some(192.0.2.1)"), "{text}");
@@ -205,7 +205,7 @@ fn booleans_take_a_value_only_with_equals() {
 }
 
 #[test]
-fn version_and_help_answer_on_standard_error_and_succeed() {
+fn version_and_help_go_to_stderr() {
     for spelling in ["-version", "--version", "-version=true", "--version=1"] {
         let output = weftd(&[spelling, "-subnet-lease-renew-margin=0"], &[("FLANNELD_V", "x")]);
         assert_eq!(output.status.code(), Some(0), "{spelling}");
@@ -233,7 +233,7 @@ fn version_and_help_answer_on_standard_error_and_succeed() {
 }
 
 #[test]
-fn a_malformed_command_line_exits_2_in_one_line_with_a_hint() {
+fn malformed_command_line_exits_2_with_hint() {
     let cases: [(&[&str], &str); 9] = [
         (&["--no-such-flag"], "-no-such-flag"),
         (&["-no-such-flag=3"], "-no-such-flag"),
@@ -297,7 +297,7 @@ fn values_without_sense_exit_1_and_are_named() {
 }
 
 #[test]
-fn what_is_not_built_refuses_by_name() {
+fn unbuilt_flags_are_refused_by_name() {
     let cases: [(&str, &str, &str); 4] = [
         ("public-ipv6", "2001:db8::1", "IPv6"),
         ("vmodule", "a=1", "log"),

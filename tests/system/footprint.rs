@@ -64,7 +64,7 @@ fn reserve_peers(dir: &Path, peers: u8) {
 }
 
 #[test]
-fn a_hundred_peers_cost_little_memory_and_no_time() {
+fn hundred_peers_cost_little_memory_and_time() {
     let files = tempfile::tempdir().unwrap();
     let cluster = Cluster::new(1);
     let store = local_store(files.path(), CONFIG);
@@ -109,7 +109,7 @@ fn memory_stays_bounded_under_load() {
 }
 
 #[test]
-fn nothing_leaks_when_devices_leases_and_clients_come_and_go() {
+fn nothing_leaks_as_devices_leases_clients_change() {
     const ROUNDS: u8 = 10;
     // A device that is deleted again and again is made again after up to 5 s.
     const REPAIR: Duration = Duration::from_secs(7);

@@ -109,7 +109,7 @@ fn a_process_tells_its_output_and_its_end() {
 }
 
 #[test]
-fn a_lease_is_awaited_as_long_as_its_daemon_lives() {
+fn lease_wait_lasts_as_long_as_daemon() {
     let namespace = Namespace::new("lease");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("subnet.env");
@@ -129,7 +129,7 @@ fn a_lease_is_awaited_as_long_as_its_daemon_lives() {
 }
 
 #[test]
-fn pods_reach_each_other_by_plain_routing_and_only_with_routes() {
+fn pods_need_routes_to_reach_each_other() {
     let lab = plainly_routed();
     let [first, second] = leases(1500);
     assert!(lab.ping(0, second.pod_address(), 1472));
@@ -140,7 +140,7 @@ fn pods_reach_each_other_by_plain_routing_and_only_with_routes() {
 }
 
 #[test]
-fn plain_peers_understand_each_other_whatever_ports_they_send_from() {
+fn plain_peers_talk_from_any_ports() {
     let lab = Lab::two_hosts();
     let leases = leases(1472);
     let [first, second] = &leases;
@@ -157,7 +157,7 @@ fn plain_peers_understand_each_other_whatever_ports_they_send_from() {
 
 /// A plane that carries nothing would flatter weft in every comparison.
 #[test]
-fn the_userspace_baselines_of_the_benchmark_carry_pings_and_tcp_both_ways() {
+fn userspace_baselines_carry_pings_and_tcp_both_ways() {
     for program in ["one-packet", "straightforward"] {
         let lab = Lab::two_hosts();
         let leases = leases(1472);
@@ -198,7 +198,7 @@ fn source_ports(arguments: &[&str], count: usize) -> io::Result<Vec<u16>> {
 }
 
 #[test]
-fn a_plain_peer_sends_from_the_ports_it_was_told_to() {
+fn plain_peer_sends_from_given_ports() {
     let ports = source_ports(&["--ports", "3"], 9).unwrap();
     let distinct: BTreeSet<_> = ports.iter().copied().collect();
     assert_eq!(distinct.len(), 3, "{ports:?}");
@@ -212,7 +212,7 @@ fn a_plain_peer_sends_from_the_ports_it_was_told_to() {
 }
 
 #[test]
-fn the_probe_notices_a_moment_without_a_way_and_flows_that_are_reset() {
+fn probe_notices_outages_and_reset_flows() {
     let lab = plainly_routed();
     let addresses = leases(1500).map(|lease| lease.pod_address());
     let ends = [0, 1].map(|host: usize| End {

@@ -69,7 +69,7 @@ impl Host {
 }
 
 #[test]
-fn a_backend_that_is_not_built_refuses_by_name() {
+fn unbuilt_backend_is_refused_by_name() {
     let host = Host::new();
     for (backend, names) in [("ipip", "ipip"), ("wireguard", "wireguard"), ("magic", "magic")] {
         let config = format!(r#"{{"Network":"10.5.0.0/16","Backend":{{"Type":"{backend}"}}}}"#);
@@ -95,7 +95,7 @@ fn a_backend_without_a_type_refuses() {
 }
 
 #[test]
-fn a_host_without_the_interface_ends_with_a_failure() {
+fn missing_interface_ends_with_failure() {
     let host = Host::new();
     let store = local_store(host.dir.path(), CONFIG);
     let subnet_file = format!("--subnet-file={}", host.subnet_env().display());
@@ -129,7 +129,7 @@ fn a_full_network_that_is_enlarged_has_room() {
 }
 
 #[test]
-fn a_directory_that_cannot_hold_the_lock_is_no_reason_to_carry_nothing() {
+fn missing_lock_directory_does_not_stop_traffic() {
     let host = Host::new();
     let store = local_store(host.dir.path(), CONFIG);
     let socket = format!("-status-socket={}", host.dir.path().join("weft.sock").display());
@@ -149,7 +149,7 @@ fn a_directory_that_cannot_hold_the_lock_is_no_reason_to_carry_nothing() {
 }
 
 #[test]
-fn while_the_device_is_made_again_weftd_is_not_ready_and_follows_leases() {
+fn rebuilding_device_is_not_ready_follows_leases() {
     let host = Host::new();
     let mut daemon = host.weftd(CONFIG, &["-healthz-port=8471"]);
     SubnetEnv::wait(&host.subnet_env(), &mut daemon);
@@ -179,7 +179,7 @@ fn while_the_device_is_made_again_weftd_is_not_ready_and_follows_leases() {
 }
 
 #[test]
-fn a_stop_while_waiting_for_the_configuration_is_quick_and_clean() {
+fn stop_while_waiting_for_configuration_is_quick() {
     let host = Host::new();
     let stores = [
         format!("-local-store={}", host.dir.path().join("empty").display()),
@@ -204,7 +204,7 @@ fn a_stop_while_waiting_for_the_configuration_is_quick_and_clean() {
 }
 
 #[test]
-fn a_stop_does_not_wait_for_a_store_that_somebody_else_holds() {
+fn stop_does_not_wait_for_locked_store() {
     let host = Host::new();
     let store = local_store(host.dir.path(), CONFIG);
     let lock = std::fs::File::create(host.dir.path().join("store/.lock")).unwrap();
@@ -245,7 +245,7 @@ fn health_and_readiness_follow_the_start() {
 }
 
 #[test]
-fn systemd_is_told_once_the_subnet_file_is_there() {
+fn systemd_is_notified_after_subnet_file() {
     let host = Host::new();
     let socket_path = host.dir.path().join("notify");
     let notify = std::os::unix::net::UnixDatagram::bind(&socket_path).unwrap();
@@ -306,7 +306,7 @@ fn assert_in_order(log: &str, phrases: &[&str]) {
 }
 
 #[test]
-fn the_log_has_the_phrases_that_operators_search_for_in_their_order() {
+fn log_has_flannels_phrases_in_order() {
     let host = Host::new();
     let store = local_store(host.dir.path(), CONFIG);
     let socket = format!("-subnet-file={}", host.subnet_env().display());
@@ -360,7 +360,7 @@ fn the_log_has_the_phrases_that_operators_search_for_in_their_order() {
 }
 
 #[test]
-fn a_lost_lease_ends_the_daemon_with_a_failure() {
+fn lost_lease_ends_daemon_with_failure() {
     let host = Host::new();
     let mut daemon = host.weftd(CONFIG, &[]);
     let lease = SubnetEnv::wait(&host.subnet_env(), &mut daemon);
@@ -408,7 +408,7 @@ fn json_logs_are_one_object_a_line() {
 }
 
 #[test]
-fn a_bad_configuration_is_explained_and_waited_out() {
+fn bad_configuration_is_explained_and_retried() {
     let host = Host::new();
     let bad = [
         "",
@@ -465,7 +465,7 @@ fn replace_bytes(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn bad_entries_in_the_store_are_ignored_by_name_and_change_nothing() {
+fn bad_store_entries_are_named_and_ignored() {
     let host = Host::new();
     let store = local_store(host.dir.path(), CONFIG);
     let subnets = host.dir.path().join("store/subnets");

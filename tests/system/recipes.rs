@@ -206,7 +206,7 @@ fn tcp_both_ways(client: &Host, server: &Host, address: &str) {
 }
 
 #[test]
-fn every_block_of_the_recipes_is_run_by_a_test() {
+fn every_recipe_block_has_a_test() {
     let run = ["Install", "systemd", "Docker", "CNI"].map(|heading| blocks(heading).len());
     assert_eq!(run, [1, 4, 2, 3], "a test knows the blocks by their place");
     let all = README.matches("```sh\n").count();
@@ -214,7 +214,7 @@ fn every_block_of_the_recipes_is_run_by_a_test() {
 }
 
 #[test]
-fn pods_of_debian_s_cni_plugins_talk_across_hosts() {
+fn debian_cni_pods_talk_across_hosts() {
     let shared = tempfile::tempdir().unwrap();
     let mut hosts = two_hosts(shared.path());
     for host in &mut hosts {

@@ -153,27 +153,27 @@ fn config(backend: &str) -> String {
 }
 
 #[test]
-fn a_second_daemon_on_etcd_leaves_the_first_alone_with_udp() {
+fn second_daemon_on_etcd_is_refused_udp() {
     the_second_is_refused(Site::on_etcd(CONFIG));
 }
 
 #[test]
-fn a_second_daemon_on_etcd_leaves_the_first_alone_with_vxlan() {
+fn second_daemon_on_etcd_is_refused_vxlan() {
     the_second_is_refused(Site::on_etcd(&config("vxlan")));
 }
 
 #[test]
-fn a_second_daemon_on_etcd_leaves_the_first_alone_with_host_gw() {
+fn second_daemon_on_etcd_is_refused_host_gw() {
     the_second_is_refused(Site::on_etcd(&config("host-gw")));
 }
 
 #[test]
-fn a_second_daemon_on_files_leaves_the_first_alone_with_udp() {
+fn second_daemon_on_files_is_refused_udp() {
     the_second_is_refused(Site::on_files(CONFIG));
 }
 
 #[test]
-fn a_port_or_a_route_of_others_is_refused_before_the_store_is_written() {
+fn foreign_port_or_route_refuses_before_store_write() {
     let site = Site::on_etcd(CONFIG);
     let (host, before) = (&site.lab.hosts[0], site.entries());
     // As flanneld has it, which knows nothing of our lock.
@@ -196,7 +196,7 @@ fn a_port_or_a_route_of_others_is_refused_before_the_store_is_written() {
 }
 
 #[test]
-fn a_successor_starts_at_once_after_a_kill_and_after_a_stop() {
+fn successor_starts_at_once_after_kill_or_stop() {
     for config in [CONFIG, &config("vxlan")] {
         let site = Site::on_etcd(config);
         let mut daemon = site.weftd(0, "h0", &[]);

@@ -79,7 +79,7 @@ fn retransmits(overlay: &Overlay, pod: usize) -> u64 {
 }
 
 #[test]
-fn the_subnet_file_says_exactly_what_container_set_ups_read() {
+fn subnet_file_is_exactly_as_container_runtimes_expect() {
     let overlay = Overlay::start();
     for (host, lease) in overlay.leases.iter().enumerate() {
         let (network, gateway) = (lease.network(), lease.gateway());
@@ -133,7 +133,7 @@ fn every_choice_of_offloads_carries_traffic() {
 }
 
 #[test]
-fn a_killed_daemon_comes_back_with_its_subnet_and_its_traffic() {
+fn killed_daemon_recovers_subnet_and_traffic() {
     let mut overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     overlay.daemons[0].stop(Signal::KILL, STOP);
@@ -146,7 +146,7 @@ fn a_killed_daemon_comes_back_with_its_subnet_and_its_traffic() {
 }
 
 #[test]
-fn a_stop_under_load_is_quick_and_clean_and_keeps_what_a_restart_needs() {
+fn stop_under_load_is_quick_keeps_restart_state() {
     let mut overlay = Overlay::start();
     let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
     let near = udp_socket(&overlay.lab.pods[0], overlay.pod(0));
@@ -181,7 +181,7 @@ fn a_stop_under_load_is_quick_and_clean_and_keeps_what_a_restart_needs() {
 }
 
 #[test]
-fn what_others_break_on_the_host_is_repaired_within_a_second() {
+fn host_damage_is_repaired_within_a_second() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let network = overlay.leases[0].network();
@@ -221,7 +221,7 @@ fn is_whole(overlay: &Overlay) -> bool {
 }
 
 #[test]
-fn a_foreign_route_to_the_network_refuses_by_name() {
+fn foreign_route_to_network_refuses_by_name() {
     let mut overlay = Overlay::start();
     overlay.daemons[0].stop(Signal::TERM, STOP);
     let host = &overlay.lab.hosts[0];
@@ -248,7 +248,7 @@ fn a_foreign_route_to_the_network_refuses_by_name() {
 }
 
 #[test]
-fn a_foreign_route_does_not_keep_a_deleted_device_away() {
+fn foreign_route_does_not_prevent_device_repair() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let host = &overlay.lab.hosts[0];
@@ -286,7 +286,7 @@ fn backend_mtu_lowers_and_never_raises() {
 }
 
 #[test]
-fn icmp_errors_reach_the_pod_on_a_kernel_with_default_settings() {
+fn icmp_errors_reach_pod_with_default_sysctls() {
     let overlay = Overlay::start();
     let pod = &overlay.lab.pods[0];
     let ping = |argv: &[&str]| {
@@ -378,7 +378,7 @@ fn status_counts_every_ping_exactly() {
 }
 
 #[test]
-fn at_half_of_the_peak_nothing_is_lost_or_reordered() {
+fn half_of_peak_loses_and_reorders_nothing() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
@@ -405,7 +405,7 @@ fn at_half_of_the_peak_nothing_is_lost_or_reordered() {
 }
 
 #[test]
-fn a_second_daemon_with_another_device_is_its_own_overlay() {
+fn second_device_is_its_own_overlay() {
     let mut overlay = Overlay::start();
     // Another network on the same host: its own store, file, port and device.
     let files = tempfile::tempdir().unwrap();
@@ -484,7 +484,7 @@ fn pods_with_a_larger_mtu_still_talk() {
 }
 
 #[test]
-fn a_flood_without_a_route_is_answered_at_a_bounded_rate_and_harms_nobody() {
+fn unroutable_flood_gets_bounded_icmp_harms_nobody() {
     let overlay = Overlay::start();
     overlay.traffic_resumes(Duration::from_secs(5), "the start");
     let pod = &overlay.lab.pods[0];

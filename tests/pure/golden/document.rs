@@ -118,7 +118,7 @@ fn every_case_names_one_difference() {
 }
 
 #[test]
-fn the_document_is_what_the_tables_say() {
+fn document_matches_the_tables() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/differences.md");
     let text = document();
     if std::env::var_os("WEFT_WRITE_DIFFERENCES").is_some() {

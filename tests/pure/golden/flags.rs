@@ -155,7 +155,7 @@ fn usage() -> (BTreeSet<String>, BTreeMap<String, String>) {
 }
 
 #[test]
-fn every_flag_in_every_spelling_with_its_type_and_default() {
+fn every_flag_spelling_type_and_default() {
     let (mut names, defaults) = usage();
     // Asked before any other flag is read.
     names.remove("version");

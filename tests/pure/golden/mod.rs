@@ -55,12 +55,12 @@ fn report(objections: Vec<String>) {
 }
 
 #[test]
-fn the_command_line_the_environment_and_the_exit_codes() {
+fn command_line_environment_and_exit_codes() {
     hold("run", program::outcome);
 }
 
 #[test]
-fn what_another_test_shows_is_shown_there() {
+fn referenced_tests_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     hold("shown", |case| {
         let shown = case.shown.as_deref().unwrap_or_default();
@@ -103,7 +103,7 @@ fn subnet_env_written_and_read_back() {
 }
 
 #[test]
-fn every_case_has_a_kind_that_is_held() {
+fn every_case_has_a_known_kind() {
     const KINDS: [&str; 11] = [
         "run",
         "shown",
@@ -123,7 +123,7 @@ fn every_case_has_a_kind_that_is_held() {
 }
 
 #[test]
-fn a_difference_can_be_unexplained_and_an_explanation_can_be_out_of_date() {
+fn unexplained_differences_and_stale_explanations_are_found() {
     let case = |weftd: Option<&str>, why: bool| Case {
         flanneld: "exit 0: a...".to_owned(),
         weftd: weftd.map(str::to_owned),

@@ -129,7 +129,7 @@ fn without_values_the_chart_is_the_manifest() {
 }
 
 #[test]
-fn flannels_values_keep_their_keys_and_ours_are_apart() {
+fn flannels_values_keep_keys_ours_are_separate() {
     let mut there = BTreeSet::new();
     keys(&parsed(&text("chart/values.yaml"))[0], "", &mut there);
     let (ours, flannels): (BTreeSet<_>, BTreeSet<_>) =
@@ -206,7 +206,7 @@ fn the_pod_follows_the_values() {
 }
 
 #[test]
-fn labels_and_annotations_go_from_the_nearest_to_the_farthest() {
+fn labels_and_annotations_prefer_the_nearest() {
     let objects = rendered(&[
         "global.commonLabels.a=far",
         "global.commonLabels.b=far",
@@ -236,7 +236,7 @@ fn network_policies_bring_their_container_and_their_rights() {
 }
 
 #[test]
-fn what_is_our_own_becomes_flags_that_weftd_knows() {
+fn own_values_become_known_flags() {
     let objects = rendered(&[
         "flannel.fast.engine=mmsg",
         "flannel.fast.offload=tso\\,gso",

@@ -64,7 +64,7 @@ impl Script {
 }
 
 #[test]
-fn the_five_cases_of_flannels_own_test_are_written_byte_for_byte() {
+fn flannels_five_cases_are_written_byte_for_byte() {
     let script = Script::with(SUBNET_ENV);
     let combined = |key: &str| format!("{key}{ALL}");
     let both = format!("{BIP}{IPMASQ}{MTU}");
@@ -77,7 +77,7 @@ fn the_five_cases_of_flannels_own_test_are_written_byte_for_byte() {
 }
 
 #[test]
-fn options_that_are_exported_come_along_in_the_order_of_their_names() {
+fn exported_options_are_sorted_by_name() {
     let script = Script::with(SUBNET_ENV);
     let exported = [("DOCKER_OPT_ICC", "--icc=false"), ("DOCKER_OPTS", "--debug")];
     let expected = "DOCKER_OPTS=\"--debug  --bip=10.1.74.1/24 --icc=false --ip-masq=true \
@@ -97,7 +97,7 @@ fn a_missing_file_leaves_what_is_exported() {
 }
 
 #[test]
-fn masquerading_is_docker_s_work_when_it_is_not_weftd_s() {
+fn docker_masquerades_when_weftd_does_not() {
     let script = Script::with(&SUBNET_ENV.replace("IPMASQ=false", "IPMASQ=true"));
     script.writes(&["-i"], &[], &format!("{BIP}{}{MTU}", IPMASQ.replace("true", "false")));
     let script = Script::with(&SUBNET_ENV.replace("IPMASQ=false", "IPMASQ=yes"));
@@ -121,7 +121,7 @@ fn a_subnet_that_is_routed_elsewhere_is_refused() {
 }
 
 #[test]
-fn nothing_in_the_file_is_run_and_nothing_odd_gets_through() {
+fn file_is_not_executed_odd_values_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let trace = directory.path().join("trace");
     let attack = format!("touch {}", trace.display());

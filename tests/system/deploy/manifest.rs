@@ -132,7 +132,7 @@ fn kubernetes_takes_the_manifest_in_whole() {
 }
 
 #[test]
-fn weftd_may_do_what_it_has_to_and_no_more() {
+fn weftd_has_required_rights_only() {
     let objects = objects(&text("kubernetes/weft.yml"));
     let rules = json!([
         { "apiGroups": [""], "resources": ["pods"], "verbs": ["get"] },
@@ -157,7 +157,7 @@ fn weftd_may_do_what_it_has_to_and_no_more() {
 }
 
 #[test]
-fn the_configuration_is_flannels_and_the_profile_reaches_the_node() {
+fn configuration_is_flannels_profile_reaches_node() {
     let objects = objects(&text("kubernetes/weft.yml"));
     let data = &objects["ConfigMap kube-flannel-cfg"]["data"];
     let json = |key: &str| -> Value {
@@ -189,7 +189,7 @@ fn the_configuration_is_flannels_and_the_profile_reaches_the_node() {
 }
 
 #[test]
-fn a_field_that_kubernetes_does_not_know_is_found() {
+fn unknown_kubernetes_field_is_found() {
     let broken = text("kubernetes/weft.yml").replace("readinessProbe:", "readynessProbe:");
     assert!(std::panic::catch_unwind(|| objects(&broken)).is_err(), "a misspelt field got through");
     let broken = text("kubernetes/weft.yml").replace("containerPort: 8081", "containerPort: x");

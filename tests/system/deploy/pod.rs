@@ -14,7 +14,7 @@ use crate::support::status::Status;
 const SOON: Duration = Duration::from_secs(20);
 
 #[test]
-fn the_manifest_s_arguments_start_weftd_in_the_pod_s_sandbox() {
+fn manifest_arguments_start_weftd_in_pod_sandbox() {
     let (files, lab, sandbox) = (tempfile::tempdir().unwrap(), Lab::two_hosts(), of_the_pod());
     let (dir, host) = (files.path(), &lab.hosts[0]);
     let objects = objects(&text("kubernetes/weft.yml"));

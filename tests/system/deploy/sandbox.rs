@@ -248,26 +248,26 @@ fn holds_and_lets_rules_be_set(sandbox: &Sandbox) {
 }
 
 #[test]
-fn the_unit_s_sandbox_carries_traffic_on_both_engines() {
+fn unit_sandbox_carries_traffic_on_both_engines() {
     let sandbox = of_the_unit();
     println!("{} system calls", sandbox.calls.len());
     carries_traffic(&sandbox, "weftd.service");
 }
 
 #[test]
-fn the_unit_s_sandbox_holds_and_lets_rules_be_set() {
+fn unit_sandbox_holds_and_allows_rules() {
     holds_and_lets_rules_be_set(&of_the_unit());
 }
 
 #[test]
-fn the_pod_s_profile_carries_traffic_on_both_engines() {
+fn pod_profile_carries_traffic_on_both_engines() {
     let sandbox = of_the_pod();
     println!("{} system calls", sandbox.calls.len());
     carries_traffic(&sandbox, "the DaemonSet");
 }
 
 #[test]
-fn the_pod_s_profile_holds_and_lets_rules_be_set() {
+fn pod_profile_holds_and_allows_rules() {
     let sandbox = of_the_pod();
     holds_and_lets_rules_be_set(&sandbox);
     for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "bpf"] {

@@ -45,7 +45,7 @@ fn the_sandbox_is_as_tight_as_it_was() {
 }
 
 #[test]
-fn what_is_promised_about_restarts_and_order_is_in_the_unit() {
+fn unit_has_promised_restarts_and_order() {
     let unit = text("systemd/weftd.service");
     for (name, value) in [
         ("Type", "notify"),
@@ -61,7 +61,7 @@ fn what_is_promised_about_restarts_and_order_is_in_the_unit() {
 }
 
 #[test]
-fn the_environment_file_names_only_flags_that_there_are() {
+fn environment_file_names_only_existing_flags() {
     let usage = Command::new(env!("CARGO_BIN_EXE_weftd")).arg("--help").output().unwrap();
     let usage = String::from_utf8(usage.stderr).unwrap();
     let file = text("systemd/weftd.default");
