@@ -105,14 +105,14 @@ fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
 
 fn stale_hold(text: &str) -> Result<Duration, OptionError> {
     duration::parse(text).ok_or_else(|| {
-        refused("--stale-hold", format!("{text:?} is no duration such as 15m or 1h30m, or 0"))
+        refused("--stale-hold", format!("{text:?} is not a duration such as 15m or 1h30m, or 0"))
     })
 }
 
 fn interface(settings: &Settings) -> Result<InterfaceOptions, OptionError> {
     let regexes = settings.iface_regex.iter().map(|text| {
         Regex::new(text).map_err(|error| {
-            refused("--iface-regex", format!("{text:?} is no regular expression: {error}"))
+            refused("--iface-regex", format!("{text:?} is not a regular expression: {error}"))
         })
     });
     let can_reach = optional(&settings.iface_can_reach).map(|text| {
@@ -150,7 +150,7 @@ fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
         refused("--healthz-ip", format!("{address:?} is not an IP address"))
     })?;
     let port = u16::try_from(port).map_err(|_out_of_range| {
-        refused("--healthz-port", format!("{port} is no port: use 1 to 65535, or 0 for none"))
+        refused("--healthz-port", format!("{port} is not a port: use 1 to 65535, or 0 for none"))
     })?;
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
@@ -160,7 +160,7 @@ fn rules(settings: &Settings) -> Result<RuleOptions, OptionError> {
     let resync = match u64::try_from(seconds) {
         Ok(valid @ 1..) => Duration::from_secs(valid),
         _ => {
-            let problem = format!("{seconds} is no period: use 1 or more seconds");
+            let problem = format!("{seconds} is not a valid period: use 1 second or more");
             return Err(refused("--iptables-resync", problem));
         }
     };
@@ -178,7 +178,10 @@ fn engine(text: &str) -> Result<EngineChoice, OptionError> {
         "auto" => Ok(EngineChoice::Auto),
         "mmsg" => Ok(EngineChoice::Mmsg),
         "io_uring" => Ok(EngineChoice::IoUring),
-        _ => Err(refused("--engine", format!("{text:?} is no engine: use auto, io_uring or mmsg"))),
+        _ => Err(refused(
+            "--engine",
+            format!("{text:?} is not an engine: use auto, io_uring or mmsg"),
+        )),
     }
 }
 
@@ -190,7 +193,7 @@ fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
         Ok(count) if count.get() <= WorkersChoice::MAX => Ok(WorkersChoice::Exactly(count)),
         _ => {
             let most = WorkersChoice::MAX;
-            let problem = format!("{text:?} is no number of workers: use auto or 1 to {most}");
+            let problem = format!("{text:?} is not a number of workers: use auto or 1 to {most}");
             Err(refused("--workers", problem))
         }
     }
@@ -211,7 +214,7 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
             "gro" => choice.gro = true,
             _ => {
                 let problem = format!(
-                    "{name:?} is no offload: use auto, none, or a list of tso, uso, gso, gro"
+                    "{name:?} is not an offload: use auto, none, or a list of tso, uso, gso, gro"
                 );
                 return Err(refused("--offload", problem));
             }
@@ -224,7 +227,7 @@ fn check_peer_check(text: &str) -> Result<(), OptionError> {
     match text {
         "loose" => Ok(()),
         "strict" => Err(OptionError::not_built("The strict peer check", "--peer-check=strict")),
-        _ => Err(refused("--peer-check", format!("{text:?} is no peer check: use loose"))),
+        _ => Err(refused("--peer-check", format!("{text:?} is not a peer check: use loose"))),
     }
 }
 
@@ -232,7 +235,9 @@ fn log_format(text: &str) -> Result<LogFormat, OptionError> {
     match text {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
-        _ => Err(refused("--log-format", format!("{text:?} is no form: use text or json"))),
+        _ => {
+            Err(refused("--log-format", format!("{text:?} is not a log format: use text or json")))
+        }
     }
 }
 
@@ -358,7 +363,7 @@ pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<Stri
     let Ok(url) = whole.parse::<Uri>() else { return wrong("is not a URL") };
     let scheme = url.scheme_str();
     if scheme != Some("http") && scheme != Some("https") {
-        return wrong("is no http or https URL");
+        return wrong("is not an http or https URL");
     }
     let Some(authority) = url.authority().filter(|authority| !authority.host().is_empty()) else {
         return wrong("names no host");
@@ -388,7 +393,7 @@ fn clean_prefix(text: &str) -> Result<String, OptionError> {
     }
     let rooted = text.starts_with('/');
     if parts.is_empty() && !rooted {
-        let problem = format!("{text:?} is no prefix: use one such as /coreos.com/network");
+        let problem = format!("{text:?} is not a prefix: use one such as /coreos.com/network");
         return Err(refused("--etcd-prefix", problem));
     }
     Ok(parts.iter().enumerate().fold(String::new(), |mut prefix, (index, part)| {

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_go_reads_is_read() {
+    fn go_durations_parse() {
         for (text, millis) in [
             ("0", 0),
             ("0s", 0),

@@ -96,7 +96,7 @@ flags! {
     local_store "local-store": String = "",
         "keep configuration and leases as files in this `directory` instead of etcd";
     log_format "log-format": String = "text",
-        "`form` of the log lines: text (as klog writes) or json";
+        "`format` of the log lines: text (as klog writes) or json";
     log_backtrace_at "log_backtrace_at": String = "",
         "emit a stack trace when logging hits file:N (not built)";
     net_config_path "net-config-path": String = "/etc/kube-flannel/net-conf.json",
@@ -105,7 +105,7 @@ flags! {
         "`offloads` the dataplane may use where the kernel has them: auto, none, or a \
          comma-separated list of tso, uso, gso, gro";
     peer_check "peer-check": String = "loose",
-        "how `strict` inner sources are held against the sending peer: loose";
+        "`check` of inner source addresses against the sending peer: loose";
     public_ip "public-ip": String = "",
         "IPv4 `address` under which the other hosts reach this one";
     public_ipv6 "public-ipv6": String = "",
@@ -113,11 +113,11 @@ flags! {
     set_node_network_unavailable "set-node-network-unavailable": bool = true,
         "clear the Node's NetworkUnavailable condition once the network works";
     stale_hold "stale-hold": String = "15m",
-        "`duration` for which nodes stay peers whose leases vanished with most others at once, \
-         or with the store's data, such as 15m; 0 to give them up at once";
+        "grace period, a `duration` such as 15m, of peers whose leases vanished with most others \
+         at once, or with the store's data; 0 drops them at once";
     start_from_cache "start-from-cache": bool = true,
-        "remember configuration and peers beside the subnet file, and carry traffic by them \
-         when the store cannot be reached at the start";
+        "cache configuration and peers beside the subnet file, and use the cache when the store \
+         cannot be reached at the start";
     status_socket "status-socket": String = "",
         "unix socket `path` on which the weft tool asks for status (default weft.sock beside \
          the subnet file)";

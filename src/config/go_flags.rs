@@ -18,7 +18,7 @@ pub(super) enum SyntaxError {
 
 /// Reads the arguments after the program's name into `settings`.
 ///
-/// Parsing stops at the first word that is no flag, or after `--`; what follows is ignored.
+/// Parsing stops at the first word that is not a flag, or after `--`; what follows is ignored.
 pub(super) fn read_arguments(
     arguments: impl IntoIterator<Item = OsString>,
     settings: &mut Settings,
@@ -69,8 +69,9 @@ pub(super) fn read_arguments(
 /// and not shown: one of them may be a secret. Positions count from 1.
 fn ignored(position: usize, arguments: usize) -> String {
     format!(
-        "argument {position} is no flag, so the last {arguments} of the command line are ignored, \
-         as flanneld does; a boolean flag takes its value only with =, as in --ip-masq=false"
+        "argument {position} is not a flag, so the last {arguments} of the command line are \
+         ignored, as flanneld does; a boolean flag takes its value only with =, as in \
+         --ip-masq=false"
     )
 }
 
@@ -120,7 +121,7 @@ pub(super) fn usage(program: &str) -> String {
     text
 }
 
-/// What follows the dashes; `None` if the word is no flag or ends the flags.
+/// What follows the dashes; `None` if the word is not a flag or ends the flags.
 fn flag_body(argument: &str) -> Option<&str> {
     let body = argument.strip_prefix('-')?;
     match body {

@@ -48,7 +48,7 @@ fn ignored_arguments_are_counted_not_shown() {
     let words = ["--etcd-password", "two", "words", "--local-store=/x"].map(OsString::from);
     let ignored = read_arguments(words, &mut Settings::default()).unwrap();
     let told = ignored.expect("two arguments are ignored").to_string();
-    assert!(told.starts_with("argument 3 is no flag, so the last 2"), "{told}");
+    assert!(told.starts_with("argument 3 is not a flag, so the last 2"), "{told}");
     assert!(!told.contains("words"), "part of a password: {told}");
     let all_read = read_arguments([OsString::from("--v=1")], &mut Settings::default());
     assert_eq!(all_read, Ok(None));
@@ -93,7 +93,7 @@ fn non_utf8_argument_is_refused_unless_ignored() {
     assert_eq!(error, "the argument or value of -v is not UTF-8");
     let ignored = read_arguments([OsString::from("--"), raw()], &mut settings);
     let told = ignored.unwrap().expect("two arguments are ignored");
-    assert!(told.starts_with("argument 1 is no flag, so the last 2"), "{told}");
+    assert!(told.starts_with("argument 1 is not a flag, so the last 2"), "{told}");
     let secret = || OsString::from_vec(b"hunter\xff".to_vec());
     let mut inline = OsString::from("--etcd-password=");
     inline.push(secret());

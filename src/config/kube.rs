@@ -87,12 +87,12 @@ impl Environment {
             Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
             Some(Err(raw)) => Err(wrong_variable(name, &raw.to_string_lossy(), "is not UTF-8")),
         };
-        // There is no queue here that could fill, but a malformed value is still an error.
+        // There is no such queue here, but a malformed value is still an error.
         let depth_name = "EVENT_QUEUE_DEPTH";
         if let Some(depth) = value(depth_name)?
             && depth.parse::<i64>().is_err()
         {
-            let problem = "format error: it is no whole number";
+            let problem = "format error: not a whole number";
             return Err(wrong_variable(depth_name, &depth, problem));
         }
         let wait_for_ever = value("CONT_WHEN_CACHE_NOT_READY")?.is_some_and(|text| text == "true");
@@ -130,7 +130,7 @@ fn name(variable: &str, value: String) -> Result<String, OptionError> {
     if is_name {
         Ok(value)
     } else {
-        Err(wrong_variable(variable, &value, "is no name of a Kubernetes object"))
+        Err(wrong_variable(variable, &value, "is not the name of a Kubernetes object"))
     }
 }
 

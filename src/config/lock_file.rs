@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn another_users_lock_on_a_leftover_stops_nobody() {
+    fn foreign_users_lock_on_leftover_is_ignored() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

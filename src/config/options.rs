@@ -66,7 +66,7 @@ pub enum StoreOptions {
 }
 
 impl StoreOptions {
-    /// Which store it is, however it is reached: the same words for the same place.
+    /// Names the store: the same text for the same place, however it is reached.
     #[must_use]
     pub fn identity(&self) -> String {
         match self {
@@ -172,7 +172,7 @@ pub enum EngineChoice {
 pub enum WorkersChoice {
     /// As many as suit the processors.
     Auto,
-    /// So many, whatever the processors.
+    /// This number, whatever the processors.
     Exactly(NonZeroU16),
 }
 
@@ -193,7 +193,7 @@ pub struct OffloadChoice {
     pub gso: bool,
     /// Many datagrams in one receive (UDP_GRO).
     pub gro: bool,
-    /// Nobody named them: leave out what is known to be broken on the running kernel.
+    /// `auto`: leave out what is known to be broken on the running kernel.
     pub automatic: bool,
 }
 

@@ -53,7 +53,7 @@ impl SubnetFile {
         )
     }
 
-    /// Puts the text in place at `path`, making its directory if need be.
+    /// Writes the file at `path`, and makes its directory if it is missing.
     ///
     /// On an error the old file, if any, is as it was.
     pub fn write(&self, path: &Path) -> Result<(), FileError> {
@@ -110,7 +110,7 @@ impl Previous {
     }
 }
 
-/// Key and value of a line that is no comment; `None` without a key.
+/// Key and value of a line that is not a comment; `None` without a key.
 fn assignment(line: &str) -> Option<(&str, &str)> {
     let (key, value) = line.split_once(['=', ':'])?;
     let key = key.trim();

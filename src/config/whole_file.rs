@@ -2,8 +2,8 @@
 //!
 //! A reader sees the old file or the new one, never a part, whatever fails: the new text is
 //! complete and on disk under another name before it takes the file's place. The file is never
-//! opened for writing, and nothing is written where others than root or this user could have
-//! planted something.
+//! opened for writing, and nothing is written to a directory in which users other than root and
+//! this one could have planted something.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
@@ -38,8 +38,7 @@ pub enum FileError {
         #[source]
         source: io::Error,
     },
-    /// What is there is not what it should be: others could replace or have written it, or it is
-    /// no file of this kind. Says what to do.
+    /// Others could replace the file or have written it, or it is not a file of this kind.
     #[error("{path} {problem}", path = path.display())]
     Refused {
         /// The file or its directory.
@@ -49,7 +48,8 @@ pub enum FileError {
     },
 }
 
-/// Puts `text` in place at `path` with `mode`, whatever the umask, making its directory if need be.
+/// Writes `text` to `path` with `mode`, whatever the umask, and makes its directory if it is
+/// missing.
 ///
 /// On an error the old file, if any, is as it was.
 pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
@@ -69,7 +69,7 @@ pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
     rustix::fs::fsync(&directory).map_err(|errno| failed("sync", directory_path, errno))
 }
 
-/// What is in the file, of which at most `bytes_max` bytes are taken; `None` if there is none.
+/// The contents of the file, at most `bytes_max` bytes; `None` if there is no file.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, FileError> {
     open(path, OFlags::empty())?.map(|(file, _)| contents(file, path, bytes_max)).transpose()
 }
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_may_have_written_is_not_read() {
+    fn untrusted_file_is_not_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("cache");
         assert!(read_private(&path, 9).unwrap().is_none());

@@ -1,5 +1,5 @@
 //! How a start gets its network configuration, its interface and its subnet, in flanneld's order:
-//! it waits for what may still come, fails on what can't, and uses the cache without a store.
+//! waits for what may still appear, fails on what cannot, and uses the cache if there is no store.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use crate::host::interface::{ExternalInterface, discover};
 use crate::host::netlink::Netlink;
 use crate::route::Prefix;
 
-/// First and longest pause between two tries to read the network configuration. flanneld's is a
-/// second; a little less, and a node is ready within a second of its store.
+/// First and longest pause between two attempts to read the network configuration. flanneld's is a
+/// second; with a little less a node is ready within a second of its store.
 const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
 
 /// flanneld's phrase, which operators grep for.
@@ -42,7 +42,7 @@ pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 pub(super) struct Begun {
     pub(super) plan: Configured,
     pub(super) external: ExternalInterface,
-    /// How it was found.
+    /// The options by which it was found.
     pub(super) interface: InterfaceOptions,
     pub(super) held: HeldSubnet,
     /// What this node publishes.
@@ -130,7 +130,7 @@ impl Configured {
         Ok(Self { network, settings })
     }
 
-    /// Has the backend reserve what the host may refuse it.
+    /// Has the backend reserve what the host might refuse later, such as port and device.
     async fn reserve(
         &self,
         options: &Options,
@@ -158,7 +158,7 @@ struct Ready {
     reserved: Reserved,
 }
 
-/// flanneld waits for the configuration for ever, so that it may be written after the nodes start.
+/// Like flanneld, waits for the configuration for ever: it may be written after the nodes start.
 /// A backend that can't be run is an error, as in flanneld. Breaks to use the cache.
 async fn wait_for_config(
     manager: &SubnetManager,
@@ -206,7 +206,7 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
 }
 
 /// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it, so
-/// its configuration is read again before each further try.
+/// its configuration is read again before each retry.
 async fn acquire_until_leased(
     options: &Options,
     manager: &SubnetManager,
@@ -261,7 +261,7 @@ async fn acquire_until_leased(
 }
 
 /// What a node needs before it writes to the store, made once: what it publishes may be the output
-/// of a command. The inner error may go away by itself; the outer one is final.
+/// of a command. The inner error may pass by itself; the outer one is final.
 async fn get_ready(
     options: &Options,
     manager: &SubnetManager,

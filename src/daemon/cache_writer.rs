@@ -1,5 +1,5 @@
-//! Keeps the cache beside the subnet file up to date: written when peers change, and now and then
-//! to refresh its time. An existing file stays whole, whatever the disk does.
+//! Keeps the cache beside the subnet file up to date: written when peers change, and each hour to
+//! refresh its time. A reader never sees a partial file.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -25,8 +25,8 @@ use crate::failure::{LogOnce, with_causes};
 const SUFFIX: &str = ".cache";
 /// Mode of the file: other users must neither read nor change the peers.
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
-/// Shortest time between two writings: a cluster that starts, or one where nodes come and go
-/// without end, is a file of some megabytes every few seconds at the most.
+/// Shortest time between two writes: a large cluster that starts, or whose nodes keep changing,
+/// costs a few megabytes every few seconds at most.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Between two tries to write; disks that were full get room in minutes.
 const RETRY: Duration = Duration::from_secs(30);
@@ -34,10 +34,10 @@ const RETRY: Duration = Duration::from_secs(30);
 /// it is valid.
 const REFRESH_SECONDS: u64 = 60 * 60;
 
-/// How far the lease's end moves before the file is written for that: little beside a lease's day.
+/// How far the lease's end moves before the file is written for that: little compared with a day.
 const END_SECONDS: u64 = 60;
 
-/// Where the cache of the network with this subnet file is.
+/// Path of the cache that belongs to this subnet file.
 #[must_use]
 pub(super) fn cache_path(subnet_file: &Path) -> PathBuf {
     let mut path = OsString::from(subnet_file);
@@ -52,7 +52,7 @@ pub(super) struct CacheWriter {
     store: String,
     config: NetworkConfig,
     status: Arc<ControlStatus>,
-    /// Held while the file is written; true once it must not be any more.
+    /// Locked while the file is written; true once it must not be written any more.
     is_closed: Mutex<bool>,
     pause: Duration,
     retry: Duration,
@@ -145,8 +145,8 @@ impl CacheWriter {
     }
 }
 
-/// Whether the lease was renewed, or became a reservation or ceased to be one: that its end moves
-/// with the clock is no news.
+/// Whether the lease was renewed, or became a reservation or ceased to be one. Small changes of its
+/// end come from the clock and do not count.
 fn ends_differ(written: Option<u64>, next: Option<u64>) -> bool {
     match (written, next) {
         (Some(written), Some(next)) => written.abs_diff(next) >= END_SECONDS,

@@ -147,13 +147,13 @@ async fn failed_write_is_retried_and_counted() {
 }
 
 #[tokio::test]
-async fn a_lost_subnet_is_forgotten_for_good() {
+async fn cache_of_lost_subnet_is_never_rewritten() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("subnet.env.cache");
     let (writer, sender) = (writer(&path), watch::Sender::new(Some(known(1, NOW))));
     work(&writer, &sender, || path.exists()).await;
     writer.forget();
-    assert!(!path.exists(), "the next start goes by a subnet that was lost");
+    assert!(!path.exists(), "the next start would use a lost subnet");
     work(&writer, &sender, || true).await;
     assert!(!path.exists(), "a write that was under way brings the lost subnet back");
     writer.forget();

@@ -1,5 +1,5 @@
 //! A small HTTP/1 server for probes and the status tool, bounded in everything a client controls.
-//! One request a connection, no bodies read. Knows no paths.
+//! One request per connection, no bodies read. Paths are the callers'.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,9 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, warn};
 
-/// Connections at once. A probe lasts milliseconds, so even one per second and checker needs few.
-/// When one more comes, the oldest gives way: clients that hold connections cannot keep a probe
-/// out.
+/// Connections at once. A probe lasts milliseconds, so few are needed. When one more comes, the
+/// oldest is closed: clients that hold connections cannot keep a probe out.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
 /// How long a client may take over its request line and headers.
@@ -35,10 +34,10 @@ const HEADER_BYTES_MAX: usize = 8 * 1024;
 /// Pause after a failed accept: without it, a lack of file descriptors would spin.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// An answer, whole.
+/// A complete answer.
 pub(super) type Reply = Response<Full<Bytes>>;
 
-/// An answer of this type.
+/// An answer with this content type.
 pub(super) fn reply(
     status: StatusCode,
     content_type: &'static str,

@@ -1,5 +1,5 @@
-//! `weft install-conf`: puts a configuration file in place whole, for the container that prepares a
-//! node: a runtime that looks at the directory meanwhile sees the old file or the new one.
+//! `weft install-conf`: copies a configuration file atomically, for the container that prepares a
+//! node: a runtime that reads the directory meanwhile sees the old file or the new one.
 
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ impl Copy {
         let bytes = bytes.with_context(|| format!("there is no {}", source.display()))?;
         // A damaged file in place would take the node's network away; the old one stays instead.
         serde_json::from_slice::<serde::de::IgnoredAny>(&bytes)
-            .with_context(|| format!("{} is not copied: it is no JSON", source.display()))?;
+            .with_context(|| format!("{} is not copied: it is not JSON", source.display()))?;
         whole_file::write(destination, &bytes, MODE)?;
         Ok(format!("{} is in place, from {}\n", destination.display(), source.display()))
     }
@@ -82,7 +82,7 @@ mod tests {
         fs::write(&destination, "{}").unwrap();
         assert!(copy(&source, &destination).unwrap_err().to_string().contains("there is no"));
         fs::write(&source, r#"{"name":"#).unwrap();
-        assert!(copy(&source, &destination).unwrap_err().to_string().contains("no JSON"));
+        assert!(copy(&source, &destination).unwrap_err().to_string().contains("not JSON"));
         assert_eq!(fs::read_to_string(&destination).unwrap(), "{}");
         for words in [&["a"][..], &[], &["a", "b", "c"]] {
             assert!(Copy::parse(words.iter().map(|word| (*word).to_owned())).is_err());

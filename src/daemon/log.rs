@@ -1,5 +1,5 @@
-//! The log: klog's lines or JSON on stderr, limited per call site, written by a thread of its
-//! own so that a reader of stderr that stops reading stops nothing else.
+//! The log: klog's lines or JSON on stderr, rate-limited per call site, written by a thread of its
+//! own so that a reader of stderr that stops reading blocks nothing else.
 //!
 //! Levels: `error` something is given up, `warn` an operator should look, `info` state changes,
 //! `debug` and `trace` detail. As in klog, everything below `warn` carries the letter I.
@@ -26,8 +26,8 @@ use crate::daemon::log::queue::Queue;
 /// First `-v` that shows `trace`; from 1 on it shows `debug`.
 const VERBOSITY_FOR_TRACE: u8 = 5;
 
-/// How long the end of the program waits for a reader of stderr that does not read. A stop has
-/// to be over in a second.
+/// How long the program waits at its end for a reader of stderr that does not read. A stop must
+/// not take longer than a second.
 const LAST_LINES_WAIT: Duration = Duration::from_millis(300);
 
 /// Writes what is still queued when dropped. Keep it until the end of the program.
@@ -68,8 +68,8 @@ struct LogLayer {
 }
 
 impl LogLayer {
-    /// Our own modules by verbosity. Libraries speak to programmers: their warnings always, the
-    /// rest with our traces.
+    /// Our own modules by verbosity. Of libraries, warnings always, and
+    /// the rest with our traces.
     fn shows(&self, metadata: &Metadata<'_>) -> bool {
         let ours =
             metadata.target().split("::").next().is_some_and(|root| root.starts_with("weft"));

@@ -36,8 +36,8 @@ pub fn main(
     main_with(arguments, variable, |_, _| ())
 }
 
-/// As [`main`], after `adjust` has had its way with options and durations. The programs do not use
-/// it: for tests, in which a day has to pass within seconds.
+/// As [`main`], with options and durations changed by `adjust`. For tests, in which a day has to
+/// pass within seconds; the programs do not use it.
 pub fn main_with(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,

@@ -15,7 +15,7 @@ use crate::daemon::begin::REGISTRATION_PHRASE;
 use crate::daemon::or_never;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
-/// The lock, if it could be had.
+/// The lock, if it could be taken.
 #[derive(Debug)]
 pub(super) struct NodeGuard {
     store: String,
@@ -25,8 +25,7 @@ pub(super) struct NodeGuard {
 
 impl NodeGuard {
     /// Refuses if another daemon is the node of `public_ip` in this store, whose cluster has the
-    /// number `cluster`. A lock that can't be had for another reason is no reason not to carry
-    /// packets.
+    /// number `cluster`. If the lock fails for another reason, the daemon runs without it.
     pub(super) async fn take(
         options: &Options,
         cluster: u64,
@@ -79,7 +78,7 @@ impl NodeGuard {
     }
 }
 
-/// The store's identity, whatever the spelling of its address.
+/// Names the store: the same text for the same store, however its address is spelled.
 fn identity(store: &StoreOptions, cluster: u64) -> String {
     match store {
         StoreOptions::Etcd(options) => format!("etcd {} of {cluster:x}", options.prefix),

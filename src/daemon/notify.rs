@@ -15,7 +15,7 @@ const READY: &[u8] = b"READY=1";
 /// nothing happens. The variable stays set, as for flanneld's children.
 pub(super) fn ready() {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else {
-        debug!("NOTIFY_SOCKET is not set, so nobody is told that weftd is ready");
+        debug!("NOTIFY_SOCKET is not set, so READY=1 is not sent");
         return;
     };
     if let Err(error) = send(&socket, READY) {

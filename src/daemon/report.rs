@@ -18,7 +18,7 @@ use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
 
-/// Peers that one status lists; the count is always exact.
+/// Most peers that one status lists; the count is always exact.
 const PEERS_LISTED_MAX: usize = 1000;
 
 /// Peers that have a metric of their own, those with the most failed sends. Their number bounds

@@ -17,11 +17,11 @@ use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
 
-/// For how long a start waits for its rules before it goes on without. Setting them takes some
+/// How long a start waits for its rules before it continues without them. Setting them takes about
 /// 30 ms; another program's lock may take a minute, and packets need not wait for it.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What the kernel has only with the module br_netfilter.
+/// Exists only with the module br_netfilter.
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
 
 /// Reconciles the rules that the options ask for.
@@ -35,13 +35,13 @@ pub(super) fn reconciler(
     let wanted = Wanted { network: network.network, subnet, masquerade, forward, random_ports };
     let flavour = if network.enable_nftables { Flavour::Nftables } else { Flavour::Iptables };
     if !wanted.is_nothing() {
-        tell_of_recycling(flavour, &wanted, previous);
+        log_recycling(flavour, &wanted, previous);
     }
     RuleReconciler::new(flavour, wanted, resync)
 }
 
-/// flanneld's phrase. What the earlier run left goes with the first pass in any case.
-fn tell_of_recycling(flavour: Flavour, wanted: &Wanted, previous: &Previous) {
+/// flanneld's phrase. The first pass of the reconciler removes the earlier run's rules in any case.
+fn log_recycling(flavour: Flavour, wanted: &Wanted, previous: &Previous) {
     let (Some(network), Some(subnet)) = (previous.network, previous.subnet) else { return };
     if (network, subnet) != (wanted.network, wanted.subnet) {
         info!(
@@ -55,8 +55,8 @@ fn tell_of_recycling(flavour: Flavour, wanted: &Wanted, previous: &Previous) {
 }
 
 /// Without br_netfilter iptables does not see what passes between pods of one bridge. The overlay's
-/// own rules are about what leaves the bridge; it is Kubernetes' services that need it, and with
-/// the Kubernetes store flanneld's words end the start.
+/// own rules are about what leaves the bridge, but Kubernetes' services need it: with the
+/// Kubernetes store the start fails, with flanneld's message.
 pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow::Result<()> {
     let RuleOptions { masquerade, forward, .. } = options.rules;
     if network.enable_nftables || !(masquerade || forward) {
@@ -88,7 +88,7 @@ pub(super) async fn settled(mut state: watch::Receiver<RuleState>) {
     }
 }
 
-/// The end of a start without its rules.
+/// The error that ends a start without its rules.
 pub(super) fn fatal(error: RuleError) -> anyhow::Error {
     anyhow::Error::from(error).context("Failed to setup masq rules")
 }
@@ -116,8 +116,8 @@ pub(super) async fn keep_blackhole(
     }
 }
 
-/// Adds the one route, and removes that of an earlier subnet until it is gone. Over a connection of
-/// its own, so that none can break meanwhile.
+/// Adds the route, and removes that of an earlier subnet. Opens a connection each time, so that
+/// none can break in between.
 async fn settle_blackhole(subnet: Prefix, stale: &mut Option<Prefix>) -> Result<(), NetlinkError> {
     let netlink = Netlink::open()?;
     match netlink.add_blackhole(subnet).await {

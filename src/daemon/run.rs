@@ -37,7 +37,7 @@ use crate::daemon::subnet_writer::SubnetWriter;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::netfilter::reconciler::RuleState;
 
-/// flanneld dies of a panic, code 2, when the health address is taken.
+/// flanneld panics, which is exit code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
@@ -190,7 +190,7 @@ async fn work(
     });
     info!("Running backend.");
     notify::ready();
-    let ready = tell_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
+    let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
     tokio::select! {
@@ -224,7 +224,7 @@ fn cache_writer(
 }
 
 /// `/readyz` is green while the subnet file is written and the plane is up, and rules were set.
-async fn tell_readiness(
+async fn keep_readiness(
     readiness: &Readiness,
     manager: &SubnetManager,
     mut file_written: watch::Receiver<bool>,
@@ -233,14 +233,14 @@ async fn tell_readiness(
 ) -> Infallible {
     // Its sender goes with a start that fails, and so does this.
     rules.wait_for(|rules| rules.is_settled).await.ok();
-    let mut is_told = false;
+    let mut was_ready = false;
     loop {
         let is_ready = *file_written.borrow_and_update() && plane.borrow_and_update().is_up;
         readiness.set(is_ready);
-        if is_ready && !is_told {
+        if is_ready && !was_ready {
             info!("flannel is ready");
             manager.network_is_up();
-            is_told = true;
+            was_ready = true;
         }
         let changed = tokio::select! {
             changed = file_written.changed() => changed,
@@ -261,7 +261,7 @@ async fn carry(
     mut backend: Backend,
     attributes: watch::Receiver<LeaseAttributes>,
 ) -> End {
-    let _farewell = Farewell;
+    let _end = LogEnd;
     let (sender, leases) = watch::channel(Arc::new(Peers::new()));
     let follow = async {
         match held {
@@ -277,10 +277,10 @@ async fn carry(
     }
 }
 
-/// Says flanneld's last words about the lease, however its monitoring ends.
-struct Farewell;
+/// Logs flanneld's phrase when the monitoring of the lease ends, however it ends.
+struct LogEnd;
 
-impl Drop for Farewell {
+impl Drop for LogEnd {
     fn drop(&mut self) {
         info!("Stopped monitoring lease");
     }
@@ -298,9 +298,8 @@ fn describe_end(end: End) -> String {
     }
 }
 
-/// Another daemon with this subnet file is a mistake. A lock that can't be had for another reason,
-/// such as a read-only directory, is as little a reason not to carry packets as a subnet file that
-/// can't be written.
+/// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a
+/// read-only directory, the daemon runs without it, as it does without a subnet file.
 fn lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
     match DaemonLock::acquire(&options.subnet_file) {
         Ok(lock) => Ok(Some(lock)),

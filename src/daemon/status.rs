@@ -37,7 +37,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest reply the tool takes: 5000 peers at a kilobyte each, three times over.
 const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The status socket, listening. Its file goes away with it.
+/// The status socket, listening. Dropping it removes its file.
 #[derive(Debug)]
 pub struct StatusServer {
     listener: UnixListener,
@@ -45,7 +45,7 @@ pub struct StatusServer {
 }
 
 impl StatusServer {
-    /// Listens on `path`, in place of a socket that nobody serves any more. Must be called
+    /// Listens on `path`, and replaces a socket that nobody serves any more. Must be called
     /// inside a tokio runtime.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {

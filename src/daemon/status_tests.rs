@@ -65,7 +65,7 @@ fn only_get_is_answered() {
 }
 
 #[test]
-fn the_socket_is_for_its_user_only() {
+fn socket_is_private_to_its_user() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weft.sock");
     let socket = path.clone();
@@ -92,7 +92,7 @@ fn stale_socket_is_replaced_served_one_is_not() {
 }
 
 #[test]
-fn what_is_no_socket_stays() {
+fn non_socket_file_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weft.sock");
     fs::write(&path, "precious").unwrap();
@@ -119,7 +119,7 @@ fn a_replaced_file_is_not_removed() {
 }
 
 #[test]
-fn nobody_there() {
+fn missing_or_dead_socket_says_not_running() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weft.sock");
     let error = fetch_unix(&path, "/status").unwrap_err();

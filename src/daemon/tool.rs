@@ -192,8 +192,9 @@ fn render(status: &Value) -> String {
         line("backend", render_backend(&status["backend"]));
     }
     let held = status["peers_held"].as_u64().filter(|held| *held > 0);
-    let held =
-        held.map(|held| format!(", {held} of them held: their leases vanished from the store"));
+    let held = held.map(|held| {
+        format!(", {held} of them in their grace period: their leases vanished from the store")
+    });
     line("peers", format!("{}{}", text(&status["peers"]), held.unwrap_or_default()));
     for route in status["routes"].as_array().into_iter().flatten() {
         let failed = route["failed_sends"].as_u64().filter(|failed| *failed > 0);
@@ -338,10 +339,10 @@ mod tests {
     }
 
     #[test]
-    fn status_shows_held_peers() {
+    fn status_shows_peers_in_grace_period() {
         let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
-        assert!(screen(7).contains("9, 7 of them held"), "{}", screen(7));
-        assert!(!screen(0).contains("held"), "{}", screen(0));
+        assert!(screen(7).contains("9, 7 of them in their grace period"), "{}", screen(7));
+        assert!(!screen(0).contains("grace period"), "{}", screen(0));
     }
 
     #[test]

@@ -19,9 +19,9 @@ use crate::daemon::cache_writer::cache_path;
 use crate::host::interface::ExternalInterface;
 use crate::route::Prefix;
 
-/// How long a start that could use the cache waits for the store first. Traffic is promised
-/// within a second, of which device, address and route need a part; a store that is well answers
-/// within a tenth, and a start that was hasty is confirmed a moment later.
+/// How long a start that could use the cache waits for the store first. Traffic is promised within
+/// a second, part of which is needed for device, address and route. A healthy store answers within
+/// 100 ms, and a start that did not wait long enough is confirmed a moment later.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The cache of the last run, if it can be used.
@@ -100,7 +100,7 @@ async fn recall(
     let public_ip = external.public_address;
     let cache = cache::parse(&bytes, &Expected { store, network, subnet, public_ip, now_unix })?;
     let plan =
-        Configured::new(cache.config).context("the network configuration in it is no use")?;
+        Configured::new(cache.config).context("the network configuration in it cannot be used")?;
     Ok(Remembered { plan, external, known: cache.known })
 }
 
@@ -162,11 +162,11 @@ mod tests {
         assert_eq!(warm.patience(), PATIENCE);
         assert!(warm.take("it is off", None).is_some());
         assert!(warm.take("it is off", None).is_none(), "started twice");
-        assert_eq!(warm.patience(), Duration::MAX, "hurries for nothing");
+        assert_eq!(warm.patience(), Duration::MAX, "waits too little without a cache");
         let same = config(r#"{"Network":"10.5.0.0/16"}"#);
         assert!(usable().take("it is off", Some(&same)).is_some());
         let other = config(r#"{"Network":"10.5.0.0/16","SubnetLen":25}"#);
-        assert!(usable().take("it is off", Some(&other)).is_none(), "goes by an old network");
+        assert!(usable().take("it is off", Some(&other)).is_none(), "uses an old network");
     }
 
     #[test]

@@ -152,7 +152,7 @@ fn command_line_beats_environment_beats_default() {
 }
 
 #[test]
-fn an_unreadable_variable_warns_and_leaves_the_default() {
+fn invalid_variable_warns_and_keeps_default() {
     let (options, warnings) = run_with(&[], &[("FLANNELD_SUBNET_LEASE_RENEW_MARGIN", "soon")]);
     assert_eq!(options.renew_margin, Duration::from_secs(3600));
     assert_eq!(warnings.len(), 1);
@@ -174,7 +174,7 @@ fn the_renew_margin_is_1_to_1439_minutes() {
 }
 
 #[test]
-fn the_address_is_followed_unless_somebody_objects() {
+fn address_is_followed_by_default() {
     assert!(run(&[]).follow_address);
     assert!(run(&["--follow-address"]).follow_address);
     assert!(!run(&["--follow-address=false"]).follow_address);

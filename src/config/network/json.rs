@@ -1,5 +1,5 @@
 //! Go's JSON habits that serde_json does not have: keys match in any case, the last of several
-//! wins, `null` leaves a value alone unless it is an address. Knows the keys, not their meaning.
+//! wins, `null` changes nothing unless the value is an address. Knows the keys, not their meaning.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ impl RawConfig {
     }
 }
 
-/// The keys whose values flannel's own types read: they are shown `null` as well, and refuse it.
+/// The keys that flannel reads with parsers of its own, which refuse `null`.
 fn address_key(key: &str) -> Option<(&'static str, &'static str)> {
     const KEYS: [(&str, &str); 3] =
         [("Network", NETWORK_FORM), ("SubnetMin", ADDRESS_FORM), ("SubnetMax", ADDRESS_FORM)];

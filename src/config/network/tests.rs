@@ -152,7 +152,7 @@ fn what_is_not_built_refuses() {
 }
 
 #[test]
-fn what_is_spelled_out_reads_back() {
+fn spelled_out_configuration_reads_back() {
     for text in [
         r#"{"Network":"10.3.0.0/16"}"#,
         r#"{"Network":"10.3.0.0/16","EnableNFTables":true,"Backend":{"type":"UDP","PORT":7}}"#,
