@@ -254,7 +254,7 @@ async fn acquire_until_leased(
             // The new configuration may contain a typo.
             Err(error) => {
                 let text = format!("Couldn't fetch network config: {error:#}");
-                told_config.once(&text, |text| error!("{text}; going on with the last one"));
+                told_config.once(&text, |text| error!("{text}; continuing with the last one"));
             }
         }
     }

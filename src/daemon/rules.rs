@@ -84,7 +84,7 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
 pub(super) async fn settled(mut state: watch::Receiver<RuleState>) {
     let settled = state.wait_for(|state| state.is_settled);
     if timeout(PATIENCE, settled).await.is_err() {
-        info!("the start goes on without its rules; they are still being set");
+        info!("starting without the firewall rules: they are still being set");
     }
 }
 

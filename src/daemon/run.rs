@@ -305,7 +305,7 @@ fn lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
         Ok(lock) => Ok(Some(lock)),
         Err(error @ LockError::Unusable { .. }) => {
             let error = anyhow::Error::from(error);
-            warn!("a second daemon would not be noticed, going on without a lock: {error:#}");
+            warn!("continuing without a lock, so a second daemon would not be noticed: {error:#}");
             Ok(None)
         }
         Err(error @ (LockError::Taken { .. } | LockError::NoFileName(_))) => Err(error.into()),
@@ -315,7 +315,7 @@ fn lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
 fn read_previous(options: &Options) -> Previous {
     let previous = Previous::read(&options.subnet_file).unwrap_or_else(|error| {
         warn!(
-            "cannot read the last subnet file, going on without: {:#}",
+            "cannot read the last subnet file, continuing without it: {:#}",
             anyhow::Error::from(error)
         );
         Previous::default()

@@ -168,7 +168,7 @@ fn render(status: &Value) -> String {
         line("refused", format!("the cluster assigned {other} to this node; the log says more"));
     }
     if status["restart_needed"] == true {
-        let advice = "going on with the old one; restart weftd and then the pods of this host";
+        let advice = "the old one stays in use; restart weftd and then the pods of this host";
         line("restart", format!("the store has another network configuration; {advice}"));
     }
     let lease = &status["lease"];
