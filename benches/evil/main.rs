@@ -1,5 +1,5 @@
 //! Pours evil packets into a running weftd, from a stranger, from a peer and from a pod, with
-//! honest flows beside them, and judges by its counters. `scripts/evil` makes the lab.
+//! honest flows beside them, and checks its counters. `scripts/evil` makes the lab.
 //!
 //! Owns the command line, the threads and the verdict; the result is JSON on stdout.
 
@@ -28,7 +28,7 @@ const USAGE: &str = "\
 usage: evil --lab NAME --status SOCKET --packets N [--seed S]
 Sends to the weftd whose status is at SOCKET, in the lab NAME of scripts/evil, until it has
 received N packets. Prints what was received and what became of it as JSON; fails when the counts
-do not add up. An honest datagram is judged when no queue of the kernel has lost a packet lately:
+do not add up. An honest datagram counts when no queue of the kernel has lost a packet lately:
 what is lost then, weftd has lost.
 ";
 
@@ -115,14 +115,14 @@ fn main() -> Result<()> {
         shared.stop.store(true, Ordering::Relaxed);
         flows.iter().for_each(Flow::end);
         let poured = [network.join(), pod.join()];
-        let judged = watched?;
+        let counted = watched?;
         for result in poured {
             let Ok(ended) = result else { bail!("a sender panicked") };
             ended?;
         }
-        Ok::<_, anyhow::Error>(judged)
+        Ok::<_, anyhow::Error>(counted)
     });
-    let judged = outcome?;
+    let counted = outcome?;
     let seconds = started.elapsed().as_secs_f64();
     let after = Counts::at_rest(&options.status)?;
     let result = json!({
@@ -134,8 +134,8 @@ fn main() -> Result<()> {
         },
         "ingress": after.since(&before, "ingress"),
         "egress": after.since(&before, "egress"),
-        "queues_lost": judged.queues_lost,
-        "judged": { "sent": judged.sent, "lost": judged.lost },
+        "queues_lost": counted.queues_lost,
+        "judged": { "sent": counted.sent, "lost": counted.lost },
         "honest": flows.each_ref().map(|flow| json!({
             "sent": flow.sent.load(Ordering::Relaxed),
             "arrived": flow.arrived.load(Ordering::Relaxed),
@@ -152,20 +152,20 @@ fn watch(
     before: &Counts,
     flows: &[Flow],
     ended: impl Fn() -> bool,
-) -> Result<Judged> {
+) -> Result<Counted> {
     let mut queues = Queues::open(&["h1", "h2", "p1", "p2"].map(|name| options.namespace(name)))?;
-    let mut judge = Judge::new(queues.lost()?);
+    let mut losses = LossCount::new(queues.lost()?);
     let started = Instant::now();
     let (mut told, mut moved, mut last) = (started, started, 0);
     loop {
         thread::sleep(LOOK);
         // First what was lost, then what may excuse it.
         let (sent, lost) = (sum(flows, |flow| &flow.sent), sum(flows, |flow| &flow.lost));
-        judge.look(sent, lost, queues.lost()?);
+        losses.look(sent, lost, queues.lost()?);
         let now = Counts::read(&options.status)?;
         let received = now.received() - before.received();
         if received >= options.packets || ended() {
-            return Ok(judge.judged);
+            return Ok(losses.counted);
         }
         if received > last {
             (moved, last) = (Instant::now(), received);
@@ -185,7 +185,7 @@ fn sum(flows: &[Flow], count: impl Fn(&Flow) -> &AtomicU64) -> u64 {
 
 /// Honest datagrams of the times in which no queue of the kernel had lost packets.
 #[derive(Debug, Default)]
-struct Judged {
+struct Counted {
     sent: u64,
     lost: u64,
     /// By the kernel's queues, of any flow.
@@ -193,30 +193,30 @@ struct Judged {
 }
 
 /// Tells what weftd has lost from what the kernel's queues have.
-struct Judge {
-    judged: Judged,
+struct LossCount {
+    counted: Counted,
     sent: u64,
     lost: u64,
     queues_lost: u64,
     excused_until: Instant,
 }
 
-impl Judge {
+impl LossCount {
     fn new(queues_lost: u64) -> Self {
-        let judged = Judged::default();
-        Self { judged, sent: 0, lost: 0, queues_lost, excused_until: Instant::now() }
+        let counted = Counted::default();
+        Self { counted, sent: 0, lost: 0, queues_lost, excused_until: Instant::now() }
     }
 
     /// Takes in the counts so far.
     fn look(&mut self, sent: u64, lost: u64, queues_lost: u64) {
         let now = Instant::now();
         if queues_lost > self.queues_lost {
-            self.judged.queues_lost += queues_lost - self.queues_lost;
+            self.counted.queues_lost += queues_lost - self.queues_lost;
             self.excused_until = now + EXCUSED;
         }
         if now >= self.excused_until {
-            self.judged.sent += sent - self.sent;
-            self.judged.lost += lost - self.lost;
+            self.counted.sent += sent - self.sent;
+            self.counted.lost += lost - self.lost;
         }
         (self.sent, self.lost, self.queues_lost) = (sent, lost, queues_lost);
     }
@@ -227,7 +227,8 @@ struct Counts(Value);
 
 impl Counts {
     fn read(socket: &Path) -> Result<Self> {
-        let bytes = fetch_unix(socket, "/status").context("weftd does not tell its status")?;
+        let bytes =
+            fetch_unix(socket, "/status").context("weftd does not answer with its status")?;
         Ok(Self(serde_json::from_slice(&bytes).context("the status is no JSON")?))
     }
 

@@ -78,7 +78,7 @@ pub(crate) fn enter(namespace: &Path) -> Result<()> {
         .with_context(|| format!("cannot enter {}", namespace.display()))
 }
 
-/// GSO batches and single datagrams from a peer and a stranger, until it is told to stop.
+/// GSO batches and single datagrams from a peer and a stranger, until it is stopped.
 pub(crate) fn from_network(shared: &Shared, host: &Path, far: &Path, seed: u64) -> Result<()> {
     enter(host)?;
     let mut queue = ReceiveQueue::open()?;
@@ -154,7 +154,7 @@ impl ReceiveQueue {
     }
 }
 
-/// Packets and super-packets out of a device that stands for a pod, until it is told to stop.
+/// Packets and super-packets out of a device that stands for a pod, until it is stopped.
 pub(crate) fn from_pod(shared: &Shared, host: &Path, seed: u64) -> Result<()> {
     enter(host)?;
     let device =

@@ -53,7 +53,7 @@ pub(crate) fn peers(subnets: &[Prefix]) -> Vec<Arc<Peer>> {
     (0..).zip(subnets).map(peer).collect()
 }
 
-/// Everything that a batch is judged by.
+/// Everything that verdicts on a batch depend on.
 pub(crate) struct World {
     local: Local,
     pub(crate) table: Table,

@@ -1,5 +1,5 @@
-//! The weftd program from outside: its flags in every spelling, its environment, its complaints
-//! and its exit codes, as operators and their scripts meet them.
+//! The weftd program from outside: flags in every spelling, environment, error messages and exit
+//! codes, as operators and their scripts see them.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::support::lab::{Namespace, WEFTD, wait_until};
 
-/// A stop is promised within this time.
+/// Longest time that a stop may take.
 const STOP: Duration = Duration::from_secs(1);
 
 const PASSWORD: &str = "correct-horse-battery";
@@ -28,8 +28,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Fails unless weftd refused with this exit code, a first line that holds `names`, silence on
-/// standard output, and no word of a panic.
+/// Fails unless weftd refused with this exit code, a first line that contains `names`, an empty
+/// standard output, and no panic.
 #[track_caller]
 fn assert_refused(output: &Output, code: i32, names: &[&str]) {
     let text = stderr(output);

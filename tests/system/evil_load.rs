@@ -1,6 +1,6 @@
-//! The load of `scripts/evil` in small: evil packets from a peer, a stranger and a pod into weftd
-//! on each engine. Every packet received has an outcome, none meets an internal error, and honest
-//! packets get through afterwards.
+//! A small version of the load of `scripts/evil`: evil packets from a peer, a stranger and a pod
+//! into weftd on each engine. Every packet received has an outcome, none meets an internal error,
+//! and honest packets get through afterwards.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::support::packet::udp;
 use crate::support::status::Status;
 use crate::support::traffic::udp_socket_at;
 
-/// Received packets that end the load: some seconds' even of an unoptimised daemon.
+/// Received packets that end the load: a few seconds of it even for an unoptimised daemon.
 const PACKETS: u64 = 100_000;
 
 /// How long that may take on a busy machine.

@@ -1,5 +1,4 @@
-//! What a weftd with a hundred peers costs its host when nothing happens, and that nothing that
-//! happens makes it cost more for good.
+//! What an idle weftd with a hundred peers costs its host, and that nothing leaks.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -18,8 +17,8 @@ use crate::support::traffic::{tcp_transfer, udp_sizes};
 
 const PEERS: u8 = 100;
 
-/// Of the 24 MiB that are promised for a hundred peers, what is left beside the 8 MiB that a
-/// release build maps of its own file.
+/// The 24 MiB that are promised for a hundred peers, without the 8 MiB that a release build maps of
+/// its own file.
 const OWN_BYTES_MAX: u64 = 16 << 20;
 
 /// A thousandth of one processor.
@@ -37,8 +36,8 @@ fn own_bytes_peak(process: &Process) -> u64 {
     status_bytes(process, "VmHWM").saturating_sub(status_bytes(process, "RssFile"))
 }
 
-/// Processor time of all its threads so far, to the nanosecond: `stat` counts whole ticks of 10 ms,
-/// and whoever runs at the tick pays for all of it.
+/// Processor time of all its threads so far, to the nanosecond: `stat` counts whole ticks of 10 ms
+/// and charges each to the thread that runs at the tick.
 fn processor_time(process: &Process) -> Duration {
     let threads = format!("/proc/{}/task", process.pid().as_raw_nonzero());
     let time = |thread: fs::DirEntry| {

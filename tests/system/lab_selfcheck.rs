@@ -155,7 +155,7 @@ fn plain_peers_talk_from_any_ports() {
     }
 }
 
-/// A plane that carries nothing would flatter weft in every comparison.
+/// A baseline that carries nothing would make weft look better in every comparison.
 #[test]
 fn userspace_baselines_carry_pings_and_tcp_both_ways() {
     for program in ["one-packet", "straightforward"] {

@@ -1,5 +1,5 @@
-//! A weftd from its start to its stop on one host: order and words of the log, health, readiness,
-//! signals, and what bad input in the store does to it.
+//! weftd from start to stop on one host: log phrases and their order, health, readiness, signals,
+//! and bad input in the store.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use crate::support::cluster::weftd_in;
 use crate::support::lab::{LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, local_store, reserve};
 
-/// A stop is promised within this time.
+/// Longest time that a stop may take.
 const STOP: Duration = Duration::from_secs(1);
 
 /// A host with one interface, on which weftd can run.
@@ -114,12 +114,12 @@ fn a_full_network_that_is_enlarged_has_room() {
     let store = local_store(host.dir.path(), full);
     reserve(host.dir.path(), "10.5.7.0-24", std::net::Ipv4Addr::new(172, 20, 0, 2));
     let mut daemon = host.weftd_on(&store, &[]);
-    wait_until(LEASE_TIMEOUT, "the full network is told", || {
+    wait_until(LEASE_TIMEOUT, "the log says that the network is full", || {
         daemon.output().contains("out of subnets")
     });
     let config = host.dir.path().join("store/config");
     replace(&config, "not JSON");
-    wait_until(Duration::from_secs(10), "the slip of the pen is told", || {
+    wait_until(Duration::from_secs(10), "the log names the bad configuration", || {
         daemon.output().contains("Couldn't fetch network config")
     });
     replace(&config, &full.replace("5.7.0\"}", "5.8.0\"}"));
@@ -217,7 +217,7 @@ fn stop_does_not_wait_for_locked_store() {
     std::thread::sleep(Duration::from_millis(200));
     let status = daemon.stop(Signal::TERM, STOP);
     assert_eq!(status.code(), Some(0), "{}", daemon.output());
-    assert!(!host.subnet_env().exists(), "the held lock did not hold weftd up");
+    assert!(!host.subnet_env().exists(), "weftd did not wait for the lock");
 }
 
 #[test]

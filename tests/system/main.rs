@@ -1,5 +1,5 @@
-//! weft as its users meet it: the command line, a daemon's life, what it costs and withstands, two
-//! hosts, what is in `deploy/`. Needs root, for every host is a network namespace.
+//! weft as its users see it: command line, start and stop, resources, faults, two hosts, and the
+//! files in `deploy/`. Needs root, for every host is a network namespace.
 
 mod cli;
 mod deploy;

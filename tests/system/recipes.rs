@@ -1,6 +1,6 @@
-//! The recipes in `deploy/README.md`, run as they stand there: hosts are network namespaces with
-//! their own `/etc`, `/opt`, `/run` and `/var/lib`. Two programs are stood in for: `cargo` builds
-//! nothing, and `systemctl` says what it was asked; the test then starts what the unit says.
+//! The recipes in `deploy/README.md`, run as they are written: hosts are network namespaces with
+//! their own `/etc`, `/opt`, `/run` and `/var/lib`. Two programs are fakes: `cargo` builds
+//! nothing, and `systemctl` records its arguments; the test then starts what the unit says.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 #![allow(clippy::print_stdout, reason = "measured figures belong into the report of the run")]
@@ -23,11 +23,11 @@ const README: &str = include_str!("../../deploy/README.md");
 const UNDERLAY: [&str; 2] = ["172.20.0.1", "172.20.0.2"];
 const MTU: u32 = 1472;
 
-/// What programs read in `/etc`; the rest of the machine's is none of the recipes'.
+/// The files in `/etc` that programs need; the recipes see nothing else of the machine's.
 const NEEDED_OF_ETC: &str =
     "alternatives group hosts iproute2 ld.so.cache nsswitch.conf passwd protocols services";
 
-/// Far above what a transfer waits for at a time.
+/// Far longer than a transfer ever waits.
 const STALL: Duration = Duration::from_secs(10);
 
 /// The blocks that are run, by the heading that they stand under.
@@ -40,7 +40,7 @@ fn blocks(heading: &str) -> Vec<&'static str> {
 
 /// A host: its network, and a process that keeps its view of the file system.
 struct Host {
-    keeper: Process,
+    anchor: Process,
     programs: Vec<Process>,
     network: Namespace,
     files: TempDir,
@@ -72,15 +72,15 @@ impl Host {
             root.display(),
             shared.display()
         );
-        let keeper = network.spawn(&["unshare", "--mount", "bash", "-c", &own]);
+        let anchor = network.spawn(&["unshare", "--mount", "bash", "-c", &own]);
         let ready = root.join("ready");
         wait_until(Duration::from_secs(10), "a host has directories of its own", || ready.exists());
-        Self { keeper, programs: Vec::new(), network, files }
+        Self { anchor, programs: Vec::new(), network, files }
     }
 
     /// A command on this host, in the repository.
     fn command(&self, argv: &[&str]) -> Command {
-        let pid = self.keeper.pid().as_raw_nonzero().to_string();
+        let pid = self.anchor.pid().as_raw_nonzero().to_string();
         let mut command = Command::new("nsenter");
         let repository = self.files.path().join("repository");
         command.args(["--target", &pid, "--mount", "--net"]);
@@ -132,7 +132,7 @@ impl Host {
 
     /// The namespace `pod` of the recipe.
     fn pod(&self) -> PathBuf {
-        let pid = self.keeper.pid().as_raw_nonzero().to_string();
+        let pid = self.anchor.pid().as_raw_nonzero().to_string();
         Path::new("/proc").join(pid).join("root/run/netns/pod")
     }
 

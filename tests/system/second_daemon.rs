@@ -14,7 +14,7 @@ use crate::support::lab::{
 };
 use crate::support::overlay::{CONFIG, local_store};
 
-/// A refusal waits a second for a predecessor that is stopping; the rest is a busy machine's.
+/// A refusal waits a second for a predecessor that is stopping; the rest allows for a busy machine.
 const REFUSAL: Duration = Duration::from_secs(30);
 const STOP: Duration = Duration::from_secs(10);
 const KEY: &str = "/coreos.com/network";
@@ -83,7 +83,7 @@ impl Site {
         target
     }
 
-    /// All that the store has of nodes. Claims are written again now and then; of them, who.
+    /// All that the store has of nodes; of claims only the names, because they are refreshed.
     fn entries(&self) -> Vec<String> {
         match &self.stored {
             Stored::Etcd(etcd) => {

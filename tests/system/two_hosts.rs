@@ -1,5 +1,5 @@
-//! Two weftd on one store carry what pods send, and keep doing so through everything that an
-//! operator, another program or a crash does to a host.
+//! Two weftd on one store carry traffic between pods, also after an operator, another program or a
+//! crash damaged a host.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -15,10 +15,10 @@ use crate::support::traffic::{
     Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket,
 };
 
-/// A repair of what was broken from outside is promised within this time.
+/// Longest time that a repair may take.
 const REPAIR: Duration = Duration::from_secs(1);
 
-/// A stop is promised within this time.
+/// Longest time that a stop may take.
 const STOP: Duration = Duration::from_secs(1);
 
 const MTU: usize = 1472;
@@ -320,7 +320,7 @@ fn icmp_errors_reach_pod_with_default_sysctls() {
     assert!(answer.contains("ttl=60"), "{answer}");
     let counted = overlay.status(0);
     assert_eq!(counted.drops("egress", "no-route"), 2, "{}", counted.0);
-    // The host itself is told, too.
+    // The host itself gets the error, too.
     let output = overlay.lab.hosts[0].command(&["ping", "-c1", "-W1", &unleased]).output().unwrap();
     let answer = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(answer.contains("Destination Net Unreachable"), "from the host: {answer}");
@@ -466,7 +466,7 @@ fn faults_of_the_underlay_end_with_the_fault() {
     }
 }
 
-/// Pods whose set-up knew nothing of the overlay's MTU.
+/// Pods that were set up without the overlay's MTU.
 #[test]
 fn pods_with_a_larger_mtu_still_talk() {
     let overlay = Overlay::start();
@@ -478,7 +478,10 @@ fn pods_with_a_larger_mtu_still_talk() {
     let target = overlay.pod(1).to_string();
     let output = near.command(&["ping", "-c1", "-W1", "-Mdo", "-s1472", &target]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("mtu = 1472") || text.contains("mtu=1472"), "no MTU is told: {text}");
+    assert!(
+        text.contains("mtu = 1472") || text.contains("mtu=1472"),
+        "no MTU in the error: {text}"
+    );
     tcp_transfer(near, far, overlay.pod(1), 8 << 20, true);
     udp_sizes(near, far, overlay.pod(1), [1444, 1445, 1472, 1473, 9000]);
 }

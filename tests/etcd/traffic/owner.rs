@@ -7,10 +7,10 @@ use rustix::process::Signal;
 use weft::daemon::status::fetch_unix;
 
 use crate::support::lab::{Process, SubnetEnv, wait_until};
+use crate::support::log_since::LogSince;
 use crate::support::members::Version;
 use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
-use crate::support::told::Told;
 use crate::traffic::site::{Entry, Plan, Site};
 
 /// Room for three nodes.
@@ -77,7 +77,7 @@ fn a_node_that_slept_past_its_lease_leaves_the_subnet_to_the_one_that_waited_for
 fn nap(site: &mut Site) {
     let key = site.key(SLEEPER);
     let before = site.entry(&key);
-    let told = Told::since(&site.daemons[SLEEPER]);
+    let told = LogSince::since(&site.daemons[SLEEPER]);
     site.daemons[SLEEPER].signal(Signal::STOP);
     thread::sleep(Duration::from_secs(1));
     site.daemons[SLEEPER].signal(Signal::CONT);
@@ -114,7 +114,7 @@ fn sleep_until_taken(site: &mut Site, late: &mut Process) -> Entry {
 #[track_caller]
 fn wake_up(site: &mut Site) {
     const GIVEN_UP: Duration = Duration::from_secs(3);
-    let told = Told::since(&site.daemons[SLEEPER]);
+    let told = LogSince::since(&site.daemons[SLEEPER]);
     let woken = Stopwatch::start();
     site.daemons[SLEEPER].signal(Signal::CONT);
     let status = site.daemons[SLEEPER].wait(GIVEN_UP);

@@ -13,13 +13,13 @@ use crate::support::control::PREFIX;
 use crate::support::lab::{
     LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, example, wait_until,
 };
+use crate::support::log_since::LogSince;
 use crate::support::members::Version;
 use crate::support::overlay::CONFIG;
 use crate::support::pace::is_thorough;
 use crate::support::probe::{End, Probe, Report};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::status::Status;
-use crate::support::told::Told;
 
 /// Held by each site with full traffic, which needs the machine for itself.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -234,8 +234,8 @@ impl Site {
     }
 
     /// What the daemons of the first two hosts say from now on.
-    pub(crate) fn listen(&self) -> [Told; 2] {
-        [0, 1].map(|host: usize| Told::since(&self.daemons[host]))
+    pub(crate) fn listen(&self) -> [LogSince; 2] {
+        [0, 1].map(|host: usize| LogSince::since(&self.daemons[host]))
     }
 
     /// Checks that all daemons run, that each has its subnet, and that each says so in its file.
@@ -263,7 +263,7 @@ impl Site {
     pub(crate) fn wait_to_hear(
         &self,
         host: usize,
-        told: &Told,
+        told: &LogSince,
         words: &str,
         limit: Duration,
     ) -> Duration {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::support::lab::{Namespace, wait_until};
+use crate::support::log_since::LogSince;
 use crate::support::members::Version;
-use crate::support::told::Told;
 use crate::traffic::site::{Plan, Site};
 
 /// What the health server answers, by its first line.
@@ -32,7 +32,7 @@ fn a_cold_start_without_etcd_waits_and_is_ready_within_a_second_of_it() {
     let cluster = Arc::clone(&site.cluster);
     site.etcd.process.stop(Signal::KILL, Duration::from_secs(2));
     let mut daemon = site.weftd(0, &["--healthz-port=8099"]);
-    let told = Told::since(&daemon);
+    let told = LogSince::since(&daemon);
     let words = "Couldn't fetch network config";
     wait_until(Duration::from_secs(3), "the reason is told", || told.says(&daemon, words));
     // Until the pauses between two tries are at their longest.

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::control::PREFIX;
 use crate::support::lab::wait_until;
+use crate::support::log_since::LogSince;
 use crate::support::members::Version;
 use crate::support::status::Status;
-use crate::support::told::Told;
 use crate::traffic::site::{Plan, RECONNECT, Site};
 
 /// Waits until both nodes are in the store again, and hold nobody any more.
@@ -31,7 +31,7 @@ fn wait_until_registered(site: &Site) -> Duration {
 /// A node that looks when all others have registered again misses nobody, and has no alarm to
 /// raise; the first to look has. Each says what it did about itself.
 #[track_caller]
-fn assert_alarm(site: &Site, told: &[Told; 2], words: &str) {
+fn assert_alarm(site: &Site, told: &[LogSince; 2], words: &str) {
     let says = |words: &str| [0, 1].map(|host: usize| told[host].says(&site.daemons[host], words));
     let lines = [0, 1].map(|host: usize| told[host].lines(&site.daemons[host]));
     assert!(says(&format!("ALARM: {words}")).contains(&true), "no alarm: {lines:?}");
@@ -40,7 +40,7 @@ fn assert_alarm(site: &Site, told: &[Told; 2], words: &str) {
 
 /// Both daemons said first what was wrong and what they do about it, in few lines.
 #[track_caller]
-fn assert_plain(site: &Site, told: &[Told; 2], wrong: &str, doing: &str) {
+fn assert_plain(site: &Site, told: &[LogSince; 2], wrong: &str, doing: &str) {
     for (told, daemon) in told.iter().zip(&site.daemons) {
         told.assert_plain(daemon, wrong, &[doing]);
     }

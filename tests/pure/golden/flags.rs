@@ -113,7 +113,7 @@ impl Flag {
         }
         if self.without != "-" {
             let ended = self.start(&[], None);
-            let found = ended.field(self.record).unwrap_or("not told");
+            let found = ended.field(self.record).unwrap_or("not shown");
             if found != self.without {
                 objections.push(format!("without -{}: {}: {found}", self.name, self.record));
             }

@@ -62,6 +62,6 @@ pub(crate) fn annotations(case: &Case) -> String {
         manager.acquire(&config, &attributes).await.expect("the Node has its subnet");
     });
     let patches = api.seen(What::Patch);
-    let told: Vec<_> = patches.iter().map(|seen| format!("{} {}", seen.path, seen.body)).collect();
-    told.join("; ")
+    let shown: Vec<_> = patches.iter().map(|seen| format!("{} {}", seen.path, seen.body)).collect();
+    shown.join("; ")
 }

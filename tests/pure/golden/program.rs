@@ -79,7 +79,7 @@ pub(crate) fn outcome(case: &Case) -> String {
         let field = asked.split(':').next().unwrap_or_default();
         let warns = ended.said.lines().any(|line| line.starts_with('W'));
         let warning = if warns { " with a warning" } else { "" };
-        return format!("runs{warning}, {field}: {}", ended.field(field).unwrap_or("not told"));
+        return format!("runs{warning}, {field}: {}", ended.field(field).unwrap_or("not shown"));
     }
     let said = ended.said.replace(WEFTD, "<program>");
     let (first, rest) = said.split_once('\n').unwrap_or((&said, ""));

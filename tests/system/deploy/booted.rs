@@ -1,5 +1,5 @@
 //! `weftd.service` under a systemd that is the first process of a container of its own: this
-//! machine's files below a layer that is thrown away, a network of its own, and the unit as it is.
+//! machine's files under a temporary overlay, a network of its own, and the unit unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::support::overlay::CONFIG;
 /// Boot, one start of weftd, one restart and a stop take a few seconds.
 const BOOT_LIMIT_S: &str = "120";
 
-/// What is asked inside; each answer stands behind `== NAME`.
+/// The commands that run inside; each output follows a line `== NAME`.
 const PROBE: &str = r"#!/bin/bash
 exec >/out/answers 2>&1
 ask() { echo == $1; shift; $@; }
@@ -67,7 +67,7 @@ fn prepare(files: &Path) {
     fs::write(files.join("weftd"), text("systemd/weftd.default") + options).unwrap();
 }
 
-/// Boots the container, waits for its end, and gives what the probe was answered.
+/// Boots the container, waits for its end, and returns the output of the probe.
 fn boot(files: &TempDir) -> String {
     let files = files.path();
     let shown = files.display();

@@ -1,5 +1,5 @@
-//! The container file: linted, its sources complete, and the names that it makes at work. No image
-//! is built: that takes a registry.
+//! The container file: a linter's findings, whether its sources are complete, and whether the names
+//! that it makes work. No image is built: that needs a registry.
 
 use std::fs;
 use std::os::unix::fs::symlink;

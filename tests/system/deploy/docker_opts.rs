@@ -19,7 +19,7 @@ const SUBNET_ENV: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.74.1/
 
 struct Script {
     files: TempDir,
-    /// The routes of the machine are none of the test's.
+    /// The test must not see the routes of the machine.
     host: Namespace,
 }
 
@@ -102,7 +102,7 @@ fn docker_masquerades_when_weftd_does_not() {
     script.writes(&["-i"], &[], &format!("{BIP}{}{MTU}", IPMASQ.replace("true", "false")));
     let script = Script::with(&SUBNET_ENV.replace("IPMASQ=false", "IPMASQ=yes"));
     script.refuses(&[], "FLANNEL_IPMASQ is yes");
-    // As with flannel: what is not asked for is not judged.
+    // As with flannel: what is not asked for is not checked.
     script.writes(&["-m", "-i"], &[], &format!("{BIP}{MTU}"));
 }
 

@@ -1,5 +1,5 @@
-//! What is below `deploy/`: the files that fit weftd into Docker, systemd, Kubernetes and CNI, run
-//! or read by the programs that will read them, as far as those are to be had here.
+//! The files below `deploy/` for Docker, systemd, Kubernetes and CNI, run or read by the programs
+//! that they are for, as far as those are available here.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 #![allow(clippy::print_stdout, reason = "measured figures belong into the report of the run")]

@@ -42,7 +42,7 @@ fn manifest_arguments_start_weftd_in_pod_sandbox() {
             status["ready"] == true && status["rules"]["in_place"] == true
         })
     });
-    wait_until(SOON, "the Node is told", || {
+    wait_until(SOON, "the Node is written", || {
         api.node("worker")["status"]["conditions"].to_string().contains("FlannelIsUp")
     });
     let rules = host.exec(&["iptables-save", "-t", "nat"]);

@@ -1,8 +1,8 @@
-//! weftd inside what systemd and a container runtime would lay around it: the system calls, the
-//! capabilities and the read-only file system of the unit and of the DaemonSet, and real packets.
+//! weftd in the sandboxes of systemd and of a container runtime: the system calls, capabilities and
+//! read-only file system of the unit and of the DaemonSet, with real packets.
 //!
-//! Neither of the two runs here. What they do with these settings is done by hand, from the same
-//! files; what remains is their own part, such as the order in which they do it.
+//! Neither of the two runs here. The tests apply these settings themselves, from the same files;
+//! not covered is what only they do, such as the order.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(crate) const CAPABILITIES: &str = "0000008000003000";
 
 const NAMESPACES: u32 = 0x7e02_0000;
 
-/// What surrounds a program.
+/// The sandbox of a program.
 pub(crate) struct Sandbox {
     calls: AllowList,
     capabilities: Vec<String>,

@@ -1,26 +1,26 @@
-//! What a daemon says of a fault: soon, plainly, and not more than a reader can bear.
+//! What a daemon logs about a fault: soon, clearly, and at a bounded rate.
 
 use std::time::Duration;
 
 use super::lab::Process;
 
-/// Lines that a daemon may log in any second of any fault: it holds each place in the code to ten
-/// in windows of a second, of which any other second touches two.
+/// Most lines that a daemon may log in any second of any fault: it limits each call site to ten in
+/// windows of a second, and any other second overlaps two of them.
 const LINES_PER_SECOND_MAX: usize = 2 * 10;
 
-/// What a daemon has written since a moment.
+/// The log lines of a daemon since a moment.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct LogSince {
     lines_before: usize,
 }
 
-impl Told {
+impl LogSince {
     /// Counts from now on.
     pub(crate) fn since(daemon: &Process) -> Self {
         Self { lines_before: daemon.output().lines().count() }
     }
 
-    /// What was written since.
+    /// The lines since then.
     pub(crate) fn lines(&self, daemon: &Process) -> Vec<String> {
         daemon.output().lines().skip(self.lines_before).map(str::to_owned).collect()
     }
@@ -35,7 +35,7 @@ impl Told {
     /// second.
     ///
     /// # Panics
-    /// When an operator would be flooded, or left to guess.
+    /// When the log is flooded, or does not name the fault.
     #[track_caller]
     pub(crate) fn assert_plain(&self, daemon: &Process, wrong: &str, doing: &[&str]) -> usize {
         let lines = self.lines(daemon);
@@ -46,14 +46,14 @@ impl Told {
             "the fault writes {busiest} lines in one second:\n{text}"
         );
         let first = lines.iter().find(|line| line.starts_with(['W', 'E']));
-        let first = first.unwrap_or_else(|| panic!("nobody is told of the fault:\n{text}"));
+        let first = first.unwrap_or_else(|| panic!("no warning about the fault:\n{text}"));
         assert!(first.contains(wrong), "the first line does not say {wrong:?}: {first}");
         let is_said = doing.iter().any(|doing| first.contains(doing));
         assert!(is_said, "the first line does not say {doing:?}: {first}");
         busiest
     }
 
-    /// Checks that nothing was wrong enough to be told.
+    /// Checks that there was no warning.
     ///
     /// # Panics
     /// When there is a warning.
@@ -61,7 +61,7 @@ impl Told {
     pub(crate) fn assert_no_warning(&self, daemon: &Process) {
         let lines = self.lines(daemon);
         let warning = lines.iter().find(|line| line.starts_with(['W', 'E']));
-        assert!(warning.is_none(), "a warning about nothing: {warning:?}");
+        assert!(warning.is_none(), "an unexpected warning: {warning:?}");
         assert!(busiest_second(&lines) <= LINES_PER_SECOND_MAX, "{lines:?}");
     }
 }
