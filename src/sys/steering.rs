@@ -54,7 +54,7 @@ const SHIFT_RIGHT_VALUE: u8 = 0x74;
 const JUMP_UNLESS_EQUAL: u8 = 0x55;
 const EXIT: u8 = 0x95;
 
-/// 2^32 over the golden ratio, odd: multiplied by it, every bit reaches the upper half.
+/// 2^32 over the golden ratio, odd: multiplied by it, every bit of the lower half reaches the upper.
 const MIX: i32 = 0x9e37_79b1_u32 as i32;
 
 /// TCP's protocol number.
@@ -71,7 +71,7 @@ const DONT_FRAGMENT: i32 = 0x4000;
 /// packets of a connection or on none. Register 6 must hold the packet for loads; register 7
 /// gathers the hash, register 8 has the header's length. The kernel takes the result modulo the
 /// number of queues.
-const BY_FLOW: [Instruction; 22] = [
+const BY_FLOW: [Instruction; 25] = [
     instruction(MOVE, 0x16, 0, 0),
     instruction(LOAD_WORD, 0, 0, 12),
     instruction(MOVE, 0x07, 0, 0),
@@ -90,7 +90,11 @@ const BY_FLOW: [Instruction; 22] = [
     instruction(LOAD_WORD_AT, 0x80, 0, 0),
     instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
     instruction(XOR, 0x07, 0, 0),
-    // Where the two jumps past the ports end.
+    // Where the two jumps past the ports end. A product's bits know nothing of the factor's higher
+    // ones, where the source port is: fold these down first.
+    instruction(MOVE, 0x70, 0, 0),
+    instruction(SHIFT_RIGHT_VALUE, 0x00, 0, 16),
+    instruction(XOR, 0x07, 0, 0),
     instruction(MULTIPLY_VALUE, 0x07, 0, MIX),
     instruction(SHIFT_RIGHT_VALUE, 0x07, 0, 16),
     instruction(MOVE, 0x70, 0, 0),

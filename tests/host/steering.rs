@@ -103,3 +103,14 @@ fn fragments_and_options_share_their_flows_queue() {
     assert!(used[0].len() > 1, "all TCP connections of two pods share a queue");
     assert_eq!(used[1].len(), 1, "fragments of two pods share a queue");
 }
+
+/// As Linux chooses them for `connect`: even ones, one after the other.
+#[test]
+fn even_source_ports_reach_every_queue() {
+    let queues = Queues::new();
+    let to = SocketAddrV4::new(FAR, 443);
+    let connections = (0..FLOWS * 2).map(|number| SocketAddrV4::new(POD, 40_000 + 2 * number));
+    let used: BTreeSet<usize> =
+        connections.map(|from| queues.of(&with(udp(from, to, &[7; 64]), 9, &[TCP]))).collect();
+    assert_eq!(used.len(), usize::from(QUEUES.get()), "connections reach {used:?} only");
+}
