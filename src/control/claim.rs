@@ -49,7 +49,7 @@ impl SubnetManager {
             let kept = store.claim(public_ip, ttl).await;
             match &kept {
                 Ok(()) if self.status.set_duplicate(None) => {
-                    info!("PublicIP {public_ip} is this node's alone again");
+                    info!("PublicIP {public_ip} is claimed by no other node any more");
                     alarm_at = Instant::now();
                 }
                 Ok(()) => _ = failures.forget(),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_times_are_spelt_and_read() {
+    fn known_times_format_and_parse() {
         // Values from `date -u -d ... +%s`.
         for (text, seconds) in [
             ("1970-01-01T00:00:00Z", 0),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_spelt_as_in_go() {
+    fn durations_format_as_in_go() {
         for (millis, text) in [
             (0, "0s"),
             (1500, "1.5s"),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_time() {
+    fn invalid_times_are_rejected() {
         for text in [
             "",
             "tomorrow",

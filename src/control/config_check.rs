@@ -36,7 +36,7 @@ pub(super) struct ConfigCheck<'a> {
     /// Whether it was read before the last listing.
     is_listed: bool,
     /// What was last logged, to log it once.
-    told: Found,
+    logged: Found,
     under_way: Option<Pin<Box<dyn Future<Output = Found> + Send + 'a>>>,
 }
 
@@ -45,8 +45,8 @@ impl<'a> ConfigCheck<'a> {
     /// read a moment ago, and the first listing is no reason to read it again.
     pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
         let used = manager.used_config.get().cloned();
-        let (told, under_way) = (Found::Same, None);
-        Self { manager, used, from_cache, is_listed: from_cache, told, under_way }
+        let (logged, under_way) = (Found::Same, None);
+        Self { manager, used, from_cache, is_listed: from_cache, logged, under_way }
     }
 
     /// Everything was listed: asks for the configuration, beside all that goes on.
@@ -65,7 +65,7 @@ impl<'a> ConfigCheck<'a> {
         self.under_way = None;
         let is_first = std::mem::take(&mut self.from_cache);
         self.manager.status.edit().restart_needed = matches!(found, Found::Other(_));
-        if found == self.told && !is_first {
+        if found == self.logged && !is_first {
             return;
         }
         match &found {
@@ -73,7 +73,7 @@ impl<'a> ConfigCheck<'a> {
                 info!("The store has the network configuration of the cache")
             }
             Found::Same => {
-                info!("The store has the network configuration again by which this node goes");
+                info!("The store has the network configuration of this node again");
             }
             Found::Other(other) => warn!(
                 "The network configuration in the store {other}; going on with the old one. To \
@@ -84,7 +84,7 @@ impl<'a> ConfigCheck<'a> {
                  weftd would wait for it"
             ),
         }
-        self.told = found;
+        self.logged = found;
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_another_configuration_is_told() {
+    fn every_changed_setting_is_named() {
         let used = config(r#"{"Network":"10.5.0.0/16"}"#);
         let differs = |text: &str| difference(&used, &config(text));
         assert_eq!(differs(r#"{ "Network": "10.5.0.0/16", "SubnetLen": 24 }"#), None);

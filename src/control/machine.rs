@@ -129,7 +129,7 @@ pub(super) struct Machine {
     /// When the last listing that shows the own entry was requested.
     own_read: Option<Duration>,
     /// The lease's end for which it was logged that the entry is read before it is written.
-    own_end_said: Option<Duration>,
+    own_end_logged: Option<Duration>,
     /// Changes of the own entry before this revision are older than our last write.
     own_since: i64,
     twin: Twin,
@@ -226,7 +226,7 @@ impl Machine {
             renew_at: None,
             rewrite_backoff: Backoff::between(REWRITE_PAUSE.0, REWRITE_PAUSE.1),
             own_read: None,
-            own_end_said: None,
+            own_end_logged: None,
             own_since,
             twin: Twin::default(),
             mirror: BTreeMap::new(),
@@ -396,8 +396,8 @@ impl Machine {
             let Released { leased, over, left } = released;
             let level = if over > 0 { Level::WARN } else { Level::INFO };
             let text = format!(
-                "Of the peers held after they vanished, {leased} have a lease again or were \
-                 replaced, {over} did not come back in time and are given up, {left} are still held"
+                "Of the vanished peers in their grace period, {leased} have a lease again or were \
+                 replaced, {over} did not come back in time and were removed, {left} remain"
             );
             self.commands.push(Command::Log(level, text));
         }

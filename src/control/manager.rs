@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_manager_is_announced_in_flannels_words() {
+    async fn manager_description_matches_flannel() {
         let options = StoreOptions::Etcd(crate::config::options::EtcdOptions {
             endpoints: vec!["http://127.0.0.1:4001".to_owned()],
             prefix: "/coreos.com/network".to_owned(),

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_of_overlapping_leases_keeps_its_traffic() {
+    fn older_overlapping_lease_keeps_traffic() {
         let old = lease("10.5.16.0/24", "192.0.2.1", 5);
         let covering = lease("10.5.16.0/20", "192.0.2.2", 9);
         let inside = lease("10.5.16.128/25", "192.0.2.3", 7);

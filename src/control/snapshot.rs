@@ -143,7 +143,7 @@ mod tests {
     use crate::control::lease::{LeaseAttributes, Lifetime, Version};
 
     #[test]
-    fn a_flood_of_leases_is_cut_and_reported() {
+    fn lease_flood_is_truncated_and_reported() {
         let mut snapshot = Snapshot::default();
         let value = LeaseAttributes::udp(Ipv4Addr::LOCALHOST).to_json().unwrap();
         let version = Version { revision: 1, created: 1 };

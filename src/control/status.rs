@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_shows_until_it_is_over() {
+    fn refusal_shows_until_cleared() {
         let status = ControlStatus::default();
         status.edit().refused_write = Some("full".to_owned());
         assert_eq!(status.read().refused().as_deref(), Some("full"));

@@ -92,12 +92,12 @@ fn certificates_are_replaced(version: Version) {
 }
 
 #[test]
-fn certificates_are_replaced_without_a_restart_on_3_4() {
+fn certificates_rotate_without_restart_on_3_4() {
     certificates_are_replaced(Version::V3_4);
 }
 
 #[test]
-fn certificates_are_replaced_without_a_restart_on_3_5() {
+fn certificates_rotate_without_restart_on_3_5() {
     certificates_are_replaced(Version::V3_5);
 }
 
@@ -131,12 +131,12 @@ fn a_revoked_role(version: Version) {
 }
 
 #[test]
-fn a_revoked_role_is_told_without_logging_in_again_on_3_4() {
+fn revoked_role_is_logged_without_relogin_3_4() {
     a_revoked_role(Version::V3_4);
 }
 
 #[test]
-fn a_revoked_role_is_told_without_logging_in_again_on_3_5() {
+fn revoked_role_is_logged_without_relogin_3_5() {
     a_revoked_role(Version::V3_5);
 }
 
@@ -183,17 +183,17 @@ fn authentication_is_switched(version: Version) {
 }
 
 #[test]
-fn a_user_does_with_and_without_authentication_on_3_4() {
+fn credentials_work_authentication_on_or_off_3_4() {
     authentication_is_switched(Version::V3_4);
 }
 
 #[test]
-fn a_user_does_with_and_without_authentication_on_3_5() {
+fn credentials_work_authentication_on_or_off_3_5() {
     authentication_is_switched(Version::V3_5);
 }
 
 #[test]
-fn the_systems_authorities_vouch_where_no_cafile_is_given() {
+fn without_cafile_system_roots_are_used() {
     let etcd = Etcd::start_with(Security::ServerCertificate);
     let files = tempfile::tempdir().unwrap();
     // Without a configuration in etcd it touches nothing of this host.
@@ -217,7 +217,7 @@ fn the_systems_authorities_vouch_where_no_cafile_is_given() {
 }
 
 #[test]
-fn a_full_etcd_is_told_by_nodes_with_and_without_a_subnet() {
+fn full_etcd_is_reported_with_and_without_subnet() {
     const QUOTA_BYTES: u64 = 2 << 20;
     const PATIENCE: Duration = Duration::from_secs(90);
     let cluster = Cluster::new(2);
@@ -301,17 +301,17 @@ fn tokens_end(version: Version) {
 }
 
 #[test]
-fn tokens_that_end_are_renewed_without_a_word_on_3_4() {
+fn expired_tokens_are_renewed_silently_on_3_4() {
     tokens_end(Version::V3_4);
 }
 
 #[test]
-fn tokens_that_end_are_renewed_without_a_word_on_3_5() {
+fn expired_tokens_are_renewed_silently_on_3_5() {
     tokens_end(Version::V3_5);
 }
 
 #[test]
-fn a_member_that_cannot_be_reached_costs_nothing() {
+fn unreachable_member_costs_nothing() {
     let members = &secure(Version::V3_4);
     // The third endpoint has no member: its address refuses connections.
     let mut options = members.options(&[0, 1]);
@@ -365,7 +365,7 @@ fn a_path_that_falls_silent_is_replaced() {
 }
 
 #[test]
-fn entries_that_are_no_leases_are_told_once_each_and_harm_nobody() {
+fn invalid_entries_are_logged_once_each() {
     let members = &Members::start(Setup { version: Version::V3_5, count: 1, secure: false });
     // As much as etcd takes: 1.5 MiB with key and framing.
     let mut largest = br#"{"PublicIP":"192.0.2.8","BackendData":""#.to_vec();

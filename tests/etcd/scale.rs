@@ -51,7 +51,7 @@ async fn start(manager: &SubnetManager, network: &NetworkConfig, number: usize) 
 }
 
 #[test]
-fn nodes_that_start_at_once_get_a_subnet_each_with_few_requests() {
+fn simultaneous_starts_get_subnets_with_few_requests() {
     let nodes = nodes();
     const BOUND: Duration = Duration::from_secs(30);
     // A connection each.

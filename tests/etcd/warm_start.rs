@@ -251,7 +251,7 @@ fn lost_while(site: &mut Site, work: impl FnOnce(&mut Site)) -> [u64; 2] {
 }
 
 #[test]
-fn a_start_without_etcd_carries_within_a_second_and_ends_with_the_same_lease() {
+fn offline_start_carries_within_second_keeps_lease() {
     let mut site = Site::start();
     let before = site.own_entry();
     for silent in [false, true] {
@@ -293,7 +293,7 @@ fn a_start_without_etcd_carries_within_a_second_and_ends_with_the_same_lease() {
 }
 
 #[test]
-fn of_twenty_starts_without_etcd_each_carries_within_a_second() {
+fn twenty_offline_starts_each_carry_within_second() {
     let mut site = Site::start();
     for silent in [true, false] {
         site.daemons[0].stop(Signal::KILL, STOP);
@@ -314,7 +314,7 @@ fn of_twenty_starts_without_etcd_each_carries_within_a_second() {
 }
 
 #[test]
-fn a_lapsed_lease_is_taken_again_and_changed_peers_are_followed() {
+fn offline_start_retakes_lapsed_lease_follows_changed_peers() {
     let mut site = Site::start();
     site.daemons[0].stop(Signal::TERM, STOP);
     let before = site.own_entry();
@@ -334,7 +334,7 @@ fn a_lapsed_lease_is_taken_again_and_changed_peers_are_followed() {
 }
 
 #[test]
-fn a_subnet_that_somebody_took_meanwhile_is_given_up_and_forgotten() {
+fn offline_start_gives_up_subnet_taken_meanwhile() {
     let mut site = Site::start();
     site.daemons[0].stop(Signal::TERM, STOP);
     let taken = r#"{"PublicIP":"172.20.0.99"}"#;
@@ -358,7 +358,7 @@ fn a_subnet_that_somebody_took_meanwhile_is_given_up_and_forgotten() {
 }
 
 #[test]
-fn a_machine_that_comes_back_in_any_way_waits_for_nothing() {
+fn returning_machine_never_waits_for_own_claim() {
     let mut site = Site::start();
     site.daemons[0].stop(Signal::KILL, STOP);
     site.named.1 += 1;
@@ -391,7 +391,7 @@ fn a_machine_that_comes_back_in_any_way_waits_for_nothing() {
 }
 
 #[test]
-fn a_restored_backup_ends_nobody_and_costs_no_packet() {
+fn restored_backup_stops_no_daemon_loses_no_packet() {
     let mut site = Site::start();
     let backup = site.files.path().join("backup").display().to_string();
     // Of before the daemon that runs: its claim is in no backup.
@@ -447,7 +447,7 @@ fn forged(text: &str, from: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_cannot_be_trusted_is_refused_with_one_line_and_the_start_waits() {
+fn invalid_cache_is_refused_once_and_start_waits() {
     let mut site = Site::start();
     site.daemons[0].stop(Signal::TERM, STOP);
     site.lose_etcd(false);

@@ -137,7 +137,7 @@ fn two_nodes_carry_packets_and_outlive_the_api() {
 }
 
 #[test]
-fn a_start_waits_for_the_subnet_and_a_changed_one_is_refused() {
+fn start_waits_for_subnet_changed_one_is_refused() {
     let (lab, files) = (Lab::two_hosts(), Files::new());
     let api = KubeApi::serve(listen(&lab));
     api.put_node(&node("n0", None));

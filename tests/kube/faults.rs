@@ -52,7 +52,7 @@ async fn nodes_come_change_and_go() {
 }
 
 #[tokio::test]
-async fn a_cluster_larger_than_a_page_is_read_in_pages_of_one_version() {
+async fn large_cluster_is_listed_in_consistent_pages() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     for number in 0..1200_u16 {
@@ -76,7 +76,7 @@ async fn a_cluster_larger_than_a_page_is_read_in_pages_of_one_version() {
 }
 
 #[tokio::test]
-async fn a_version_that_is_gone_leads_to_a_listing_in_whatever_way_it_is_said() {
+async fn every_form_of_gone_causes_relisting() {
     let (api, mut running) = cluster(3, Timing::default()).await;
     let all = ["192.0.2.2", "192.0.2.3", "192.0.2.4"];
     running.wait_for_peers(&all, SOON, "the start").await;
@@ -96,7 +96,7 @@ async fn a_version_that_is_gone_leads_to_a_listing_in_whatever_way_it_is_said() 
 }
 
 #[tokio::test]
-async fn an_etcd_that_was_restored_from_a_backup_is_followed_at_once() {
+async fn restored_etcd_is_followed_at_once() {
     let (api, mut running) = cluster(2, Timing::default()).await;
     running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "the start").await;
     eventually("the watch is open", || api.watches() == 1).await;
@@ -113,7 +113,7 @@ async fn an_etcd_that_was_restored_from_a_backup_is_followed_at_once() {
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_goes_on_from_the_last_bookmark_without_a_listing() {
+async fn ended_watch_resumes_at_bookmark_without_listing() {
     let (api, mut running) = cluster(1, Timing::default()).await;
     running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
     eventually("the watch is open", || api.watches() == 1).await;
@@ -159,7 +159,7 @@ async fn no_error_of_the_api_withdraws_a_peer() {
 }
 
 #[tokio::test]
-async fn an_event_that_got_lost_is_found_by_the_next_listing() {
+async fn lost_event_is_found_by_next_listing() {
     let timing = Timing { relist_period: Duration::from_millis(500), ..Timing::default() };
     let (api, mut running) = cluster(3, timing).await;
     let all = ["192.0.2.2", "192.0.2.3", "192.0.2.4"];
@@ -169,7 +169,7 @@ async fn an_event_that_got_lost_is_found_by_the_next_listing() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_to_be_left_alone_is() {
+async fn retry_after_is_honored() {
     let (api, mut running) = cluster(1, Timing::default()).await;
     running.wait_for_peers(&["192.0.2.2"], SOON, "the start").await;
     eventually("the watch is open", || api.watches() == 1).await;
@@ -199,7 +199,7 @@ async fn a_server_that_asks_to_be_left_alone_is() {
 }
 
 #[tokio::test]
-async fn a_broken_node_harms_no_other_and_is_counted() {
+async fn broken_node_is_counted_others_unaffected() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     let edit = |name: &str, key: &str, value: &str| {
@@ -231,7 +231,7 @@ async fn a_broken_node_harms_no_other_and_is_counted() {
 }
 
 #[tokio::test]
-async fn of_two_nodes_with_one_subnet_the_older_one_has_it() {
+async fn older_of_two_nodes_keeps_shared_subnet() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     let mut young = flannel_node("a2", "10.244.2.0/24", "192.0.2.2");

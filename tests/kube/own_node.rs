@@ -110,7 +110,7 @@ async fn the_operators_addresses_are_heeded() {
 }
 
 #[tokio::test]
-async fn another_prefix_is_used_for_reading_and_writing() {
+async fn annotation_prefix_applies_to_reads_and_writes() {
     let api = KubeApi::local();
     for (name, cidr) in [("n1", "10.244.1.0/24"), ("n2", "10.244.2.0/24")] {
         api.put_node(&node(name, Some(cidr)));
@@ -133,7 +133,7 @@ async fn another_prefix_is_used_for_reading_and_writing() {
 }
 
 #[tokio::test]
-async fn what_a_start_waits_for_and_what_it_fails_for() {
+async fn start_waits_or_fails_by_cause() {
     let api = KubeApi::local();
     let host = Host::new(&api, "n1").await;
     let waits = |error: AcquireError, phrase: &str| {
@@ -162,7 +162,7 @@ async fn what_a_start_waits_for_and_what_it_fails_for() {
 }
 
 #[tokio::test]
-async fn a_node_that_was_deleted_and_made_again_is_told_everything_anew() {
+async fn recreated_node_is_annotated_again() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     api.put_node(&flannel_node("n2", "10.244.2.0/24", "192.0.2.2"));
@@ -195,7 +195,7 @@ fn condition(api: &KubeApi) -> Option<Value> {
 }
 
 #[tokio::test]
-async fn another_subnet_is_refused_and_the_old_network_goes_on() {
+async fn changed_subnet_is_refused_old_network_continues() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     api.put_node(&flannel_node("n2", "10.244.2.0/24", "192.0.2.2"));
@@ -216,7 +216,7 @@ async fn another_subnet_is_refused_and_the_old_network_goes_on() {
 }
 
 #[tokio::test]
-async fn what_others_write_to_the_own_annotations_is_put_right_without_a_storm() {
+async fn foreign_annotation_edits_are_reverted_without_storm() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     let running = Host::new(&api, "n1").await.start(1).await;
@@ -239,7 +239,7 @@ async fn what_others_write_to_the_own_annotations_is_put_right_without_a_storm()
 }
 
 #[tokio::test]
-async fn the_condition_is_flannels_and_comes_with_the_network() {
+async fn condition_matches_flannel_and_follows_network() {
     let api = KubeApi::local();
     api.put_node(&node("n1", Some("10.244.1.0/24")));
     let running = Host::new(&api, "n1").await.start(1).await;
@@ -263,7 +263,7 @@ async fn the_condition_is_flannels_and_comes_with_the_network() {
 }
 
 #[tokio::test]
-async fn the_pod_tells_the_node_and_the_flag_leaves_the_condition_alone() {
+async fn node_from_pod_flag_leaves_condition_alone() {
     let api = KubeApi::local();
     api.put_node(&node("worker.example", Some("10.244.1.0/24")));
     api.put_pod("kube-flannel", "weft-abcde", "worker.example");

@@ -44,7 +44,7 @@ fn share_while(daemon: &Process, mut change: impl FnMut(u32)) -> f64 {
 }
 
 #[test]
-fn six_thousand_nodes_are_known_soon_and_cost_little() {
+fn six_thousand_nodes_load_fast_within_budget() {
     let cluster = Cluster::new(1);
     let listener = cluster.switch.enter(|| TcpListener::bind((SWITCH_ADDRESS, 6443)).unwrap());
     let api = KubeApi::serve(listener);

@@ -53,7 +53,7 @@ fn kubeconfig(directory: &Path, port: u16, authority: &Path, user: &str) -> Stri
 }
 
 #[tokio::test]
-async fn a_kubeconfig_says_whom_to_believe_and_who_we_are() {
+async fn kubeconfig_gives_server_authority_and_own_credentials() {
     let files = tempfile::tempdir().unwrap();
     let directory = files.path();
     let certificates = Certificates::new(directory, "IP:127.0.0.1");
@@ -99,7 +99,7 @@ async fn a_kubeconfig_says_whom_to_believe_and_who_we_are() {
 }
 
 #[tokio::test]
-async fn a_token_and_an_authority_that_are_replaced_are_used_with_the_next_request() {
+async fn rotated_token_and_authority_are_used_next_request() {
     let (files, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let directory = files.path();
     let certificates = Certificates::new(directory, "IP:127.0.0.1");

@@ -346,7 +346,7 @@ fn a_stock_daemonset_with_udp_runs_weftd() {
 }
 
 #[test]
-fn a_stock_daemonset_with_vxlan_runs_weftd_and_keeps_its_address_over_a_kill_and_a_reboot() {
+fn stock_vxlan_daemonset_keeps_address_over_reboot() {
     let mut site = Site::start("vxlan", PEERS);
     site.is_as_published(1450);
     let macs = [0, 1].map(|host| site.mac(host));
@@ -382,7 +382,7 @@ fn a_stock_daemonset_with_vxlan_runs_weftd_and_keeps_its_address_over_a_kill_and
 }
 
 #[test]
-fn without_br_netfilter_a_start_fails_as_flanneld_s() {
+fn start_without_br_netfilter_fails_like_flanneld() {
     let site = Site::new("vxlan");
     let mut daemon = site.container(0, Some("/proc/sys/net/bridge"));
     assert_eq!(daemon.wait(READY).code(), Some(1));

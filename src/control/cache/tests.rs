@@ -70,7 +70,7 @@ fn assert_refused(bytes: &[u8], expected: &Expected<'_>, phrase: &str) {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_cache_reads_back() {
     let mut known = usual();
     let own = Arc::get_mut(&mut known.peers).unwrap().values_mut().next().unwrap();
     own.key = "10.5.1.0-24&fd00:5:1::-64".to_owned();
@@ -123,7 +123,7 @@ fn cache_with_expired_lease_is_refused() {
 }
 
 #[test]
-fn every_cut_and_every_changed_byte_is_noticed() {
+fn every_truncation_and_bit_flip_is_detected() {
     let bytes = written(&usual());
     for end in 0..bytes.len() {
         assert!(parse(&bytes[..end], &expected()).is_err(), "cut after {end} bytes");

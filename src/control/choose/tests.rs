@@ -81,7 +81,7 @@ fn free_subnets_stop_at_end_of_addresses() {
 }
 
 #[test]
-fn of_several_own_leases_the_usable_one_counts() {
+fn usable_own_lease_is_preferred() {
     let config = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
     let own = Ipv4Addr::new(192, 0, 2, 7);
     let leases = [lease("10.6.1.0/24", 7), lease("10.5.3.0/24", 7), lease("10.5.4.0/24", 7)];

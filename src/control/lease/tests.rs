@@ -47,7 +47,7 @@ fn values_are_read_as_go_reads_them() {
 }
 
 #[test]
-fn what_is_no_value_is_an_error() {
+fn invalid_values_are_rejected() {
     for text in [
         "",
         "null",
@@ -76,7 +76,7 @@ fn what_is_no_value_is_an_error() {
 }
 
 #[test]
-fn the_size_bound_holds_both_ways() {
+fn size_bound_holds_reading_and_writing() {
     let mut long = value(r#"{"PublicIP":"1.2.3.4"}"#);
     let padded = |n: usize| format!("{{\"PublicIP\":\"1.2.3.4\"{}}}", " ".repeat(n));
     let base = padded(0).len();
@@ -113,7 +113,7 @@ fn keys_are_read_in_both_forms() {
 }
 
 #[test]
-fn what_flannel_refuses_as_key_is_refused() {
+fn keys_refused_by_flannel_are_refused() {
     for key in [
         "10.12.13-24",
         "10.12.13.300-24",
@@ -139,7 +139,7 @@ fn what_flannel_refuses_as_key_is_refused() {
 }
 
 #[test]
-fn entries_that_are_no_lease_say_why() {
+fn invalid_entries_carry_reason() {
     let version = Version { revision: 7, created: 3 };
     let decode = |key: &[u8], value: &[u8]| {
         Lease::decode(key, value, version, Lifetime::Reservation).map_err(|r| r.reason)

@@ -330,7 +330,7 @@ impl Machine {
         }
     }
 
-    /// The store or the watch failed: try again later, and keep everything meanwhile.
+    /// The store or the watch failed: retry later, and keep everything meanwhile.
     pub(super) fn on_failure(&mut self, error: &StoreError) {
         let now = self.now.boot;
         self.drop_watch();
@@ -357,15 +357,15 @@ impl Machine {
         self.follow = Follow::Waiting { at: now + self.backoff.next_wait_by(&mut self.random) };
         let outage = self.outage.get_or_insert_with(|| Outage::new(now));
         let refused = outage.refuses(error, now);
-        if self.quiet_until <= now || (refused && outage.reported && !outage.told_refused) {
+        if self.quiet_until <= now || (refused && outage.reported && !outage.refusal_logged) {
             self.quiet_until = now + REPORT_PERIOD;
             outage.reported = true;
-            outage.told_refused |= matches!(error, StoreError::Refused { .. });
+            outage.refusal_logged |= matches!(error, StoreError::Refused { .. });
             let seconds = (now - outage.since).as_secs();
             let peers = self.published.as_ref().map_or(0, |peers| peers.len());
             self.warn(format!(
                 "Subnet watch failed: {}; without the store for {seconds} s, keeping all {peers} \
-                 peers and trying again",
+                 peers and retrying",
                 with_causes(error)
             ));
         }

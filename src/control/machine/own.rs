@@ -120,11 +120,10 @@ impl Machine {
             OwnEntry::Lapsed { .. } => OwnEntry::Lapsed { free: false },
             known @ (OwnEntry::AsWritten | OwnEntry::Lost) => known,
         };
-        if self.own_end_said != self.own.expires {
-            self.own_end_said = self.own.expires;
+        if self.own_end_logged != self.own.expires {
+            self.own_end_logged = self.own.expires;
             self.warn(format!(
-                "The lease of {} is past its end, after a pause or an outage; looking whether it \
-                 is still ours before renewing it",
+                "The lease of {} expired during a pause or an outage; reading it before renewing",
                 self.own.lease.subnet
             ));
         }
@@ -151,7 +150,7 @@ impl Machine {
         what: Write,
         own_seen: Option<i64>,
     ) {
-        self.judge_suspect(&answer, own_seen);
+        self.resolve_suspect(&answer, own_seen);
         match answer {
             Ok(granted) if own_seen.is_some_and(|seen| seen != granted.lease.revision) => {
                 // It was written, and somebody wrote again before the answer came.
@@ -255,7 +254,7 @@ impl Machine {
             }
             Write::Repair => {
                 self.own_entry = OwnEntry::AsWritten;
-                self.warn(format!("The lease of {subnet} had become unreadable; wrote it again"));
+                self.warn(format!("The lease of {subnet} was unparsable; rewrote it"));
             }
             Write::Retake => {
                 self.own_entry = OwnEntry::AsWritten;

@@ -12,7 +12,7 @@ use crate::route::Prefix;
 const VANISHED_MIN: usize = 2;
 /// Shortest time between two lines about peers that are no longer held: a thousand nodes that
 /// register again are a few lines.
-const SAY_PAUSE: Duration = Duration::from_secs(5);
+const LOG_PAUSE: Duration = Duration::from_secs(5);
 
 /// Peers in their grace period, each until a moment of the boot clock.
 #[derive(Debug, Default)]
@@ -20,8 +20,8 @@ pub(super) struct Stale {
     held: BTreeMap<Prefix, KeptPeer>,
     /// The earliest end.
     next_end: Option<Duration>,
-    unsaid: Released,
-    said: Option<Duration>,
+    unlogged: Released,
+    logged_at: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -72,29 +72,29 @@ impl Stale {
     }
 
     /// Adds the held peers to `peers`, after releasing those that `peers` replace and those whose
-    /// time is over. Returns what there is to say about it.
+    /// time is over. Returns what there is to log about it.
     pub(super) fn join(&mut self, peers: &mut Peers, now: Duration) -> Option<Released> {
         if self.held.is_empty() {
             return None;
         }
-        let unsaid = &mut self.unsaid;
+        let unlogged = &mut self.unlogged;
         self.held.retain(|subnet, held| {
             let leased = peers::overlapping(peers, *subnet).is_some();
             let over = held.until <= now;
-            unsaid.leased += usize::from(leased);
-            unsaid.over += usize::from(over && !leased);
+            unlogged.leased += usize::from(leased);
+            unlogged.over += usize::from(over && !leased);
             !leased && !over
         });
         // What was held did not overlap each other when it was published.
         peers.extend(self.held.iter().map(|(subnet, held)| (*subnet, held.lease.clone())));
         self.next_end = self.held.values().map(|held| held.until).min();
-        self.unsaid.left = self.held.len();
-        let news = self.unsaid.leased + self.unsaid.over > 0;
-        let quiet = self.said.is_some_and(|said| now < said + SAY_PAUSE);
+        self.unlogged.left = self.held.len();
+        let news = self.unlogged.leased + self.unlogged.over > 0;
+        let quiet = self.logged_at.is_some_and(|at| now < at + LOG_PAUSE);
         if !news || (quiet && !self.held.is_empty()) {
             return None;
         }
-        self.said = Some(now);
-        Some(std::mem::take(&mut self.unsaid))
+        self.logged_at = Some(now);
+        Some(std::mem::take(&mut self.unlogged))
     }
 }

@@ -61,12 +61,12 @@ pub(super) struct Outage {
     /// Since when the store answers, and refuses.
     refused_since: Option<Duration>,
     /// Whether that was logged.
-    pub(super) told_refused: bool,
+    pub(super) refusal_logged: bool,
 }
 
 impl Outage {
     pub(super) fn new(now: Duration) -> Self {
-        Self { since: now, reported: false, refused_since: None, told_refused: false }
+        Self { since: now, reported: false, refused_since: None, refusal_logged: false }
     }
 
     /// Whether the store answers for a while now, and refuses. That is worth a line of its own:

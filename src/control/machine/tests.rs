@@ -184,7 +184,7 @@ fn expired_own_entry_is_read_before_writing() {
 }
 
 #[test]
-fn an_answer_that_nobody_asked_for_changes_nothing() {
+fn unrequested_answer_changes_nothing() {
     let mut machine = watching(Timing::default());
     for event in
         [listing(&[], 99), Event::Opened(Ok(())), Event::Written(Ok(granted(lease(OWN, 1, 99), 1)))]
@@ -215,7 +215,7 @@ fn overtaken_write_is_listed_again() {
 }
 
 #[test]
-fn a_watched_flood_of_leases_costs_bounded_memory() {
+fn watched_lease_flood_costs_bounded_memory() {
     let mut machine = machine();
     let own = machine.own.lease.clone();
     machine.mirror.clear();

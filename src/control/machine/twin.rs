@@ -30,13 +30,13 @@ impl Machine {
         match self.asked {
             _ if std::mem::take(&mut self.twin.unsure) => {}
             Asked::Write { .. } => self.twin.suspect = true,
-            Asked::Nothing | Asked::List { .. } | Asked::Watch => self.tell_of_twin(),
+            Asked::Nothing | Asked::List { .. } | Asked::Watch => self.report_twin(),
         }
     }
 
     /// The `answer` to a write shows whether the changes seen meanwhile, the last at revision
     /// `own_seen`, were that write.
-    pub(super) fn judge_suspect(
+    pub(super) fn resolve_suspect(
         &mut self,
         answer: &Result<Granted, StoreError>,
         own_seen: Option<i64>,
@@ -49,7 +49,7 @@ impl Machine {
         // What was seen of a write without an answer is known by now.
         self.twin.unsure = !suspect && answer.is_err() && (was_ours || self.twin.unsure);
         if suspect && !was_ours {
-            self.tell_of_twin();
+            self.report_twin();
         }
     }
 
@@ -63,7 +63,7 @@ impl Machine {
         now
     }
 
-    fn tell_of_twin(&mut self) {
+    fn report_twin(&mut self) {
         let (subnet, public_ip) = (self.own.lease.subnet, self.own.lease.attributes.public_ip);
         let alarm = self.twin.quiet_until <= self.now.boot;
         if alarm {

@@ -408,7 +408,7 @@ async fn moved_directory_is_an_outage() {
 }
 
 #[tokio::test]
-async fn a_replaced_directory_gets_the_own_lease_again() {
+async fn replaced_directory_gets_own_lease_again() {
     for (replaced, watched) in [("store", "old/subnets"), ("store/subnets", "old")] {
         let daemon = LocalDaemon::start().await;
         let root = daemon.directory.path();

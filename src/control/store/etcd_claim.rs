@@ -19,7 +19,7 @@ use super::etcd_connection::Connection;
 use crate::control::error::StoreError;
 use crate::control::identity::{ClaimEntry, NodeIdentity};
 
-/// Looks at a claim that others write in the same moment, before the caller has to try again.
+/// Looks at a claim that others write in the same moment, before the caller has to retry.
 const LOOKS_MAX: u32 = 3;
 
 /// The claims of this run.

@@ -174,7 +174,7 @@ impl Connection {
             }
             Err(error) => warn!(
                 "The certificate files changed, but etcd cannot be reached with the new ones: \
-                 {}; going on over the connection made before",
+                 {}; keeping the connection made before",
                 with_causes(&error)
             ),
         }

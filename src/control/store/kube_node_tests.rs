@@ -46,7 +46,7 @@ fn node_gives_lease_with_backend_data() {
 }
 
 #[test]
-fn only_the_marker_makes_a_node_a_peer() {
+fn only_marker_makes_node_a_peer() {
     let spec = json!({"podCIDR": "10.244.2.0/24"});
     for marker in [Value::Null, "false".into(), "True".into(), "".into()] {
         let mut annotations = vxlan();
@@ -61,7 +61,7 @@ fn only_the_marker_makes_a_node_a_peer() {
 }
 
 #[test]
-fn the_patch_holds_what_differs_and_nothing_else() {
+fn patch_contains_only_differences() {
     let found = parse(&node(vxlan(), json!({"podCIDR": "10.244.2.0/24"})));
     let lease = found.lease().unwrap().unwrap();
     assert_eq!(found.annotation_patch(&lease.attributes, P), None);
@@ -87,7 +87,7 @@ fn backend_data_must_be_one_json_value() {
 }
 
 #[test]
-fn a_broken_node_still_says_which_it_is() {
+fn broken_node_is_still_identified() {
     let broken = node(json!({"a": 1}), json!({}));
     let error = Node::parse(broken.to_string().as_bytes(), P).unwrap_err();
     let NodeError::Malformed(rejected) = error else { panic!("{error:?}") };
@@ -102,7 +102,7 @@ fn a_broken_node_still_says_which_it_is() {
 
 proptest! {
     #[test]
-    fn no_annotation_and_no_subnet_break_the_reader(
+    fn any_annotation_or_subnet_parses_or_errors(
         public_ip in ".{0,40}",
         data in r#"[\[\]{}",:a0-9 ]{0,40}"#,
         cidrs in prop::collection::vec("[0-9a-f./:]{0,20}", 0..4),

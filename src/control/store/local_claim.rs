@@ -53,8 +53,8 @@ impl FileClaims {
             Err(error) => {
                 held.node = None;
                 warn!(
-                    "Another node with the same PublicIP would not be noticed, going on without a \
-                     claim: {}",
+                    "Cannot claim PublicIP {public_ip}: {}. Another node with the same PublicIP \
+                     would not be noticed; continuing without a claim",
                     with_causes(&error)
                 );
             }

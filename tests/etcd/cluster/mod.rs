@@ -91,7 +91,7 @@ impl Nodes {
 }
 
 #[test]
-fn twelve_nodes_that_start_at_once_get_twelve_subnets_and_keep_them() {
+fn twelve_simultaneous_nodes_get_and_keep_subnets() {
     const NODES: usize = 12;
     let (mut nodes, etcd) = Nodes::new(NODES);
     let started = Instant::now();
@@ -314,7 +314,7 @@ fn a_store_that_comes_late_is_waited_for() {
 
 /// flannel's default endpoints begin with a port that no etcd has used for ten years.
 #[test]
-fn the_default_endpoints_work_and_the_dead_one_costs_nothing() {
+fn default_endpoints_work_despite_dead_one() {
     let cluster = Cluster::new(1);
     let files = tempfile::tempdir().unwrap();
     let host = &cluster.hosts[0];

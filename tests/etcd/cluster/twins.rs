@@ -58,7 +58,7 @@ fn is_ready(nodes: &Nodes, host: usize) -> bool {
 
 /// F15, as both hosts boot at once, again and again.
 #[test]
-fn of_two_weftd_that_start_at_once_with_one_public_ip_one_gets_the_subnet() {
+fn simultaneous_weftds_with_one_public_ip_one_wins() {
     let tries: u8 = by_effort(20, 100);
     let (nodes, etcd) = Nodes::new(2);
     let (mut won, mut slowest, began) = ([0; 2], Duration::ZERO, Instant::now());
@@ -90,7 +90,7 @@ fn of_two_weftd_that_start_at_once_with_one_public_ip_one_gets_the_subnet() {
 
 /// F15, to the end of the first node and back.
 #[test]
-fn of_two_weftd_with_one_public_ip_the_second_waits_and_takes_over() {
+fn second_weftd_with_one_public_ip_takes_over() {
     let (nodes, etcd) = Nodes::new(2);
     let env = |host: usize| nodes.dir(host).join("subnet.env");
     let mut first = weftd(&nodes, 0, &[]);
@@ -124,7 +124,7 @@ fn of_two_weftd_with_one_public_ip_the_second_waits_and_takes_over() {
 
 /// F15 where etcd's role has what flannel needs, and no more.
 #[test]
-fn a_role_with_flannels_keys_only_is_told_and_twins_are_an_alarm() {
+fn role_without_claims_warns_duplicates_raise_alarm() {
     let (nodes, etcd) = Nodes::new(2);
     grant_flannels_keys(&nodes, &etcd);
     let start = |host: usize| {

@@ -78,7 +78,7 @@ async fn twelve_daemons_at_once_get_twelve_subnets() {
 }
 
 #[tokio::test]
-async fn a_hundred_daemons_at_once_get_a_hundred_subnets() {
+async fn hundred_simultaneous_daemons_get_distinct_subnets() {
     let took = storm(100).await;
     assert!(took < Duration::from_secs(30), "a cluster that starts together waits {took:?}");
 }

@@ -46,7 +46,7 @@ fn claim_path(public_ip: &str) -> String {
 }
 
 #[tokio::test]
-async fn of_two_nodes_with_one_public_ip_that_start_at_once_one_gets_the_subnet() {
+async fn simultaneous_starts_with_one_public_ip_one_wins() {
     const TRIES: u32 = 100;
     let etcd = Etcd::start();
     let (mut shared, mut won_by_a) = (0, 0);
@@ -79,7 +79,7 @@ async fn of_two_nodes_with_one_public_ip_that_start_at_once_one_gets_the_subnet(
 }
 
 #[tokio::test]
-async fn a_restart_waits_for_nothing_and_another_node_for_the_claims_end() {
+async fn restart_is_immediate_other_node_waits_for_claim() {
     let etcd = Etcd::start();
     let acquire = async |manager: SubnetManager| {
         manager.acquire(&network(), &node(1)).await.map(|own| own.lease.subnet)
@@ -134,7 +134,7 @@ async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
 }
 
 #[tokio::test]
-async fn a_running_node_whose_claim_others_took_alarms_and_goes_on() {
+async fn node_with_stolen_claim_alarms_and_runs_on() {
     let etcd = Etcd::start();
     let manager = named(&etcd.url(), "node-a");
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
@@ -169,7 +169,7 @@ async fn a_running_node_whose_claim_others_took_alarms_and_goes_on() {
 }
 
 #[tokio::test]
-async fn a_copy_takes_the_claim_and_the_first_alarms() {
+async fn copied_machine_takes_claim_original_alarms() {
     let etcd = Etcd::start();
     let start = async || {
         let manager = named(&etcd.url(), "node-a");
@@ -193,7 +193,7 @@ async fn a_copy_takes_the_claim_and_the_first_alarms() {
 }
 
 #[tokio::test]
-async fn idle_nodes_write_nothing_and_a_stop_gives_up_the_claim() {
+async fn idle_node_writes_nothing_stop_releases_claim() {
     let etcd = Etcd::start();
     let mut nodes = Vec::new();
     for number in 1..=5 {
@@ -215,7 +215,7 @@ async fn idle_nodes_write_nothing_and_a_stop_gives_up_the_claim() {
 }
 
 #[tokio::test]
-async fn a_user_without_permission_for_the_claim_gets_a_subnet_all_the_same() {
+async fn missing_claim_permission_does_not_prevent_lease() {
     let mut etcd = Etcd::start();
     etcd.ctl(&["user", "add", "root:secret"]);
     etcd.ctl(&["user", "grant-role", "root", "root"]);
@@ -263,7 +263,7 @@ fn start_moving(
 }
 
 #[tokio::test]
-async fn a_node_that_moves_keeps_its_subnet_and_leaves_its_address_to_others() {
+async fn moved_node_keeps_subnet_frees_old_address() {
     let etcd = Etcd::start();
     let watcher = manager_at(&etcd.url());
     let own = watcher.acquire(&network(), &node(9)).await.unwrap();

@@ -114,7 +114,7 @@ async fn a_frozen_etcd_is_noticed_and_survived() {
 }
 
 #[tokio::test]
-async fn a_half_open_path_fails_over_to_another_endpoint() {
+async fn half_open_connection_fails_over_to_other_endpoint() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.address());
     let spare = Proxy::to(etcd.address());
@@ -167,7 +167,7 @@ async fn the_dead_default_endpoint_costs_nothing() {
 }
 
 #[tokio::test]
-async fn a_lease_that_lapsed_in_an_outage_is_taken_again_or_given_up() {
+async fn lease_lapsed_in_outage_is_retaken_or_dropped() {
     let etcd = Etcd::start();
     let lapse = async |number: u8, meanwhile: &dyn Fn(&str)| {
         let proxy = Proxy::to(etcd.address());
@@ -205,7 +205,7 @@ async fn a_lease_that_lapsed_in_an_outage_is_taken_again_or_given_up() {
 }
 
 #[tokio::test]
-async fn a_write_whose_answer_is_lost_is_found_again() {
+async fn write_with_lost_answer_is_found_by_listing() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.address());
     proxy.set(Mode::LosesAnswers);

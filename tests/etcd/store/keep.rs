@@ -14,7 +14,7 @@ use crate::store::{
 use crate::support::etcd::Etcd;
 
 #[tokio::test]
-async fn a_lease_is_renewed_without_news_for_the_others() {
+async fn renewal_causes_no_event_for_others() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url()).with_timing(short_leases());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();
@@ -162,7 +162,7 @@ async fn junk_beside_good_leases_harms_nobody() {
 }
 
 #[tokio::test]
-async fn an_own_entry_turned_to_junk_is_written_again() {
+async fn unparsable_own_entry_is_rewritten() {
     let etcd = Etcd::start();
     let manager = manager_at(&etcd.url());
     let own = manager.acquire(&network(), &node(1)).await.unwrap();

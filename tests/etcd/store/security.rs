@@ -13,7 +13,7 @@ use crate::support::control::connect;
 use crate::support::etcd::{Etcd, Security};
 
 #[tokio::test]
-async fn user_and_password_with_a_role_on_the_prefix_are_enough() {
+async fn role_on_prefix_is_enough() {
     let mut etcd = Etcd::start();
     etcd.ctl(&["user", "add", "root:secret"]);
     etcd.ctl(&["user", "grant-role", "root", "root"]);

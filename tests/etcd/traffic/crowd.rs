@@ -32,7 +32,7 @@ fn at_etcd<T: Send, F: Future<Output = T>>(site: &Site, work: impl FnOnce() -> F
 
 /// F17: the rest of a cluster starts beside two nodes whose pods talk.
 #[test]
-fn a_hundred_nodes_that_start_at_once_cost_the_others_no_packet() {
+fn hundred_simultaneous_starts_lose_no_packet() {
     const NODES: u32 = 100;
     const READY: Duration = Duration::from_secs(5);
     let mut site = Site::start(Plan::of(Version::V3_5));
@@ -71,7 +71,7 @@ fn a_hundred_nodes_that_start_at_once_cost_the_others_no_packet() {
 
 /// F37: what others write that is no lease.
 #[test]
-fn entries_that_are_no_leases_cost_no_packet_and_are_told_once() {
+fn invalid_entries_lose_no_packet_are_logged_once() {
     // Each is listed several times.
     const RELIST: Duration = Duration::from_secs(1);
     let good = br#"{"PublicIP":"192.0.2.2"}"#.to_vec();

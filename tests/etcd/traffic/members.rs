@@ -22,7 +22,7 @@ const NOTICED: Duration = Duration::from_secs(20);
 
 /// F8, F10 and F12 under traffic.
 #[test]
-fn a_secure_cluster_whose_members_change_and_die_costs_no_packet() {
+fn tls_cluster_member_changes_lose_no_packet() {
     let members = secure();
     let mut site = Site::build(plan(&members));
     connect(&site, &members);
@@ -45,7 +45,7 @@ fn a_secure_cluster_whose_members_change_and_die_costs_no_packet() {
         news.arrive(site, (used + 1) % 3, RECONNECT, "nodes go on with the members that live");
         members.spawn_all();
         news.arrive(site, used, LAG, "the member is back");
-        told[0].assert_plain(&site.daemons[0], "without the store for", &["and trying again"]);
+        told[0].assert_plain(&site.daemons[0], "without the store for", &["and retrying"]);
     });
     report.assert_nothing_lost("a cluster whose members change and die");
     site.assert_settled();
@@ -54,7 +54,7 @@ fn a_secure_cluster_whose_members_change_and_die_costs_no_packet() {
 /// F8, F9, F10 and F12 under traffic: members that stay connected and say nothing, certificates
 /// that are replaced, tokens that end all the time; and F2 with such a cluster.
 #[test]
-fn a_secure_cluster_whose_members_fall_silent_costs_no_packet() {
+fn silent_tls_members_lose_no_packet() {
     // The claim on the PublicIP is kept every 10 s and a fifth.
     const NEXT_REQUEST: Duration = Duration::from_secs(13);
     let members = secure();
@@ -93,7 +93,7 @@ fn a_secure_cluster_whose_members_fall_silent_costs_no_packet() {
         drop_packets(&site.cluster.hosts[1], &[]);
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
-            told.assert_plain(daemon, "without the store for", &["and trying again"]);
+            told.assert_plain(daemon, "without the store for", &["and retrying"]);
         }
     });
     report.assert_nothing_lost("a cluster whose members fall silent");

@@ -30,7 +30,7 @@ const START_AGAIN: Duration = Duration::from_secs(3);
 
 /// F3: etcd dies and returns.
 #[test]
-fn a_dead_etcd_costs_no_packet_and_no_processor() {
+fn dead_etcd_loses_no_packet_burns_no_cpu() {
     let outage = by_effort(Duration::from_secs(15), Duration::from_secs(60));
     // The third has no traffic: what it uses is for the store alone.
     const IDLE: usize = 2;
@@ -79,7 +79,7 @@ fn a_dead_etcd_costs_no_packet_and_no_processor() {
             let lines = told.assert_plain(
                 daemon,
                 "without the store for",
-                &["keeping all 2 peers and trying again"],
+                &["keeping all 2 peers and retrying"],
             );
             println!("host {host}: at most {lines} lines a second");
         }
@@ -91,7 +91,7 @@ fn a_dead_etcd_costs_no_packet_and_no_processor() {
 
 /// F4, and an hour's outage compressed: leases end several times over while nobody can renew them.
 #[test]
-fn leases_that_end_in_an_outage_are_taken_again_and_no_packet_is_lost() {
+fn leases_expired_in_outage_are_retaken_without_loss() {
     const LEASE: Duration = Duration::from_secs(2);
     let mut site = Site::start(Plan { lease: Some(LEASE), ..Plan::of(Version::V3_5) });
     let ((), report) = site.with_traffic(|site, _| {
@@ -113,7 +113,7 @@ fn leases_that_end_in_an_outage_are_taken_again_and_no_packet_is_lost() {
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
             // Of the watch or of a renewal, whichever is cut off first.
-            told.assert_plain(daemon, "the store is unavailable", &["trying again"]);
+            told.assert_plain(daemon, "the store is unavailable", &["retrying"]);
         }
     });
     report.assert_nothing_lost("the end of all leases in an outage");
@@ -167,7 +167,11 @@ fn a_partition_is_noticed_and_gone_around() {
         wait_until(NOTICED, "the node goes around the partition", || site.routes(0) == Some(2));
         println!("gone around after {:?}", cut.elapsed());
         let daemon = &site.daemons[0];
-        told[0].assert_plain(daemon, "without the store for", &["keeping all 1 peers and trying"]);
+        told[0].assert_plain(
+            daemon,
+            "without the store for",
+            &["keeping all 1 peers and retrying"],
+        );
         told[1].assert_no_warning(&site.daemons[1]);
         drop_packets(&site.cluster.hosts[0], None);
     });

@@ -27,7 +27,7 @@ const LATE: usize = 3;
 
 /// F13 and F16: a node sleeps, another takes its subnet, and the sleeper wakes up.
 #[test]
-fn a_node_that_slept_past_its_lease_leaves_the_subnet_to_the_one_that_waited_for_it() {
+fn suspended_node_with_expired_lease_yields_subnet() {
     let mut site = Site::build(Plan {
         hosts: 4,
         config: Some(CONFIG),
@@ -121,7 +121,7 @@ fn wake_up(site: &mut Site) {
     println!("the sleeper gave up after {:?}", woken.elapsed());
     let daemon = &site.daemons[SLEEPER];
     assert_eq!(status.code(), Some(1), "a lost subnet looks like a clean end");
-    let doing = ["looking whether it is still ours", "giving it up"];
+    let doing = ["reading it before renewing", "giving it up"];
     told.assert_plain(daemon, "The lease of 10.5.", &doing);
     assert!(told.says(daemon, "the subnet now belongs to the node at 172.20.0.4"), "not to whom");
     let host = &site.cluster.hosts[SLEEPER];

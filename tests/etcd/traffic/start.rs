@@ -26,7 +26,7 @@ fn health(host: &Namespace, path: &str) -> String {
 
 /// F1: no store at the first start of a node.
 #[test]
-fn a_cold_start_without_etcd_waits_and_is_ready_within_a_second_of_it() {
+fn cold_start_is_ready_within_second_of_etcd() {
     const READY: Duration = Duration::from_secs(1);
     let mut site = Site::build(Plan::of(Version::V3_5));
     let cluster = Arc::clone(&site.cluster);
@@ -52,7 +52,7 @@ fn a_cold_start_without_etcd_waits_and_is_ready_within_a_second_of_it() {
 
 /// F18: two daemons for one host and prefix, together and one after the other.
 #[test]
-fn a_second_daemon_is_refused_by_name_and_harms_nobody() {
+fn second_daemon_is_refused_naming_first() {
     let mut site = Site::build(Plan::of(Version::V3_4));
     let mut pair = [site.weftd(0, &[]), site.weftd(0, &[])];
     let mut loser = None;

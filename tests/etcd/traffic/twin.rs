@@ -12,7 +12,7 @@ use crate::traffic::site::{Plan, Site};
 
 /// F15, where the other is no weft: flannel's renewal is another lease of etcd and a blind write.
 #[test]
-fn a_node_of_flannel_with_the_same_address_is_an_alarm_and_no_fight() {
+fn flannel_node_with_same_address_raises_alarm_only() {
     const NOTICED: Duration = Duration::from_secs(2);
     const RENEWALS: u64 = 3;
     let mut site = Site::start(Plan::of(Version::V3_5));

@@ -18,7 +18,7 @@ fn subnet(third: u8) -> String {
 
 /// F7: the watch cannot go on where it was.
 #[test]
-fn a_compacted_history_costs_one_listing_and_no_route() {
+fn compacted_history_costs_one_listing_no_route() {
     const LISTED: Duration = Duration::from_secs(1);
     let mut site = Site::start(Plan::of(Version::V3_4));
     site.ctl(&["put", &subnet(253), VALUE]);
@@ -60,7 +60,7 @@ fn a_compacted_history_costs_one_listing_and_no_route() {
 
 /// F11: an event never arrives, and nothing else says so.
 #[test]
-fn an_event_that_gets_lost_is_found_by_the_next_listing() {
+fn lost_event_is_found_by_next_listing() {
     // A hundredth of the daemon's own period, and of the bound.
     const RELIST: Duration = Duration::from_secs(3);
     const HEALED: Duration = Duration::from_millis(3600);

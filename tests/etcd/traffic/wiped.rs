@@ -48,7 +48,7 @@ fn assert_plain(site: &Site, told: &[LogSince; 2], wrong: &str, doing: &str) {
 
 /// F5: configuration and leases are deleted under everybody's eyes, and then the data is gone.
 #[test]
-fn emptied_stores_are_filled_again_by_those_who_run() {
+fn running_nodes_refill_emptied_store() {
     let mut site = Site::start(Plan::of(Version::V3_4));
     let ((), report) = site.with_traffic(|site, _| {
         let told = site.listen();
@@ -72,7 +72,7 @@ fn emptied_stores_are_filled_again_by_those_who_run() {
 
 /// F6: the store is wiped and made again with another network.
 #[test]
-fn another_network_is_not_applied_while_pods_live_and_the_operator_is_told() {
+fn changed_network_is_reported_and_not_applied() {
     let mut site = Site::start(Plan::of(Version::V3_5));
     let ((), report) = site.with_traffic(|site, _| {
         let told = site.listen();

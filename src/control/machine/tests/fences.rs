@@ -129,7 +129,7 @@ fn listing_due_during_renewal_follows_it() {
 }
 
 #[test]
-fn a_node_remembers_only_what_the_store_confirmed() {
+fn only_confirmed_state_is_cached() {
     let (mut machine, _) = from_cache();
     machine.handle(listing(&[peers(), vec![lease(OWN, 1, 7)]].concat(), 12), at(6));
     let commands = machine.handle(Event::Timer, at(7));
