@@ -27,7 +27,6 @@ impl Counter {
     }
 
     /// The value now.
-    #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -48,7 +47,6 @@ macro_rules! drop_reasons {
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
             /// The stable id, as it stands in metrics, logs and documentation.
-            #[must_use]
             pub fn id(self) -> &'static str {
                 match self {
                     $(Self::$name => $id,)+
@@ -56,7 +54,6 @@ macro_rules! drop_reasons {
             }
 
             /// One line for the operator.
-            #[must_use]
             pub fn describe(self) -> &'static str {
                 match self {
                     $(Self::$name => concat!($($doc,)+).trim_ascii(),)+
@@ -160,13 +157,11 @@ impl DirectionStats {
     }
 
     /// Packets dropped for `reason` so far.
-    #[must_use]
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize].get()
     }
 
     /// Packets dropped for any reason so far.
-    #[must_use]
     pub fn drops_total(&self) -> u64 {
         self.drops.iter().map(Counter::get).sum()
     }
@@ -174,7 +169,6 @@ impl DirectionStats {
     /// Packets received that are neither forwarded nor dropped: between two turns of the worker
     /// that counts, those that wait for room in the send buffer. For that worker only; to others
     /// the counters change under their eyes.
-    #[must_use]
     pub fn unaccounted(&self) -> u64 {
         let gone = self.packets_forwarded.get().wrapping_add(self.drops_total());
         self.packets_received.get().saturating_sub(gone)
@@ -232,13 +226,11 @@ impl WorkerStats {
 
     /// A copy of the counters as they are now. The worker goes on counting: two readings of the
     /// same counter differ, so what has to agree is computed from one copy.
-    #[must_use]
     pub fn read_once(&self) -> Self {
         Self::total([self])
     }
 
     /// The sums over `workers`, as they are now.
-    #[must_use]
     pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {
         let total = Self::default();
         for worker in workers {

@@ -95,7 +95,6 @@ impl Backend {
     }
 
     /// What the rest of the daemon sees of it.
-    #[must_use]
     pub fn view(&self) -> View {
         match self {
             Self::Udp(backend) => backend.view(),

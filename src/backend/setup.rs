@@ -172,7 +172,6 @@ impl Settings {
     }
 
     /// The backend's name in the network configuration and in leases.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Udp(_) => "udp",
@@ -184,7 +183,6 @@ impl Settings {
     }
 
     /// Whether what the node publishes depends on what it published before.
-    #[must_use]
     pub fn goes_by_former(&self) -> bool {
         matches!(self, Self::Vxlan(_))
     }

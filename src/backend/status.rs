@@ -72,7 +72,6 @@ pub struct Number(AtomicU64);
 
 impl Number {
     /// The number now.
-    #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -6,7 +6,6 @@ use std::time::Duration;
 const LONGEST: Duration = Duration::from_nanos(i64::MAX.cast_unsigned());
 
 /// Reads what Go's `time.ParseDuration` does, but for a negative duration; `None` otherwise.
-#[must_use]
 pub(super) fn parse(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {

@@ -68,7 +68,6 @@ impl AnnotationPrefix {
     }
 
     /// The whole name of an annotation.
-    #[must_use]
     pub fn name(&self, annotation: &str) -> String {
         format!("{}{annotation}", self.0)
     }

@@ -118,7 +118,6 @@ impl NetworkConfig {
 
     /// The configuration with every default spelled out: [`NetworkConfig::parse`] reads the same
     /// back.
-    #[must_use]
     pub fn to_json(&self) -> Value {
         let Self { network, subnet_length_bits, subnet_min, subnet_max, enable_nftables, backend } =
             self;
@@ -137,7 +136,6 @@ impl NetworkConfig {
     }
 
     /// Whether `subnet` may be leased: of the right length and between the bounds.
-    #[must_use]
     pub fn leasable(&self, subnet: Prefix) -> bool {
         subnet.length_bits() == self.subnet_length_bits
             && (self.subnet_min..=self.subnet_max).contains(&subnet.network())

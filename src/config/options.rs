@@ -47,7 +47,6 @@ pub struct Options {
 
 impl Options {
     /// The line that records at start what was chosen. Secrets show as `***`.
-    #[must_use]
     pub fn log_line(&self) -> String {
         format!("CLI flags config: {self:?}")
     }
@@ -67,7 +66,6 @@ pub enum StoreOptions {
 
 impl StoreOptions {
     /// Names the store: the same text for the same place, however it is reached.
-    #[must_use]
     pub fn identity(&self) -> String {
         match self {
             Self::Etcd(EtcdOptions { endpoints, prefix, .. }) => {

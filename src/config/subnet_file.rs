@@ -43,7 +43,6 @@ pub struct Previous {
 
 impl SubnetFile {
     /// The text, byte for byte as flanneld writes it.
-    #[must_use]
     pub fn render(&self) -> String {
         let Self { network, subnet, mtu_bytes, masquerade } = self;
         let (address, length) = (subnet.first_host(), subnet.length_bits());
@@ -70,7 +69,6 @@ impl Previous {
 
     /// Reads the text as flanneld's dotenv reader does: comments, `export`, quotes, `KEY: value`.
     /// One line without a key spoils the whole file; a bad prefix only itself.
-    #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut previous = Self::default();
         let (mut network, mut subnet) = (None, None);

@@ -25,7 +25,6 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Waits that double from `min` to `max`.
-    #[must_use]
     pub fn between(min: Duration, max: Duration) -> Self {
         Self { next: min, max }
     }
@@ -44,7 +43,6 @@ impl Backoff {
 }
 
 /// `period`, longer or shorter by up to `share` of itself (0.2 for plus or minus 20 %).
-#[must_use]
 pub fn jittered(period: Duration, share: f64, random: &mut fastrand::Rng) -> Duration {
     period.mul_f64(1.0 + share * (random.f64() * 2.0 - 1.0))
 }

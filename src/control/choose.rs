@@ -9,7 +9,6 @@ use crate::route::Prefix;
 
 /// The lease that `public_ip` holds already. Of several, a compatible one comes first, then a
 /// reservation, then the one of the last run.
-#[must_use]
 pub fn held_by<'a>(
     leases: &'a [Lease],
     public_ip: Ipv4Addr,
@@ -26,7 +25,6 @@ pub fn held_by<'a>(
 }
 
 /// Up to `count_max` subnets of the configuration, from the lowest, that overlap none of `taken`.
-#[must_use]
 pub fn free_subnets(
     config: &NetworkConfig,
     mut taken: Vec<Prefix>,

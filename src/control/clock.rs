@@ -9,7 +9,6 @@ use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Time since the host started, suspension included (`CLOCK_BOOTTIME`).
-#[must_use]
 pub fn boot_time() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     // The boot clock is never negative; a zero is harmless where a cast would wrap.
@@ -18,7 +17,6 @@ pub fn boot_time() -> Duration {
 }
 
 /// Seconds since 1970, by the wall clock.
-#[must_use]
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -30,25 +28,21 @@ pub(crate) fn timestamp(unix_seconds: u64) -> Timestamp {
 }
 
 /// `2026-11-21T08:30:00Z` (RFC 3339).
-#[must_use]
 pub fn format_rfc3339(unix_seconds: u64) -> String {
     timestamp(unix_seconds).to_string()
 }
 
 /// Reads RFC 3339, fractions of a second dropped. `None` for anything else or before 1970.
-#[must_use]
 pub fn parse_rfc3339(text: &str) -> Option<u64> {
     u64::try_from(text.parse::<Timestamp>().ok()?.as_second()).ok()
 }
 
 /// `2026-11-21 08:30:00 +0000 UTC`: Go's spelling, as in flannel's log lines.
-#[must_use]
 pub fn format_go(unix_seconds: u64) -> String {
     timestamp(unix_seconds).strftime("%Y-%m-%d %H:%M:%S +0000 UTC").to_string()
 }
 
 /// `22h59m59.5s`: Go's spelling of a duration, as in flannel's log lines.
-#[must_use]
 pub fn format_go_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);

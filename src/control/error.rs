@@ -73,14 +73,12 @@ impl StoreError {
     }
 
     /// Whether the store answered, if only with an error.
-    #[must_use]
     pub fn store_answered(&self) -> bool {
         !matches!(self, Self::Unavailable { .. } | Self::Refused { .. } | Self::File { .. })
     }
 
     /// Whether a write that failed with this certainly changed nothing. A write without an answer
     /// may have happened, or may still happen.
-    #[must_use]
     pub fn nothing_was_written(&self) -> bool {
         matches!(
             self,
@@ -133,7 +131,6 @@ pub enum AcquireError {
 
 impl AcquireError {
     /// Whether only an operator can help, so that the start fails, as flannel's does.
-    #[must_use]
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Unusable(_) | Self::NotSynced(..))
     }

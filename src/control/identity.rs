@@ -52,7 +52,6 @@ pub(crate) struct Claim {
 impl NodeIdentity {
     /// Whether `other` is this machine: by its machine-id, which outlives a reboot and another
     /// hostname, or by its boot, where there is no machine-id to compare.
-    #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
         match (&self.machine_id, &other.machine_id) {
             (Some(own), Some(other)) => own == other,

@@ -127,7 +127,6 @@ impl ValueError {
 
 impl LeaseAttributes {
     /// The attributes of a udp node.
-    #[must_use]
     pub fn udp(public_ip: Ipv4Addr) -> Self {
         Self {
             public_ip,
@@ -139,7 +138,6 @@ impl LeaseAttributes {
     }
 
     /// The attributes of a node of another backend.
-    #[must_use]
     pub fn of(backend_type: &str, public_ip: Ipv4Addr, backend_data: Option<RawJson>) -> Self {
         Self { backend_type: backend_type.to_owned(), backend_data, ..Self::udp(public_ip) }
     }
@@ -245,7 +243,6 @@ fn some_json(raw: Box<RawValue>) -> Option<RawJson> {
 
 /// Reads a key below `subnets/`: `10.5.34.0-24`, or flannel's dual-stack form
 /// `10.5.34.0-24&fd00:5:34::-64`, of which the IPv4 part counts.
-#[must_use]
 pub fn parse_key(key: &str) -> Option<Prefix> {
     let (v4, v6) = match key.split_once('&') {
         Some((v4, v6)) => (v4, Some(v6)),

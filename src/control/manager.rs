@@ -84,7 +84,6 @@ impl SubnetManager {
     }
 
     /// The same manager with other durations. Defaults are replaced by those of the store.
-    #[must_use]
     pub fn with_timing(mut self, timing: Timing) -> Self {
         self.timing = timing;
         if self.store.leased().is_none() {
@@ -101,7 +100,6 @@ impl SubnetManager {
 
     /// The same manager for a node with a name: it claims its PublicIP, and refuses to share it. In
     /// Kubernetes its Node is its identity.
-    #[must_use]
     pub fn with_identity(mut self, identity: NodeIdentity) -> Self {
         self.store = match self.store {
             Store::Leased(store) => Store::Leased(store.with_identity(identity)),
@@ -112,7 +110,6 @@ impl SubnetManager {
     }
 
     /// flannel's name for it, as in its log: `Etcd Local Manager with Previous Subnet: None`.
-    #[must_use]
     pub fn describe(&self) -> String {
         let previous = self.previous.map_or_else(|| "None".to_owned(), |p| p.to_string());
         let kind = match &self.store {
@@ -129,13 +126,11 @@ impl SubnetManager {
     }
 
     /// The status of the control plane; stays valid for the manager's life.
-    #[must_use]
     pub fn status(&self) -> Arc<ControlStatus> {
         Arc::clone(&self.status)
     }
 
     /// The store's content after each change and each listing, never what came from the cache.
-    #[must_use]
     pub fn known(&self) -> watch::Receiver<Option<Arc<Known>>> {
         self.known.subscribe()
     }
@@ -166,7 +161,6 @@ impl SubnetManager {
     }
 
     /// The etcd cluster's id once one was connected to; 0 before that, and of other stores.
-    #[must_use]
     pub fn cluster(&self) -> u64 {
         self.store.leased().map_or(0, Leased::cluster)
     }

@@ -21,7 +21,6 @@ pub struct Node {
 /// The usable leases of other nodes, and what is wrong with the rest. `own_key` is skipped.
 ///
 /// Of leases that overlap, the one made first stays: a later one cannot take traffic away.
-#[must_use]
 pub fn select<'a>(
     leases: impl Iterator<Item = &'a Lease>,
     own_key: &str,
@@ -52,7 +51,6 @@ pub fn select<'a>(
 }
 
 /// Whether traffic goes the same ways with both sets.
-#[must_use]
 pub fn same_ways(a: &Peers, b: &Peers) -> bool {
     a.len() == b.len()
         && a.iter().zip(b).all(|((subnet, lease), (other_subnet, other))| {

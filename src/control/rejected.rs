@@ -38,7 +38,6 @@ impl RejectReason {
     ];
 
     /// The name for metrics.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::BadKey => "bad_key",

@@ -128,7 +128,6 @@ impl Rejected {
 
 impl OwnLease {
     /// Seconds since 1970 at which the lease ends; `None` for a reservation.
-    #[must_use]
     pub fn expires_unix(&self) -> Option<u64> {
         let left = self.expires?.saturating_sub(clock::boot_time());
         Some(clock::unix_seconds().saturating_add(left.as_secs()))

@@ -75,14 +75,12 @@ pub struct ControlState {
 
 impl ControlState {
     /// What the store refuses, and what to do about it, until it does it again.
-    #[must_use]
     pub fn refused(&self) -> Option<String> {
         let refused = self.refused_read.as_ref().or(self.refused_write.as_ref());
         refused.or(self.alarm.as_ref()).cloned()
     }
 
     /// Distinct entries that were rejected for `reason`.
-    #[must_use]
     pub fn rejected(&self, reason: RejectReason) -> u64 {
         self.rejected[reason as usize]
     }
@@ -90,7 +88,6 @@ impl ControlState {
 
 impl ControlStatus {
     /// The state now.
-    #[must_use]
     pub fn read(&self) -> ControlState {
         self.edit().clone()
     }

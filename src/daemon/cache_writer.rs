@@ -38,7 +38,6 @@ const REFRESH_SECONDS: u64 = 60 * 60;
 const END_SECONDS: u64 = 60;
 
 /// Path of the cache that belongs to this subnet file.
-#[must_use]
 pub(super) fn cache_path(subnet_file: &Path) -> PathBuf {
     let mut path = OsString::from(subnet_file);
     path.push(SUFFIX);
@@ -60,7 +59,6 @@ pub(super) struct CacheWriter {
 
 impl CacheWriter {
     /// A writer to `path` of what `store` holds for the network of `config`.
-    #[must_use]
     pub(super) fn new(
         path: PathBuf,
         store: String,

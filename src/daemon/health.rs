@@ -22,7 +22,6 @@ impl Readiness {
     }
 
     /// What `/readyz` answers.
-    #[must_use]
     pub(super) fn is_ready(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -54,7 +54,6 @@ pub(super) struct Report {
 
 impl Report {
     /// A daemon that has no lease yet.
-    #[must_use]
     pub(super) fn new(control: Arc<ControlStatus>, readiness: Readiness) -> Self {
         Self { control, readiness, running: OnceLock::new() }
     }
@@ -65,7 +64,6 @@ impl Report {
     }
 
     /// The status as JSON; fields are only ever added.
-    #[must_use]
     pub(super) fn to_json(&self) -> Value {
         let control = self.control.read();
         let rejected: serde_json::Map<String, Value> = RejectReason::ALL
@@ -127,7 +125,6 @@ impl Report {
     }
 
     /// The counters in Prometheus text format.
-    #[must_use]
     pub(super) fn to_metrics(&self) -> String {
         let mut out = Metrics(String::new());
         let control = self.control.read();

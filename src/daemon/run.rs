@@ -41,7 +41,6 @@ use crate::netfilter::reconciler::RuleState;
 const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
-#[must_use]
 pub(super) fn run(options: Options, timing: Timing) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -30,20 +30,17 @@ pub(super) struct SubnetWriter<'a> {
 
 impl<'a> SubnetWriter<'a> {
     /// Will write `file` to `path`.
-    #[must_use]
     pub(super) fn new(path: &'a Path, file: SubnetFile) -> Self {
         let is_written = watch::Sender::new(false);
         Self { path, file, is_written, failures: Arc::default(), told: LogOnce::default() }
     }
 
     /// Failed tries so far.
-    #[must_use]
     pub(super) fn failures(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.failures)
     }
 
     /// Whether what is on the disk is true, and each change of that.
-    #[must_use]
     pub(super) fn state(&self) -> watch::Receiver<bool> {
         self.is_written.subscribe()
     }

@@ -40,7 +40,6 @@ const EXIT_FAILED: u8 = 2;
 const INSTALL_CONF: &str = "install-conf";
 
 /// Runs the tool on its arguments, its own name first.
-#[must_use]
 pub fn main(mut arguments: impl Iterator<Item = String>) -> ExitCode {
     let name = arguments.next().map(PathBuf::from).unwrap_or_default();
     let implied = name.file_name().is_some_and(|name| name == INSTALL_CONF);

@@ -58,7 +58,6 @@ impl WarmStart {
     }
 
     /// How long to wait for the store to answer.
-    #[must_use]
     pub(super) fn patience(&self) -> Duration {
         if matches!(self.offer, Some(Ok(_))) { PATIENCE } else { Duration::MAX }
     }
@@ -105,7 +104,6 @@ async fn recall(
 }
 
 /// Whether the store could not be reached, as opposed to one that answered with an error.
-#[must_use]
 pub(super) fn is_unreachable(error: &anyhow::Error) -> bool {
     let store_error = error.chain().find_map(|cause| cause.downcast_ref::<StoreError>());
     store_error.is_some_and(|error| !error.store_answered())

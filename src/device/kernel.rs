@@ -2,7 +2,6 @@
 
 /// Whether UDP segmentation of kernel `release` (as `uname -r` prints it) is known to mangle
 /// GSO batches: 7.0.0 up to 7.1.4, without an error that a sender could see.
-#[must_use]
 pub fn mangles_gso(release: &str) -> bool {
     const FIRST: [u32; 3] = [7, 0, 0];
     const LAST: [u32; 3] = [7, 1, 4];
@@ -11,7 +10,6 @@ pub fn mangles_gso(release: &str) -> bool {
 
 /// Whether NAT of kernel `release` may spoil the checksum of VXLAN packets, which are sent without
 /// one of their own: before 5.7, where no stable release took the correction over.
-#[must_use]
 pub fn spoils_vxlan_checksums(release: &str) -> bool {
     // The long-term kernels that got it, and from which release on.
     const CORRECTED: [[u32; 3]; 3] = [[5, 4, 41], [4, 19, 123], [4, 14, 181]];
@@ -34,7 +32,6 @@ fn version(release: &str) -> Option<[u32; 3]> {
 
 /// The release of kernel.org that the running kernel was made of. Distributions count for
 /// themselves: `uname -r` says 4.19.0-27 for what is 4.19.316.
-#[must_use]
 pub fn upstream_release() -> String {
     let uname = rustix::system::uname();
     let build = uname.version().to_string_lossy();
@@ -52,7 +49,6 @@ fn upstream<'a>(release: &'a str, build: &'a str, signature: &'a str) -> &'a str
 }
 
 /// The running kernel's release.
-#[must_use]
 pub fn release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }

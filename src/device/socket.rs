@@ -49,7 +49,6 @@ pub enum SocketError {
 
 impl SocketError {
     /// Whether somebody else has the address.
-    #[must_use]
     pub fn is_address_in_use(&self) -> bool {
         match self {
             Self::Bind { source, .. } | Self::Share { source, .. } => {
@@ -168,19 +167,16 @@ impl TunnelSocket {
     }
 
     /// Interface address and port.
-    #[must_use]
     pub fn address(&self) -> SocketAddrV4 {
         self.address
     }
 
     /// Datagrams that one send may hold, 1 without GSO.
-    #[must_use]
     pub fn segments_max(&self) -> u16 {
         self.segments_max
     }
 
     /// Whether receives bring GRO batches.
-    #[must_use]
     pub fn gro(&self) -> bool {
         self.gro
     }

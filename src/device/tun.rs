@@ -93,13 +93,11 @@ impl Tun {
     }
 
     /// The device's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// What the device passes up and takes in.
-    #[must_use]
     pub fn offload(&self) -> TunOffload {
         self.offload
     }

@@ -22,13 +22,11 @@ const CALLS: u32 = 100;
 const SAMPLES: usize = 8;
 
 /// The engine to prefer where a system call costs `call_ns`.
-#[must_use]
 pub fn preferred(call_ns: u64) -> Engine {
     if call_ns < DEAR_CALL_NS { Engine::Mmsg } else { Engine::IoUring }
 }
 
 /// What the cheapest system call costs this thread, in nanoseconds.
-#[must_use]
 pub fn call_ns() -> u64 {
     let sample = || {
         let start = Instant::now();

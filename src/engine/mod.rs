@@ -161,7 +161,6 @@ impl Worker {
     }
 
     /// What it runs.
-    #[must_use]
     pub fn running(&self) -> &Running {
         &self.running
     }

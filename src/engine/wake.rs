@@ -33,7 +33,6 @@ impl Stop {
     }
 
     /// Whether the signal was given.
-    #[must_use]
     pub fn requested(&self) -> bool {
         self.0.requested.load(Ordering::Acquire)
     }

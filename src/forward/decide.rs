@@ -30,7 +30,6 @@ pub struct Local {
 
 impl Local {
     /// Whether `address` is one of the two that the tunnel itself owns on this host.
-    #[must_use]
     pub fn is_own_address(&self, address: Ipv4Addr) -> bool {
         address == self.tun_address || address == *self.underlay.ip()
     }
@@ -42,7 +41,6 @@ impl Local {
     /// `__fib_validate_source`), and with strict reverse-path filtering one whose source isn't
     /// routed through that device. The network address of the lease that `destination` falls
     /// into is the tunnel end that would have been next.
-    #[must_use]
     pub fn error_source(&self, destination: Ipv4Addr) -> Ipv4Addr {
         let next_hop = Prefix::new(destination, self.subnet.length_bits())
             .map(Prefix::network)
@@ -80,7 +78,6 @@ pub enum IngressVerdict {
 /// Decides on a packet from the TUN device. `packet` is exactly what `header` describes;
 /// `largest_bytes` is its length, or for a super-packet that of its largest segment.
 #[inline]
-#[must_use]
 pub fn egress(
     local: &Local,
     table: &Table,
@@ -137,7 +134,6 @@ fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
 /// Decides on a packet that `sender` sent through the tunnel. `packet` is exactly what `header`
 /// describes.
 #[inline]
-#[must_use]
 pub fn ingress(
     local: &Local,
     table: &Table,
@@ -168,7 +164,6 @@ pub struct KnownAddresses(Option<(Ipv4Addr, Ipv4Addr)>);
 impl KnownAddresses {
     /// As [`ingress`], sparing what is known already.
     #[inline]
-    #[must_use]
     pub fn ingress(
         &mut self,
         local: &Local,

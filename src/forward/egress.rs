@@ -46,7 +46,6 @@ struct Load {
 impl Egress {
     /// An empty half for GSO batches of at most `segments_max` datagrams; the headers that cutting
     /// makes lie in the arena from `headers_at` on.
-    #[must_use]
     pub fn new(segments_max: u16, headers_at: usize) -> Self {
         Self {
             plan: SendPlan::new(segments_max),
@@ -59,7 +58,6 @@ impl Egress {
     }
 
     /// Where in the arena the packet lies that was taken in last.
-    #[must_use]
     pub fn current(&self) -> Span {
         self.current
     }
@@ -72,7 +70,6 @@ impl Egress {
     }
 
     /// The sends planned so far.
-    #[must_use]
     pub fn plan(&self) -> &SendPlan {
         &self.plan
     }

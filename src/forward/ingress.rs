@@ -35,7 +35,6 @@ pub struct Ingress {
 
 impl Ingress {
     /// An empty half.
-    #[must_use]
     pub fn new(limits: CoalesceLimits) -> Self {
         Self {
             coalescer: Coalescer::new(limits),
@@ -46,7 +45,6 @@ impl Ingress {
     }
 
     /// Where in the arena the datagram lies that was decided on last.
-    #[must_use]
     pub fn current(&self) -> Span {
         self.current
     }

@@ -109,19 +109,16 @@ impl HostFollower {
     }
 
     /// The connection to the kernel.
-    #[must_use]
     pub fn netlink(&self) -> &Netlink {
         &self.netlink
     }
 
     /// The external interface at the last listing.
-    #[must_use]
     pub fn external(&self) -> &ExternalInterface {
         &self.following.external
     }
 
     /// Whether no link had the external interface's address at the last listing.
-    #[must_use]
     pub fn is_away(&self) -> bool {
         self.away_since.is_some()
     }

@@ -105,20 +105,17 @@ pub async fn request_all<T, A>(
 
 impl NetlinkError {
     /// Whether the thing to add exists already.
-    #[must_use]
     pub fn is_already_there(&self) -> bool {
         self.errno() == Some(Errno::EXIST)
     }
 
     /// Whether the interface, address or route to edit is gone.
-    #[must_use]
     pub fn is_already_gone(&self) -> bool {
         let gone = [Errno::NODEV, Errno::NXIO, Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::NOENT];
         self.errno().is_some_and(|errno| gone.contains(&errno))
     }
 
     /// Whether the request may succeed over another connection.
-    #[must_use]
     pub fn is_connection_lost(&self) -> bool {
         match self {
             Self::Open { .. } | Self::Disconnected(_) | Self::TimedOut(_) => true,

@@ -82,7 +82,6 @@ impl Overlay {
     }
 
     /// The state that the device must have.
-    #[must_use]
     pub fn desired(&self) -> &OverlayDesired {
         &self.desired
     }

@@ -105,7 +105,6 @@ pub struct Route {
 impl Route {
     /// The main table has one place for each destination, type of service and metric. Whether this
     /// route has the one that weftd's routes take.
-    #[must_use]
     pub fn is_in_our_place(&self) -> bool {
         self.metric == 0 && self.type_of_service == 0
     }
@@ -162,20 +161,17 @@ pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
     /// The address in `bytes`, if they are as many as an Ethernet address has.
-    #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
     /// A locally administered address for one host.
-    #[must_use]
     pub fn locally_administered(mut bytes: [u8; 6]) -> Self {
         bytes[0] = (bytes[0] & 0xfe) | 0x02;
         Self(bytes)
     }
 
     /// Whether it is the address of one host: neither a group address nor zero.
-    #[must_use]
     pub fn is_host(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
     }

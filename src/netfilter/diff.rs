@@ -35,7 +35,6 @@ pub struct Repair<K> {
 }
 
 /// Compares `wanted` with `found`.
-#[must_use]
 pub fn compare<K: Clone>(wanted: &[Rule], found: &FoundChain<K>, trigger: Trigger) -> Repair<K> {
     let nothing = Repair { is_refilled: false, remove: Vec::new(), append: Vec::new() };
     let rules: Vec<_> = found.rules.iter().map(|(_, rule)| *rule).collect();

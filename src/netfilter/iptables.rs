@@ -31,7 +31,6 @@ pub(super) fn place(purpose: Purpose) -> Place {
 }
 
 /// Whether `iptables-save` reports in `line` that it can't list a table.
-#[must_use]
 pub fn is_incompatible(line: &str) -> bool {
     line.starts_with("# Table ") && line.contains("is incompatible")
 }
@@ -83,7 +82,6 @@ fn take_line(line: &str, place: &Place, own: &mut FoundChain<String>, jumps: &mu
 
 /// Input for `iptables-restore --noflush` that corrects the chains of `wanted`; `None` if they are
 /// correct. Each table changes atomically: there is no moment without rules.
-#[must_use]
 pub fn transaction(
     wanted: &[(Purpose, Vec<Rule>)],
     found: &Found,
@@ -101,7 +99,6 @@ pub fn transaction(
 }
 
 /// Input for `iptables-restore --noflush` that removes our chains and jumps; `None` without any.
-#[must_use]
 pub fn removal(found: &Found) -> Option<String> {
     let tables = Purpose::ALL.into_iter().filter_map(|purpose| {
         let (place, (own, jumps)) = (place(purpose), &found.chains[purpose as usize]);
@@ -252,7 +249,6 @@ pub struct Ability {
 impl Ability {
     /// Reads the line of `iptables --version`, such as `iptables v1.8.9 (nf_tables)`. Waiting and
     /// random ports came with 1.6.2; a line that can't be read is taken for a new version's.
-    #[must_use]
     pub fn of_version(line: &str) -> Self {
         let numbers = line.split_once('v').map_or("", |(_, rest)| rest);
         let numbers = numbers.split([' ', '\n']).next().unwrap_or_default();

@@ -99,7 +99,6 @@ fn objects(json: &str) -> Result<Vec<Value>, ListError> {
 
 /// Input for `nft -f` that corrects the chains of `wanted`; `None` if they are correct. It is
 /// applied atomically: there is no moment without rules.
-#[must_use]
 pub fn transaction(
     wanted: &[(Purpose, Vec<Rule>)],
     found: &Found,
@@ -118,7 +117,6 @@ pub fn transaction(
 }
 
 /// Input for `nft -f` that removes `tables`.
-#[must_use]
 pub fn removal(tables: &[(&str, &str)]) -> Option<String> {
     let lines = tables.iter().map(|(family, name)| format!("delete table {family} {name}\n"));
     let text: String = lines.collect();

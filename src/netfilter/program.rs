@@ -88,7 +88,6 @@ pub enum ProgramError {
 
 impl ProgramError {
     /// Whether the same request may well succeed a moment later.
-    #[must_use]
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Locked | Self::TimedOut { .. } => true,

@@ -35,7 +35,6 @@ pub enum Flavour {
 
 impl Flavour {
     /// Its usual name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Iptables => "iptables",
@@ -101,7 +100,6 @@ pub struct RuleReconciler {
 
 impl RuleReconciler {
     /// Will check `wanted` every `resync`.
-    #[must_use]
     pub fn new(flavour: Flavour, wanted: Wanted, resync: Duration) -> Self {
         Self {
             flavour,
@@ -115,13 +113,11 @@ impl RuleReconciler {
     }
 
     /// The state of the rules, and each change of it.
-    #[must_use]
     pub fn state(&self) -> watch::Receiver<RuleState> {
         self.state.subscribe()
     }
 
     /// For a report: the firewall and the state of the rules; `None` without rules.
-    #[must_use]
     pub fn kept(&self) -> Option<(Flavour, watch::Receiver<RuleState>)> {
         (!self.wanted.is_nothing()).then(|| (self.flavour, self.state()))
     }

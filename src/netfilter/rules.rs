@@ -26,7 +26,6 @@ pub struct Wanted {
 
 impl Wanted {
     /// What is wanted, with the rules of each in their order.
-    #[must_use]
     pub fn chains(&self) -> Vec<(Purpose, Vec<Rule>)> {
         let is_wanted = |purpose: &Purpose| match purpose {
             Purpose::Masquerade => self.masquerade,
@@ -37,7 +36,6 @@ impl Wanted {
     }
 
     /// Whether no rule is wanted, and the firewall is left alone.
-    #[must_use]
     pub fn is_nothing(&self) -> bool {
         !self.masquerade && !self.forward
     }
@@ -73,7 +71,6 @@ impl Wanted {
 }
 
 /// 224.0.0.0/4, which must not be masqueraded.
-#[must_use]
 pub fn multicast() -> Prefix {
     Prefix::new(Ipv4Addr::new(224, 0, 0, 0), 4).expect("4 bits are a prefix length")
 }
@@ -107,13 +104,11 @@ pub struct Rule {
 
 impl Rule {
     /// The rule for every packet.
-    #[must_use]
     pub fn all(verdict: Verdict) -> Self {
         Self { only_marked: false, source: None, destination: None, verdict }
     }
 
     /// Whether every network on the host wants this very rule.
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         self.source.is_none() && self.destination.is_none()
     }

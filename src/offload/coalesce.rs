@@ -119,7 +119,6 @@ struct Candidate {
 
 impl Coalescer {
     /// An empty plan; allocates all that it will ever need.
-    #[must_use]
     pub fn new(limits: CoalesceLimits) -> Self {
         Self {
             limits,
@@ -136,13 +135,11 @@ impl Coalescer {
     }
 
     /// What may be merged.
-    #[must_use]
     pub fn limits(&self) -> CoalesceLimits {
         self.limits
     }
 
     /// Whether another packet is sure to fit.
-    #[must_use]
     pub fn has_room(&self) -> bool {
         self.items.len() < ITEMS_MAX
     }
@@ -357,13 +354,11 @@ impl Coalescer {
     }
 
     /// The writes, in order.
-    #[must_use]
     pub fn items(&self) -> &[WriteItem] {
         &self.items
     }
 
     /// The ranges of write `index`, in order, without the offload header.
-    #[must_use]
     pub fn spans(&self, index: usize) -> &[Span] {
         let item = self.items.get(index).zip(self.spans.get(index));
         let spans = item.and_then(|(item, spans)| spans.get(..item.packets.into()));
@@ -379,13 +374,11 @@ impl Coalescer {
 
 impl WriteItem {
     /// The transport that was merged; `None` for a single packet.
-    #[must_use]
     pub fn merged(&self) -> Option<SegmentationKind> {
         self.kind.filter(|_| self.packets > 1)
     }
 
     /// Bytes of the packets as they were received.
-    #[must_use]
     pub fn packet_bytes(&self) -> u64 {
         u64::from(self.bytes) + u64::from(self.packets - 1) * u64::from(self.header_bytes)
     }

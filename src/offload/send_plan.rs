@@ -65,7 +65,6 @@ pub struct SendPlan {
 impl SendPlan {
     /// An empty plan of messages of at most `segments_max` datagrams, 1 without GSO; allocates all
     /// that it will ever need.
-    #[must_use]
     pub fn new(segments_max: u16) -> Self {
         Self {
             segments_max,
@@ -96,7 +95,6 @@ impl SendPlan {
     }
 
     /// Whether a datagram in a new message would still fit.
-    #[must_use]
     pub fn has_room(&self) -> bool {
         self.messages.len() < MESSAGES_MAX
     }
@@ -158,13 +156,11 @@ impl SendPlan {
     }
 
     /// The messages, in the order in which they must be sent.
-    #[must_use]
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
     /// The spans of message `index`, in order.
-    #[must_use]
     pub fn spans(&self, index: usize) -> &[Span] {
         let message = self.messages.get(index).zip(self.spans.get(index));
         let spans = message.and_then(|(message, spans)| spans.get(..message.spans.into()));

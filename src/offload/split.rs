@@ -44,7 +44,6 @@ pub struct Splitter {
 impl Splitter {
     /// Prepares to cut `packet`, a range of the arena whose bytes are `bytes`: exactly the IPv4
     /// packet that `header` describes. `None` if the offload header contradicts it.
-    #[must_use]
     pub fn new(
         packet: Span,
         bytes: &[u8],
@@ -86,33 +85,28 @@ impl Splitter {
     }
 
     /// The super-packet's range of the arena.
-    #[must_use]
     pub fn packet(&self) -> Span {
         self.packet
     }
 
     /// Bytes of all packets still to come.
-    #[must_use]
     pub fn bytes_left(&self) -> usize {
         self.segments_left() * self.header_bytes + self.payload_bytes - self.cut_bytes
     }
 
     /// Packets still to come.
-    #[must_use]
     pub fn segments_left(&self) -> usize {
         let rounding_up = self.segment_payload_bytes.get() - 1;
         (self.payload_bytes - self.cut_bytes + rounding_up) / self.segment_payload_bytes
     }
 
     /// Bytes of the largest packet to come.
-    #[must_use]
     pub fn segment_bytes_max(&self) -> usize {
         self.header_bytes
             + (self.payload_bytes - self.cut_bytes).min(self.segment_payload_bytes.get())
     }
 
     /// Length of the header that [`Self::next`] writes.
-    #[must_use]
     pub fn header_bytes(&self) -> usize {
         self.header_bytes
     }

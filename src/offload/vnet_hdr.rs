@@ -55,7 +55,6 @@ pub struct VnetHeader {
 
 impl VnetHeader {
     /// Reads a header; `None` for a segmentation type that was never asked for, or of size zero.
-    #[must_use]
     pub fn parse(bytes: &[u8; VNET_HEADER_BYTES]) -> Option<Self> {
         let word = |low, high| u16::from_le_bytes([low, high]);
         let checksum = (bytes[0] & FLAG_NEEDS_CHECKSUM != 0).then(|| PartialChecksum {
@@ -73,7 +72,6 @@ impl VnetHeader {
     }
 
     /// Writes a header for an IPv4 packet whose headers take `header_bytes`.
-    #[must_use]
     pub fn encode(&self, header_bytes: u16) -> [u8; VNET_HEADER_BYTES] {
         let mut bytes = [0; VNET_HEADER_BYTES];
         if let Some(checksum) = self.checksum {

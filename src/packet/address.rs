@@ -4,7 +4,6 @@ use std::net::Ipv4Addr;
 
 /// Whether one look at `address` tells that it is in none of the classes below, as nearly all are.
 #[inline]
-#[must_use]
 pub fn is_ordinary(address: Ipv4Addr) -> bool {
     matches!(address.octets()[0], 1..=126 | 128..=168 | 170..=223)
 }
@@ -12,7 +11,6 @@ pub fn is_ordinary(address: Ipv4Addr) -> bool {
 /// Whether `address` can't be the source of a forwarded packet (RFC 1812, section 5.3.7):
 /// 0/8, 127/8, 169.254/16, 224/4 and 240/4, the limited broadcast among them.
 #[inline]
-#[must_use]
 pub fn is_martian_source(address: Ipv4Addr) -> bool {
     matches!(address.octets(), [0 | 127 | 224..=255, ..] | [169, 254, ..])
 }
@@ -20,7 +18,6 @@ pub fn is_martian_source(address: Ipv4Addr) -> bool {
 /// Whether `address` can't be the destination of a forwarded packet: 0/8, 127/8, and 240/4 but
 /// for the limited broadcast, which [`is_multicast_or_broadcast`] names.
 #[inline]
-#[must_use]
 pub fn is_martian_destination(address: Ipv4Addr) -> bool {
     match address.octets() {
         [0 | 127, ..] => true,
@@ -31,7 +28,6 @@ pub fn is_martian_destination(address: Ipv4Addr) -> bool {
 
 /// Whether `address` is a group (224/4) or the limited broadcast.
 #[inline]
-#[must_use]
 pub fn is_multicast_or_broadcast(address: Ipv4Addr) -> bool {
     address.octets()[0] >> 4 == 0xe || address == Ipv4Addr::BROADCAST
 }

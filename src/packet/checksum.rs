@@ -33,7 +33,6 @@ const _: () = assert!(BLOCKS_PER_RUN as u64 * 0xffff < 1 << 32);
 /// The native-endian one's complement sum of `bytes`, folded to 16 bits; an odd last byte counts
 /// as if a zero byte followed it.
 #[inline]
-#[must_use]
 pub fn sum(bytes: &[u8]) -> u32 {
     let (mut total, tail) = if bytes.len() < WIDE_BYTES_MIN {
         sum_words(bytes)
@@ -70,14 +69,12 @@ fn sum_words(bytes: &[u8]) -> (u64, &[u8]) {
 
 /// The one's complement sum of two folded sums, folded.
 #[inline]
-#[must_use]
 pub fn add(a: u32, b: u32) -> u32 {
     fold(u64::from(a) + u64::from(b))
 }
 
 /// Adds one 16-bit field, given by value, to a folded sum.
 #[inline]
-#[must_use]
 pub fn add_word(sum: u32, word_be: u16) -> u32 {
     add(sum, u32::from(word_be.to_be()))
 }
@@ -85,7 +82,6 @@ pub fn add_word(sum: u32, word_be: u16) -> u32 {
 /// The folded sum of the pseudo header of TCP and UDP (RFC 793, RFC 768); `length_bytes` is that
 /// of the transport header and its payload.
 #[inline]
-#[must_use]
 pub fn pseudo_header(
     source: Ipv4Addr,
     destination: Ipv4Addr,
@@ -100,14 +96,12 @@ pub fn pseudo_header(
 
 /// The checksum field for data of this sum: the complement, as the two bytes to store.
 #[inline]
-#[must_use]
 pub fn finish(sum: u32) -> [u8; 2] {
     (!low_half(sum)).to_ne_bytes()
 }
 
 /// A folded sum as the bytes of a checksum that somebody else completes: not complemented.
 #[inline]
-#[must_use]
 pub fn partial(sum: u32) -> [u8; 2] {
     low_half(sum).to_ne_bytes()
 }
@@ -117,7 +111,6 @@ pub fn partial(sum: u32) -> [u8; 2] {
 ///
 /// Over data that isn't all zero the result is the one a full recomputation gives, bit for bit.
 #[inline]
-#[must_use]
 pub fn update(checksum: [u8; 2], old: [u8; 2], new: [u8; 2]) -> [u8; 2] {
     let kept = u64::from(!u16::from_ne_bytes(checksum)) + u64::from(!u16::from_ne_bytes(old));
     finish(fold(kept + u64::from(u16::from_ne_bytes(new))))

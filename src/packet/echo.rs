@@ -43,7 +43,6 @@ pub fn write_request(packet: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr,
 }
 
 /// Who answers a request with this token, and how long the packet is; `None` of anything else.
-#[must_use]
 pub fn read_reply(packet: &[u8], token: u64) -> Option<(Ipv4Addr, u16)> {
     let header = Ipv4Header::parse(packet).ok()?;
     let icmp = packet.get(usize::from(header.header_bytes)..usize::from(header.total_bytes))?;
@@ -55,7 +54,6 @@ pub fn read_reply(packet: &[u8], token: u64) -> Option<(Ipv4Addr, u16)> {
 
 /// Whether a packet is an echo reply from `source`, by its first bytes.
 #[inline]
-#[must_use]
 pub fn is_reply_from(source: Ipv4Addr, packet: &[u8]) -> bool {
     let kind_at = packet.first().map_or(0, |first| usize::from(first & 0x0f) * 4);
     packet.get(9) == Some(&protocol::ICMP)

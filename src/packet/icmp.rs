@@ -50,7 +50,6 @@ pub enum ErrorKind {
 /// Never about an ICMP error (or a message of unknown type, as `icmp_send` in Linux judges), a
 /// fragment other than the first, a multicast or broadcast destination, or a source that names
 /// no single host. Echo and the other queries may be answered.
-#[must_use]
 pub fn may_answer(header: &Ipv4Header, packet: &[u8]) -> bool {
     if header.is_later_fragment()
         || address::is_multicast_or_broadcast(header.destination)
@@ -71,7 +70,6 @@ pub fn may_answer(header: &Ipv4Header, packet: &[u8]) -> bool {
 /// `header` is that of `offending`, and its source becomes the destination of the error; `source`
 /// is our own address. At most 548 bytes are quoted, and never a byte beyond the offending packet
 /// or its slice. Pass the packet as it arrived, before any edit.
-#[must_use]
 pub fn write_error(
     out: &mut [u8; ERROR_BYTES_MAX],
     kind: ErrorKind,

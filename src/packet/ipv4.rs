@@ -103,21 +103,18 @@ impl Ipv4Header {
 
     /// Whether the packet is any part of a fragmented datagram.
     #[inline]
-    #[must_use]
     pub fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset_bytes != 0
     }
 
     /// Whether the packet is a fragment other than the first, so without a transport header.
     #[inline]
-    #[must_use]
     pub fn is_later_fragment(&self) -> bool {
         self.fragment_offset_bytes != 0
     }
 
     /// Length of what follows the header.
     #[inline]
-    #[must_use]
     pub fn payload_bytes(&self) -> u16 {
         self.total_bytes.saturating_sub(u16::from(self.header_bytes))
     }
@@ -126,7 +123,6 @@ impl Ipv4Header {
 /// Whether the packet that `header` describes asks for a loose or strict source route (RFC 791,
 /// section 3.1). Options are read as Linux reads them: behind an end or a malformed one comes
 /// nothing.
-#[must_use]
 pub fn has_source_route(header: &Ipv4Header, packet: &[u8]) -> bool {
     let options = packet.get(HEADER_BYTES_MIN..usize::from(header.header_bytes));
     let mut options = options.unwrap_or_default();

@@ -51,7 +51,6 @@ struct Bucket {
 
 impl IcmpLimiter {
     /// A limiter with every bucket full. The only allocation of its life.
-    #[must_use]
     pub fn new() -> Self {
         let sets = (0..SETS).map(|_| Default::default()).collect();
         Self { global_full_at_ns: AtomicU64::new(0), sets }

@@ -11,34 +11,29 @@ pub struct Span {
 
 impl Span {
     /// The range `offset..offset + bytes`. Arenas are far below 4 GiB, so nothing is cut off.
-    #[must_use]
     pub fn new(offset: usize, bytes: usize) -> Self {
         debug_assert!(u32::try_from(offset + bytes).is_ok(), "arenas are below 4 GiB");
         Self { offset: offset as u32, bytes: bytes as u32 }
     }
 
     /// The byte after the last.
-    #[must_use]
     pub fn end(self) -> u32 {
         self.offset + self.bytes
     }
 
     /// The bytes of `arena` that lie in it; `None` if it reaches beyond.
     #[inline]
-    #[must_use]
     pub fn of(self, arena: &[u8]) -> Option<&[u8]> {
         arena.get(self.range())
     }
 
     /// As [`Self::of`], to be edited.
     #[inline]
-    #[must_use]
     pub fn of_mut(self, arena: &mut [u8]) -> Option<&mut [u8]> {
         arena.get_mut(self.range())
     }
 
     /// As an index range.
-    #[must_use]
     pub fn range(self) -> std::ops::Range<usize> {
         self.offset as usize..self.end() as usize
     }

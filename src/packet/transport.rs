@@ -45,7 +45,6 @@ impl TcpHeader {
     /// Reads the header at the start of `segment`; `None` if it is cut short or its data offset
     /// is below 5 words or beyond the segment.
     #[inline]
-    #[must_use]
     pub fn parse(segment: &[u8]) -> Option<Self> {
         let fixed = segment.first_chunk::<TCP_HEADER_BYTES_MIN>()?;
         let header_bytes = usize::from(fixed[12] >> 4) * 4;
@@ -61,7 +60,6 @@ impl TcpHeader {
 /// The header of a UDP datagram; `None` if it is cut short, or its length field is not that of the
 /// datagram.
 #[inline]
-#[must_use]
 pub fn udp_header(datagram: &[u8]) -> Option<&[u8; UDP_HEADER_BYTES]> {
     let udp = datagram.first_chunk()?;
     (usize::from(u16::from_be_bytes([udp[4], udp[5]])) == datagram.len()).then_some(udp)
@@ -70,7 +68,6 @@ pub fn udp_header(datagram: &[u8]) -> Option<&[u8; UDP_HEADER_BYTES]> {
 /// Whether a parsed packet, `header.total_bytes` long, is well-formed TCP or UDP, no fragment, and
 /// its checksum is there and right. UDP may do without one (RFC 768: the field is zero).
 #[inline]
-#[must_use]
 pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
     let range = usize::from(header.header_bytes)..usize::from(header.total_bytes);
     let Some(payload) = packet.get(range) else { return false };
@@ -102,7 +99,6 @@ pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
 /// `packet` starts at its IPv4 header and ends at its total length. `None` if the field lies
 /// outside, which leaves the packet as it was.
 #[inline]
-#[must_use]
 pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> Option<()> {
     let covered = packet.get_mut(start..)?;
     let mut field = checksum::finish(checksum::sum(covered));

@@ -24,7 +24,6 @@ pub struct PrefixError {
 
 impl Prefix {
     /// The prefix of `length_bits` that holds `address`; `None` if `length_bits > 32`.
-    #[must_use]
     pub fn new(address: Ipv4Addr, length_bits: u8) -> Option<Self> {
         let mask = Self::mask_of(length_bits)?;
         Some(Self { network: address.to_bits() & mask, length_bits })
@@ -39,63 +38,53 @@ impl Prefix {
     }
 
     /// The first address, all host bits zero.
-    #[must_use]
     pub fn network(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.network)
     }
 
     /// The prefix length, 0…32.
-    #[must_use]
     pub fn length_bits(self) -> u8 {
         self.length_bits
     }
 
     /// The network mask as an integer in host order.
-    #[must_use]
     pub fn mask(self) -> u32 {
         Self::mask_of(self.length_bits).unwrap_or(u32::MAX)
     }
 
     /// The last address, all host bits one.
-    #[must_use]
     pub fn last(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.network | !self.mask())
     }
 
     /// The address after the network address: what flannel writes to `FLANNEL_SUBNET`.
-    #[must_use]
     pub fn first_host(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.network.wrapping_add(1))
     }
 
     /// Whether `address` lies inside.
     #[inline]
-    #[must_use]
     pub fn contains(self, address: Ipv4Addr) -> bool {
         address.to_bits() & self.mask() == self.network
     }
 
     /// Whether the whole of `other` lies inside.
-    #[must_use]
     pub fn covers(self, other: Self) -> bool {
         self.length_bits <= other.length_bits && self.contains(other.network())
     }
 
     /// Whether any address lies in both.
-    #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.covers(other) || other.covers(self)
     }
 
     /// The next prefix of the same length; `None` at the end of the address space.
-    #[must_use]
     pub fn next(self) -> Option<Self> {
         let network = self.last().to_bits().checked_add(1)?;
         Some(Self { network, length_bits: self.length_bits })
     }
 
     /// The store spelling, `10.5.34.0-24`.
-    #[must_use]
     pub fn key(self) -> String {
         format!("{}-{}", self.network(), self.length_bits)
     }

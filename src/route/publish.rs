@@ -14,7 +14,6 @@ pub struct Published(Arc<ArcSwap<Table>>);
 
 impl Published {
     /// Publishes a first table.
-    #[must_use]
     pub fn new(table: Table) -> Self {
         Self(Arc::new(ArcSwap::from_pointee(table)))
     }
@@ -26,13 +25,11 @@ impl Published {
     }
 
     /// The table in force. For the control plane; a worker uses [`Published::reader`].
-    #[must_use]
     pub fn load(&self) -> Arc<Table> {
         self.0.load_full()
     }
 
     /// A handle for one worker, which keeps the last table that it saw.
-    #[must_use]
     pub fn reader(&self) -> Reader {
         Reader(Cache::new(Arc::clone(&self.0)))
     }

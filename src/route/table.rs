@@ -63,20 +63,17 @@ enum Lookup {
 
 impl Table {
     /// The table without routes.
-    #[must_use]
     pub fn empty() -> Self {
         Self::build(Vec::new())
     }
 
     /// The table before any lease is known: it has no route, and that says nothing about who
     /// exists, so nobody must be told that a network is unreachable.
-    #[must_use]
     pub fn provisional() -> Self {
         Self { provisional: true, ..Self::empty() }
     }
 
     /// Whether this is the table before any lease is known.
-    #[must_use]
     pub fn is_provisional(&self) -> bool {
         self.provisional
     }
@@ -84,7 +81,6 @@ impl Table {
     /// Builds a table; of several peers with the same subnet, the last one wins.
     ///
     /// At most 2^31 - 1 peers fit; the control plane holds at most 65,536 leases.
-    #[must_use]
     pub fn build(mut peers: Vec<Arc<Peer>>) -> Self {
         // Stable, so equal subnets keep their order and the last of each run is the winner.
         peers.sort_by_key(|peer| peer.subnet);
@@ -107,39 +103,33 @@ impl Table {
 
     /// The peer whose subnet is the longest that holds `destination`.
     #[inline]
-    #[must_use]
     pub fn lookup(&self, destination: Ipv4Addr) -> Option<&Peer> {
         self.peers.get(self.lookup.index(destination) as usize).map(|peer| &**peer)
     }
 
     /// Where packets to `destination` go: the address of the peer that [`Self::lookup`] finds.
     #[inline]
-    #[must_use]
     pub fn tunnel_address(&self, destination: Ipv4Addr) -> Option<SocketAddrV4> {
         self.tunnel_addresses.get(self.lookup.index(destination) as usize).copied()
     }
 
     /// Number of peers.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.peers.len()
     }
 
     /// Whether there is no peer.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.peers.is_empty()
     }
 
     /// Whether any peer has this public address, at whichever port.
     #[inline]
-    #[must_use]
     pub fn has_peer_at(&self, outer: Ipv4Addr) -> bool {
         self.outer_addresses.binary_search(&outer).is_ok()
     }
 
     /// The peers in ascending order of their subnets.
-    #[must_use]
     pub fn peers(&self) -> &[Arc<Peer>] {
         &self.peers
     }

@@ -72,7 +72,6 @@ impl FailedSends {
     }
 
     /// Packets for peers that found no place.
-    #[must_use]
     pub fn elsewhere(&self) -> u64 {
         self.elsewhere.get()
     }

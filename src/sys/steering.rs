@@ -54,7 +54,8 @@ const SHIFT_RIGHT_VALUE: u8 = 0x74;
 const JUMP_UNLESS_EQUAL: u8 = 0x55;
 const EXIT: u8 = 0x95;
 
-/// 2^32 over the golden ratio, odd: multiplied by it, every bit of the lower half reaches the upper.
+/// 2^32 over the golden ratio, odd: multiplied by it, each bit of the lower half reaches the upper
+/// one.
 const MIX: i32 = 0x9e37_79b1_u32 as i32;
 
 /// TCP's protocol number.

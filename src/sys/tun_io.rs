@@ -33,7 +33,6 @@ pub struct WriteBatch {
 
 impl WriteBatch {
     /// Scratch for at most `writes` writes of `spans` spans in all.
-    #[must_use]
     pub fn new(writes: usize, spans: usize) -> Self {
         Self {
             iovecs: Vec::with_capacity(writes + spans),
@@ -71,7 +70,6 @@ impl WriteBatch {
     }
 
     /// Writes in the last batch.
-    #[must_use]
     pub fn writes(&self) -> usize {
         self.parts.len()
     }

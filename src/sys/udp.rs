@@ -121,7 +121,6 @@ pub struct SendBatch {
 
 impl SendBatch {
     /// Scratch for at most `messages` messages of `spans` spans in all.
-    #[must_use]
     pub fn new(messages: usize, spans: usize) -> Self {
         Self {
             headers: Vec::with_capacity(messages),
@@ -221,7 +220,6 @@ pub struct ReceiveBatch {
 
 impl ReceiveBatch {
     /// Scratch for at most `messages` messages a call.
-    #[must_use]
     pub fn new(messages: usize) -> Self {
         // SAFETY: all three are plain old data for which all zeroes is a valid value.
         let (header, address, iovec) =
@@ -286,7 +284,6 @@ impl ReceiveBatch {
     }
 
     /// What the last receive brought into `slot`, which must be one that it filled.
-    #[must_use]
     pub fn received(&self, slot: usize) -> Received {
         let header = &self.headers[slot];
         let address = &self.addresses[slot];

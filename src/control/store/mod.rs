@@ -87,7 +87,6 @@ macro_rules! on_each {
 
 impl Store {
     /// The store in which nodes lease their subnets, if it is one.
-    #[must_use]
     pub fn leased(&self) -> Option<&Leased> {
         match self {
             Self::Leased(store) => Some(store),
@@ -126,7 +125,6 @@ impl Store {
 
 impl Leased {
     /// The same store for a node with a name, which claims the address that it writes.
-    #[must_use]
     pub fn with_identity(self, node: NodeIdentity) -> Self {
         match self {
             Self::Etcd(store) => Self::Etcd(Box::new(store.with_identity(node))),
@@ -137,7 +135,6 @@ impl Leased {
     }
 
     /// The etcd cluster's id once one was connected to; 0 before that, and of other stores.
-    #[must_use]
     pub fn cluster(&self) -> u64 {
         if let Self::Etcd(store) = self { store.cluster() } else { 0 }
     }

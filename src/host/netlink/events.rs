@@ -61,7 +61,6 @@ impl Events {
     }
 
     /// Ignores events of routes to outside of `networks`.
-    #[must_use]
     pub fn only_about(self, networks: &[Prefix]) -> Self {
         Self { networks: Some(networks.to_vec()), ..self }
     }

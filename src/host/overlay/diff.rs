@@ -41,7 +41,6 @@ impl OverlayDesired {
     }
 
     /// The route that leads the network into the device, with flannel's attributes.
-    #[must_use]
     pub fn route(&self) -> RouteSpec {
         RouteSpec {
             destination: self.network,
@@ -54,7 +53,6 @@ impl OverlayDesired {
     }
 
     /// The route to a subnet whose path takes less than the device.
-    #[must_use]
     pub fn path_route(&self, subnet: Prefix) -> RouteSpec {
         RouteSpec { destination: subnet, protocol: RouteProtocol::WEFT, ..self.route() }
     }
@@ -114,7 +112,6 @@ pub(super) struct OverlayDiff {
 /// its last address, and the link goes up before the route, which a link that is down refuses.
 /// Addresses outside the network are left alone: they cannot become the source of overlay traffic,
 /// while one inside would be a source that peers have no lease for.
-#[must_use]
 pub(super) fn diff(desired: &OverlayDesired, listing: &Listing) -> Option<OverlayDiff> {
     let device = desired.device.index;
     let link = listing.links.iter().find(|link| link.id.index == device)?;
