@@ -183,7 +183,7 @@ async fn retry_after_is_honored() {
     let next = api.seen(What::Watch)[2].at;
     let waited = next - refused_at;
     assert!(waited >= Duration::from_secs(2), "asked again after {waited:?}, told to wait 2 s");
-    assert!(waited < Duration::from_secs(4), "stayed away for {waited:?}");
+    assert!(waited < Duration::from_secs(10), "stayed away for {waited:?}");
     // Without a time, by itself: not at once, and not in step with others.
     for _ in 0..5 {
         api.fail(What::Watch, Fault::Status(500, None));

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS, host_address};
 use crate::support::lab::{LEASE_TIMEOUT, Process, SubnetEnv, wait_until};
 use crate::support::overlay::CONFIG;
-use crate::support::pace::by_effort;
+use crate::support::pace::{Stopwatch, by_effort};
 use crate::support::probe::packets_per_second;
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, kernel_counter, port, udp_socket};
@@ -321,7 +321,7 @@ fn default_endpoints_work_despite_dead_one() {
     let etcd = NamespaceEtcd::start(host, Ipv4Addr::LOCALHOST);
     etcd.ctl(host, &["put", &format!("{PREFIX}/config"), CONFIG]);
     for round in 0..3 {
-        let started = Instant::now();
+        let started = Stopwatch::start();
         let mut daemon = cluster.weftd(0, files.path(), &[]);
         wait_until(LEASE_TIMEOUT, "weftd starts on its default endpoints", || {
             assert!(daemon.ended().is_none(), "{}", daemon.output());

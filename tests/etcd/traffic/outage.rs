@@ -113,7 +113,7 @@ fn leases_expired_in_outage_are_retaken_without_loss() {
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
             // Of the watch or of a renewal, whichever is cut off first.
-            told.assert_plain(daemon, "the store is unavailable", &["retrying"]);
+            told.assert_plain(daemon, "the store is unavailable", &["retrying", "trying again"]);
         }
     });
     report.assert_nothing_lost("the end of all leases in an outage");
