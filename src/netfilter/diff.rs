@@ -19,7 +19,7 @@ pub enum Trigger {
 pub struct FoundChain<K> {
     /// Whether it is there.
     pub exists: bool,
-    /// Its rules; `None` for one that this module cannot parse.
+    /// Its rules; `None` for one that is not known.
     pub rules: Vec<(K, Option<Rule>)>,
 }
 

@@ -1,10 +1,9 @@
 //! The rules in nftables' syntax: parses `nft -j list table`, writes input for `nft -f`. Pure.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::netfilter::diff::{FoundChain, Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
-use crate::route::Prefix;
 
 /// The table of our rules, by flannel's name.
 pub const TABLE: &str = "flannel-ipv4";
@@ -54,26 +53,28 @@ pub struct Found {
 pub struct ListError(String);
 
 impl Found {
-    /// Reads the output of `nft -j list table ip flannel-ipv4`.
-    pub fn parse(json: &str) -> Result<Self, ListError> {
+    /// Reads the output of `nft -j list table ip flannel-ipv4`. Rules other than those of `wanted`
+    /// are unknown.
+    pub fn parse(text: &str, wanted: &[(Purpose, Vec<Rule>)]) -> Result<Self, ListError> {
         let mut found = Self::default();
-        for object in objects(json)? {
-            for purpose in Purpose::ALL {
-                take_object(&object, &place(purpose), &mut found.chains[purpose as usize]);
+        for object in objects(text)? {
+            for (purpose, rules) in wanted {
+                let chain = &mut found.chains[*purpose as usize];
+                take_object(&object, &place(*purpose), rules, chain);
             }
         }
         Ok(found)
     }
 }
 
-fn take_object(object: &Value, place: &Place, found: &mut FoundChain<u64>) {
+fn take_object(object: &Value, place: &Place, wanted: &[Rule], found: &mut FoundChain<u64>) {
     let (chain, rule) = (&object["chain"], &object["rule"]);
     // Without its hook it is another chain of that name.
     found.exists |= chain["name"] == place.chain && chain["hook"] == place.hook;
     if rule["chain"] == place.chain
         && let Some(handle) = rule["handle"].as_u64()
     {
-        found.rules.push((handle, parse_rule(&rule["expr"])));
+        found.rules.push((handle, recognise(&rule["expr"], wanted)));
     }
 }
 
@@ -161,69 +162,44 @@ fn spell(rule: &Rule) -> String {
     words.join(" ")
 }
 
-/// Parses a rule's expressions; `None` for rules that we never write.
-fn parse_rule(expressions: &Value) -> Option<Rule> {
-    let (last, matches) = expressions.as_array()?.split_last()?;
-    let mut rule = Rule::all(parse_verdict(last)?);
-    for expression in matches {
-        let expression = &expression["match"];
-        let (left, right) = (&expression["left"], &expression["right"]);
-        let is_equal = match expression["op"].as_str()? {
-            "==" => true,
-            "!=" => false,
-            _ => return None,
+/// Which of `wanted` is printed as `printed`; `None` for a rule of others.
+fn recognise(printed: &Value, wanted: &[Rule]) -> Option<Rule> {
+    // One flag is a word or a list, by nft's version.
+    let flags = [json!("fully-random"), json!(["fully-random"])];
+    let is_printed = |rule: &&Rule| flags.iter().any(|it| expressions(rule, it) == *printed);
+    wanted.iter().find(is_printed).copied()
+}
+
+/// How nft prints `rule`.
+fn expressions(rule: &Rule, random_flags: &Value) -> Value {
+    let compare = |op, left, right| json!({ "match": { "op": op, "left": left, "right": right } });
+    let mut all = Vec::new();
+    if rule.only_marked {
+        let marks = json!({ "&": [{ "meta": { "key": "mark" } }, KUBE_PROXY_MARK] });
+        all.push(compare("==", marks, json!(KUBE_PROXY_MARK)));
+    }
+    for (field, side) in [("saddr", rule.source), ("daddr", rule.destination)] {
+        let (op, prefix) = match side {
+            None => continue,
+            Some(Side::In(prefix)) => ("==", prefix),
+            Some(Side::NotIn(prefix)) => ("!=", prefix),
         };
-        let side = || {
-            let prefix = parse_prefix(right)?;
-            Some(if is_equal { Side::In(prefix) } else { Side::NotIn(prefix) })
+        let (address, length_bits) = (prefix.network(), prefix.length_bits());
+        let address = match length_bits {
+            32 => json!(address),
+            _ => json!({ "prefix": { "addr": address, "len": length_bits } }),
         };
-        if *left == mark_under_mask() {
-            let is_ours = is_equal && !rule.only_marked && *right == KUBE_PROXY_MARK;
-            rule.only_marked = is_ours.then_some(true)?;
-        } else if *left == address("saddr") && rule.source.is_none() {
-            rule.source = Some(side()?);
-        } else if *left == address("daddr") && rule.destination.is_none() {
-            rule.destination = Some(side()?);
-        } else {
-            return None;
+        all.push(compare(op, json!({ "payload": { "protocol": "ip", "field": field } }), address));
+    }
+    all.push(match rule.verdict {
+        Verdict::Return => json!({ "return": null }),
+        Verdict::Accept => json!({ "accept": null }),
+        Verdict::Masquerade { random_ports: false } => json!({ "masquerade": null }),
+        Verdict::Masquerade { random_ports: true } => {
+            json!({ "masquerade": { "flags": random_flags } })
         }
-    }
-    Some(rule)
-}
-
-fn mark_under_mask() -> Value {
-    serde_json::json!({ "&": [{ "meta": { "key": "mark" } }, KUBE_PROXY_MARK] })
-}
-
-fn address(field: &str) -> Value {
-    serde_json::json!({ "payload": { "protocol": "ip", "field": field } })
-}
-
-fn parse_verdict(expression: &Value) -> Option<Verdict> {
-    let expression = expression.as_object().filter(|object| object.len() == 1)?;
-    let (name, value) = expression.iter().next()?;
-    match (name.as_str(), value) {
-        ("return", Value::Null) => Some(Verdict::Return),
-        ("accept", Value::Null) => Some(Verdict::Accept),
-        ("masquerade", Value::Null) => Some(Verdict::Masquerade { random_ports: false }),
-        ("masquerade", options) => {
-            let flags = &options["flags"];
-            // One flag is a word or a list, by nft's version.
-            let is_random =
-                *flags == "fully-random" || *flags == serde_json::json!(["fully-random"]);
-            let is_all = options.as_object()?.len() == 1;
-            (is_random && is_all).then_some(Verdict::Masquerade { random_ports: true })
-        }
-        _ => None,
-    }
-}
-
-fn parse_prefix(value: &Value) -> Option<Prefix> {
-    if let Some(address) = value.as_str() {
-        return Prefix::new(address.parse().ok()?, 32);
-    }
-    let (address, length) = (&value["prefix"]["addr"], &value["prefix"]["len"]);
-    Prefix::new(address.as_str()?.parse().ok()?, u8::try_from(length.as_u64()?).ok()?)
+    });
+    Value::Array(all)
 }
 
 #[cfg(test)]

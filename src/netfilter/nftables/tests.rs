@@ -1,7 +1,5 @@
 //! Golden text, and what nft 1.0.6 prints of it.
 
-use serde_json::json;
-
 use super::*;
 use crate::netfilter::rules::Wanted;
 use crate::netfilter::rules::tests::wanted;
@@ -12,11 +10,15 @@ const FORWARD: &str = include_str!("../golden/forward.nft");
 /// `nft -j list table ip flannel-ipv4` once all of these are in.
 const LISTING: &str = include_str!("../golden/listing.json");
 
+fn parse(text: &str) -> Found {
+    Found::parse(text, &wanted().chains()).unwrap()
+}
+
 /// The listing after `change` to its objects.
 fn listing(change: impl FnOnce(&mut Vec<Value>)) -> Found {
     let mut list: Value = serde_json::from_str(LISTING).unwrap();
     change(list["nftables"].as_array_mut().unwrap());
-    Found::parse(&list.to_string()).unwrap()
+    parse(&list.to_string())
 }
 
 fn need(found: &Found, trigger: Trigger) -> Option<String> {
@@ -50,7 +52,7 @@ fn complete_rules_need_no_transaction() {
     let newer = LISTING.replace("\"fully-random\"", "[\"fully-random\"]");
     for text in [LISTING, &newer] {
         for trigger in [Trigger::Start, Trigger::Resync] {
-            assert_eq!(need(&Found::parse(text).unwrap(), trigger), None);
+            assert_eq!(need(&parse(text), trigger), None);
         }
     }
 }
@@ -101,24 +103,31 @@ fn resync_keeps_rules_of_another_network() {
 fn chain_without_hook_counts_as_missing() {
     let json = r#"{"nftables":[{"chain":{"name":"forward","handle":1}}]}"#;
     let forward = Wanted { masquerade: false, ..wanted() };
-    let text = transaction(&forward.chains(), &Found::parse(json).unwrap(), Trigger::Resync);
+    let text = transaction(&forward.chains(), &parse(json), Trigger::Resync);
     assert_eq!(text, Some(format!("{HEAD}{FORWARD}")));
 }
 
 #[test]
-fn foreign_rules_are_not_parsed() {
+fn only_wanted_rules_are_recognised() {
+    let subnet = "10.5.3.7/32".parse().unwrap();
+    let single = Rule { source: Some(Side::In(subnet)), ..Rule::all(Verdict::Accept) };
     let from = |op: &str, right: Value| {
         let left = json!({ "payload": { "protocol": "ip", "field": "saddr" } });
         json!([{ "match": { "op": op, "left": left, "right": right } }, { "accept": null }])
     };
+    let random = Rule::all(Verdict::Masquerade { random_ports: true });
+    let wanted = [single, random, Rule::all(Verdict::Return)];
+    assert_eq!(recognise(&from("==", json!("10.5.3.7")), &wanted), Some(single));
+    assert_eq!(recognise(&json!([{ "return": null }]), &wanted), Some(wanted[2]));
     let mark = json!({ "op": "==", "left": { "meta": { "key": "mark" } }, "right": 16384 });
-    assert!(parse_rule(&from("==", json!("192.0.2.1"))).is_some(), "the form itself is right");
     for foreign in [
-        from("in", json!("192.0.2.1")),
-        from("==", json!({ "prefix": { "addr": "10.5.0.0", "len": 99 } })),
-        from("==", json!({ "set": ["192.0.2.1"] })),
+        from("==", json!("192.0.2.1")),
+        from("!=", json!("10.5.3.7")),
+        from("==", json!({ "prefix": { "addr": "10.5.3.7", "len": 99 } })),
+        from("==", json!({ "set": ["10.5.3.7"] })),
         json!([{ "match": mark }, { "return": null }]),
         json!([{ "counter": { "packets": 0, "bytes": 0 } }, { "return": null }]),
+        json!([{ "masquerade": null }]),
         json!([{ "masquerade": { "flags": ["random"] } }]),
         json!([{ "masquerade": { "flags": "fully-random", "port": 7 } }]),
         json!([{ "drop": null }]),
@@ -126,7 +135,7 @@ fn foreign_rules_are_not_parsed() {
         json!([]),
         json!(null),
     ] {
-        assert_eq!(parse_rule(&foreign), None, "{foreign}");
+        assert_eq!(recognise(&foreign, &wanted), None, "{foreign}");
     }
 }
 
@@ -144,6 +153,6 @@ fn removal_names_only_flannels_tables() {
 #[test]
 fn malformed_listing_is_an_error() {
     for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
-        assert!(Found::parse(text).is_err() && own_tables(text).is_err(), "{text}");
+        assert!(Found::parse(text, &[]).is_err() && own_tables(text).is_err(), "{text}");
     }
 }
