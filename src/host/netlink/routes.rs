@@ -5,7 +5,7 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
@@ -148,16 +148,9 @@ pub(super) fn about(message: &[u8]) -> About {
 }
 
 fn destination(message: &[u8]) -> Option<Ipv4Addr> {
-    let mut rest = message.get(ATTRIBUTES_AT..)?;
-    loop {
-        let (length, kind) = (number(rest, 0)?, number(rest, 2)?);
-        if kind == RTA_DST {
-            let address: &[u8; 4] = rest.get(4..)?.first_chunk()?;
-            return Some(Ipv4Addr::from(*address));
-        }
-        // An attribute's own four bytes are in its length; the next one is aligned to four.
-        rest = rest.get(usize::from(length).max(4).next_multiple_of(4)..)?;
-    }
+    let mut attributes = NlasIterator::new(message.get(ATTRIBUTES_AT..)?).map_while(Result::ok);
+    let destination = attributes.find(|attribute| attribute.kind() == RTA_DST)?;
+    Some(Ipv4Addr::from(*destination.value().first_chunk::<4>()?))
 }
 
 /// The first message of `bytes`, and what follows.
