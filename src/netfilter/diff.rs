@@ -14,13 +14,13 @@ pub enum Trigger {
     Resync,
 }
 
-/// A chain as it was found. `K` is what the firewall knows a rule by.
+/// A chain as it was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundChain<K> {
     /// Whether it is there.
     pub exists: bool,
-    /// Its rules; `None` for one that is not known.
-    pub rules: Vec<(K, Option<Rule>)>,
+    /// Its rules, as the firewall prints them.
+    pub rules: Vec<K>,
 }
 
 /// What a chain needs, in this order; nothing if it is as it should be.
@@ -34,24 +34,30 @@ pub struct Repair<K> {
     pub append: Vec<Rule>,
 }
 
-/// Compares `wanted` with `found`.
-pub fn compare<K: Clone>(wanted: &[Rule], found: &FoundChain<K>, trigger: Trigger) -> Repair<K> {
+/// Compares `wanted` with `found`, where `is_printed_as` says which rule is which.
+pub fn compare<K: Clone>(
+    wanted: &[Rule],
+    found: &FoundChain<K>,
+    is_printed_as: impl Fn(&Rule, &K) -> bool,
+    trigger: Trigger,
+) -> Repair<K> {
     let nothing = Repair { is_refilled: false, remove: Vec::new(), append: Vec::new() };
-    let rules: Vec<_> = found.rules.iter().map(|(_, rule)| *rule).collect();
-    let is_ours = |found: &Option<Rule>| found.is_some_and(|rule| wanted.contains(&rule));
+    let known = |printed| wanted.iter().find(|rule| is_printed_as(rule, printed)).copied();
+    // `None` for one of others.
+    let rules: Vec<_> = found.rules.iter().map(known).collect();
     if found.exists && rules == wanted.iter().copied().map(Some).collect::<Vec<_>>() {
         return nothing;
     }
-    if !found.exists || trigger == Trigger::Start || rules.iter().all(is_ours) {
+    if !found.exists || trigger == Trigger::Start || rules.iter().all(Option::is_some) {
         return Repair { is_refilled: true, append: wanted.to_vec(), ..nothing };
     }
     if is_in_order(wanted, &rules) {
         return nothing;
     }
     // Rules of others stay; ours go to the end, in their order.
-    let own = |rule: &Option<Rule>| is_ours(rule) && rule.is_some_and(|rule| !rule.is_shared());
-    let own = found.rules.iter().filter(|(_, rule)| own(rule));
-    let remove = own.map(|(key, _)| key.clone()).collect();
+    let own = |rule: &Option<Rule>| rule.is_some_and(|rule| !rule.is_shared());
+    let own = found.rules.iter().zip(&rules).filter(|(_, rule)| own(rule));
+    let remove = own.map(|(printed, _)| printed.clone()).collect();
     let stays = |rule: &&Rule| rule.is_shared() && rules.contains(&Some(**rule));
     let append = wanted.iter().filter(|rule| !stays(rule)).copied().collect();
     Repair { remove, append, ..nothing }

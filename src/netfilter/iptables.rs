@@ -1,4 +1,4 @@
-//! The rules in iptables' syntax: parses `iptables-save`, writes input for `iptables-restore`.
+//! The rules in iptables' syntax: reads `iptables-save`, writes input for `iptables-restore`.
 //! Pure.
 
 use crate::netfilter::diff::{FoundChain, Repair, Trigger, compare};
@@ -74,7 +74,7 @@ fn take_line(line: &str, place: &Place, own: &mut FoundChain<String>, jumps: &mu
     };
     let enters_ours = || words(text).windows(2).any(|pair| pair == ["-j", place.chain]);
     if chain == place.chain {
-        own.rules.push((text.to_owned(), parse(text, place.comment)));
+        own.rules.push(text.to_owned());
     } else if chain == place.base && enters_ours() {
         jumps.push(text.to_owned());
     }
@@ -90,7 +90,8 @@ pub fn transaction(
     let tables = wanted.iter().filter_map(|(purpose, rules)| {
         let place = place(*purpose);
         let (own, jumps) = &found.chains[*purpose as usize];
-        let mut lines = chain_lines(&place, &compare(rules, own, trigger));
+        let is_printed_as = |rule: &Rule, text: &String| is_printed_as(rule, place.comment, text);
+        let mut lines = chain_lines(&place, &compare(rules, own, is_printed_as, trigger));
         lines.extend(jump_lines(&place, jumps));
         (!lines.is_empty()).then(|| table(place.table, &lines))
     });
@@ -163,51 +164,9 @@ fn spell(rule: &Rule, comment: &str) -> String {
     words.join(" ")
 }
 
-/// Reads a rule that has this comment; `None` for what flannel would never write.
-fn parse(text: &str, comment: &str) -> Option<Rule> {
-    let mut rule = Rule::all(Verdict::Return);
-    let (mut is_negated, mut has_verdict, mut is_comment_right) = (false, false, false);
-    let words = words(text);
-    let mut words = words.iter().map(String::as_str);
-    while let Some(word) = words.next() {
-        let side = |words: &mut dyn Iterator<Item = &str>| {
-            let prefix = words.next()?.parse().ok()?;
-            Some(if is_negated { Side::NotIn(prefix) } else { Side::In(prefix) })
-        };
-        match word {
-            "!" if !is_negated => {
-                is_negated = true;
-                continue;
-            }
-            "-s" if rule.source.is_none() => rule.source = Some(side(&mut words)?),
-            "-d" if rule.destination.is_none() => rule.destination = Some(side(&mut words)?),
-            _ if is_negated => return None,
-            "-m" => _ = words.next().filter(|name| ["comment", "mark"].contains(name))?,
-            "--comment" => is_comment_right = words.next()? == comment,
-            "--mark" => rule.only_marked = is_our_mark(words.next()?).then_some(true)?,
-            "-j" => {
-                has_verdict = true;
-                rule.verdict = match words.next()? {
-                    "RETURN" => Verdict::Return,
-                    "ACCEPT" => Verdict::Accept,
-                    "MASQUERADE" => Verdict::Masquerade { random_ports: false },
-                    _ => return None,
-                };
-            }
-            "--random-fully" if rule.verdict == (Verdict::Masquerade { random_ports: false }) => {
-                rule.verdict = Verdict::Masquerade { random_ports: true };
-            }
-            _ => return None,
-        }
-        is_negated = false;
-    }
-    (has_verdict && is_comment_right && !is_negated).then_some(rule)
-}
-
-fn is_our_mark(text: &str) -> bool {
-    let number = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
-    let parts = text.split_once('/').map(|(value, mask)| (number(value), number(mask)));
-    parts == Some((Some(KUBE_PROXY_MARK), Some(KUBE_PROXY_MARK)))
+/// Whether `iptables-save` prints `rule` as `text`: in the order in which it was given.
+fn is_printed_as(rule: &Rule, comment: &str, text: &str) -> bool {
+    words(text) == words(&spell(rule, comment))
 }
 
 /// Splits as `iptables-restore` does: at spaces outside of double quotes, a backslash keeps what

@@ -43,9 +43,12 @@ fn place(purpose: Purpose) -> Place {
 /// What the kernel has of our table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// By purpose, with the rules' handles.
-    chains: [FoundChain<u64>; 2],
+    /// By purpose.
+    chains: [FoundChain<Printed>; 2],
 }
+
+/// A rule's handle and its expressions.
+type Printed = (u64, Value);
 
 /// The output of nft is not what its manual describes.
 #[derive(Debug, thiserror::Error)]
@@ -53,28 +56,26 @@ pub struct Found {
 pub struct ListError(String);
 
 impl Found {
-    /// Reads the output of `nft -j list table ip flannel-ipv4`. Rules other than those of `wanted`
-    /// are unknown.
-    pub fn parse(text: &str, wanted: &[(Purpose, Vec<Rule>)]) -> Result<Self, ListError> {
+    /// Reads the output of `nft -j list table ip flannel-ipv4`.
+    pub fn parse(text: &str) -> Result<Self, ListError> {
         let mut found = Self::default();
         for object in objects(text)? {
-            for (purpose, rules) in wanted {
-                let chain = &mut found.chains[*purpose as usize];
-                take_object(&object, &place(*purpose), rules, chain);
+            for purpose in Purpose::ALL {
+                take_object(&object, &place(purpose), &mut found.chains[purpose as usize]);
             }
         }
         Ok(found)
     }
 }
 
-fn take_object(object: &Value, place: &Place, wanted: &[Rule], found: &mut FoundChain<u64>) {
+fn take_object(object: &Value, place: &Place, found: &mut FoundChain<Printed>) {
     let (chain, rule) = (&object["chain"], &object["rule"]);
     // Without its hook it is another chain of that name.
     found.exists |= chain["name"] == place.chain && chain["hook"] == place.hook;
     if rule["chain"] == place.chain
         && let Some(handle) = rule["handle"].as_u64()
     {
-        found.rules.push((handle, recognise(&rule["expr"], wanted)));
+        found.rules.push((handle, rule["expr"].clone()));
     }
 }
 
@@ -106,7 +107,8 @@ pub fn transaction(
     trigger: Trigger,
 ) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {
-        let repair = compare(rules, &found.chains[*purpose as usize], trigger);
+        let found = &found.chains[*purpose as usize];
+        let repair = compare(rules, found, is_printed_as, trigger);
         chain_lines(&place(*purpose), &repair)
     });
     let lines: Vec<_> = chains.flatten().collect();
@@ -124,7 +126,7 @@ pub fn removal(tables: &[(&str, &str)]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-fn chain_lines(place: &Place, repair: &Repair<u64>) -> Vec<String> {
+fn chain_lines(place: &Place, repair: &Repair<Printed>) -> Vec<String> {
     let Place { chain, kind, hook, priority, comment } = place;
     let mut lines = Vec::new();
     if repair.is_refilled {
@@ -134,7 +136,7 @@ fn chain_lines(place: &Place, repair: &Repair<u64>) -> Vec<String> {
         ));
         lines.push(format!("flush chain ip {TABLE} {chain}"));
     }
-    let delete = |handle: &u64| format!("delete rule ip {TABLE} {chain} handle {handle}");
+    let delete = |(handle, _): &Printed| format!("delete rule ip {TABLE} {chain} handle {handle}");
     lines.extend(repair.remove.iter().map(delete));
     let add = |rule: &Rule| format!("add rule ip {TABLE} {chain} {}", spell(rule));
     lines.extend(repair.append.iter().map(add));
@@ -162,12 +164,10 @@ fn spell(rule: &Rule) -> String {
     words.join(" ")
 }
 
-/// Which of `wanted` is printed as `printed`; `None` for a rule of others.
-fn recognise(printed: &Value, wanted: &[Rule]) -> Option<Rule> {
+fn is_printed_as(rule: &Rule, (_, printed): &Printed) -> bool {
     // One flag is a word or a list, by nft's version.
     let flags = [json!("fully-random"), json!(["fully-random"])];
-    let is_printed = |rule: &&Rule| flags.iter().any(|it| expressions(rule, it) == *printed);
-    wanted.iter().find(is_printed).copied()
+    flags.iter().any(|flags| expressions(rule, flags) == *printed)
 }
 
 /// How nft prints `rule`.

@@ -15,7 +15,7 @@ use crate::netfilter::nftables;
 use crate::netfilter::program::{
     IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, NFT, ProgramError,
 };
-use crate::netfilter::rules::{Purpose, Rule, Wanted};
+use crate::netfilter::rules::{Purpose, Wanted};
 
 /// Longest pause after a temporary failure, such as a lock that is held.
 const RETRY: Duration = Duration::from_secs(1);
@@ -226,9 +226,8 @@ impl RuleReconciler {
     }
 
     async fn reconcile_nftables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
-        let wanted = self.wanted.chains();
-        let found = read_nftables(&wanted).await?;
-        let Some(text) = nftables::transaction(&wanted, &found, trigger) else {
+        let found = read_nftables().await?;
+        let Some(text) = nftables::transaction(&self.wanted.chains(), &found, trigger) else {
             return Ok(false);
         };
         self.log_repair(trigger);
@@ -344,9 +343,9 @@ async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
     NFT.run(&["-f", "-"], text, |_| {}).await
 }
 
-async fn read_nftables(wanted: &[(Purpose, Vec<Rule>)]) -> Result<nftables::Found, RuleError> {
+async fn read_nftables() -> Result<nftables::Found, RuleError> {
     match list(&["-j", "list", "table", "ip", nftables::TABLE]).await {
-        Ok(text) => Ok(nftables::Found::parse(&text, wanted)?),
+        Ok(text) => Ok(nftables::Found::parse(&text)?),
         // nft has one exit code for all failures.
         Err(ProgramError::Refused { complaint, .. })
             if complaint.contains("No such file or directory") =>

@@ -32,8 +32,8 @@ fn theirs() -> Vec<Rule> {
 
 /// What a chain with the rules `found` needs; rules are known by their places.
 fn compare(wanted: &[Rule], found: &[Option<Rule>], trigger: Trigger) -> Repair<usize> {
-    let rules = found.iter().copied().enumerate().collect();
-    super::compare(wanted, &FoundChain { exists: true, rules }, trigger)
+    let places = FoundChain { exists: true, rules: (0..found.len()).collect() };
+    super::compare(wanted, &places, |rule, place| found[*place] == Some(*rule), trigger)
 }
 
 fn is_nothing(repair: &Repair<usize>) -> bool {

@@ -11,7 +11,7 @@ const FORWARD: &str = include_str!("../golden/forward.nft");
 const LISTING: &str = include_str!("../golden/listing.json");
 
 fn parse(text: &str) -> Found {
-    Found::parse(text, &wanted().chains()).unwrap()
+    Found::parse(text).unwrap()
 }
 
 /// The listing after `change` to its objects.
@@ -117,8 +117,12 @@ fn only_wanted_rules_are_recognised() {
     };
     let random = Rule::all(Verdict::Masquerade { random_ports: true });
     let wanted = [single, random, Rule::all(Verdict::Return)];
-    assert_eq!(recognise(&from("==", json!("10.5.3.7")), &wanted), Some(single));
-    assert_eq!(recognise(&json!([{ "return": null }]), &wanted), Some(wanted[2]));
+    let known = |printed: Value| {
+        let printed = (7, printed);
+        wanted.into_iter().find(|rule| is_printed_as(rule, &printed))
+    };
+    assert_eq!(known(from("==", json!("10.5.3.7"))), Some(single));
+    assert_eq!(known(json!([{ "return": null }])), Some(wanted[2]));
     let mark = json!({ "op": "==", "left": { "meta": { "key": "mark" } }, "right": 16384 });
     for foreign in [
         from("==", json!("192.0.2.1")),
@@ -135,7 +139,7 @@ fn only_wanted_rules_are_recognised() {
         json!([]),
         json!(null),
     ] {
-        assert_eq!(recognise(&foreign, &wanted), None, "{foreign}");
+        assert_eq!(known(foreign.clone()), None, "{foreign}");
     }
 }
 
@@ -153,6 +157,6 @@ fn removal_names_only_flannels_tables() {
 #[test]
 fn malformed_listing_is_an_error() {
     for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
-        assert!(Found::parse(text, &[]).is_err() && own_tables(text).is_err(), "{text}");
+        assert!(Found::parse(text).is_err() && own_tables(text).is_err(), "{text}");
     }
 }
