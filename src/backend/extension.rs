@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
@@ -168,7 +169,7 @@ async fn follow_leases(
             running.push(perform(settings, task));
         }
         // With every slot taken, a host that is due waits for a command to end.
-        let retry_at = hosts.next_retry().filter(|_| running.len() < COMMANDS_MAX);
+        let retry_at = hosts.next_retry().filter(|_| running.len() < COMMANDS_MAX).map(Into::into);
         tokio::select! {
             peers = next_leases(&mut leases) => hosts.want(wanted(&peers, reporter)),
             Some((task, applied, failure)) = running.next() => {
@@ -177,21 +178,14 @@ async fn follow_leases(
                     reporter.counters.failures.add(1);
                     error!("{failure}; retrying in {} s", pause.as_secs());
                 }
-                report_at.get_or_insert_with(|| Instant::now() + REPORT_DELAY);
+                report_at.get_or_insert_with(|| (Instant::now() + REPORT_DELAY).into());
             }
-            () = until(retry_at) => {}
-            () = until(report_at) => {
+            Some(()) = OptionFuture::from(retry_at.map(sleep_until)) => {}
+            Some(()) = OptionFuture::from(report_at.map(sleep_until)) => {
                 report_at = None;
                 report(hosts, reporter);
             }
         }
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep(at.saturating_duration_since(Instant::now())).await,
-        None => std::future::pending().await,
     }
 }
 

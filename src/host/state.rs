@@ -193,15 +193,12 @@ impl std::str::FromStr for MacAddress {
     type Err = MacAddressError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut bytes = [0; 6];
-        let mut parts = text.split([':', '-']);
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or(MacAddressError)?;
+        let byte = |part: &str| {
             let is_hexadecimal = part.bytes().all(|digit| digit.is_ascii_hexdigit());
-            let value = u8::from_str_radix(part, 16).ok().filter(|_| is_hexadecimal);
-            *byte = value.ok_or(MacAddressError)?;
-        }
-        if parts.next().is_some() { Err(MacAddressError) } else { Ok(Self(bytes)) }
+            if part.len() == 2 && is_hexadecimal { u8::from_str_radix(part, 16).ok() } else { None }
+        };
+        let bytes: Option<Vec<u8>> = text.split([':', '-']).map(byte).collect();
+        bytes.and_then(|bytes| Self::from_bytes(&bytes)).ok_or(MacAddressError)
     }
 }
 
