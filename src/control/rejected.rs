@@ -1,6 +1,6 @@
 //! Entries of a store that are not used, and why.
 
-/// Why an entry of the store is not used. Its number is its place in [`RejectReason::ALL`].
+/// Why an entry of the store is not used. Its number is its place in [`RejectReason::NAMES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RejectReason {
     /// The key is no subnet such as `10.5.34.0-24`.
@@ -24,32 +24,22 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
-    /// Every reason, in the order of the counters.
-    pub const ALL: [Self; 9] = [
-        Self::BadKey,
-        Self::BadValue,
-        Self::TooLarge,
-        Self::OutsideNetwork,
-        Self::OverlapsOwn,
-        Self::OverlapsOther,
-        Self::BadAddress,
-        Self::OwnAddress,
-        Self::TooMany,
+    /// Every reason with its name for metrics, in the order of the counters.
+    pub const NAMES: [(Self, &'static str); 9] = [
+        (Self::BadKey, "bad_key"),
+        (Self::BadValue, "bad_value"),
+        (Self::TooLarge, "too_large"),
+        (Self::OutsideNetwork, "outside_network"),
+        (Self::OverlapsOwn, "overlaps_own"),
+        (Self::OverlapsOther, "overlaps_other"),
+        (Self::BadAddress, "bad_address"),
+        (Self::OwnAddress, "own_address"),
+        (Self::TooMany, "too_many"),
     ];
 
     /// The name for metrics.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::BadKey => "bad_key",
-            Self::BadValue => "bad_value",
-            Self::TooLarge => "too_large",
-            Self::OutsideNetwork => "outside_network",
-            Self::OverlapsOwn => "overlaps_own",
-            Self::OverlapsOther => "overlaps_other",
-            Self::BadAddress => "bad_address",
-            Self::OwnAddress => "own_address",
-            Self::TooMany => "too_many",
-        }
+        Self::NAMES[self as usize].1
     }
 }
 

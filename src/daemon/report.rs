@@ -66,10 +66,11 @@ impl Report {
     /// The status as JSON; fields are only ever added.
     pub(super) fn to_json(&self) -> Value {
         let control = self.control.read();
-        let rejected: serde_json::Map<String, Value> = RejectReason::ALL
+        let rejected: serde_json::Map<String, Value> = RejectReason::NAMES
             .iter()
-            .filter(|reason| control.rejected(**reason) > 0)
-            .map(|reason| (reason.name().to_owned(), control.rejected(*reason).into()))
+            .map(|(reason, name)| (name, control.rejected(*reason)))
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| ((*name).to_owned(), count.into()))
             .collect();
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
@@ -292,8 +293,8 @@ impl Metrics {
         self.counter("flannel_subnets_exhausted_total", help, control.subnets_exhausted);
         let name = "flannel_store_rejected_total";
         self.family(name, "counter", "Store entries that were ignored.");
-        for reason in RejectReason::ALL {
-            let label = format!("{{why=\"{}\"}}", reason.name());
+        for (reason, why) in RejectReason::NAMES {
+            let label = format!("{{why=\"{why}\"}}");
             self.sample(name, &label, control.rejected(reason));
         }
     }
