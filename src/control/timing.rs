@@ -2,30 +2,14 @@
 
 use std::time::Duration;
 
-/// flannel's fixed lease time.
-pub const LEASE_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// flannel's pause after a failed renewal.
-pub const RENEW_RETRY: Duration = Duration::from_secs(60);
-/// How often everything is listed although the watch seems to work: a change that it lost heals
-/// within 6 minutes, and a thousand nodes cost 3 listings a second.
-pub const RELIST_PERIOD: Duration = Duration::from_secs(300);
-/// The same where an entry is a whole Node of some 15 KB: in a cluster of 6,000, each of whose
-/// nodes lists all of them, three listings in ten seconds. The watch breaks and begins anew every
-/// few minutes, and reports by itself if it cannot continue.
+/// `relist_period` where an entry is a whole Node of some 15 KB: in a cluster of 6,000, each of
+/// whose nodes lists all of them, three listings in ten seconds. The watch breaks and begins anew
+/// every few minutes, and reports by itself if it cannot continue.
 pub const RELIST_PERIOD_NODES: Duration = Duration::from_secs(6 * 60 * 60);
-/// How long changes are collected before they are published: a burst costs one route table, and
-/// nobody notices a fiftieth of a second.
-pub const PUBLISH_WINDOW: Duration = Duration::from_millis(20);
-/// The same in a cluster of 6,000 Nodes, where one table takes 5 ms: four of them a second, however
-/// many Nodes move, are 2 % of a processor. The API's own way to its watches takes about as long.
+/// `publish_window` in a cluster of 6,000 Nodes, where one table takes 5 ms: four of them a second,
+/// however many Nodes move, are 2 % of a processor. The API's own way to its watches takes about as
+/// long.
 pub const PUBLISH_WINDOW_NODES: Duration = Duration::from_millis(250);
-/// Grace period of peers after most of them vanished at once: time for an operator to see the alarm
-/// and to bring the store's data back, and for nodes to register again by themselves.
-pub const STALE_HOLD: Duration = Duration::from_secs(15 * 60);
-
-/// Life of a claim after its node is gone without a word. As long as kubelet's leases are trusted,
-/// within a factor: another node that wants the address waits no longer than that.
-pub const CLAIM_TTL: Duration = Duration::from_secs(30);
 
 /// The control plane's durations. `stale_hold` is the operator's; of the others, only tests and
 /// simulations use others than the default.
@@ -48,12 +32,24 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            lease_ttl: LEASE_TTL,
-            renew_retry: RENEW_RETRY,
-            relist_period: RELIST_PERIOD,
-            publish_window: PUBLISH_WINDOW,
-            stale_hold: STALE_HOLD,
-            claim_ttl: CLAIM_TTL,
+            // flannel's fixed lease time.
+            lease_ttl: Duration::from_secs(24 * 60 * 60),
+            // flannel's pause after a failed renewal.
+            renew_retry: Duration::from_secs(60),
+            // How often everything is listed although the watch seems to work: a change that it
+            // lost heals within 6 minutes, and a thousand nodes cost 3 listings a second.
+            relist_period: Duration::from_secs(300),
+            // How long changes are collected before they are published: a burst costs one route
+            // table, and nobody notices a fiftieth of a second.
+            publish_window: Duration::from_millis(20),
+            // Grace period of peers after most of them vanished at once: time for an operator to
+            // see the alarm and to bring the store's data back, and for nodes to register again by
+            // themselves.
+            stale_hold: Duration::from_secs(15 * 60),
+            // Life of a claim after its node is gone without a word. As long as kubelet's leases
+            // are trusted, within a factor: another node that wants the address waits no longer
+            // than that.
+            claim_ttl: Duration::from_secs(30),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::store::SimStore;
 use crate::control::error::StoreError;
 use crate::control::identity::{Claim, ClaimEntry, NodeIdentity};
-use crate::control::timing::CLAIM_TTL;
+use crate::control::timing::Timing;
 
 /// A claim in the store.
 #[derive(Debug, Clone)]
@@ -67,14 +67,15 @@ impl Claims {
 impl SimStore {
     /// Keeps the etcd lease of `claims` alive, or grants one.
     pub(super) fn keep_lease(&mut self, claims: &mut Claims, time: Duration) {
-        let alive = claims.lease.filter(|lease| self.extend_claim(*lease, time + CLAIM_TTL));
+        let ttl = Timing::default().claim_ttl;
+        let alive = claims.lease.filter(|lease| self.extend_claim(*lease, time + ttl));
         if alive.is_none() {
             claims.held.clear();
         }
-        claims.lease = Some(alive.unwrap_or_else(|| self.grant_for(time, CLAIM_TTL)));
+        claims.lease = Some(alive.unwrap_or_else(|| self.grant_for(time, ttl)));
         for (public_ip, entry) in &self.claims {
             if Some(entry.lease) == claims.lease {
-                self.claimed.insert(*public_ip, (claims.node.clone(), time + CLAIM_TTL));
+                self.claimed.insert(*public_ip, (claims.node.clone(), time + ttl));
             }
         }
     }
