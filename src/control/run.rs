@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
 use tracing::{Level, debug, info, warn};
@@ -18,7 +19,7 @@ use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
-use crate::control::snapshot::{Change, Granted, OwnLease};
+use crate::control::snapshot::{Granted, OwnLease};
 use crate::control::store::{Store, Watch};
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
@@ -181,8 +182,13 @@ impl<'a> Driver<'a> {
     async fn next_event(&mut self, wake: Option<Duration>, wants_changes: bool) -> Event {
         let left = wake.map_or(CLOCK_CHECK_MAX, |wake| wake.saturating_sub(clock::boot_time()));
         let answer = tokio::select! {
-            answer = next_answer(&mut self.request) => answer,
-            changes = next_changes(&mut self.watch), if wants_changes => {
+            Some(answer) = OptionFuture::from(self.request.as_mut()) => {
+                self.request = None;
+                answer
+            }
+            Some(changes) = OptionFuture::from(self.watch.as_mut().map(Watch::next)),
+                if wants_changes =>
+            {
                 Answer::Other(Event::Changed(changes))
             }
             () = self.config_check.done() => return Event::Timer,
@@ -217,24 +223,6 @@ impl<'a> Driver<'a> {
             Event::Written(answer) => Event::Written(manager.noted_write(answer)),
             Event::Timer | Event::Moved(_) => event,
         }
-    }
-}
-
-async fn next_answer<F: Future<Output = Answer> + Unpin>(request: &mut Option<F>) -> Answer {
-    match request {
-        Some(under_way) => {
-            let answer = under_way.await;
-            *request = None;
-            answer
-        }
-        None => std::future::pending().await,
-    }
-}
-
-async fn next_changes(watch: &mut Option<Watch>) -> Result<Vec<Change>, StoreError> {
-    match watch {
-        Some(watch) => watch.next().await,
-        None => std::future::pending().await,
     }
 }
 

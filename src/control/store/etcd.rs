@@ -88,7 +88,8 @@ impl EtcdStore {
 
     pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
         let subnets = self.subnets();
-        let end = after_all_with_prefix(&subnets);
+        // The digit zero follows the slash.
+        let end = format!("{}/subnets0", self.prefix);
         let mut snapshot = Snapshot::default();
         let mut from = subnets.clone().into_bytes();
         let mut page_keys = PAGE_KEYS_MAX;
@@ -126,7 +127,7 @@ impl EtcdStore {
     async fn page(
         &self,
         from: &[u8],
-        end: &[u8],
+        end: &str,
         keys: i64,
         revision: i64,
     ) -> Result<GetResponse, StoreError> {
@@ -332,15 +333,6 @@ fn granted(lease: Lease, etcd_lease: Option<EtcdLease>) -> Granted {
             Lifetime::Leased { id, expires_unix: Some(expires_unix) }
         });
     Granted { lease: Lease { lifetime, ..lease }, expires: etcd_lease.map(|lease| lease.expires) }
-}
-
-/// The first key after all that begin with `prefix`, which ends in a slash.
-fn after_all_with_prefix(prefix: &str) -> Vec<u8> {
-    let mut end = prefix.as_bytes().to_vec();
-    if let Some(last) = end.last_mut() {
-        *last += 1;
-    }
-    end
 }
 
 /// The smallest key after `key`.

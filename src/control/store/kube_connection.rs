@@ -260,14 +260,10 @@ async fn read(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, String> {
 /// flannel's order: the file and the URL, which wins over the file's; else the service account.
 async fn config(options: &KubeOptions) -> Result<Config, KubeOptionsError> {
     let wrong = |detail: String| KubeOptionsError::Config(detail);
-    let url = match &options.api_url {
-        None => None,
-        Some(text) => {
-            let url: Uri =
-                text.parse().map_err(|error| wrong(format!("--kube-api-url {text:?}: {error}")))?;
-            Some(url)
-        }
+    let parse = |text: &String| {
+        text.parse::<Uri>().map_err(|error| wrong(format!("--kube-api-url {text:?}: {error}")))
     };
+    let url = options.api_url.as_ref().map(parse).transpose()?;
     match (&options.kubeconfig, url) {
         (None, None) => Config::incluster().map_err(|error| {
             wrong(format!(

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use hyper::{HeaderMap, StatusCode};
 use kube::client::Body;
 use serde::Deserialize;
@@ -130,16 +131,11 @@ impl KubeWatch {
                 self.begin().await?;
                 continue;
             };
-            let believed = async {
-                match self.unannounced {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let believed = OptionFuture::from(self.unannounced.map(sleep_until));
             let bytes = tokio::select! {
                 biased;
                 bytes = next_bytes(body) => bytes,
-                () = believed => {
+                Some(()) = believed => {
                     self.unannounced = None;
                     return Ok(vec![Change::Live { revision: self.revision }]);
                 }

@@ -126,25 +126,24 @@ impl Files {
     /// One file; `None` if it is gone by now.
     fn read_lease(&self, name: &[u8]) -> Result<Option<Result<Lease, Rejected>>, StoreError> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
+        let key = || String::from_utf8_lossy(name).into_owned();
+        let rejected =
+            |reason, detail| Rejected { key: key(), reason, detail, revision: UNREADABLE };
         match read_bounded(&path, VALUE_BYTES_MAX) {
             Ok(Some(value)) => {
                 let version = Version { revision: fingerprint(&value), created: 0 };
                 Ok(Some(Lease::decode_file(name, &value, version)))
             }
-            Ok(None) => Ok(Some(Err(Rejected {
-                key: String::from_utf8_lossy(name).into_owned(),
-                reason: RejectReason::TooLarge,
-                detail: format!("not a file of at most {VALUE_BYTES_MAX} bytes"),
-                revision: UNREADABLE,
-            }))),
+            Ok(None) => {
+                let detail = format!("not a file of at most {VALUE_BYTES_MAX} bytes");
+                Ok(Some(Err(rejected(RejectReason::TooLarge, detail))))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // One unreadable file says nothing about the others.
-            Err(error) => Ok(Some(Err(Rejected {
-                key: String::from_utf8_lossy(name).into_owned(),
-                reason: RejectReason::BadValue,
-                detail: format!("cannot read the file: {error}"),
-                revision: UNREADABLE,
-            }))),
+            Err(error) => {
+                let detail = format!("cannot read the file: {error}");
+                Ok(Some(Err(rejected(RejectReason::BadValue, detail))))
+            }
         }
     }
 
