@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use weft::control::Timing;
+use weft::control::timing::Timing;
 
 fn main() -> ExitCode {
     let milliseconds = |name| Some(Duration::from_millis(std::env::var(name).ok()?.parse().ok()?));

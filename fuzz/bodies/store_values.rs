@@ -7,8 +7,7 @@
 use weft::config::network::{NetworkConfig, UdpBackendConfig, VxlanBackendConfig};
 use weft::config::subnet_file::{Previous, SubnetFile};
 use weft::control::choose::free_subnets;
-use weft::control::lease::{Version, parse_key};
-use weft::control::{Lease, LeaseAttributes, Lifetime};
+use weft::control::lease::{Lease, LeaseAttributes, Lifetime, Version, parse_key};
 
 const VERSION: Version = Version { revision: 7, created: 5 };
 

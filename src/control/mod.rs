@@ -25,13 +25,3 @@ pub mod snapshot;
 pub mod status;
 pub mod store;
 pub mod timing;
-
-pub use error::{AcquireError, StoreError};
-pub use identity::NodeIdentity;
-pub use lease::{Lease, LeaseAttributes, Lifetime, Peers};
-pub use manager::SubnetManager;
-pub use rejected::RejectReason;
-pub use run::End;
-pub use snapshot::OwnLease;
-pub use status::ControlStatus;
-pub use timing::Timing;

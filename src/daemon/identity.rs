@@ -2,7 +2,7 @@
 
 use std::fs::read_to_string;
 
-use crate::control::NodeIdentity;
+use crate::control::identity::NodeIdentity;
 
 const HOSTNAME: &str = "/proc/sys/kernel/hostname";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

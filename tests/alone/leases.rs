@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use etcd_client::{Client, Txn, TxnOp};
 use weft::config::network::NetworkConfig;
-use weft::control::LeaseAttributes;
+use weft::control::lease::LeaseAttributes;
 use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
 

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
+use weft::control::lease::Peers;
+use weft::control::rejected::RejectReason;
 use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
-use weft::control::{Peers, RejectReason, Timing};
+use weft::control::timing::Timing;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS};
 use crate::support::control::{MARGIN, Running, manager, network, node};

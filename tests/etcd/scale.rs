@@ -11,7 +11,9 @@ use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::time::sleep;
 use weft::config::network::NetworkConfig;
-use weft::control::{LeaseAttributes, NodeIdentity, SubnetManager};
+use weft::control::identity::NodeIdentity;
+use weft::control::lease::LeaseAttributes;
+use weft::control::manager::SubnetManager;
 use weft::route::Prefix;
 
 use crate::support::control::{PREFIX, acquire_at_last, manager, network};

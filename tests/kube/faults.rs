@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use tokio::time::sleep;
-use weft::control::{RejectReason, Timing};
+use weft::control::rejected::RejectReason;
+use weft::control::timing::Timing;
 
 use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
 use crate::support::pace::within;

@@ -19,7 +19,9 @@ use std::time::Duration;
 use tempfile::TempDir;
 use weft::config::flags::{self, Outcome};
 use weft::config::options::Options;
-use weft::control::{LeaseAttributes, SubnetManager, Timing};
+use weft::control::lease::LeaseAttributes;
+use weft::control::manager::SubnetManager;
+use weft::control::timing::Timing;
 
 use support::control;
 use support::kube_api::KubeApi;
@@ -77,7 +79,7 @@ impl Host {
     async fn acquire(
         &self,
         public_ip: u8,
-    ) -> Result<weft::control::OwnLease, weft::control::AcquireError> {
+    ) -> Result<weft::control::snapshot::OwnLease, weft::control::error::AcquireError> {
         let config = self.manager.network_config().await.unwrap();
         let config = weft::config::network::NetworkConfig::parse(&config).unwrap();
         self.manager.acquire(&config, &address(public_ip)).await

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
-use weft::control::{AcquireError, SubnetManager, Timing};
+use weft::control::error::AcquireError;
+use weft::control::manager::SubnetManager;
+use weft::control::timing::Timing;
 
 use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
 use crate::{Host, SOON, address, control, eventually, options};

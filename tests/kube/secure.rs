@@ -8,7 +8,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use weft::control::SubnetManager;
+use weft::control::manager::SubnetManager;
 
 use crate::support::etcd::{issue, make_authority};
 use crate::support::kube_api::{KubeApi, node};

@@ -10,8 +10,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use weft::config::network::{BackendConfig, NetworkConfig};
 use weft::config::options::{EtcdOptions, StoreOptions};
-use weft::control::manager::ConnectError;
-use weft::control::{End, LeaseAttributes, OwnLease, Peers, SubnetManager, Timing};
+use weft::control::lease::{LeaseAttributes, Peers};
+use weft::control::manager::{ConnectError, SubnetManager};
+use weft::control::run::End;
+use weft::control::snapshot::OwnLease;
+use weft::control::timing::Timing;
 use weft::route::Prefix;
 
 use super::pace::{Stopwatch, within};

@@ -8,7 +8,8 @@ use futures_util::future::join_all;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::sleep;
 use weft::config::options::StoreOptions;
-use weft::control::{AcquireError, Lifetime};
+use weft::control::error::AcquireError;
+use weft::control::lease::Lifetime;
 
 use crate::store::{
     PREFIX, Running, manager_at, network, node, options, path, short_leases, subnet_path,

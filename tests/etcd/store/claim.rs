@@ -8,7 +8,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use weft::config::options::{Credentials, EtcdOptions, Secret};
-use weft::control::{End, LeaseAttributes, NodeIdentity, OwnLease, SubnetManager, Timing};
+use weft::control::identity::NodeIdentity;
+use weft::control::lease::LeaseAttributes;
+use weft::control::manager::SubnetManager;
+use weft::control::run::End;
+use weft::control::snapshot::OwnLease;
+use weft::control::timing::Timing;
 
 use crate::store::{
     MARGIN, PREFIX, Running, manager, manager_at, network, node, options, short_leases,

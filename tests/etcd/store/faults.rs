@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use weft::control::{AcquireError, End, StoreError};
+use weft::control::error::{AcquireError, StoreError};
+use weft::control::run::End;
 
 use crate::store::{
     MARGIN, PREFIX, Running, SOON, addresses, manager, manager_at, network, node, options, path,

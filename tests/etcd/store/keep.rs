@@ -4,9 +4,11 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
+use weft::control::error::StoreError;
+use weft::control::rejected::RejectReason;
+use weft::control::run::End;
 use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
-use weft::control::{End, RejectReason, StoreError};
 
 use crate::store::{
     MARGIN, Running, SOON, manager_at, network, node, options, path, short_leases, subnet_path,

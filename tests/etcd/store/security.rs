@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use weft::config::options::{ClientCertificate, Credentials, EtcdOptions, Secret, StoreOptions};
-use weft::control::{AcquireError, StoreError};
+use weft::control::error::{AcquireError, StoreError};
 
 use crate::store::{
     MARGIN, PREFIX, Running, SOON, manager, network, node, options, short_leases, subnet_path,

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use etcd_client::Client;
 use futures_util::future::join_all;
-use weft::control::{LeaseAttributes, NodeIdentity};
+use weft::control::identity::NodeIdentity;
+use weft::control::lease::LeaseAttributes;
 
 use crate::support::cluster::SWITCH_ADDRESS;
 use crate::support::control::{acquire_at_last, manager_at, network, subnet_path};

@@ -11,8 +11,8 @@ use std::net::Ipv4Addr;
 use weft::config::flags::{self, Outcome};
 use weft::config::network::NetworkConfig;
 use weft::config::options::StoreOptions;
-use weft::control::lease::RawJson;
-use weft::control::{LeaseAttributes, SubnetManager};
+use weft::control::lease::{LeaseAttributes, RawJson};
+use weft::control::manager::SubnetManager;
 
 use crate::golden::table::Case;
 use kube_api::{KubeApi, What, node};
