@@ -1,14 +1,10 @@
 //! ethtool's ioctl about a network device's offloads (include/uapi/linux/ethtool.h,
 //! net/ethtool/ioctl.c).
 
-use std::ffi::c_ulong;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{check, request_for};
-
-/// include/uapi/linux/sockios.h.
-const SIOCETHTOOL: c_ulong = 0x8946;
 
 /// What is asked of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,9 +12,9 @@ const SIOCETHTOOL: c_ulong = 0x8946;
 pub enum Ask {
     /// `ETHTOOL_GTXCSUM`: whether transport checksums are left to the device.
     TransmitChecksum = 0x16,
-    /// `ETHTOOL_STXCSUM`: leave them to it, or don't. What builds on it, such as segmentation,
-    /// goes with it.
-    SetTransmitChecksum = 0x17,
+    /// `ETHTOOL_STXCSUM`: don't leave them to it. What builds on it, such as segmentation, goes
+    /// with it.
+    ClearTransmitChecksum = 0x17,
 }
 
 /// `struct ethtool_value`.
@@ -28,15 +24,15 @@ struct Value {
     data: u32,
 }
 
-/// Asks the device `name` of the network namespace of `socket`, which may be any socket. `data` is
-/// the new value; gives the device's.
-pub fn ask(socket: BorrowedFd<'_>, name: &str, ask: Ask, data: u32) -> io::Result<u32> {
+/// Asks the device `name` of the network namespace of `socket`, which may be any socket; gives
+/// the device's value.
+pub fn ask(socket: BorrowedFd<'_>, name: &str, ask: Ask) -> io::Result<u32> {
     let mut request = request_for(name)?;
-    let mut value = Value { command: ask as u32, data };
+    let mut value = Value { command: ask as u32, data: 0 };
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: SIOCETHTOOL reads one `ifreq`, and by its pointer reads and writes, for the commands
     // of `Ask`, one `ethtool_value`. `request` and `value` are these, and outlive the call.
-    check(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) })?;
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) })?;
     Ok(value.data)
 }
 
@@ -49,7 +45,7 @@ mod tests {
     #[test]
     fn a_missing_device_is_told_by_errno() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let ask = |name| ask(socket.as_fd(), name, Ask::TransmitChecksum, 0);
+        let ask = |name| ask(socket.as_fd(), name, Ask::TransmitChecksum);
         assert!(matches!(ask("lo"), Ok(0 | 1)));
         assert_eq!(ask("no-such-weft").unwrap_err().raw_os_error(), Some(libc::ENODEV));
         let long = ask("a-name-of-more-than-15-bytes").unwrap_err();

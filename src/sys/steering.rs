@@ -1,13 +1,12 @@
 //! Which queue of a TUN device a packet goes to: a small eBPF program (bpf(2), TUNSETSTEERINGEBPF
 //! in drivers/net/tun.c).
 
-use std::ffi::{c_int, c_ulong};
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::check;
 
-const TUNSETSTEERINGEBPF: c_ulong = 0x8004_54e0;
 const BPF_PROG_LOAD: c_int = 5;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 
@@ -110,7 +109,7 @@ pub fn steer_by_flow(tun: BorrowedFd<'_>) -> io::Result<()> {
     let descriptor: c_int = program.as_raw_fd();
     // SAFETY: TUNSETSTEERINGEBPF reads one int, which outlives the call; the device takes its own
     // reference to the program.
-    check(unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETSTEERINGEBPF, &raw const descriptor) })
+    check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETSTEERINGEBPF, &raw const descriptor) })
         .map(drop)
 }
 

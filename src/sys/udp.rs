@@ -11,9 +11,6 @@ use crate::packet::Span;
 
 use super::{Slots, check, iovec};
 
-const UDP_SEGMENT: c_int = 103;
-const UDP_GRO: c_int = 104;
-
 /// Room for the control messages of one datagram: a segment size (int) and SO_RXQ_OVFL (u32).
 const CONTROL_BYTES: usize = 64;
 
@@ -31,13 +28,13 @@ struct SegmentControl {
 
 /// Whether the socket takes UDP_SEGMENT, asked without changing it.
 pub fn supports_segment(socket: BorrowedFd<'_>) -> bool {
-    get_int(socket, libc::SOL_UDP, UDP_SEGMENT).is_ok()
+    get_int(socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
 /// Switches UDP_GRO on and reads it back; kernels before 5.12 can't answer and are refused.
 pub fn enable_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set_int(socket, libc::SOL_UDP, UDP_GRO, 1)?;
-    match get_int(socket, libc::SOL_UDP, UDP_GRO)? {
+    set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    match get_int(socket, libc::SOL_UDP, libc::UDP_GRO)? {
         1 => Ok(()),
         _ => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
     }
@@ -192,7 +189,7 @@ fn segment_control(segment_bytes: u16) -> SegmentControl {
     let header = libc::cmsghdr {
         cmsg_len: size_of::<libc::cmsghdr>() + size_of::<u16>(),
         cmsg_level: libc::SOL_UDP,
-        cmsg_type: UDP_SEGMENT,
+        cmsg_type: libc::UDP_SEGMENT,
     };
     SegmentControl { header, segment_bytes, padding: [0; 6] }
 }
@@ -298,7 +295,7 @@ impl ReceiveBatch {
         };
         let controls = &self.controls[slot].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)];
         for_each_control(controls, |level, kind, data| match (level, kind) {
-            (libc::SOL_UDP, UDP_GRO) => {
+            (libc::SOL_UDP, libc::UDP_GRO) => {
                 received.segment_bytes = data
                     .first_chunk()
                     .map(|bytes| c_int::from_ne_bytes(*bytes))
