@@ -11,9 +11,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use io_uring::types::{Fixed, SubmitArgs, Timespec};
-use io_uring::{IoUring, Probe, opcode, squeue};
+use io_uring::{IoUring, opcode, squeue};
 
-use self::set_up::{missing_operation, set_up};
+use self::set_up::set_up;
 
 use super::tun_io::{Write, WriteBatch};
 use super::udp::ReceiveBatch;
@@ -44,9 +44,6 @@ pub enum RingError {
     /// The ring can't be entered.
     #[error("io_uring_enter failed")]
     Enter(#[source] io::Error),
-    /// The ring lacks an operation.
-    #[error("this kernel's io_uring has no {0}")]
-    Operation(&'static str),
     /// The ring can't wait with a limit (kernel 5.11).
     #[error("this kernel's io_uring can't wait with a time limit")]
     NoTimeLimit,
@@ -93,11 +90,6 @@ impl Ring {
         let ring = set_up(entries).map_err(RingError::Setup)?;
         if !ring.params().is_feature_ext_arg() {
             return Err(RingError::NoTimeLimit);
-        }
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).map_err(RingError::Register)?;
-        if let Some(missing) = missing_operation(|code| probe.is_supported(code)) {
-            return Err(RingError::Operation(missing));
         }
         let files = [tun.as_raw_fd(), socket.as_raw_fd()];
         ring.submitter().register_files(&files).map_err(RingError::Register)?;

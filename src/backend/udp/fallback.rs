@@ -55,10 +55,9 @@ fn cure(error: &RingError, disabled: Option<u8>) -> String {
     let (source, at_setup) = match error {
         RingError::Setup(source) => (source, true),
         RingError::Register(source) | RingError::Enter(source) => (source, false),
-        RingError::Operation(_)
-        | RingError::NoTimeLimit
-        | RingError::TunRead(_)
-        | RingError::TunSilent => return "run kernel 6.4 or later".to_owned(),
+        RingError::NoTimeLimit | RingError::TunRead(_) | RingError::TunSilent => {
+            return "run kernel 6.4 or later".to_owned();
+        }
     };
     match (Errno::from_io_error(source), disabled) {
         (Some(Errno::PERM | Errno::ACCESS), Some(2)) if at_setup => {
@@ -108,7 +107,6 @@ mod tests {
             (RingError::Register(Errno::PERM.into()), Some(1), "seccomp"),
             (RingError::Register(Errno::NOMEM.into()), Some(0), "LimitMEMLOCK"),
             (RingError::Enter(Errno::PERM.into()), Some(2), "seccomp"),
-            (RingError::Operation("RECVMSG"), Some(0), "kernel 6.4"),
             (RingError::NoTimeLimit, None, "kernel 6.4"),
             (RingError::TunRead(Errno::OPNOTSUPP.into()), None, "kernel 6.4"),
             (RingError::TunSilent, None, "kernel 6.4"),

@@ -1,8 +1,8 @@
-//! A ring as deep as the kernel has it, and the operations that it must have.
+//! A ring as deep as the kernel has it.
 
 use std::io;
 
-use io_uring::{IoUring, opcode};
+use io_uring::IoUring;
 
 /// The deepest ring that the kernel has: answers held back until we ask (6.1), no second index
 /// array (6.6), else without one or the other, else plain.
@@ -25,14 +25,4 @@ pub(super) fn set_up(entries: u32) -> io::Result<IoUring> {
         }
     }
     build(false, false)
-}
-
-/// The first operation that `is_supported` denies.
-pub(super) fn missing_operation(is_supported: impl Fn(u8) -> bool) -> Option<&'static str> {
-    let needed = [
-        (opcode::Read::CODE, "READ"),
-        (opcode::Writev::CODE, "WRITEV"),
-        (opcode::RecvMsg::CODE, "RECVMSG"),
-    ];
-    needed.into_iter().find(|(code, _)| !is_supported(*code)).map(|(_, name)| name)
 }

@@ -312,16 +312,6 @@ fn a_device_without_nonblocking_reads_is_refused() {
 }
 
 #[test]
-fn an_operation_that_the_kernel_lacks_is_named() {
-    assert_eq!(missing_operation(|_| true), None);
-    assert_eq!(missing_operation(|_| false), Some("READ"));
-    let lacks = [(opcode::Writev::CODE, "WRITEV"), (opcode::RecvMsg::CODE, "RECVMSG")];
-    for (lacking, name) in lacks {
-        assert_eq!(missing_operation(|code| code != lacking), Some(name));
-    }
-}
-
-#[test]
 fn a_dropped_ring_releases_its_files() {
     let Files { tun, device, socket, .. } = Files::new();
     let ring = Ring::open(4, OPERATIONS, tun.as_fd(), socket.as_fd()).unwrap();
