@@ -82,6 +82,6 @@ pub(crate) fn route_table(c: &mut Criterion) {
     });
     let published = Published::new(table);
     let mut reader = published.reader();
-    group.bench_function("reader load", |b| b.iter(|| reader.load().len()));
+    group.bench_function("reader load", |b| b.iter(|| reader.load().peers().len()));
     group.finish();
 }

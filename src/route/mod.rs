@@ -5,5 +5,5 @@ mod publish;
 mod table;
 
 pub use prefix::{Prefix, PrefixError};
-pub use publish::{Published, Reader};
+pub use publish::Published;
 pub use table::{Peer, Table};

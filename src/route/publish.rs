@@ -29,29 +29,10 @@ impl Published {
         self.0.load_full()
     }
 
-    /// A handle for one worker, which keeps the last table that it saw.
-    pub fn reader(&self) -> Reader {
-        Reader(Cache::new(Arc::clone(&self.0)))
-    }
-}
-
-impl Default for Published {
-    /// Publishes the empty table.
-    fn default() -> Self {
-        Self::new(Table::empty())
-    }
-}
-
-/// One worker's view of the published table: a load costs one comparison while nothing changes.
-/// Load once per batch; an idle reader keeps its last table alive.
-#[derive(Debug, Clone)]
-pub struct Reader(Cache<Arc<ArcSwap<Table>>, Arc<Table>>);
-
-impl Reader {
-    /// The table in force.
-    #[inline]
-    pub fn load(&mut self) -> &Arc<Table> {
-        self.0.load()
+    /// One worker's view of the published table: a load costs one comparison while nothing changes.
+    /// Load once per batch; an idle reader keeps its last table alive.
+    pub fn reader(&self) -> Cache<Arc<ArcSwap<Table>>, Arc<Table>> {
+        Cache::new(Arc::clone(&self.0))
     }
 }
 
@@ -73,9 +54,9 @@ mod tests {
 
     #[test]
     fn readers_free_the_table_they_left() {
-        let published = Published::default();
+        let published = Published::new(Table::empty());
         let mut reader = published.reader();
-        assert!(reader.load().is_empty());
+        assert!(reader.load().peers().is_empty());
 
         published.publish(table("10.5.1.0/24"));
         let first = Arc::downgrade(&published.load());

@@ -113,16 +113,6 @@ impl Table {
         self.tunnel_addresses.get(self.lookup.index(destination) as usize).copied()
     }
 
-    /// Number of peers.
-    pub fn len(&self) -> usize {
-        self.peers.len()
-    }
-
-    /// Whether there is no peer.
-    pub fn is_empty(&self) -> bool {
-        self.peers.is_empty()
-    }
-
     /// Whether any peer has this public address, at whichever port.
     #[inline]
     pub fn has_peer_at(&self, outer: Ipv4Addr) -> bool {

@@ -150,7 +150,7 @@ impl Prober {
         let target = |peer: &Peer| peer.subnet.network();
         if !used.is_empty() {
             // From anywhere, so that of too many all get their turns.
-            let (before, from) = table.peers().split_at(fastrand::usize(..=table.len()));
+            let (before, from) = table.peers().split_at(fastrand::usize(..=table.peers().len()));
             for peer in from.iter().chain(before) {
                 if used.binary_search(&peer.address).is_ok() {
                     self.paths.used(peer.address, target(peer), now);
