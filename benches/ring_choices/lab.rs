@@ -69,10 +69,10 @@ impl Lab {
         std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1").ok();
         let tun =
             Tun::open("choices%d", TunOffload { tso: true, uso: true }, NonZeroU16::MIN)?.remove(0);
-        ensure!(tun.offload().uso, "the kernel has no UDP super-packets on TUN devices (6.2)");
+        ensure!(tun.offload.uso, "the kernel has no UDP super-packets on TUN devices (6.2)");
         ip("link set lo up")?;
-        ip(&format!("link set {} mtu 1472 txqueuelen 8192 up", tun.name()))?;
-        ip(&format!("addr add 10.99.0.1/24 dev {}", tun.name()))?;
+        ip(&format!("link set {} mtu 1472 txqueuelen 8192 up", tun.name))?;
+        ip(&format!("addr add 10.99.0.1/24 dev {}", tun.name))?;
         let socket = bound("127.0.0.1:0")?;
         udp::enable_gro(socket.as_fd())?;
         let inside = bound("10.99.0.1:5001")?;

@@ -10,5 +10,5 @@ mod socket;
 mod tun;
 
 pub use crate::sys::echo::only_echo_replies;
-pub use socket::{SocketError, TunnelSocket};
+pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};
 pub use tun::{Tun, TunError, TunOffload};

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::iter::once;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,8 +20,10 @@ const RECEIVE_BUFFER_BYTES: i32 = 4 << 20;
 /// Send buffer: what one batch holds, several times over.
 const SEND_BUFFER_BYTES: i32 = 4 << 20;
 
-/// Segments of a GSO batch to try, most first: UDP_MAX_SEGMENTS is 128 since kernel 6.9, 64 before.
-const SEGMENT_CANDIDATES: [u16; 2] = [128, 64];
+/// Datagrams that any kernel with UDP_SEGMENT takes in one batch (UDP_MAX_SEGMENTS before 6.9), and
+/// those that one since 6.9 takes.
+pub const SEGMENTS_MIN: u16 = 64;
+const SEGMENTS_MAX: u16 = 128;
 
 /// The socket could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -62,9 +64,12 @@ impl SocketError {
 #[derive(Debug)]
 pub struct TunnelSocket {
     socket: UdpSocket,
-    address: SocketAddrV4,
-    segments_max: u16,
-    gro: bool,
+    /// Interface address and port.
+    pub address: SocketAddrV4,
+    /// Datagrams that one send may hold, 1 without GSO.
+    pub segments_max: u16,
+    /// Whether receives bring GRO batches.
+    pub gro: bool,
     /// Whether datagrams may be fragmented now.
     fragmenting: AtomicBool,
     /// Whether they may be, whatever [`Self::set_fragmenting`] says.
@@ -77,7 +82,8 @@ impl TunnelSocket {
     /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
     /// (batches in).
     pub fn bind(address: SocketAddrV4, gso: bool, gro: bool) -> Result<Self, SocketError> {
-        let socket = open(address).map_err(|source| SocketError::Bind { address, source })?;
+        let socket =
+            open(address, false).map_err(|source| SocketError::Bind { address, source })?;
         Ok(Self::prepare(socket, address, gso, gro))
     }
 
@@ -99,10 +105,8 @@ impl TunnelSocket {
         let failed = |source| SocketError::Share { address, source };
         SockRef::from(&group[0].socket).set_reuse_port(true).map_err(failed)?;
         for _ in 1..count.get() {
-            let socket = unbound().map_err(failed)?;
-            socket.set_reuse_port(true).map_err(failed)?;
-            socket.bind(&address.into()).map_err(failed)?;
-            group.push(Self::prepare(socket.into(), address, gso, gro));
+            let socket = open(address, true).map_err(failed)?;
+            group.push(Self::prepare(socket, address, gso, gro));
         }
         Ok(group)
     }
@@ -165,21 +169,6 @@ impl TunnelSocket {
         sys::set_fragmenting(self.socket.as_fd(), self.fragmenting.load(Ordering::Relaxed)).ok();
         sent
     }
-
-    /// Interface address and port.
-    pub fn address(&self) -> SocketAddrV4 {
-        self.address
-    }
-
-    /// Datagrams that one send may hold, 1 without GSO.
-    pub fn segments_max(&self) -> u16 {
-        self.segments_max
-    }
-
-    /// Whether receives bring GRO batches.
-    pub fn gro(&self) -> bool {
-        self.gro
-    }
 }
 
 impl AsFd for TunnelSocket {
@@ -188,34 +177,26 @@ impl AsFd for TunnelSocket {
     }
 }
 
-fn open(address: SocketAddrV4) -> io::Result<UdpSocket> {
-    let socket = unbound()?;
+fn open(address: SocketAddrV4, shares: bool) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_reuse_port(shares)?;
     socket.bind(&address.into())?;
     Ok(socket.into())
 }
 
-fn unbound() -> io::Result<Socket> {
-    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
-}
-
-/// Sends ever shorter GSO batches to ourselves until the kernel takes one. Where loopback is down
-/// the older limit holds everywhere.
+/// Sends a GSO batch to ourselves to see whether the kernel takes the longest. Where loopback is
+/// down the older limit holds everywhere.
 fn probe_segments_max() -> u16 {
-    let fallback = SEGMENT_CANDIDATES[SEGMENT_CANDIDATES.len() - 1];
-    let Ok(target) = open(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)) else { return fallback };
-    let Ok(std::net::SocketAddr::V4(address)) = target.local_addr() else { return fallback };
-    let arena = [0u8; SEGMENT_CANDIDATES[0] as usize];
-    let mut batch = sys::SendBatch::new(1, 1);
-    for candidate in SEGMENT_CANDIDATES {
-        let spans = [Span::new(0, candidate.into())];
-        let message = Datagrams { destination: address, segment_bytes: Some(1), spans };
-        if batch.send(target.as_fd(), &arena, once(message)).is_ok_and(|sent| sent == 1) {
-            return candidate;
-        }
-    }
-    fallback
+    let send = || {
+        let target = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+        let SocketAddr::V4(destination) = target.local_addr().ok()? else { return None };
+        let spans = [Span::new(0, SEGMENTS_MAX.into())];
+        let message = Datagrams { destination, segment_bytes: Some(1), spans };
+        let arena = [0; SEGMENTS_MAX as usize];
+        sys::SendBatch::new(1, 1).send(target.as_fd(), &arena, once(message)).ok()
+    };
+    if send() == Some(1) { SEGMENTS_MAX } else { SEGMENTS_MIN }
 }
 
 #[cfg(test)]
@@ -227,10 +208,10 @@ mod tests {
     #[test]
     fn offloads_switched_off_stay_off() {
         let off = TunnelSocket::bind(ANY_PORT, false, false).unwrap();
-        assert_eq!((off.segments_max(), off.gro()), (1, false));
+        assert_eq!((off.segments_max, off.gro), (1, false));
         let on = TunnelSocket::bind(ANY_PORT, true, true).unwrap();
-        assert!(SEGMENT_CANDIDATES.contains(&on.segments_max()), "{}", on.segments_max());
-        assert!(on.gro());
+        assert!([SEGMENTS_MIN, SEGMENTS_MAX].contains(&on.segments_max), "{}", on.segments_max);
+        assert!(on.gro);
     }
 
     #[test]
@@ -246,7 +227,7 @@ mod tests {
     #[test]
     fn a_taken_port_is_named() {
         let first = UdpSocket::bind(ANY_PORT).unwrap();
-        let std::net::SocketAddr::V4(taken) = first.local_addr().unwrap() else { unreachable!() };
+        let SocketAddr::V4(taken) = first.local_addr().unwrap() else { unreachable!() };
         let error = TunnelSocket::bind(taken, true, true).unwrap_err();
         assert!(error.to_string().contains(&taken.to_string()), "{error}");
     }

@@ -47,8 +47,10 @@ pub struct TunOffload {
 #[derive(Debug)]
 pub struct Tun {
     queue: OwnedFd,
-    name: String,
-    offload: TunOffload,
+    /// The device's name.
+    pub name: String,
+    /// What the device passes up and takes in.
+    pub offload: TunOffload,
 }
 
 impl Tun {
@@ -90,16 +92,6 @@ impl Tun {
     pub(crate) fn stub(queue: OwnedFd) -> Self {
         let offload = TunOffload { tso: false, uso: false };
         Self { queue, name: "stub".to_owned(), offload }
-    }
-
-    /// The device's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// What the device passes up and takes in.
-    pub fn offload(&self) -> TunOffload {
-        self.offload
     }
 
     /// Reads one packet without waiting into `frame`, its offload header first; returns the bytes

@@ -92,7 +92,7 @@ impl EgressHalf {
     pub(super) fn new(config: &WorkerConfig, read_bytes: usize) -> Self {
         Self {
             reads: Reads::new(read_bytes + HEADERS_BYTES),
-            egress: Egress::new(config.socket.segments_max(), read_bytes),
+            egress: Egress::new(config.socket.segments_max, read_bytes),
             batch: SendBatch::new(MESSAGES_MAX, MESSAGES_MAX * SPANS_PER_MESSAGE),
             singles: SendBatch::new(SEGMENTS_MAX, SPANS_PER_MESSAGE),
             settled: 0,

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 use std::iter::once;
 use std::os::fd::AsFd;
 
+use crate::device::SEGMENTS_MIN;
 use crate::forward::{Context, GroBatch, Ingress};
 use crate::offload::{
     CoalesceLimits, Coalescer, ITEMS_MAX, PACKETS_PER_ITEM, SegmentationKind, VNET_HEADER_BYTES,
@@ -75,10 +76,10 @@ impl Half for IngressHalf {
 
 impl IngressHalf {
     pub(super) fn new(config: &WorkerConfig) -> Self {
-        let offload = config.tun.offload();
+        let (offload, of_socket) = (config.tun.offload, config.socket.segments_max);
         let limits = CoalesceLimits {
             tcp: offload.tso,
-            udp_segments_max: if offload.uso { config.udp_segments_max } else { 1 },
+            udp_segments_max: if offload.uso { of_socket.max(SEGMENTS_MIN) } else { 1 },
         };
         Self {
             receives: Receives::new(),

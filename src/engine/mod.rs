@@ -59,8 +59,6 @@ pub struct WorkerConfig {
     pub stats: Arc<WorkerStats>,
     /// The limit of ICMP errors, the same one for all workers of a daemon.
     pub icmp_limit: Arc<IcmpLimiter>,
-    /// Datagrams that one UDP super-packet to the TUN device may hold.
-    pub udp_segments_max: u16,
     /// How it is to do its I/O.
     pub engine: EngineWanted,
     /// Submissions that an io_uring holds, a power of two: [`RING_ENTRIES`], or fewer, which takes
@@ -134,7 +132,8 @@ pub enum WorkerEnd {
 pub struct Worker {
     stop: Stop,
     thread: Option<JoinHandle<()>>,
-    running: Running,
+    /// What it runs.
+    pub running: Running,
 }
 
 impl Worker {
@@ -158,11 +157,6 @@ impl Worker {
         // A thread that ends without a word has panicked.
         let running = reported.recv().map_err(std::io::Error::other)??;
         Ok(Self { stop, thread: Some(thread), running })
-    }
-
-    /// What it runs.
-    pub fn running(&self) -> &Running {
-        &self.running
     }
 
     /// Tells the thread to end, which it does within a turn.

@@ -47,7 +47,7 @@ fn a_thousand_rings_leave_nothing_behind() {
         };
         let one = || {
             let tun = one_queue(offload).expect("root may make a TUN device");
-            assert_eq!(tun.name(), "flannel0", "the last device is still there");
+            assert_eq!(tun.name, "flannel0", "the last device is still there");
             (open(&tun, RING_ENTRIES), tun)
         };
         let before = (descriptors(), ring_threads());

@@ -56,7 +56,6 @@ pub struct Options {
     pub gso: bool,
     pub gro: bool,
     pub mtu_bytes: u16,
-    pub udp_segments_max: u16,
     pub engine: EngineWanted,
     pub ring_entries: u32,
     /// Of the tunnel socket, where it matters.
@@ -69,7 +68,6 @@ impl Options {
         gso: true,
         gro: true,
         mtu_bytes: MTU_BYTES,
-        udp_segments_max: 64,
         engine: EngineWanted::Only(Engine::Mmsg),
         ring_entries: RING_ENTRIES,
         send_buffer_bytes: None,
@@ -127,14 +125,14 @@ impl Host {
             let queues = Tun::open("flannel%d", options.tun, NonZeroU16::MIN);
             let tun = queues.expect("root may make a TUN device").remove(0);
             let gates = (options.tun.tso, options.tun.uso);
-            let got = (tun.offload().tso, tun.offload().uso);
+            let got = (tun.offload.tso, tun.offload.uso);
             assert_eq!(got, gates, "this kernel has all offloads, and none is forced on");
             namespace.address("flannel0", &format!("{TUN}/32"));
             namespace.exec(&["ip", "link", "set", "flannel0", "mtu", "1472", "up"]);
             namespace.exec(&["ip", "route", "add", "10.5.0.0/16", "dev", "flannel0"]);
             let socket = TunnelSocket::bind(HOST, options.gso, options.gro).expect("a free port");
-            assert_eq!(socket.gro(), options.gro);
-            assert_eq!(socket.segments_max() > 1, options.gso);
+            assert_eq!(socket.gro, options.gro);
+            assert_eq!(socket.segments_max > 1, options.gso);
             if let Some(bytes) = options.send_buffer_bytes {
                 set_socket_send_buffer_size(&socket, bytes).expect("a small buffer");
             }
@@ -148,7 +146,6 @@ impl Host {
                 routes: routes.clone(),
                 stats: Arc::clone(&stats),
                 icmp_limit: Arc::default(),
-                udp_segments_max: options.udp_segments_max,
                 engine: options.engine,
                 ring_entries: options.ring_entries,
             };

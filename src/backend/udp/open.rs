@@ -130,8 +130,8 @@ pub(super) async fn desired(
     subnet: Option<Prefix>,
     mtu_bytes: u16,
 ) -> Result<OverlayDesired, UdpError> {
-    let Some(link) = netlink.link_named(tun.name()).await? else {
-        let device = LinkId { index: 0, name: tun.name().to_owned() };
+    let Some(link) = netlink.link_named(&tun.name).await? else {
+        let device = LinkId { index: 0, name: tun.name.clone() };
         return Err(OverlayError::DeviceGone(device).into());
     };
     Ok(OverlayDesired {

@@ -22,9 +22,6 @@ use crate::forward::{IcmpLimiter, Local};
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
 
-/// Datagrams that any kernel with USO takes in one TUN write (UDP_MAX_SEGMENTS before 6.9).
-const UDP_SEGMENTS_MIN: u16 = 64;
-
 /// Processors per worker that is started unasked. A packet costs the pods and the kernel's own
 /// work on their behalf about as much again as it costs a worker; workers on every processor would
 /// take from those who feed them.
@@ -79,21 +76,20 @@ impl Team {
                     network: orders.network,
                     subnet: orders.subnet,
                     tun_address: orders.subnet.network(),
-                    underlay: seat.socket.address(),
+                    underlay: seat.socket.address,
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
                 },
                 mtu_bytes: Arc::clone(&orders.mtu_bytes),
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
                 icmp_limit: Arc::clone(&icmp_limit),
-                udp_segments_max: seat.socket.segments_max().max(UDP_SEGMENTS_MIN),
                 engine: orders.engine,
                 ring_entries: RING_ENTRIES,
             };
             let ends = orders.ends.clone();
             // After the backend is dropped nobody receives it, or needs to.
             let worker = Worker::spawn(config, move |end| ends.send(end).unwrap_or_default())?;
-            if worker.running().processor != processor {
+            if worker.running.processor != processor {
                 warn!(
                     "worker {index} cannot be pinned to processor {}, the scheduler places it: \
                      has the cpuset of weftd changed?",
@@ -108,7 +104,7 @@ impl Team {
     /// What the workers are, in their order.
     pub(super) fn state(&self) -> Vec<WorkerState> {
         let state = |worker: &Worker| {
-            let running = worker.running();
+            let running = &worker.running;
             WorkerState { engine: running.engine, processor: running.processor }
         };
         self.workers.iter().map(state).collect()
@@ -116,7 +112,7 @@ impl Team {
 
     /// Why a worker runs mmsg in place of the io_uring that it would rather have.
     pub(super) fn fallback(&self) -> Option<&RingError> {
-        self.workers.iter().find_map(|worker| worker.running().fallback.as_ref())
+        self.workers.iter().find_map(|worker| worker.running.fallback.as_ref())
     }
 
     /// Ends all workers and waits for them, which closes their queues. Does nothing the second

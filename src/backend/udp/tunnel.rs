@@ -76,7 +76,7 @@ impl Tunnel {
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let (ends_sender, ends) = mpsc::unbounded_channel();
-        let tun_offload = queues[0].offload();
+        let tun_offload = queues[0].offload;
         let orders = Orders {
             network,
             subnet,
@@ -149,7 +149,7 @@ impl Tunnel {
     /// Moves to the address that the interface has now; false if that is to be retried.
     async fn follow_address(&mut self) -> bool {
         let external = self.host.external();
-        let (from, to) = (self.seats[0].socket.address(), external.address);
+        let (from, to) = (self.seats[0].socket.address, external.address);
         if *from.ip() == to {
             return true;
         }
@@ -290,15 +290,15 @@ impl Tunnel {
             self.device_name(),
             self.mtu_bytes,
             self.host.external().name,
-            socket.address(),
+            socket.address,
             engines.join(" and "),
             on(self.plane.offload.tso),
             on(self.plane.offload.uso),
-            match socket.segments_max() {
+            match socket.segments_max {
                 0 | 1 => "off".to_owned(),
                 segments => format!("up to {segments}"),
             },
-            on(socket.gro()),
+            on(socket.gro),
             workers.len(),
         )
     }
@@ -341,7 +341,7 @@ impl Tunnel {
             desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(self.prober.limits());
         let overlay = Overlay::establish(netlink, desired).await?;
-        let offload = queues[0].offload();
+        let offload = queues[0].offload;
         let team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
         self.plane = Plane { overlay, team, offload };
         Ok(())

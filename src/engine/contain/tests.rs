@@ -58,7 +58,6 @@ impl Scene {
             routes: Published::new(Table::build(peers)),
             stats: Arc::clone(&stats),
             icmp_limit: Arc::default(),
-            udp_segments_max: 1,
             engine,
             ring_entries: RING_ENTRIES,
         };
