@@ -79,15 +79,17 @@ fn take_object(object: &Value, place: &Place, found: &mut FoundChain<Printed>) {
     }
 }
 
-/// flannel's tables among those of `nft -j list tables`.
-pub fn own_tables(json: &str) -> Result<Vec<(&'static str, &'static str)>, ListError> {
+/// Input for `nft -f` that removes flannel's tables among those of `nft -j list tables`.
+pub fn removal(json: &str) -> Result<Option<String>, ListError> {
     let objects = objects(json)?;
-    let known = [("ip", TABLE), ("ip6", TABLE_IPV6)];
-    let is_there = |(family, name): &(&str, &str)| {
-        let table = objects.iter().map(|object| &object["table"]);
-        table.into_iter().any(|table| table["family"] == *family && table["name"] == *name)
-    };
-    Ok(known.into_iter().filter(is_there).collect())
+    let mut text = String::new();
+    for (family, name) in [("ip", TABLE), ("ip6", TABLE_IPV6)] {
+        let mut tables = objects.iter().map(|object| &object["table"]);
+        if tables.any(|table| table["family"] == family && table["name"] == name) {
+            text += &format!("delete table {family} {name}\n");
+        }
+    }
+    Ok((!text.is_empty()).then_some(text))
 }
 
 fn objects(json: &str) -> Result<Vec<Value>, ListError> {
@@ -117,13 +119,6 @@ pub fn transaction(
     }
     let table = format!("add table ip {TABLE} {{ comment \"rules for {TABLE}\" ; }}");
     Some(format!("{table}\n{}\n", lines.join("\n")))
-}
-
-/// Input for `nft -f` that removes `tables`.
-pub fn removal(tables: &[(&str, &str)]) -> Option<String> {
-    let lines = tables.iter().map(|(family, name)| format!("delete table {family} {name}\n"));
-    let text: String = lines.collect();
-    (!text.is_empty()).then_some(text)
 }
 
 fn chain_lines(place: &Place, repair: &Repair<Printed>) -> Vec<String> {

@@ -357,8 +357,7 @@ async fn read_nftables() -> Result<nftables::Found, RuleError> {
 }
 
 async fn remove_nftables() -> Result<bool, RuleError> {
-    let tables = nftables::own_tables(&list(&["-j", "list", "tables"]).await?)?;
-    match nftables::removal(&tables) {
+    match nftables::removal(&list(&["-j", "list", "tables"]).await?)? {
         Some(text) => Ok(apply_nftables(&text).await.map(|()| true)?),
         None => Ok(false),
     }
