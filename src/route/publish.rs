@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn readers_free_the_table_they_left() {
-        let published = Published::new(Table::empty());
+        let published = Published::new(Table::build(Vec::new()));
         let mut reader = published.reader();
         assert!(reader.load().peers().is_empty());
 

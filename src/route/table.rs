@@ -62,15 +62,10 @@ enum Lookup {
 }
 
 impl Table {
-    /// The table without routes.
-    pub fn empty() -> Self {
-        Self::build(Vec::new())
-    }
-
     /// The table before any lease is known: it has no route, and that says nothing about who
     /// exists, so nobody must be told that a network is unreachable.
     pub fn provisional() -> Self {
-        Self { provisional: true, ..Self::empty() }
+        Self { provisional: true, ..Self::build(Vec::new()) }
     }
 
     /// Whether this is the table before any lease is known.

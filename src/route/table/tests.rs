@@ -24,7 +24,7 @@ fn is_dense(table: &Table) -> bool {
 
 #[test]
 fn the_empty_table_routes_nothing() {
-    let table = Table::empty();
+    let table = Table::build(Vec::new());
     assert!(table.peers().is_empty());
     for destination in ["0.0.0.0", "10.5.1.1", "255.255.255.255"] {
         assert_eq!(route(&table, destination), None);
