@@ -204,22 +204,22 @@ fn run(
 ) -> Option<WorkerEnd> {
     // Before the arenas are made, so that their memory is this processor's.
     let processor = config.processor.filter(|&processor| pin(processor));
-    let wants_ring = config.engine != EngineWanted::Only(Engine::Mmsg);
-    let ring = wants_ring.then(|| RingIo::open(&config));
     // The owner waits for this, so it is there to be told.
     let tell = |running| report.send(running).unwrap_or_default();
-    let fallback = match ring {
-        Some(Ok(ring)) => {
-            tell(Ok(Running { engine: Engine::IoUring, fallback: None, processor }));
-            return Some(cycle::run(ring, ring::READ_BYTES, &config, stop));
+    let mut fallback = None;
+    if config.engine != EngineWanted::Only(Engine::Mmsg) {
+        match RingIo::open(&config) {
+            Ok(ring) => {
+                tell(Ok(Running { engine: Engine::IoUring, fallback, processor }));
+                return Some(cycle::run(ring, ring::READ_BYTES, &config, stop));
+            }
+            Err(error) if config.engine == EngineWanted::Best => fallback = Some(error),
+            Err(error) => {
+                tell(Err(error));
+                return None;
+            }
         }
-        Some(Err(error)) if config.engine != EngineWanted::Best => {
-            tell(Err(error));
-            return None;
-        }
-        Some(Err(error)) => Some(error),
-        None => None,
-    };
+    }
     tell(Ok(Running { engine: Engine::Mmsg, fallback, processor }));
     Some(cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, stop))
 }
