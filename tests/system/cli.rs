@@ -51,7 +51,7 @@ struct Case {
     with: &'static [&'static str],
 }
 
-const LOCAL: &[&str] = &["-local-store=/nonexistent/of/weft"];
+const LOCAL: &[&str] = &["-local-store=/dev/null/of/weft"];
 
 const fn case(flag: &'static str, value: &'static str, shows: &'static str) -> Case {
     Case { flag, value, shows, with: LOCAL }
@@ -96,7 +96,7 @@ const CASES: &[Case] = &[
     case("kube-api-url", "http://k", "has no effect"),
     case("kubeconfig-file", "/k", "has no effect"),
     case("net-config-path", "/n", "has no effect"),
-    etcd("local-store", "/nonexistent/x", r#"store: Local("/nonexistent/x")"#, &[]),
+    etcd("local-store", "/dev/null/x", r#"store: Local("/dev/null/x")"#, &[]),
     case("log-format", "json", "log_format: Json"),
     case("offload", "gso,tso", "tso: true, uso: false, gso: true, gro: false"),
     case("peer-check", "loose", "CLI flags config"),
@@ -169,25 +169,25 @@ fn every_flag_spelling_and_variable_works() {
 #[test]
 fn command_line_beats_environment_last_word_wins() {
     let env = [("FLANNELD_PUBLIC_IP", "192.0.2.1"), ("FLANNELD_IFACE", "a,b")];
-    let text = recorded(&["-local-store=/nonexistent/x"], &env);
+    let text = recorded(&["-local-store=/dev/null/x"], &env);
     assert!(text.contains("public_ip: Some(192.0.2.1)"), "{text}");
     // One element, whatever it contains.
     assert!(text.contains(r#"interfaces: ["a,b"]"#), "{text}");
-    let flags = ["-local-store=/nonexistent/x", "--public-ip=192.0.2.2", "-public-ip", "192.0.2.3"];
+    let flags = ["-local-store=/dev/null/x", "--public-ip=192.0.2.2", "-public-ip", "192.0.2.3"];
     let text = recorded(&flags, &env);
     assert!(text.contains("public_ip: Some(192.0.2.3)"), "{text}");
-    let flags = ["-local-store=/nonexistent/x", "-iface=x", "--iface", "y", "-iface=x"];
+    let flags = ["-local-store=/dev/null/x", "-iface=x", "--iface", "y", "-iface=x"];
     assert!(recorded(&flags, &env).contains(r#"interfaces: ["x", "y", "x"]"#));
     // A value that does not parse leaves the default, audibly.
     let env = [("FLANNELD_SUBNET_LEASE_RENEW_MARGIN", "soon"), ("FLANNELD_V", "1")];
-    let text = recorded(&["-local-store=/nonexistent/x"], &env);
+    let text = recorded(&["-local-store=/dev/null/x"], &env);
     assert!(text.contains("renew_margin: 3600s") && text.contains("verbosity: 1"), "{text}");
     assert!(text.contains("FLANNELD_SUBNET_LEASE_RENEW_MARGIN"), "{text}");
 }
 
 #[test]
 fn booleans_take_a_value_only_with_equals() {
-    let local = "-local-store=/nonexistent/x";
+    let local = "-local-store=/dev/null/x";
     for yes in ["1", "t", "T", "true", "TRUE", "True"] {
         let flag = format!("--ip-masq={yes}");
         assert!(recorded(&[local, &flag], &[]).contains("masquerade: true"), "{flag}");
@@ -213,7 +213,7 @@ fn version_and_help_go_to_stderr() {
         assert!(output.stdout.is_empty(), "{spelling} writes on standard output");
     }
     // The variable is looked up after the version was due.
-    let text = recorded(&["-local-store=/nonexistent/x"], &[("FLANNELD_VERSION", "true")]);
+    let text = recorded(&["-local-store=/dev/null/x"], &[("FLANNELD_VERSION", "true")]);
     assert!(text.contains("CLI flags config"), "{text}");
     for spelling in ["-h", "--h", "-help", "--help"] {
         let output = weftd(&[spelling], &[]);
