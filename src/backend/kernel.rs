@@ -102,7 +102,7 @@ impl KernelBackend {
         listing: Listing,
         peers: Option<&Peers>,
     ) -> Result<bool, NetlinkError> {
-        if self.host.is_away() {
+        if self.host.is_briefly_away() {
             return Ok(false);
         }
         let Listing { addresses, mut routes, .. } = listing;

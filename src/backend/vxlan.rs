@@ -82,11 +82,9 @@ impl VxlanDevice {
             port.unwrap_or(0)
         );
         let external = &setup.external;
-        if settings.mtu_bytes.is_some_and(|bytes| bytes > external.mtu_bytes) {
-            warn!(
-                "Backend.MTU is above the {} of {}: full packets will be sent in fragments",
-                external.mtu_bytes, external.name
-            );
+        if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
+            let (name, most) = (&external.name, external.mtu_bytes);
+            warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
         }
         Self {
             settings,
@@ -147,9 +145,11 @@ impl VxlanDevice {
             let (name, below) = (&spec.name, &external.name);
             info!("the MTU of {name} went from {from} to {mtu_bytes}: it follows that of {below}");
         }
-        if found.is_new && before.is_some() {
+        if found.was_missing && before.is_some() {
             warn!("{} was deleted by someone else; made again, with its peers", spec.name);
             reporter.counters.repairs.add(1);
+        }
+        if found.is_new && before.is_some() {
             reporter.state(|state| state.is_up = false);
         }
         if found.is_new || before.is_none() {

@@ -118,9 +118,10 @@ impl HostFollower {
         &self.following.external
     }
 
-    /// Whether no link had the external interface's address at the last listing.
-    pub fn is_away(&self) -> bool {
-        self.away_since.is_some()
+    /// Whether no link has had the external interface's address for a moment: most likely it is
+    /// being replaced.
+    pub fn is_briefly_away(&self) -> bool {
+        self.away_since.is_some_and(|since| since.elapsed() < AWAY)
     }
 
     /// Waits until there may be something to do, and lists. Call [`Self::finish`] when it is done.
@@ -164,10 +165,11 @@ impl HostFollower {
     /// Ends the reconciliation after the last listing: complete, or to be retried.
     pub fn finish(&mut self, is_complete: bool) {
         let now = Instant::now();
-        let pause = match (self.is_away(), is_complete) {
-            (true, _) => AWAY,
-            (false, true) => self.following.period,
-            (false, false) => self.retry,
+        let pause = match (self.away_since, is_complete) {
+            (Some(_), true) => AWAY,
+            (Some(since), false) if since.elapsed() < AWAY => AWAY,
+            (None, true) => self.following.period,
+            (_, false) => self.retry,
         };
         self.retry = if is_complete { RETRY.0 } else { (self.retry * 2).min(RETRY.1) };
         let rest = (self.begun.elapsed() * REST_FACTOR).min(REST_MAX);

@@ -41,9 +41,11 @@ pub(super) fn vxlan(settings: &VxlanBackendConfig, external: &ExternalInterface)
     }
 }
 
-/// MTU of the overlay, in bytes: what the tunnel's packets may have, less the tunnel's headers.
+/// MTU of the overlay, in bytes: what the tunnel's packets may have, less the tunnel's headers. The
+/// kernel refuses more than the external interface carries (`vxlan_change_mtu`).
 pub(super) fn mtu_bytes(settings: &VxlanBackendConfig, external: &ExternalInterface) -> u32 {
-    settings.mtu_bytes.unwrap_or(external.mtu_bytes).saturating_sub(VXLAN_OVERHEAD_BYTES)
+    let below = settings.mtu_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
+    below.saturating_sub(VXLAN_OVERHEAD_BYTES)
 }
 
 /// The port of devices that are made without one, where the kernel says it: a parameter of its
@@ -58,7 +60,9 @@ pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) 
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
     let differs = |what: &str, wanted: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
         let (wanted, found) = (format!("{wanted:?}"), format!("{found:?}"));
-        (wanted != found).then(|| format!("its {what} is {found} and not {wanted}"))
+        let plain = |value: &str| value.replace("Some(", "").replace(')', "");
+        (wanted != found)
+            .then(|| format!("its {what} is {} and not {}", plain(&found), plain(&wanted)))
     };
     differs("VNI", &wanted.vni, &vxlan.vni)
         .or_else(|| differs("interface index", &wanted.parent_index, &vxlan.parent_index))
@@ -73,11 +77,12 @@ pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) 
         .or_else(|| differs("l2miss", &wanted.l2miss, &vxlan.l2miss))
 }
 
-/// The device, and whether it was there before.
+/// The device, whether it was made now, and whether there was none before.
 #[derive(Debug)]
 pub(in crate::backend) struct Found {
     pub(in crate::backend) link: Link,
     pub(in crate::backend) is_new: bool,
+    pub(super) was_missing: bool,
 }
 
 /// Makes sure that the device exists as specified, peers aside. `impose_mtu` is for a start and for
@@ -88,6 +93,7 @@ pub(super) async fn establish(
     impose_mtu: bool,
 ) -> Result<Found, NetlinkError> {
     let mut found = netlink.link_named(&spec.name).await?;
+    let was_missing = found.is_none();
     if let Some(link) = &found
         && let Some(why) = mismatch(&spec.vxlan, link, kernels_port())
     {
@@ -108,7 +114,7 @@ pub(super) async fn establish(
     if impose_mtu && link.mtu_bytes != spec.mtu_bytes {
         netlink.set_mtu(&link.id, spec.mtu_bytes).await?;
     }
-    Ok(Found { link, is_new })
+    Ok(Found { link, is_new, was_missing })
 }
 
 /// Adds the host's overlay address to the device, removes other addresses of the overlay, and
@@ -183,6 +189,17 @@ mod tests {
 
     fn found(vxlan: Option<Vxlan>) -> Link {
         Link { vxlan, ..link(9, "flannel.18888") }
+    }
+
+    #[test]
+    fn mtu_is_never_above_the_interface() {
+        let of = |json| {
+            let settings = VxlanBackendConfig::parse(&json).unwrap();
+            mtu_bytes(&settings, &external())
+        };
+        assert_eq!(of(serde_json::json!({})), 1450);
+        assert_eq!(of(serde_json::json!({"MTU": 1400})), 1350);
+        assert_eq!(of(serde_json::json!({"MTU": 9000})), 1450, "the kernel refuses more");
     }
 
     #[test]

@@ -97,7 +97,38 @@ fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option
             address = <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from);
         } else if let NeighbourAttribute::LinkLayerAddress(bytes) = attribute {
             mac = MacAddress::from_bytes(bytes);
+        } else if let NeighbourAttribute::Port(_)
+        | NeighbourAttribute::Vni(_)
+        | NeighbourAttribute::IfIndex(_) = attribute
+        {
+            // Listed only where they differ from the device's own: packets would go elsewhere.
+            return None;
         }
     }
     Some(LinkEntry { table, address: address?, mac: mac? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_lead_elsewhere_do_not_count() {
+        let link = LinkId { index: 9, name: "flannel.1".to_owned() };
+        let (address, mac) = (Ipv4Addr::new(192, 0, 2, 2), MacAddress([2, 0, 0, 0, 0, 7]));
+        let wanted = LinkEntry { table: EntryTable::Forwarding, address, mac };
+        let read = |further: Option<NeighbourAttribute>| {
+            let mut message = message(&link, wanted);
+            message.attributes.extend(further);
+            entry(&RouteNetlinkMessage::NewNeighbour(message), EntryTable::Forwarding, 9)
+        };
+        assert_eq!(read(None), Some(wanted));
+        for attribute in [
+            NeighbourAttribute::Port(9999),
+            NeighbourAttribute::Vni(77),
+            NeighbourAttribute::IfIndex(3),
+        ] {
+            assert_eq!(read(Some(attribute.clone())), None, "{attribute:?}");
+        }
+    }
 }

@@ -42,3 +42,26 @@ fn both_ends_follow_a_changed_address() {
         println!("traffic again {took:?} after the peers' tables show the new address");
     }
 }
+
+/// What the kernel flushed with the old address comes back by the new one, which is on the same
+/// link, whether or not the lease follows.
+#[test]
+fn routes_return_when_address_is_not_followed() {
+    let fixed: &[&str] = &["--iface=wire0", "--follow-address=false"];
+    let overlay = Overlay::start_with(HOST_GW, [fixed, fixed]);
+    overlay.traffic_resumes(SOON, "the start");
+    let host = &overlay.lab.hosts[0];
+    host.exec(&["ip", "address", "delete", "172.20.0.1/24", "dev", "wire0"]);
+    host.exec(&["ip", "address", "add", "172.20.0.50/24", "dev", "wire0"]);
+    let route = format!("{}/24 via 172.20.0.2 dev wire0", overlay.leases[1].network());
+    wait_for_text(&overlay, 0, &["ip", "route", "show"], &route, true);
+}
+
+#[test]
+fn vxlan_mtu_above_the_interface_gives_way() {
+    let config = VXLAN.replace(r#""vxlan""#, r#""vxlan","MTU":9000"#);
+    let overlay = Overlay::start_with(&config, [&[], &[]]);
+    assert_eq!(overlay.leases[0].mtu_bytes, 1450, "the MTU in subnet.env");
+    assert!(overlay.daemons[0].output().contains("Backend.MTU 9000 is above the 1500 of wire0"));
+    overlay.traffic_resumes(SOON, "a start with an MTU that is too large");
+}
