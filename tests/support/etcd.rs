@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -208,9 +209,12 @@ fn two_free_ports() -> (u16, u16) {
     (a.local_addr().unwrap().port(), b.local_addr().unwrap().port())
 }
 
-/// A port on which nobody listens.
-pub fn closed_port() -> u16 {
-    two_free_ports().0
+/// A port on which nobody listens, for as long as the socket lives that keeps it from others.
+pub fn closed_port() -> (Socket, u16) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let port = socket.local_addr().unwrap().as_socket().unwrap().port();
+    (socket, port)
 }
 
 /// An authority, and certificates for a server on 127.0.0.1 and for a client.

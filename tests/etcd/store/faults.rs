@@ -138,7 +138,8 @@ async fn half_open_connection_fails_over_to_other_endpoint() {
 async fn the_dead_default_endpoint_costs_nothing() {
     let etcd = Etcd::start();
     etcd.ctl(&["put", &format!("{PREFIX}/config"), "{}"]);
-    let dead = format!("http://127.0.0.1:{}", closed_port());
+    let (_closed, port) = closed_port();
+    let dead = format!("http://127.0.0.1:{port}");
     // Accepts connections into its backlog and never says a word.
     let black_hole = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("http://{}", black_hole.local_addr().unwrap());
