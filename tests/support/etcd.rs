@@ -1,9 +1,10 @@
 //! A real etcd on loopback, in a directory of its own, gone when dropped.
 
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -23,6 +24,8 @@ pub enum Security {
 /// A single-member cluster.
 pub struct Etcd {
     directory: TempDir,
+    /// Of this server alone, so that nobody takes its ports, not even while it is down.
+    host: Ipv4Addr,
     port: u16,
     peer_port: u16,
     security: Security,
@@ -44,11 +47,12 @@ impl Etcd {
              apt-get install etcd-server etcd-client"
         );
         let directory = tempfile::tempdir().unwrap();
+        let host = own_loopback();
         if security != Security::Plain {
-            make_certificates(directory.path());
+            make_certificates(directory.path(), host);
         }
-        let (port, peer_port) = two_free_ports();
-        let mut etcd = Self { directory, port, peer_port, security, child: None, user: None };
+        let (port, peer_port) = two_free_ports(host);
+        let mut etcd = Self { directory, host, port, peer_port, security, child: None, user: None };
         etcd.spawn();
         etcd
     }
@@ -57,7 +61,7 @@ impl Etcd {
     pub fn spawn(&mut self) {
         let log = File::create(self.path("etcd.log")).unwrap();
         let client = self.url();
-        let peer = format!("http://127.0.0.1:{}", self.peer_port);
+        let peer = format!("http://{}:{}", self.host, self.peer_port);
         let mut command = Command::new("etcd");
         command
             .arg("--data-dir")
@@ -104,12 +108,12 @@ impl Etcd {
     }
 
     pub fn address(&self) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], self.port))
+        SocketAddr::from((self.host, self.port))
     }
 
     pub fn url(&self) -> String {
         let scheme = if self.security == Security::Plain { "http" } else { "https" };
-        format!("{scheme}://127.0.0.1:{}", self.port)
+        format!("{scheme}://{}", self.address())
     }
 
     /// Runs etcdctl and returns what it printed.
@@ -203,9 +207,17 @@ impl Drop for Etcd {
     }
 }
 
-fn two_free_ports() -> (u16, u16) {
-    let a = TcpListener::bind("127.0.0.1:0").unwrap();
-    let b = TcpListener::bind("127.0.0.1:0").unwrap();
+/// An address of 127.0.0.0/8 that no other server of these tests has at the same time.
+fn own_loopback() -> Ipv4Addr {
+    static SERIAL: AtomicU32 = AtomicU32::new(1);
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    // 2^24 addresses: the last bits of the process's id, and 64 servers a process.
+    Ipv4Addr::from_bits((127 << 24) | ((std::process::id() << 6) & 0x00ff_ffff) | (serial % 64))
+}
+
+fn two_free_ports(host: Ipv4Addr) -> (u16, u16) {
+    let a = TcpListener::bind((host, 0)).unwrap();
+    let b = TcpListener::bind((host, 0)).unwrap();
     (a.local_addr().unwrap().port(), b.local_addr().unwrap().port())
 }
 
@@ -217,10 +229,10 @@ pub fn closed_port() -> (Socket, u16) {
     (socket, port)
 }
 
-/// An authority, and certificates for a server on 127.0.0.1 and for a client.
-fn make_certificates(directory: &Path) {
+/// An authority, and certificates for a server on `host` and for a client.
+fn make_certificates(directory: &Path, host: Ipv4Addr) {
     make_authority(directory);
-    issue(directory, "server", "subjectAltName=IP:127.0.0.1", 2);
+    issue(directory, "server", &format!("subjectAltName=IP:{host}"), 2);
     issue(directory, "client", "extendedKeyUsage=clientAuth", 2);
 }
 
