@@ -167,7 +167,7 @@ impl HostFollower {
         let now = Instant::now();
         let pause = match (self.away_since, is_complete) {
             (Some(_), true) => AWAY,
-            (Some(since), false) if since.elapsed() < AWAY => AWAY,
+            (Some(_), false) if self.is_briefly_away() => AWAY,
             (None, true) => self.following.period,
             (_, false) => self.retry,
         };

@@ -1,6 +1,7 @@
 //! The VXLAN device: whether the one that is there can stay, and everything about it but its
 //! peers. `mismatch` decides without I/O.
 
+use std::fmt::Debug;
 use std::net::Ipv4Addr;
 
 use tracing::{debug, info, warn};
@@ -58,23 +59,30 @@ pub(super) fn kernels_port() -> Option<u16> {
 /// port of a device that was made without one.
 pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) -> Option<String> {
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
-    let differs = |what: &str, wanted: &dyn std::fmt::Debug, found: &dyn std::fmt::Debug| {
-        let (wanted, found) = (format!("{wanted:?}"), format!("{found:?}"));
-        let plain = |value: &str| value.replace("Some(", "").replace(')', "");
-        (wanted != found)
-            .then(|| format!("its {what} is {} and not {}", plain(&found), plain(&wanted)))
-    };
-    differs("VNI", &wanted.vni, &vxlan.vni)
-        .or_else(|| differs("interface index", &wanted.parent_index, &vxlan.parent_index))
-        .or_else(|| differs("local address", &wanted.local, &vxlan.local))
+    differs("VNI", Some(wanted.vni), Some(vxlan.vni))
+        .or_else(|| differs("interface index", Some(wanted.parent_index), Some(vxlan.parent_index)))
+        .or_else(|| differs("local address", wanted.local, vxlan.local))
         .or_else(|| {
             let port = wanted.port.or(kernels_port)?;
-            differs("port", &port, &vxlan.port.unwrap_or(port))
+            differs("port", Some(port), Some(vxlan.port.unwrap_or(port)))
         })
-        .or_else(|| differs("GBP", &wanted.gbp, &vxlan.gbp))
-        .or_else(|| differs("learning", &wanted.learning, &vxlan.learning))
-        .or_else(|| differs("group", &wanted.has_default_remote, &vxlan.has_default_remote))
-        .or_else(|| differs("l2miss", &wanted.l2miss, &vxlan.l2miss))
+        .or_else(|| differs("GBP", Some(wanted.gbp), Some(vxlan.gbp)))
+        .or_else(|| differs("learning", Some(wanted.learning), Some(vxlan.learning)))
+        .or_else(|| {
+            differs("group", Some(wanted.has_default_remote), Some(vxlan.has_default_remote))
+        })
+        .or_else(|| differs("l2miss", Some(wanted.l2miss), Some(vxlan.l2miss)))
+}
+
+fn differs<T: Debug + PartialEq>(
+    what: &str,
+    wanted: Option<T>,
+    found: Option<T>,
+) -> Option<String> {
+    let text = |value: &Option<T>| {
+        value.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}"))
+    };
+    (wanted != found).then(|| format!("its {what} is {} and not {}", text(&found), text(&wanted)))
 }
 
 /// The device, whether it was made now, and whether there was none before.
