@@ -66,11 +66,3 @@ pub fn main_with(
     }
     run::run(*options, timing)
 }
-
-/// Waits for `future`, or for ever where there is none.
-async fn or_never<T>(future: Option<impl Future<Output = T>>) -> T {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
-    }
-}

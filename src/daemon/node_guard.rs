@@ -6,13 +6,13 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::Context;
+use futures_util::future::OptionFuture;
 use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::options::{Options, StoreOptions};
 use crate::control::lease::LeaseAttributes;
 use crate::daemon::begin::REGISTRATION_PHRASE;
-use crate::daemon::or_never;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
 /// The lock, if it could be taken.
@@ -56,7 +56,9 @@ impl NodeGuard {
     ) -> Infallible {
         loop {
             tokio::select! {
-                never = or_never(self.lock.as_ref().map(NodeLock::answer)) => match never {},
+                Some(never) = OptionFuture::from(self.lock.as_ref().map(NodeLock::answer)) => {
+                    match never {}
+                }
                 changed = attributes.changed() => if changed.is_err() {
                     // The backend was dropped, and so will be this.
                     std::future::pending::<()>().await;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
@@ -29,7 +30,6 @@ use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
 use crate::daemon::notify;
-use crate::daemon::or_never;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
@@ -76,7 +76,7 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
             }
         },
     };
-    let health = or_never(health.map(|server| server.serve(readiness.clone())));
+    let health = OptionFuture::from(health.map(|server| server.serve(readiness.clone())));
     let stopped = async {
         let signal = stop.await;
         info!("shutdownHandler sent cancel signal... ({signal})");
@@ -92,7 +92,7 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        never = health => match never {},
+        Some(never) = health => match never {},
         () = stopped => {
             info!("Waiting for all goroutines to exit");
             info!("Exiting cleanly...");
@@ -136,7 +136,7 @@ async fn serve(
         |server: StatusServer| server.serve(move || json.to_json(), move || metrics.to_metrics());
     tokio::select! {
         end = work(options, manager, &previous, readiness, &report) => end,
-        never = or_never(status.ok().map(serve)) => match never {},
+        Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},
     }
 }
 
@@ -150,7 +150,6 @@ async fn work(
     let Begun { plan, external, interface, held, attributes, reserved, guard } =
         begin(options, manager, previous).await?;
     let subnet = held.subnet();
-    let kind = plan.settings.kind();
     let setup = Setup {
         external,
         interface,
@@ -181,7 +180,7 @@ async fn work(
     report.running(Running {
         network: plan.network.network,
         subnet,
-        kind,
+        kind: plan.settings.kind(),
         dataplane: plane.clone(),
         carrier,
         subnet_file_failures: writer.failures(),
@@ -192,6 +191,7 @@ async fn work(
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
+    let keep_cache = cache.clone().map(|cache| cache.keep(manager.known()));
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
@@ -199,7 +199,7 @@ async fn work(
         error = keep_rules => Err(rules::fatal(error)),
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
         never = writer.keep(plane) => match never {},
-        never = or_never(cache.clone().map(|cache| cache.keep(manager.known()))) => match never {},
+        Some(never) = OptionFuture::from(keep_cache) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
         never = manager.watch_alarms() => match never {},
         end = carry(manager, held, options.renew_margin, backend, attributes) => {
