@@ -6,6 +6,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::io::Read;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use super::kube_node::{
 use super::kube_own::{OwnNode, Step};
 use super::kube_watch::KubeWatch;
 use crate::config::kube::{KubeOptions, NodeSource};
-use crate::config::network::NetworkConfig;
+use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
 use crate::control::clock;
 use crate::control::error::{AcquireError, StoreError};
@@ -371,7 +372,10 @@ impl KubeStore {
 
 fn read_network_config(options: &KubeOptions) -> Result<Vec<u8>, KubeOptionsError> {
     let path = || options.network_config.display().to_string();
-    let bytes = std::fs::read(&options.network_config)
+    let mut bytes = Vec::new();
+    // One byte more than is allowed, which the parser refuses.
+    std::fs::File::open(&options.network_config)
+        .and_then(|file| file.take(CONFIG_BYTES_MAX as u64 + 1).read_to_end(&mut bytes))
         .map_err(|error| KubeOptionsError::ReadNetworkConfig(path(), error))?;
     NetworkConfig::parse(&bytes).map_err(|error| KubeOptionsError::NetworkConfig(path(), error))?;
     Ok(bytes)
