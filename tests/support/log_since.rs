@@ -40,16 +40,28 @@ impl LogSince {
     pub(crate) fn assert_plain(&self, daemon: &Process, wrong: &str, doing: &[&str]) -> usize {
         let lines = self.lines(daemon);
         let text = lines.join("\n");
-        let busiest = busiest_second(&lines);
-        assert!(
-            busiest <= LINES_PER_SECOND_MAX,
-            "the fault writes {busiest} lines in one second:\n{text}"
-        );
+        let busiest = self.assert_pace(daemon);
         let first = lines.iter().find(|line| line.starts_with(['W', 'E']));
         let first = first.unwrap_or_else(|| panic!("no warning about the fault:\n{text}"));
         assert!(first.contains(wrong), "the first line does not say {wrong:?}: {first}");
         let is_said = doing.iter().any(|doing| first.contains(doing));
         assert!(is_said, "the first line does not say {doing:?}: {first}");
+        busiest
+    }
+
+    /// Checks how much was written in any second, and gives the most.
+    ///
+    /// # Panics
+    /// When the log is flooded.
+    #[track_caller]
+    pub(crate) fn assert_pace(&self, daemon: &Process) -> usize {
+        let lines = self.lines(daemon);
+        let busiest = busiest_second(&lines);
+        assert!(
+            busiest <= LINES_PER_SECOND_MAX,
+            "the log has {busiest} lines in one second:\n{}",
+            lines.join("\n")
+        );
         busiest
     }
 
@@ -62,7 +74,7 @@ impl LogSince {
         let lines = self.lines(daemon);
         let warning = lines.iter().find(|line| line.starts_with(['W', 'E']));
         assert!(warning.is_none(), "an unexpected warning: {warning:?}");
-        assert!(busiest_second(&lines) <= LINES_PER_SECOND_MAX, "{lines:?}");
+        self.assert_pace(daemon);
     }
 }
 

@@ -122,6 +122,7 @@ fn wake_up(site: &mut Site) {
     let daemon = &site.daemons[SLEEPER];
     assert_eq!(status.code(), Some(1), "a lost subnet looks like a clean end");
     let doing = ["reading it before renewing", "giving it up"];
+    told.assert_pace(daemon);
     // Not always in the first line: a renewal may have been under way, and went unanswered.
     let lines = told.lines(daemon);
     let says = |line: &String| {
