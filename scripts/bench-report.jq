@@ -114,7 +114,7 @@ def over($base): if . == null or $base == null or $base.median == 0 then null
 def subjects($summary):
     [$summary[].plane | select(startswith("weft") and . != "weft-no-offload")] | unique_in_order;
 
-def judged($summary):
+def checked($summary):
     [promises | . as $promise | select(any($summary[]; .link == $promise.link))
         | .planes = [subjects($summary)[] as $plane
         | (of($summary; $promise.link; $plane; $promise.metric)
@@ -145,5 +145,5 @@ def behind($summary; $metrics):
 def results($machine; $samples):
     [summarise($samples)] as $summary | measured_metrics($samples) as $metrics
     | {$machine, families: [families[] | select(.id as $id | any($metrics[]; .family == $id))],
-       $metrics, $summary, promises: judged($summary), behind: behind($summary; $metrics),
+       $metrics, $summary, promises: checked($summary), behind: behind($summary; $metrics),
        background_cpu_percent: ([$samples[].background_cpu_percent // empty] | spread), $samples};

@@ -135,7 +135,7 @@ fn main() -> Result<()> {
         "ingress": after.since(&before, "ingress"),
         "egress": after.since(&before, "egress"),
         "queues_lost": counted.queues_lost,
-        "judged": { "sent": counted.sent, "lost": counted.lost },
+        "counted": { "sent": counted.sent, "lost": counted.lost },
         "honest": flows.each_ref().map(|flow| json!({
             "sent": flow.sent.load(Ordering::Relaxed),
             "arrived": flow.arrived.load(Ordering::Relaxed),

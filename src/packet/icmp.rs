@@ -47,7 +47,7 @@ pub enum ErrorKind {
 
 /// Whether RFC 1812, section 4.3.2.7 permits an error about this parsed packet.
 ///
-/// Never about an ICMP error (or a message of unknown type, as `icmp_send` in Linux judges), a
+/// Never about an ICMP error (or a message of unknown type, as `icmp_send` in Linux does), a
 /// fragment other than the first, a multicast or broadcast destination, or a source that names
 /// no single host. Echo and the other queries may be answered.
 pub fn may_answer(header: &Ipv4Header, packet: &[u8]) -> bool {

@@ -1,4 +1,4 @@
-//! Claims on PublicIPs in the simulated store, by the same judgement as etcd's. And an observer who
+//! Claims on PublicIPs in the simulated store, by the same rules as etcd's. And an observer who
 //! knows how long each claim lives.
 
 use std::collections::BTreeMap;
