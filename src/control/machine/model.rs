@@ -15,7 +15,7 @@
 //! apart, so they are not modelled. Both kinds move; the last to write the entry with its address
 //! then has the subnet.
 //!
-//! That it can fail is tried by `scripts/mutate`, which breaks one fence or comparison at a time;
+//! That it can fail is tried by `scripts/mutate`, which breaks one guard or comparison at a time;
 //! `scripts/mutations.md` has what caught each, and what nothing did.
 
 mod check;

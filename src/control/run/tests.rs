@@ -202,7 +202,7 @@ async fn lease_covered_during_outage_is_given_up() {
 }
 
 #[tokio::test]
-async fn renewal_is_on_time_and_fenced() {
+async fn renewal_is_on_time_and_conditional() {
     let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
     sleep(Duration::from_millis(900)).await;
     let renewals = daemon.manager.status().read().renewals;

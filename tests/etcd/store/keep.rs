@@ -73,7 +73,7 @@ async fn every_write_compares_the_revision() {
         etcd.ctl(&["put", &key, value]);
         assert_conflict(store.update(&held, ttl).await.map(drop), "updating");
         assert_conflict(store.renew(&held, ttl).await.map(drop), "renewing");
-        // A renewal that needs another etcd lease writes, and must be fenced as well.
+        // A renewal that needs another etcd lease writes, and must be conditional as well.
         assert_conflict(store.renew(&held, 2 * ttl).await.map(drop), "renewing for longer");
         assert_conflict(store.delete(&held).await, "deleting");
         assert_eq!(etcd.get(&key).as_deref(), Some(value), "the owner's lease was changed");

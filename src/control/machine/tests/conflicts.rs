@@ -1,4 +1,5 @@
-//! Single fences that random schedules hardly ever reach: each test fails without its fence.
+//! Single guards against lost updates that random schedules hardly ever reach: each test fails
+//! without its guard.
 
 use super::*;
 
