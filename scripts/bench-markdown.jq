@@ -156,7 +156,9 @@ def plane_title: {
 def readme($directory; $charts):
     .machine as $machine | .summary as $summary | .behind as $behind
     | ([$summary[].link] | unique_in_order) as $links
-    | ([$summary[].plane] | unique_in_order | map(select(plane_title))) as $planes
+    # One that chooses its engine stands for those that are told which.
+    | ([$summary[].plane] | unique_in_order | map(select(plane_title))
+        | if index("weft") then map(select(startswith("weft-") | not)) else . end) as $planes
     | "\($machine.cpus) × \($machine.cpu), Linux \($machine.kernel), \($machine.date[:10]), medians of"
         + " \($machine.rounds) runs;",
       "`\($directory)/`. Each cell: on a card that offloads segmentation / on one"
