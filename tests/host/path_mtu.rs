@@ -17,6 +17,7 @@ use crate::support::cluster::{Cluster, weftd_in};
 use crate::support::lab::{Namespace, Process, SubnetEnv, example, wait_until};
 use crate::support::overlay::{CONFIG, local_store, reserve};
 use crate::support::status::Status;
+use crate::support::traffic::uninterrupted;
 
 /// TCP goes on after some 3 seconds where nothing else runs, and these tests run beside others.
 const STALL_MAX: Duration = Duration::from_secs(12);
@@ -177,7 +178,7 @@ impl Stream {
             scope.spawn(|| {
                 let chunk = vec![7; 16 << 10];
                 while !self.stop.load(Ordering::Relaxed) {
-                    match sender.write(&chunk) {
+                    match uninterrupted(|| sender.write(&chunk)) {
                         // A few hundred megabits are enough to see it stop.
                         Ok(_) => thread::sleep(Duration::from_micros(500)),
                         Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -188,7 +189,7 @@ impl Stream {
             scope.spawn(|| {
                 let mut chunk = vec![0; 64 << 10];
                 while !self.stop.load(Ordering::Relaxed) {
-                    match receiver.read(&mut chunk) {
+                    match uninterrupted(|| receiver.read(&mut chunk)) {
                         Ok(_) => {
                             let mut moved = self.moved.lock().expect("no panic under the lock");
                             moved.1 = moved.1.max(moved.0.elapsed());

@@ -14,7 +14,9 @@ use crate::support::lab::{Lab, Namespace, Process, SubnetEnv, UNDERLAY, wait_unt
 use crate::support::overlay::{CONFIG, local_store, reserve};
 use crate::support::packet::{Sniffer, ipv4};
 use crate::support::status::Status;
-use crate::support::traffic::{echo, payload, port, tcp_transfer, udp_sizes, udp_socket};
+use crate::support::traffic::{
+    echo, payload, port, tcp_transfer, udp_sizes, udp_socket, uninterrupted,
+};
 
 const MTU: usize = 1472;
 const ICMP_OVERHEAD: usize = 28;
@@ -200,7 +202,7 @@ fn burst_arrives(
     }
     let mut buffer = [0; 2048];
     for (index, packet) in packets.iter().enumerate() {
-        let length = far.recv(&mut buffer);
+        let length = uninterrupted(|| far.recv(&mut buffer));
         let length = length.unwrap_or_else(|_| panic!("packet {index} of a burst is lost"));
         assert!(buffer[..length] == packet[..], "packet {index} of a burst is out of place");
     }
@@ -230,7 +232,8 @@ fn many_flows_at_once_keep_their_data_apart() {
                     for number in 0..100_u64 {
                         let sent = payload(number << 16 | u64::from(target.port()), 900);
                         client.send(&sent).unwrap();
-                        let length = client.recv(&mut buffer).expect("an answer is lost");
+                        let length = uninterrupted(|| client.recv(&mut buffer));
+                        let length = length.expect("an answer is lost");
                         assert!(buffer[..length] == sent[..], "a flow got another's data");
                     }
                 })

@@ -25,6 +25,7 @@ use weft::route::{Peer, Published, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
 
 use super::lab::{Namespace, wait_until};
+use super::traffic::uninterrupted;
 
 /// Outer addresses and ports of the worker and of its peer.
 pub const HOST: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 1), 8285);
@@ -275,7 +276,7 @@ impl PodDevice {
 pub fn receive_all(socket: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
     let mut buffer = vec![0; 1 << 16];
     (0..count)
-        .map(|index| match socket.recv(&mut buffer) {
+        .map(|index| match uninterrupted(|| socket.recv(&mut buffer)) {
             Ok(bytes) => buffer[..bytes].to_vec(),
             Err(error) => panic!("datagram {index} of {count} did not come: {error}"),
         })

@@ -30,6 +30,9 @@ pub(crate) const UNDERLAY: [Ipv4Addr; 2] =
 /// Between two looks at a condition: short beside the tens of milliseconds that a daemon takes.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How long pings are tried.
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// From start to lease: well below a second on an idle machine, and tests run on busy ones.
 pub(crate) const LEASE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -375,17 +378,21 @@ impl Lab {
     }
 
     /// Whether pod `from` gets an answer to each of three pings of `payload_bytes` to `address`, at
-    /// one of three tries: a machine that is busy enough answers late.
+    /// one of several tries: a machine that is busy enough answers late.
     pub(crate) fn ping(&self, from: usize, address: Ipv4Addr, payload_bytes: u16) -> bool {
         let (size, address) = (payload_bytes.to_string(), address.to_string());
         let argv = ["ping", "-q", "-c3", "-i0.02", "-W1", "-Mdo", "-s", &size, &address];
-        (0..3).any(|_| {
+        let watch = Stopwatch::start();
+        loop {
             let report = self.pods[from].command(&argv).output();
-            report.is_ok_and(|output| {
+            let succeeded = report.is_ok_and(|output| {
                 let text = String::from_utf8_lossy(&output.stdout);
                 text.contains("3 packets transmitted, 3 received")
-            })
-        })
+            });
+            if succeeded || watch.is_over(PING_TIMEOUT) {
+                return succeeded;
+            }
+        }
     }
 
     /// Starts weftd on a host. Its files are in `dir`: `subnet.env` and `weft.sock`. `arguments`

@@ -2,7 +2,7 @@
 //! the namespace in which it was made, so only its making happens inside.
 
 use std::hash::Hasher;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -109,7 +109,9 @@ fn receive_stream(mut stream: &TcpStream) -> (u64, u64) {
     let mut hash = StreamHash::default();
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
-        match stream.read(&mut chunk).expect("the TCP transfer is stuck or was reset") {
+        match uninterrupted(|| stream.read(&mut chunk))
+            .expect("the TCP transfer is stuck or was reset")
+        {
             0 => return hash.finish(),
             length => hash.add(&chunk[..length]),
         }
@@ -189,6 +191,17 @@ pub(crate) fn udp_sizes(
     assert!(broken.is_empty(), "UDP payloads of these sizes never come back: {broken:?}");
 }
 
+/// Calls again what a signal interrupted. A socket with a time-out is not called again by itself,
+/// and in a program that starts children any thread may be interrupted when one ends.
+pub(crate) fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Ends a thread of the scope, also after a panic.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
@@ -202,7 +215,7 @@ fn echoed(socket: &UdpSocket, target: SocketAddr, sent: &[u8]) -> bool {
     let mut buffer = vec![0; 65_536];
     socket.send_to(sent, target).unwrap_or_else(|error| panic!("send {}: {error}", sent.len()));
     loop {
-        match socket.recv(&mut buffer) {
+        match uninterrupted(|| socket.recv(&mut buffer)) {
             Ok(length) if &buffer[..length] == sent => return true,
             // A late answer to another size.
             Ok(length) if length != sent.len() => {}

@@ -19,7 +19,7 @@ use crate::support::lab::{Namespace, Process, SubnetEnv, wait_until};
 use crate::support::overlay::{CONFIG, local_store, reserve};
 use crate::support::packet::{Sniffer, contains, ipv4, seal, udp};
 use crate::support::status::Status;
-use crate::support::traffic::{udp_socket, udp_socket_at};
+use crate::support::traffic::{udp_socket, udp_socket_at, uninterrupted};
 use classes::{
     Class, HONEST_PORT, LAN_HOST, MARKER, OTHER_POD, PEER_POD, TUNNEL_PORT, UNLEASED, VICTIM_POD,
     VICTIM_TUN, address, edited, forged, honest, wrong_from_anybody,
@@ -287,7 +287,8 @@ fn a_dead_packet_is_reported_to_its_owner() {
     assert_eq!(drops_since(&before, &after), BTreeMap::from([("ttl-expired", 1)]));
     let mut buffer = [0; 2048];
     scene.peer.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    let length = scene.peer.recv(&mut buffer).expect("traceroute needs this answer");
+    let length = uninterrupted(|| scene.peer.recv(&mut buffer));
+    let length = length.expect("traceroute needs this answer");
     let answer = &buffer[..length];
     assert_eq!(answer[9], 1, "ICMP");
     assert_eq!(answer[12..20], [10, 5, 1, 0, 10, 5, 2, 2], "from our tunnel end to the source");
