@@ -338,7 +338,7 @@ fn log_has_flannels_phrases_in_order() {
             "Running backend.",
             "flannel is ready",
             "Watching for new subnet leases",
-            "Waiting for 22h59m",
+            "Waiting for 22h5",
             "shutdownHandler sent cancel signal...",
             "Stopped monitoring lease",
             "Waiting for all goroutines to exit",
