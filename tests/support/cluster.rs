@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::etcd::PATIENT;
 use super::lab::{Namespace, Process, SubnetEnv, WEFTD, wait_until};
 use super::members::Version;
 
@@ -210,7 +211,8 @@ impl NamespaceEtcd {
     /// Runs etcdctl in `namespace` and gives what it printed.
     #[track_caller]
     pub(crate) fn ctl(&self, namespace: &Namespace, arguments: &[&str]) -> String {
-        let output = self.command(namespace, arguments).output().expect("etcdctl is installed");
+        let arguments = [&PATIENT, arguments].concat();
+        let output = self.command(namespace, &arguments).output().expect("etcdctl is installed");
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "etcdctl {arguments:?}: {complaint}");
         String::from_utf8(output.stdout).expect("our keys and values are text")

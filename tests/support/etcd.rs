@@ -21,6 +21,9 @@ pub enum Security {
     ClientCertificates,
 }
 
+/// What has etcdctl wait for a machine that is busy, where it must succeed.
+pub const PATIENT: [&str; 4] = ["--command-timeout", "60s", "--dial-timeout", "20s"];
+
 /// A single-member cluster.
 pub struct Etcd {
     directory: TempDir,
@@ -118,7 +121,7 @@ impl Etcd {
 
     /// Runs etcdctl and returns what it printed.
     pub fn ctl(&self, arguments: &[&str]) -> String {
-        let output = self.try_ctl(arguments);
+        let output = self.try_ctl(&[&PATIENT, arguments].concat());
         let complaint = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "etcdctl {arguments:?}: {complaint}");
         String::from_utf8(output.stdout).unwrap()

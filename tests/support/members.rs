@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use weft::config::options::{ClientCertificate, Credentials, EtcdOptions, Secret};
 
 use super::control::{PREFIX, options};
-use super::etcd::{issue, make_authority};
+use super::etcd::{PATIENT, issue, make_authority};
 use super::lab::{Namespace, Process, wait_until};
 
 /// Which etcd.
@@ -236,7 +236,7 @@ impl Members {
     /// Runs etcdctl against the whole cluster and returns what it printed.
     #[track_caller]
     pub(crate) fn ctl(&self, arguments: &[&str]) -> String {
-        self.try_ctl(&self.urls(), arguments)
+        self.try_ctl(&self.urls(), &[&PATIENT, arguments].concat())
             .unwrap_or_else(|complaint| panic!("etcdctl {arguments:?}: {complaint}"))
     }
 
