@@ -16,6 +16,7 @@ pub mod offload;
 
 pub mod device;
 pub mod engine;
+pub mod fast_path;
 pub mod sys;
 
 pub mod backend;

@@ -3,7 +3,6 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use weft::forward::{Context, IcmpLimiter, Local};
 use weft::route::{Peer, Prefix, Table};
@@ -48,7 +47,7 @@ pub(crate) fn subnets(routes: usize, shape: Shape) -> Vec<Prefix> {
 pub(crate) fn peers(subnets: &[Prefix]) -> Vec<Arc<Peer>> {
     let peer = |(index, subnet): (u32, &Prefix)| {
         let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0000 + index), 8285);
-        Arc::new(Peer { subnet: *subnet, address, source_proven: AtomicBool::new(false) })
+        Arc::new(Peer::new(*subnet, address))
     };
     (0..).zip(subnets).map(peer).collect()
 }

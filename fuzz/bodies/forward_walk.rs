@@ -105,7 +105,7 @@ impl Walk {
         let prefix = |text: &str| text.parse().expect("a prefix");
         let peer = |subnet, address| {
             let source_proven = AtomicBool::new(false);
-            Arc::new(Peer { subnet: prefix(subnet), address, source_proven })
+            Arc::new(Peer { source_proven, ..Peer::new(prefix(subnet), address) })
         };
         let peers = [peer("10.5.2.0/24", SENDERS[0]), peer("10.5.3.0/24", SENDERS[1])];
         Self {

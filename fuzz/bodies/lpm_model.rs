@@ -6,7 +6,6 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use weft::route::{Peer, Prefix, Table};
 
@@ -60,7 +59,7 @@ pub(crate) fn compare(table: &Table, peers: &[Arc<Peer>], destination: Ipv4Addr)
 /// A peer whose address tells it from all others.
 pub(crate) fn peer(index: u32, subnet: Prefix) -> Arc<Peer> {
     let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0000 + index), 8285);
-    Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })
+    Arc::new(Peer::new(subnet, address))
 }
 
 fn prefix(record: [u8; 5], equal_length: Option<u8>) -> Prefix {

@@ -10,7 +10,9 @@ use tracing::warn;
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
-use crate::config::options::{EngineChoice, InterfaceOptions, OffloadChoice, WorkersChoice};
+use crate::config::options::{
+    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, OffloadChoice, WorkersChoice,
+};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
@@ -121,12 +123,8 @@ pub struct Setup {
     pub attributes: LeaseAttributes,
     /// Tells whether the peers are from the store, or from the cache of a start without it.
     pub control: Arc<ControlStatus>,
-    /// Offloads that workers may use.
-    pub offload: OffloadChoice,
-    /// The engine that moves the packets of workers.
-    pub engine: EngineChoice,
-    /// How many workers share the work.
-    pub workers: WorkersChoice,
+    /// How the udp backend carries packets.
+    pub dataplane: DataplaneOptions,
 }
 
 /// What a backend reserves on the host with, before anything is written to the store.
@@ -207,10 +205,12 @@ impl Setup {
             return;
         }
         let kind = self.settings.kind();
+        let DataplaneOptions { engine, workers, fast_path, offload } = self.dataplane;
         let given = [
-            ("--engine", self.engine != EngineChoice::Auto),
-            ("--workers", self.workers != WorkersChoice::Auto),
-            ("--offload", !self.offload.automatic),
+            ("--engine", engine != EngineChoice::Auto),
+            ("--workers", workers != WorkersChoice::Auto),
+            ("--offload", !offload.automatic),
+            ("--fast-path", fast_path == FastPathChoice::On),
         ];
         for (flag, _) in given.iter().filter(|(_, is_given)| *is_given) {
             warn!("{flag} has no effect: the {kind} backend has no workers");

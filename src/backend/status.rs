@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 use tracing::info;
@@ -13,6 +13,7 @@ use tracing::info;
 use crate::backend::setup::Setup;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::engine::Engine;
+use crate::fast_path::{Counts, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
@@ -94,6 +95,8 @@ pub enum Carrier {
         stats: Vec<Arc<WorkerStats>>,
         /// Where routes are published.
         routes: Published,
+        /// What the kernel's programs carry beside them.
+        kernel: KernelView,
     },
     /// The kernel, or whatever commands have set up.
     Other {
@@ -102,6 +105,60 @@ pub enum Carrier {
         /// The peers that are set up.
         hosts: watch::Receiver<Arc<PeerHosts>>,
     },
+}
+
+/// Whether the kernel's programs carry packets of the udp backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KernelState {
+    /// They do.
+    On {
+        /// The peers that they send to.
+        peers: usize,
+    },
+    /// They don't.
+    Off {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What others see of these programs.
+#[derive(Debug, Clone)]
+pub struct KernelView {
+    /// Whether they carry packets.
+    pub state: watch::Receiver<KernelState>,
+    /// What they took.
+    pub taken: Arc<Taken>,
+}
+
+/// What the kernel's programs took, and of whose packets.
+#[derive(Debug)]
+pub struct Taken {
+    /// None where there are no programs.
+    counts: Option<Arc<Counts>>,
+    numbers: Mutex<BTreeMap<(Prefix, SocketAddrV4), u32>>,
+}
+
+impl Taken {
+    pub(super) fn new(counts: Option<Arc<Counts>>) -> Self {
+        Self { counts, numbers: Mutex::default() }
+    }
+
+    /// Says whose the counts are.
+    pub(super) fn name(&self, numbers: &BTreeMap<(Prefix, SocketAddrV4), u32>) {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone_from(numbers);
+    }
+
+    /// What was counted under this number.
+    pub(super) fn of(&self, number: u32) -> PeerCounts {
+        self.counts.as_ref().map_or_else(PeerCounts::default, |counts| counts.of(number))
+    }
+
+    /// Every peer that ever was, with its counts.
+    pub fn each(&self) -> BTreeMap<(Prefix, SocketAddrV4), PeerCounts> {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.iter().map(|(peer, number)| (*peer, self.of(*number))).collect()
+    }
 }
 
 /// All that the rest of the daemon sees of a backend.
@@ -145,6 +202,11 @@ impl Reporter {
 
     pub(super) fn view_with(&self, carrier: Carrier) -> View {
         View { state: self.state.subscribe(), attributes: self.attributes.subscribe(), carrier }
+    }
+
+    /// A way to change what this node publishes.
+    pub(super) fn attributes(&self) -> watch::Sender<LeaseAttributes> {
+        self.attributes.clone()
     }
 
     /// Changes the state, and wakes its readers only if it differs.

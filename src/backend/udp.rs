@@ -3,6 +3,7 @@
 
 mod error;
 mod fallback;
+mod kernel_plane;
 mod open;
 mod pacing;
 mod paths;
@@ -22,6 +23,7 @@ use crate::config::network::UdpBackendConfig;
 use crate::control::lease::Peers;
 use crate::route::{Published, Table};
 
+use self::kernel_plane::KernelPlane;
 use self::peers::PeerSet;
 use self::tunnel::Tunnel;
 
@@ -32,9 +34,12 @@ pub(super) use self::open::reserve;
 /// A running udp backend.
 pub struct UdpBackend {
     tunnel: Tunnel,
+    kernel_plane: KernelPlane,
     peers: PeerSet,
     port: u16,
     routes: Published,
+    /// Tells of each published table.
+    tables: watch::Sender<()>,
 }
 
 impl UdpBackend {
@@ -46,26 +51,31 @@ impl UdpBackend {
     ) -> Result<Self, UdpError> {
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let tunnel = Tunnel::start(&setup, settings, reserved, routes.clone()).await?;
-        Ok(Self { tunnel, peers: PeerSet::default(), port, routes })
+        let tables = watch::Sender::default();
+        let inputs = tunnel.kernel_inputs(tables.subscribe());
+        let kernel_plane = KernelPlane::new(setup.dataplane.fast_path, inputs)?;
+        Ok(Self { tunnel, kernel_plane, peers: PeerSet::default(), port, routes, tables })
     }
 
     pub(super) fn view(&self) -> View {
-        self.tunnel.view()
+        self.tunnel.view(self.kernel_plane.view())
     }
 
     /// Follows the leases, and rebuilds what breaks; neither waits for the other. Runs until it is
     /// dropped, which stops the workers and removes the device.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let Self { tunnel, peers, port, routes } = self;
+        let Self { tunnel, kernel_plane, peers, port, routes, tables } = self;
         let follow_leases = async {
             loop {
                 peers.update(&*next_leases(&mut leases).await, *port);
                 routes.publish(peers.table());
+                tables.send_replace(());
             }
         };
         tokio::select! {
             never = follow_leases => never,
             never = tunnel.run() => never,
+            never = kernel_plane.run() => never,
         }
     }
 }

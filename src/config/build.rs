@@ -15,8 +15,8 @@ use crate::config::build_kube::{kube, warn_of_other_stores};
 use crate::config::duration;
 use crate::config::flag_table::Settings;
 use crate::config::options::{
-    ClientCertificate, Credentials, EngineChoice, EtcdOptions, InterfaceOptions, LogFormat,
-    OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
+    ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
+    InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -66,9 +66,12 @@ pub(super) fn options(
         follow_address: settings.follow_address,
         health: health(&settings.healthz_ip, settings.healthz_port)?,
         rules: rules(settings)?,
-        engine: engine(&settings.engine)?,
-        workers: workers(&settings.workers)?,
-        offload: offload(&settings.offload)?,
+        dataplane: DataplaneOptions {
+            engine: engine(&settings.engine)?,
+            workers: workers(&settings.workers)?,
+            fast_path: fast_path(&settings.fast_path)?,
+            offload: offload(&settings.offload)?,
+        },
         log_format: log_format(&settings.log_format)?,
         verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&settings.status_socket, &subnet_file)?,
@@ -182,6 +185,15 @@ fn engine(text: &str) -> Result<EngineChoice, OptionError> {
             "--engine",
             format!("{text:?} is not an engine: use auto, io_uring or mmsg"),
         )),
+    }
+}
+
+fn fast_path(text: &str) -> Result<FastPathChoice, OptionError> {
+    match text {
+        "auto" => Ok(FastPathChoice::Auto),
+        "on" => Ok(FastPathChoice::On),
+        "off" => Ok(FastPathChoice::Off),
+        _ => Err(refused("--fast-path", format!("{text:?} is unknown: use auto, on or off"))),
     }
 }
 

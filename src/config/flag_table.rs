@@ -60,6 +60,8 @@ flags! {
         "`prefix` of the keys in etcd";
     etcd_username "etcd-username": String = "",
         "`user` to authenticate to etcd as; needs etcd-password";
+    fast_path "fast-path": String = "off",
+        "whether the kernel carries what it can of the udp backend's packets: auto, on or off";
     follow_address "follow-address": bool = true,
         "move the tunnel and the lease when the address of the external interface is replaced; \
          false waits for a restart, as flanneld does";

@@ -31,12 +31,8 @@ pub struct Options {
     pub health: Option<SocketAddr>,
     /// Which firewall rules and routes to set.
     pub rules: RuleOptions,
-    /// Which packet engine to run.
-    pub engine: EngineChoice,
-    /// How many packet workers to run.
-    pub workers: WorkersChoice,
-    /// Which offloads the dataplane may use.
-    pub offload: OffloadChoice,
+    /// How the udp backend carries packets.
+    pub dataplane: DataplaneOptions,
     /// Format of the log lines.
     pub log_format: LogFormat,
     /// klog's `-v`: 0 is the normal log, 1 and above add detail.
@@ -154,6 +150,19 @@ pub struct RuleOptions {
     pub resync: Duration,
 }
 
+/// How the udp backend carries packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataplaneOptions {
+    /// Which packet engine to run.
+    pub engine: EngineChoice,
+    /// How many packet workers to run.
+    pub workers: WorkersChoice,
+    /// Whether the kernel carries what it can.
+    pub fast_path: FastPathChoice,
+    /// Which offloads the workers may use.
+    pub offload: OffloadChoice,
+}
+
 /// Which packet engine runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineChoice {
@@ -178,6 +187,17 @@ impl WorkersChoice {
     /// Each worker has a queue of the TUN device, of which the kernel takes 256 (MAX_TAP_QUEUES
     /// in drivers/net/tun.c).
     pub const MAX: u16 = 256;
+}
+
+/// Whether the kernel's own programs carry what they can of the udp backend's packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FastPathChoice {
+    /// Where the kernel allows them.
+    Auto,
+    /// They do, or no start.
+    On,
+    /// They don't.
+    Off,
 }
 
 /// Which offloads the dataplane may use. What is allowed is still probed.

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 use crate::backend::running::Reserved;
 use crate::backend::setup::{Claim, Settings};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
-use crate::config::options::{InterfaceOptions, Options};
+use crate::config::options::{DataplaneOptions, InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::backoff::Backoff;
 use crate::control::cache::Known;
@@ -138,7 +138,7 @@ impl Configured {
         previous_subnet: Option<Prefix>,
     ) -> anyhow::Result<Reserved> {
         let network = self.network.network;
-        let (offload, workers) = (options.offload, options.workers);
+        let DataplaneOptions { offload, workers, .. } = options.dataplane;
         let claim = Claim { external, network, previous_subnet, offload, workers };
         self.settings.reserve(claim).await.context(REGISTRATION_PHRASE)
     }

@@ -4,16 +4,18 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::backend::status::{Carrier, Counters, PeerHosts, PlaneState};
+use crate::backend::status::{Carrier, Counters, KernelState, PeerHosts, PlaneState};
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
+use crate::fast_path::PeerCounts;
 use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
@@ -110,10 +112,12 @@ impl Report {
             status["rules"] = rules_json(running);
             status["backend"] = json!({ "kind": running.kind });
             match &running.carrier {
-                Carrier::Workers { stats, routes } => {
+                Carrier::Workers { stats, routes, kernel } => {
                     let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();
                     let total = WorkerStats::total(&read);
-                    status["routes"] = routes_json(routes, &total.failed_sends);
+                    let taken = kernel.taken.each();
+                    status["routes"] = routes_json(routes, &total.failed_sends, &taken);
+                    status["fast_path"] = fast_path_json(&kernel.state.borrow(), &taken);
                     workers_json(&mut status, &plane, &total, &read);
                 }
                 Carrier::Other { counters, hosts } => {
@@ -133,7 +137,8 @@ impl Report {
         out.control(&control);
         if let Some(running) = self.running.get() {
             match &running.carrier {
-                Carrier::Workers { stats, .. } => {
+                Carrier::Workers { stats, kernel, .. } => {
+                    out.fast_path(&kernel.state.borrow(), &kernel.taken.each());
                     out.dataplane(&WorkerStats::total(stats.iter().map(Arc::as_ref)));
                 }
                 Carrier::Other { counters, .. } => out.backend(counters),
@@ -147,7 +152,35 @@ impl Report {
     }
 }
 
-fn routes_json(routes: &Published, failed: &FailedSends) -> Value {
+type TakenByPeer = BTreeMap<(Prefix, SocketAddrV4), PeerCounts>;
+
+/// Whether the kernel's programs carry packets, and what they took.
+fn fast_path_json(state: &KernelState, taken: &TakenByPeer) -> Value {
+    let mut json = taken_json(taken.values());
+    match state {
+        KernelState::On { peers } => {
+            json["on"] = true.into();
+            json["peers"] = (*peers).into();
+        }
+        KernelState::Off { reason } => {
+            json["on"] = false.into();
+            json["reason"] = reason.as_str().into();
+        }
+    }
+    json
+}
+
+fn taken_json<'a>(counts: impl Iterator<Item = &'a PeerCounts> + Clone) -> Value {
+    let sum = |field: fn(&PeerCounts) -> u64| counts.clone().map(field).sum::<u64>();
+    json!({
+        "packets_sent": sum(|counts| counts.packets_sent),
+        "bytes_sent": sum(|counts| counts.bytes_sent),
+        "packets_received": sum(|counts| counts.packets_received),
+        "bytes_received": sum(|counts| counts.bytes_received),
+    })
+}
+
+fn routes_json(routes: &Published, failed: &FailedSends, taken: &TakenByPeer) -> Value {
     let table = routes.load();
     let failed: BTreeMap<_, _> = failed.each().collect();
     let listed = table.peers().iter().take(PEERS_LISTED_MAX);
@@ -157,6 +190,7 @@ fn routes_json(routes: &Published, failed: &FailedSends) -> Value {
                 "subnet": peer.subnet.to_string(),
                 "via": peer.address.to_string(),
                 "failed_sends": failed.get(&peer.address).copied().unwrap_or(0),
+                "fast_path": taken_json(taken.get(&(peer.subnet, peer.address)).into_iter()),
             })
         })
         .collect()
@@ -328,6 +362,22 @@ impl Metrics {
         let help = "Edits and commands that failed.";
         self.counter("flannel_backend_failures_total", help, counters.failures.get());
         self.counter("flannel_backend_repairs_total", "Things put back.", counters.repairs.get());
+    }
+
+    fn fast_path(&mut self, state: &KernelState, taken: &TakenByPeer) {
+        let is_on = matches!(state, KernelState::On { .. });
+        self.gauge("flannel_fast_path", "Whether the kernel's programs carry packets.", is_on);
+        let sum = |field: fn(&PeerCounts) -> u64| taken.values().map(field).sum::<u64>();
+        let packets = [sum(|taken| taken.packets_sent), sum(|taken| taken.packets_received)];
+        let bytes = [sum(|taken| taken.bytes_sent), sum(|taken| taken.bytes_received)];
+        for (name, help, [egress, ingress]) in [
+            ("flannel_fast_path_packets_total", "Packets that these programs took.", packets),
+            ("flannel_fast_path_bytes_total", "Bytes that these programs took.", bytes),
+        ] {
+            self.family(name, "counter", help);
+            self.sample(name, "{direction=\"egress\"}", egress);
+            self.sample(name, "{direction=\"ingress\"}", ingress);
+        }
     }
 
     fn dataplane(&mut self, stats: &WorkerStats) {

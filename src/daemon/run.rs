@@ -160,9 +160,7 @@ async fn work(
         subnet,
         attributes,
         control: manager.status(),
-        offload: options.offload,
-        engine: options.engine,
-        workers: options.workers,
+        dataplane: options.dataplane,
     };
     let backend = Backend::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
     let View { state: plane, attributes, carrier } = backend.view();

@@ -53,7 +53,7 @@ pub(crate) fn local() -> Local {
 fn table() -> Table {
     let peer = |subnet: &str, address| {
         let source_proven = AtomicBool::new(false);
-        Arc::new(Peer { subnet: subnet.parse().unwrap(), address, source_proven })
+        Arc::new(Peer { source_proven, ..Peer::new(subnet.parse().unwrap(), address) })
     };
     Table::build(vec![peer("10.5.2.0/24", PEER), peer("10.5.3.0/24", OTHER)])
 }

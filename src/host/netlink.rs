@@ -4,6 +4,7 @@
 mod decode;
 mod events;
 mod neighbours;
+mod policies;
 mod routes;
 mod vxlan;
 
@@ -28,6 +29,7 @@ use crate::host::state::{Address, Link, LinkId, MacAddress, PathToHost, RouteSpe
 use crate::route::Prefix;
 
 pub use events::Events;
+pub use policies::{PolicyEvents, has_policies};
 
 /// The kernel answers a request inside the send call unless another process holds the routing
 /// lock; the longest holders seen in practice (mass deletion of links) stay below a few seconds.

@@ -153,6 +153,8 @@ pub struct PathToHost {
     pub preferred_source: Option<Ipv4Addr>,
     /// The router, `None` when the destination is on the link itself.
     pub gateway: Option<IpAddr>,
+    /// Whether packets leave as they are for another host: no local route, no encapsulation.
+    pub is_plain: bool,
 }
 
 /// A device's hardware address.

@@ -39,17 +39,15 @@ impl Published {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::sync::atomic::AtomicBool;
 
     use super::*;
     use crate::route::Peer;
 
     fn table(subnet: &str) -> Table {
-        Table::build(vec![Arc::new(Peer {
-            subnet: subnet.parse().unwrap(),
-            address: "192.0.2.1:8285".parse().unwrap(),
-            source_proven: AtomicBool::new(false),
-        })])
+        Table::build(vec![Arc::new(Peer::new(
+            subnet.parse().unwrap(),
+            "192.0.2.1:8285".parse().unwrap(),
+        ))])
     }
 
     #[test]

@@ -33,11 +33,20 @@ pub struct Peer {
     pub subnet: Prefix,
     /// Its tunnel address: public address and UDP port.
     pub address: SocketAddrV4,
+    /// Whether it takes datagrams without a UDP checksum at no cost, as it says with its lease.
+    pub takes_no_checksum: bool,
     /// Whether a tunnel packet was ever seen that came from `address` itself. Set once by the
     /// worker that saw it, and never cleared while the lease stands: it tells a peer that sends
     /// from its public address from one behind a translator. Keep the same `Arc<Peer>` across
     /// tables while lease and address are unchanged, so that the knowledge survives an update.
     pub source_proven: AtomicBool,
+}
+
+impl Peer {
+    /// One of which nothing else is known.
+    pub fn new(subnet: Prefix, address: SocketAddrV4) -> Self {
+        Self { subnet, address, takes_no_checksum: false, source_proven: AtomicBool::new(false) }
+    }
 }
 
 /// An immutable longest-prefix-match table.

@@ -10,6 +10,7 @@
 use std::ffi::c_int;
 use std::io;
 
+pub mod bpf;
 pub mod echo;
 pub mod ethtool;
 pub mod ring;

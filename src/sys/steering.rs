@@ -3,38 +3,17 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::bpf::{self, ProgramKind};
 use super::check;
 
-const BPF_PROG_LOAD: c_int = 5;
-const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
-
-/// One instruction as the kernel takes it (`struct bpf_insn`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u8,
-    /// Destination in the low, source in the high half.
-    registers: u8,
-    jump: i16,
-    value: i32,
-}
-
-/// The leading members of `union bpf_attr` for BPF_PROG_LOAD; those left out count as zero.
-#[repr(C)]
-struct ProgramLoad {
-    program_type: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_bytes: u32,
-    log: u64,
-}
-
-const fn instruction(code: u8, registers: u8, jump: i16, value: i32) -> Instruction {
-    Instruction { code, registers, jump, value }
+/// One instruction as the kernel takes it (`struct bpf_insn`): `registers` has the destination in
+/// its low and the source in its high half.
+const fn instruction(code: u8, registers: u8, jump: i16, value: i32) -> u64 {
+    let [jump_first, jump_last] = jump.to_ne_bytes();
+    let [a, b, c, d] = value.to_ne_bytes();
+    u64::from_ne_bytes([code, registers, jump_first, jump_last, a, b, c, d])
 }
 
 /// Loads into register 0 from the packet, network byte order taken care of. Beyond the packet's
@@ -71,7 +50,7 @@ const DONT_FRAGMENT: i32 = 0x4000;
 /// packets of a connection or on none. Register 6 must hold the packet for loads; register 7
 /// gathers the hash, register 8 has the header's length. The kernel takes the result modulo the
 /// number of queues.
-const BY_FLOW: [Instruction; 25] = [
+const BY_FLOW: [u64; 25] = [
     instruction(MOVE, 0x16, 0, 0),
     instruction(LOAD_WORD, 0, 0, 12),
     instruction(MOVE, 0x07, 0, 0),
@@ -105,30 +84,10 @@ const BY_FLOW: [Instruction; 25] = [
 /// flow's other direction were written. EPERM without CAP_BPF (CAP_SYS_ADMIN before kernel 5.8)
 /// where programs are for the privileged only.
 pub fn steer_by_flow(tun: BorrowedFd<'_>) -> io::Result<()> {
-    let program = load(&BY_FLOW)?;
+    let program = bpf::load(ProgramKind::Filter, &BY_FLOW, &[], &mut [])?;
     let descriptor: c_int = program.as_raw_fd();
     // SAFETY: TUNSETSTEERINGEBPF reads one int, which outlives the call; the device takes its own
     // reference to the program.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETSTEERINGEBPF, &raw const descriptor) })
         .map(drop)
-}
-
-fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
-    let attributes = ProgramLoad {
-        program_type: BPF_PROG_TYPE_SOCKET_FILTER,
-        instruction_count: instructions.len() as u32,
-        instructions: instructions.as_ptr() as u64,
-        license: c"Apache-2.0".as_ptr() as u64,
-        log_level: 0,
-        log_bytes: 0,
-        log: 0,
-    };
-    // SAFETY: BPF_PROG_LOAD reads `size_of::<ProgramLoad>()` bytes of `attributes`, the
-    // `instruction_count` instructions behind the slice's pointer, and a constant that ends with a
-    // zero; all outlive the call, and it writes nowhere without a log.
-    let descriptor = check(unsafe {
-        libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attributes, size_of::<ProgramLoad>())
-    } as c_int)?;
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as c_int) })
 }

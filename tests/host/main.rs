@@ -7,6 +7,7 @@ mod engine_errno;
 mod engine_io_uring;
 mod engine_mmsg;
 mod engine_tiny_ring;
+mod fast_path;
 mod faults;
 mod forged_io_uring;
 mod forged_mmsg;

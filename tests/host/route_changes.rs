@@ -33,7 +33,7 @@ fn changing_table(untouched: &Arc<Peer>, change: u32) -> Table {
             let network = Ipv4Addr::from_bits(Ipv4Addr::new(10, 5, 64, 0).to_bits() + index * 16);
             let subnet = Prefix::new(network, 28).expect("at most 32 bits");
             let address = SocketAddrV4::new(Ipv4Addr::from_bits(0xac14_0100 + index), 8285);
-            Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })
+            Arc::new(Peer::new(subnet, address))
         }));
     }
     Table::build(peers)
@@ -85,8 +85,7 @@ fn route_changes_lose_no_packet_of_other_routes() {
         let peer = host.outside(PEER);
         set_socket_recv_buffer_size_force(&peer, 64 << 20).expect("we are root");
         let subnet = "10.5.2.0/24".parse().expect("a prefix");
-        let source_proven = AtomicBool::new(false);
-        let untouched = Arc::new(Peer { subnet, address: PEER, source_proven });
+        let untouched = Arc::new(Peer::new(subnet, PEER));
         host.routes.publish(changing_table(&untouched, 0));
         let (over, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
         let (start, mut sent) = (Instant::now(), 0);

@@ -5,8 +5,12 @@ mod bench_record;
 mod fuzz_replay;
 #[cfg(feature = "kube")]
 mod golden;
+mod instructions;
 mod offload_oracle;
 mod packet_oracle;
+
+#[path = "../support/bpf.rs"]
+mod bpf;
 
 #[path = "../../fuzz/bodies/cache_parse.rs"]
 mod cache_parse;

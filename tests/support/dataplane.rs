@@ -9,7 +9,6 @@ use std::io::IoSlice;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::num::NonZeroU16;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -105,7 +104,7 @@ pub fn local(mtu_bytes: u16) -> Local {
 pub fn table() -> Table {
     let peer = |subnet: &str, address| {
         let subnet = subnet.parse().expect("a prefix");
-        Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })
+        Arc::new(Peer::new(subnet, address))
     };
     let absent = SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 3), 8285);
     Table::build(vec![peer("10.5.2.0/24", PEER), peer("10.5.3.0/24", absent)])

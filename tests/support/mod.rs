@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
+pub(crate) mod bpf;
 pub(crate) mod cluster;
 pub(crate) mod confine;
 pub mod control;

@@ -4,6 +4,7 @@
 mod cli;
 mod deploy;
 mod evil_load;
+mod fast_path;
 mod footprint;
 mod lab_selfcheck;
 mod life_cycle;

@@ -14,6 +14,7 @@ const README_LINES_MAX: usize = 250;
 /// Flags that flanneld does not have.
 const OWN_FLAGS: &[&str] = &[
     "engine",
+    "fast-path",
     "follow-address",
     "local-store",
     "log-format",

@@ -2,6 +2,7 @@
 
 use crate::device::{SocketError, TunError};
 use crate::engine::{RingError, SpawnError};
+use crate::fast_path::FastPathError;
 use crate::host::mtu::MtuError;
 use crate::host::netlink::NetlinkError;
 use crate::host::overlay::OverlayError;
@@ -27,6 +28,12 @@ pub enum UdpError {
     /// No thread.
     #[error("cannot start the packet worker")]
     Worker(#[source] SpawnError),
+    /// The kernel's programs were requested and are refused.
+    #[error(
+        "cannot have the kernel carry packets, as --fast-path=on asks; grant CAP_BPF, or choose \
+         --fast-path=auto"
+    )]
+    FastPath(#[from] FastPathError),
     /// io_uring was requested and is not available.
     #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
     Ring {

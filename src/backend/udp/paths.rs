@@ -191,9 +191,9 @@ impl Paths {
         self.limits.iter().map(|(endpoint, limit)| (*endpoint, limit.bytes))
     }
 
-    /// Whether some peer in use answers no echo, so that its path can't be measured.
-    pub(super) fn some_are_mute(&self) -> bool {
-        self.watched.iter().any(|path| path.is_mute)
+    /// The peers in use that answer no echo, so that their paths can't be measured.
+    pub(super) fn mute(&self) -> impl Iterator<Item = SocketAddrV4> {
+        self.watched.iter().filter(|path| path.is_mute).map(|path| path.endpoint)
     }
 
     /// Forgets peers unless `is_peer`.

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::backend::status::log_changes;
-use crate::control::lease::{Lease, Peers};
+use crate::control::lease::{Lease, Peers, RawJson};
 use crate::route::{Peer, Prefix, Table};
 
 /// The peers that the published table holds.
@@ -29,11 +30,17 @@ impl PeerSet {
                 continue;
             }
             let address = SocketAddrV4::new(lease.attributes.public_ip, port);
+            let takes_no_checksum = takes_no_checksum(lease);
             let known = self.peers.remove(subnet).filter(|peer| peer.address == address);
-            let peer = known.unwrap_or_else(|| {
-                let source_proven = AtomicBool::new(false);
-                Arc::new(Peer { subnet: *subnet, address, source_proven })
-            });
+            let peer = match known {
+                Some(peer) if peer.takes_no_checksum == takes_no_checksum => peer,
+                known => {
+                    let proven =
+                        known.is_some_and(|peer| peer.source_proven.load(Ordering::Relaxed));
+                    let source_proven = AtomicBool::new(proven);
+                    Arc::new(Peer { subnet: *subnet, address, takes_no_checksum, source_proven })
+                }
+            };
             next.insert(*subnet, peer);
         }
         self.peers = next;
@@ -55,10 +62,30 @@ fn carried_by_udp(lease: &Lease) -> bool {
     matches!(lease.attributes.backend_type.as_str(), "" | "udp")
 }
 
+/// What a udp node publishes beside flannel's attributes; flannel ignores it, for its udp nodes
+/// publish no data.
+#[derive(Debug, Serialize, Deserialize)]
+struct Announcement {
+    /// Its programs take datagrams without a UDP checksum, and only those: others go through
+    /// UDP_GRO to its workers, which without a checksum would get them one by one.
+    #[serde(rename = "UDPZeroChecksum")]
+    zero_checksum: bool,
+}
+
+/// What this node publishes while its programs run.
+pub(super) fn announcement() -> Option<RawJson> {
+    RawJson::of(&Announcement { zero_checksum: true }).ok()
+}
+
+fn takes_no_checksum(lease: &Lease) -> bool {
+    let data = lease.attributes.backend_data.as_ref();
+    let data = data.and_then(|data| serde_json::from_str::<Announcement>(data.0.get()).ok());
+    data.is_some_and(|data| data.zero_checksum)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::sync::atomic::Ordering;
 
     use super::*;
     use crate::control::lease::{LeaseAttributes, Lifetime};

@@ -1,21 +1,23 @@
 //! Measures the paths to peers in use: sends the echoes that `paths` asks for, through the tunnel
 //! like any packet, and receives the answers on a raw socket. Decides nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::RecvFlags;
 use socket2::{Domain, Protocol, Socket, Type};
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
 use crate::device::only_echo_replies;
 use crate::packet::echo::{read_reply, write_request};
 use crate::route::{Peer, Prefix, Published, Table};
+use crate::stats::LongSends;
 
 use super::paths::{Paths, Probe};
 use super::team::Seat;
@@ -39,6 +41,10 @@ const ANSWERS_MAX: usize = 1024;
 /// Any packet fits.
 const PACKET_BYTES_MAX: usize = 64 << 10;
 
+/// Peers whose paths can't be measured, so that datagrams to them must be allowed to be fragmented;
+/// `None` if nobody's can.
+pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
+
 /// The measuring of one daemon's paths.
 pub(super) struct Prober {
     paths: Paths,
@@ -49,6 +55,9 @@ pub(super) struct Prober {
     buffer: Box<[u8]>,
     /// The subnets behind narrow paths and what each path carries.
     limits: BTreeMap<Prefix, u16>,
+    unmeasured: watch::Sender<Unmeasured>,
+    /// Whom the kernel's programs send long packets.
+    kernel_sends: Arc<LongSends>,
 }
 
 impl Prober {
@@ -60,8 +69,11 @@ impl Prober {
                  datagrams, which is slower; grant CAP_NET_RAW"
             );
         });
+        let unmeasured = answers.is_ok().then(BTreeSet::new);
         Self {
             paths: Paths::new(ceiling_bytes, fastrand::u64(..)),
+            unmeasured: watch::Sender::new(unmeasured),
+            kernel_sends: Arc::default(),
             answers: answers.ok(),
             own,
             token: fastrand::u64(..),
@@ -75,6 +87,16 @@ impl Prober {
         &self.limits
     }
 
+    /// The peers whose paths can't be measured, and each change of them.
+    pub(super) fn unmeasured(&self) -> watch::Receiver<Unmeasured> {
+        self.unmeasured.subscribe()
+    }
+
+    /// Where to mark whom the kernel's programs send long packets.
+    pub(super) fn kernel_sends(&self) -> Arc<LongSends> {
+        Arc::clone(&self.kernel_sends)
+    }
+
     /// The longest packet that the interface allows has changed.
     pub(super) fn set_ceiling(&mut self, ceiling_bytes: u16) {
         self.paths.set_ceiling(ceiling_bytes, Instant::now());
@@ -85,7 +107,7 @@ impl Prober {
     pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
         loop {
             // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
-            let always_fragmenting = self.answers.is_none() || self.paths.some_are_mute();
+            let always_fragmenting = self.answers.is_none() || self.paths.mute().next().is_some();
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
             }
@@ -93,6 +115,12 @@ impl Prober {
                 return std::future::pending().await;
             }
             self.round(seats, routes);
+            self.unmeasured.send_if_modified(|unmeasured| {
+                let mute = Some(self.paths.mute().collect());
+                let is_new = *unmeasured != mute;
+                *unmeasured = mute;
+                is_new
+            });
             let limits = self.limits_of_subnets(&routes.load());
             if limits != self.limits {
                 self.limits = limits;
@@ -145,6 +173,7 @@ impl Prober {
 
     fn note_use(&mut self, seats: &[Seat], table: &Table, now: Instant) {
         let mut used: Vec<_> = seats.iter().flat_map(|seat| seat.stats.long_sends.take()).collect();
+        used.extend(self.kernel_sends.take());
         used.sort_unstable();
         used.dedup();
         let target = |peer: &Peer| peer.subnet.network();

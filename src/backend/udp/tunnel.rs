@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Carrier, Reporter, View, WorkerState};
+use crate::backend::status::{Carrier, KernelView, Reporter, View, WorkerState};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{TunOffload, TunnelSocket};
@@ -28,6 +28,7 @@ use crate::route::{Prefix, Published};
 
 use super::error::UdpError;
 use super::fallback;
+use super::kernel_plane::{Ground, Inputs};
 use super::open::{UdpReserved, desired, open_queues, take_over};
 use super::pacing::Pacing;
 use super::prober::Prober;
@@ -49,6 +50,7 @@ pub(super) struct Tunnel {
     seats: Vec<Seat>,
     plane: Plane,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
+    ground: watch::Sender<Option<Ground>>,
     pacing: Pacing,
     logged_fallback: LogOnce,
     logged: LogOnce,
@@ -81,7 +83,7 @@ impl Tunnel {
             network,
             subnet,
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
-            engine: team::settle_engine(setup.engine),
+            engine: team::settle_engine(setup.dataplane.engine),
             routes,
             ends: ends_sender,
         };
@@ -98,6 +100,7 @@ impl Tunnel {
             seats,
             plane: Plane { overlay, team, offload: tun_offload },
             ends,
+            ground: watch::Sender::default(),
             pacing: Pacing::new(Instant::now()),
             logged_fallback: LogOnce::default(),
             logged: LogOnce::default(),
@@ -107,10 +110,25 @@ impl Tunnel {
         Ok(tunnel)
     }
 
-    pub(super) fn view(&self) -> View {
+    /// What is seen from outside, the kernel's programs included.
+    pub(super) fn view(&self, kernel: KernelView) -> View {
         // The counters outlive a rebuilt device.
         let stats = self.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
-        self.reporter.view_with(Carrier::Workers { stats, routes: self.orders.routes.clone() })
+        let routes = self.orders.routes.clone();
+        self.reporter.view_with(Carrier::Workers { stats, routes, kernel })
+    }
+
+    /// What the kernel's programs go by.
+    pub(super) fn kernel_inputs(&self, tables: watch::Receiver<()>) -> Inputs {
+        Inputs {
+            subnet: self.orders.subnet,
+            routes: self.orders.routes.clone(),
+            tables,
+            ground: self.ground.subscribe(),
+            unmeasured: self.prober.unmeasured(),
+            attributes: self.reporter.attributes(),
+            long_sends: self.prober.kernel_sends(),
+        }
     }
 
     pub(super) async fn run(&mut self) -> Infallible {
@@ -271,6 +289,18 @@ impl Tunnel {
     fn report_up(&self) -> String {
         let workers = self.plane.team.state();
         let description = self.describe(&workers);
+        let ground = Some(Ground {
+            tun_device: self.plane.overlay.desired().device.index,
+            interface: self.host.external().name.clone(),
+            underlay_device: self.host.external().index,
+            underlay: self.seats[0].socket.address,
+            mtu_bytes: self.mtu_bytes,
+        });
+        self.ground.send_if_modified(|now| {
+            let is_new = *now != ground;
+            *now = ground;
+            is_new
+        });
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
         self.reporter.state(|state| {
             (state.is_up, state.workers) = (true, workers);
@@ -312,6 +342,7 @@ impl Tunnel {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
         self.reporter.state(|state| state.is_up = false);
+        self.ground.send_replace(None);
         let mut logged = LogOnce::default();
         loop {
             sleep(self.pacing.pause(Instant::now())).await;

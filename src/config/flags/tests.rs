@@ -77,9 +77,9 @@ fn defaults_are_flanneld_s() {
         resync: Duration::from_secs(5),
     };
     assert_eq!(options.rules, rules);
-    assert_eq!(options.engine, EngineChoice::Auto);
-    assert_eq!(options.workers, WorkersChoice::Auto);
-    assert_eq!(options.offload, OffloadChoice::ALL);
+    assert_eq!(options.dataplane.engine, EngineChoice::Auto);
+    assert_eq!(options.dataplane.workers, WorkersChoice::Auto);
+    assert_eq!(options.dataplane.offload, OffloadChoice::ALL);
     assert_eq!(options.log_format, LogFormat::Text);
     assert_eq!(options.verbosity, 0);
     assert!(options.interface.interfaces.is_empty() && options.interface.regexes.is_empty());
@@ -303,21 +303,21 @@ fn flags_of_unbuilt_feature_warn_once() {
 
 #[test]
 fn own_flags() {
-    assert_eq!(run(&["--engine=mmsg"]).engine, EngineChoice::Mmsg);
-    assert_eq!(run(&["--engine=io_uring"]).engine, EngineChoice::IoUring);
-    assert_eq!(run(&["--offload=none"]).offload, OffloadChoice::NONE);
+    assert_eq!(run(&["--engine=mmsg"]).dataplane.engine, EngineChoice::Mmsg);
+    assert_eq!(run(&["--engine=io_uring"]).dataplane.engine, EngineChoice::IoUring);
+    assert_eq!(run(&["--offload=none"]).dataplane.offload, OffloadChoice::NONE);
     let some = OffloadChoice { tso: true, gro: true, ..OffloadChoice::NONE };
-    assert_eq!(run(&["--offload=gro,tso"]).offload, some);
+    assert_eq!(run(&["--offload=gro,tso"]).dataplane.offload, some);
     assert_eq!(run(&["--log-format", "json"]).log_format, LogFormat::Json);
     assert_refused(&["--engine=fast"], "--engine");
     assert_refused(&["--engine="], "--engine");
     for list in ["", "tso,", "all", "auto,tso", "TSO", "none,gro"] {
         assert_refused(&["--offload", list], "--offload");
     }
-    assert_eq!(run(&["--workers=auto"]).workers, WorkersChoice::Auto);
+    assert_eq!(run(&["--workers=auto"]).dataplane.workers, WorkersChoice::Auto);
     for count in [1, 2, 256] {
         let exactly = WorkersChoice::Exactly(NonZeroU16::new(count).unwrap());
-        assert_eq!(run(&["--workers", &count.to_string()]).workers, exactly);
+        assert_eq!(run(&["--workers", &count.to_string()]).dataplane.workers, exactly);
     }
     for count in ["0", "257", "70000", "-1", "two", "", "1,2", "0x2"] {
         assert_refused(&["--workers", count], "--workers");

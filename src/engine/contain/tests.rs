@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::unix::net::UnixDatagram;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -46,7 +45,7 @@ impl Scene {
         let tunnel = tunnel.as_socket_ipv4().unwrap();
         let address = peer.local_addr().unwrap().to_string().parse().unwrap();
         let subnet = "10.5.2.0/24".parse().unwrap();
-        let peers = vec![Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })];
+        let peers = vec![Arc::new(Peer::new(subnet, address))];
         let stats = Arc::new(WorkerStats::default());
         let config = WorkerConfig {
             index: 0,

@@ -205,7 +205,7 @@ fn patterns_are_tried_after_interfaces() {
 #[test]
 fn can_reach_is_tried_last() {
     let preferred_source = "172.16.0.2".parse().ok();
-    let path = PathToHost { interface_index: 2, preferred_source, gateway: None };
+    let path = PathToHost { interface_index: 2, preferred_source, gateway: None, is_plain: true };
     let mut host = Snapshot { path_to_can_reach: Some(Ok(path)), ..host() };
     let can_reach = InterfaceOptions { can_reach: "198.51.100.7".parse().ok(), ..options() };
     let (text, notes) = choose(&can_reach, &host);

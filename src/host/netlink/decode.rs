@@ -141,7 +141,12 @@ pub(super) fn path(message: &RouteNetlinkMessage) -> Option<PathToHost> {
         _ => None,
     });
     let gateway = gateway(&message.attributes);
-    Some(PathToHost { interface_index: outgoing_interface(message)?, preferred_source, gateway })
+    let is_encapsulated = message.attributes.iter().any(|attribute| {
+        matches!(attribute, RouteAttribute::EncapType(_) | RouteAttribute::Encap(_))
+    });
+    let is_plain = message.header.kind == RouteType::Unicast && !is_encapsulated;
+    let interface_index = outgoing_interface(message)?;
+    Some(PathToHost { interface_index, preferred_source, gateway, is_plain })
 }
 
 /// The query behind `ip route get`.

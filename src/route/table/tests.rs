@@ -5,11 +5,10 @@ use std::sync::atomic::Ordering;
 use super::*;
 
 fn peer(subnet: &str, host: u8) -> Arc<Peer> {
-    Arc::new(Peer {
-        subnet: subnet.parse().unwrap(),
-        address: SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, host), 8285),
-        source_proven: AtomicBool::new(false),
-    })
+    Arc::new(Peer::new(
+        subnet.parse().unwrap(),
+        SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, host), 8285),
+    ))
 }
 
 /// The last byte of the public address of the peer that `destination` is routed to.
@@ -177,7 +176,7 @@ fn a_trie_costs_256_bytes_per_peer() {
             let address = Ipv4Addr::from_bits(index << 16 | (index & 0xff) << 8);
             let subnet = Prefix::new(address, 31 + (index % 2) as u8).unwrap();
             let address = SocketAddrV4::new(Ipv4Addr::from_bits(index), 8285);
-            Arc::new(Peer { subnet, address, source_proven: AtomicBool::new(false) })
+            Arc::new(Peer::new(subnet, address))
         })
         .collect();
     let table = Table::build(peers);

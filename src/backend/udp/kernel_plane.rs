@@ -1,0 +1,365 @@
+//! Whether the kernel's programs (`crate::fast_path`) may carry this host's packets, and for whom:
+//! looks at what could forbid it, gives them the published table, and takes it back when something
+//! changes. What they do not carry, the workers do.
+
+mod entries;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use crate::backend::status::{KernelState, KernelView, Taken};
+use crate::config::options::FastPathChoice;
+use crate::control::lease::LeaseAttributes;
+use crate::failure::with_causes;
+use crate::fast_path::{FastPath, FastPathError, LENGTHS_MAX, PEERS_MAX, Settings};
+use crate::host::netlink::{
+    Events, Netlink, NetlinkError, PolicyEvents, has_policies, request_all,
+};
+use crate::route::{Peer, Prefix, Published, Table};
+use crate::stats::LongSends;
+
+use super::peers::announcement;
+use super::prober::Unmeasured;
+
+use self::entries::{Entries, Hop, News};
+
+/// How long the programs go on without weftd: longer than any pause of a living one.
+const LIFE: Duration = Duration::from_secs(60);
+
+/// How often the counts are looked at, and the programs' life is prolonged: as often as the prober
+/// looks at the workers' marks while somebody is sent long packets, and else once a second.
+const LOOK: Duration = Duration::from_millis(200);
+const LOOK_IDLE: Duration = Duration::from_secs(1);
+
+/// Everything is looked at again after this time, should an event have been lost, or sooner after a
+/// failure.
+const PERIOD: Duration = Duration::from_secs(30);
+
+/// How long this node tells the others to go on without checksums while its programs don't run: the
+/// store is not to be written for a device that is made again.
+const ANNOUNCED: Duration = Duration::from_secs(60);
+
+/// What the tunnel stands on; changes with each rebuild.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ground {
+    /// Index of the TUN device.
+    pub(super) tun_device: u32,
+    /// Name and index of the interface that carries the tunnel.
+    pub(super) interface: String,
+    pub(super) underlay_device: u32,
+    /// The socket's.
+    pub(super) underlay: SocketAddrV4,
+    /// Of the overlay.
+    pub(super) mtu_bytes: u16,
+}
+
+/// What the kernel plane learns from the rest of the backend.
+pub(super) struct Inputs {
+    pub(super) subnet: Prefix,
+    pub(super) routes: Published,
+    /// Changes when another table was published.
+    pub(super) tables: watch::Receiver<()>,
+    pub(super) ground: watch::Receiver<Option<Ground>>,
+    pub(super) unmeasured: watch::Receiver<Unmeasured>,
+    /// What this node publishes.
+    pub(super) attributes: watch::Sender<LeaseAttributes>,
+    /// Who is sent long packets, for the prober.
+    pub(super) long_sends: Arc<LongSends>,
+}
+
+pub(super) struct KernelPlane {
+    inputs: Inputs,
+    fast_path: Option<FastPath>,
+    entries: Entries,
+    taken: Arc<Taken>,
+    /// How each peer's address is reached, as far as it was asked for since routes changed.
+    hops: BTreeMap<Ipv4Addr, Hop>,
+    /// What the programs are attached to and go by.
+    published: Option<Settings>,
+    state: watch::Sender<KernelState>,
+    off_since: Instant,
+}
+
+/// Why the programs don't run now.
+#[derive(Debug, thiserror::Error)]
+enum Obstacle {
+    #[error("the device is being made again")]
+    NoGround,
+    #[error("this host has IPsec policies, which its packets would pass by")]
+    Policies,
+    #[error("{0} is no Ethernet interface")]
+    NotEthernet(String),
+    #[error("no path can be measured without the right to a raw ICMP socket")]
+    Unmeasured,
+    #[error("leases have more than {LENGTHS_MAX} lengths of prefix")]
+    Lengths,
+    #[error("there are more than {PEERS_MAX} peers")]
+    Peers,
+    #[error(transparent)]
+    Refused(#[from] FastPathError),
+    #[error("the kernel refused an entry")]
+    Entry(#[from] std::io::Error),
+    #[error("the kernel does not tell what its packets would meet")]
+    Netlink(#[from] NetlinkError),
+}
+
+impl KernelPlane {
+    /// Loads the programs, unless they are not wanted. They take nothing yet.
+    pub(super) fn new(choice: FastPathChoice, inputs: Inputs) -> Result<Self, FastPathError> {
+        let (fast_path, reason) = match choice {
+            FastPathChoice::Off => (None, "--fast-path=off".to_owned()),
+            FastPathChoice::On => (Some(FastPath::load()?), "starting".to_owned()),
+            FastPathChoice::Auto => match FastPath::load() {
+                Ok(fast_path) => (Some(fast_path), "starting".to_owned()),
+                Err(error) => {
+                    let text = with_causes(&error);
+                    info!("workers carry all packets, without the kernel's fast path: {text}");
+                    (None, text)
+                }
+            },
+        };
+        let taken = Arc::new(Taken::new(fast_path.as_ref().map(FastPath::counts)));
+        Ok(Self {
+            inputs,
+            entries: Entries::new(Arc::clone(&taken)),
+            taken,
+            fast_path,
+            hops: BTreeMap::new(),
+            published: None,
+            state: watch::Sender::new(KernelState::Off { reason }),
+            off_since: Instant::now(),
+        })
+    }
+
+    pub(super) fn view(&self) -> KernelView {
+        KernelView { state: self.state.subscribe(), taken: Arc::clone(&self.taken) }
+    }
+
+    /// Follows the table and the host for ever.
+    pub(super) async fn run(&mut self) -> Infallible {
+        if self.fast_path.is_none() {
+            return std::future::pending().await;
+        }
+        loop {
+            let Err(error) = self.follow().await;
+            self.stop(&Obstacle::Netlink(error));
+            tokio::time::sleep(LOOK_IDLE).await;
+        }
+    }
+
+    /// Ends when a connection to the kernel is lost.
+    async fn follow(&mut self) -> Result<Infallible, NetlinkError> {
+        // Subscribed before the first look, or a change between them is lost.
+        let (mut events, mut policies) = (Events::subscribe()?, PolicyEvents::subscribe()?);
+        let netlink = Netlink::open()?;
+        self.hops.clear();
+        let mut look = Instant::now();
+        loop {
+            let mut retry = LOOK_IDLE;
+            match self.look(&netlink).await {
+                Ok(()) => retry = PERIOD,
+                Err(Obstacle::Netlink(error)) if error.is_connection_lost() => return Err(error),
+                Err(obstacle) => self.stop(&obstacle),
+            }
+            let again = Instant::now() + retry;
+            loop {
+                tokio::select! {
+                    result = policies.changed() => {
+                        result?;
+                        // At once, and asked afterwards: a packet that a new policy wants encrypted
+                        // must not leave as it is.
+                        self.detach();
+                        break;
+                    }
+                    Ok(()) = self.inputs.ground.changed() => {
+                        if self.inputs.ground.borrow_and_update().is_none() {
+                            self.detach();
+                        }
+                        break;
+                    }
+                    Ok(()) = self.inputs.tables.changed() => break,
+                    Ok(()) = self.inputs.unmeasured.changed() => break,
+                    result = events.changed() => {
+                        result?;
+                        self.hops.clear();
+                        break;
+                    }
+                    () = sleep_until(look) => look = Instant::now() + self.look_at_counts(),
+                    () = sleep_until(again) => {
+                        self.hops.clear();
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at everything that counts, and has the programs run if nothing forbids it.
+    async fn look(&mut self, netlink: &Netlink) -> Result<(), Obstacle> {
+        let ground = self.inputs.ground.borrow_and_update().clone().ok_or(Obstacle::NoGround)?;
+        self.inputs.tables.borrow_and_update();
+        if has_policies().await? {
+            return Err(Obstacle::Policies);
+        }
+        let link = netlink.link_named(&ground.interface).await?;
+        let is_ethernet = |link: &crate::host::state::Link| {
+            link.id.index == ground.underlay_device && link.mac.is_some() && !link.is_loopback
+        };
+        if !link.as_ref().is_some_and(is_ethernet) {
+            return Err(Obstacle::NotEthernet(ground.interface));
+        }
+        let unmeasured = self.inputs.unmeasured.borrow_and_update().clone();
+        let unmeasured = unmeasured.ok_or(Obstacle::Unmeasured)?;
+        let table = self.inputs.routes.load();
+        if table.peers().len() > PEERS_MAX as usize {
+            return Err(Obstacle::Peers);
+        }
+        self.find_hops(netlink, &table).await?;
+        self.publish(&ground, &table, &unmeasured)
+    }
+
+    /// Asks the kernel how it reaches those peers of whom it is not known.
+    async fn find_hops(&mut self, netlink: &Netlink, table: &Table) -> Result<(), NetlinkError> {
+        let wanted: BTreeSet<_> = table.peers().iter().map(|peer| *peer.address.ip()).collect();
+        self.hops.retain(|address, _| wanted.contains(address));
+        let unknown = wanted.into_iter().filter(|address| !self.hops.contains_key(address));
+        let unknown: Vec<_> = unknown.collect();
+        let ask = async |address| (address, netlink.path_to(address).await);
+        for (address, path) in request_all(unknown, ask).await {
+            let hop = match path {
+                Ok(path) if path.is_plain => match path.gateway {
+                    None => Hop::Through(path.interface_index, address),
+                    Some(IpAddr::V4(gateway)) => Hop::Through(path.interface_index, gateway),
+                    Some(IpAddr::V6(_)) => Hop::Unusable,
+                },
+                Ok(_) => Hop::Unusable,
+                Err(error) if error.is_connection_lost() => return Err(error),
+                Err(_) => Hop::Unusable,
+            };
+            self.hops.insert(address, hop);
+        }
+        Ok(())
+    }
+
+    fn publish(
+        &mut self,
+        ground: &Ground,
+        table: &Table,
+        unmeasured: &BTreeSet<SocketAddrV4>,
+    ) -> Result<(), Obstacle> {
+        let Some(fast_path) = &mut self.fast_path else { return Ok(()) };
+        let lengths: BTreeSet<_> =
+            table.peers().iter().map(|peer| peer.subnet.length_bits()).collect();
+        if lengths.len() > LENGTHS_MAX {
+            return Err(Obstacle::Lengths);
+        }
+        let settings = Settings {
+            until_ns: until_ns(),
+            subnet: self.inputs.subnet,
+            tun_address: self.inputs.subnet.network(),
+            underlay_address: *ground.underlay.ip(),
+            port: ground.underlay.port(),
+            mtu_bytes: ground.mtu_bytes,
+            lengths_bits: lengths.into_iter().rev().collect(),
+            underlay_device: ground.underlay_device,
+            tun_device: ground.tun_device,
+            gro_device: 0,
+        };
+        let may_send_to = |peer: &Peer| !unmeasured.contains(&peer.address);
+        let devices = |settings: &Settings| (settings.tun_device, settings.underlay_device);
+        let is_attached = self.published.as_ref().map(devices) == Some(devices(&settings));
+        if !is_attached {
+            fast_path.detach();
+            self.published = None;
+        }
+        self.entries.publish(fast_path.maps(), table, &self.hops, &settings, may_send_to)?;
+        fast_path.maps().publish(&settings)?;
+        if !is_attached {
+            fast_path.attach(settings.tun_device, settings.underlay_device)?;
+        }
+        self.published = Some(settings);
+        self.report_on(table.peers().len());
+        Ok(())
+    }
+
+    fn report_on(&mut self, peers: usize) {
+        let now = KernelState::On { peers: self.entries.sent_to() };
+        let before = self.state.send_replace(now.clone());
+        self.announce(true);
+        if before != now {
+            let carried = self.entries.sent_to();
+            info!("the kernel carries the packets to {carried} of {peers} peers, workers the rest");
+        }
+    }
+
+    /// Reports that the workers carry everything, and has them do so.
+    fn stop(&mut self, obstacle: &Obstacle) {
+        self.detach();
+        let reason = with_causes(obstacle);
+        let now = KernelState::Off { reason: reason.clone() };
+        let before = self.state.send_replace(now.clone());
+        if before != now {
+            if matches!(before, KernelState::On { .. }) {
+                self.off_since = Instant::now();
+            }
+            warn!("workers carry all packets, without the kernel's fast path: {reason}");
+        }
+    }
+
+    fn detach(&mut self) {
+        if let Some(fast_path) = &mut self.fast_path {
+            fast_path.detach();
+        }
+        self.published = None;
+    }
+
+    /// Says to the other nodes whether they may leave the checksum out.
+    fn announce(&self, is_on: bool) {
+        self.inputs.attributes.send_if_modified(|attributes| {
+            let data = if is_on { announcement() } else { None };
+            let is_new = attributes.backend_data != data;
+            attributes.backend_data = data;
+            is_new
+        });
+    }
+
+    /// Prolongs the programs' life and passes on what their counts say; returns when to look again.
+    fn look_at_counts(&mut self) -> Duration {
+        if let (Some(fast_path), Some(settings)) = (&self.fast_path, &mut self.published) {
+            settings.until_ns = until_ns();
+            // It was accepted before, and what fails now ends by itself.
+            fast_path.maps().publish(settings).ok();
+        } else if self.off_since.elapsed() >= ANNOUNCED {
+            self.announce(false);
+        }
+        let table = self.inputs.routes.load();
+        let mut is_active = false;
+        for News { subnet, peer, is_sent_long, is_received_from } in self.entries.news() {
+            is_active |= is_sent_long;
+            if is_sent_long {
+                self.inputs.long_sends.mark(peer);
+            }
+            let known = table.lookup(subnet.network());
+            if let Some(known) = known.filter(|known| is_received_from && known.address == peer) {
+                known.source_proven.store(true, Ordering::Relaxed);
+            }
+        }
+        if is_active { LOOK } else { LOOK_IDLE }
+    }
+}
+
+/// When the programs end unless they are told again.
+fn until_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+    u64::try_from((now + LIFE).as_nanos()).unwrap_or(u64::MAX)
+}

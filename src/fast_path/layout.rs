@@ -1,0 +1,190 @@
+//! What the programs and weftd share: the maps, and the bytes of their keys and values, as
+//! `tunnel.c` beside this file declares them.
+
+use std::net::Ipv4Addr;
+
+use crate::route::Prefix;
+use crate::sys::bpf::{MAPPABLE, MapKind, MapShape, NO_PREALLOCATION};
+
+/// Most lengths of prefix among the leases of one network that the programs look for.
+pub const LENGTHS_MAX: usize = 4;
+
+/// Most peers that the programs know; the workers carry the packets of all others.
+pub const PEERS_MAX: u32 = 16_384;
+
+/// The shapes of the maps, in the order of their numbers.
+pub const MAPS: [MapShape; 3] = [
+    MapShape {
+        kind: MapKind::Array,
+        key_bytes: 4,
+        value_bytes: SETTINGS_BYTES as u32,
+        entries: 1,
+        flags: 0,
+    },
+    MapShape {
+        kind: MapKind::Hash,
+        key_bytes: 8,
+        value_bytes: PEER_BYTES as u32,
+        entries: PEERS_MAX,
+        flags: NO_PREALLOCATION,
+    },
+    MapShape {
+        kind: MapKind::Array,
+        key_bytes: 4,
+        value_bytes: (COUNT_WORDS * 8) as u32,
+        entries: PEERS_MAX,
+        flags: MAPPABLE,
+    },
+];
+
+const SETTINGS_BYTES: usize = 56;
+const PEER_BYTES: usize = 16;
+/// Words of one peer's counts: a cache line for each direction.
+pub(super) const COUNT_WORDS: usize = 16;
+
+/// What the programs have to know of this host. (`struct settings`)
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// When they stop to take packets, in nanoseconds of CLOCK_BOOTTIME.
+    pub until_ns: u64,
+    /// This host's lease.
+    pub subnet: Prefix,
+    /// The address of the TUN device.
+    pub tun_address: Ipv4Addr,
+    /// The tunnel's own address.
+    pub underlay_address: Ipv4Addr,
+    /// The tunnel's port, on every host.
+    pub port: u16,
+    /// Largest inner packet.
+    pub mtu_bytes: u16,
+    /// Lengths of the leases' prefixes, longest first.
+    pub lengths_bits: Vec<u8>,
+    /// Number of the device that carries the tunnel.
+    pub underlay_device: u32,
+    /// Number of the TUN device.
+    pub tun_device: u32,
+    /// Number of the device whose other end merges packets; 0 if none should.
+    pub gro_device: u32,
+}
+
+impl Settings {
+    /// As the map holds them. Lengths beyond [`LENGTHS_MAX`] are left out.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut masks = [[0; 4]; LENGTHS_MAX];
+        for (mask, length_bits) in masks.iter_mut().zip(&self.lengths_bits) {
+            *mask = mask_of(*length_bits);
+        }
+        [
+            self.until_ns.to_ne_bytes().as_slice(),
+            &self.subnet.network().octets(),
+            &mask_of(self.subnet.length_bits()),
+            &self.tun_address.octets(),
+            &self.underlay_address.octets(),
+            masks.as_flattened(),
+            &self.underlay_device.to_ne_bytes(),
+            &self.tun_device.to_ne_bytes(),
+            &self.gro_device.to_ne_bytes(),
+            &self.port.to_be_bytes(),
+            &self.mtu_bytes.to_ne_bytes(),
+        ]
+        .concat()
+    }
+}
+
+/// How the programs reach a peer, and what they may do for it. (`struct peer`)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerEntry {
+    /// Its tunnel's address.
+    pub address: Ipv4Addr,
+    /// The neighbour that its packets are given to: itself, or a gateway.
+    pub next_hop: Ipv4Addr,
+    /// Which of the counts are its own, below [`PEERS_MAX`].
+    pub number: u32,
+    /// Whether packets may be sent to it: it takes UDP checksum 0, and `next_hop` is behind the
+    /// device of the tunnel.
+    pub is_sent_to: bool,
+    /// Whether packets are taken from it.
+    pub is_received_from: bool,
+}
+
+impl PeerEntry {
+    /// As the map holds it.
+    pub fn to_bytes(self) -> [u8; PEER_BYTES] {
+        let flags = u32::from(self.is_sent_to) | u32::from(self.is_received_from) << 1;
+        let mut bytes = [0; PEER_BYTES];
+        let parts = [
+            self.address.octets(),
+            self.next_hop.octets(),
+            self.number.to_ne_bytes(),
+            flags.to_ne_bytes(),
+        ];
+        bytes.copy_from_slice(parts.as_flattened());
+        bytes
+    }
+}
+
+/// The key of a peer: its lease. (`struct prefix`)
+pub(super) fn key_of(subnet: Prefix) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let parts = [mask_of(subnet.length_bits()), subnet.network().octets()];
+    bytes.copy_from_slice(parts.as_flattened());
+    bytes
+}
+
+fn mask_of(length_bits: u8) -> [u8; 4] {
+    u32::MAX.checked_shl(32 - u32::from(length_bits)).unwrap_or(0).to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_laid_out_as_the_programs_read_them() {
+        let settings = Settings {
+            until_ns: 0x0807_0605_0403_0201,
+            subnet: "10.5.1.0/24".parse().unwrap(),
+            tun_address: Ipv4Addr::new(10, 5, 1, 0),
+            underlay_address: Ipv4Addr::new(192, 0, 2, 1),
+            port: 8285,
+            mtu_bytes: 0x05c0,
+            lengths_bits: vec![24, 20],
+            underlay_device: 2,
+            tun_device: 3,
+            gro_device: 0,
+        };
+        let expected = [
+            [1, 2, 3, 4],
+            [5, 6, 7, 8],
+            [10, 5, 1, 0],
+            [255, 255, 255, 0],
+            [10, 5, 1, 0],
+            [192, 0, 2, 1],
+            [255, 255, 255, 0],
+            [255, 255, 240, 0],
+            [0; 4],
+            [0; 4],
+            [2, 0, 0, 0],
+            [3, 0, 0, 0],
+            [0; 4],
+            [0x20, 0x5d, 0xc0, 0x05],
+        ];
+        assert_eq!(settings.to_bytes(), expected.as_flattened());
+    }
+
+    #[test]
+    fn peers_are_laid_out_as_the_programs_read_them() {
+        let entry = PeerEntry {
+            address: Ipv4Addr::new(192, 0, 2, 2),
+            next_hop: Ipv4Addr::new(192, 0, 2, 254),
+            number: 7,
+            is_sent_to: false,
+            is_received_from: true,
+        };
+        let expected = [[192, 0, 2, 2], [192, 0, 2, 254], [7, 0, 0, 0], [2, 0, 0, 0]];
+        assert_eq!(entry.to_bytes(), expected.as_flattened());
+        let key = key_of("10.5.2.0/23".parse().unwrap());
+        assert_eq!(key, [255, 255, 254, 0, 10, 5, 2, 0]);
+        assert_eq!(mask_of(0), [0; 4]);
+    }
+}

@@ -1,0 +1,217 @@
+//! The kernel's way for packets of the udp backend: programs that encapsulate and deliver where the
+//! packets are (`tunnel.c`), what they go by, and what they count. Whether they may run, and for
+//! whom, is `src/backend/udp/fast_path.rs`.
+//!
+//! Users need no compiler: the instructions are in this folder, as clang made them from `tunnel.c`,
+//! and the suite compares. They are embedded as numbers, not as the compiler's ELF file, so nothing
+//! here parses one.
+
+mod instructions;
+mod layout;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::route::Prefix;
+use crate::sys::bpf::{self, Hook, Map, Memory, ProgramKind};
+
+use self::layout::{COUNT_WORDS, key_of};
+
+pub use self::instructions::{GRO, IN, OUT};
+pub use self::layout::{LENGTHS_MAX, MAPS, PEERS_MAX, PeerEntry, Settings};
+
+/// Room for what the verifier says of a program that it refuses; its reason is at the end, and
+/// without room for all of it the kernel gives nothing of use.
+const VERIFIER_LOG_BYTES: usize = 4 << 20;
+
+/// The only key of the settings.
+const ONLY: [u8; 4] = [0; 4];
+
+/// Why the programs can't run.
+#[derive(Debug, thiserror::Error)]
+pub enum FastPathError {
+    /// A map could not be made.
+    #[error("the kernel refused a map")]
+    Map(#[source] io::Error),
+    /// A program could not be loaded.
+    #[error("the kernel refused the program {name}: {verdict}")]
+    Program {
+        /// Its name in `tunnel.c`.
+        name: &'static str,
+        /// The verifier's last word.
+        verdict: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A program could not be attached.
+    #[error("the kernel refused to attach a program to device {device}")]
+    Attach {
+        /// The device's number.
+        device: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// The maps, in the order of [`MAPS`].
+#[derive(Debug)]
+pub struct Maps {
+    settings: Map,
+    peers: Map,
+    counts: Map,
+}
+
+/// The loaded programs with their maps.
+#[derive(Debug)]
+pub struct FastPath {
+    maps: Maps,
+    counts: Arc<Counts>,
+    out: OwnedFd,
+    inward: OwnedFd,
+    /// While it lives, the programs see packets.
+    links: Vec<OwnedFd>,
+}
+
+/// What the programs counted, for every peer.
+#[derive(Debug)]
+pub struct Counts(Memory);
+
+/// What the programs counted for one peer. Super-packets count as the packets that they stand for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerCounts {
+    /// Packets sent to it.
+    pub packets_sent: u64,
+    /// Their bytes, without what the tunnel adds.
+    pub bytes_sent: u64,
+    /// Those among them that say that the path to it is in use.
+    pub long_packets_sent: u64,
+    /// Packets delivered from it.
+    pub packets_received: u64,
+    /// Their bytes, without what the tunnel adds.
+    pub bytes_received: u64,
+    /// Those among them that are long, or came with others in one long buffer.
+    pub long_packets_received: u64,
+    /// The buffers that these came in: fewer than packets if the device delivers super-packets.
+    pub buffers_received: u64,
+}
+
+impl Maps {
+    /// Makes empty maps: without settings the programs take no packet.
+    pub fn create() -> io::Result<Self> {
+        let [settings, peers, counts] = MAPS.map(Map::create);
+        Ok(Self { settings: settings?, peers: peers?, counts: counts? })
+    }
+
+    /// Loads a program that refers to these maps.
+    pub fn load(&self, name: &'static str, instructions: &[u64]) -> Result<OwnedFd, FastPathError> {
+        let maps = [&self.settings, &self.peers, &self.counts];
+        let load = |log: &mut [u8]| bpf::load(ProgramKind::Classifier, instructions, &maps, log);
+        load(&mut []).or_else(|source| {
+            // Once more, to hear the reason.
+            let mut log = vec![0; VERIFIER_LOG_BYTES];
+            load(&mut log).map_err(|_same| {
+                let verdict = last_word(&log);
+                FastPathError::Program { name, verdict, source }
+            })
+        })
+    }
+
+    /// Publishes what the programs go by.
+    pub fn publish(&self, settings: &Settings) -> io::Result<()> {
+        self.settings.update(&ONLY, &settings.to_bytes())
+    }
+
+    /// Puts in the peer that has leased `subnet`.
+    pub fn set_peer(&self, subnet: Prefix, entry: PeerEntry) -> io::Result<()> {
+        self.peers.update(&key_of(subnet), &entry.to_bytes())
+    }
+
+    /// Takes out the peer that had leased `subnet`.
+    pub fn remove_peer(&self, subnet: Prefix) -> io::Result<()> {
+        self.peers.delete(&key_of(subnet))
+    }
+
+    /// What the programs count.
+    pub fn counts(&self) -> io::Result<Counts> {
+        Ok(Counts(self.counts.memory()?))
+    }
+}
+
+impl FastPath {
+    /// Makes the maps and loads the programs, which take no packet yet.
+    pub fn load() -> Result<Self, FastPathError> {
+        let maps = Maps::create().map_err(FastPathError::Map)?;
+        let counts = Arc::new(maps.counts().map_err(FastPathError::Map)?);
+        let out = maps.load("weft_out", &OUT)?;
+        let inward = maps.load("weft_in", &IN)?;
+        Ok(Self { maps, counts, out, inward, links: Vec::new() })
+    }
+
+    /// The maps.
+    pub fn maps(&self) -> &Maps {
+        &self.maps
+    }
+
+    /// What the programs count.
+    pub fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
+    }
+
+    /// Has the programs see the packets of these devices, and no longer those of others.
+    pub fn attach(&mut self, tun_device: u32, underlay_device: u32) -> Result<(), FastPathError> {
+        self.links.clear();
+        for (program, device, hook) in
+            [(&self.out, tun_device, Hook::Egress), (&self.inward, underlay_device, Hook::Ingress)]
+        {
+            let link = bpf::attach(program.as_fd(), device, hook);
+            self.links.push(link.map_err(|source| FastPathError::Attach { device, source })?);
+        }
+        Ok(())
+    }
+
+    /// Has the programs see no packets.
+    pub fn detach(&mut self) {
+        self.links.clear();
+    }
+}
+
+impl Counts {
+    /// What was counted for the peer whose entry has this number.
+    pub fn of(&self, number: u32) -> PeerCounts {
+        let start = number as usize * COUNT_WORDS;
+        let words = self.0.words().get(start..start + COUNT_WORDS).unwrap_or_default();
+        let word = |at: usize| words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+        PeerCounts {
+            packets_sent: word(0),
+            bytes_sent: word(1),
+            long_packets_sent: word(2),
+            packets_received: word(8),
+            bytes_received: word(9),
+            long_packets_received: word(10),
+            buffers_received: word(11),
+        }
+    }
+}
+
+/// The last line but the verifier's own statistics, which has the reason.
+fn last_word(log: &[u8]) -> String {
+    let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+    let text = String::from_utf8_lossy(&log[..end]);
+    let mut lines = text.lines().rev().filter(|line| !line.starts_with("processed "));
+    lines.next().unwrap_or("it gives no reason").trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verifiers_reason_is_its_last_line() {
+        let log = b"0: (bf) r6 = r1\nmath between pkt pointer is not allowed\n\
+            processed 3 insns (limit 1000000) max_states_per_insn 0\n\0\0\0";
+        assert_eq!(last_word(log), "math between pkt pointer is not allowed");
+        assert_eq!(last_word(&[0; 4]), "it gives no reason");
+    }
+}

@@ -1,0 +1,145 @@
+//! IPsec policies (net/xfrm/xfrm_user.c, include/uapi/linux/xfrm.h): whether there are any, and an
+//! event when one was added, changed or removed. What sends past the IP stack's output must not run
+//! where one could match.
+
+use std::io;
+
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use rustix::io::Errno;
+use tokio::time::timeout;
+
+use super::{NetlinkError, REQUEST_TIMEOUT};
+
+/// `NETLINK_XFRM`.
+const PROTOCOL: isize = 6;
+/// `XFRMNLGRP_POLICY`.
+const POLICY_GROUP: u32 = 4;
+/// `XFRM_MSG_GETSPDINFO`, `XFRM_MSG_NEWSPDINFO`: numbers of policies.
+const GET_NUMBERS: u16 = 0x25;
+const NUMBERS: u16 = 0x24;
+/// `XFRMA_SPD_INFO`: `struct xfrmu_spdinfo`, which begins with the numbers of policies for what
+/// arrives, what leaves and what is forwarded; those of single sockets follow.
+const NUMBERS_ATTRIBUTE: u16 = 1;
+const DIRECTIONS: usize = 3;
+
+/// `NLM_F_REQUEST`.
+const REQUEST: u16 = 1;
+/// `struct nlmsghdr`, and the flags that precede the attributes of an answer.
+const HEADER_BYTES: usize = 16;
+const FLAG_BYTES: usize = 4;
+const ANSWER_BYTES_MAX: usize = 1024;
+
+/// A subscription to changes of policies. A kernel that knows none never reports one.
+pub struct PolicyEvents(Option<TokioSocket>);
+
+impl PolicyEvents {
+    /// Subscribes in the network namespace of the calling thread.
+    pub fn subscribe() -> Result<Self, NetlinkError> {
+        let open = || open(1 << (POLICY_GROUP - 1));
+        match open() {
+            Ok(socket) => Ok(Self(Some(socket))),
+            Err(error) if is_unknown(&error) => Ok(Self(None)),
+            Err(source) => Err(NetlinkError::Open { purpose: "changes of IPsec policies", source }),
+        }
+    }
+
+    /// Waits until something changed. Cancel-safe.
+    pub async fn changed(&mut self) -> Result<(), NetlinkError> {
+        let Some(socket) = &self.0 else { return std::future::pending().await };
+        let mut message = Vec::with_capacity(HEADER_BYTES);
+        match socket.recv(&mut message).await {
+            // Some were lost: a change as well.
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => Ok(()),
+            Err(source) => {
+                let operation = "report changes of IPsec policies".to_owned();
+                Err(NetlinkError::Refused { operation, source })
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+/// Whether this network namespace has a policy that is not one socket's own.
+pub async fn has_policies() -> Result<bool, NetlinkError> {
+    let operation = || "count IPsec policies".to_owned();
+    let refused = |source| NetlinkError::Refused { operation: operation(), source };
+    let socket = match open(0) {
+        Ok(socket) => socket,
+        Err(error) if is_unknown(&error) => return Ok(false),
+        Err(source) => return Err(NetlinkError::Open { purpose: "IPsec policies", source }),
+    };
+    let exchange = async {
+        socket.send_to(&request(), &SocketAddr::new(0, 0)).await?;
+        let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
+        socket.recv(&mut answer).await?;
+        Ok(answer)
+    };
+    let answer = timeout(REQUEST_TIMEOUT, exchange)
+        .await
+        .map_err(|_elapsed| NetlinkError::TimedOut(operation()))?
+        .map_err(refused)?;
+    let missing = "the numbers of policies";
+    let numbers = numbers(&answer)
+        .ok_or_else(|| NetlinkError::Incomplete { operation: operation(), missing })?;
+    Ok(numbers.iter().any(|number| *number > 0))
+}
+
+fn open(groups: u32) -> io::Result<TokioSocket> {
+    let mut socket = TokioSocket::new(PROTOCOL)?;
+    socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Whether the kernel was built without IPsec.
+fn is_unknown(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::PROTONOSUPPORT)
+}
+
+fn request() -> Vec<u8> {
+    let bytes = (HEADER_BYTES + FLAG_BYTES) as u32;
+    let mut request = bytes.to_ne_bytes().to_vec();
+    request.extend(GET_NUMBERS.to_ne_bytes());
+    request.extend(REQUEST.to_ne_bytes());
+    request.resize(HEADER_BYTES + FLAG_BYTES, 0);
+    request
+}
+
+fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {
+    let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    if half(answer, 4)? != NUMBERS {
+        return None;
+    }
+    let mut attributes = answer.get(HEADER_BYTES + FLAG_BYTES..)?;
+    while half(attributes, 2)? != NUMBERS_ATTRIBUTE {
+        let bytes = usize::from(half(attributes, 0)?).max(4).next_multiple_of(4);
+        attributes = attributes.get(bytes..)?;
+    }
+    let words = attributes.get(4..4 + 4 * DIRECTIONS)?.chunks_exact(4);
+    let mut numbers = [0; DIRECTIONS];
+    for (number, word) in numbers.iter_mut().zip(words) {
+        *number = u32::from_ne_bytes(*word.first_chunk()?);
+    }
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_directions() {
+        let mut answer = vec![0; HEADER_BYTES + FLAG_BYTES];
+        answer[4..6].copy_from_slice(&NUMBERS.to_ne_bytes());
+        // An attribute of another kind, five bytes long, first.
+        answer.extend([5_u16.to_ne_bytes(), 9_u16.to_ne_bytes()].concat());
+        answer.extend([0; 4]);
+        answer.extend([28_u16.to_ne_bytes(), NUMBERS_ATTRIBUTE.to_ne_bytes()].concat());
+        for number in [1_u32, 2, 3, 4, 5, 6] {
+            answer.extend(number.to_ne_bytes());
+        }
+        assert_eq!(numbers(&answer), Some([1, 2, 3]));
+        assert_eq!(numbers(&answer[..answer.len() - 16]), None);
+        answer[4] = 2; // NLMSG_ERROR
+        assert_eq!(numbers(&answer), None);
+    }
+}

@@ -1,0 +1,3 @@
+//! The kernel's programs for the udp backend.
+
+mod programs;

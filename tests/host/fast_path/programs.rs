@@ -1,0 +1,351 @@
+//! The programs against the rules of the workers: generated packets, right and wrong, run through
+//! both. A program may take what the workers would send or deliver with the same bytes, and nothing
+//! else; and it must take the ordinary packets.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use fastrand::Rng;
+
+use weft::fast_path::{IN, Maps, PeerEntry, Settings};
+use weft::forward::Local;
+use weft::forward::decide::{self, EgressVerdict, IngressVerdict};
+use weft::packet::address::is_ordinary;
+use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
+use weft::route::{Peer, Prefix, Table};
+use weft::sys::bpf;
+
+use crate::support::bpf::compile;
+use crate::support::pace::by_effort;
+use crate::support::packet::{ipv4, seal};
+
+const PORT: u16 = 8285;
+const MTU_BYTES: u16 = 1472;
+const TUN: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+const UNDERLAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const LINK_BYTES: usize = 14;
+const OUTER_BYTES: usize = 28;
+
+/// `TC_ACT_REDIRECT`, and `TC_ACT_UNSPEC` as a program returns it.
+const TAKEN: u32 = 7;
+const LEFT_ALONE: u32 = u32::MAX;
+
+/// How a peer is published: its lease, its address, whether the programs may send to it and receive
+/// from it.
+const PEERS: [(&str, [u8; 4], bool, bool); 6] = [
+    ("10.5.2.0/24", [192, 0, 2, 2], true, true),
+    ("10.5.16.0/20", [192, 0, 2, 3], true, true),
+    // Inside the lease before: the longest prefix counts.
+    ("10.5.17.0/24", [192, 0, 2, 4], true, true),
+    // Those that only workers carry, or one way only.
+    ("10.5.18.0/24", [192, 0, 2, 5], false, false),
+    ("10.5.5.0/24", [192, 0, 2, 6], false, true),
+    ("10.5.6.0/24", [192, 0, 2, 7], true, false),
+];
+
+struct Bench {
+    local: Local,
+    table: Table,
+    out: OwnedFd,
+    inward: OwnedFd,
+    maps: Maps,
+    rng: Rng,
+}
+
+impl Bench {
+    fn new(seed: u64) -> Self {
+        let prefix = |text: &str| text.parse::<Prefix>().unwrap();
+        let local = Local {
+            network: prefix("10.5.0.0/16"),
+            subnet: prefix("10.5.1.0/24"),
+            tun_address: TUN,
+            underlay: SocketAddrV4::new(UNDERLAY, PORT),
+            mtu_bytes: MTU_BYTES,
+        };
+        let maps = Maps::create().expect("root may make maps");
+        let mut peers = Vec::new();
+        for (number, (subnet, address, is_sent_to, is_received_from)) in (0..).zip(PEERS) {
+            let (subnet, address) = (prefix(subnet), Ipv4Addr::from(address));
+            let entry =
+                PeerEntry { address, next_hop: address, number, is_sent_to, is_received_from };
+            maps.set_peer(subnet, entry).unwrap();
+            let address = SocketAddrV4::new(address, PORT);
+            peers.push(Arc::new(Peer::new(subnet, address)));
+        }
+        let settings = Settings {
+            until_ns: u64::MAX,
+            subnet: local.subnet,
+            tun_address: TUN,
+            underlay_address: UNDERLAY,
+            port: PORT,
+            mtu_bytes: MTU_BYTES,
+            lengths_bits: vec![24, 20],
+            // Redirections are recorded in a test run and not carried out.
+            underlay_device: 1,
+            tun_device: 1,
+            gro_device: 0,
+        };
+        maps.publish(&settings).unwrap();
+        let out = maps.load("weft_out", &compile(LINK_BYTES).out).unwrap();
+        let inward = maps.load("weft_in", &IN).unwrap();
+        let table = Table::build(peers);
+        Self { local, table, out, inward, maps, rng: Rng::with_seed(seed) }
+    }
+
+    /// The frame behind its link header as a program left it, if it took it.
+    fn run(&self, program: &OwnedFd, packet: &[u8]) -> Option<Vec<u8>> {
+        let mut frame = vec![0; LINK_BYTES];
+        frame[12] = 8; // IPv4
+        frame.extend(packet);
+        let mut output = vec![0; frame.len() + OUTER_BYTES];
+        let run = bpf::test_run(program.as_fd(), &frame, &mut output).unwrap();
+        match run.result {
+            TAKEN => {
+                output.truncate(run.bytes);
+                Some(output.split_off(LINK_BYTES))
+            }
+            LEFT_ALONE => {
+                assert_eq!(output[..run.bytes], frame, "a packet that is left alone was changed");
+                None
+            }
+            other => panic!("the program dropped {packet:02x?}: {other}"),
+        }
+    }
+
+    fn kernels(&self, address: Ipv4Addr) -> Option<(Ipv4Addr, bool, bool)> {
+        let subnet = self.table.lookup(address)?.subnet;
+        let find = |(text, ..): &&(&str, _, _, _)| text.parse::<Prefix>().unwrap() == subnet;
+        PEERS
+            .iter()
+            .find(find)
+            .map(|(_, address, send, receive)| (Ipv4Addr::from(*address), *send, *receive))
+    }
+
+    fn address(&mut self) -> Ipv4Addr {
+        let host = self.rng.u8(..);
+        match self.rng.u8(..24) {
+            0..=4 => Ipv4Addr::new(10, 5, 1, host),
+            5..=9 => Ipv4Addr::new(10, 5, 2, host),
+            10..=13 => Ipv4Addr::new(10, 5, self.rng.u8(16..20), host),
+            14 => Ipv4Addr::new(10, 5, 5, host),
+            15 => Ipv4Addr::new(10, 5, 6, host),
+            16 => Ipv4Addr::new(10, 5, 99, host),
+            17 => UNDERLAY,
+            18 => TUN,
+            19 => Ipv4Addr::new(172, 16, 0, host),
+            20 => Ipv4Addr::new(169, *self.rng.choice(&[253, 254]).unwrap(), 0, host),
+            21 => Ipv4Addr::new(self.rng.u8(..), 0, 0, host),
+            _ => Ipv4Addr::from_bits(self.rng.u32(..)),
+        }
+    }
+
+    /// A whole packet, mostly between pods.
+    fn packet(&mut self, from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+        let source = if self.rng.u8(..4) == 0 { self.address() } else { from };
+        let destination = if self.rng.u8(..4) == 0 { self.address() } else { to };
+        let protocol = *self.rng.choice(&[1, 6, 17, 17, 47]).unwrap();
+        let length = match self.rng.u8(..8) {
+            0 => self.rng.usize(..8),
+            1 => self.rng.usize(1440..1500),
+            _ => self.rng.usize(8..200),
+        };
+        let mut rest = vec![0; length];
+        self.rng.fill(&mut rest);
+        if protocol == 17 && length >= 4 && self.rng.bool() {
+            rest[2 * self.rng.usize(..2)..][..2].copy_from_slice(&PORT.to_be_bytes());
+        }
+        let mut packet = ipv4(source, destination, protocol, &rest);
+        packet[1] = self.rng.u8(..);
+        packet[8] = *self.rng.choice(&[0, 1, 2, 63, 64, 64, 64, 255]).unwrap();
+        packet[6] = *self.rng.choice(&[0x40, 0x40, 0x40, 0, 0x20, 0x80, 0x01]).unwrap();
+        if self.rng.u8(..8) == 0 {
+            self.add_options(&mut packet);
+        }
+        seal(&mut packet);
+        packet
+    }
+
+    fn add_options(&mut self, packet: &mut Vec<u8>) {
+        let options = *self.rng.choice(&[[1, 1, 1, 0], [131, 4, 4, 0], [7, 4, 4, 0]]).unwrap();
+        packet.splice(20..20, options);
+        packet[0] = 0x46;
+        let total = (packet.len() as u16).to_be_bytes();
+        packet[2..4].copy_from_slice(&total);
+    }
+
+    /// Damages a packet now and then, in one place or its length, mostly with a checksum that fits.
+    fn damage(&mut self, packet: &mut Vec<u8>, headers: usize) {
+        match self.rng.u8(..8) {
+            0 => {
+                let at = self.rng.usize(..headers.min(packet.len()));
+                packet[at] ^= 1 << self.rng.u8(..8);
+                if self.rng.u8(..4) > 0 && usize::from(packet[0] & 15) * 4 <= packet.len() {
+                    seal(packet);
+                }
+            }
+            // A test run takes no frame without a whole IPv4 header.
+            1 if self.rng.bool() => packet.truncate(self.rng.usize(20..=packet.len().max(20))),
+            1 => packet.extend(vec![0; self.rng.usize(..40)]),
+            _ => {}
+        }
+    }
+}
+
+/// Whether programs know this form of header at all.
+fn is_common(header: &Ipv4Header, packet: &[u8]) -> bool {
+    header.header_bytes == 20
+        && !header.is_fragment()
+        && packet[6] & 0x80 == 0
+        && usize::from(header.total_bytes) == packet.len()
+        && is_ordinary(header.source)
+        && is_ordinary(header.destination)
+}
+
+fn after_hop(packet: &[u8]) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    decrement_ttl(&mut packet);
+    packet
+}
+
+#[test]
+fn sent_packets_are_those_that_workers_send() {
+    let seed = fastrand::u64(..);
+    let mut bench = Bench::new(seed);
+    let (mut taken_count, count) = (0, by_effort(100_000, 1_000_000));
+    for _ in 0..count {
+        let (pod, far) = (Ipv4Addr::new(10, 5, 1, 9), Ipv4Addr::new(10, 5, 2, 9));
+        let mut packet = bench.packet(pod, far);
+        bench.damage(&mut packet, 20);
+        let parsed = Ipv4Header::parse(&packet);
+        let verdict = parsed.map(|header| {
+            let whole = &packet[..usize::from(header.total_bytes)];
+            decide::egress(&bench.local, &bench.table, &header, whole, whole.len())
+        });
+        let taken = bench.run(&bench.out, &packet);
+        let told = format!("seed {seed}: {verdict:?} {packet:02x?}");
+        let (Ok(header), Ok(EgressVerdict::Send(peer))) = (parsed, verdict) else {
+            assert_eq!(taken, None, "workers would not send it: {told}");
+            continue;
+        };
+        let (address, is_sent_to, _) = bench.kernels(header.destination).unwrap();
+        let is_perhaps_ours = header.source == UNDERLAY && header.protocol == 17;
+        if is_common(&header, &packet) && is_sent_to && !is_perhaps_ours {
+            assert!(taken.is_some(), "an ordinary packet goes the slow way: {told}");
+        }
+        let Some(sent) = taken else { continue };
+        taken_count += 1;
+        assert!(is_sent_to && is_common(&header, &packet), "{told}");
+        let (outer, inner) = sent.split_at(OUTER_BYTES);
+        assert_eq!(inner, after_hop(&packet), "workers would send other bytes: {told}");
+        let outer_header = Ipv4Header::parse(&sent).unwrap();
+        assert_eq!((outer_header.source, outer_header.destination), (UNDERLAY, address), "{told}");
+        assert_eq!(address, *peer.ip());
+        assert_eq!(usize::from(outer_header.total_bytes), sent.len());
+        assert_eq!((outer_header.ttl, outer_header.protocol, outer[1]), (64, 17, 0));
+        let udp_bytes = (sent.len() as u16 - 20).to_be_bytes();
+        let port = PORT.to_be_bytes();
+        assert_eq!(outer[20..], [port, port, udp_bytes, [0, 0]].concat(), "{told}");
+    }
+    assert!(taken_count > count / 20, "{taken_count} of {count}: the generator makes too few");
+    let counts = bench.maps.counts().unwrap();
+    let counted: u64 = (0..PEERS.len()).map(|number| counts.of(number as u32).packets_sent).sum();
+    assert_eq!(counted, taken_count);
+}
+
+#[test]
+fn delivered_packets_are_those_that_workers_deliver() {
+    let seed = fastrand::u64(..);
+    let mut bench = Bench::new(seed);
+    let (mut taken_count, count) = (0, by_effort(100_000, 1_000_000));
+    for _ in 0..count {
+        let (_, sender, ..) = *bench.rng.choice(&PEERS).unwrap();
+        let (far, pod) = (Ipv4Addr::new(10, 5, 2, 9), Ipv4Addr::new(10, 5, 1, 9));
+        let sender = match bench.rng.u8(..8) {
+            0 => bench.address(),
+            1 => Ipv4Addr::from(sender),
+            _ => Ipv4Addr::new(192, 0, 2, 2),
+        };
+        let mut packet = bench.packet(far, pod);
+        bench.damage(&mut packet, 20);
+        let mut payload = [PORT.to_be_bytes(), PORT.to_be_bytes()].concat();
+        payload.extend((packet.len() as u16 + 8).to_be_bytes());
+        let sum = if bench.rng.u8(..8) == 0 { bench.rng.u16(..) } else { 0 };
+        payload.extend(sum.to_be_bytes());
+        payload.extend(&packet);
+        let mut datagram = ipv4(sender, UNDERLAY, 17, &payload);
+        if bench.rng.u8(..8) == 0 {
+            datagram[1] = bench.rng.u8(..);
+        }
+        if bench.rng.u8(..8) == 0 {
+            datagram[8] = bench.rng.u8(..3);
+        }
+        seal(&mut datagram);
+        bench.damage(&mut datagram, 28);
+        let taken = bench.run(&bench.inward, &datagram);
+        let accepted = stack_accepts(&datagram);
+        let verdict = accepted.and_then(|(sender, inner)| {
+            let header = Ipv4Header::parse(inner).ok()?;
+            let whole = &inner[..usize::from(header.total_bytes)];
+            let verdict = decide::ingress(&bench.local, &bench.table, sender, &header, whole);
+            Some((sender, inner, header, verdict))
+        });
+        let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
+        let Some((sender, inner, header, IngressVerdict::Deliver)) = verdict else {
+            assert_eq!(taken, None, "workers would not deliver it: {told}");
+            continue;
+        };
+        let owner = bench.kernels(header.source);
+        let is_received = owner.is_some_and(|(address, _, receive)| receive && address == sender);
+        let is_unchecked = datagram[26..28] == [0, 0] && datagram[1] & 3 == 0;
+        let is_whole = datagram.len() == inner.len() + OUTER_BYTES && datagram[6] & 0xbf == 0;
+        let is_ours = bench.local.is_own_address(header.destination);
+        let ordinary = is_common(&header, inner) && is_received && is_unchecked && is_whole;
+        assert_eq!(taken.is_some(), ordinary && !is_ours, "ordinary, and no others: {told}");
+        if let Some(delivered) = taken {
+            taken_count += 1;
+            assert_eq!(delivered, after_hop(inner), "workers would deliver other bytes: {told}");
+        }
+    }
+    assert!(taken_count > count / 20, "{taken_count} of {count}: the generator makes too few");
+    let counts = bench.maps.counts().unwrap();
+    let each = (0..PEERS.len()).map(|number| counts.of(number as u32).packets_received);
+    assert_eq!(each.sum::<u64>(), taken_count);
+}
+
+/// The sender and the payload of a datagram that the IP stack would give the tunnel's socket,
+/// checksums of UDP aside, which are 0 or wrong here.
+fn stack_accepts(datagram: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
+    let header = Ipv4Header::parse(datagram).ok()?;
+    let whole = &datagram[..usize::from(header.total_bytes)];
+    let udp = whole.get(usize::from(header.header_bytes)..)?;
+    let bytes = usize::from(u16::from_be_bytes([*udp.get(4)?, *udp.get(5)?]));
+    let is_ours = header.destination == UNDERLAY
+        && header.protocol == 17
+        && udp.get(2..4)? == PORT.to_be_bytes();
+    if header.is_fragment() || !is_ours || header.ttl == 0 {
+        return None;
+    }
+    Some((header.source, udp.get(8..bytes)?))
+}
+
+#[test]
+fn nothing_is_taken_after_the_lease() {
+    let bench = Bench::new(1);
+    let packet = ipv4(Ipv4Addr::new(10, 5, 1, 9), Ipv4Addr::new(10, 5, 2, 9), 17, &[0; 16]);
+    assert!(bench.run(&bench.out, &packet).is_some());
+    let settings = Settings {
+        until_ns: 1,
+        subnet: bench.local.subnet,
+        tun_address: TUN,
+        underlay_address: UNDERLAY,
+        port: PORT,
+        mtu_bytes: MTU_BYTES,
+        lengths_bits: vec![24, 20],
+        underlay_device: 1,
+        tun_device: 1,
+        gro_device: 0,
+    };
+    bench.maps.publish(&settings).unwrap();
+    assert_eq!(bench.run(&bench.out, &packet), None, "a dead daemon's programs go on sending");
+}

@@ -1,0 +1,67 @@
+//! The programs of the fast path, compiled from their source.
+
+use std::path::Path;
+use std::process::Command;
+
+use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget};
+
+/// `struct map` in `tunnel.c`: kind, bytes of a key, bytes of a value, entries, flags.
+pub(crate) type MapWords = [u32; 5];
+
+/// What clang made of `tunnel.c`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Compiled {
+    pub(crate) out: Vec<u64>,
+    pub(crate) inward: Vec<u64>,
+    pub(crate) gro: Vec<u64>,
+    /// In the order in which the source has them, which is that of their numbers.
+    pub(crate) maps: Vec<MapWords>,
+}
+
+/// Compiles the programs for devices whose frames have `link_bytes` before the IPv4 header.
+pub(crate) fn compile(link_bytes: usize) -> Compiled {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fast_path/tunnel.c");
+    let directory = tempfile::tempdir().unwrap();
+    let output = directory.path().join("tunnel.o");
+    let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let done = Command::new("clang-14")
+        .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-c"])
+        .args(["-isystem", &headers, &format!("-DLINK_BYTES={link_bytes}"), "-o"])
+        .args([&output, &source])
+        .output()
+        .expect("clang-14 is there: scripts/setup --test");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    read(&std::fs::read(&output).unwrap())
+}
+
+fn read(file: &[u8]) -> Compiled {
+    let file = object::File::parse(file).unwrap();
+    let maps: Vec<u32> = words(file.section_by_name("maps").unwrap().data().unwrap());
+    let program = |name: &str| {
+        let section = file.section_by_name(name).unwrap();
+        let bytes = section.data().unwrap().chunks_exact(8);
+        let mut instructions: Vec<_> =
+            bytes.map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap())).collect();
+        for (offset, relocation) in section.relocations() {
+            let RelocationTarget::Symbol(symbol) = relocation.target() else {
+                panic!("{name} refers to something else than a symbol");
+            };
+            let symbol = file.symbol_by_index(symbol).unwrap();
+            assert!(symbol.name().unwrap().ends_with("_map"), "{name} refers to {symbol:?}");
+            let number = symbol.address() / size_of::<MapWords>() as u64;
+            // A constant whose source register says that it is a map.
+            instructions[offset as usize / 8] |= 1 << 12 | number << 32;
+        }
+        instructions
+    };
+    Compiled {
+        out: program("tc_out"),
+        inward: program("tc_in"),
+        gro: program("tc_gro"),
+        maps: maps.chunks_exact(5).map(|map| map.try_into().unwrap()).collect(),
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|chunk| u32::from_le_bytes(chunk.try_into().unwrap())).collect()
+}
