@@ -59,14 +59,19 @@ impl Settings {
     }
 
     /// What the node publishes with its lease, before it has one. `former` is what its lease in the
-    /// store says from an earlier run.
+    /// store says from an earlier run, `reserved` what the host granted.
     pub async fn introduce(
         &self,
         external: &ExternalInterface,
         former: Option<&LeaseAttributes>,
+        reserved: Option<&UdpReserved>,
     ) -> Result<LeaseAttributes, StartError> {
         match self {
-            Self::Udp(_) | Self::Alloc => Ok(LeaseAttributes::udp(external.public_address)),
+            Self::Udp(_) => Ok(LeaseAttributes {
+                backend_data: reserved.and_then(UdpReserved::announcement),
+                ..LeaseAttributes::udp(external.public_address)
+            }),
+            Self::Alloc => Ok(LeaseAttributes::udp(external.public_address)),
             Self::Vxlan(settings) => Ok(vxlan::introduce(settings, external, former).await?),
             Self::HostGw => Ok(host_gw::introduce(external)?),
             Self::Extension(settings) => Ok(extension::introduce(settings, external).await?),

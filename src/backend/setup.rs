@@ -11,7 +11,7 @@ use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
 use crate::config::options::{
-    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, OffloadChoice, WorkersChoice,
+    DataplaneOptions, EngineChoice, FastPathChoice, InterfaceOptions, WorkersChoice,
 };
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::status::ControlStatus;
@@ -136,10 +136,8 @@ pub struct Claim<'a> {
     pub network: Prefix,
     /// This host's lease of the last run, which it probably gets again.
     pub previous_subnet: Option<Prefix>,
-    /// Offloads that workers may use.
-    pub offload: OffloadChoice,
-    /// How many workers share the work.
-    pub workers: WorkersChoice,
+    /// How the udp backend carries packets.
+    pub dataplane: DataplaneOptions,
 }
 
 /// Waits for other leases. Once the control plane has ended there are none: everything stays as it

@@ -47,13 +47,14 @@ impl UdpBackend {
     pub async fn start(
         setup: Setup,
         settings: UdpBackendConfig,
-        reserved: UdpReserved,
+        mut reserved: UdpReserved,
     ) -> Result<Self, UdpError> {
+        let fast_path = std::mem::replace(&mut reserved.fast_path, Err(String::new()));
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let tunnel = Tunnel::start(&setup, settings, reserved, routes.clone()).await?;
         let tables = watch::Sender::default();
         let inputs = tunnel.kernel_inputs(tables.subscribe());
-        let kernel_plane = KernelPlane::new(setup.dataplane.fast_path, inputs)?;
+        let kernel_plane = KernelPlane::new(fast_path, inputs);
         Ok(Self { tunnel, kernel_plane, peers: PeerSet::default(), port, routes, tables })
     }
 

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 use crate::backend::running::Reserved;
 use crate::backend::setup::{Claim, Settings};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
-use crate::config::options::{DataplaneOptions, InterfaceOptions, Options};
+use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::backoff::Backoff;
 use crate::control::cache::Known;
@@ -74,9 +74,9 @@ impl Begun {
         rules::check_bridge(options, &plan.network)?;
         let guard = NodeGuard::take(options, known.cluster, external.public_address).await?;
         let former = Some(&known.own.attributes);
-        let attributes =
-            plan.settings.introduce(&external, former).await.context(REGISTRATION_PHRASE)?;
         let reserved = plan.reserve(options, &external, Some(known.own.subnet)).await?;
+        let introduced = plan.settings.introduce(&external, former, reserved.as_ref()).await;
+        let attributes = introduced.context(REGISTRATION_PHRASE)?;
         // What a node publishes does not depend on the cache.
         known.own.attributes = attributes.clone();
         let (interface, held) = (options.interface.clone(), HeldSubnet::Cached(known));
@@ -138,8 +138,7 @@ impl Configured {
         previous_subnet: Option<Prefix>,
     ) -> anyhow::Result<Reserved> {
         let network = self.network.network;
-        let DataplaneOptions { offload, workers, .. } = options.dataplane;
-        let claim = Claim { external, network, previous_subnet, offload, workers };
+        let claim = Claim { external, network, previous_subnet, dataplane: options.dataplane };
         self.settings.reserve(claim).await.context(REGISTRATION_PHRASE)
     }
 }
@@ -281,9 +280,9 @@ async fn get_ready(
     } else {
         None
     };
-    let introduced = plan.settings.introduce(external, former.as_ref()).await;
-    let attributes = introduced.context(REGISTRATION_PHRASE)?;
     let reserved = plan.reserve(options, external, previous_subnet).await?;
+    let introduced = plan.settings.introduce(external, former.as_ref(), reserved.as_ref()).await;
+    let attributes = introduced.context(REGISTRATION_PHRASE)?;
     Ok(Ok(Ready { attributes, reserved }))
 }
 

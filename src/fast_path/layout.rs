@@ -37,8 +37,8 @@ pub const MAPS: [MapShape; 3] = [
     },
 ];
 
-const SETTINGS_BYTES: usize = 56;
-const PEER_BYTES: usize = 16;
+const SETTINGS_BYTES: usize = 64;
+const PEER_BYTES: usize = 20;
 /// Words of one peer's counts: a cache line for each direction.
 pub(super) const COUNT_WORDS: usize = 16;
 
@@ -61,6 +61,8 @@ pub struct Settings {
     pub lengths_bits: Vec<u8>,
     /// Number of the device that carries the tunnel.
     pub underlay_device: u32,
+    /// Its hardware address.
+    pub hardware_address: [u8; 6],
     /// Number of the TUN device.
     pub tun_device: u32,
     /// Number of the device whose other end merges packets; 0 if none should.
@@ -86,6 +88,8 @@ impl Settings {
             &self.gro_device.to_ne_bytes(),
             &self.port.to_be_bytes(),
             &self.mtu_bytes.to_ne_bytes(),
+            &self.hardware_address,
+            &[0; 2],
         ]
         .concat()
     }
@@ -96,13 +100,13 @@ impl Settings {
 pub struct PeerEntry {
     /// Its tunnel's address.
     pub address: Ipv4Addr,
-    /// The neighbour that its packets are given to: itself, or a gateway.
-    pub next_hop: Ipv4Addr,
+    /// The network address of its lease, which its TUN device has as well.
+    pub subnet: Ipv4Addr,
     /// Which of the counts are its own, below [`PEERS_MAX`].
     pub number: u32,
-    /// Whether packets may be sent to it: it takes UDP checksum 0, and `next_hop` is behind the
-    /// device of the tunnel.
-    pub is_sent_to: bool,
+    /// The hardware address of the neighbour that its packets are given to, itself or a gateway,
+    /// if packets may be sent to it: it takes UDP checksum 0.
+    pub next_hop: Option<[u8; 6]>,
     /// Whether packets are taken from it.
     pub is_received_from: bool,
 }
@@ -110,15 +114,12 @@ pub struct PeerEntry {
 impl PeerEntry {
     /// As the map holds it.
     pub fn to_bytes(self) -> [u8; PEER_BYTES] {
-        let flags = u32::from(self.is_sent_to) | u32::from(self.is_received_from) << 1;
+        let flags = u16::from(self.next_hop.is_some()) | u16::from(self.is_received_from) << 1;
         let mut bytes = [0; PEER_BYTES];
-        let parts = [
-            self.address.octets(),
-            self.next_hop.octets(),
-            self.number.to_ne_bytes(),
-            flags.to_ne_bytes(),
-        ];
-        bytes.copy_from_slice(parts.as_flattened());
+        let addresses = [self.address.octets(), self.subnet.octets(), self.number.to_ne_bytes()];
+        bytes[..12].copy_from_slice(addresses.as_flattened());
+        bytes[12..14].copy_from_slice(&flags.to_ne_bytes());
+        bytes[14..].copy_from_slice(&self.next_hop.unwrap_or_default());
         bytes
     }
 }
@@ -150,6 +151,7 @@ mod tests {
             mtu_bytes: 0x05c0,
             lengths_bits: vec![24, 20],
             underlay_device: 2,
+            hardware_address: [2, 0, 0, 0, 0, 7],
             tun_device: 3,
             gro_device: 0,
         };
@@ -168,6 +170,8 @@ mod tests {
             [3, 0, 0, 0],
             [0; 4],
             [0x20, 0x5d, 0xc0, 0x05],
+            [2, 0, 0, 0],
+            [0, 7, 0, 0],
         ];
         assert_eq!(settings.to_bytes(), expected.as_flattened());
     }
@@ -176,12 +180,12 @@ mod tests {
     fn peers_are_laid_out_as_the_programs_read_them() {
         let entry = PeerEntry {
             address: Ipv4Addr::new(192, 0, 2, 2),
-            next_hop: Ipv4Addr::new(192, 0, 2, 254),
+            subnet: Ipv4Addr::new(10, 5, 2, 0),
             number: 7,
-            is_sent_to: false,
+            next_hop: Some([2, 0, 0, 0, 0, 9]),
             is_received_from: true,
         };
-        let expected = [[192, 0, 2, 2], [192, 0, 2, 254], [7, 0, 0, 0], [2, 0, 0, 0]];
+        let expected = [[192, 0, 2, 2], [10, 5, 2, 0], [7, 0, 0, 0], [3, 0, 2, 0], [0, 0, 0, 9]];
         assert_eq!(entry.to_bytes(), expected.as_flattened());
         let key = key_of("10.5.2.0/23".parse().unwrap());
         assert_eq!(key, [255, 255, 254, 0, 10, 5, 2, 0]);

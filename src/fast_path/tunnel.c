@@ -42,8 +42,6 @@ static long (*change_head)(struct __sk_buff *, __u32 bytes, __u64 flags) =
 static long (*change_type)(struct __sk_buff *, __u32 type) = (void *)BPF_FUNC_skb_change_type;
 static long (*checksum_level)(struct __sk_buff *, __u64 how) = (void *)BPF_FUNC_csum_level;
 static long (*redirect)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redirect;
-static long (*redirect_neighbour)(__u32 device, const struct bpf_redir_neigh *, int bytes,
-                                  __u64 flags) = (void *)BPF_FUNC_redirect_neigh;
 
 #define BIG_ENDIAN_16(value) ((__u16)__builtin_bswap16(value))
 #define BIG_ENDIAN_32(value) ((__u32)__builtin_bswap32(value))
@@ -65,7 +63,6 @@ static long (*redirect_neighbour)(__u32 device, const struct bpf_redir_neigh *, 
 #define ECN_BITS 3
 // Hops that the Linux IP stack gives a packet of its own.
 #define OUTER_TTL 64
-#define FAMILY_IPV4 2
 #define PACKET_FOR_US 0
 #define TOTAL_BYTES_MAX 65535
 
@@ -83,6 +80,8 @@ struct settings {
     __u32 underlay_device, tun_device;
     __u32 gro_device; // 0: `in` delivers directly
     __u16 port, mtu_bytes;
+    __u8 hardware_address[ETH_ALEN]; // of the underlay device
+    __u16 unused;
 };
 
 struct prefix {
@@ -90,12 +89,13 @@ struct prefix {
 };
 
 struct peer {
-    __u32 address, next_hop;
-    __u32 number; // of its counts
-    __u32 flags;
+    __u32 address, subnet; // of its tunnel; of its lease, which is its TUN device's address, too
+    __u32 number;          // of its counts
+    __u16 flags;
+    __u8 hardware_address[ETH_ALEN]; // of the next hop
 };
 
-#define PEER_SEND 1    // takes UDP checksum 0 and is reached through the underlay device
+#define PEER_SEND 1    // takes UDP checksum 0, and the next hop is known
 #define PEER_RECEIVE 2 // may be received from
 
 // Packets and bytes as pods see them: of super-packets, what they stand for. One cache line a
@@ -140,6 +140,11 @@ struct outer {
     struct udp udp;
 };
 
+struct frame {
+    __u8 destination[ETH_ALEN], source[ETH_ALEN];
+    __u16 protocol;
+};
+
 // The ones' complement sum of a header: 0xffff if its checksum is right.
 ALWAYS __u32 sum(const struct ip *ip)
 {
@@ -160,10 +165,10 @@ ALWAYS int is_ordinary(__u32 address)
 }
 
 // Whether a parsed header is one of those that workers send or deliver unless its addresses or its
-// length forbid that: no options, no fragment, hops left.
-ALWAYS int is_plain(const struct ip *ip)
+// length forbid that: no options, no fragment, `hops` left and more.
+ALWAYS int is_plain(const struct ip *ip, __u8 hops)
 {
-    return ip->version_and_length == 0x45 && !(ip->fragment & FRAGMENT_BITS) && ip->ttl > 1 &&
+    return ip->version_and_length == 0x45 && !(ip->fragment & FRAGMENT_BITS) && ip->ttl > hops &&
            sum(ip) == 0xffff && is_ordinary(ip->source) && is_ordinary(ip->destination);
 }
 
@@ -228,7 +233,9 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
 
     if (!is_valid(settings) || skb->protocol != IPV4 || load(skb, LINK_BYTES, &ip, sizeof(ip)))
         return TC_ACT_UNSPEC;
-    if (!is_plain(&ip) || BIG_ENDIAN_16(ip.total_bytes) != total ||
+    // What is sent, the peer's program must take: a packet whose transport checksum is still left to
+    // a device would reach a worker there as it is, where both hosts share a machine.
+    if (!is_plain(&ip, 2) || BIG_ENDIAN_16(ip.total_bytes) != total ||
         total > TOTAL_BYTES_MAX - OUTER_BYTES)
         return TC_ACT_UNSPEC;
     // Our own tunnel packet, routed back into the tunnel.
@@ -243,7 +250,7 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
     if (largest > settings->mtu_bytes)
         return TC_ACT_UNSPEC;
     const struct peer *peer = peer_of(settings, ip.destination);
-    if (!peer || !(peer->flags & PEER_SEND))
+    if (!peer || !(peer->flags & PEER_SEND) || ip.destination == peer->subnet)
         return TC_ACT_UNSPEC;
     __u32 number = peer->number;
     struct counts *counts = lookup(&counts_map, &number);
@@ -263,7 +270,9 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
                 .bytes = BIG_ENDIAN_16(total + UDP_BYTES)},
     };
     outer.ip.checksum = ~sum(&outer.ip);
-    struct bpf_redir_neigh next_hop = {.nh_family = FAMILY_IPV4, .ipv4_nh = peer->next_hop};
+    struct frame frame = {.protocol = IPV4};
+    __builtin_memcpy(frame.destination, peer->hardware_address, ETH_ALEN);
+    __builtin_memcpy(frame.source, settings->hardware_address, ETH_ALEN);
     // Refused for packets that are in a tunnel already, and for super-packets of other kinds.
     if (adjust_room(skb, OUTER_BYTES, BPF_ADJ_ROOM_MAC,
                     BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP |
@@ -279,10 +288,10 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
     if (store(skb, LINK_BYTES, &outer, sizeof(outer), 0) ||
         store(skb, LINK_BYTES + OUTER_BYTES + offsetof(struct ip, ttl), &ip.ttl, 4, 0))
         return TC_ACT_SHOT;
-    // Room for the link header, which the redirection fills in.
-    if (LINK_BYTES == 0 && change_head(skb, ETH_HLEN, 0))
+    if ((LINK_BYTES == 0 && change_head(skb, ETH_HLEN, 0)) ||
+        store(skb, 0, &frame, sizeof(frame), 0))
         return TC_ACT_SHOT;
-    return redirect_neighbour(settings->underlay_device, &next_hop, sizeof(next_hop), 0);
+    return redirect(settings->underlay_device, 0);
 }
 
 SECTION("tc_in") int weft_in(struct __sk_buff *skb)
@@ -313,7 +322,7 @@ SECTION("tc_in") int weft_in(struct __sk_buff *skb)
         BIG_ENDIAN_16(inner->total_bytes) != total)
         return TC_ACT_UNSPEC;
     __u32 subnet = settings->subnet, mask = settings->subnet_mask;
-    if (!is_plain(inner) || (inner->destination & mask) != subnet ||
+    if (!is_plain(inner, 1) || (inner->destination & mask) != subnet ||
         inner->destination == settings->tun_address ||
         inner->destination == settings->underlay_address || (inner->source & mask) == subnet ||
         inner->source == settings->tun_address || inner->source == settings->underlay_address)

@@ -6,6 +6,7 @@ use std::net::SocketAddrV4;
 use crate::offload::{CoalesceLimits, Coalescer, Full};
 use crate::packet::Span;
 use crate::packet::ipv4::{self, Ipv4Header};
+use crate::packet::transport;
 use crate::stats::DropReason;
 
 use super::decide::{IngressVerdict, KnownAddresses};
@@ -147,6 +148,7 @@ impl Ingress {
         }
         ipv4::decrement_ttl(bytes);
         header.ttl -= 1;
+        transport::complete_if_left(&header, bytes);
         if self.coalescer.push(arena, packet, &header).is_err() {
             // Never seen: room was checked.
             context.stats.drop(DropReason::InternalError, 1);

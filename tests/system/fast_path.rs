@@ -15,23 +15,27 @@ fn taken(overlay: &Overlay, host: usize) -> [u64; 2] {
     ["packets_sent", "packets_received"].map(|name| status.0["fast_path"][name].as_u64().unwrap())
 }
 
-/// What the workers of both hosts sent. They receive more: the echoes that measure the path.
-fn sent_by_workers(overlay: &Overlay) -> [u64; 2] {
-    [0, 1].map(|host| overlay.status(host).count("egress", "packets_forwarded"))
+/// What the workers of both hosts sent.
+fn sent_by_workers(overlay: &Overlay) -> u64 {
+    [0, 1].map(|host| overlay.status(host).count("egress", "packets_forwarded")).iter().sum()
 }
 
-fn wait_until_carried(overlay: &Overlay, host: usize) {
-    wait_until(PATIENCE, "the kernel carries the packets to the peer", || {
-        overlay.status(host).0["fast_path"]["peers"] == 1
+/// Answers to the echoes that measure the path, a few a second, go through workers.
+const ANSWERS_MAX: u64 = 200;
+
+/// The first packets are the workers': they have the kernel find the neighbour.
+fn wait_until_carried(overlay: &Overlay) {
+    wait_until(PATIENCE, "the kernel carries the packets to the peers", || {
+        overlay.lab.ping(0, overlay.pod(1), 56)
+            && (0..2).all(|host| overlay.status(host).0["fast_path"]["peers"] == 1)
     });
 }
 
 #[test]
 fn ordinary_packets_never_meet_a_worker() {
     let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
-    (0..2).for_each(|host| wait_until_carried(&overlay, host));
+    wait_until_carried(&overlay);
     let [near, far] = &overlay.lab.pods;
-    assert!(overlay.lab.ping(0, overlay.pod(1), 56), "the first ping is lost");
     let before = sent_by_workers(&overlay);
     for size in [0, 56, 1000, 1444] {
         assert!(overlay.lab.ping(1, overlay.pod(0), size), "a ping of {size} is lost");
@@ -40,9 +44,10 @@ fn ordinary_packets_never_meet_a_worker() {
     udp_sizes(near, far, overlay.pod(1), [1, 100, 1443, 1444]);
     tcp_transfer(near, far, overlay.pod(1), 32 * MIB, false);
     tcp_transfer(near, far, overlay.pod(1), 16 * MIB, true);
-    assert_eq!(sent_by_workers(&overlay), before, "ordinary packets go through workers");
+    let after = sent_by_workers(&overlay);
+    assert!(after < before + ANSWERS_MAX, "ordinary packets go through workers: {before} {after}");
     let [sent, received] = taken(&overlay, 0);
-    assert!(sent > 32 * MIB / 1472 && received > 0, "{sent} sent, {received} received");
+    assert!(sent > 32 * MIB / 1472 && received > 10 * ANSWERS_MAX, "{sent}, {received}");
     wait_until(
         PATIENCE,
         "what one sends the other takes, but for echoes to the host itself",
@@ -57,7 +62,8 @@ fn ordinary_packets_never_meet_a_worker() {
     );
     // Those that the pods' kernels cut are the workers'.
     udp_sizes(near, far, overlay.pod(1), [1445, 9000]);
-    assert_ne!(sent_by_workers(&overlay), before);
+    let fragments = 2 + 7;
+    assert!(sent_by_workers(&overlay) >= after + fragments, "who carried the fragments?");
     let out_of_order = kernel_counter(far, "TcpExt", "TCPOFOQueue");
     println!("{out_of_order} out of order");
 }

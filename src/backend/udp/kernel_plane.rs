@@ -17,20 +17,20 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use crate::backend::status::{KernelState, KernelView, Taken};
-use crate::config::options::FastPathChoice;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::with_causes;
 use crate::fast_path::{FastPath, FastPathError, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::{
     Events, Netlink, NetlinkError, PolicyEvents, has_policies, request_all,
 };
+use crate::host::state::{MacAddress, PathToHost};
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::LongSends;
 
 use super::peers::announcement;
 use super::prober::Unmeasured;
 
-use self::entries::{Entries, Hop, News};
+use self::entries::{Entries, Hops, News};
 
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);
@@ -43,6 +43,14 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Everything is looked at again after this time, should an event have been lost, or sooner after a
 /// failure.
 const PERIOD: Duration = Duration::from_secs(30);
+
+/// After a look at everything this time passes before the next one: in a large network neighbours
+/// change all the time.
+const REST: Duration = Duration::from_millis(200);
+
+/// How often the kernel is asked to find out whether a neighbour that is sent to is still there:
+/// the programs do not count as use, and what is not used for a minute may be forgotten.
+const USE: Duration = Duration::from_secs(10);
 
 /// How long this node tells the others to go on without checksums while its programs don't run: the
 /// store is not to be written for a device that is made again.
@@ -82,7 +90,10 @@ pub(super) struct KernelPlane {
     entries: Entries,
     taken: Arc<Taken>,
     /// How each peer's address is reached, as far as it was asked for since routes changed.
-    hops: BTreeMap<Ipv4Addr, Hop>,
+    hops: Hops,
+    /// Neighbours that were sent to since the kernel was last asked about them.
+    used: BTreeSet<Ipv4Addr>,
+    used_until: Instant,
     /// What the programs are attached to and go by.
     published: Option<Settings>,
     state: watch::Sender<KernelState>,
@@ -113,31 +124,25 @@ enum Obstacle {
 }
 
 impl KernelPlane {
-    /// Loads the programs, unless they are not wanted. They take nothing yet.
-    pub(super) fn new(choice: FastPathChoice, inputs: Inputs) -> Result<Self, FastPathError> {
-        let (fast_path, reason) = match choice {
-            FastPathChoice::Off => (None, "--fast-path=off".to_owned()),
-            FastPathChoice::On => (Some(FastPath::load()?), "starting".to_owned()),
-            FastPathChoice::Auto => match FastPath::load() {
-                Ok(fast_path) => (Some(fast_path), "starting".to_owned()),
-                Err(error) => {
-                    let text = with_causes(&error);
-                    info!("workers carry all packets, without the kernel's fast path: {text}");
-                    (None, text)
-                }
-            },
+    /// Of programs that take nothing yet, or without any, for the reason given.
+    pub(super) fn new(fast_path: Result<FastPath, String>, inputs: Inputs) -> Self {
+        let (fast_path, reason) = match fast_path {
+            Ok(fast_path) => (Some(fast_path), "starting".to_owned()),
+            Err(reason) => (None, reason),
         };
         let taken = Arc::new(Taken::new(fast_path.as_ref().map(FastPath::counts)));
-        Ok(Self {
+        Self {
             inputs,
             entries: Entries::new(Arc::clone(&taken)),
             taken,
             fast_path,
-            hops: BTreeMap::new(),
+            hops: Hops::new(),
+            used: BTreeSet::new(),
+            used_until: Instant::now() + USE,
             published: None,
             state: watch::Sender::new(KernelState::Off { reason }),
             off_since: Instant::now(),
-        })
+        }
     }
 
     pub(super) fn view(&self) -> KernelView {
@@ -159,19 +164,26 @@ impl KernelPlane {
     /// Ends when a connection to the kernel is lost.
     async fn follow(&mut self) -> Result<Infallible, NetlinkError> {
         // Subscribed before the first look, or a change between them is lost.
-        let (mut events, mut policies) = (Events::subscribe()?, PolicyEvents::subscribe()?);
+        let (mut events, mut neighbours) = (Events::subscribe()?, Events::of_neighbours()?);
+        let mut policies = PolicyEvents::subscribe()?;
         let netlink = Netlink::open()?;
         self.hops.clear();
-        let mut look = Instant::now();
+        let mut counts_due = Instant::now();
         loop {
-            let mut retry = LOOK_IDLE;
-            match self.look(&netlink).await {
-                Ok(()) => retry = PERIOD,
+            let due = match self.look(&netlink).await {
+                Ok(()) => PERIOD,
                 Err(Obstacle::Netlink(error)) if error.is_connection_lost() => return Err(error),
-                Err(obstacle) => self.stop(&obstacle),
-            }
-            let again = Instant::now() + retry;
+                Err(obstacle) => {
+                    self.stop(&obstacle);
+                    LOOK_IDLE
+                }
+            };
+            let (rest, due) = (Instant::now() + REST, Instant::now() + due);
             loop {
+                let neighbours_changed = async {
+                    sleep_until(rest).await;
+                    neighbours.changed().await
+                };
                 tokio::select! {
                     result = policies.changed() => {
                         result?;
@@ -193,8 +205,12 @@ impl KernelPlane {
                         self.hops.clear();
                         break;
                     }
-                    () = sleep_until(look) => look = Instant::now() + self.look_at_counts(),
-                    () = sleep_until(again) => {
+                    result = neighbours_changed => break result?,
+                    () = sleep_until(counts_due) => {
+                        counts_due = Instant::now() + self.look_at_counts();
+                        self.use_neighbours(&netlink).await;
+                    }
+                    () = sleep_until(due) => {
                         self.hops.clear();
                         break;
                     }
@@ -211,12 +227,10 @@ impl KernelPlane {
             return Err(Obstacle::Policies);
         }
         let link = netlink.link_named(&ground.interface).await?;
-        let is_ethernet = |link: &crate::host::state::Link| {
-            link.id.index == ground.underlay_device && link.mac.is_some() && !link.is_loopback
-        };
-        if !link.as_ref().is_some_and(is_ethernet) {
+        let link = link.filter(|link| link.id.index == ground.underlay_device && !link.is_loopback);
+        let Some(mac) = link.and_then(|link| link.mac) else {
             return Err(Obstacle::NotEthernet(ground.interface));
-        }
+        };
         let unmeasured = self.inputs.unmeasured.borrow_and_update().clone();
         let unmeasured = unmeasured.ok_or(Obstacle::Unmeasured)?;
         let table = self.inputs.routes.load();
@@ -224,7 +238,8 @@ impl KernelPlane {
             return Err(Obstacle::Peers);
         }
         self.find_hops(netlink, &table).await?;
-        self.publish(&ground, &table, &unmeasured)
+        let neighbours = netlink.hardware_addresses(ground.underlay_device).await?;
+        self.publish(&ground, mac, &table, &neighbours, &unmeasured)
     }
 
     /// Asks the kernel how it reaches those peers of whom it is not known.
@@ -236,14 +251,13 @@ impl KernelPlane {
         let ask = async |address| (address, netlink.path_to(address).await);
         for (address, path) in request_all(unknown, ask).await {
             let hop = match path {
-                Ok(path) if path.is_plain => match path.gateway {
-                    None => Hop::Through(path.interface_index, address),
-                    Some(IpAddr::V4(gateway)) => Hop::Through(path.interface_index, gateway),
-                    Some(IpAddr::V6(_)) => Hop::Unusable,
+                Ok(PathToHost { is_plain: true, interface_index, gateway, .. }) => match gateway {
+                    None => Some((interface_index, address)),
+                    Some(IpAddr::V4(gateway)) => Some((interface_index, gateway)),
+                    Some(IpAddr::V6(_)) => None,
                 },
-                Ok(_) => Hop::Unusable,
                 Err(error) if error.is_connection_lost() => return Err(error),
-                Err(_) => Hop::Unusable,
+                Ok(_) | Err(_) => None,
             };
             self.hops.insert(address, hop);
         }
@@ -253,7 +267,9 @@ impl KernelPlane {
     fn publish(
         &mut self,
         ground: &Ground,
+        mac: MacAddress,
         table: &Table,
+        neighbours: &BTreeMap<Ipv4Addr, MacAddress>,
         unmeasured: &BTreeSet<SocketAddrV4>,
     ) -> Result<(), Obstacle> {
         let Some(fast_path) = &mut self.fast_path else { return Ok(()) };
@@ -271,6 +287,7 @@ impl KernelPlane {
             mtu_bytes: ground.mtu_bytes,
             lengths_bits: lengths.into_iter().rev().collect(),
             underlay_device: ground.underlay_device,
+            hardware_address: mac.0,
             tun_device: ground.tun_device,
             gro_device: 0,
         };
@@ -281,7 +298,8 @@ impl KernelPlane {
             fast_path.detach();
             self.published = None;
         }
-        self.entries.publish(fast_path.maps(), table, &self.hops, &settings, may_send_to)?;
+        let (maps, hops) = (fast_path.maps(), &self.hops);
+        self.entries.publish(maps, table, &settings, hops, neighbours, may_send_to)?;
         fast_path.maps().publish(&settings)?;
         if !is_attached {
             fast_path.attach(settings.tun_device, settings.underlay_device)?;
@@ -343,8 +361,12 @@ impl KernelPlane {
         }
         let table = self.inputs.routes.load();
         let mut is_active = false;
-        for News { subnet, peer, is_sent_long, is_received_from } in self.entries.news() {
+        for News { subnet, peer, is_sent_long, is_sent_to, is_received_from } in self.entries.news()
+        {
             is_active |= is_sent_long;
+            if is_sent_to && let Some(Some((_, hop))) = self.hops.get(peer.ip()) {
+                self.used.insert(*hop);
+            }
             if is_sent_long {
                 self.inputs.long_sends.mark(peer);
             }
@@ -354,6 +376,19 @@ impl KernelPlane {
             }
         }
         if is_active { LOOK } else { LOOK_IDLE }
+    }
+
+    /// Has the kernel look after the neighbours that were sent to.
+    async fn use_neighbours(&mut self, netlink: &Netlink) {
+        let now = Instant::now();
+        let Some(settings) = self.published.as_ref().filter(|_| now >= self.used_until) else {
+            return;
+        };
+        self.used_until = now + USE;
+        let device = settings.underlay_device;
+        let ask = async |address| netlink.use_neighbour(device, address).await;
+        // One that fails is noticed when the kernel forgets the neighbour.
+        request_all(std::mem::take(&mut self.used), ask).await;
     }
 }
 

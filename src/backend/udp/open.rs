@@ -8,12 +8,15 @@ use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
-use crate::config::options::OffloadChoice;
+use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
+use crate::control::lease::RawJson;
 use crate::device::{Tun, TunError, TunOffload, TunnelSocket, kernel};
+use crate::failure::with_causes;
+use crate::fast_path::{FastPath, FastPathError};
 use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
@@ -21,6 +24,7 @@ use crate::host::state::LinkId;
 use crate::route::Prefix;
 
 use super::error::UdpError;
+use super::peers::announcement;
 use super::team;
 
 /// flannel's name for the device; the kernel puts the first free number in.
@@ -41,6 +45,15 @@ pub struct UdpReserved {
     pub(super) worker_count: NonZeroU16,
     /// The requested offloads that can be used.
     pub(super) offload: OffloadChoice,
+    /// The kernel's programs, or why there are none.
+    pub(super) fast_path: Result<FastPath, String>,
+}
+
+impl UdpReserved {
+    /// What the node says to others of its programs, which run once it has a lease.
+    pub(crate) fn announcement(&self) -> Option<RawJson> {
+        self.fast_path.as_ref().ok().and_then(|_| announcement())
+    }
 }
 
 /// Takes the port and a device, and makes sure that the route is free. The port comes first:
@@ -49,7 +62,8 @@ pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
 ) -> Result<UdpReserved, UdpError> {
-    let Claim { external, network, previous_subnet, mut offload, workers } = claim;
+    let Claim { external, network, previous_subnet, dataplane } = claim;
+    let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
@@ -60,9 +74,24 @@ pub(crate) async fn reserve(
         let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
         let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
-        Ok(UdpReserved { sockets, queues, mtu_bytes, worker_count, offload })
+        let fast_path = Err(String::new());
+        Ok(UdpReserved { sockets, queues, mtu_bytes, worker_count, offload, fast_path })
     };
-    patiently(once).await
+    let fast_path = load_fast_path(fast_path)?;
+    Ok(UdpReserved { fast_path, ..patiently(once).await? })
+}
+
+/// Loads the kernel's programs, unless they are not wanted; they take nothing yet.
+fn load_fast_path(choice: FastPathChoice) -> Result<Result<FastPath, String>, FastPathError> {
+    match choice {
+        FastPathChoice::Off => Ok(Err("--fast-path=off".to_owned())),
+        FastPathChoice::On => FastPath::load().map(Ok),
+        FastPathChoice::Auto => Ok(FastPath::load().map_err(|error| {
+            let text = with_causes(&error);
+            info!("workers carry all packets, without the kernel's fast path: {text}");
+            text
+        })),
+    }
 }
 
 /// Gives the device its address and the route.

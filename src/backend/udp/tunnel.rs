@@ -71,7 +71,7 @@ impl Tunnel {
         reserved: UdpReserved,
         routes: Published,
     ) -> Result<Self, UdpError> {
-        let UdpReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
+        let UdpReserved { sockets, queues, mtu_bytes, worker_count, offload, .. } = reserved;
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
         let overlay = take_over(host.netlink(), setup, mtu_bytes, &queues[0]).await?;

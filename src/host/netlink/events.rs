@@ -32,8 +32,8 @@ const MESSAGE_BYTES: usize = 64;
 /// is not used takes no memory.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
-const GROUPS: [MulticastGroup; 3] =
-    [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
+const GROUPS: &[MulticastGroup] =
+    &[MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
 
 /// A subscription to changes.
 pub struct Events {
@@ -47,9 +47,18 @@ impl Events {
     /// Subscribes in the network namespace of the calling thread. Subscribe before the first
     /// listing, or a change between them is lost.
     pub fn subscribe() -> Result<Self, NetlinkError> {
+        Self::of(GROUPS)
+    }
+
+    /// Subscribes to changes of neighbours alone, whose hardware addresses come and go.
+    pub fn of_neighbours() -> Result<Self, NetlinkError> {
+        Self::of(&[MulticastGroup::Neigh])
+    }
+
+    fn of(groups: &[MulticastGroup]) -> Result<Self, NetlinkError> {
         let open = || {
             let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-            let groups = GROUPS.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
+            let groups = groups.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
             // Without the right to it the default remains, and overruns are more frequent.
             set_socket_recv_buffer_size_force(socket.socket_ref(), RECEIVE_BUFFER_BYTES).ok();
             socket.socket_mut().bind(&SocketAddr::new(0, groups))?;

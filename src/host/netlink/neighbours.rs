@@ -1,6 +1,8 @@
-//! Permanent neighbours of a link and permanent entries of its forwarding database. Entries that
-//! the kernel learnt by itself are neither listed nor changed.
+//! Neighbours of a link and entries of its forwarding database. Of a VXLAN device the permanent
+//! ones, and what the kernel learnt by itself is neither listed nor changed; of another device
+//! those whose hardware address the kernel knows.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
@@ -32,6 +34,32 @@ impl Netlink {
             entries.extend(answer.iter().filter_map(|message| entry(message, table, link.index)));
         }
         Ok(entries)
+    }
+
+    /// The hardware addresses that the kernel has for the neighbours of the link numbered `index`.
+    pub async fn hardware_addresses(
+        &self,
+        index: u32,
+    ) -> Result<BTreeMap<Ipv4Addr, MacAddress>, NetlinkError> {
+        let mut query = NeighbourMessage::default();
+        query.header.family = AddressFamily::Inet;
+        query.attributes.push(NeighbourAttribute::IfIndex(index));
+        let operation = format!("list neighbours of device {index}");
+        let answer = self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await?;
+        Ok(answer.iter().filter_map(|message| neighbour(message, index)).collect())
+    }
+
+    /// Has the kernel find out whether the neighbour is still where it was, as if a packet had been
+    /// sent to it.
+    pub async fn use_neighbour(&self, index: u32, address: Ipv4Addr) -> Result<(), NetlinkError> {
+        let mut message = NeighbourMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.ifindex = index;
+        message.header.flags = NeighbourFlags::Use;
+        let destination = NeighbourAddress::Inet(address);
+        message.attributes.push(NeighbourAttribute::Destination(destination));
+        let operation = format!("use the neighbour {address} of device {index}");
+        self.edit(operation, RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE).await
     }
 
     /// Sets a permanent entry, in place of another of the same address in the table of neighbours
@@ -106,6 +134,25 @@ fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option
         }
     }
     Some(LinkEntry { table, address: address?, mac: mac? })
+}
+
+/// States in which the kernel sends to the hardware address that it has (NUD_VALID).
+const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+
+fn neighbour(message: &RouteNetlinkMessage, index: u32) -> Option<(Ipv4Addr, MacAddress)> {
+    let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
+    if message.header.ifindex != index || u16::from(message.header.state) & VALID == 0 {
+        return None;
+    }
+    let (mut address, mut mac) = (None, None);
+    for attribute in &message.attributes {
+        if let NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) = attribute {
+            address = Some(*found);
+        } else if let NeighbourAttribute::LinkLayerAddress(bytes) = attribute {
+            mac = MacAddress::from_bytes(bytes);
+        }
+    }
+    Some((address?, mac.filter(|mac| mac.is_host())?))
 }
 
 #[cfg(test)]

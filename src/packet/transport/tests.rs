@@ -166,6 +166,29 @@ fn unfinished_checksums_are_completed() {
 }
 
 #[test]
+fn only_a_checksum_that_was_left_is_completed() {
+    for (protocol, offset, payload) in [
+        (protocol::TCP, TCP_CHECKSUM_OFFSET, tcp(b"abc")),
+        (protocol::UDP, UDP_CHECKSUM_OFFSET, udp(b"abcd")),
+    ] {
+        let right = packet(protocol, 0x4000, &payload);
+        let complete = |mut packet: Vec<u8>| {
+            let header = Ipv4Header::parse(&packet).unwrap();
+            complete_if_left(&header, &mut packet);
+            packet
+        };
+        let left = unfinished(protocol, payload, offset);
+        assert_eq!(complete(left.clone()), right);
+        assert_eq!(complete(right.clone()), right);
+        let mut damaged = right;
+        *damaged.last_mut().unwrap() ^= 1;
+        assert_eq!(complete(damaged.clone()), damaged, "a damaged packet is made to look right");
+        let fragment = packet(protocol, 0x2000, &left[20..]);
+        assert_eq!(complete(fragment.clone()), fragment, "a fragment has not all that is summed");
+    }
+}
+
+#[test]
 fn a_zero_udp_checksum_becomes_ones() {
     // The data cancels everything else out: its word is the complement of their sum.
     let rest = [pseudo_bytes(17, 10), udp(&[0, 0])[..6].to_vec()].concat();

@@ -8,16 +8,12 @@ use std::sync::Arc;
 
 use crate::backend::status::Taken;
 use crate::fast_path::{Maps, PEERS_MAX, PeerCounts, PeerEntry, Settings};
+use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Table};
 
-/// How an address is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hop {
-    /// Through the device with this index, by this neighbour.
-    Through(u32, Ipv4Addr),
-    /// Not at all, or in a way that only the IP stack knows.
-    Unusable,
-}
+/// By which device and neighbour each address is reached; `None` for not at all, or in a way that
+/// only the IP stack knows.
+pub(super) type Hops = BTreeMap<Ipv4Addr, Option<(u32, Ipv4Addr)>>;
 
 /// A peer for which something was counted since the last look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +21,7 @@ pub(super) struct News {
     pub(super) subnet: Prefix,
     pub(super) peer: SocketAddrV4,
     pub(super) is_sent_long: bool,
+    pub(super) is_sent_to: bool,
     pub(super) is_received_from: bool,
 }
 
@@ -47,7 +44,7 @@ impl Entries {
 
     /// How many peers the programs send to.
     pub(super) fn sent_to(&self) -> usize {
-        self.published.values().filter(|entry| entry.is_sent_to).count()
+        self.published.values().filter(|entry| entry.next_hop.is_some()).count()
     }
 
     /// Makes the maps hold the peers of `table`, of whom `may_send_to` may be sent to.
@@ -55,14 +52,19 @@ impl Entries {
         &mut self,
         maps: &Maps,
         table: &Table,
-        hops: &BTreeMap<Ipv4Addr, Hop>,
         settings: &Settings,
+        hops: &Hops,
+        neighbours: &BTreeMap<Ipv4Addr, MacAddress>,
         may_send_to: impl Fn(&Peer) -> bool,
     ) -> io::Result<()> {
         let mut wanted = BTreeMap::new();
         for peer in table.peers() {
-            let mut entry = self.entry(peer, hops, settings);
-            entry.is_sent_to &= may_send_to(peer);
+            let hop = hops.get(peer.address.ip()).copied().flatten();
+            let hop = hop.filter(|(device, _)| *device == settings.underlay_device);
+            let mut entry = self.entry(peer, settings, hop.is_some());
+            if entry.is_received_from && peer.takes_no_checksum && may_send_to(peer) {
+                entry.next_hop = hop.and_then(|(_, hop)| Some(neighbours.get(&hop)?.0));
+            }
             wanted.insert(peer.subnet, entry);
         }
         let gone: Vec<_> =
@@ -83,28 +85,16 @@ impl Entries {
 
     /// A peer that is reached in another way is in the maps as well, for the sake of the longest
     /// prefix.
-    fn entry(
-        &mut self,
-        peer: &Peer,
-        hops: &BTreeMap<Ipv4Addr, Hop>,
-        settings: &Settings,
-    ) -> PeerEntry {
+    fn entry(&mut self, peer: &Peer, settings: &Settings, is_reached: bool) -> PeerEntry {
         let address = *peer.address.ip();
-        let next_hop = match hops.get(&address) {
-            Some(Hop::Through(device, next_hop)) if *device == settings.underlay_device => {
-                Some(*next_hop)
-            }
-            Some(_) | None => None,
-        };
         let number = self.number(peer);
         let is_ours = address == settings.underlay_address;
-        let is_carried = next_hop.is_some() && number.is_some() && !is_ours;
         PeerEntry {
             address,
-            next_hop: next_hop.unwrap_or(address),
+            subnet: peer.subnet.network(),
             number: number.unwrap_or(0),
-            is_sent_to: is_carried && peer.takes_no_checksum,
-            is_received_from: is_carried,
+            next_hop: None,
+            is_received_from: is_reached && number.is_some() && !is_ours,
         }
     }
 
@@ -126,9 +116,10 @@ impl Entries {
             let before = self.seen.insert(*number, now).unwrap_or_default();
             let is_sent_long = now.long_packets_sent != before.long_packets_sent;
             let is_received_from = now.packets_received != before.packets_received;
-            if is_sent_long || is_received_from {
+            let is_sent_to = now.packets_sent != before.packets_sent;
+            if is_sent_to || is_received_from {
                 let (subnet, peer) = (*subnet, *peer);
-                news.push(News { subnet, peer, is_sent_long, is_received_from });
+                news.push(News { subnet, peer, is_sent_long, is_sent_to, is_received_from });
             }
         }
         news
