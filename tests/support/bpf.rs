@@ -1,4 +1,5 @@
 //! The programs of the fast path, compiled from their source.
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 use std::path::Path;
 use std::process::Command;

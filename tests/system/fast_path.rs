@@ -12,7 +12,8 @@ const MIB: u64 = 1 << 20;
 /// What the kernel's programs of a host took: sent and received.
 fn taken(overlay: &Overlay, host: usize) -> [u64; 2] {
     let status = overlay.status(host);
-    ["packets_sent", "packets_received"].map(|name| status.0["fast_path"][name].as_u64().unwrap())
+    ["packets_sent", "packets_received"]
+        .map(|name| status.0["fast_path"][name].as_u64().expect("status has the counts"))
 }
 
 /// What the workers of both hosts sent.

@@ -1,6 +1,7 @@
 //! The programs against the rules of the workers: generated packets, right and wrong, run through
 //! both. A program may take what the workers would send or deliver with the same bytes, and nothing
 //! else; and it must take the ordinary packets.
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
