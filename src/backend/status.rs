@@ -2,6 +2,7 @@
 //! the host behind each subnet.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use tracing::info;
 use crate::backend::setup::Setup;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::engine::Engine;
-use crate::fast_path::{Counts, PeerCounts};
+use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
@@ -136,6 +137,8 @@ pub struct KernelView {
 pub struct Taken {
     /// None where there are no programs.
     counts: Option<Arc<Counts>>,
+    /// Each peer keeps its number, and with it its counts, when it leaves: should it come back, it
+    /// goes on counting. There are enough numbers for years; whoever gets none is the workers'.
     numbers: Mutex<BTreeMap<(Prefix, SocketAddrV4), u32>>,
 }
 
@@ -144,13 +147,17 @@ impl Taken {
         Self { counts, numbers: Mutex::default() }
     }
 
-    /// Says whose the counts are.
-    pub(super) fn name(&self, numbers: &BTreeMap<(Prefix, SocketAddrV4), u32>) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).clone_from(numbers);
+    /// Which counts are those of `peer`, that has leased `subnet`.
+    pub(super) fn number(&self, subnet: Prefix, peer: SocketAddrV4) -> Option<u32> {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = u32::try_from(numbers.len()).ok().filter(|number| *number < PEERS_MAX);
+        match numbers.entry((subnet, peer)) {
+            Entry::Occupied(known) => Some(*known.get()),
+            Entry::Vacant(free) => next.map(|next| *free.insert(next)),
+        }
     }
 
-    /// What was counted under this number.
-    pub(super) fn of(&self, number: u32) -> PeerCounts {
+    fn of(&self, number: u32) -> PeerCounts {
         self.counts.as_ref().map_or_else(PeerCounts::default, |counts| counts.of(number))
     }
 
@@ -250,6 +257,15 @@ impl Reporter {
         let before = self.hosts.send_replace(Arc::new(hosts));
         log_changes(&before, &self.hosts.borrow());
     }
+}
+
+/// Sends `value`, and wakes the readers only if it differs.
+pub(super) fn send_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
+    sender.send_if_modified(|now| {
+        let is_new = *now != value;
+        *now = value;
+        is_new
+    });
 }
 
 /// Logs the subnets that were added, moved and removed.

@@ -47,11 +47,11 @@ impl UdpBackend {
     pub async fn start(
         setup: Setup,
         settings: UdpBackendConfig,
-        mut reserved: UdpReserved,
+        reserved: UdpReserved,
     ) -> Result<Self, UdpError> {
-        let fast_path = std::mem::replace(&mut reserved.fast_path, Err(String::new()));
+        let UdpReserved { tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
-        let tunnel = Tunnel::start(&setup, settings, reserved, routes.clone()).await?;
+        let tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone()).await?;
         let tables = watch::Sender::default();
         let inputs = tunnel.kernel_inputs(tables.subscribe());
         let kernel_plane = KernelPlane::new(fast_path, inputs);

@@ -1,6 +1,6 @@
 //! The kernel's way for packets of the udp backend: programs that encapsulate and deliver where the
 //! packets are (`tunnel.c`), what they go by, and what they count. Whether they may run, and for
-//! whom, is `src/backend/udp/fast_path.rs`.
+//! whom, is `src/backend/udp/kernel_plane.rs`.
 //!
 //! Users need no compiler: the instructions are in this folder, as clang made them from `tunnel.c`,
 //! and the suite compares. They are embedded as numbers, not as the compiler's ELF file, so nothing

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use crate::backend::status::{KernelState, KernelView, Taken};
+use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::with_causes;
 use crate::fast_path::{FastPath, FastPathError, LENGTHS_MAX, PEERS_MAX, Settings};
@@ -394,7 +394,5 @@ impl KernelPlane {
 
 /// When the programs end unless they are told again.
 fn until_ns() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
-    u64::try_from((now + LIFE).as_nanos()).unwrap_or(u64::MAX)
+    u64::try_from((boot_time() + LIFE).as_nanos()).unwrap_or(u64::MAX)
 }

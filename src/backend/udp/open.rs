@@ -36,17 +36,23 @@ const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two attempts meanwhile.
 const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 
-/// The port and a device, taken.
+/// What the host granted.
 #[derive(Debug)]
 pub struct UdpReserved {
+    pub(super) tunnel: TunnelReserved,
+    /// The kernel's programs, or why there are none.
+    pub(super) fast_path: Result<FastPath, String>,
+}
+
+/// The port and a device, taken.
+#[derive(Debug)]
+pub(super) struct TunnelReserved {
     pub(super) sockets: Vec<TunnelSocket>,
     pub(super) queues: Vec<Tun>,
     pub(super) mtu_bytes: u16,
     pub(super) worker_count: NonZeroU16,
     /// The requested offloads that can be used.
     pub(super) offload: OffloadChoice,
-    /// The kernel's programs, or why there are none.
-    pub(super) fast_path: Result<FastPath, String>,
 }
 
 impl UdpReserved {
@@ -74,11 +80,10 @@ pub(crate) async fn reserve(
         let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
         let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
-        let fast_path = Err(String::new());
-        Ok(UdpReserved { sockets, queues, mtu_bytes, worker_count, offload, fast_path })
+        Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
     };
     let fast_path = load_fast_path(fast_path)?;
-    Ok(UdpReserved { fast_path, ..patiently(once).await? })
+    Ok(UdpReserved { tunnel: patiently(once).await?, fast_path })
 }
 
 /// Loads the kernel's programs, unless they are not wanted; they take nothing yet.

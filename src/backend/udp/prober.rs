@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::warn;
 
+use crate::backend::status::send_if_new;
 use crate::device::only_echo_replies;
 use crate::packet::echo::{read_reply, write_request};
 use crate::route::{Peer, Prefix, Published, Table};
@@ -115,12 +116,7 @@ impl Prober {
                 return std::future::pending().await;
             }
             self.round(seats, routes);
-            self.unmeasured.send_if_modified(|unmeasured| {
-                let mute = Some(self.paths.mute().collect());
-                let is_new = *unmeasured != mute;
-                *unmeasured = mute;
-                is_new
-            });
+            send_if_new(&self.unmeasured, Some(self.paths.mute().collect()));
             let limits = self.limits_of_subnets(&routes.load());
             if limits != self.limits {
                 self.limits = limits;

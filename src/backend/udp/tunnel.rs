@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Carrier, KernelView, Reporter, View, WorkerState};
+use crate::backend::status::{Carrier, KernelView, Reporter, View, WorkerState, send_if_new};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{TunOffload, TunnelSocket};
@@ -29,7 +29,7 @@ use crate::route::{Prefix, Published};
 use super::error::UdpError;
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs};
-use super::open::{UdpReserved, desired, open_queues, take_over};
+use super::open::{TunnelReserved, desired, open_queues, take_over};
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
@@ -68,10 +68,10 @@ impl Tunnel {
     pub(super) async fn start(
         setup: &Setup,
         settings: UdpBackendConfig,
-        reserved: UdpReserved,
+        reserved: TunnelReserved,
         routes: Published,
     ) -> Result<Self, UdpError> {
-        let UdpReserved { sockets, queues, mtu_bytes, worker_count, offload, .. } = reserved;
+        let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
         let overlay = take_over(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
@@ -296,11 +296,7 @@ impl Tunnel {
             underlay: self.seats[0].socket.address,
             mtu_bytes: self.mtu_bytes,
         });
-        self.ground.send_if_modified(|now| {
-            let is_new = *now != ground;
-            *now = ground;
-            is_new
-        });
+        send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
         self.reporter.state(|state| {
             (state.is_up, state.workers) = (true, workers);

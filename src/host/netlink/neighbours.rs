@@ -117,6 +117,21 @@ fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option
     if message.header.ifindex != index || !is_permanent {
         return None;
     }
+    // Listed only where they differ from the device's own: packets would go elsewhere.
+    let leads_elsewhere = message.attributes.iter().any(|attribute| {
+        matches!(
+            attribute,
+            NeighbourAttribute::Port(_)
+                | NeighbourAttribute::Vni(_)
+                | NeighbourAttribute::IfIndex(_)
+        )
+    });
+    let (address, mac) = addresses(message)?;
+    (!leads_elsewhere).then_some(LinkEntry { table, address, mac })
+}
+
+/// Who it is, and where.
+fn addresses(message: &NeighbourMessage) -> Option<(Ipv4Addr, MacAddress)> {
     let (mut address, mut mac) = (None, None);
     for attribute in &message.attributes {
         if let NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) = attribute {
@@ -125,15 +140,9 @@ fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option
             address = <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from);
         } else if let NeighbourAttribute::LinkLayerAddress(bytes) = attribute {
             mac = MacAddress::from_bytes(bytes);
-        } else if let NeighbourAttribute::Port(_)
-        | NeighbourAttribute::Vni(_)
-        | NeighbourAttribute::IfIndex(_) = attribute
-        {
-            // Listed only where they differ from the device's own: packets would go elsewhere.
-            return None;
         }
     }
-    Some(LinkEntry { table, address: address?, mac: mac? })
+    Some((address?, mac?))
 }
 
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).
@@ -144,15 +153,7 @@ fn neighbour(message: &RouteNetlinkMessage, index: u32) -> Option<(Ipv4Addr, Mac
     if message.header.ifindex != index || u16::from(message.header.state) & VALID == 0 {
         return None;
     }
-    let (mut address, mut mac) = (None, None);
-    for attribute in &message.attributes {
-        if let NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) = attribute {
-            address = Some(*found);
-        } else if let NeighbourAttribute::LinkLayerAddress(bytes) = attribute {
-            mac = MacAddress::from_bytes(bytes);
-        }
-    }
-    Some((address?, mac.filter(|mac| mac.is_host())?))
+    addresses(message).filter(|(_, mac)| mac.is_host())
 }
 
 #[cfg(test)]

@@ -4,14 +4,14 @@
 
 use std::io;
 
+use rtnetlink::packet_core::{NLM_F_REQUEST, NlasIterator};
+use rtnetlink::sys::protocols::NETLINK_XFRM;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::{NetlinkError, REQUEST_TIMEOUT};
 
-/// `NETLINK_XFRM`.
-const PROTOCOL: isize = 6;
 /// `XFRMNLGRP_POLICY`.
 const POLICY_GROUP: u32 = 4;
 /// `XFRM_MSG_GETSPDINFO`, `XFRM_MSG_NEWSPDINFO`: numbers of policies.
@@ -22,8 +22,6 @@ const NUMBERS: u16 = 0x24;
 const NUMBERS_ATTRIBUTE: u16 = 1;
 const DIRECTIONS: usize = 3;
 
-/// `NLM_F_REQUEST`.
-const REQUEST: u16 = 1;
 /// `struct nlmsghdr`, and the flags that precede the attributes of an answer.
 const HEADER_BYTES: usize = 16;
 const FLAG_BYTES: usize = 4;
@@ -35,8 +33,7 @@ pub struct PolicyEvents(Option<TokioSocket>);
 impl PolicyEvents {
     /// Subscribes in the network namespace of the calling thread.
     pub fn subscribe() -> Result<Self, NetlinkError> {
-        let open = || open(1 << (POLICY_GROUP - 1));
-        match open() {
+        match open(1 << (POLICY_GROUP - 1)) {
             Ok(socket) => Ok(Self(Some(socket))),
             Err(error) if is_unknown(&error) => Ok(Self(None)),
             Err(source) => Err(NetlinkError::Open { purpose: "changes of IPsec policies", source }),
@@ -85,7 +82,7 @@ pub async fn has_policies() -> Result<bool, NetlinkError> {
 }
 
 fn open(groups: u32) -> io::Result<TokioSocket> {
-    let mut socket = TokioSocket::new(PROTOCOL)?;
+    let mut socket = TokioSocket::new(NETLINK_XFRM)?;
     socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
     Ok(socket)
 }
@@ -99,27 +96,23 @@ fn request() -> Vec<u8> {
     let bytes = (HEADER_BYTES + FLAG_BYTES) as u32;
     let mut request = bytes.to_ne_bytes().to_vec();
     request.extend(GET_NUMBERS.to_ne_bytes());
-    request.extend(REQUEST.to_ne_bytes());
+    request.extend(NLM_F_REQUEST.to_ne_bytes());
     request.resize(HEADER_BYTES + FLAG_BYTES, 0);
     request
 }
 
 fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {
-    let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
-    if half(answer, 4)? != NUMBERS {
+    let kind = answer.get(4..)?.first_chunk()?;
+    if u16::from_ne_bytes(*kind) != NUMBERS {
         return None;
     }
-    let mut attributes = answer.get(HEADER_BYTES + FLAG_BYTES..)?;
-    while half(attributes, 2)? != NUMBERS_ATTRIBUTE {
-        let bytes = usize::from(half(attributes, 0)?).max(4).next_multiple_of(4);
-        attributes = attributes.get(bytes..)?;
-    }
-    let words = attributes.get(4..4 + 4 * DIRECTIONS)?.chunks_exact(4);
-    let mut numbers = [0; DIRECTIONS];
-    for (number, word) in numbers.iter_mut().zip(words) {
-        *number = u32::from_ne_bytes(*word.first_chunk()?);
-    }
-    Some(numbers)
+    let attributes = answer.get(HEADER_BYTES + FLAG_BYTES..)?;
+    let mut attributes = NlasIterator::new(attributes).map_while(Result::ok);
+    let counted = attributes.find(|attribute| attribute.kind() == NUMBERS_ATTRIBUTE)?;
+    let bytes = counted.value().first_chunk::<{ 4 * DIRECTIONS }>()?;
+    let (words, _) = bytes.as_chunks();
+    let words: &[[u8; 4]; DIRECTIONS] = words.first_chunk()?;
+    Some(words.map(u32::from_ne_bytes))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use crate::support::packet::{ipv4, seal};
 
 const PORT: u16 = 8285;
 const MTU_BYTES: u16 = 1472;
+const SUBNET: &str = "10.5.1.0/24";
 const TUN: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
 const UNDERLAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const LINK_BYTES: usize = 14;
@@ -49,6 +50,24 @@ const PEERS: [(&str, [u8; 4], bool, bool); 6] = [
     ("10.5.6.0/24", [192, 0, 2, 7], true, false),
 ];
 
+/// For programs that stop at `until_ns`.
+fn settings(until_ns: u64) -> Settings {
+    Settings {
+        until_ns,
+        subnet: SUBNET.parse().unwrap(),
+        tun_address: TUN,
+        underlay_address: UNDERLAY,
+        port: PORT,
+        mtu_bytes: MTU_BYTES,
+        lengths_bits: vec![24, 20],
+        // Redirections are recorded in a test run and not carried out.
+        underlay_device: 1,
+        hardware_address: OWN,
+        tun_device: 1,
+        gro_device: 0,
+    }
+}
+
 struct Bench {
     local: Local,
     table: Table,
@@ -63,7 +82,7 @@ impl Bench {
         let prefix = |text: &str| text.parse::<Prefix>().unwrap();
         let local = Local {
             network: prefix("10.5.0.0/16"),
-            subnet: prefix("10.5.1.0/24"),
+            subnet: prefix(SUBNET),
             tun_address: TUN,
             underlay: SocketAddrV4::new(UNDERLAY, PORT),
             mtu_bytes: MTU_BYTES,
@@ -80,21 +99,7 @@ impl Bench {
             let address = SocketAddrV4::new(address, PORT);
             peers.push(Arc::new(Peer::new(subnet, address)));
         }
-        let settings = Settings {
-            until_ns: u64::MAX,
-            subnet: local.subnet,
-            tun_address: TUN,
-            underlay_address: UNDERLAY,
-            port: PORT,
-            mtu_bytes: MTU_BYTES,
-            lengths_bits: vec![24, 20],
-            // Redirections are recorded in a test run and not carried out.
-            underlay_device: 1,
-            hardware_address: OWN,
-            tun_device: 1,
-            gro_device: 0,
-        };
-        maps.publish(&settings).unwrap();
+        maps.publish(&settings(u64::MAX)).unwrap();
         let out = maps.load("weft_out", &compile(LINK_BYTES).out).unwrap();
         let inward = maps.load("weft_in", &IN).unwrap();
         let table = Table::build(peers);
@@ -346,19 +351,6 @@ fn nothing_is_taken_after_the_lease() {
     let bench = Bench::new(1);
     let packet = ipv4(Ipv4Addr::new(10, 5, 1, 9), Ipv4Addr::new(10, 5, 2, 9), 17, &[0; 16]);
     assert!(bench.run(&bench.out, &packet).is_some());
-    let settings = Settings {
-        until_ns: 1,
-        subnet: bench.local.subnet,
-        tun_address: TUN,
-        underlay_address: UNDERLAY,
-        port: PORT,
-        mtu_bytes: MTU_BYTES,
-        lengths_bits: vec![24, 20],
-        underlay_device: 1,
-        hardware_address: OWN,
-        tun_device: 1,
-        gro_device: 0,
-    };
-    bench.maps.publish(&settings).unwrap();
+    bench.maps.publish(&settings(1)).unwrap();
     assert_eq!(bench.run(&bench.out, &packet), None, "a dead daemon's programs go on sending");
 }

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use crate::backend::status::Taken;
-use crate::fast_path::{Maps, PEERS_MAX, PeerCounts, PeerEntry, Settings};
+use crate::fast_path::{Maps, PeerCounts, PeerEntry, Settings};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Table};
 
@@ -29,17 +29,13 @@ pub(super) struct News {
 #[derive(Debug)]
 pub(super) struct Entries {
     published: BTreeMap<Prefix, PeerEntry>,
-    /// Each peer keeps its number, and with it its counts, when it leaves: should it come back, it
-    /// goes on counting. There are enough numbers for years; whoever gets none is the workers'.
-    numbers: BTreeMap<(Prefix, SocketAddrV4), u32>,
-    seen: BTreeMap<u32, PeerCounts>,
+    seen: BTreeMap<(Prefix, SocketAddrV4), PeerCounts>,
     taken: Arc<Taken>,
 }
 
 impl Entries {
     pub(super) fn new(taken: Arc<Taken>) -> Self {
-        let (published, numbers, seen) = Default::default();
-        Self { published, numbers, seen, taken }
+        Self { published: BTreeMap::new(), seen: BTreeMap::new(), taken }
     }
 
     /// How many peers the programs send to.
@@ -79,15 +75,14 @@ impl Entries {
                 self.published.insert(subnet, entry);
             }
         }
-        self.taken.name(&self.numbers);
         Ok(())
     }
 
     /// A peer that is reached in another way is in the maps as well, for the sake of the longest
     /// prefix.
-    fn entry(&mut self, peer: &Peer, settings: &Settings, is_reached: bool) -> PeerEntry {
+    fn entry(&self, peer: &Peer, settings: &Settings, is_reached: bool) -> PeerEntry {
         let address = *peer.address.ip();
-        let number = self.number(peer);
+        let number = self.taken.number(peer.subnet, peer.address);
         let is_ours = address == settings.underlay_address;
         PeerEntry {
             address,
@@ -98,27 +93,15 @@ impl Entries {
         }
     }
 
-    fn number(&mut self, peer: &Peer) -> Option<u32> {
-        let key = (peer.subnet, peer.address);
-        if let Some(number) = self.numbers.get(&key) {
-            return Some(*number);
-        }
-        let number = u32::try_from(self.numbers.len()).ok().filter(|number| *number < PEERS_MAX)?;
-        self.numbers.insert(key, number);
-        Some(number)
-    }
-
     /// Those for whom something was counted since the last call.
     pub(super) fn news(&mut self) -> Vec<News> {
         let mut news = Vec::new();
-        for ((subnet, peer), number) in &self.numbers {
-            let now = self.taken.of(*number);
-            let before = self.seen.insert(*number, now).unwrap_or_default();
+        for ((subnet, peer), now) in self.taken.each() {
+            let before = self.seen.insert((subnet, peer), now).unwrap_or_default();
             let is_sent_long = now.long_packets_sent != before.long_packets_sent;
             let is_received_from = now.packets_received != before.packets_received;
             let is_sent_to = now.packets_sent != before.packets_sent;
             if is_sent_to || is_received_from {
-                let (subnet, peer) = (*subnet, *peer);
                 news.push(News { subnet, peer, is_sent_long, is_sent_to, is_received_from });
             }
         }
