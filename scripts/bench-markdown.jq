@@ -12,6 +12,15 @@ def fixed($decimals):
 def row: "| " + join(" | ") + " |";
 def rule($columns): "|" + ("---|" * $columns);
 
+# Of the packets that the hosts of the fast path's plane sent.
+def kernel_share_line:
+    [.samples[] | select(.kernel_share)] | if . == [] then empty else
+        (map(.workload) | unique_in_order) as $workloads | . as $samples
+        | "The kernel carried of weft-fast's packets, in the lowest of all rounds: "
+            + ([$workloads[] as $workload | [$samples[] | select(.workload == $workload)
+                    | .kernel_share] | "\($workload) \(min * 100 | fixed(1)) %"] | join(", "))
+            + "." end;
+
 def head:
     .machine as $machine
     | "\($machine.rounds) interleaved rounds of \($machine.seconds) s; median (quartiles)."
@@ -19,6 +28,7 @@ def head:
         + " commit \($machine.commit), \($machine.date).",
       ($machine.engines // {} | to_entries | select(. != [])
         | "Engines: " + (map("\(.key) ran \(.value)") | join(", ")) + "."),
+      kernel_share_line,
       ($machine.left_out // [] | .[] | "Not measured: \(.plane), \(.why).");
 
 # Figures from a machine that others were using are no basis for a claim.
@@ -76,14 +86,16 @@ def disorder_table($rows):
         (.reordered | fixed(0)), (.slowest_interval_gbps | fixed(2)), (.lost_pings | fixed(0)),
         (.failed | tostring)] | row);
 
-def promise_table:
-    (.promises[0].planes // [] | map(.plane)) as $planes
+def promise_table($promises):
+    ($promises[0].planes // [] | map(.plane)) as $planes
     | if $planes == [] then "No plane of weft was measured." else
         (["promise", "link", "target"] + $planes | row), rule(3 + ($planes | length)),
-        (.promises[] | . as $promise
+        ($promises[] | . as $promise
             | [(metrics[] | select(.name == $promise.metric) | .title), .link,
                 "\(if .relation == ">=" then "≥" else "≤" end) \(.target) × \(.base)"]
-            + [.planes[] | if .ratio == null then .verdict
+            + [.planes[] | if .verdict == "not measured" then .verdict
+                elif .ratio == null then "of 0: " + if .verdict == "FAIL" then "**FAIL**"
+                    else .verdict end
                 elif .verdict == "FAIL" then "\(.ratio | fixed(2)) **FAIL**"
                 else "\(.ratio | fixed(2)) \(.verdict)" end]
             | row) end;
@@ -104,7 +116,11 @@ def family_tables($rows; $ratios; $level):
 
 def verdicts($level):
     "", "\($level) What was promised", "",
-    "Medians as multiples of the yardstick's, same run, same link.", "", promise_table,
+    "Medians as multiples of the yardstick's, same run, same link.",
+    # A run of the fast path alone has nothing to say about the workers.
+    (if .fast_promises and .promises[0].planes == [] then empty
+     else "", promise_table(.promises) end),
+    (if .fast_promises then "", promise_table(.fast_promises) else empty end),
     "", "\($level) Where weft is behind", "",
     "Every metric in which weft is more than 2 % worse than kernel VXLAN or than one packet per"
         + " call, promised or not.", "", behind_lines;
@@ -134,7 +150,7 @@ def performance($directory; $charts):
         ($charts[] | "![\(. | rtrimstr(".svg"))](../\($directory)/\(.))") end);
 
 # The README's rows: the metrics that decide whether to switch, in plain words.
-def headlines: [
+def headlines: .metrics as $measured | [
     {name: "tcp1", title: "TCP, one flow, Gb/s", short: "TCP with one flow", decimals: 2},
     {name: "tcp4", title: "TCP, four flows, Gb/s", short: "TCP with four flows", decimals: 2},
     {name: "udp64", title: "UDP, 64-byte datagrams, thousand/s", short: "64-byte UDP",
@@ -143,35 +159,42 @@ def headlines: [
         decimals: 0},
     {name: "bulk_p99", title: "Latency beside a TCP flow, 99th percentile, µs",
         short: "latency beside a TCP flow", decimals: 0},
+    {name: "busy_p50", title: "Latency beside 6 busy programs a processor, median, µs",
+        short: "latency on busy processors", decimals: 0},
     {name: "cpu_tcp1", title: "CPU seconds per GB of TCP, whole machine", short: "CPU per GB of TCP",
         decimals: 2}
-];
+] | map(select(.name as $name | any($measured[]; .name == $name)));
 
-def plane_title: {
-    "one-packet": "one packet per call", "vxlan": "kernel VXLAN", "weft": "weft",
-    "weft-mmsg": "weft, mmsg", "weft-io_uring": "weft, io_uring"
+# With the fast path in the run, a plane of the workers says what it is.
+def plane_title($has_fast): {
+    "one-packet": "one packet per call", "vxlan": "kernel VXLAN",
+    "weft": (if $has_fast then "weft, workers" else "weft" end),
+    "weft-mmsg": "weft, mmsg", "weft-io_uring": "weft, io_uring", "weft-fast": "weft, fast path"
 }[.];
 
 # The README's block. One figure per link in each cell.
 def readme($directory; $charts):
     .machine as $machine | .summary as $summary | .behind as $behind
-    | ([$summary[].link] | unique_in_order) as $links
+    | ([$summary[].link] | unique_in_order) as $links | headlines as $headlines
+    | (.fast_promises != null) as $has_fast
     # One that chooses its engine stands for those that are told which.
-    | ([$summary[].plane] | unique_in_order | map(select(plane_title))
-        | if index("weft") then map(select(startswith("weft-") | not)) else . end) as $planes
+    | ([$summary[].plane] | unique_in_order | map(select(plane_title($has_fast)))
+        | if index("weft") then map(select(is_fast or (startswith("weft-") | not))) else . end)
+        as $planes
     | "\($machine.cpus) × \($machine.cpu), Linux \($machine.kernel), \($machine.date[:10]), medians of"
         + " \($machine.rounds) runs;",
       "`\($directory)/`. Each cell: on a card that offloads segmentation / on one"
         + " that does not.", "",
-      (["", ($planes[] | plane_title)] | row), rule(1 + ($planes | length)),
-      (headlines[] as $metric | [$metric.title, ($planes[] as $plane
+      (["", ($planes[] | plane_title($has_fast))] | row), rule(1 + ($planes | length)),
+      ($headlines[] as $metric | [$metric.title, ($planes[] as $plane
             | [$links[] as $link | of($summary; $link; $plane; $metric.name)
                 | if . == null then "-" else .median | fixed($metric.decimals) end]
             | join(" / "))] | row),
       "",
-      ([headlines[] as $metric | [$links[] | . as $link | select(any($behind[];
-            .base == "vxlan" and .metric == $metric.name and .link == $link))]
+      ([$headlines[] as $metric | [$links[] | . as $link | select(any($behind[];
+            .base == "vxlan" and (.plane | is_fast) == $has_fast and .metric == $metric.name and .link == $link))]
         | select(. != []) | $metric.short + (if . == $links then "" else
                 " (\(map({pass: "with offloads", wire: "without"}[.]) | join(", ")))" end)]
         | if . == [] then "In none of these rows is weft slower than kernel VXLAN."
-          else "Worse than kernel VXLAN: " + join("; ") + "." end);
+          else "Worse than kernel VXLAN"
+            + (if $has_fast then ", with the fast path: " else ": " end) + join("; ") + "." end);

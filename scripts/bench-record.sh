@@ -51,10 +51,12 @@ save_status() {
     done
 }
 
-# record_engines MACHINE_JSON: which engine each plane of weft ran, as it says itself.
+# record_engines MACHINE_JSON: which engine each plane of weft ran, as it says itself. That of the
+# fast path's workers says nothing about it.
 record_engines() {
     local plane engine described
     for plane in "${planes[@]}"; do
+        [[ $plane != weft-fast ]] || continue
         engine=$(sed -n 's/^dataplane .*: engine \([a-z_]*\),.*/\1/p' \
             "$out/planes/$plane/h1/status.txt" 2>/dev/null) || continue
         described=$(jq --arg plane "$plane" --arg engine "$engine" \

@@ -4,13 +4,13 @@
 # JSON. Source it after lab.sh.
 #
 # Set by the caller: LAB, seconds, raw (prefix of the files for a tool's own output), address (of
-# the pod that serves), trial_s, own_priority.
+# the pod that serves), trial_s, own_priority, out (the folder of the run).
 
 readonly WORKLOADS_TCP=tcp1,tcp4,tcp16,tcp-bidir
 readonly WORKLOADS_UDP=udp64,udp512,udpmtu,udp64x16,udp512x16,udpmtux16
-readonly WORKLOADS_ALL=$WORKLOADS_TCP,$WORKLOADS_UDP,rr,ping,ping-bulk,ndr64,ndrimix
+readonly WORKLOADS_ALL=$WORKLOADS_TCP,$WORKLOADS_UDP,rr,ping,ping-bulk,ping-busy,ndr64,ndrimix
 # What the promises of the report need.
-readonly WORKLOADS_DEFAULT=tcp1,tcp4,udp64,rr,ping,ping-bulk
+readonly WORKLOADS_DEFAULT=tcp1,tcp4,udp64,rr,ping,ping-bulk,ping-busy
 # A measurement that takes this much longer than asked for has stalled.
 readonly GRACE_S=15
 # A search has about a dozen trials, each with its questions, and repeats those that failed.
@@ -18,6 +18,13 @@ readonly SEARCH_TRIALS_MAX=40
 # How long the flow that pings run beside has to reach its speed.
 readonly BULK_LEAD_S=0.5
 readonly BULK_EXTRA_S=2
+readonly WARM_UP_S=1
+# Programs that never sleep, and how long the scheduler has to spread them. Pings beside them come
+# at a rate that leaves their sender idle, or it would have to wait for its turn as they do.
+readonly BUSY_PER_PROCESSOR=6 BUSY_LEAD_S=0.3
+readonly BUSY_PINGS_PER_S=100 BUSY_INTERVAL_S=0.01
+# As benches/traffic counts a ping that was not answered.
+readonly LOST_PING_US=50000
 readonly IP_UDP_BYTES=28
 # 40 ticks of two CPUs: fine enough to tell 5 % from nothing.
 readonly BACKGROUND_WINDOW_S=0.2
@@ -52,6 +59,7 @@ run_workload() {
         rr) workload_rr ;;
         ping) traffic ping --to "$address" --seconds "$seconds" ;;
         ping-bulk) workload_ping_bulk ;;
+        ping-busy) workload_ping_busy ;;
         ndr64) workload_search --bytes 64 ;;
         ndrimix) workload_search --imix "$(pod_mtu)" ;;
     esac
@@ -84,8 +92,19 @@ iperf_server() {
     wait_until 5 "iperf3's server" iperf_listens
 }
 
-# Since the pods were made: segments that the receiver queued out of order, which a loss causes
-# too, and how often the sender saw that a segment was late and not lost.
+# transfer_both_ways NAME: of which nothing is measured.
+transfer_both_ways() {
+    local server
+    iperf_server "$1" || return 0
+    in_ns p1 timeout $((WARM_UP_S + GRACE_S)) iperf3 -c "$address" -t "$WARM_UP_S" --bidir \
+        >"$1.txt" 2>&1 || true
+    kill "$server" 2>/dev/null || true
+    wait "$server" 2>/dev/null || true
+}
+
+# Since the pods were made: segments that the sender sent again; that the receiver queued out of
+# order, which a loss causes too; and how often the sender saw that a segment was late and not lost.
+retransmits() { in_ns p1 nstat -jasz TcpRetransSegs | jq .kernel.TcpRetransSegs; }
 out_of_order() { in_ns p2 nstat -jasz TcpExtTCPOFOQueue | jq .kernel.TcpExtTCPOFOQueue; }
 reorderings() {
     in_ns p1 nstat -jasz TcpExtTCPSACKReorder TcpExtTCPRenoReorder TcpExtTCPTSReorder |
@@ -93,17 +112,18 @@ reorderings() {
 }
 
 workload_tcp() {
-    local queued reordered
-    queued=$(out_of_order) reordered=$(reorderings)
+    local again queued reordered
+    again=$(retransmits) queued=$(out_of_order) reordered=$(reorderings)
     iperf "$raw" -P "$1"
-    queued=$(($(out_of_order) - queued)) reordered=$(($(reorderings) - reordered))
-    jq -c --argjson queued "$queued" --argjson reordered "$reordered" \
-        --argjson cpu "$(metered_cpu)" '.end.sum_received.bytes as $bytes | {
+    again=$(($(retransmits) - again)) queued=$(($(out_of_order) - queued))
+    reordered=$(($(reorderings) - reordered))
+    jq -c --argjson again "$again" --argjson queued "$queued" --argjson reordered "$reordered" \
+        --argjson cpu "$(metered_cpu)" '(.end.sum_received.bytes / 1e9) as $gb | {
         gbps: (.end.sum_received.bits_per_second / 1e9),
         slowest_interval_gbps: ([.intervals[].sum.bits_per_second] | min / 1e9),
-        retransmits: .end.sum_sent.retransmits, out_of_order: $queued, reordered: $reordered}
-        + ($cpu | map_values(. / ($bytes / 1e9)) | with_entries(.key += "_s_per_gb"))
-        ' "$raw.json"
+        retransmits: $again, out_of_order: $queued, reordered: $reordered,
+        retransmits_per_gb: ($again / $gb), out_of_order_per_gb: ($queued / $gb)}
+        + ($cpu | map_values(. / $gb) | with_entries(.key += "_s_per_gb"))' "$raw.json"
 }
 
 workload_tcp_bidir() {
@@ -156,6 +176,31 @@ workload_ping_bulk() {
     wait "$server" 2>/dev/null || true
     jq -c --slurpfile bulk "$raw-bulk.json" \
         '. + {bulk_gbps: ($bulk[0].end.sum_received.bits_per_second / 1e9)}' "$raw.json"
+}
+
+# Pings while other programs want every processor: whoever carries them has to get its turn. The
+# programs are in the pod so that lab_down ends them whatever happens.
+workload_ping_busy() {
+    local program pings=$((seconds * BUSY_PINGS_PER_S)) programs=()
+    for ((program = 0; program < BUSY_PER_PROCESSOR * $(nproc); program++)); do
+        in_ns p1 timeout $((2 * GRACE_S + seconds)) sh -c 'while :; do :; done' \
+            >"$raw.busy" 2>&1 </dev/null &
+        programs+=("$!")
+    done
+    sleep "$BUSY_LEAD_S"
+    # ping(8) is answered by the other pod's kernel and takes the time of arrival from its own, so
+    # that no pod's turn is in the figure.
+    in_ns p1 timeout $((seconds + GRACE_S)) ping -c "$pings" -W 1 \
+        -i "$BUSY_INTERVAL_S" "$address" >"$raw.txt" 2>"$raw.err" || true
+    kill "${programs[@]}" 2>/dev/null || true
+    wait "${programs[@]}" 2>/dev/null || true
+    jq -cRn --argjson pings "$pings" --argjson lost_us "$LOST_PING_US" '
+        [inputs | capture("time=(?<ms>[0-9.]+) ms").ms | tonumber * 1e3 / 2] as $answered
+        | ($pings - ($answered | length)) as $lost
+        | ($answered + [range($lost) | $lost_us] | sort) as $all
+        | def at($share): $all[($all | length - 1) * $share | round];
+        select($answered != []) | {p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999),
+            lost_pings: $lost}' "$raw.txt"
 }
 
 # workload_search SIZES...: the trials stay in the raw file.
@@ -215,4 +260,23 @@ settled_background() {
         percent=$(background_cpu_percent)
     done
     echo "$percent"
+}
+
+# sent_by_plane PLANE: what its hosts sent so far, in packets, if it is the fast path.
+sent_by_plane() {
+    local end
+    [[ $1 == weft-fast ]] || return 0
+    for end in 1 2; do
+        weft_status "$out/planes/$1" "$end" \
+            '{kernel: .fast_path.packets_sent, workers: .egress.packets_forwarded}' || return 1
+    done | jq -sc '{kernel: (map(.kernel) | add), workers: (map(.workers) | add)}'
+}
+
+# add_kernel_share PLANE SENT: the sample on stdin, with the kernel's share of what was sent since.
+add_kernel_share() {
+    local now
+    now=$(sent_by_plane "$1") || return 1
+    jq -c --argjson before "$2" --argjson now "$now" '($now.kernel - $before.kernel) as $kernel
+        | ($now.workers - $before.workers) as $workers
+        | . + {kernel_share: ($kernel / ($kernel + $workers))}'
 }

@@ -187,6 +187,32 @@ lab_plane_weft() {
     lab_pods "${subnet[1]}" "${subnet[2]}" "$mtu"
 }
 
+# weft_status DIR HOST FILTER: what weftd of that host says of itself, by jq's FILTER.
+weft_status() {
+    "$REPO/target/release/weft" status -o json --socket "$1/h$2/weft.sock" | jq -er "$3"
+}
+
+# lab_fast_path DIR: the kernel carries the packets between the pods, both ways.
+lab_fast_path() {
+    local end
+    wait_until 15 "the fast path of $LAB" fast_path_carries "$1" && return
+    for end in 1 2; do
+        say "host $end: $(weft_status "$1" "$end" '.fast_path | .reason
+            // "on, with \(.peers) peers and \(.packets_sent) packets sent"')"
+    done
+    return 1
+}
+
+# Pings each time, because the first packets are the workers': with them the kernel finds the
+# hardware address of the other host.
+fast_path_carries() {
+    local end
+    pods_answer || return 1
+    for end in 1 2; do
+        weft_status "$1" "$end" '.fast_path | .peers == 1 and .packets_sent > 0' || return 1
+    done
+}
+
 # Waiting further is pointless once the daemon is gone.
 weft_has_lease_or_died() {
     [[ -s $1/h$2/subnet.env ]] || lab_process_ended "${WEFTD_PID[$2]}"
