@@ -251,13 +251,19 @@ pub fn make_authority(directory: &Path) {
 /// is out of date after a second.
 pub fn issue(directory: &Path, name: &str, extension: &str, days: u32) {
     std::fs::write(directory.join("extension"), format!("{extension}\n")).unwrap();
-    let request = format!("req {NEW_KEY} -subj /CN={name} -keyout {name}.key -out {name}.csr");
+    let request = format!("req {NEW_KEY} -subj /CN={name} -keyout new.key -out new.csr");
     openssl(directory, &request);
     let sign = format!(
-        "x509 -req -in {name}.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days {days} \
-         -extfile extension -out {name}.crt"
+        "x509 -req -in new.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days {days} \
+         -extfile extension -out new.crt"
     );
     openssl(directory, &sign);
+    // Both at once: openssl takes its time between the two, and whoever reads them meanwhile would
+    // find a key of another certificate.
+    for kind in ["key", "crt"] {
+        let file = |name: &str| directory.join(format!("{name}.{kind}"));
+        std::fs::rename(file("new"), file(name)).unwrap();
+    }
 }
 
 fn openssl(directory: &Path, arguments: &str) {
