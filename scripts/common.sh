@@ -17,9 +17,10 @@ need_root() {
     [[ $EUID -eq 0 ]] || die "$1 needs root; run it as root or with sudo -E"
 }
 
-# wait_until SECONDS WHAT COMMAND...: polls COMMAND until it succeeds.
+# wait_until SECONDS WHAT COMMAND...: polls COMMAND until it succeeds. On an emulated machine
+# SLOWNESS multiplies the limit.
 wait_until() {
-    local limit_s=$1 what=$2 end
+    local limit_s=$(($1 * ${SLOWNESS:-1})) what=$2 end
     shift 2
     end=$((SECONDS + limit_s))
     until "$@" >/dev/null 2>&1; do

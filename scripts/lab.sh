@@ -218,13 +218,13 @@ weft_has_lease_or_died() {
     [[ -s $1/h$2/subnet.env ]] || lab_process_ended "${WEFTD_PID[$2]}"
 }
 
-# local_store DIR: a store of files with the lab's network configuration.
+# local_store DIR [BACKEND]: a store of files with the lab's network configuration.
 local_store() {
     mkdir -p "$1"
-    network_config >"$1/config"
+    network_config "${2:-udp}" >"$1/config"
 }
 
-network_config() { printf '{"Network":"%s","Backend":{"Type":"udp"}}\n' "$LAB_NETWORK"; }
+network_config() { printf '{"Network":"%s","Backend":{"Type":"%s"}}\n' "$LAB_NETWORK" "${1:-udp}"; }
 
 env_value() { sed -n "s/^$2=//p" "$1"; }
 
