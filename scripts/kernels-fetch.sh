@@ -73,7 +73,8 @@ get_qemu() {
     mv "$part/lib" "$part/modules/" 2>/dev/null || mv "$part/usr/lib" "$part/modules/"
     version=$(ls "$part/modules/lib/modules")
     depmod -b "$part/modules" "$version"
-    mv "$part/boot/vmlinuz-$version" "$part/vmlinuz"
+    # In /boot, or beside the modules.
+    find "$part" -name "vmlinuz*" -type f -exec mv {} "$part/vmlinuz" \;
     make_initramfs "$part" "$version"
     mv "$part" "$2"
 }
