@@ -81,7 +81,7 @@ get_qemu() {
 
 make_initramfs() {
     local dir=$1 version=$2 root=$1/initramfs module name
-    mkdir -p "$root"/{proc,root}
+    mkdir -p "$root"/{proc,host}
     cp "$(command -v busybox)" "$root/busybox"
     {
         echo '#!/busybox sh'
@@ -98,10 +98,10 @@ make_initramfs() {
         done
         echo 'options=ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000'
         # shellcheck disable=SC2016 # for that shell
-        echo '/busybox mount -t 9p -o "$options" host /root'
-        echo '/busybox mount -t devtmpfs devtmpfs /root/dev'
+        echo '/busybox mount -t 9p -o "$options" host /host'
+        echo '/busybox mount -t devtmpfs devtmpfs /host/dev'
         # shellcheck disable=SC2016 # from the kernel's command line
-        echo 'exec /busybox switch_root /root "$LAB_INIT"'
+        echo 'exec /busybox switch_root /host "$LAB_INIT"'
     } >"$root/init"
     chmod +x "$root/init"
     (cd "$root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"$dir/initramfs.gz"
