@@ -4,7 +4,7 @@
 //! A capability is found once, when the device is opened, and lowered for good when the kernel
 //! refuses it at run time; the engines ask, they don't guess.
 
-pub mod checksum;
+pub mod features;
 pub mod kernel;
 mod socket;
 mod tun;

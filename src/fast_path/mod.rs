@@ -10,9 +10,11 @@ mod instructions;
 mod layout;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::route::Prefix;
 use crate::sys::bpf::{self, Hook, Map, Memory, ProgramKind};
@@ -70,8 +72,25 @@ pub struct FastPath {
     counts: Arc<Counts>,
     out: OwnedFd,
     inward: OwnedFd,
-    /// While it lives, the programs see packets.
-    links: Vec<OwnedFd>,
+    gro: OwnedFd,
+}
+
+/// One of the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// For what leaves by the TUN device.
+    Out,
+    /// For what arrives by the device beneath the tunnel.
+    In,
+    /// For what comes, merged, out of the second end of the veth pair.
+    Gro,
+}
+
+/// While it lives, a program sees the packets of a device.
+#[derive(Debug)]
+pub struct Link {
+    descriptor: OwnedFd,
+    device: u32,
 }
 
 /// What the programs counted, for every peer.
@@ -142,11 +161,21 @@ impl Maps {
 impl FastPath {
     /// Makes the maps and loads the programs, which take no packet yet.
     pub fn load() -> Result<Self, FastPathError> {
-        let maps = Maps::create().map_err(FastPathError::Map)?;
+        let maps = Maps::create().or_else(|error| {
+            // Before kernel 5.11 maps count as locked memory.
+            let unlimited = Rlimit { current: None, maximum: None };
+            match setrlimit(Resource::Memlock, unlimited) {
+                Ok(()) => Maps::create(),
+                Err(_) => Err(error),
+            }
+        });
+        let maps = maps.map_err(FastPathError::Map)?;
         let counts = Arc::new(maps.counts().map_err(FastPathError::Map)?);
-        let out = maps.load("weft_out", &OUT)?;
-        let inward = maps.load("weft_in", &IN)?;
-        Ok(Self { maps, counts, out, inward, links: Vec::new() })
+        let load = |program: Program, instructions| maps.load(program.name(), instructions);
+        let out = load(Program::Out, &OUT)?;
+        let inward = load(Program::In, &IN)?;
+        let gro = load(Program::Gro, &GRO)?;
+        Ok(Self { maps, counts, out, inward, gro })
     }
 
     /// The maps.
@@ -159,21 +188,45 @@ impl FastPath {
         Arc::clone(&self.counts)
     }
 
-    /// Has the programs see the packets of these devices, and no longer those of others.
-    pub fn attach(&mut self, tun_device: u32, underlay_device: u32) -> Result<(), FastPathError> {
-        self.links.clear();
-        for (program, device, hook) in
-            [(&self.out, tun_device, Hook::Egress), (&self.inward, underlay_device, Hook::Ingress)]
-        {
-            let link = bpf::attach(program.as_fd(), device, hook);
-            self.links.push(link.map_err(|source| FastPathError::Attach { device, source })?);
+    /// A loaded program.
+    pub fn descriptor(&self, program: Program) -> BorrowedFd<'_> {
+        match program {
+            Program::Out => self.out.as_fd(),
+            Program::In => self.inward.as_fd(),
+            Program::Gro => self.gro.as_fd(),
         }
-        Ok(())
     }
 
-    /// Has the programs see no packets.
-    pub fn detach(&mut self) {
-        self.links.clear();
+    /// Has a program see the packets of the device numbered `device`. Nothing if the kernel has no
+    /// such link, before 6.6.
+    pub fn link(&self, program: Program, device: u32) -> Result<Option<Link>, FastPathError> {
+        let hook = match program {
+            Program::Out => Hook::Egress,
+            Program::In | Program::Gro => Hook::Ingress,
+        };
+        match bpf::attach(self.descriptor(program), device, hook) {
+            Ok(descriptor) => Ok(Some(Link { descriptor, device })),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+            Err(source) => Err(FastPathError::Attach { device, source }),
+        }
+    }
+}
+
+impl Program {
+    /// Its name in `tunnel.c`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Out => "weft_out",
+            Self::In => "weft_in",
+            Self::Gro => "weft_gro",
+        }
+    }
+}
+
+impl Link {
+    /// Whether nobody has detached it.
+    pub fn is_attached(&self) -> bool {
+        bpf::attached_to(self.descriptor.as_fd()).is_ok_and(|device| device == self.device)
     }
 }
 

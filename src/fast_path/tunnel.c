@@ -4,8 +4,8 @@
 //
 //   out  tc egress of the TUN device: encapsulates, sends by the underlay device
 //   in   tc ingress of the underlay device: decapsulates, delivers on the TUN device
-//   gro  tc ingress of the second end of a veth pair, whose GRO has merged what `in` sent
-//        into the first end: delivers on the TUN device
+//   gro  tc ingress of the second end of a veth pair, whose GRO has merged the TCP packets that
+//        `in` sent into the first end: delivers on the TUN device
 //
 // A program takes a packet only if the workers would send or deliver it (src/forward/decide.rs)
 // with the same bytes. Whatever it leaves alone (TC_ACT_UNSPEC) goes to the TUN queue or to the UDP
@@ -354,7 +354,8 @@ SECTION("tc_in") int weft_in(struct __sk_buff *skb)
     if (store(skb, ETH_HLEN + offsetof(struct ip, ttl), &inner->ttl, 4, 0))
         return TC_ACT_SHOT;
     checksum_level(skb, BPF_CSUM_LEVEL_DEC);
-    if (settings->gro_device) {
+    // Only TCP is merged, so nothing else has to wait for that.
+    if (settings->gro_device && inner->protocol == TCP) {
         // A queue for each processor: a flow's packets must not change queues.
         skb->queue_mapping = processor() + 1;
         return redirect(settings->gro_device, 0);
@@ -365,7 +366,8 @@ SECTION("tc_in") int weft_in(struct __sk_buff *skb)
 SECTION("tc_gro") int weft_gro(struct __sk_buff *skb)
 {
     const struct settings *settings = settings_now();
-    if (!settings)
+    // Whatever else the host sends into a device that is up.
+    if (!settings || skb->protocol != IPV4)
         return TC_ACT_SHOT;
     // Its link header is still the underlay's.
     change_type(skb, PACKET_FOR_US);

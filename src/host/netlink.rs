@@ -3,9 +3,11 @@
 
 mod decode;
 mod events;
+mod filters;
 mod neighbours;
 mod policies;
 mod routes;
+mod veth;
 mod vxlan;
 
 use std::io;
@@ -21,6 +23,8 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteScope};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{Socket, SocketAddr};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 use rustix::io::Errno;
 use tokio::time::timeout;
@@ -29,7 +33,9 @@ use crate::host::state::{Address, Link, LinkId, MacAddress, PathToHost, RouteSpe
 use crate::route::Prefix;
 
 pub use events::Events;
+pub use filters::{Filter, Side};
 pub use policies::{PolicyEvents, has_policies};
+pub use veth::remove_link_now;
 
 /// The kernel answers a request inside the send call unless another process holds the routing
 /// lock; the longest holders seen in practice (mass deletion of links) stay below a few seconds.
@@ -103,6 +109,18 @@ pub async fn request_all<T, A>(
 ) -> Vec<A> {
     let requests = stream::iter(items).map(|item| request(item));
     requests.buffer_unordered(REQUESTS_MAX).collect().await
+}
+
+/// Makes a request without hearing the answer: for what is dropped, perhaps after the runtime that
+/// drives connections. The kernel has done it when this returns.
+fn request_now(request: RouteNetlinkMessage) -> io::Result<()> {
+    let socket = Socket::new(NETLINK_ROUTE)?;
+    let mut message = NetlinkMessage::from(request);
+    message.header.flags = NLM_F_REQUEST;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
 }
 
 impl NetlinkError {

@@ -13,6 +13,7 @@ const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROGRAM_LOAD: c_int = 5;
 const PROGRAM_TEST_RUN: c_int = 10;
+const INFO: c_int = 15;
 const LINK_CREATE: c_int = 28;
 
 /// What a program is for.
@@ -123,6 +124,26 @@ struct CreateLink {
     relative: u32,
     padding: u32,
     expected_revision: u64,
+}
+
+/// For BPF_OBJ_GET_INFO_BY_FD.
+#[repr(C)]
+struct GetInfo {
+    descriptor: u32,
+    info_bytes: u32,
+    info: u64,
+}
+
+/// `struct bpf_link_info` of a link to a device by TCX.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    link: u32,
+    program: u32,
+    padding: u32,
+    device: u32,
+    hook: u32,
 }
 
 /// For BPF_PROG_TEST_RUN.
@@ -319,6 +340,21 @@ pub fn attach(program: BorrowedFd<'_>, device: u32, hook: Hook) -> io::Result<Ow
     };
     // SAFETY: BPF_LINK_CREATE takes numbers only.
     unsafe { bpf(LINK_CREATE, &mut attributes) }.map(own)
+}
+
+/// The number of the device that `link`, which [`attach`] gave, is attached to; 0 if somebody has
+/// detached it, or if the device is gone.
+pub fn attached_to(link: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = LinkInfo::default();
+    let mut attributes = GetInfo {
+        descriptor: number(link),
+        info_bytes: size_of::<LinkInfo>() as u32,
+        info: (&raw mut info) as u64,
+    };
+    // SAFETY: BPF_OBJ_GET_INFO_BY_FD writes at most `info_bytes` to `info`, which outlives the
+    // call, and for which any bytes are valid.
+    unsafe { bpf(INFO, &mut attributes) }?;
+    Ok(info.device)
 }
 
 /// Runs a classifier on an Ethernet frame and writes what it made of it to `output`; ENOSPC if that

@@ -15,6 +15,20 @@ pub enum Ask {
     /// `ETHTOOL_STXCSUM`: don't leave them to it. What builds on it, such as segmentation, goes
     /// with it.
     ClearTransmitChecksum = 0x17,
+    /// `ETHTOOL_STSO`: have no TCP super-packets.
+    ClearTcpSegmentation = 0x1f,
+    /// `ETHTOOL_SGRO`: merge received packets.
+    SetReceiveMerging = 0x2c,
+}
+
+impl Ask {
+    /// The value that goes with it.
+    fn data(self) -> u32 {
+        match self {
+            Self::TransmitChecksum | Self::ClearTransmitChecksum | Self::ClearTcpSegmentation => 0,
+            Self::SetReceiveMerging => 1,
+        }
+    }
 }
 
 /// `struct ethtool_value`.
@@ -28,7 +42,7 @@ struct Value {
 /// the device's value.
 pub fn ask(socket: BorrowedFd<'_>, name: &str, ask: Ask) -> io::Result<u32> {
     let mut request = request_for(name)?;
-    let mut value = Value { command: ask as u32, data: 0 };
+    let mut value = Value { command: ask as u32, data: ask.data() };
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: SIOCETHTOOL reads one `ifreq`, and by its pointer reads and writes, for the commands
     // of `Ask`, one `ethtool_value`. `request` and `value` are these, and outlive the call.

@@ -28,10 +28,10 @@ const BRIEF_FLOWS: usize = 64;
 /// Datagrams a second of each.
 const FLOW_RATE: u64 = 1000;
 
-/// Both daemons with `workers` each.
+/// Both daemons with `workers` each, which carry everything.
 fn overlay(workers: usize, further: &[&str]) -> Overlay {
     let flag = format!("--workers={workers}");
-    let mut arguments = vec![flag.as_str()];
+    let mut arguments = vec![flag.as_str(), "--fast-path=off"];
     arguments.extend(further);
     Overlay::start_with(CONFIG, [&arguments, &arguments])
 }

@@ -80,6 +80,16 @@ impl Overlay {
         }
     }
 
+    /// Waits until the kernel carries the packets of both hosts. The first ones are the workers':
+    /// they have the kernel find the neighbour.
+    #[track_caller]
+    pub(crate) fn wait_until_carried(&self) {
+        wait_until(Duration::from_secs(10), "the kernel carries the packets to the peers", || {
+            self.lab.ping(0, self.pod(1), 56)
+                && (0..2).all(|host| self.status(host).0["fast_path"]["peers"] == 1)
+        });
+    }
+
     /// A host's directory: `subnet.env`, `weft.sock`.
     pub(crate) fn dir(&self, host: usize) -> PathBuf {
         self.files.path().join(format!("h{host}"))

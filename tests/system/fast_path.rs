@@ -1,8 +1,12 @@
 //! Daemons whose packets the kernel carries, beside ones whose workers do.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use crate::support::lab::wait_until;
+use rustix::process::Signal;
+
+use crate::support::lab::{Namespace, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::traffic::{kernel_counter, tcp_transfer, udp_sizes};
 
@@ -24,18 +28,10 @@ fn sent_by_workers(overlay: &Overlay) -> u64 {
 /// Answers to the echoes that measure the path, a few a second, go through workers.
 const ANSWERS_MAX: u64 = 200;
 
-/// The first packets are the workers': they have the kernel find the neighbour.
-fn wait_until_carried(overlay: &Overlay) {
-    wait_until(PATIENCE, "the kernel carries the packets to the peers", || {
-        overlay.lab.ping(0, overlay.pod(1), 56)
-            && (0..2).all(|host| overlay.status(host).0["fast_path"]["peers"] == 1)
-    });
-}
-
 #[test]
 fn ordinary_packets_never_meet_a_worker() {
     let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
-    wait_until_carried(&overlay);
+    overlay.wait_until_carried();
     let [near, far] = &overlay.lab.pods;
     let before = sent_by_workers(&overlay);
     for size in [0, 56, 1000, 1444] {
@@ -82,4 +78,96 @@ fn workers_and_kernel_understand_each_other() {
             assert_eq!(taken(&overlay, host), [0, 0], "a peer without programs pays for checksums");
         }
     }
+}
+
+/// What an ordinary card without segmentation of tunnels has: nothing.
+const PLAIN_CARD: [&str; 10] = [
+    "tso",
+    "off",
+    "gso",
+    "off",
+    "tx-udp_tnl-segmentation",
+    "off",
+    "tx-udp-segmentation",
+    "off",
+    "gro",
+    "on",
+];
+
+/// Packets that a device has received, super-packets as one.
+fn received_on(namespace: &Namespace, device: &str) -> u64 {
+    let path = format!("/sys/class/net/{device}/statistics/rx_packets");
+    namespace.exec(&["cat", &path]).trim().parse().expect("a number of packets")
+}
+
+#[test]
+fn single_packets_are_merged() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    for host in &overlay.lab.hosts {
+        host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..]].concat());
+    }
+    overlay.wait_until_carried();
+    let [near, far] = &overlay.lab.pods;
+    let has_pair = |host: &Namespace| host.succeeds(&["ip", "link", "show", "flannel0-gro0"]);
+    assert!(!has_pair(&overlay.lab.hosts[1]), "a pair that nobody needs");
+    wait_until(PATIENCE, "the receiver makes a pair that merges", || {
+        tcp_transfer(near, far, overlay.pod(1), 4 * MIB, false);
+        has_pair(&overlay.lab.hosts[1])
+    });
+    let (before, taken_before) = (received_on(far, "eth0"), taken(&overlay, 1)[1]);
+    tcp_transfer(near, far, overlay.pod(1), 32 * MIB, false);
+    tcp_transfer(far, near, overlay.pod(0), 32 * MIB, true);
+    let (packets, taken) =
+        (received_on(far, "eth0") - before, taken(&overlay, 1)[1] - taken_before);
+    assert!(taken > 32 * MIB / 1472, "workers had the packets: {taken}");
+    assert!(packets < taken / 2, "{taken} packets came to the pod in {packets}: nothing is merged");
+    udp_sizes(near, far, overlay.pod(1), [1, 1444]);
+
+    // Removed by hand, it is made again.
+    overlay.lab.hosts[1].exec(&["ip", "link", "del", "flannel0-gro1"]);
+    wait_until(PATIENCE, "the pair is made again", || has_pair(&overlay.lab.hosts[1]));
+    tcp_transfer(near, far, overlay.pod(1), MIB, false);
+
+    for daemon in &mut overlay.daemons {
+        daemon.stop(Signal::TERM, PATIENCE);
+    }
+    assert!(!has_pair(&overlay.lab.hosts[1]), "the pair outlives weftd");
+}
+
+#[test]
+fn packets_never_pass_by_an_ipsec_policy() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    overlay.wait_until_carried();
+    let [near_host, far_host] = &overlay.lab.hosts;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let address = overlay.pod(1).to_string();
+            while !stop.load(Ordering::Relaxed) {
+                overlay.lab.pods[0].succeeds(&["ping", "-q", "-c20", "-i0.002", "-W0.1", &address]);
+            }
+        });
+        // There is no key for it: whatever it applies to does not leave.
+        let [from, to] = UNDERLAY.map(|address| address.to_string());
+        let selector = ["src", &from, "dst", &to, "proto", "udp", "dir", "out"];
+        let template = ["tmpl", "src", &from, "dst", &to, "proto", "esp", "mode", "transport"];
+        let add = [&["ip", "xfrm", "policy", "add"], &selector[..], &template[..]].concat();
+        near_host.exec(&add);
+        wait_until(PATIENCE, "the fast path is off, and says why", || {
+            let fast_path = overlay.status(0).0["fast_path"].clone();
+            fast_path["on"] == false && fast_path["reason"].to_string().contains("IPsec")
+        });
+        let (sent, arrived) = (taken(&overlay, 0)[0], received_on(far_host, "wire0"));
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(taken(&overlay, 0)[0], sent, "packets pass by the policy");
+        // The other side still sends its own.
+        let more = received_on(far_host, "wire0") - arrived;
+        assert!(more < 20, "{more} datagrams left in plaintext");
+        near_host.exec(&["ip", "xfrm", "policy", "flush"]);
+        wait_until(PATIENCE, "the fast path is on again", || {
+            overlay.status(0).0["fast_path"]["on"] == true && taken(&overlay, 0)[0] > sent
+        });
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(overlay.lab.ping(0, overlay.pod(1), 56));
 }

@@ -2,10 +2,11 @@
 
 use crate::device::{SocketError, TunError};
 use crate::engine::{RingError, SpawnError};
-use crate::fast_path::FastPathError;
 use crate::host::mtu::MtuError;
 use crate::host::netlink::NetlinkError;
 use crate::host::overlay::OverlayError;
+
+use super::kernel_plane::attachment::AttachError;
 
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
@@ -30,10 +31,10 @@ pub enum UdpError {
     Worker(#[source] SpawnError),
     /// The kernel's programs were requested and are refused.
     #[error(
-        "cannot have the kernel carry packets, as --fast-path=on asks; grant CAP_BPF, or choose \
-         --fast-path=auto"
+        "cannot have the kernel carry packets, as --fast-path=on asks; grant CAP_BPF (and before \
+         kernel 5.11 CAP_SYS_RESOURCE), or choose --fast-path=auto"
     )]
-    FastPath(#[from] FastPathError),
+    FastPath(#[from] AttachError),
     /// io_uring was requested and is not available.
     #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
     Ring {

@@ -2,7 +2,9 @@
 //! looks at what could forbid it, gives them the published table, and takes it back when something
 //! changes. What they do not carry, the workers do.
 
+pub(super) mod attachment;
 mod entries;
+mod merging;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -18,8 +20,8 @@ use tracing::{info, warn};
 use crate::backend::status::{KernelState, KernelView, Taken};
 use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
-use crate::failure::with_causes;
-use crate::fast_path::{FastPath, FastPathError, LENGTHS_MAX, PEERS_MAX, Settings};
+use crate::failure::{LogOnce, with_causes};
+use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::{
     Events, Netlink, NetlinkError, PolicyEvents, has_policies, request_all,
 };
@@ -30,7 +32,11 @@ use crate::stats::LongSends;
 use super::peers::announcement;
 use super::prober::Unmeasured;
 
+use self::attachment::{AttachError, Attached};
 use self::entries::{Entries, Hops, News};
+use self::merging::{Delivery, Pair};
+
+pub(super) use self::attachment::Ground;
 
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);
@@ -52,23 +58,12 @@ const REST: Duration = Duration::from_millis(200);
 /// the programs do not count as use, and what is not used for a minute may be forgotten.
 const USE: Duration = Duration::from_secs(10);
 
+/// How long the programs stay away from a device where another program removed them.
+const EVICTED: Duration = Duration::from_secs(600);
+
 /// How long this node tells the others to go on without checksums while its programs don't run: the
 /// store is not to be written for a device that is made again.
 const ANNOUNCED: Duration = Duration::from_secs(60);
-
-/// What the tunnel stands on; changes with each rebuild.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ground {
-    /// Index of the TUN device.
-    pub(super) tun_device: u32,
-    /// Name and index of the interface that carries the tunnel.
-    pub(super) interface: String,
-    pub(super) underlay_device: u32,
-    /// The socket's.
-    pub(super) underlay: SocketAddrV4,
-    /// Of the overlay.
-    pub(super) mtu_bytes: u16,
-}
 
 /// What the kernel plane learns from the rest of the backend.
 pub(super) struct Inputs {
@@ -94,8 +89,15 @@ pub(super) struct KernelPlane {
     /// Neighbours that were sent to since the kernel was last asked about them.
     used: BTreeSet<Ipv4Addr>,
     used_until: Instant,
-    /// What the programs are attached to and go by.
+    /// What the interface delivers, and the pair that merges it, while it needs one.
+    delivery: Delivery,
+    pair: Option<Pair>,
+    logged: LogOnce,
+    attached: Option<Attached>,
+    /// What the programs go by while they take packets.
     published: Option<Settings>,
+    /// Where somebody removed them, and until when they stay away.
+    evicted: Option<(Ground, Instant)>,
     state: watch::Sender<KernelState>,
     off_since: Instant,
 }
@@ -116,7 +118,9 @@ enum Obstacle {
     #[error("there are more than {PEERS_MAX} peers")]
     Peers,
     #[error(transparent)]
-    Refused(#[from] FastPathError),
+    Attach(#[from] AttachError),
+    #[error("another program has removed weftd's from its TUN device or from {0}")]
+    Evicted(String),
     #[error("the kernel refused an entry")]
     Entry(#[from] std::io::Error),
     #[error("the kernel does not tell what its packets would meet")]
@@ -139,7 +143,12 @@ impl KernelPlane {
             hops: Hops::new(),
             used: BTreeSet::new(),
             used_until: Instant::now() + USE,
+            delivery: Delivery::default(),
+            pair: None,
+            logged: LogOnce::default(),
+            attached: None,
             published: None,
+            evicted: None,
             state: watch::Sender::new(KernelState::Off { reason }),
             off_since: Instant::now(),
         }
@@ -189,12 +198,13 @@ impl KernelPlane {
                         result?;
                         // At once, and asked afterwards: a packet that a new policy wants encrypted
                         // must not leave as it is.
-                        self.detach();
+                        self.pause();
                         break;
                     }
                     Ok(()) = self.inputs.ground.changed() => {
                         if self.inputs.ground.borrow_and_update().is_none() {
-                            self.detach();
+                            self.pause();
+                            self.attached = None;
                         }
                         break;
                     }
@@ -209,6 +219,9 @@ impl KernelPlane {
                     () = sleep_until(counts_due) => {
                         counts_due = Instant::now() + self.look_at_counts();
                         self.use_neighbours(&netlink).await;
+                        if self.is_delivery_new() {
+                            break;
+                        }
                     }
                     () = sleep_until(due) => {
                         self.hops.clear();
@@ -239,6 +252,8 @@ impl KernelPlane {
         }
         self.find_hops(netlink, &table).await?;
         let neighbours = netlink.hardware_addresses(ground.underlay_device).await?;
+        self.settle_attachments(netlink, &ground).await?;
+        self.settle_pair(netlink, &ground).await?;
         self.publish(&ground, mac, &table, &neighbours, &unmeasured)
     }
 
@@ -264,6 +279,72 @@ impl KernelPlane {
         Ok(())
     }
 
+    /// Has the programs see packets of these devices; they take none before they are told to. Where
+    /// another program removes them, they are not put back at once.
+    async fn settle_attachments(
+        &mut self,
+        netlink: &Netlink,
+        ground: &Ground,
+    ) -> Result<(), Obstacle> {
+        if let Some((evicted, until)) = &self.evicted
+            && evicted == ground
+            && Instant::now() < *until
+        {
+            return Err(Obstacle::Evicted(ground.interface.clone()));
+        }
+        if let Some(attached) = self.attached.take_if(|attached| attached.is_of(ground)) {
+            let tun = netlink.link_named(&ground.tun_name).await?;
+            if tun.is_none_or(|tun| tun.id.index != ground.tun_device) {
+                return Err(Obstacle::NoGround);
+            }
+            if !attached.is_there(netlink).await? {
+                self.evicted = Some((ground.clone(), Instant::now() + EVICTED));
+                return Err(Obstacle::Evicted(ground.interface.clone()));
+            }
+            self.attached = Some(attached);
+            return Ok(());
+        }
+        self.pause();
+        self.attached = None;
+        if let Some(fast_path) = &self.fast_path {
+            self.attached = Some(Attached::new(netlink, fast_path, ground).await?);
+        }
+        Ok(())
+    }
+
+    /// Has a pair if the interface delivers single packets, and if one can be had.
+    async fn settle_pair(
+        &mut self,
+        netlink: &Netlink,
+        ground: &Ground,
+    ) -> Result<(), NetlinkError> {
+        let Some(fast_path) = &self.fast_path else { return Ok(()) };
+        if let Some(pair) = &self.pair
+            && !pair.is_whole(netlink).await?
+        {
+            self.pair = None;
+        }
+        if self.delivery.is_single() && self.pair.is_none() {
+            let (tun, port) = (&ground.tun_name, ground.underlay.port());
+            match Pair::make(netlink, fast_path, tun, port).await {
+                Ok(pair) => self.pair = Some(pair),
+                Err(error) => {
+                    self.delivery.trust(Instant::now());
+                    self.logged.once(&with_causes(&error), |text| {
+                        warn!("packets that {tun} receives are not merged, which is slow: {text}");
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The device that received TCP packets go through; 0 if none.
+    fn gro_device(&self) -> u32 {
+        let pair = self.pair.as_ref().filter(|_| self.delivery.is_single());
+        pair.map_or(0, |pair| pair.first.index)
+    }
+
     fn publish(
         &mut self,
         ground: &Ground,
@@ -272,7 +353,8 @@ impl KernelPlane {
         neighbours: &BTreeMap<Ipv4Addr, MacAddress>,
         unmeasured: &BTreeSet<SocketAddrV4>,
     ) -> Result<(), Obstacle> {
-        let Some(fast_path) = &mut self.fast_path else { return Ok(()) };
+        let gro_device = self.gro_device();
+        let Some(fast_path) = &self.fast_path else { return Ok(()) };
         let lengths: BTreeSet<_> =
             table.peers().iter().map(|peer| peer.subnet.length_bits()).collect();
         if lengths.len() > LENGTHS_MAX {
@@ -289,21 +371,12 @@ impl KernelPlane {
             underlay_device: ground.underlay_device,
             hardware_address: mac.0,
             tun_device: ground.tun_device,
-            gro_device: 0,
+            gro_device,
         };
         let may_send_to = |peer: &Peer| !unmeasured.contains(&peer.address);
-        let devices = |settings: &Settings| (settings.tun_device, settings.underlay_device);
-        let is_attached = self.published.as_ref().map(devices) == Some(devices(&settings));
-        if !is_attached {
-            fast_path.detach();
-            self.published = None;
-        }
-        let (maps, hops) = (fast_path.maps(), &self.hops);
-        self.entries.publish(maps, table, &settings, hops, neighbours, may_send_to)?;
-        fast_path.maps().publish(&settings)?;
-        if !is_attached {
-            fast_path.attach(settings.tun_device, settings.underlay_device)?;
-        }
+        let maps = fast_path.maps();
+        self.entries.publish(maps, table, &settings, &self.hops, neighbours, may_send_to)?;
+        maps.publish(&settings)?;
         self.published = Some(settings);
         self.report_on(table.peers().len());
         Ok(())
@@ -321,7 +394,7 @@ impl KernelPlane {
 
     /// Reports that the workers carry everything, and has them do so.
     fn stop(&mut self, obstacle: &Obstacle) {
-        self.detach();
+        self.pause();
         let reason = with_causes(obstacle);
         let now = KernelState::Off { reason: reason.clone() };
         let before = self.state.send_replace(now.clone());
@@ -333,11 +406,15 @@ impl KernelPlane {
         }
     }
 
-    fn detach(&mut self) {
-        if let Some(fast_path) = &mut self.fast_path {
-            fast_path.detach();
+    /// Has the programs take no packet, at once.
+    fn pause(&mut self) {
+        let (Some(fast_path), Some(settings)) = (&self.fast_path, self.published.take()) else {
+            return;
+        };
+        if fast_path.maps().publish(&Settings { until_ns: 0, ..settings }).is_err() {
+            // It cannot be told, so it has to go.
+            self.attached = None;
         }
-        self.published = None;
     }
 
     /// Says to the other nodes whether they may leave the checksum out.
@@ -361,9 +438,10 @@ impl KernelPlane {
         }
         let table = self.inputs.routes.load();
         let mut is_active = false;
-        for News { subnet, peer, is_sent_long, is_sent_to, is_received_from } in self.entries.news()
-        {
+        for news in self.entries.news() {
+            let News { subnet, peer, is_sent_long, is_sent_to, is_received_from, .. } = news;
             is_active |= is_sent_long;
+            self.delivery.add(news.long_packets, news.buffers, Instant::now());
             if is_sent_to && let Some(Some((_, hop))) = self.hops.get(peer.ip()) {
                 self.used.insert(*hop);
             }
@@ -376,6 +454,12 @@ impl KernelPlane {
             }
         }
         if is_active { LOOK } else { LOOK_IDLE }
+    }
+
+    /// Whether the interface delivers otherwise than the programs were told.
+    fn is_delivery_new(&self) -> bool {
+        let published = self.published.as_ref();
+        published.is_some_and(|settings| (settings.gro_device != 0) != self.delivery.is_single())
     }
 
     /// Has the kernel look after the neighbours that were sent to.

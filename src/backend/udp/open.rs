@@ -16,14 +16,15 @@ use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
 use crate::control::lease::RawJson;
 use crate::device::{Tun, TunError, TunOffload, TunnelSocket, kernel};
 use crate::failure::with_causes;
-use crate::fast_path::{FastPath, FastPathError};
+use crate::fast_path::{FastPath, Program};
 use crate::host::mtu::overlay_mtu_bytes;
-use crate::host::netlink::Netlink;
+use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::host::state::LinkId;
 use crate::route::Prefix;
 
 use super::error::UdpError;
+use super::kernel_plane::attachment::{AttachError, Attachment};
 use super::peers::announcement;
 use super::team;
 
@@ -82,20 +83,37 @@ pub(crate) async fn reserve(
         Overlay::check(&netlink, &desired).await?;
         Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
     };
-    let fast_path = load_fast_path(fast_path)?;
-    Ok(UdpReserved { tunnel: patiently(once).await?, fast_path })
+    let tunnel = patiently(once).await?;
+    let fast_path = load_fast_path(fast_path, &netlink, &tunnel.queues[0], settings.port).await?;
+    Ok(UdpReserved { tunnel, fast_path })
 }
 
-/// Loads the kernel's programs, unless they are not wanted; they take nothing yet.
-fn load_fast_path(choice: FastPathChoice) -> Result<Result<FastPath, String>, FastPathError> {
-    match choice {
-        FastPathChoice::Off => Ok(Err("--fast-path=off".to_owned())),
-        FastPathChoice::On => FastPath::load().map(Ok),
-        FastPathChoice::Auto => Ok(FastPath::load().map_err(|error| {
+/// Loads the kernel's programs, unless they are not wanted, and finds out whether they can be
+/// attached; they take nothing yet.
+async fn load_fast_path(
+    choice: FastPathChoice,
+    netlink: &Netlink,
+    tun: &Tun,
+    port: u16,
+) -> Result<Result<FastPath, String>, UdpError> {
+    if choice == FastPathChoice::Off {
+        return Ok(Err("--fast-path=off".to_owned()));
+    }
+    let load = async || {
+        let fast_path = FastPath::load()?;
+        let link = netlink.link_named(&tun.name).await?;
+        let device = link.ok_or_else(|| NetlinkError::vanished(&tun.name))?.id.index;
+        Attachment::new(netlink, &fast_path, Program::Out, device, port).await?;
+        Ok::<_, AttachError>(fast_path)
+    };
+    match load().await {
+        Ok(fast_path) => Ok(Ok(fast_path)),
+        Err(error) if choice == FastPathChoice::On => Err(error.into()),
+        Err(error) => {
             let text = with_causes(&error);
             info!("workers carry all packets, without the kernel's fast path: {text}");
-            text
-        })),
+            Ok(Err(text))
+        }
     }
 }
 

@@ -290,6 +290,7 @@ impl Tunnel {
         let workers = self.plane.team.state();
         let description = self.describe(&workers);
         let ground = Some(Ground {
+            tun_name: self.device_name().to_owned(),
             tun_device: self.plane.overlay.desired().device.index,
             interface: self.host.external().name.clone(),
             underlay_device: self.host.external().index,

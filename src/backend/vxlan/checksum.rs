@@ -3,7 +3,7 @@
 
 use tracing::warn;
 
-use crate::device::{checksum, kernel};
+use crate::device::{features, kernel};
 use crate::failure::with_causes;
 
 /// What to do about a device.
@@ -27,9 +27,9 @@ pub(super) fn settle(name: &str, is_new: bool) {
         "kernel {release} may corrupt checksums of vxlan packets that it masquerades (fixed in 5.7 \
          and in stable releases of 2020)"
     );
-    let done = checksum::is_left(name).and_then(|is_left| match step(is_left, is_new) {
+    let done = features::leaves_checksums(name).and_then(|is_left| match step(is_left, is_new) {
         Step::Nothing => Ok(()),
-        Step::SwitchOff => checksum::leave_none(name).map(|()| {
+        Step::SwitchOff => features::leave_no_checksums(name).map(|()| {
             warn!(
                 "{corrupts}: checksum offload of {name} is off, which costs throughput; a newer \
                  kernel needs no such thing"

@@ -1,3 +1,4 @@
 //! The kernel's programs for the udp backend.
 
+mod filters;
 mod programs;

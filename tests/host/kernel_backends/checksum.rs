@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use weft::device::checksum;
+use weft::device::features;
 
 use crate::kernel_backends::{SOON, VXLAN};
 use crate::support::overlay::Overlay;
@@ -21,17 +21,18 @@ fn sound_kernel_keeps_checksum_offload() {
     let device = "flannel.1";
     assert_eq!(setting(&overlay), "on", "throughput falls for nothing");
     let host = &overlay.lab.hosts[0];
-    assert!(host.enter(|| checksum::is_left(device)).unwrap());
-    host.enter(|| checksum::leave_none(device)).unwrap();
+    assert!(host.enter(|| features::leaves_checksums(device)).unwrap());
+    host.enter(|| features::leave_no_checksums(device)).unwrap();
     assert_eq!(setting(&overlay), "off");
     let host = &overlay.lab.hosts[0];
-    assert!(!host.enter(|| checksum::is_left(device)).unwrap());
-    host.enter(|| checksum::leave_none(device)).unwrap();
+    assert!(!host.enter(|| features::leaves_checksums(device)).unwrap());
+    host.enter(|| features::leave_no_checksums(device)).unwrap();
     overlay.traffic_resumes(SOON, "the offload was switched off");
     overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
     overlay.restart(0, &[]);
     assert_eq!(setting(&overlay), "off", "a restart undoes what an operator chose");
-    let error = overlay.lab.hosts[0].enter(|| checksum::leave_none("flannel.7")).unwrap_err();
+    let error =
+        overlay.lab.hosts[0].enter(|| features::leave_no_checksums("flannel.7")).unwrap_err();
     let text = "cannot switch off the transmit checksum offload of flannel.7";
     assert_eq!(error.to_string(), text, "which device it was is not said");
 }

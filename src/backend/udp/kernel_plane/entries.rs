@@ -23,6 +23,9 @@ pub(super) struct News {
     pub(super) is_sent_long: bool,
     pub(super) is_sent_to: bool,
     pub(super) is_received_from: bool,
+    /// Long packets that it was received from, and the buffers that they came in.
+    pub(super) long_packets: u64,
+    pub(super) buffers: u64,
 }
 
 /// What the maps hold.
@@ -102,7 +105,15 @@ impl Entries {
             let is_received_from = now.packets_received != before.packets_received;
             let is_sent_to = now.packets_sent != before.packets_sent;
             if is_sent_to || is_received_from {
-                news.push(News { subnet, peer, is_sent_long, is_sent_to, is_received_from });
+                news.push(News {
+                    subnet,
+                    peer,
+                    is_sent_long,
+                    is_sent_to,
+                    is_received_from,
+                    long_packets: now.long_packets_received - before.long_packets_received,
+                    buffers: now.buffers_received - before.buffers_received,
+                });
             }
         }
         news

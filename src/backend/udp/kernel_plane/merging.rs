@@ -1,0 +1,192 @@
+//! The veth pair in which the kernel merges received TCP packets (GRO), and when it is used: while
+//! the interface delivers single packets. A super-packet then goes through routes and firewall in
+//! place of some forty. What the interface delivers as super-packets is fastest without the pair.
+
+use std::io;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::device::features::{FeatureError, cut_tcp, merge_received};
+use crate::fast_path::{FastPath, Program};
+use crate::host::netlink::{Netlink, NetlinkError, remove_link_now};
+use crate::host::state::LinkId;
+
+use super::attachment::{AttachError, Attachment};
+
+/// As many long packets tell what the interface delivers.
+const LONG_PACKETS_MIN: u64 = 256;
+
+/// Once it has delivered super-packets, it is trusted to do so for this long: each change of ways
+/// may reorder a flow once.
+const TRUST: Duration = Duration::from_secs(60);
+
+/// Any packet fits, as the TUN device's MTU has been seen to by then.
+const MTU_BYTES: u32 = 65_535;
+
+/// Most queues that the kernel gives a veth device.
+const QUEUES_MAX: u32 = 4096;
+
+/// What the interface delivers.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Delivery {
+    packets: u64,
+    buffers: u64,
+    trusted_until: Option<Instant>,
+    is_single: bool,
+}
+
+impl Delivery {
+    /// Whether it delivers single packets.
+    pub(super) fn is_single(&self) -> bool {
+        self.is_single
+    }
+
+    /// Takes it, for a while, for one that delivers super-packets.
+    pub(super) fn trust(&mut self, now: Instant) {
+        self.trusted_until = Some(now + TRUST);
+        self.is_single = false;
+    }
+
+    /// Takes in so many long packets, delivered in so many buffers.
+    pub(super) fn add(&mut self, packets: u64, buffers: u64, now: Instant) {
+        (self.packets, self.buffers) = (self.packets + packets, self.buffers + buffers);
+        if self.packets < LONG_PACKETS_MIN {
+            return;
+        }
+        if self.packets >= 2 * self.buffers {
+            self.trust(now);
+        } else if self.trusted_until.is_none_or(|until| until < now) {
+            self.is_single = true;
+        }
+        (self.packets, self.buffers) = (0, 0);
+    }
+}
+
+/// A pair of this host; removed when it is dropped.
+#[derive(Debug)]
+pub(super) struct Pair {
+    /// Packets go in here.
+    pub(super) first: LinkId,
+    /// They come out here, merged.
+    second: LinkId,
+    attachment: Option<Attachment>,
+}
+
+/// The pair could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PairError {
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    #[error(transparent)]
+    Feature(#[from] FeatureError),
+    #[error(transparent)]
+    Program(#[from] AttachError),
+}
+
+impl Pair {
+    /// Makes the pair that goes with the TUN device `tun`, in place of one that a killed weftd has
+    /// left.
+    pub(super) async fn make(
+        netlink: &Netlink,
+        fast_path: &FastPath,
+        tun: &str,
+        port: u16,
+    ) -> Result<Self, PairError> {
+        let names = [format!("{tun}-gro0"), format!("{tun}-gro1")];
+        if let Some(leftover) = netlink.link_named(&names[0]).await? {
+            netlink.remove_link(&leftover.id).await?;
+        }
+        netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
+        let first = find(netlink, &names[0]).await?;
+        let second = find(netlink, &names[1]).await?;
+        let mut pair = Self { first, second, attachment: None };
+        for end in [&pair.first, &pair.second] {
+            // Without IPv6 there is nothing to keep silent.
+            netlink.keep_silent(end).await.ok();
+        }
+        // The kernel merges in the pair only what no device before it could have delivered whole.
+        cut_tcp(&names[0])?;
+        merge_received(&names[1])?;
+        let device = pair.second.index;
+        let attached = Attachment::new(netlink, fast_path, Program::Gro, device, port).await?;
+        pair.attachment = Some(attached);
+        netlink.set_up(&pair.second).await?;
+        netlink.set_up(&pair.first).await?;
+        Ok(pair)
+    }
+
+    /// Whether both ends are still there, and up.
+    pub(super) async fn is_whole(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+        for end in [&self.first, &self.second] {
+            let link = netlink.link_named(&end.name).await?;
+            if !link.is_some_and(|link| link.id == *end && link.is_up) {
+                return Ok(false);
+            }
+        }
+        match &self.attachment {
+            Some(attachment) => attachment.is_there(netlink).await,
+            None => Ok(false),
+        }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // The other end goes with it.
+        if let Err(error) = remove_link_now(self.first.index) {
+            warn!("cannot remove {}: {error}; run `ip link del {}`", self.first, self.first.name);
+        }
+    }
+}
+
+async fn find(netlink: &Netlink, name: &str) -> Result<LinkId, NetlinkError> {
+    let link = netlink.link_named(name).await?;
+    link.map(|link| link.id).ok_or_else(|| NetlinkError::vanished(name))
+}
+
+/// One for each processor that there may be: packets of a flow are handed on by the processor that
+/// got them, and must not meet those of another one in a queue.
+fn queues() -> u32 {
+    let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible");
+    let count = possible.and_then(|list| count(&list)).unwrap_or_else(|_| {
+        available_parallelism().ok().and_then(|count| u32::try_from(count.get()).ok()).unwrap_or(1)
+    });
+    count.min(QUEUES_MAX)
+}
+
+/// The number of processors in a list such as `0-3` or `0-3,8-11`, holes included.
+fn count(list: &str) -> io::Result<u32> {
+    let last = list.trim().rsplit(['-', ',']).next().unwrap_or_default();
+    let last: u32 = last.parse().map_err(io::Error::other)?;
+    Ok(last.saturating_add(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_packets_are_merged_and_super_packets_are_not() {
+        let start = Instant::now();
+        let mut delivery = Delivery::default();
+        let mut look = |packets, buffers, seconds| {
+            delivery.add(packets, buffers, start + Duration::from_secs(seconds));
+            delivery.is_single()
+        };
+        assert!(!look(LONG_PACKETS_MIN - 1, LONG_PACKETS_MIN - 1, 0), "a few say nothing");
+        assert!(look(1, 1, 1), "many single ones");
+        assert!(!look(45_000, 1000, 2), "super-packets");
+        assert!(!look(10_000, 10_000, 61), "single ones, such as answers, soon after");
+        assert!(look(10_000, 9_000, 63), "single ones for a minute");
+    }
+
+    #[test]
+    fn processors_are_counted_with_holes() {
+        let counts = ["0\n", "0-1\n", "0-3,8-11\n"].map(|list| count(list).unwrap());
+        assert_eq!(counts, [1, 2, 12]);
+        assert!(count("").is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! Classifiers on a device for kernels before 6.6, which have no TCX: filters of kind `bpf` in the
+//! queueing discipline `clsact` (net/sched/cls_bpf.c, tc-bpf(8)).
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::tc::{
+    TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage,
+    TcOption,
+};
+use tracing::warn;
+
+use super::{Netlink, NetlinkError, request_now};
+
+/// Its place among the filters of others: behind those with a number below it.
+const PRIORITY: u32 = 8285;
+
+/// `ETH_P_ALL` in network byte order.
+const ALL_PROTOCOLS: u32 = 0x0300;
+
+/// Which packets of a device a filter sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Those that arrive.
+    Ingress,
+    /// Those that leave.
+    Egress,
+}
+
+/// A filter of ours; removed when it is dropped.
+#[derive(Debug)]
+pub struct Filter {
+    device: u32,
+    side: Side,
+    /// Tells it from those of another weftd on the same device.
+    handle: u32,
+}
+
+impl Filter {
+    /// Has `program` see packets of the device numbered `device`, in place of a filter of the same
+    /// handle. Makes the queueing discipline if there is none; it stays, others may use it.
+    pub async fn attach(
+        netlink: &Netlink,
+        device: u32,
+        side: Side,
+        handle: u32,
+        name: &str,
+        program: BorrowedFd<'_>,
+    ) -> Result<Self, NetlinkError> {
+        let discipline = RouteNetlinkMessage::NewQueueDiscipline(discipline(device));
+        let made = netlink.add(format!("add clsact to device {device}"), discipline).await;
+        if let Err(error) = made
+            && !error.is_already_there()
+        {
+            return Err(error);
+        }
+        let filter = Self { device, side, handle };
+        let mut message = filter.message();
+        message.attributes.push(TcAttribute::Options(vec![
+            // Descriptors are not negative.
+            TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd() as u32)),
+            TcOption::Bpf(TcFilterBpfOption::ProgName(name.to_owned())),
+            TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
+        ]));
+        let operation = format!("filter packets of device {device} by {name}");
+        let request = RouteNetlinkMessage::NewTrafficFilter(message);
+        netlink.edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await?;
+        Ok(filter)
+    }
+
+    /// Whether it is still there.
+    pub async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+        let mut query = TcMessage::with_index(self.device as i32);
+        query.header.parent = self.parent();
+        let operation = format!("list filters of device {}", self.device);
+        let request = RouteNetlinkMessage::GetTrafficFilter(query);
+        let answer = netlink.list(&operation, request).await?;
+        Ok(answer.iter().any(|message| {
+            let RouteNetlinkMessage::NewTrafficFilter(found) = message else { return false };
+            let TcHeader { info, handle, .. } = found.header;
+            info >> 16 == PRIORITY && u32::from(handle) == self.handle
+        }))
+    }
+
+    fn parent(&self) -> TcHandle {
+        let minor = match self.side {
+            Side::Ingress => TcHandle::MIN_INGRESS,
+            Side::Egress => TcHandle::MIN_EGRESS,
+        };
+        TcHandle { major: TcHandle::CLSACT.major, minor }
+    }
+
+    fn message(&self) -> TcMessage {
+        let header = TcHeader {
+            index: self.device as i32,
+            handle: self.handle.into(),
+            parent: self.parent(),
+            info: PRIORITY << 16 | ALL_PROTOCOLS,
+            ..TcHeader::default()
+        };
+        let kind = TcAttribute::Kind(TcFilterBpf::KIND.to_owned());
+        TcMessage::from_parts(header, vec![kind])
+    }
+}
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        let request = RouteNetlinkMessage::DelTrafficFilter(self.message());
+        if let Err(error) = request_now(request) {
+            let device = self.device;
+            warn!("cannot remove a filter of device {device}: {error}; see `tc filter show`");
+        }
+    }
+}
+
+fn discipline(device: u32) -> TcMessage {
+    let header = TcHeader {
+        index: device as i32,
+        handle: TcHandle { major: TcHandle::CLSACT.major, minor: 0 },
+        parent: TcHandle::CLSACT,
+        ..TcHeader::default()
+    };
+    TcMessage::from_parts(header, vec![TcAttribute::Kind("clsact".to_owned())])
+}

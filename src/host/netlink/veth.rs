@@ -1,0 +1,48 @@
+//! Pairs of devices: what goes into one end comes out of the other.
+
+use std::io;
+
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{
+    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute,
+};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+
+use super::{Netlink, NetlinkError, request_now};
+use crate::host::state::LinkId;
+
+impl Netlink {
+    /// Makes a pair, switched off, each end with so many queues each way.
+    pub async fn add_veth_pair(
+        &self,
+        names: [&str; 2],
+        queues: u32,
+        mtu_bytes: u32,
+    ) -> Result<(), NetlinkError> {
+        let second = with(LinkUnspec::new_with_name(names[1]), queues, mtu_bytes).build();
+        let first = with(LinkVeth::new(names[0], names[1]), queues, mtu_bytes);
+        let message = first.set_info_data(InfoData::Veth(InfoVeth::Peer(second))).build();
+        let operation = format!("make the veth pair {} and {}", names[0], names[1]);
+        self.add(operation, RouteNetlinkMessage::NewLink(message)).await
+    }
+
+    /// Has the kernel give a link no IPv6 address of its own, and so send nothing by itself.
+    pub async fn keep_silent(&self, link: &LinkId) -> Result<(), NetlinkError> {
+        let mut message = LinkUnspec::new_with_index(link.index).build();
+        let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+        let family = AfSpecUnspec::Inet6(vec![mode]);
+        message.attributes.push(LinkAttribute::AfSpecUnspec(vec![family]));
+        self.set_link(format!("keep IPv6 off {link}"), message).await
+    }
+}
+
+fn with<T>(end: LinkMessageBuilder<T>, queues: u32, mtu_bytes: u32) -> LinkMessageBuilder<T> {
+    end.mtu(mtu_bytes)
+        .append_extra_attribute(LinkAttribute::NumTxQueues(queues))
+        .append_extra_attribute(LinkAttribute::NumRxQueues(queues))
+}
+
+/// Removes the link numbered `index`, for the end of a process.
+pub fn remove_link_now(index: u32) -> io::Result<()> {
+    request_now(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(index).build()))
+}

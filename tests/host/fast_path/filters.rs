@@ -1,0 +1,47 @@
+//! How programs are attached on kernels without TCX. This kernel has both ways.
+#![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
+
+use std::os::fd::AsFd;
+
+use weft::fast_path::{IN, Maps};
+use weft::host::netlink::{Filter, Netlink, Side};
+
+use crate::support::lab::Namespace;
+
+const PORT: u32 = 8285;
+
+#[test]
+fn filters_come_go_and_are_missed() {
+    let namespace = Namespace::new("filters");
+    namespace.exec(&["ip", "link", "add", "wire0", "type", "veth"]);
+    let index = namespace.exec(&["cat", "/sys/class/net/wire0/ifindex"]).trim().parse().unwrap();
+    let shown = |side: &str| namespace.exec(&["tc", "filter", "show", "dev", "wire0", side]);
+    let maps = Maps::create().unwrap();
+    let program = maps.load("weft_in", &IN).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    namespace.enter(|| {
+        runtime.block_on(async {
+            let netlink = Netlink::open().unwrap();
+            let attach = async |side| {
+                let program = program.as_fd();
+                Filter::attach(&netlink, index, side, PORT, "weft_in", program).await.unwrap()
+            };
+            let (inward, out) = (attach(Side::Ingress).await, attach(Side::Egress).await);
+            for side in ["ingress", "egress"] {
+                let text = shown(side);
+                assert!(text.contains("weft_in direct-action"), "{side}: {text}");
+            }
+            assert!(inward.is_there(&netlink).await.unwrap());
+            // As one does that a killed weftd has left.
+            std::mem::forget(inward);
+            let inward = attach(Side::Ingress).await;
+            assert_eq!(shown("ingress").matches("weft_in direct-action").count(), 1);
+
+            namespace.exec(&["tc", "filter", "del", "dev", "wire0", "ingress"]);
+            assert!(!inward.is_there(&netlink).await.unwrap(), "who looks would not notice");
+            assert!(out.is_there(&netlink).await.unwrap());
+            drop((inward, out));
+            assert_eq!(shown("egress"), "", "a filter outlives its owner");
+        });
+    });
+}
