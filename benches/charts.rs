@@ -38,6 +38,7 @@ const COLOURS: &[(&str, &str)] = &[
     ("weft-mmsg", "#3fa35b"),
     ("weft-io_uring", "#1a9c9c"),
     ("weft", "#d6455d"),
+    ("weft-fast", "#e377c2"),
 ];
 const COLOUR_OF_OTHERS: &str = "#c9a227";
 

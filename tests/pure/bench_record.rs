@@ -126,6 +126,43 @@ fn promises_compare_medians_with_yardsticks() {
     assert_eq!(verdict("one-packet", "weft-no-offload"), None, "a handicap promises nothing");
 }
 
+/// The verdict of `promises` on `metric` for each plane.
+fn verdicts(promises: &Value, metric: &str) -> Vec<(String, String)> {
+    let promises = promises.as_array().expect("promises are a list").iter();
+    let own = promises.filter(|promise| promise["metric"] == metric);
+    let planes = own.flat_map(|promise| promise["planes"].as_array().expect("planes are a list"));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    planes.map(|own| (text(&own["plane"]), text(&own["verdict"]))).collect()
+}
+
+#[test]
+fn the_fast_path_has_promises_of_its_own() {
+    let results = results_of_samples(&[
+        sample("vxlan", "ping-busy", "p50_us", 100.0),
+        sample("weft", "ping-busy", "p50_us", 6000.0),
+        sample("weft-fast", "ping-busy", "p50_us", 140.0),
+        sample("vxlan", "tcp1", "out_of_order_per_gb", 0.0),
+        sample("weft-fast", "tcp1", "out_of_order_per_gb", 0.0),
+        sample("vxlan", "tcp1", "retransmits_per_gb", 0.0),
+        sample("weft-fast", "tcp1", "retransmits_per_gb", 0.5),
+        sample("vxlan", "tcp4", "gbps", 10.0),
+        sample("weft", "tcp4", "gbps", 8.0),
+        sample("weft-fast", "tcp4", "gbps", 9.4),
+    ]);
+    let fast = |metric: &str| verdicts(&results["fast_promises"], metric);
+    let only = |verdict: &str| vec![("weft-fast".to_owned(), verdict.to_owned())];
+    assert_eq!(fast("busy_p50"), only("pass"), "140 is below 1.5 × 100");
+    assert_eq!(fast("tcp4"), only("FAIL"), "9.4 is below 0.95 × 10");
+    assert_eq!(fast("out_of_order_tcp1"), only("pass"), "none is no worse than none");
+    assert_eq!(fast("retransmits_tcp1"), only("FAIL"), "some are worse than none");
+    assert_eq!(fast("udp64"), only("not measured"));
+    let workers = verdicts(&results["promises"], "tcp4");
+    assert!(workers.iter().all(|(plane, _)| plane == "weft"), "{workers:?}");
+    assert!(!workers.is_empty() && verdicts(&results["promises"], "busy_p50").is_empty());
+    let without = results_of_samples(&[sample("weft", "tcp4", "gbps", 8.0)]);
+    assert_eq!(without.get("fast_promises"), None, "a run without it promises nothing of it");
+}
+
 #[test]
 fn weaknesses_are_listed_per_direction() {
     let results = results_of_samples(&[
