@@ -99,6 +99,9 @@ drop_reasons! {
     DestinationNotLocal = "dst-not-local",
     /// The inner packet asks for a loose or strict source route (RFC 7126, sections 4.3 and 4.4).
     SourceRoute = "source-route",
+    /// A congested router marked the datagram around a packet that can't carry the mark (RFC 6040,
+    /// section 4.2).
+    CongestionMark = "congestion-mark",
     /// A tunnel packet inside a tunnel packet, addressed to our own tunnel socket.
     NestedTunnel = "nested-tunnel",
     /// One of our own tunnel packets was routed back into the TUN device.

@@ -9,6 +9,7 @@ use weft::offload::{
     CoalesceLimits, PartialChecksum, Segmentation, SegmentationKind, VNET_HEADER_BYTES, VnetHeader,
 };
 use weft::packet::Span;
+use weft::packet::ecn::Ecn;
 
 use crate::world::{POD, TCP, UDP, World, packet, pod_of, with_partial_checksum};
 
@@ -191,7 +192,7 @@ impl IngressBatch {
             let span = Span::new(index * STRIDE_BYTES, batch.iter().map(Vec::len).sum());
             arena[span.range()].copy_from_slice(&batch.concat());
             let segment_bytes = if batch.len() > 1 { batch[0].len() as u16 } else { 0 };
-            batches.push(GroBatch { span, segment_bytes, sender });
+            batches.push(GroBatch { span, segment_bytes, sender, ecn: Ecn::NotEct });
             heads.extend(batch.iter().enumerate().map(|(place, packet)| {
                 let head = *packet.first_chunk().expect("longer than its headers");
                 (span.offset as usize + place * packet.len(), head)

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use weft::forward::{Context, Egress, GroBatch, IcmpLimiter, Ingress, Local};
 use weft::offload::{CoalesceLimits, VNET_HEADER_BYTES};
 use weft::packet::Span;
+use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::Ipv4Header;
 use weft::route::{Peer, Table};
 use weft::stats::{DirectionStats, DropReason, WorkerStats};
@@ -171,7 +172,9 @@ impl Walk {
 
     fn receive(&mut self, how: u8, packets: &mut Packets<'_>, bytes: &mut Vec<u8>) {
         let addresses = INWARD[usize::from(how & 3)];
-        let count = if how & HEADER_FOLLOWS != 0 { packets.byte().unwrap_or(0) % 64 } else { 0 };
+        // How many more packets, and the field of the headers around them.
+        let more = if how & HEADER_FOLLOWS != 0 { packets.byte().unwrap_or(0) } else { 0 };
+        let (count, ecn) = (more % 64, Ecn::of(more >> 6));
         let any_size = (how & SIZE_FOLLOWS != 0).then(|| packets.byte().unwrap_or(0));
         let Some(first_bytes) = packets.next(bytes, addresses) else { return };
         for _ in 0..count {
@@ -190,7 +193,7 @@ impl Walk {
         bytes.truncate(65_507);
         let segment_bytes = any_size.map_or(first_bytes as u16, u16::from);
         let sender = SENDERS[usize::from(how >> 6)];
-        let batch = GroBatch { span: self.place(bytes), segment_bytes, sender };
+        let batch = GroBatch { span: self.place(bytes), segment_bytes, sender, ecn };
         let stats = &self.stats.ingress;
         let (local, table, icmp_limit) = (&self.local, &self.table, &self.icmp_limit);
         let context = Context { local, table, stats, icmp_limit, now_ns: self.now_ns };

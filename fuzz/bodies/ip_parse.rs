@@ -6,6 +6,7 @@
 use std::net::Ipv4Addr;
 
 use etherparse::{Ipv4HeaderSlice, TcpHeaderSlice, UdpHeaderSlice};
+use weft::packet::ecn::Ecn;
 use weft::packet::icmp::{self, ERROR_BYTES_MAX, ErrorKind};
 use weft::packet::ipv4::{self, Ipv4Header, protocol};
 use weft::packet::transport::{self, TcpHeader};
@@ -50,6 +51,7 @@ pub(crate) fn second_opinion(packet: &[u8]) -> Result<Ipv4Header, DropReason> {
     }
     Ok(Ipv4Header {
         header_bytes: slice.slice().len() as u8,
+        ecn: Ecn::of(slice.ecn().value()),
         total_bytes,
         id: slice.identification(),
         dont_fragment: slice.dont_fragment(),

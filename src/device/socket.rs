@@ -120,6 +120,8 @@ impl TunnelSocket {
         }
         // Only a counter is lost on a kernel without it.
         sys::enable_overflow_count(socket.as_fd()).ok();
+        // Only congestion marks are lost without it.
+        sys::enable_type_of_service(socket.as_fd()).ok();
         let gso = gso && sys::supports_segment(socket.as_fd());
         let segments_max = if gso { probe_segments_max() } else { 1 };
         let gro = gro && sys::enable_gro(socket.as_fd()).is_ok();

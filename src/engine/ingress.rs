@@ -11,6 +11,7 @@ use crate::offload::{
     CoalesceLimits, Coalescer, ITEMS_MAX, PACKETS_PER_ITEM, SegmentationKind, VNET_HEADER_BYTES,
 };
 use crate::packet::Span;
+use crate::packet::ecn::Ecn;
 use crate::stats::{DirectionStats, DropReason};
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{Datagrams, SendBatch};
@@ -48,6 +49,7 @@ impl Half for IngressHalf {
                 span: Span::new(slot * RECEIVE_SLOTS.stride, received.bytes),
                 segment_bytes: received.segment_bytes.unwrap_or(received.bytes as u16),
                 sender: received.source,
+                ecn: Ecn::of(received.type_of_service),
             };
             let mut taken = self.ingress.process(context, &mut self.receives.arena, batch);
             while taken.is_err() {

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::Ordering;
 
 use crate::packet::address;
+use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{self, HEADER_BYTES_MIN, Ipv4Header, protocol};
 use crate::route::{Prefix, Table};
@@ -67,8 +68,8 @@ pub enum EgressVerdict {
 /// What happens to a packet from the network.
 #[derive(Debug, Clone, Copy)]
 pub enum IngressVerdict {
-    /// Into the TUN device, TTL less one.
-    Deliver,
+    /// Into the TUN device, TTL less one, with this ECN field.
+    Deliver(Ecn),
     /// Dropped; its source is owed this ICMP error, through the tunnel to this endpoint.
     Answer(ErrorKind, DropReason, SocketAddrV4),
     /// Dropped in silence.
@@ -131,13 +132,14 @@ fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Decides on a packet that `sender` sent through the tunnel. `packet` is exactly what `header`
-/// describes.
+/// Decides on a packet that `sender` sent through the tunnel, in a datagram with `outer_ecn`.
+/// `packet` is exactly what `header` describes.
 #[inline]
 pub fn ingress(
     local: &Local,
     table: &Table,
     sender: Ipv4Addr,
+    outer_ecn: Ecn,
     header: &Ipv4Header,
     packet: &[u8],
 ) -> IngressVerdict {
@@ -149,10 +151,14 @@ pub fn ingress(
     if ipv4::has_source_route(header, packet) {
         return Drop(DropReason::SourceRoute);
     }
+    // A packet leaves the tunnel before it is forwarded.
+    let Some(ecn) = header.ecn.after_tunnel(outer_ecn) else {
+        return Drop(DropReason::CongestionMark);
+    };
     match header.ttl {
         0 => Drop(DropReason::TtlZero),
         1 => time_exceeded(table, sender, header.source),
-        _ => Deliver,
+        _ => Deliver(ecn),
     }
 }
 
@@ -169,17 +175,22 @@ impl KnownAddresses {
         local: &Local,
         table: &Table,
         sender: Ipv4Addr,
+        outer_ecn: Ecn,
         header: &Ipv4Header,
         packet: &[u8],
     ) -> IngressVerdict {
         let addresses = Some((header.source, header.destination));
         let plain = usize::from(header.header_bytes) == HEADER_BYTES_MIN && header.ttl > 1;
-        if self.0 == addresses && plain {
-            return IngressVerdict::Deliver;
+        if self.0 == addresses
+            && plain
+            && let Some(ecn) = header.ecn.after_tunnel(outer_ecn)
+        {
+            return IngressVerdict::Deliver(ecn);
         }
-        let verdict = ingress(local, table, sender, header, packet);
+        let verdict = ingress(local, table, sender, outer_ecn, header, packet);
         // Toward our own addresses ports matter as well, so nothing is remembered of them.
-        if matches!(verdict, IngressVerdict::Deliver) && !local.is_own_address(header.destination) {
+        let is_delivered = matches!(verdict, IngressVerdict::Deliver(_));
+        if is_delivered && !local.is_own_address(header.destination) {
             self.0 = addresses;
         }
         verdict

@@ -5,6 +5,7 @@ use std::net::SocketAddrV4;
 
 use crate::offload::{CoalesceLimits, Coalescer, Full};
 use crate::packet::Span;
+use crate::packet::ecn::Ecn;
 use crate::packet::ipv4::{self, Ipv4Header};
 use crate::packet::transport;
 use crate::stats::DropReason;
@@ -22,6 +23,9 @@ pub struct GroBatch {
     pub segment_bytes: u16,
     /// Who sent it.
     pub sender: SocketAddrV4,
+    /// ECN field of the headers around the datagrams. The kernel merges equal ones only (since 6.9
+    /// and the stable releases of May 2024; before, what it tells is the first one's).
+    pub ecn: Ecn,
 }
 
 /// The ingress half of a worker: TUN writes under construction, and the errors that are due.
@@ -108,7 +112,7 @@ impl Ingress {
             let datagram = Span { offset: batch.span.offset, bytes };
             batch.span.offset += bytes;
             batch.span.bytes -= bytes;
-            self.packet(context, arena, batch.sender, datagram, &mut known);
+            self.packet(context, arena, &batch, datagram, &mut known);
         }
         Ok(())
     }
@@ -117,7 +121,7 @@ impl Ingress {
         &mut self,
         context: &Context<'_>,
         arena: &mut [u8],
-        sender: SocketAddrV4,
+        batch: &GroBatch,
         datagram: Span,
         known: &mut KnownAddresses,
     ) {
@@ -136,18 +140,23 @@ impl Ingress {
         let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
             return context.stats.drop(DropReason::InternalError, 1);
         };
-        match known.ingress(context.local, context.table, *sender.ip(), &header, bytes) {
-            IngressVerdict::Deliver => {}
+        let Context { local, table, .. } = context;
+        let ecn = match known.ingress(local, table, *batch.sender.ip(), batch.ecn, &header, bytes) {
+            IngressVerdict::Deliver(ecn) => ecn,
             IngressVerdict::Answer(kind, reason, endpoint) => {
                 context.stats.drop(reason, 1);
-                let source = context.local.tun_address;
+                let source = local.tun_address;
                 self.replies.answer(context, kind, source, Some(endpoint), &header, bytes);
                 return;
             }
             IngressVerdict::Drop(reason) => return context.stats.drop(reason, 1),
-        }
+        };
         ipv4::decrement_ttl(bytes);
         header.ttl -= 1;
+        if ecn != header.ecn {
+            ipv4::set_ecn(bytes, ecn);
+            header.ecn = ecn;
+        }
         transport::complete_if_left(&header, bytes);
         if self.coalescer.push(arena, packet, &header).is_err() {
             // Never seen: room was checked.

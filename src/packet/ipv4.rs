@@ -4,6 +4,7 @@
 use std::net::Ipv4Addr;
 
 use crate::packet::checksum;
+use crate::packet::ecn::Ecn;
 use crate::stats::DropReason;
 
 /// Length of a header without options.
@@ -35,6 +36,8 @@ mod option {
 pub struct Ipv4Header {
     /// Header length with options, 20…60.
     pub header_bytes: u8,
+    /// What routers may say, or have said, about congestion.
+    pub ecn: Ecn,
     /// Header and payload.
     pub total_bytes: u16,
     /// Identification, for reassembly.
@@ -89,6 +92,7 @@ impl Ipv4Header {
         let fragment = u16::from_be_bytes([fixed[6], fixed[7]]);
         Ok(Self {
             header_bytes,
+            ecn: Ecn::of(fixed[1]),
             total_bytes,
             id: u16::from_be_bytes([fixed[4], fixed[5]]),
             dont_fragment: fragment & 0x4000 != 0,
@@ -153,6 +157,20 @@ pub fn decrement_ttl(packet: &mut [u8]) {
     patch_checksum(header, old, [header[8], header[9]]);
 }
 
+/// Stores another ECN field and patches the header checksum (RFC 1624).
+///
+/// The packet was parsed before; shorter slices are left alone.
+#[inline]
+pub fn set_ecn(packet: &mut [u8], ecn: Ecn) {
+    let Some(header) = packet.first_chunk_mut::<HEADER_BYTES_MIN>() else {
+        debug_assert!(false, "set_ecn on a packet that was never parsed");
+        return;
+    };
+    let old = [header[0], header[1]];
+    header[1] = header[1] & !0b11 | ecn as u8;
+    patch_checksum(header, old, [header[0], header[1]]);
+}
+
 /// Stores a new total length and patches the header checksum (RFC 1624).
 ///
 /// The packet was parsed before; shorter slices are left alone.
@@ -200,6 +218,7 @@ mod tests {
         let header = Ipv4Header::parse(&packet()).unwrap();
         let expected = Ipv4Header {
             header_bytes: 20,
+            ecn: Ecn::Ect1,
             total_bytes: 28,
             id: 0x1234,
             dont_fragment: true,
@@ -307,6 +326,27 @@ mod tests {
             seal(&mut recomputed);
             assert_eq!(edited, recomputed, "total length {total_bytes}");
             assert_eq!(edited[2..4], total_bytes.to_be_bytes());
+        }
+    }
+
+    /// All 65,536 identifications, and so all checksums, times the four fields; the rest of the byte
+    /// and the field before vary with them.
+    #[test]
+    fn a_new_ecn_field_keeps_the_checksum_right() {
+        for id in 0..=u16::MAX {
+            for ecn in [Ecn::NotEct, Ecn::Ect1, Ecn::Ect0, Ecn::Ce] {
+                let mut edited = [0; 20];
+                edited.copy_from_slice(&packet()[..20]);
+                let before = id.wrapping_mul(167).to_be_bytes()[0];
+                edited[1] = before;
+                edited[4..6].copy_from_slice(&id.to_be_bytes());
+                seal(&mut edited);
+                set_ecn(&mut edited, ecn);
+                let mut recomputed = edited;
+                seal(&mut recomputed);
+                assert_eq!(edited, recomputed, "identification {id}, {before:#04x} to {ecn:?}");
+                assert_eq!(edited[1], before & 0xfc | ecn as u8, "the other bits are kept");
+            }
         }
     }
 

@@ -19,6 +19,7 @@
 pub mod address;
 pub mod checksum;
 pub mod echo;
+pub mod ecn;
 pub mod icmp;
 pub mod ipv4;
 pub mod limiter;

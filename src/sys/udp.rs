@@ -11,8 +11,9 @@ use crate::packet::Span;
 
 use super::{Slots, check, iovec};
 
-/// Room for the control messages of one datagram: a segment size (int) and SO_RXQ_OVFL (u32).
-const CONTROL_BYTES: usize = 64;
+/// Room for the control messages of one datagram, each a header and a value with its padding:
+/// SO_RXQ_OVFL (u32), a segment size (int) and the type of service (u8).
+const CONTROL_BYTES: usize = 3 * (size_of::<libc::cmsghdr>() + size_of::<u64>());
 
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
@@ -43,6 +44,11 @@ pub fn enable_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// Has the kernel report with each datagram how many it dropped for lack of buffer so far.
 pub fn enable_overflow_count(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_int(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)
+}
+
+/// Has the kernel report the type of service with each datagram, or once for a GRO batch.
+pub fn enable_type_of_service(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
 }
 
 /// Whether the kernel and the routers may fragment datagrams (IP_PMTUDISC_OMIT), or all go with
@@ -205,6 +211,8 @@ pub struct Received {
     pub source: SocketAddrV4,
     /// Datagrams that the socket has dropped since it was opened, if the kernel said.
     pub overflows: Option<u32>,
+    /// The type of service, DSCP and ECN, of what carried it; 0 unless the kernel said.
+    pub type_of_service: u8,
 }
 
 /// Scratch for recvmmsg: one slot of a buffer per message.
@@ -292,6 +300,7 @@ impl ReceiveBatch {
                 u16::from_be(address.sin_port),
             ),
             overflows: None,
+            type_of_service: 0,
         };
         let controls = &self.controls[slot].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)];
         for_each_control(controls, |level, kind, data| match (level, kind) {
@@ -304,6 +313,9 @@ impl ReceiveBatch {
             }
             (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
                 received.overflows = data.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                received.type_of_service = data.first().copied().unwrap_or(0);
             }
             _ => {}
         });

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::forward::decide::{self, EgressVerdict, IngressVerdict};
+use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::Ipv4Header;
 
@@ -88,8 +89,8 @@ type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
 
 fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    match decide::ingress(&local(), table, *sender.ip(), &header, packet) {
-        IngressVerdict::Deliver => Ok(()),
+    match decide::ingress(&local(), table, *sender.ip(), Ecn::NotEct, &header, packet) {
+        IngressVerdict::Deliver(_) => Ok(()),
         IngressVerdict::Answer(ErrorKind::TimeExceeded, reason, endpoint) => {
             Err((reason, Some(endpoint)))
         }
@@ -156,6 +157,30 @@ fn ingress_verdicts() {
         }
     }
     assert_eq!(ingress_of(&table(), US, &packet()), silent(R::OwnLoop));
+}
+
+/// The order of the checks: forged packets first, and then congestion before the time to live.
+#[test]
+fn a_mark_that_nobody_can_carry_drops() {
+    let verdict = |outer_ecn: Ecn, packet: &[u8]| {
+        let header = Ipv4Header::parse(packet).unwrap();
+        decide::ingress(&local(), &table(), *PEER.ip(), outer_ecn, &header, packet)
+    };
+    let reason = |outer_ecn: Ecn, packet: &[u8]| match verdict(outer_ecn, packet) {
+        IngressVerdict::Drop(reason) => Some(reason),
+        IngressVerdict::Deliver(_) | IngressVerdict::Answer(..) => None,
+    };
+    let packet = udp(FAR, POD, &[7; 32]);
+    assert_eq!(reason(Ecn::Ce, &packet), Some(DropReason::CongestionMark));
+    for expiring in [0, 1] {
+        let expiring = with(packet.clone(), 8, &[expiring]);
+        assert_eq!(reason(Ecn::Ce, &expiring), Some(DropReason::CongestionMark));
+    }
+    let forged = with(packet.clone(), 12, &FARTHER.octets());
+    assert_eq!(reason(Ecn::Ce, &forged), Some(DropReason::SourceNotPeerLease));
+    for outer_ecn in [Ecn::NotEct, Ecn::Ect1, Ecn::Ect0] {
+        assert!(matches!(verdict(outer_ecn, &packet), IngressVerdict::Deliver(Ecn::NotEct)));
+    }
 }
 
 /// A leased source from an address that is no peer's may be its owner behind a translator, until

@@ -6,6 +6,7 @@ use super::*;
 use crate::forward::{GroBatch, Ingress};
 use crate::offload::CoalesceLimits;
 use crate::packet::Span;
+use crate::packet::ecn::Ecn;
 
 const ALL: CoalesceLimits = CoalesceLimits { tcp: true, udp_segments_max: 64 };
 const NONE: CoalesceLimits = CoalesceLimits { tcp: false, udp_segments_max: 1 };
@@ -14,6 +15,8 @@ const NONE: CoalesceLimits = CoalesceLimits { tcp: false, udp_segments_max: 1 };
 struct Walk {
     world: World,
     ingress: Ingress,
+    /// Of the headers around what is received.
+    outer_ecn: Ecn,
     written: Vec<Vec<u8>>,
     writes: usize,
 }
@@ -21,7 +24,8 @@ struct Walk {
 impl Walk {
     fn new(limits: CoalesceLimits) -> Self {
         let ingress = Ingress::new(limits);
-        Self { world: World::new(), ingress, written: Vec::new(), writes: 0 }
+        let outer_ecn = Ecn::NotEct;
+        Self { world: World::new(), ingress, outer_ecn, written: Vec::new(), writes: 0 }
     }
 
     /// Takes in `bytes` as datagrams of `segment_bytes`.
@@ -31,6 +35,7 @@ impl Walk {
             span: Span::new(0, bytes.len()),
             segment_bytes: segment_bytes as u16,
             sender,
+            ecn: self.outer_ecn,
         };
         let mut taken = self.ingress.process(&self.world.context(), &mut arena, batch);
         while taken.is_err() {
@@ -123,6 +128,74 @@ fn malformed() -> Vec<(Vec<u8>, DropReason)> {
         (with(marked(0), 16, &FARTHER.octets()), R::DestinationNotLocal),
         (nested, R::NestedTunnel),
     ]
+}
+
+/// A packet of 28 bytes with this type of service, time to live and checksum; no UDP checksum.
+fn by_byte(type_of_service: u8, ttl: u8, checksum: [u8; 2]) -> Vec<u8> {
+    let [high, low] = checksum;
+    let ip = [0x45, type_of_service, 0, 28, 0, 0, 0x40, 0, ttl, 17, high, low];
+    [&ip[..], &[10, 5, 2, 2, 10, 5, 1, 2], &[0x0f, 0xa0, 0x13, 0x88, 0, 8, 0, 0]].concat()
+}
+
+/// RFC 6040, section 4.2, byte by byte: the DSCP, 46 here, is the inner header's.
+#[test]
+fn marks_of_the_outer_header_reach_the_pod() {
+    const NOT_ECT: (u8, [u8; 2]) = (0xb8, [0x23, 0x0c]);
+    const ECT_1: (u8, [u8; 2]) = (0xb9, [0x23, 0x0b]);
+    const ECT_0: (u8, [u8; 2]) = (0xba, [0x23, 0x0a]);
+    const CE: (u8, [u8; 2]) = (0xbb, [0x23, 0x09]);
+    // The inner header, and what becomes of it in one that is Not-ECT, ECT(1), ECT(0) and CE.
+    let cases = [
+        (NOT_ECT, [Some(NOT_ECT), Some(NOT_ECT), Some(NOT_ECT), None]),
+        (ECT_1, [Some(ECT_1), Some(ECT_1), Some(ECT_1), Some(CE)]),
+        (ECT_0, [Some(ECT_0), Some(ECT_1), Some(ECT_0), Some(CE)]),
+        (CE, [Some(CE), Some(CE), Some(CE), Some(CE)]),
+    ];
+    for ((inner, checksum), row) in cases {
+        for (outer, expected) in (0..).zip(row) {
+            let mut walk = Walk::new(ALL);
+            walk.outer_ecn = Ecn::of(outer);
+            // Twice: of the second one the addresses are known.
+            let packet = by_byte(inner, 64, checksum);
+            walk.receive_batch(PEER, &[packet.clone(), packet]);
+            // One hop on, which adds 0x100 to the checksum.
+            let after = expected.map(|(byte, [high, low])| by_byte(byte, 63, [high + 1, low]));
+            let about = format!("{inner:#04x} in {outer:02b}");
+            assert_eq!(
+                walk.written,
+                after.iter().cycle().take(2).cloned().collect::<Vec<_>>(),
+                "{about}"
+            );
+            let dropped =
+                if expected.is_none() { vec![(DropReason::CongestionMark, 2)] } else { vec![] };
+            assert_eq!(walk.world.drops(), dropped, "{about}");
+            assert!(walk.conserved(), "{about}");
+        }
+    }
+}
+
+/// Packets are merged by the field that they leave with.
+#[test]
+fn marks_are_combined_before_packets_are_merged() {
+    let capable = |mark: u8, byte: u8| with(marked(mark), 1, &[byte]);
+    let mut walk = Walk::new(ALL);
+    walk.outer_ecn = Ecn::Ce;
+    walk.receive_batch(PEER, &[capable(0, 2), capable(1, 3), capable(2, 1)]);
+    assert_eq!(walk.written, hops(&[capable(0, 3), capable(1, 3), capable(2, 3)]));
+    assert_eq!(walk.writes, 1, "all three are marked now");
+
+    // Three datagrams of one flow, equal inside, of which the second was marked.
+    let mut walk = Walk::new(ALL);
+    let mut arena: Vec<u8> = (0..3).flat_map(|mark| capable(mark, 2)).collect();
+    for (index, ecn) in [Ecn::NotEct, Ecn::Ce, Ecn::Ect0].into_iter().enumerate() {
+        let span = Span::new(index * 128, 128);
+        let datagram = GroBatch { span, segment_bytes: 0, sender: PEER, ecn };
+        let taken = walk.ingress.process(&walk.world.context(), &mut arena, datagram);
+        assert_eq!(taken, Ok(()));
+    }
+    walk.write(&mut arena);
+    assert_eq!(walk.written, hops(&[capable(0, 2), capable(1, 3), capable(2, 2)]));
+    assert_eq!(walk.writes, 3, "a mark was given to others, or lost");
 }
 
 /// What was found of a GRO batch's first packet is not taken for granted of its next.
@@ -309,11 +382,49 @@ fn any_datagram() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
+/// The two fields combined by the words of RFC 6040, section 4.2, and the rest of the packet
+/// written anew.
+fn slow_exit(outer: u8, packet: &[u8]) -> Option<Vec<u8>> {
+    let (not_ect, ect_1, ect_0, ce) = (0, 1, 2, 3);
+    let inner = packet[1] & 3;
+    let field = if outer == ce && inner == not_ect {
+        return None;
+    } else if outer == ce {
+        ce
+    } else if outer == ect_1 && inner == ect_0 {
+        ect_1
+    } else {
+        inner
+    };
+    Some(hop(&with(packet.to_vec(), 1, &[packet[1] & !3 | field])))
+}
+
 proptest! {
+    #[test]
+    fn batches_leave_the_tunnel_as_their_slow_twin_says(
+        batches in proptest::collection::vec(
+            (proptest::collection::vec((any::<u8>(), any::<u8>()), 1..40), 0u8..4),
+            1..6,
+        ),
+        merge in any::<bool>(),
+    ) {
+        let mut walk = Walk::new(if merge { ALL } else { NONE });
+        let mut expected = Vec::new();
+        for (packets, outer) in batches {
+            let packets: Vec<_> =
+                packets.into_iter().map(|(mark, byte)| with(marked(mark), 1, &[byte])).collect();
+            walk.outer_ecn = Ecn::of(outer);
+            walk.receive_batch(PEER, &packets);
+            expected.extend(packets.iter().filter_map(|packet| slow_exit(outer, packet)));
+            prop_assert!(walk.conserved());
+        }
+        prop_assert_eq!(walk.written, expected);
+    }
+
     #[test]
     fn every_datagram_has_exactly_one_outcome(
         batches in proptest::collection::vec(
-            (proptest::collection::vec(any_datagram(), 1..60), 0usize..4, 1usize..129),
+            (proptest::collection::vec(any_datagram(), 1..60), 0usize..4, 1usize..129, any::<u8>()),
             1..8,
         ),
         noise in proptest::collection::vec(any::<u8>(), 0..3000),
@@ -323,7 +434,8 @@ proptest! {
         let senders = [PEER, OTHER, STRANGER, US];
         let mut walk = Walk::new(if merge { ALL } else { NONE });
         let mut received = 0;
-        for (mut batch, sender, last_bytes) in batches {
+        for (mut batch, sender, last_bytes, outer) in batches {
+            walk.outer_ecn = Ecn::of(outer);
             received += batch.len() as u64;
             batch.last_mut().unwrap().truncate(last_bytes);
             walk.receive(senders[sender], 128, &batch.concat());
@@ -345,7 +457,8 @@ proptest! {
 fn a_span_beyond_the_arena_is_internal() {
     let mut walk = Walk::new(ALL);
     let mut arena = marked(0);
-    let batch = GroBatch { span: Span::new(0, 300), segment_bytes: 128, sender: PEER };
+    let span = Span::new(0, 300);
+    let batch = GroBatch { span, segment_bytes: 128, sender: PEER, ecn: Ecn::NotEct };
     let taken = walk.ingress.process(&walk.world.context(), &mut arena, batch);
     assert_eq!(taken, Ok(()));
     walk.write(&mut arena);

@@ -13,6 +13,7 @@ use weft::fast_path::{IN, Maps, PeerEntry, Settings};
 use weft::forward::Local;
 use weft::forward::decide::{self, EgressVerdict, IngressVerdict};
 use weft::packet::address::is_ordinary;
+use weft::packet::ecn::Ecn;
 use weft::packet::ipv4::{Ipv4Header, decrement_ttl};
 use weft::route::{Peer, Prefix, Table};
 use weft::sys::bpf;
@@ -304,11 +305,12 @@ fn delivered_packets_are_those_that_workers_deliver() {
         let verdict = accepted.and_then(|(sender, inner)| {
             let header = Ipv4Header::parse(inner).ok()?;
             let whole = &inner[..usize::from(header.total_bytes)];
-            let verdict = decide::ingress(&bench.local, &bench.table, sender, &header, whole);
+            let ecn = Ecn::of(datagram[1]);
+            let verdict = decide::ingress(&bench.local, &bench.table, sender, ecn, &header, whole);
             Some((sender, inner, header, verdict))
         });
         let told = format!("seed {seed}: {verdict:?} {datagram:02x?}");
-        let Some((sender, inner, header, IngressVerdict::Deliver)) = verdict else {
+        let Some((sender, inner, header, IngressVerdict::Deliver(_))) = verdict else {
             assert_eq!(taken, None, "workers would not deliver it: {told}");
             continue;
         };
