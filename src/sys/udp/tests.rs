@@ -156,6 +156,36 @@ fn datagrams_dropped_for_lack_of_buffer_are_reported() {
     assert_eq!(received[0].overflows, Some(50 - held as u32));
 }
 
+/// All three control messages at once fit: the kernel cuts off what doesn't, in this order.
+#[test]
+fn the_type_of_service_comes_behind_the_others() {
+    let (sender, _) = loopback();
+    let (receiver, to) = loopback();
+    enable_type_of_service(receiver.as_fd()).unwrap();
+    enable_overflow_count(receiver.as_fd()).unwrap();
+    enable_gro(receiver.as_fd()).unwrap();
+    let mut batch = ReceiveBatch::new(64);
+    let mut arena = vec![0; 64 * SLOT_BYTES];
+    for type_of_service in [0u8, 1, 2, 3, 0xb8, 0xfe] {
+        set_int(sender.as_fd(), libc::IPPROTO_IP, libc::IP_TOS, type_of_service.into()).unwrap();
+        send(&sender, to, None, &noise(100));
+        send(&sender, to, Some(300), &noise(1000));
+        for received in [0, 1].map(|_| receive(&mut batch, &receiver, &mut arena, 1)[0]) {
+            assert_eq!(received.type_of_service, type_of_service);
+            assert_eq!(received.segment_bytes.is_some(), received.bytes == 1000);
+        }
+    }
+    set_int(receiver.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, 1).unwrap();
+    (0..50).for_each(|_| send(&sender, to, Some(300), &noise(1000)));
+    receive(&mut batch, &receiver, &mut arena, 64);
+    send(&sender, to, Some(300), &noise(1000));
+    let received = receive(&mut batch, &receiver, &mut arena, 1)[0];
+    assert!(received.overflows.is_some());
+    assert_eq!((received.segment_bytes, received.type_of_service), (Some(300), 0xfe));
+    let said = &batch.header(0).msg_hdr;
+    assert_eq!((said.msg_controllen, said.msg_flags & libc::MSG_CTRUNC), (CONTROL_BYTES, 0));
+}
+
 #[test]
 fn a_batch_goes_on_after_a_failure() {
     let (sender, _) = loopback();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use socket2::SockRef;
 use weft::device::TunOffload;
 use weft::engine::WorkerEnd;
 use weft::packet::Span;
@@ -106,6 +107,76 @@ fn every_offload_choice_carries_the_same_bytes_in() {
         let merges = ingress.writes.get() < ingress.packets_forwarded.get();
         assert_eq!(merges, options.tun.tso || options.tun.uso, "{options:?}");
     }
+}
+
+/// A packet of one flow to the pod with this ECN field, and what the pod gets of it, if anything,
+/// that arrived in a datagram with the field `outer`.
+fn capable(mark: u32, inner: u8, outer: u8) -> (Vec<u8>, Option<Vec<u8>>) {
+    let packet = |field: u8| with(marked(FAR, POD, mark, 200), 1, &[0x28 | field]);
+    // RFC 6040, section 4.2, figure 4: a row for each inner field, a column for each outer one.
+    let figure = [
+        [Some(0), Some(0), Some(0), None],
+        [Some(1), Some(1), Some(1), Some(3)],
+        [Some(2), Some(1), Some(2), Some(3)],
+        [Some(3), Some(3), Some(3), Some(3)],
+    ];
+    (packet(inner), figure[usize::from(inner)][usize::from(outer)].map(packet))
+}
+
+#[test]
+fn congestion_marks_reach_the_pod() {
+    for gro in [true, false] {
+        let host = Host::start(Options { gro, ..super::OPTIONS });
+        let (pod, peer) = (host.pod_device(), host.outside(PEER));
+        let (mut expected, mut sent, mut dropped) = (Vec::new(), 0, 0);
+        for outer in 0..4u8 {
+            // The DSCP outside is the underlay's.
+            SockRef::from(&peer).set_tos_v4(u32::from(0xb8 | outer)).unwrap();
+            // The pair that is dropped comes last: where packets are merged across a gap, the kernel
+            // numbers them anew (RFC 6864).
+            for inner in (0..4u8).rev() {
+                let packets: Vec<_> =
+                    (sent..sent + 5).map(|mark| capable(mark, inner, outer)).collect();
+                sent += 5;
+                let batch: Vec<_> = packets.iter().map(|(packet, _)| packet.clone()).collect();
+                peer.send_to(&batch[0], HOST).unwrap();
+                send_batch(&peer, &batch[1..]);
+                let delivered = packets.into_iter().filter_map(|(_, delivered)| delivered);
+                let before = expected.len();
+                expected.extend(delivered);
+                dropped += u64::from(before == expected.len()) * 5;
+            }
+        }
+        assert_eq!(pod.read_all(expected.len()), after_hops(&expected, HOPS), "GRO: {gro}");
+        host.settle(&host.stats.ingress, sent.into());
+        assert_eq!(drops(&host.stats.ingress), [(DropReason::CongestionMark, dropped)]);
+    }
+}
+
+/// The kernel merges datagrams of equal type of service only, and says which with each batch.
+#[test]
+fn datagrams_that_the_kernel_merges_have_one_mark() {
+    let host = Host::start(super::OPTIONS);
+    let (pod, peer) = (host.pod_device(), host.outside(PEER));
+    // Merged are datagrams with a checksum that arrive within these 50 ms.
+    host.peer.exec(&["ethtool", "-K", "wire0", "tx", "off"]);
+    host.namespace.exec(&["ethtool", "-K", "wire0", "gro", "on"]);
+    for (setting, value) in [("gro_flush_timeout", "50000000"), ("napi_defer_hard_irqs", "5")] {
+        let set = format!("echo {value} > /sys/class/net/wire0/{setting}");
+        host.namespace.exec(&["sh", "-c", &set]);
+    }
+    let mut expected = Vec::new();
+    for (mark, outer) in (0..).zip([0, 0, 0, 0, 3, 3, 3, 3, 2, 2, 1, 1, 3, 0, 3, 0]) {
+        let (packet, delivered) = capable(mark, 2, outer);
+        SockRef::from(&peer).set_tos_v4(outer.into()).unwrap();
+        peer.send_to(&packet, HOST).unwrap();
+        expected.extend(delivered);
+    }
+    assert_eq!(pod.read_all(16), after_hops(&expected, HOPS));
+    host.settle(&host.stats.ingress, 16);
+    assert_eq!(drops(&host.stats.ingress), []);
+    let reads = host.stats.ingress.reads.get();
+    assert!(reads < 16, "the kernel merged nothing: this test shows nothing");
 }
 
 /// What a tunnel end must refuse from anybody, with the reason it counts.
