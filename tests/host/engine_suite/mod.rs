@@ -132,8 +132,8 @@ fn congestion_marks_reach_the_pod() {
         for outer in 0..4u8 {
             // The DSCP outside is the underlay's.
             SockRef::from(&peer).set_tos_v4(u32::from(0xb8 | outer)).unwrap();
-            // The pair that is dropped comes last: where packets are merged across a gap, the kernel
-            // numbers them anew (RFC 6864).
+            // The pair that is dropped comes last: where packets are merged across a gap, the
+            // kernel numbers them anew (RFC 6864).
             for inner in (0..4u8).rev() {
                 let packets: Vec<_> =
                     (sent..sent + 5).map(|mark| capable(mark, inner, outer)).collect();
