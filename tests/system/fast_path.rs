@@ -171,3 +171,17 @@ fn packets_never_pass_by_an_ipsec_policy() {
     });
     assert!(overlay.lab.ping(0, overlay.pod(1), 56));
 }
+
+#[test]
+fn routing_rules_count() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    overlay.wait_until_carried();
+    let host = &overlay.lab.hosts[0];
+    let peer = UNDERLAY[1].to_string();
+    host.exec(&["ip", "rule", "add", "pref", "100", "to", &peer, "blackhole"]);
+    wait_until(PATIENCE, "the kernel lets go of a peer that a rule forbids", || {
+        overlay.status(0).0["fast_path"]["peers"] == 0
+    });
+    host.exec(&["ip", "rule", "del", "pref", "100"]);
+    overlay.wait_until_carried();
+}

@@ -173,21 +173,27 @@ impl KernelPlane {
     /// Ends when a connection to the kernel is lost.
     async fn follow(&mut self) -> Result<Infallible, NetlinkError> {
         // Subscribed before the first look, or a change between them is lost.
-        let (mut events, mut neighbours) = (Events::subscribe()?, Events::of_neighbours()?);
+        let (mut events, mut neighbours) = (Events::of_ways()?, Events::of_neighbours()?);
         let mut policies = PolicyEvents::subscribe()?;
         let netlink = Netlink::open()?;
         self.hops.clear();
+        // Apart from what else causes a look, which may come all the time.
+        let mut hops_due = Instant::now() + PERIOD;
         let mut counts_due = Instant::now();
         loop {
+            if Instant::now() >= hops_due {
+                self.hops.clear();
+                hops_due = Instant::now() + PERIOD;
+            }
             let due = match self.look(&netlink).await {
-                Ok(()) => PERIOD,
+                Ok(()) => hops_due,
                 Err(Obstacle::Netlink(error)) if error.is_connection_lost() => return Err(error),
                 Err(obstacle) => {
                     self.stop(&obstacle);
-                    LOOK_IDLE
+                    Instant::now() + LOOK_IDLE
                 }
             };
-            let (rest, due) = (Instant::now() + REST, Instant::now() + due);
+            let rest = Instant::now() + REST;
             loop {
                 let neighbours_changed = async {
                     sleep_until(rest).await;
@@ -223,10 +229,7 @@ impl KernelPlane {
                             break;
                         }
                     }
-                    () = sleep_until(due) => {
-                        self.hops.clear();
-                        break;
-                    }
+                    () = sleep_until(due) => break,
                 }
             }
         }

@@ -50,6 +50,11 @@ impl Events {
         Self::of(GROUPS)
     }
 
+    /// Subscribes to everything that the way to a host depends on: routing rules as well.
+    pub fn of_ways() -> Result<Self, NetlinkError> {
+        Self::of(&[GROUPS, &[MulticastGroup::Ipv4Rule]].concat())
+    }
+
     /// Subscribes to changes of neighbours alone, whose hardware addresses come and go.
     pub fn of_neighbours() -> Result<Self, NetlinkError> {
         Self::of(&[MulticastGroup::Neigh])

@@ -96,7 +96,10 @@ impl Pair {
         port: u16,
     ) -> Result<Self, PairError> {
         let names = [format!("{tun}-gro0"), format!("{tun}-gro1")];
-        if let Some(leftover) = netlink.link_named(&names[0]).await? {
+        // Both ends, or it is somebody else's device, and the kernel refuses to make ours.
+        let leftovers =
+            [netlink.link_named(&names[0]).await?, netlink.link_named(&names[1]).await?];
+        if let [Some(leftover), Some(_)] = leftovers {
             netlink.remove_link(&leftover.id).await?;
         }
         netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
