@@ -11,7 +11,7 @@ mod veth;
 mod vxlan;
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -22,7 +22,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteScope};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
@@ -143,12 +143,6 @@ impl NetlinkError {
         }
     }
 
-    /// A link that was there a moment ago.
-    pub(crate) fn vanished(name: &str) -> Self {
-        let missing = "the link, which was just made";
-        Self::Incomplete { operation: format!("read link {name}"), missing }
-    }
-
     fn errno(&self) -> Option<Errno> {
         let Self::Refused { source, .. } = self else { return None };
         Errno::from_io_error(source)
@@ -191,6 +185,14 @@ impl Netlink {
         }
     }
 
+    /// The link with this name, which was there a moment ago.
+    pub async fn link_just_made(&self, name: &str) -> Result<Link, NetlinkError> {
+        let missing = "the link, which was just made";
+        let operation = format!("read link {name}");
+        let link = self.link_named(name).await?;
+        link.ok_or(NetlinkError::Incomplete { operation, missing })
+    }
+
     /// All IPv4 addresses, in the kernel's order.
     pub async fn addresses(&self) -> Result<Vec<Address>, NetlinkError> {
         let mut query = AddressMessage::default();
@@ -203,7 +205,25 @@ impl Netlink {
     /// How the kernel would reach `destination` now (`ip route get`).
     pub async fn path_to(&self, destination: Ipv4Addr) -> Result<PathToHost, NetlinkError> {
         let operation = format!("find the route to {destination}");
-        let request = RouteNetlinkMessage::GetRoute(decode::path_query(destination));
+        self.path(operation, decode::path_query(destination)).await
+    }
+
+    /// How the kernel would send a UDP datagram now that goes `from` an address of this host.
+    pub async fn path_of_datagram(
+        &self,
+        from: SocketAddrV4,
+        to: SocketAddrV4,
+    ) -> Result<PathToHost, NetlinkError> {
+        let operation = format!("find the route from {from} to {to}");
+        self.path(operation, decode::datagram_query(from, to)).await
+    }
+
+    async fn path(
+        &self,
+        operation: String,
+        query: RouteMessage,
+    ) -> Result<PathToHost, NetlinkError> {
+        let request = RouteNetlinkMessage::GetRoute(query);
         let answer = self.request(&operation, request, NLM_F_ACK).await?;
         answer
             .messages

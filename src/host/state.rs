@@ -36,6 +36,8 @@ pub struct Link {
     pub mac: Option<MacAddress>,
     /// What it was made with, if it is a VXLAN device.
     pub vxlan: Option<Vxlan>,
+    /// Index of the other end, if it is one of a veth pair.
+    pub veth_peer: Option<u32>,
 }
 
 /// One IPv4 address of an interface.

@@ -170,6 +170,17 @@ fn packets_never_pass_by_an_ipsec_policy() {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(overlay.lab.ping(0, overlay.pod(1), 56));
+
+    // What has no policy may be blocked as well, since kernel 5.14.
+    let default = |out: &str| ["ip", "xfrm", "policy", "setdefault", "out", out].map(String::from);
+    let set = |out| near_host.exec(&default(out).each_ref().map(String::as_str));
+    set("block");
+    wait_until(PATIENCE, "the fast path is off, and says why", || {
+        let fast_path = overlay.status(0).0["fast_path"].clone();
+        fast_path["on"] == false && fast_path["reason"].to_string().contains("IPsec")
+    });
+    set("accept");
+    overlay.wait_until_carried();
 }
 
 #[test]
@@ -177,11 +188,15 @@ fn routing_rules_count() {
     let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
     overlay.wait_until_carried();
     let host = &overlay.lab.hosts[0];
-    let peer = UNDERLAY[1].to_string();
-    host.exec(&["ip", "rule", "add", "pref", "100", "to", &peer, "blackhole"]);
-    wait_until(PATIENCE, "the kernel lets go of a peer that a rule forbids", || {
-        overlay.status(0).0["fast_path"]["peers"] == 0
-    });
-    host.exec(&["ip", "rule", "del", "pref", "100"]);
-    overlay.wait_until_carried();
+    let [own, peer] = UNDERLAY.map(|address| address.to_string());
+    let selectors: [&[&str]; 3] =
+        [&["to", &peer], &["from", &own], &["ipproto", "udp", "sport", "8285", "dport", "8285"]];
+    for selector in selectors {
+        host.exec(&[&["ip", "rule", "add", "pref", "100", "blackhole"], selector].concat());
+        wait_until(PATIENCE, "the kernel lets go of a peer that a rule forbids", || {
+            overlay.status(0).0["fast_path"]["peers"] == 0
+        });
+        host.exec(&["ip", "rule", "del", "pref", "100"]);
+        overlay.wait_until_carried();
+    }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::backend::status::{KernelState, KernelView, Taken};
 use crate::control::clock::boot_time;
@@ -50,9 +50,10 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// failure.
 const PERIOD: Duration = Duration::from_secs(30);
 
-/// After a look at everything this time passes before the next one: in a large network neighbours
-/// change all the time.
+/// After a look at everything at least this time passes before what changes all the time in a large
+/// network, routes and neighbours, causes the next one; and so many times as long as the look took.
 const REST: Duration = Duration::from_millis(200);
+const REST_FACTOR: u32 = 20;
 
 /// How often the kernel is asked to find out whether a neighbour that is sent to is still there:
 /// the programs do not count as use, and what is not used for a minute may be forgotten.
@@ -109,6 +110,8 @@ enum Obstacle {
     NoGround,
     #[error("this host has IPsec policies, which its packets would pass by")]
     Policies,
+    #[error("{0} is gone, or is another interface now")]
+    NoInterface(String),
     #[error("{0} is no Ethernet interface")]
     NotEthernet(String),
     #[error("no path can be measured without the right to a raw ICMP socket")]
@@ -181,9 +184,10 @@ impl KernelPlane {
         let mut hops_due = Instant::now() + PERIOD;
         let mut counts_due = Instant::now();
         loop {
-            if Instant::now() >= hops_due {
+            let start = Instant::now();
+            if start >= hops_due {
                 self.hops.clear();
-                hops_due = Instant::now() + PERIOD;
+                hops_due = start + PERIOD;
             }
             let due = match self.look(&netlink).await {
                 Ok(()) => hops_due,
@@ -193,11 +197,11 @@ impl KernelPlane {
                     Instant::now() + LOOK_IDLE
                 }
             };
-            let rest = Instant::now() + REST;
+            let rest = Instant::now() + REST.max(start.elapsed() * REST_FACTOR);
             loop {
-                let neighbours_changed = async {
+                let rested = async |events: &mut Events| {
                     sleep_until(rest).await;
-                    neighbours.changed().await
+                    events.changed().await
                 };
                 tokio::select! {
                     result = policies.changed() => {
@@ -212,20 +216,21 @@ impl KernelPlane {
                             self.pause();
                             self.attached = None;
                         }
+                        self.hops.clear();
                         break;
                     }
                     Ok(()) = self.inputs.tables.changed() => break,
                     Ok(()) = self.inputs.unmeasured.changed() => break,
-                    result = events.changed() => {
+                    result = rested(&mut events) => {
                         result?;
                         self.hops.clear();
                         break;
                     }
-                    result = neighbours_changed => break result?,
+                    result = rested(&mut neighbours) => break result?,
                     () = sleep_until(counts_due) => {
                         counts_due = Instant::now() + self.look_at_counts();
                         self.use_neighbours(&netlink).await;
-                        if self.is_delivery_new() {
+                        if self.is_delivery_new() || !self.is_attached(&netlink).await? {
                             break;
                         }
                     }
@@ -243,8 +248,10 @@ impl KernelPlane {
             return Err(Obstacle::Policies);
         }
         let link = netlink.link_named(&ground.interface).await?;
-        let link = link.filter(|link| link.id.index == ground.underlay_device && !link.is_loopback);
-        let Some(mac) = link.and_then(|link| link.mac) else {
+        let Some(link) = link.filter(|link| link.id.index == ground.underlay_device) else {
+            return Err(Obstacle::NoInterface(ground.interface));
+        };
+        let Some(mac) = link.mac.filter(|_| !link.is_loopback) else {
             return Err(Obstacle::NotEthernet(ground.interface));
         };
         let unmeasured = self.inputs.unmeasured.borrow_and_update().clone();
@@ -253,20 +260,32 @@ impl KernelPlane {
         if table.peers().len() > PEERS_MAX as usize {
             return Err(Obstacle::Peers);
         }
-        self.find_hops(netlink, &table).await?;
+        self.find_hops(netlink, &table, ground.underlay).await?;
         let neighbours = netlink.hardware_addresses(ground.underlay_device).await?;
         self.settle_attachments(netlink, &ground).await?;
         self.settle_pair(netlink, &ground).await?;
+        // Again, since all this took its time.
+        if has_policies().await? {
+            return Err(Obstacle::Policies);
+        }
         self.publish(&ground, mac, &table, &neighbours, &unmeasured)
     }
 
     /// Asks the kernel how it reaches those peers of whom it is not known.
-    async fn find_hops(&mut self, netlink: &Netlink, table: &Table) -> Result<(), NetlinkError> {
+    async fn find_hops(
+        &mut self,
+        netlink: &Netlink,
+        table: &Table,
+        from: SocketAddrV4,
+    ) -> Result<(), NetlinkError> {
         let wanted: BTreeSet<_> = table.peers().iter().map(|peer| *peer.address.ip()).collect();
         self.hops.retain(|address, _| wanted.contains(address));
         let unknown = wanted.into_iter().filter(|address| !self.hops.contains_key(address));
         let unknown: Vec<_> = unknown.collect();
-        let ask = async |address| (address, netlink.path_to(address).await);
+        let ask = async |address| {
+            let to = SocketAddrV4::new(address, from.port());
+            (address, netlink.path_of_datagram(from, to).await)
+        };
         for (address, path) in request_all(unknown, ask).await {
             let hop = match path {
                 Ok(PathToHost { is_plain: true, interface_index, gateway, .. }) => match gateway {
@@ -389,9 +408,17 @@ impl KernelPlane {
         let now = KernelState::On { peers: self.entries.sent_to() };
         let before = self.state.send_replace(now.clone());
         self.announce(true);
-        if before != now {
-            let carried = self.entries.sent_to();
-            info!("the kernel carries the packets to {carried} of {peers} peers, workers the rest");
+        if before == now {
+            return;
+        }
+        let carried = self.entries.sent_to();
+        let text = format!(
+            "the kernel carries the packets to {carried} of {peers} peers, workers the rest"
+        );
+        // Peers that are not used come and go.
+        match before {
+            KernelState::Off { .. } => info!("{text}"),
+            KernelState::On { .. } => debug!("{text}"),
         }
     }
 
@@ -463,6 +490,22 @@ impl KernelPlane {
     fn is_delivery_new(&self) -> bool {
         let published = self.published.as_ref();
         published.is_some_and(|settings| (settings.gro_device != 0) != self.delivery.is_single())
+    }
+
+    /// Whether nobody has removed a program that packets go through.
+    async fn is_attached(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+        if self.published.is_none() {
+            return Ok(true);
+        }
+        if let Some(attached) = &self.attached
+            && !attached.is_there(netlink).await?
+        {
+            return Ok(false);
+        }
+        match &self.pair {
+            Some(pair) => pair.is_attached(netlink).await,
+            None => Ok(true),
+        }
     }
 
     /// Has the kernel look after the neighbours that were sent to.

@@ -18,7 +18,7 @@ use crate::device::{Tun, TunError, TunOffload, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::{FastPath, Program};
 use crate::host::mtu::overlay_mtu_bytes;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::host::state::LinkId;
 use crate::route::Prefix;
@@ -101,8 +101,7 @@ async fn load_fast_path(
     }
     let load = async || {
         let fast_path = FastPath::load()?;
-        let link = netlink.link_named(&tun.name).await?;
-        let device = link.ok_or_else(|| NetlinkError::vanished(&tun.name))?.id.index;
+        let device = netlink.link_just_made(&tun.name).await?.id.index;
         Attachment::new(netlink, &fast_path, Program::Out, device, port).await?;
         Ok::<_, AttachError>(fast_path)
     };

@@ -151,16 +151,17 @@ pub(super) async fn switch_on(
 async fn make(netlink: &Netlink, spec: &DeviceSpec) -> Result<Link, NetlinkError> {
     let DeviceSpec { name, vxlan, mac, mtu_bytes } = spec;
     let made = netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await;
-    match (made, netlink.link_named(name).await?) {
-        (Ok(()), Some(found)) => {
-            refuse_router_advertisements(name);
-            Ok(found)
-        }
+    let is_made = match made {
+        Ok(()) => true,
         // Somebody made one of this name a moment ago; the next comparison validates it.
-        (Err(error), Some(found)) if error.is_already_there() => Ok(found),
-        (Err(error), _) => Err(error),
-        (Ok(()), None) => Err(NetlinkError::vanished(name)),
+        Err(error) if error.is_already_there() => false,
+        Err(error) => return Err(error),
+    };
+    let link = netlink.link_just_made(name).await?;
+    if is_made {
+        refuse_router_advertisements(name);
     }
+    Ok(link)
 }
 
 /// The overlay has no routers that could advertise themselves. Without IPv6 there is no such file.

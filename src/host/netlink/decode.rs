@@ -3,11 +3,12 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "the kernel's attributes, of which few matter")]
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 use rtnetlink::RouteMessageBuilder;
+use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
+use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteScope,
     RouteType, RouteVia,
@@ -27,15 +28,25 @@ pub(super) const IPV4: AddressFamily = AddressFamily::Inet;
 /// Length of a prefix that is one host.
 const HOST_LENGTH_BITS: u8 = 32;
 
+/// Of linux/rtnetlink.h, and the protocol's number.
+const RTA_IP_PROTO: u16 = 27;
+const RTA_SPORT: u16 = 28;
+const RTA_DPORT: u16 = 29;
+const UDP: u8 = 17;
+
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = message else { return None };
     let (mut name, mut mtu_bytes, mut mac, mut made) = (None, 0, None, None);
+    let (mut linked, mut is_veth) = (None, false);
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
             LinkAttribute::Mtu(bytes) => mtu_bytes = *bytes,
             LinkAttribute::Address(bytes) => mac = MacAddress::from_bytes(bytes),
-            LinkAttribute::LinkInfo(infos) => made = vxlan(infos),
+            LinkAttribute::Link(index) => linked = Some(*index),
+            LinkAttribute::LinkInfo(infos) => {
+                (made, is_veth) = (vxlan(infos), infos.contains(&LinkInfo::Kind(InfoKind::Veth)));
+            }
             _ => {}
         }
     }
@@ -46,6 +57,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         mac,
         vxlan: made,
+        veth_peer: linked.filter(|_| is_veth),
     })
 }
 
@@ -155,6 +167,19 @@ pub(super) fn path_query(destination: Ipv4Addr) -> RouteMessage {
     query.header.address_family = IPV4;
     query.header.destination_prefix_length = HOST_LENGTH_BITS;
     query.attributes.push(RouteAttribute::Destination(RouteAddress::Inet(destination)));
+    query
+}
+
+/// As [`path_query`], for a UDP datagram: routing rules may go by all of it. Kernels before 4.17
+/// ignore protocol and ports.
+pub(super) fn datagram_query(from: SocketAddrV4, to: SocketAddrV4) -> RouteMessage {
+    let mut query = path_query(*to.ip());
+    query.header.source_prefix_length = HOST_LENGTH_BITS;
+    query.attributes.push(RouteAttribute::Source(RouteAddress::Inet(*from.ip())));
+    let ports = [(RTA_SPORT, from), (RTA_DPORT, to)];
+    let ports = ports.map(|(kind, end)| DefaultNla::new(kind, end.port().to_be_bytes().to_vec()));
+    let protocol = DefaultNla::new(RTA_IP_PROTO, vec![UDP]);
+    query.attributes.extend([protocol].into_iter().chain(ports).map(RouteAttribute::Other));
     query
 }
 

@@ -1,6 +1,6 @@
 //! IPsec policies (net/xfrm/xfrm_user.c, include/uapi/linux/xfrm.h): whether there are any, and an
-//! event when one was added, changed or removed. What sends past the IP stack's output must not run
-//! where one could match.
+//! event when one was added, changed or removed, defaults included. What sends past the IP stack's
+//! output must not run where one could match.
 
 use std::io;
 
@@ -21,11 +21,18 @@ const NUMBERS: u16 = 0x24;
 /// arrives, what leaves and what is forwarded; those of single sockets follow.
 const NUMBERS_ATTRIBUTE: u16 = 1;
 const DIRECTIONS: usize = 3;
+/// `XFRM_MSG_GETDEFAULT`, question and answer: what happens to packets without a policy.
+const DEFAULTS: u16 = 0x28;
+/// `XFRM_USERPOLICY_BLOCK`, in a byte for each direction (`struct xfrm_userpolicy_default`).
+const BLOCK: u8 = 1;
 
-/// `struct nlmsghdr`, and the flags that precede the attributes of an answer.
+/// `struct nlmsghdr`, and what a question has behind it: the flags that precede the attributes of
+/// an answer, or room for defaults.
 const HEADER_BYTES: usize = 16;
 const FLAG_BYTES: usize = 4;
 const ANSWER_BYTES_MAX: usize = 1024;
+
+const OPERATION: &str = "tell its IPsec policies";
 
 /// A subscription to changes of policies. A kernel that knows none never reports one.
 pub struct PolicyEvents(Option<TokioSocket>);
@@ -56,29 +63,31 @@ impl PolicyEvents {
     }
 }
 
-/// Whether this network namespace has a policy that is not one socket's own.
+/// Whether this network namespace has a policy that is not one socket's own, or blocks packets that
+/// have none.
 pub async fn has_policies() -> Result<bool, NetlinkError> {
-    let operation = || "count IPsec policies".to_owned();
-    let refused = |source| NetlinkError::Refused { operation: operation(), source };
     let socket = match open(0) {
         Ok(socket) => socket,
         Err(error) if is_unknown(&error) => return Ok(false),
         Err(source) => return Err(NetlinkError::Open { purpose: "IPsec policies", source }),
     };
+    let missing = "the numbers of policies";
+    let numbers = numbers(&ask(&socket, GET_NUMBERS).await?)
+        .ok_or_else(|| NetlinkError::Incomplete { operation: OPERATION.to_owned(), missing })?;
+    Ok(numbers.iter().any(|number| *number > 0) || blocks(&ask(&socket, DEFAULTS).await?))
+}
+
+async fn ask(socket: &TokioSocket, question: u16) -> Result<Vec<u8>, NetlinkError> {
     let exchange = async {
-        socket.send_to(&request(), &SocketAddr::new(0, 0)).await?;
+        socket.send_to(&request(question), &SocketAddr::new(0, 0)).await?;
         let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
         socket.recv(&mut answer).await?;
         Ok(answer)
     };
-    let answer = timeout(REQUEST_TIMEOUT, exchange)
+    timeout(REQUEST_TIMEOUT, exchange)
         .await
-        .map_err(|_elapsed| NetlinkError::TimedOut(operation()))?
-        .map_err(refused)?;
-    let missing = "the numbers of policies";
-    let numbers = numbers(&answer)
-        .ok_or_else(|| NetlinkError::Incomplete { operation: operation(), missing })?;
-    Ok(numbers.iter().any(|number| *number > 0))
+        .map_err(|_elapsed| NetlinkError::TimedOut(OPERATION.to_owned()))?
+        .map_err(|source| NetlinkError::Refused { operation: OPERATION.to_owned(), source })
 }
 
 fn open(groups: u32) -> io::Result<TokioSocket> {
@@ -92,18 +101,21 @@ fn is_unknown(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::PROTONOSUPPORT)
 }
 
-fn request() -> Vec<u8> {
+fn request(question: u16) -> Vec<u8> {
     let bytes = (HEADER_BYTES + FLAG_BYTES) as u32;
     let mut request = bytes.to_ne_bytes().to_vec();
-    request.extend(GET_NUMBERS.to_ne_bytes());
+    request.extend(question.to_ne_bytes());
     request.extend(NLM_F_REQUEST.to_ne_bytes());
     request.resize(HEADER_BYTES + FLAG_BYTES, 0);
     request
 }
 
+fn is_answer(message: &[u8], kind: u16) -> bool {
+    message.get(4..6) == Some(&kind.to_ne_bytes())
+}
+
 fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {
-    let kind = answer.get(4..)?.first_chunk()?;
-    if u16::from_ne_bytes(*kind) != NUMBERS {
+    if !is_answer(answer, NUMBERS) {
         return None;
     }
     let attributes = answer.get(HEADER_BYTES + FLAG_BYTES..)?;
@@ -113,6 +125,12 @@ fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {
     let (words, _) = bytes.as_chunks();
     let words: &[[u8; 4]; DIRECTIONS] = words.first_chunk()?;
     Some(words.map(u32::from_ne_bytes))
+}
+
+/// A kernel before 5.14 has no defaults, and answers with an error.
+fn blocks(answer: &[u8]) -> bool {
+    let defaults = answer.get(HEADER_BYTES..HEADER_BYTES + DIRECTIONS);
+    is_answer(answer, DEFAULTS) && defaults.is_some_and(|all| all.contains(&BLOCK))
 }
 
 #[cfg(test)]
@@ -134,5 +152,19 @@ mod tests {
         assert_eq!(numbers(&answer[..answer.len() - 16]), None);
         answer[4] = 2; // NLMSG_ERROR
         assert_eq!(numbers(&answer), None);
+    }
+
+    #[test]
+    fn one_blocked_direction_blocks() {
+        let answer = |kind: u16, defaults: &[u8]| {
+            let mut answer = vec![0; HEADER_BYTES];
+            answer[4..6].copy_from_slice(&kind.to_ne_bytes());
+            answer.extend(defaults);
+            blocks(&answer)
+        };
+        // Accepted is 2, never set 0.
+        assert!(!answer(DEFAULTS, &[2, 2, 0]) && !answer(DEFAULTS, &[]));
+        assert!(answer(DEFAULTS, &[2, 2, 1]) && answer(DEFAULTS, &[1, 2, 2, 0]));
+        assert!(!answer(2, &[1, 1, 1]), "an error, from a kernel that knows no defaults");
     }
 }

@@ -11,6 +11,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         is_loopback: name == "lo",
         mac: None,
         vxlan: None,
+        veth_peer: None,
     }
 }
 

@@ -97,14 +97,16 @@ impl Pair {
     ) -> Result<Self, PairError> {
         let names = [format!("{tun}-gro0"), format!("{tun}-gro1")];
         // Both ends, or it is somebody else's device, and the kernel refuses to make ours.
-        let leftovers =
-            [netlink.link_named(&names[0]).await?, netlink.link_named(&names[1]).await?];
-        if let [Some(leftover), Some(_)] = leftovers {
-            netlink.remove_link(&leftover.id).await?;
+        let ends = [netlink.link_named(&names[0]).await?, netlink.link_named(&names[1]).await?];
+        if let [Some(first), Some(second)] = ends
+            && first.veth_peer == Some(second.id.index)
+            && second.veth_peer == Some(first.id.index)
+        {
+            netlink.remove_link(&first.id).await?;
         }
         netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
-        let first = find(netlink, &names[0]).await?;
-        let second = find(netlink, &names[1]).await?;
+        let first = netlink.link_just_made(&names[0]).await?.id;
+        let second = netlink.link_just_made(&names[1]).await?.id;
         let mut pair = Self { first, second, attachment: None };
         for end in [&pair.first, &pair.second] {
             // Without IPv6 there is nothing to keep silent.
@@ -129,6 +131,11 @@ impl Pair {
                 return Ok(false);
             }
         }
+        self.is_attached(netlink).await
+    }
+
+    /// Whether nobody has removed the program behind it.
+    pub(super) async fn is_attached(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
         match &self.attachment {
             Some(attachment) => attachment.is_there(netlink).await,
             None => Ok(false),
@@ -143,11 +150,6 @@ impl Drop for Pair {
             warn!("cannot remove {}: {error}; run `ip link del {}`", self.first, self.first.name);
         }
     }
-}
-
-async fn find(netlink: &Netlink, name: &str) -> Result<LinkId, NetlinkError> {
-    let link = netlink.link_named(name).await?;
-    link.map(|link| link.id).ok_or_else(|| NetlinkError::vanished(name))
 }
 
 /// One for each processor that there may be: packets of a flow are handed on by the processor that
