@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tracing::info;
 
 use crate::backend::alloc::AllocBackend;
 use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
@@ -15,6 +16,7 @@ use crate::backend::udp::{self, UdpBackend, UdpError, UdpReserved};
 use crate::backend::{host_gw, vxlan};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::host::interface::ExternalInterface;
+use crate::host::netlink::Netlink;
 
 /// Why a backend cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +56,12 @@ impl Settings {
             Self::Udp(settings) => return Ok(Some(udp::reserve(settings, claim).await?)),
             Self::Vxlan(settings) => vxlan::check_room(settings, claim.external)?,
             Self::HostGw | Self::Alloc | Self::Extension(_) => {}
+        }
+        // Its route would lead packets away.
+        let netlink = Netlink::open().map_err(SetupError::Netlink)?;
+        let removed = udp::remove_kept(&netlink, Some(claim.network)).await;
+        for device in removed.map_err(SetupError::Netlink)? {
+            info!("removed {device}, which a weftd with the udp backend had kept");
         }
         Ok(None)
     }
@@ -106,6 +114,14 @@ impl Backend {
             Self::Kernel(backend) => backend.reporter.view(),
             Self::Alloc(backend) => backend.reporter.view(),
             Self::Extension(backend) => backend.reporter.view(),
+        }
+    }
+
+    /// Has nothing outlive weftd that would carry packets of a subnet that it has lost.
+    pub fn let_go(&mut self) {
+        match self {
+            Self::Udp(backend) => backend.let_go(),
+            Self::Kernel(_) | Self::Alloc(_) | Self::Extension(_) => {}
         }
     }
 

@@ -203,7 +203,8 @@ impl Setup {
             return;
         }
         let kind = self.settings.kind();
-        let DataplaneOptions { engine, workers, fast_path, offload } = self.dataplane;
+        let DataplaneOptions { engine, workers, fast_path, offload, keep_tunnel: _ } =
+            self.dataplane;
         let given = [
             ("--engine", engine != EngineChoice::Auto),
             ("--workers", workers != WorkersChoice::Auto),

@@ -10,6 +10,7 @@ mod paths;
 mod peers;
 mod prober;
 mod team;
+mod tun_device;
 mod tunnel;
 
 use std::convert::Infallible;
@@ -30,6 +31,7 @@ use self::tunnel::Tunnel;
 pub use self::error::UdpError;
 pub use self::open::UdpReserved;
 pub(super) use self::open::reserve;
+pub(crate) use self::tun_device::remove_kept;
 
 /// A running udp backend.
 pub struct UdpBackend {
@@ -62,8 +64,14 @@ impl UdpBackend {
         self.tunnel.view(self.kernel_plane.view())
     }
 
+    /// Ends everything, though `--keep-tunnel` was given: the subnet is not this node's any more.
+    pub(super) fn let_go(&mut self) {
+        self.kernel_plane.let_go();
+        self.tunnel.let_go();
+    }
+
     /// Follows the leases, and rebuilds what breaks; neither waits for the other. Runs until it is
-    /// dropped, which stops the workers and removes the device.
+    /// dropped, which stops the workers and removes the device, unless that is kept.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
         let Self { tunnel, kernel_plane, peers, port, routes, tables } = self;
         let follow_leases = async {

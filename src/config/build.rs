@@ -71,6 +71,7 @@ pub(super) fn options(
             workers: workers(&settings.workers)?,
             fast_path: fast_path(&settings.fast_path)?,
             offload: offload(&settings.offload)?,
+            keep_tunnel: settings.keep_tunnel,
         },
         log_format: log_format(&settings.log_format)?,
         verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),

@@ -87,6 +87,9 @@ flags! {
         "add accept rules for the overlay network to the FORWARD chain";
     iptables_resync "iptables-resync": i64 = 5,
         "`seconds` between looks at the rules of iptables or nftables";
+    keep_tunnel "keep-tunnel": bool = false,
+        "leave the udp backend's device and the kernel's programs in place when weftd ends, for \
+         the next weftd; weft cleanup removes them";
     kube_annotation_prefix "kube-annotation-prefix": String = "flannel.alpha.coreos.com",
         "`prefix` of the node annotations";
     kube_api_url "kube-api-url": String = "",

@@ -161,6 +161,8 @@ pub struct DataplaneOptions {
     pub fast_path: FastPathChoice,
     /// Which offloads the workers may use.
     pub offload: OffloadChoice,
+    /// `--keep-tunnel`: device, routes and the kernel's programs outlive weftd.
+    pub keep_tunnel: bool,
 }
 
 /// Which packet engine runs.

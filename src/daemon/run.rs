@@ -106,7 +106,7 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
 }
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
-/// removes the TUN device, and leaves lease and subnet file as they are.
+/// removes the TUN device unless that is kept, and leaves lease and subnet file as they are.
 async fn serve(
     options: &Options,
     timing: Timing,
@@ -268,10 +268,12 @@ async fn carry(
             }
         }
     };
-    tokio::select! {
+    let end = tokio::select! {
         end = follow => end,
         never = backend.run(leases) => match never {},
-    }
+    };
+    backend.let_go();
+    end
 }
 
 /// Logs flanneld's phrase when the monitoring of the lease ends, however it ends.

@@ -24,6 +24,14 @@ pub enum TunError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// It cannot be made to outlive weftd, or to end with it.
+    #[error("cannot choose whether {name} outlives weftd")]
+    Keep {
+        /// The device.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The offload header could not be set up.
     #[error("cannot set the offload header of {name}")]
     VnetHeader {
@@ -43,7 +51,8 @@ pub struct TunOffload {
     pub uso: bool,
 }
 
-/// An open queue of a TUN device, non-blocking. Closing the last queue deletes the device.
+/// An open queue of a TUN device, non-blocking. Closing the last queue deletes the device, unless
+/// it is kept.
 #[derive(Debug)]
 pub struct Tun {
     queue: OwnedFd,
@@ -56,7 +65,8 @@ pub struct Tun {
 impl Tun {
     /// Creates a device of `count` queues, named after `template` (`flannel%d` takes the first
     /// free number), with as much of `wanted` as the kernel has. A device of one queue is made
-    /// without support for several: the kernel then tracks no flows on it.
+    /// without support for several: the kernel then tracks no flows on it. A kept device of that
+    /// name is opened again.
     pub fn open(
         template: &str,
         wanted: TunOffload,
@@ -78,6 +88,11 @@ impl Tun {
             queues.push(Self { queue: open(&name)?.0, name: name.clone(), offload });
         }
         Ok(queues)
+    }
+
+    /// Has the device outlive weftd, or not.
+    pub fn set_kept(&self, is_kept: bool) -> io::Result<()> {
+        sys::set_persistent(self.queue.as_fd(), is_kept)
     }
 
     /// Has the kernel choose the queue of a packet for this host's peers by its flow alone, so

@@ -33,7 +33,7 @@ use crate::host::state::{Address, Link, LinkId, MacAddress, PathToHost, RouteSpe
 use crate::route::Prefix;
 
 pub use events::Events;
-pub use filters::{Filter, Side};
+pub use filters::{Filter, FilterPlace, Side};
 pub use policies::{PolicyEvents, has_policies};
 pub use veth::remove_link_now;
 
@@ -230,6 +230,13 @@ impl Netlink {
             .iter()
             .find_map(decode::path)
             .ok_or(NetlinkError::Incomplete { operation, missing: "an outgoing interface" })
+    }
+
+    /// Gives a link an alias (`ip link show` has it), in place of another.
+    pub async fn set_alias(&self, link: &LinkId, alias: &str) -> Result<(), NetlinkError> {
+        let mut message = LinkUnspec::new_with_index(link.index).build();
+        message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
+        self.set_link(format!("set the alias {alias:?} of {link}"), message).await
     }
 
     /// Switches a link on.

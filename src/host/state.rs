@@ -30,6 +30,8 @@ pub struct Link {
     pub mtu_bytes: u32,
     /// Whether the administrator switched it on (`IFF_UP`).
     pub is_up: bool,
+    /// Whether anything is at its other end (`IFF_LOWER_UP`): of a TUN device, a process.
+    pub has_carrier: bool,
     /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
     pub is_loopback: bool,
     /// Its hardware address, if it has one of Ethernet's length.
@@ -38,6 +40,8 @@ pub struct Link {
     pub vxlan: Option<Vxlan>,
     /// Index of the other end, if it is one of a veth pair.
     pub veth_peer: Option<u32>,
+    /// What somebody says of it (`ip link set alias`).
+    pub alias: Option<String>,
 }
 
 /// One IPv4 address of an interface.

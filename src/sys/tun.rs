@@ -14,7 +14,7 @@ pub use libc::{TUN_F_CSUM, TUN_F_TSO_ECN, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TU
 
 /// Opens a TUN queue on the device `name`, which may hold `%d`, and returns it with the name that
 /// the kernel chose. Non-blocking and closed on exec; the device lives as long as one of its
-/// queues.
+/// queues, unless it is persistent.
 pub fn open(name: &str, flags: c_int) -> io::Result<(OwnedFd, String)> {
     let file = OpenOptions::new()
         .read(true)
@@ -35,6 +35,15 @@ pub fn set_offload(tun: BorrowedFd<'_>, features: c_uint) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value and touches no memory of ours.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETOFFLOAD, c_ulong::from(features)) })
         .map(drop)
+}
+
+/// Has the device outlive its queues, or not.
+pub fn set_persistent(tun: BorrowedFd<'_>, is_persistent: bool) -> io::Result<()> {
+    // SAFETY: TUNSETPERSIST takes its argument by value and touches no memory of ours.
+    check(unsafe {
+        libc::ioctl(tun.as_raw_fd(), libc::TUNSETPERSIST, c_ulong::from(is_persistent))
+    })
+    .map(drop)
 }
 
 /// Makes the virtio-net header `bytes` long and little-endian.

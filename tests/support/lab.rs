@@ -27,6 +27,20 @@ pub(crate) const WEFTD: &str = env!("CARGO_BIN_EXE_weftd");
 pub(crate) const UNDERLAY: [Ipv4Addr; 2] =
     [Ipv4Addr::new(172, 20, 0, 1), Ipv4Addr::new(172, 20, 0, 2)];
 
+/// What an ordinary card without segmentation of tunnels has: nothing.
+pub(crate) const PLAIN_CARD: [&str; 10] = [
+    "tso",
+    "off",
+    "gso",
+    "off",
+    "tx-udp_tnl-segmentation",
+    "off",
+    "tx-udp-segmentation",
+    "off",
+    "gro",
+    "on",
+];
+
 /// Between two looks at a condition: short beside the tens of milliseconds that a daemon takes.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::support::lab::{Namespace, UNDERLAY, wait_until};
+use crate::support::lab::{Namespace, PLAIN_CARD, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::traffic::{kernel_counter, tcp_transfer, udp_sizes};
 
@@ -79,20 +79,6 @@ fn workers_and_kernel_understand_each_other() {
         }
     }
 }
-
-/// What an ordinary card without segmentation of tunnels has: nothing.
-const PLAIN_CARD: [&str; 10] = [
-    "tso",
-    "off",
-    "gso",
-    "off",
-    "tx-udp_tnl-segmentation",
-    "off",
-    "tx-udp-segmentation",
-    "off",
-    "gro",
-    "on",
-];
 
 /// Packets that a device has received, super-packets as one.
 fn received_on(namespace: &Namespace, device: &str) -> u64 {

@@ -14,6 +14,7 @@ mod packets;
 #[allow(dead_code, reason = "the program reports what was sent")]
 mod pour;
 mod recipes;
+mod restarts;
 mod second_daemon;
 #[path = "../../fuzz/bodies/slow_twin.rs"]
 mod slow_twin;

@@ -1,5 +1,7 @@
 //! Why the udp backend could not start, or not rebuild what broke.
 
+use std::io;
+
 use crate::device::{SocketError, TunError};
 use crate::engine::{RingError, SpawnError};
 use crate::host::mtu::MtuError;
@@ -58,6 +60,10 @@ impl UdpError {
     pub(super) fn is_perhaps_leftover(&self) -> bool {
         if let Self::Socket(error) = self {
             return error.is_address_in_use();
+        }
+        if let Self::Tun(TunError::Open { source, .. }) = self {
+            // A kept device whose only queue has not been torn down.
+            return source.kind() == io::ErrorKind::ResourceBusy;
         }
         matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
     }

@@ -4,11 +4,14 @@
 
 pub(super) mod attachment;
 mod entries;
+mod hops;
 mod merging;
+mod obstacle;
+mod placement;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,21 +28,27 @@ use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::{
     Events, Netlink, NetlinkError, PolicyEvents, has_policies, request_all,
 };
-use crate::host::state::{MacAddress, PathToHost};
+use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::LongSends;
 
 use super::peers::announcement;
 use super::prober::Unmeasured;
 
-use self::attachment::{AttachError, Attached};
-use self::entries::{Entries, Hops, News};
-use self::merging::{Delivery, Pair};
+use self::attachment::Attacher;
+use self::entries::{Entries, News};
+use self::hops::Hops;
+use self::obstacle::Obstacle;
+use self::placement::Placement;
 
 pub(super) use self::attachment::Ground;
 
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);
+
+/// How long they go on without a weftd that was stopped and is to be followed by another one: by
+/// then hardware addresses are too old to go by.
+const LIFE_BETWEEN: Duration = Duration::from_secs(600);
 
 /// How often the counts are looked at, and the programs' life is prolonged: as often as the prober
 /// looks at the workers' marks while somebody is sent long packets, and else once a second.
@@ -59,9 +68,6 @@ const REST_FACTOR: u32 = 20;
 /// the programs do not count as use, and what is not used for a minute may be forgotten.
 const USE: Duration = Duration::from_secs(10);
 
-/// How long the programs stay away from a device where another program removed them.
-const EVICTED: Duration = Duration::from_secs(600);
-
 /// How long this node tells the others to go on without checksums while its programs don't run: the
 /// store is not to be written for a device that is made again.
 const ANNOUNCED: Duration = Duration::from_secs(60);
@@ -78,6 +84,8 @@ pub(super) struct Inputs {
     pub(super) attributes: watch::Sender<LeaseAttributes>,
     /// Who is sent long packets, for the prober.
     pub(super) long_sends: Arc<LongSends>,
+    /// Whether the programs outlive weftd.
+    pub(super) is_kept: bool,
 }
 
 pub(super) struct KernelPlane {
@@ -90,44 +98,11 @@ pub(super) struct KernelPlane {
     /// Neighbours that were sent to since the kernel was last asked about them.
     used: BTreeSet<Ipv4Addr>,
     used_until: Instant,
-    /// What the interface delivers, and the pair that merges it, while it needs one.
-    delivery: Delivery,
-    pair: Option<Pair>,
-    logged: LogOnce,
-    attached: Option<Attached>,
+    placement: Placement,
     /// What the programs go by while they take packets.
     published: Option<Settings>,
-    /// Where somebody removed them, and until when they stay away.
-    evicted: Option<(Ground, Instant)>,
     state: watch::Sender<KernelState>,
     off_since: Instant,
-}
-
-/// Why the programs don't run now.
-#[derive(Debug, thiserror::Error)]
-enum Obstacle {
-    #[error("the device is being made again")]
-    NoGround,
-    #[error("this host has IPsec policies, which its packets would pass by")]
-    Policies,
-    #[error("{0} is gone, or is another interface now")]
-    NoInterface(String),
-    #[error("{0} is no Ethernet interface")]
-    NotEthernet(String),
-    #[error("no path can be measured without the right to a raw ICMP socket")]
-    Unmeasured,
-    #[error("leases have more than {LENGTHS_MAX} lengths of prefix")]
-    Lengths,
-    #[error("there are more than {PEERS_MAX} peers")]
-    Peers,
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    #[error("another program has removed weftd's from its TUN device or from {0}")]
-    Evicted(String),
-    #[error("the kernel refused an entry")]
-    Entry(#[from] std::io::Error),
-    #[error("the kernel does not tell what its packets would meet")]
-    Netlink(#[from] NetlinkError),
 }
 
 impl KernelPlane {
@@ -146,12 +121,8 @@ impl KernelPlane {
             hops: Hops::new(),
             used: BTreeSet::new(),
             used_until: Instant::now() + USE,
-            delivery: Delivery::default(),
-            pair: None,
-            logged: LogOnce::default(),
-            attached: None,
+            placement: Placement::default(),
             published: None,
-            evicted: None,
             state: watch::Sender::new(KernelState::Off { reason }),
             off_since: Instant::now(),
         }
@@ -161,15 +132,42 @@ impl KernelPlane {
         KernelView { state: self.state.subscribe(), taken: Arc::clone(&self.taken) }
     }
 
+    /// Has the programs end with weftd.
+    pub(super) fn let_go(&mut self) {
+        self.inputs.is_kept = false;
+    }
+
     /// Follows the table and the host for ever.
     pub(super) async fn run(&mut self) -> Infallible {
-        if self.fast_path.is_none() {
+        // Programs that an earlier weftd has left know the peers; nobody else does before that.
+        if self.inputs.tables.changed().await.is_err() {
             return std::future::pending().await;
+        }
+        if self.fast_path.is_none() {
+            return self.clear().await;
         }
         loop {
             let Err(error) = self.follow().await;
             self.stop(&Obstacle::Netlink(error));
             tokio::time::sleep(LOOK_IDLE).await;
+        }
+    }
+
+    /// Removes what an earlier weftd has left wherever the tunnel stands, for ever.
+    async fn clear(&mut self) -> Infallible {
+        let mut logged = LogOnce::default();
+        loop {
+            let ground = self.inputs.ground.borrow_and_update().clone();
+            if let Some(ground) = ground
+                && let Err(error) = placement::clear(&ground).await
+            {
+                logged.once(&with_causes(&error), |text| {
+                    warn!("an earlier weftd's programs may take packets of this one: {text}");
+                });
+            }
+            if self.inputs.ground.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
         }
     }
 
@@ -214,7 +212,7 @@ impl KernelPlane {
                     Ok(()) = self.inputs.ground.changed() => {
                         if self.inputs.ground.borrow_and_update().is_none() {
                             self.pause();
-                            self.attached = None;
+                            self.placement.remove_programs();
                         }
                         self.hops.clear();
                         break;
@@ -230,7 +228,7 @@ impl KernelPlane {
                     () = sleep_until(counts_due) => {
                         counts_due = Instant::now() + self.look_at_counts();
                         self.use_neighbours(&netlink).await;
-                        if self.is_delivery_new() || !self.is_attached(&netlink).await? {
+                        if self.is_delivery_new() || !self.placement.is_there(&netlink).await? {
                             break;
                         }
                     }
@@ -244,6 +242,17 @@ impl KernelPlane {
     async fn look(&mut self, netlink: &Netlink) -> Result<(), Obstacle> {
         let ground = self.inputs.ground.borrow_and_update().clone().ok_or(Obstacle::NoGround)?;
         self.inputs.tables.borrow_and_update();
+        let devices = (ground.tun_device, ground.underlay_device);
+        let is_moved =
+            |settings: &Settings| (settings.tun_device, settings.underlay_device) != devices;
+        if self.published.as_ref().is_some_and(is_moved) {
+            self.pause();
+        }
+        let Some(fast_path) = &self.fast_path else { return Ok(()) };
+        let (port, is_kept) = (ground.underlay.port(), self.inputs.is_kept);
+        let attacher = Attacher { netlink, fast_path, port, is_kept };
+        // Before anything may forbid it: an earlier weftd may have left programs that take packets.
+        self.placement.settle(attacher, &ground).await?;
         if has_policies().await? {
             return Err(Obstacle::Policies);
         }
@@ -260,111 +269,14 @@ impl KernelPlane {
         if table.peers().len() > PEERS_MAX as usize {
             return Err(Obstacle::Peers);
         }
-        self.find_hops(netlink, &table, ground.underlay).await?;
+        hops::find(netlink, &mut self.hops, &table, ground.underlay).await?;
         let neighbours = netlink.hardware_addresses(ground.underlay_device).await?;
-        self.settle_attachments(netlink, &ground).await?;
-        self.settle_pair(netlink, &ground).await?;
+        self.placement.settle_pair(attacher, &ground.tun_name).await?;
         // Again, since all this took its time.
         if has_policies().await? {
             return Err(Obstacle::Policies);
         }
         self.publish(&ground, mac, &table, &neighbours, &unmeasured)
-    }
-
-    /// Asks the kernel how it reaches those peers of whom it is not known.
-    async fn find_hops(
-        &mut self,
-        netlink: &Netlink,
-        table: &Table,
-        from: SocketAddrV4,
-    ) -> Result<(), NetlinkError> {
-        let wanted: BTreeSet<_> = table.peers().iter().map(|peer| *peer.address.ip()).collect();
-        self.hops.retain(|address, _| wanted.contains(address));
-        let unknown = wanted.into_iter().filter(|address| !self.hops.contains_key(address));
-        let unknown: Vec<_> = unknown.collect();
-        let ask = async |address| {
-            let to = SocketAddrV4::new(address, from.port());
-            (address, netlink.path_of_datagram(from, to).await)
-        };
-        for (address, path) in request_all(unknown, ask).await {
-            let hop = match path {
-                Ok(PathToHost { is_plain: true, interface_index, gateway, .. }) => match gateway {
-                    None => Some((interface_index, address)),
-                    Some(IpAddr::V4(gateway)) => Some((interface_index, gateway)),
-                    Some(IpAddr::V6(_)) => None,
-                },
-                Err(error) if error.is_connection_lost() => return Err(error),
-                Ok(_) | Err(_) => None,
-            };
-            self.hops.insert(address, hop);
-        }
-        Ok(())
-    }
-
-    /// Has the programs see packets of these devices; they take none before they are told to. Where
-    /// another program removes them, they are not put back at once.
-    async fn settle_attachments(
-        &mut self,
-        netlink: &Netlink,
-        ground: &Ground,
-    ) -> Result<(), Obstacle> {
-        if let Some((evicted, until)) = &self.evicted
-            && evicted == ground
-            && Instant::now() < *until
-        {
-            return Err(Obstacle::Evicted(ground.interface.clone()));
-        }
-        if let Some(attached) = self.attached.take_if(|attached| attached.is_of(ground)) {
-            let tun = netlink.link_named(&ground.tun_name).await?;
-            if tun.is_none_or(|tun| tun.id.index != ground.tun_device) {
-                return Err(Obstacle::NoGround);
-            }
-            if !attached.is_there(netlink).await? {
-                self.evicted = Some((ground.clone(), Instant::now() + EVICTED));
-                return Err(Obstacle::Evicted(ground.interface.clone()));
-            }
-            self.attached = Some(attached);
-            return Ok(());
-        }
-        self.pause();
-        self.attached = None;
-        if let Some(fast_path) = &self.fast_path {
-            self.attached = Some(Attached::new(netlink, fast_path, ground).await?);
-        }
-        Ok(())
-    }
-
-    /// Has a pair if the interface delivers single packets, and if one can be had.
-    async fn settle_pair(
-        &mut self,
-        netlink: &Netlink,
-        ground: &Ground,
-    ) -> Result<(), NetlinkError> {
-        let Some(fast_path) = &self.fast_path else { return Ok(()) };
-        if let Some(pair) = &self.pair
-            && !pair.is_whole(netlink).await?
-        {
-            self.pair = None;
-        }
-        if self.delivery.is_single() && self.pair.is_none() {
-            let (tun, port) = (&ground.tun_name, ground.underlay.port());
-            match Pair::make(netlink, fast_path, tun, port).await {
-                Ok(pair) => self.pair = Some(pair),
-                Err(error) => {
-                    self.delivery.trust(Instant::now());
-                    self.logged.once(&with_causes(&error), |text| {
-                        warn!("packets that {tun} receives are not merged, which is slow: {text}");
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The device that received TCP packets go through; 0 if none.
-    fn gro_device(&self) -> u32 {
-        let pair = self.pair.as_ref().filter(|_| self.delivery.is_single());
-        pair.map_or(0, |pair| pair.first.index)
     }
 
     fn publish(
@@ -375,7 +287,7 @@ impl KernelPlane {
         neighbours: &BTreeMap<Ipv4Addr, MacAddress>,
         unmeasured: &BTreeSet<SocketAddrV4>,
     ) -> Result<(), Obstacle> {
-        let gro_device = self.gro_device();
+        let gro_device = self.placement.gro_device();
         let Some(fast_path) = &self.fast_path else { return Ok(()) };
         let lengths: BTreeSet<_> =
             table.peers().iter().map(|peer| peer.subnet.length_bits()).collect();
@@ -383,7 +295,7 @@ impl KernelPlane {
             return Err(Obstacle::Lengths);
         }
         let settings = Settings {
-            until_ns: until_ns(),
+            until_ns: until_ns(LIFE),
             subnet: self.inputs.subnet,
             tun_address: self.inputs.subnet.network(),
             underlay_address: *ground.underlay.ip(),
@@ -442,8 +354,8 @@ impl KernelPlane {
             return;
         };
         if fast_path.maps().publish(&Settings { until_ns: 0, ..settings }).is_err() {
-            // It cannot be told, so it has to go.
-            self.attached = None;
+            // They cannot be told, so they have to go.
+            self.placement.remove_programs();
         }
     }
 
@@ -460,7 +372,7 @@ impl KernelPlane {
     /// Prolongs the programs' life and passes on what their counts say; returns when to look again.
     fn look_at_counts(&mut self) -> Duration {
         if let (Some(fast_path), Some(settings)) = (&self.fast_path, &mut self.published) {
-            settings.until_ns = until_ns();
+            settings.until_ns = until_ns(LIFE);
             // It was accepted before, and what fails now ends by itself.
             fast_path.maps().publish(settings).ok();
         } else if self.off_since.elapsed() >= ANNOUNCED {
@@ -471,7 +383,7 @@ impl KernelPlane {
         for news in self.entries.news() {
             let News { subnet, peer, is_sent_long, is_sent_to, is_received_from, .. } = news;
             is_active |= is_sent_long;
-            self.delivery.add(news.long_packets, news.buffers, Instant::now());
+            self.placement.delivery.add(news.long_packets, news.buffers, Instant::now());
             if is_sent_to && let Some(Some((_, hop))) = self.hops.get(peer.ip()) {
                 self.used.insert(*hop);
             }
@@ -489,23 +401,9 @@ impl KernelPlane {
     /// Whether the interface delivers otherwise than the programs were told.
     fn is_delivery_new(&self) -> bool {
         let published = self.published.as_ref();
-        published.is_some_and(|settings| (settings.gro_device != 0) != self.delivery.is_single())
-    }
-
-    /// Whether nobody has removed a program that packets go through.
-    async fn is_attached(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
-        if self.published.is_none() {
-            return Ok(true);
-        }
-        if let Some(attached) = &self.attached
-            && !attached.is_there(netlink).await?
-        {
-            return Ok(false);
-        }
-        match &self.pair {
-            Some(pair) => pair.is_attached(netlink).await,
-            None => Ok(true),
-        }
+        published.is_some_and(|settings| {
+            (settings.gro_device != 0) != self.placement.delivery.is_single()
+        })
     }
 
     /// Has the kernel look after the neighbours that were sent to.
@@ -522,7 +420,21 @@ impl KernelPlane {
     }
 }
 
+impl Drop for KernelPlane {
+    fn drop(&mut self) {
+        if !self.inputs.is_kept {
+            return;
+        }
+        if let (Some(fast_path), Some(settings)) = (&self.fast_path, &mut self.published) {
+            settings.until_ns = until_ns(LIFE_BETWEEN);
+            // What fails now ends a little earlier.
+            fast_path.maps().publish(settings).ok();
+        }
+        self.placement.leave();
+    }
+}
+
 /// When the programs end unless they are told again.
-fn until_ns() -> u64 {
-    u64::try_from((boot_time() + LIFE).as_nanos()).unwrap_or(u64::MAX)
+fn until_ns(life: Duration) -> u64 {
+    u64::try_from((boot_time() + life).as_nanos()).unwrap_or(u64::MAX)
 }

@@ -14,9 +14,9 @@ use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
 use crate::control::lease::RawJson;
-use crate::device::{Tun, TunError, TunOffload, TunnelSocket, kernel};
+use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
-use crate::fast_path::{FastPath, Program};
+use crate::fast_path::FastPath;
 use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
@@ -24,12 +24,10 @@ use crate::host::state::LinkId;
 use crate::route::Prefix;
 
 use super::error::UdpError;
-use super::kernel_plane::attachment::{AttachError, Attachment};
+use super::kernel_plane::attachment::{AttachError, Attacher};
 use super::peers::announcement;
 use super::team;
-
-/// flannel's name for the device; the kernel puts the first free number in.
-const DEVICE_TEMPLATE: &str = "flannel%d";
+use super::tun_device::{self, Owner};
 
 /// How long obstacles at start may be a killed predecessor's.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
@@ -70,21 +68,27 @@ pub(crate) async fn reserve(
     claim: Claim<'_>,
 ) -> Result<UdpReserved, UdpError> {
     let Claim { external, network, previous_subnet, dataplane } = claim;
-    let DataplaneOptions { mut offload, workers, fast_path, .. } = dataplane;
+    let DataplaneOptions { mut offload, workers, fast_path, keep_tunnel: is_kept, .. } = dataplane;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
     let worker_count = team::count(workers);
     let netlink = Netlink::open()?;
     let address = SocketAddrV4::new(external.address, settings.port);
+    let owner = Owner { port: settings.port, network };
     let once = async || {
         let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
-        let queues = open_queues(DEVICE_TEMPLATE, offload, worker_count)?;
+        let queues = tun_device::open(&netlink, owner, offload, worker_count, is_kept).await?;
         let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
         Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
     };
     let tunnel = patiently(once).await?;
-    let fast_path = load_fast_path(fast_path, &netlink, &tunnel.queues[0], settings.port).await?;
+    let device = netlink.link_just_made(&tunnel.queues[0].name).await?.id.index;
+    let probe = async |fast_path: &FastPath| {
+        let attacher = Attacher { netlink: &netlink, fast_path, port: settings.port, is_kept };
+        attacher.probe(device).await
+    };
+    let fast_path = load_fast_path(fast_path, probe).await?;
     Ok(UdpReserved { tunnel, fast_path })
 }
 
@@ -92,17 +96,14 @@ pub(crate) async fn reserve(
 /// attached; they take nothing yet.
 async fn load_fast_path(
     choice: FastPathChoice,
-    netlink: &Netlink,
-    tun: &Tun,
-    port: u16,
+    probe: impl AsyncFn(&FastPath) -> Result<(), AttachError>,
 ) -> Result<Result<FastPath, String>, UdpError> {
     if choice == FastPathChoice::Off {
         return Ok(Err("--fast-path=off".to_owned()));
     }
     let load = async || {
         let fast_path = FastPath::load()?;
-        let device = netlink.link_just_made(&tun.name).await?.id.index;
-        Attachment::new(netlink, &fast_path, Program::Out, device, port).await?;
+        probe(&fast_path).await?;
         Ok::<_, AttachError>(fast_path)
     };
     match load().await {
@@ -152,25 +153,6 @@ fn avoids_gso(offload: OffloadChoice, release: &str) -> bool {
         );
     }
     avoids
-}
-
-/// Opens one queue for each worker; never none.
-pub(super) fn open_queues(
-    name: &str,
-    offload: OffloadChoice,
-    count: NonZeroU16,
-) -> Result<Vec<Tun>, TunError> {
-    let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
-    let queues = Tun::open(name, wanted, count)?;
-    if count.get() > 1
-        && let Err(error) = queues[0].steer_by_flow()
-    {
-        warn!(
-            "flows cannot be pinned to workers, packets may be reordered: {error}; grant CAP_BPF, \
-             or use --workers=1"
-        );
-    }
-    Ok(queues)
 }
 
 /// The state that a new device must have.

@@ -65,6 +65,10 @@ const HEAL_FIRST: Duration = Duration::from_secs(5);
 /// useless.
 const SETTLE: Duration = Duration::from_secs(1);
 
+/// How long a measured path counts as known while the peer answers nothing: as long as a node may
+/// be without weftd while it is exchanged.
+const AWAY: Duration = Duration::from_secs(600);
+
 /// Pauses after a search that showed nothing, because the peer answers no echo at all or many are
 /// lost.
 const SILENT_FIRST: Duration = Duration::from_millis(500);
@@ -133,6 +137,8 @@ struct Path {
     silent: Duration,
     /// Whether no echo of the last search came back.
     is_mute: bool,
+    /// When the last echo came back.
+    answered: Option<Instant>,
     phase: Phase,
 }
 
@@ -196,6 +202,15 @@ impl Paths {
         self.watched.iter().filter(|path| path.is_mute).map(|path| path.endpoint)
     }
 
+    /// Those of them of whose paths nothing is known. One that answered not long ago is being
+    /// restarted rather than behind a narrower path.
+    pub(super) fn unknown(&self, now: Instant) -> impl Iterator<Item = SocketAddrV4> {
+        let unknown = move |path: &&Path| {
+            path.is_mute && path.answered.is_none_or(|at| now.duration_since(at) > AWAY)
+        };
+        self.watched.iter().filter(unknown).map(|path| path.endpoint)
+    }
+
     /// Forgets peers unless `is_peer`.
     pub(super) fn retain(&mut self, is_peer: impl Fn(SocketAddrV4, Ipv4Addr) -> bool) {
         self.watched.retain(|path| is_peer(path.endpoint, path.target));
@@ -226,6 +241,7 @@ impl Paths {
             answer: ANSWER,
             silent: SILENT_FIRST,
             is_mute: false,
+            answered: None,
             phase: Phase::Due(now),
         });
     }
@@ -235,7 +251,7 @@ impl Paths {
         let watch = self.watch_pause();
         let (ceiling_bytes, lengths) = (self.ceiling_bytes, lengths(self.ceiling_bytes));
         let Some(path) = self.watched.iter_mut().find(|path| path.target == target) else { return };
-        path.is_mute = false;
+        (path.is_mute, path.answered) = (false, Some(now));
         match &mut path.phase {
             // It answered too late to be waited for.
             Phase::Due(_) => {}

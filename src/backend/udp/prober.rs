@@ -116,7 +116,8 @@ impl Prober {
                 return std::future::pending().await;
             }
             self.round(seats, routes);
-            send_if_new(&self.unmeasured, Some(self.paths.mute().collect()));
+            let unknown = self.paths.unknown(Instant::now()).collect();
+            send_if_new(&self.unmeasured, Some(unknown));
             let limits = self.limits_of_subnets(&routes.load());
             if limits != self.limits {
                 self.limits = limits;

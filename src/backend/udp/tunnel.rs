@@ -23,16 +23,18 @@ use crate::engine::{Engine, EngineWanted, WorkerEnd};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::mtu::followed_mtu_bytes;
+use crate::host::netlink::remove_link_now;
 use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
 
 use super::error::UdpError;
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs};
-use super::open::{TunnelReserved, desired, open_queues, take_over};
+use super::open::{TunnelReserved, desired, take_over};
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
+use super::tun_device::{self, Owner, open_queues};
 
 /// Paths that one change logs before it sums up: an uplink that became narrow is one event.
 const PATHS_LOGGED_MAX: usize = 8;
@@ -46,6 +48,7 @@ pub(super) struct Tunnel {
     mtu_bytes: u16,
     prober: Prober,
     worker_count: NonZeroU16,
+    is_kept: bool,
     /// One for each worker.
     seats: Vec<Seat>,
     plane: Plane,
@@ -97,6 +100,7 @@ impl Tunnel {
             mtu_bytes,
             prober: Prober::open(subnet.network(), mtu_bytes),
             worker_count,
+            is_kept: setup.dataplane.keep_tunnel,
             seats,
             plane: Plane { overlay, team, offload: tun_offload },
             ends,
@@ -128,6 +132,18 @@ impl Tunnel {
             unmeasured: self.prober.unmeasured(),
             attributes: self.reporter.attributes(),
             long_sends: self.prober.kernel_sends(),
+            is_kept: self.is_kept,
+        }
+    }
+
+    /// Has the device end with weftd.
+    pub(super) fn let_go(&mut self) {
+        if !std::mem::take(&mut self.is_kept) {
+            return;
+        }
+        let device = &self.plane.overlay.desired().device;
+        if let Err(error) = remove_link_now(device.index) {
+            warn!("cannot remove {device}: {error}; run `ip link del {}`", device.name);
         }
     }
 
@@ -365,6 +381,8 @@ impl Tunnel {
         }
         let queues = open_queues(name, self.offload, self.worker_count)?;
         let (netlink, subnet) = (self.host.netlink(), Some(self.orders.subnet));
+        let owner = Owner { port: self.settings.port, network: self.orders.network };
+        tun_device::settle(netlink, &queues[0], owner, self.is_kept).await?;
         let mut desired =
             desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(self.prober.limits());

@@ -37,12 +37,13 @@ const UDP: u8 = 17;
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = message else { return None };
     let (mut name, mut mtu_bytes, mut mac, mut made) = (None, 0, None, None);
-    let (mut linked, mut is_veth) = (None, false);
+    let (mut alias, mut linked, mut is_veth) = (None, None, false);
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
             LinkAttribute::Mtu(bytes) => mtu_bytes = *bytes,
             LinkAttribute::Address(bytes) => mac = MacAddress::from_bytes(bytes),
+            LinkAttribute::IfAlias(text) => alias = Some(text.clone()),
             LinkAttribute::Link(index) => linked = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
                 (made, is_veth) = (vxlan(infos), infos.contains(&LinkInfo::Kind(InfoKind::Veth)));
@@ -54,10 +55,12 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         id: LinkId { index: message.header.index, name: name? },
         mtu_bytes,
         is_up: message.header.flags.contains(LinkFlags::Up),
+        has_carrier: message.header.flags.contains(LinkFlags::LowerUp),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         mac,
         vxlan: made,
         veth_peer: linked.filter(|_| is_veth),
+        alias,
     })
 }
 

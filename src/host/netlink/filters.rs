@@ -1,5 +1,6 @@
-//! Classifiers on a device for kernels before 6.6, which have no TCX: filters of kind `bpf` in the
-//! queueing discipline `clsact` (net/sched/cls_bpf.c, tc-bpf(8)).
+//! Classifiers on a device that outlive the process which attached them, and for kernels before
+//! 6.6, which have no TCX: filters of kind `bpf` in the queueing discipline `clsact`
+//! (net/sched/cls_bpf.c, tc-bpf(8)).
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -28,26 +29,31 @@ pub enum Side {
     Egress,
 }
 
-/// A filter of ours; removed when it is dropped.
-#[derive(Debug)]
-pub struct Filter {
-    device: u32,
-    side: Side,
+/// Where a filter of ours is, or would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FilterPlace {
+    /// The device's number.
+    pub device: u32,
+    /// Which packets it sees.
+    pub side: Side,
     /// Tells it from those of another weftd on the same device.
-    handle: u32,
+    pub handle: u32,
 }
 
+/// A filter of ours; removed when it is dropped, unless it is left.
+#[derive(Debug)]
+pub struct Filter(FilterPlace);
+
 impl Filter {
-    /// Has `program` see packets of the device numbered `device`, in place of a filter of the same
-    /// handle. Makes the queueing discipline if there is none; it stays, others may use it.
+    /// Has `program` see packets of a device, in place of a filter that is there already. Makes the
+    /// queueing discipline if there is none; it stays, others may use it.
     pub async fn attach(
         netlink: &Netlink,
-        device: u32,
-        side: Side,
-        handle: u32,
+        place: FilterPlace,
         name: &str,
         program: BorrowedFd<'_>,
     ) -> Result<Self, NetlinkError> {
+        let device = place.device;
         let discipline = RouteNetlinkMessage::NewQueueDiscipline(discipline(device));
         let made = netlink.add(format!("add clsact to device {device}"), discipline).await;
         if let Err(error) = made
@@ -55,8 +61,7 @@ impl Filter {
         {
             return Err(error);
         }
-        let filter = Self { device, side, handle };
-        let mut message = filter.message();
+        let mut message = place.message();
         message.attributes.push(TcAttribute::Options(vec![
             // Descriptors are not negative.
             TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd() as u32)),
@@ -66,11 +71,31 @@ impl Filter {
         let operation = format!("filter packets of device {device} by {name}");
         let request = RouteNetlinkMessage::NewTrafficFilter(message);
         netlink.edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await?;
-        Ok(filter)
+        Ok(Self(place))
     }
 
     /// Whether it is still there.
     pub async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+        self.0.is_taken(netlink).await
+    }
+
+    /// Leaves it in place for the next weftd.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl FilterPlace {
+    /// Removes the filter that a weftd has left there, if there is one.
+    pub async fn clear(self, netlink: &Netlink) -> Result<(), NetlinkError> {
+        if !self.is_taken(netlink).await? {
+            return Ok(());
+        }
+        let request = RouteNetlinkMessage::DelTrafficFilter(self.message());
+        netlink.edit(format!("remove a filter of device {}", self.device), request, 0).await
+    }
+
+    async fn is_taken(self, netlink: &Netlink) -> Result<bool, NetlinkError> {
         let mut query = TcMessage::with_index(self.device as i32);
         query.header.parent = self.parent();
         let operation = format!("list filters of device {}", self.device);
@@ -83,7 +108,7 @@ impl Filter {
         }))
     }
 
-    fn parent(&self) -> TcHandle {
+    fn parent(self) -> TcHandle {
         let minor = match self.side {
             Side::Ingress => TcHandle::MIN_INGRESS,
             Side::Egress => TcHandle::MIN_EGRESS,
@@ -91,7 +116,7 @@ impl Filter {
         TcHandle { major: TcHandle::CLSACT.major, minor }
     }
 
-    fn message(&self) -> TcMessage {
+    fn message(self) -> TcMessage {
         let header = TcHeader {
             index: self.device as i32,
             handle: self.handle.into(),
@@ -106,9 +131,9 @@ impl Filter {
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        let request = RouteNetlinkMessage::DelTrafficFilter(self.message());
+        let request = RouteNetlinkMessage::DelTrafficFilter(self.0.message());
         if let Err(error) = request_now(request) {
-            let device = self.device;
+            let device = self.0.device;
             warn!("cannot remove a filter of device {device}: {error}; see `tc filter show`");
         }
     }

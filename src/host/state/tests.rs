@@ -8,10 +8,12 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         id: LinkId { index, name: name.to_owned() },
         mtu_bytes: 1500,
         is_up: true,
+        has_carrier: true,
         is_loopback: name == "lo",
         mac: None,
         vxlan: None,
         veth_peer: None,
+        alias: None,
     }
 }
 

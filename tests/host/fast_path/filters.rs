@@ -4,17 +4,17 @@
 use std::os::fd::AsFd;
 
 use weft::fast_path::{IN, Maps};
-use weft::host::netlink::{Filter, Netlink, Side};
+use weft::host::netlink::{Filter, FilterPlace, Netlink, Side};
 
 use crate::support::lab::Namespace;
-
-const PORT: u32 = 8285;
 
 #[test]
 fn filters_come_go_and_are_missed() {
     let namespace = Namespace::new("filters");
     namespace.exec(&["ip", "link", "add", "wire0", "type", "veth"]);
-    let index = namespace.exec(&["cat", "/sys/class/net/wire0/ifindex"]).trim().parse().unwrap();
+    let device: u32 =
+        namespace.exec(&["cat", "/sys/class/net/wire0/ifindex"]).trim().parse().unwrap();
+    let place = |side| FilterPlace { device, side, handle: 8285 };
     let shown = |side: &str| namespace.exec(&["tc", "filter", "show", "dev", "wire0", side]);
     let maps = Maps::create().unwrap();
     let program = maps.load("weft_in", &IN).unwrap();
@@ -24,7 +24,7 @@ fn filters_come_go_and_are_missed() {
             let netlink = Netlink::open().unwrap();
             let attach = async |side| {
                 let program = program.as_fd();
-                Filter::attach(&netlink, index, side, PORT, "weft_in", program).await.unwrap()
+                Filter::attach(&netlink, place(side), "weft_in", program).await.unwrap()
             };
             let (inward, out) = (attach(Side::Ingress).await, attach(Side::Egress).await);
             for side in ["ingress", "egress"] {
@@ -32,10 +32,15 @@ fn filters_come_go_and_are_missed() {
                 assert!(text.contains("weft_in direct-action"), "{side}: {text}");
             }
             assert!(inward.is_there(&netlink).await.unwrap());
-            // As one does that a killed weftd has left.
-            std::mem::forget(inward);
+            // The next weftd's takes the place of one that was left, or clears it.
+            inward.leave();
             let inward = attach(Side::Ingress).await;
             assert_eq!(shown("ingress").matches("weft_in direct-action").count(), 1);
+            inward.leave();
+            place(Side::Ingress).clear(&netlink).await.unwrap();
+            assert_eq!(shown("ingress"), "", "a filter that was left stays for ever");
+            place(Side::Ingress).clear(&netlink).await.unwrap();
+            let inward = attach(Side::Ingress).await;
 
             namespace.exec(&["tc", "filter", "del", "dev", "wire0", "ingress"]);
             assert!(!inward.is_there(&netlink).await.unwrap(), "who looks would not notice");

@@ -1,9 +1,13 @@
-//! What has a program see a device's packets: a TCX link, or a filter where the kernel has no TCX.
+//! What has a program see a device's packets: a TCX link, or a filter where the kernel has no TCX
+//! or the program is to outlive weftd. A filter is replaced by the next weftd's in one step.
 
 use std::net::SocketAddrV4;
 
 use crate::fast_path::{FastPath, FastPathError, Link, Program};
-use crate::host::netlink::{Filter, Netlink, NetlinkError, Side};
+use crate::host::netlink::{Filter, FilterPlace, Netlink, NetlinkError, Side};
+
+/// In the handle of a filter that only finds out whether there can be one.
+const PROBE_BIT: u32 = 1 << 16;
 
 /// What the tunnel stands on; changes with each rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,19 +48,76 @@ pub enum AttachError {
     Filter(#[from] NetlinkError),
 }
 
+/// How programs are attached.
+#[derive(Clone, Copy)]
+pub(crate) struct Attacher<'a> {
+    pub(crate) netlink: &'a Netlink,
+    pub(crate) fast_path: &'a FastPath,
+    /// The tunnel's, which tells its filters from those of another weftd.
+    pub(crate) port: u16,
+    /// Whether they outlive weftd, which only filters do.
+    pub(crate) is_kept: bool,
+}
+
+impl Attacher<'_> {
+    /// Attaches a program to the device numbered `device`, in place of the one that an earlier
+    /// weftd has left there.
+    pub(super) async fn attach(
+        self,
+        program: Program,
+        device: u32,
+    ) -> Result<Attachment, AttachError> {
+        let place = place(program, device, self.port);
+        if !self.is_kept
+            && let Some(link) = self.fast_path.link(program, device)?
+        {
+            place.clear(self.netlink).await?;
+            return Ok(Attachment::Link(link));
+        }
+        self.filter(program, place).await
+    }
+
+    /// Finds out whether programs can be attached to the device numbered `device`.
+    pub(crate) async fn probe(self, device: u32) -> Result<(), AttachError> {
+        let program = Program::Out;
+        if !self.is_kept && self.fast_path.link(program, device)?.is_some() {
+            return Ok(());
+        }
+        let place = place(program, device, self.port);
+        let place = FilterPlace { handle: place.handle | PROBE_BIT, ..place };
+        self.filter(program, place).await.map(drop)
+    }
+
+    async fn filter(self, program: Program, place: FilterPlace) -> Result<Attachment, AttachError> {
+        let (name, descriptor) = (program.name(), self.fast_path.descriptor(program));
+        Ok(Attachment::Filter(Filter::attach(self.netlink, place, name, descriptor).await?))
+    }
+}
+
+fn place(program: Program, device: u32, port: u16) -> FilterPlace {
+    let side = match program {
+        Program::Out => Side::Egress,
+        Program::In | Program::Gro => Side::Ingress,
+    };
+    FilterPlace { device, side, handle: port.into() }
+}
+
 impl Attached {
     /// Has the programs see packets of these devices; they take none before they are told to.
-    pub(super) async fn new(
-        netlink: &Netlink,
-        fast_path: &FastPath,
-        ground: &Ground,
-    ) -> Result<Self, AttachError> {
+    pub(super) async fn new(attacher: Attacher<'_>, ground: &Ground) -> Result<Self, AttachError> {
         let devices @ [tun, underlay] = devices(ground);
-        let attach = async |program, device| {
-            Attachment::new(netlink, fast_path, program, device, ground.underlay.port()).await
-        };
-        let attachments = [attach(Program::Out, tun).await?, attach(Program::In, underlay).await?];
-        Ok(Self { devices, attachments })
+        let out = attacher.attach(Program::Out, tun).await?;
+        let inward = attacher.attach(Program::In, underlay).await?;
+        Ok(Self { devices, attachments: [out, inward] })
+    }
+
+    /// Removes what an earlier weftd has left on these devices.
+    pub(super) async fn clear(netlink: &Netlink, ground: &Ground) -> Result<(), NetlinkError> {
+        let [tun, underlay] = devices(ground);
+        for (program, device) in [(Program::Out, tun), (Program::In, underlay)] {
+            place(program, device, ground.underlay.port()).clear(netlink).await?;
+        }
+        Ok(())
     }
 
     /// Whether these are the devices.
@@ -69,6 +130,11 @@ impl Attached {
         let [out, inward] = &self.attachments;
         Ok(out.is_there(netlink).await? && inward.is_there(netlink).await?)
     }
+
+    /// Leaves the filters in place for the next weftd.
+    pub(super) fn leave(self) {
+        self.attachments.into_iter().for_each(Attachment::leave);
+    }
 }
 
 fn devices(ground: &Ground) -> [u32; 2] {
@@ -76,32 +142,18 @@ fn devices(ground: &Ground) -> [u32; 2] {
 }
 
 impl Attachment {
-    /// Attaches a program to the device numbered `device`. `port`, the tunnel's, tells its filters
-    /// from those of another weftd.
-    pub(crate) async fn new(
-        netlink: &Netlink,
-        fast_path: &FastPath,
-        program: Program,
-        device: u32,
-        port: u16,
-    ) -> Result<Self, AttachError> {
-        if let Some(link) = fast_path.link(program, device)? {
-            return Ok(Self::Link(link));
-        }
-        let side = match program {
-            Program::Out => Side::Egress,
-            Program::In | Program::Gro => Side::Ingress,
-        };
-        let (name, descriptor) = (program.name(), fast_path.descriptor(program));
-        let filter = Filter::attach(netlink, device, side, port.into(), name, descriptor).await?;
-        Ok(Self::Filter(filter))
-    }
-
     /// Whether nobody has removed it.
     pub(super) async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
         match self {
             Self::Link(link) => Ok(link.is_attached()),
             Self::Filter(filter) => filter.is_there(netlink).await,
+        }
+    }
+
+    /// Leaves a filter in place for the next weftd.
+    pub(super) fn leave(self) {
+        if let Self::Filter(filter) = self {
+            filter.leave();
         }
     }
 }

@@ -11,9 +11,7 @@ use crate::fast_path::{Maps, PeerCounts, PeerEntry, Settings};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Table};
 
-/// By which device and neighbour each address is reached; `None` for not at all, or in a way that
-/// only the IP stack knows.
-pub(super) type Hops = BTreeMap<Ipv4Addr, Option<(u32, Ipv4Addr)>>;
+use super::hops::Hops;
 
 /// A peer for which something was counted since the last look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,11 +10,11 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use crate::device::features::{FeatureError, cut_tcp, merge_received};
-use crate::fast_path::{FastPath, Program};
+use crate::fast_path::Program;
 use crate::host::netlink::{Netlink, NetlinkError, remove_link_now};
 use crate::host::state::LinkId;
 
-use super::attachment::{AttachError, Attachment};
+use super::attachment::{AttachError, Attacher, Attachment};
 
 /// As many long packets tell what the interface delivers.
 const LONG_PACKETS_MIN: u64 = 256;
@@ -44,6 +44,11 @@ impl Delivery {
         self.is_single
     }
 
+    /// Takes it for one that delivers single packets until it is seen to do otherwise.
+    pub(super) fn expect_single(&mut self) {
+        self.is_single = true;
+    }
+
     /// Takes it, for a while, for one that delivers super-packets.
     pub(super) fn trust(&mut self, now: Instant) {
         self.trusted_until = Some(now + TRUST);
@@ -65,7 +70,7 @@ impl Delivery {
     }
 }
 
-/// A pair of this host; removed when it is dropped.
+/// A pair of this host; removed when it is dropped, unless it is left.
 #[derive(Debug)]
 pub(super) struct Pair {
     /// Packets go in here.
@@ -87,24 +92,15 @@ pub(super) enum PairError {
 }
 
 impl Pair {
-    /// Makes the pair that goes with the TUN device `tun`, in place of one that a killed weftd has
-    /// left.
-    pub(super) async fn make(
-        netlink: &Netlink,
-        fast_path: &FastPath,
-        tun: &str,
-        port: u16,
-    ) -> Result<Self, PairError> {
-        let names = [format!("{tun}-gro0"), format!("{tun}-gro1")];
-        // Both ends, or it is somebody else's device, and the kernel refuses to make ours.
-        let ends = [netlink.link_named(&names[0]).await?, netlink.link_named(&names[1]).await?];
-        if let [Some(first), Some(second)] = ends
-            && first.veth_peer == Some(second.id.index)
-            && second.veth_peer == Some(first.id.index)
-        {
-            netlink.remove_link(&first.id).await?;
+    /// Makes the pair that goes with the TUN device `tun`, or takes the one that an earlier weftd
+    /// has left.
+    pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> Result<Self, PairError> {
+        let netlink = attacher.netlink;
+        let names = names(tun);
+        if find(netlink, tun).await?.is_none() {
+            // Refused if a name is taken by somebody else's device.
+            netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
         }
-        netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
         let first = netlink.link_just_made(&names[0]).await?.id;
         let second = netlink.link_just_made(&names[1]).await?.id;
         let mut pair = Self { first, second, attachment: None };
@@ -115,12 +111,29 @@ impl Pair {
         // The kernel merges in the pair only what no device before it could have delivered whole.
         cut_tcp(&names[0])?;
         merge_received(&names[1])?;
-        let device = pair.second.index;
-        let attached = Attachment::new(netlink, fast_path, Program::Gro, device, port).await?;
-        pair.attachment = Some(attached);
+        pair.attachment = Some(attacher.attach(Program::Gro, pair.second.index).await?);
         netlink.set_up(&pair.second).await?;
         netlink.set_up(&pair.first).await?;
         Ok(pair)
+    }
+
+    /// Whether an earlier weftd has left one: the interface delivered single packets then.
+    pub(super) async fn is_left(netlink: &Netlink, tun: &str) -> Result<bool, NetlinkError> {
+        Ok(find(netlink, tun).await?.is_some())
+    }
+
+    /// Removes the one that an earlier weftd has left, if there is one.
+    pub(super) async fn clear(netlink: &Netlink, tun: &str) -> Result<(), NetlinkError> {
+        match find(netlink, tun).await? {
+            Some(first) => netlink.remove_link(&first).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves it in place for the next weftd.
+    pub(super) fn leave(mut self) {
+        self.attachment.take().into_iter().for_each(Attachment::leave);
+        std::mem::forget(self);
     }
 
     /// Whether both ends are still there, and up.
@@ -150,6 +163,24 @@ impl Drop for Pair {
             warn!("cannot remove {}: {error}; run `ip link del {}`", self.first, self.first.name);
         }
     }
+}
+
+fn names(tun: &str) -> [String; 2] {
+    [format!("{tun}-gro0"), format!("{tun}-gro1")]
+}
+
+/// The first end of the pair that goes with `tun`, if both are each other's: not somebody else's
+/// devices.
+async fn find(netlink: &Netlink, tun: &str) -> Result<Option<LinkId>, NetlinkError> {
+    let [first, second] = names(tun);
+    let (Some(first), Some(second)) =
+        (netlink.link_named(&first).await?, netlink.link_named(&second).await?)
+    else {
+        return Ok(None);
+    };
+    let are_ours =
+        first.veth_peer == Some(second.id.index) && second.veth_peer == Some(first.id.index);
+    Ok(are_ours.then_some(first.id))
 }
 
 /// One for each processor that there may be: packets of a flow are handed on by the processor that

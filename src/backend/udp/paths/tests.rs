@@ -284,12 +284,15 @@ fn only_a_silent_peer_in_use_is_mute() {
     let mut world = World::new(vec![WIDE, Truth { answers: false, ..WIDE }], 5);
     world.pass(3000, true);
     assert!(world.paths.mute().next().is_some());
+    assert!(world.paths.unknown(world.now).next().is_some(), "it has never answered");
     world.truths[1].answers = true;
     world.pass(10_000, true);
     assert!(world.paths.mute().next().is_none());
     world.truths[1].answers = false;
     world.pass(10_000, true);
     assert!(world.paths.mute().next().is_some());
+    assert!(world.paths.unknown(world.now).next().is_none(), "a restart looks like this");
+    assert!(world.paths.unknown(world.now + 2 * AWAY).next().is_some());
     world.pass(10_000, false);
     assert!(world.paths.mute().next().is_none());
 }

@@ -1,0 +1,33 @@
+//! What keeps the kernel's programs from running.
+
+use crate::fast_path::{LENGTHS_MAX, PEERS_MAX};
+use crate::host::netlink::NetlinkError;
+
+use super::attachment::AttachError;
+
+/// Why the programs don't run now.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Obstacle {
+    #[error("the device is being made again")]
+    NoGround,
+    #[error("this host has IPsec policies, which its packets would pass by")]
+    Policies,
+    #[error("{0} is gone, or is another interface now")]
+    NoInterface(String),
+    #[error("{0} is no Ethernet interface")]
+    NotEthernet(String),
+    #[error("no path can be measured without the right to a raw ICMP socket")]
+    Unmeasured,
+    #[error("leases have more than {LENGTHS_MAX} lengths of prefix")]
+    Lengths,
+    #[error("there are more than {PEERS_MAX} peers")]
+    Peers,
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("another program has removed weftd's from its TUN device or from {0}")]
+    Evicted(String),
+    #[error("the kernel refused an entry")]
+    Entry(#[from] std::io::Error),
+    #[error("the kernel does not tell what its packets would meet")]
+    Netlink(#[from] NetlinkError),
+}

@@ -1,0 +1,127 @@
+//! Where the kernel's programs are: attached to the TUN device and to the interface beneath it, and
+//! behind the veth pair, while there is one.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use crate::failure::{LogOnce, with_causes};
+use crate::host::netlink::{Netlink, NetlinkError};
+
+use super::attachment::{Attached, Attacher, Ground};
+use super::merging::{Delivery, Pair};
+use super::obstacle::Obstacle;
+
+/// How long the programs stay away from a device where another program removed them.
+const EVICTED: Duration = Duration::from_secs(600);
+
+#[derive(Default)]
+pub(super) struct Placement {
+    attached: Option<Attached>,
+    /// Where somebody removed them, and until when they stay away.
+    evicted: Option<(Ground, Instant)>,
+    /// What the interface delivers, and the pair that merges it, while it needs one.
+    pub(super) delivery: Delivery,
+    pair: Option<Pair>,
+    logged: LogOnce,
+}
+
+impl Placement {
+    /// Has the programs see packets of these devices; they take none before they are told to. Where
+    /// another program removes them, they are not put back at once.
+    pub(super) async fn settle(
+        &mut self,
+        attacher: Attacher<'_>,
+        ground: &Ground,
+    ) -> Result<(), Obstacle> {
+        if let Some((evicted, until)) = &self.evicted
+            && evicted == ground
+            && Instant::now() < *until
+        {
+            return Err(Obstacle::Evicted(ground.interface.clone()));
+        }
+        let netlink = attacher.netlink;
+        if let Some(attached) = self.attached.take_if(|attached| attached.is_of(ground)) {
+            let tun = netlink.link_named(&ground.tun_name).await?;
+            if tun.is_none_or(|tun| tun.id.index != ground.tun_device) {
+                return Err(Obstacle::NoGround);
+            }
+            if !attached.is_there(netlink).await? {
+                self.evicted = Some((ground.clone(), Instant::now() + EVICTED));
+                return Err(Obstacle::Evicted(ground.interface.clone()));
+            }
+            self.attached = Some(attached);
+            return Ok(());
+        }
+        self.attached = None;
+        let attached = Attached::new(attacher, ground).await?;
+        if Pair::is_left(netlink, &ground.tun_name).await? {
+            self.delivery.expect_single();
+        }
+        self.attached = Some(attached);
+        Ok(())
+    }
+
+    /// Has a pair if the interface delivers single packets, and if one can be had.
+    pub(super) async fn settle_pair(
+        &mut self,
+        attacher: Attacher<'_>,
+        tun: &str,
+    ) -> Result<(), NetlinkError> {
+        if let Some(pair) = &self.pair
+            && !pair.is_whole(attacher.netlink).await?
+        {
+            self.pair = None;
+        }
+        if self.delivery.is_single() && self.pair.is_none() {
+            match Pair::make(attacher, tun).await {
+                Ok(pair) => self.pair = Some(pair),
+                Err(error) => {
+                    self.delivery.trust(Instant::now());
+                    self.logged.once(&with_causes(&error), |text| {
+                        warn!("packets that {tun} receives are not merged, which is slow: {text}");
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The device that received TCP packets go through; 0 if none.
+    pub(super) fn gro_device(&self) -> u32 {
+        let pair = self.pair.as_ref().filter(|_| self.delivery.is_single());
+        pair.map_or(0, |pair| pair.first.index)
+    }
+
+    /// Whether nobody has removed a program that is to be there.
+    pub(super) async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+        if let Some(attached) = &self.attached
+            && !attached.is_there(netlink).await?
+        {
+            return Ok(false);
+        }
+        match &self.pair {
+            Some(pair) => pair.is_attached(netlink).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Takes the programs off both devices.
+    pub(super) fn remove_programs(&mut self) {
+        self.attached = None;
+    }
+
+    /// Leaves everything in place for the next weftd.
+    pub(super) fn leave(&mut self) {
+        self.attached.take().into_iter().for_each(Attached::leave);
+        self.pair.take().into_iter().for_each(Pair::leave);
+    }
+}
+
+/// Removes what an earlier weftd has left there.
+pub(super) async fn clear(ground: &Ground) -> Result<(), NetlinkError> {
+    let netlink = Netlink::open()?;
+    Attached::clear(&netlink, ground).await?;
+    Pair::clear(&netlink, &ground.tun_name).await
+}

@@ -1,0 +1,154 @@
+//! Daemons that are stopped, killed and started again under traffic, with `--keep-tunnel`.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::flows::Flows;
+use crate::support::lab::{Namespace, PLAIN_CARD, wait_until};
+use crate::support::overlay::{CONFIG, Overlay};
+use crate::support::status::Status;
+use crate::support::traffic::{Numbered, port, tcp_transfer, udp_socket};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const KEPT: [&str; 2] = ["--fast-path=on", "--keep-tunnel"];
+
+/// Restarts, and datagrams a second each way: few enough for a busy machine. `WEFT_RESTARTS="100
+/// 10000"` measures.
+const RESTARTS: [u64; 2] = [4, 1000];
+const FLOWS: usize = 20;
+
+fn restarts() -> [u64; 2] {
+    let Ok(text) = std::env::var("WEFT_RESTARTS") else { return RESTARTS };
+    let numbers: Vec<_> = text.split(' ').map(|number| number.parse().expect("numbers")).collect();
+    numbers.try_into().expect("restarts and rate")
+}
+
+fn device_index(host: &Namespace, name: &str) -> Option<String> {
+    let path = format!("/sys/class/net/{name}/ifindex");
+    host.succeeds(&["test", "-e", &path]).then(|| host.exec(&["cat", &path]))
+}
+
+/// The filters on the devices that packets go through.
+fn filters(host: &Namespace) -> String {
+    let shown = |device: &str, side| {
+        let is_there = host.succeeds(&["ip", "link", "show", device]);
+        if is_there {
+            host.exec(&["tc", "filter", "show", "dev", device, side])
+        } else {
+            String::new()
+        }
+    };
+    shown("flannel0", "egress") + &shown("wire0", "ingress")
+}
+
+/// Ends all threads, also after a panic.
+struct Ended<'a> {
+    stop: &'a AtomicBool,
+    streams: &'a [Numbered; 2],
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for stream in self.streams {
+            stream.stop.store(true, Ordering::Relaxed);
+            stream.drained.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn a_kept_tunnel_loses_nothing_while_weftd_is_away() {
+    let [count, rate] = restarts();
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &KEPT]);
+    for host in &overlay.lab.hosts {
+        host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..]].concat());
+    }
+    overlay.wait_until_carried();
+    wait_until(PATIENCE, "the kernel merges what arrives", || {
+        let [near, far] = &overlay.lab.pods;
+        tcp_transfer(far, near, overlay.pod(0), 4 << 20, false);
+        device_index(&overlay.lab.hosts[0], "flannel0-gro0").is_some()
+    });
+    let devices = |overlay: &Overlay| {
+        ["flannel0", "flannel0-gro0"].map(|name| device_index(&overlay.lab.hosts[0], name))
+    };
+    let made = devices(&overlay);
+    let pods = [0, 1].map(|host| overlay.pod(host));
+    let sockets = [0, 1].map(|host| udp_socket(&overlay.lab.pods[host], pods[host]));
+    let flows = {
+        let [near, far] = &overlay.lab.pods;
+        Flows::open(near, far, pods[1], FLOWS)
+    };
+    let streams: [Numbered; 2] = Default::default();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _guard = Ended { stop: &stop, streams: &streams };
+        let talk = scope.spawn(|| flows.talk(&stop));
+        for from in 0..2 {
+            let to = 1 - from;
+            let target = SocketAddr::from((pods[to], port(&sockets[to])));
+            let (stream, sockets) = (&streams[from], &sockets);
+            scope.spawn(move || stream.send(&sockets[from], target, rate));
+            scope.spawn(move || stream.receive(&sockets[to]));
+        }
+        for number in 0..count {
+            let signal = if number % 2 == 0 { Signal::TERM } else { Signal::KILL };
+            overlay.daemons[0].stop(signal, PATIENCE);
+            // Long enough to be seen if packets were lost meanwhile.
+            thread::sleep(Duration::from_millis(500));
+            overlay.restart(0, &KEPT);
+            wait_until(PATIENCE, "the kernel carries the packets by the new weftd", || {
+                let status = Status::try_of(&overlay.dir(0));
+                status.is_some_and(|status| status.0["fast_path"]["peers"] == 1)
+            });
+            assert_eq!(devices(&overlay), made, "other devices");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let report = talk.join().expect("the flows talk");
+        assert_eq!(report.open, FLOWS, "{report}");
+        for stream in &streams {
+            stream.stop.store(true, Ordering::Relaxed);
+        }
+        wait_until(PATIENCE, "everything sent arrives", || {
+            streams.iter().all(|stream| stream.missing() == 0)
+        });
+        for stream in &streams {
+            stream.drained.store(true, Ordering::Relaxed);
+            assert_eq!(stream.refused.load(Ordering::Relaxed), 0, "the pod could not send");
+            println!(
+                "{} sent, {} reordered, longest pause {} ms; {report}",
+                stream.sent.load(Ordering::Relaxed),
+                stream.reordered.load(Ordering::Relaxed),
+                stream.longest_gap_ns.load(Ordering::Relaxed) / 1_000_000,
+            );
+        }
+    });
+}
+
+#[test]
+fn a_tunnel_that_is_not_kept_any_more_leaves_nothing() {
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &[]]);
+    let host = |overlay: &Overlay| {
+        (device_index(&overlay.lab.hosts[0], "flannel0"), filters(&overlay.lab.hosts[0]))
+    };
+    let (device, shown) = host(&overlay);
+    assert_eq!(shown.matches("weft_").count(), 2, "{shown}");
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    assert_eq!(host(&overlay), (device.clone(), shown), "something did not outlive weftd");
+
+    // Without the fast path nothing may take packets by what the last weftd knew.
+    overlay.restart(0, &["--fast-path=off"]);
+    overlay.wait_for_routes();
+    wait_until(PATIENCE, "the programs of the last weftd are gone", || {
+        filters(&overlay.lab.hosts[0]).is_empty()
+    });
+    assert_eq!(host(&overlay), (device, String::new()));
+    assert!(overlay.lab.ping(0, overlay.pod(1), 56));
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    assert_eq!(host(&overlay), (None, String::new()), "something outlives weftd");
+}
