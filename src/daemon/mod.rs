@@ -2,6 +2,7 @@
 
 mod begin;
 mod cache_writer;
+mod cleanup;
 mod health;
 mod http;
 mod identity;

@@ -12,7 +12,7 @@ use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
 use crate::failure::{LogOnce, with_causes};
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{BLACKHOLE_METRIC, Netlink, NetlinkError};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
@@ -126,7 +126,7 @@ async fn settle_blackhole(subnet: Prefix, stale: &mut Option<Prefix>) -> Result<
         Err(error) => return Err(error),
     }
     let Some(earlier) = *stale else { return Ok(()) };
-    match netlink.remove_blackhole(earlier).await {
+    match netlink.remove_blackhole(earlier, BLACKHOLE_METRIC).await {
         Ok(()) => info!("removed the blackhole route of the earlier subnet {earlier}"),
         Err(error) if error.is_already_gone() => {}
         Err(error) => return Err(error),

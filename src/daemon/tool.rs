@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use serde_json::Value;
 
 use crate::control::clock::format_rfc3339;
+use crate::daemon::cleanup::Cleanup;
 use crate::daemon::install;
 use crate::daemon::status::fetch_unix;
 
@@ -16,16 +17,20 @@ const SOCKET_DEFAULT: &str = "/run/flannel/weft.sock";
 
 const USAGE: &str = "Usage: weft status [--socket PATH] [-o json]
        weft metrics [--socket PATH]
+       weft cleanup [--subnet-file PATH]
        weft install-conf FILE PLACE
        weft version
 
 status   lease, peers, dataplane, and every dropped packet by reason
 metrics  the same counters in Prometheus text format
+cleanup  removes what weftd and flanneld have left on this host: devices, routes, filters, rules,
+         subnet.env and its cache; stop them first
 install-conf  copies a JSON file to its place, which holds the old one or the new one at any time;
               also what weft does under the name install-conf
 
 --socket PATH  the daemon's --status-socket (default /run/flannel/weft.sock)
 -o json        the whole status as one JSON object
+--subnet-file PATH  the daemon's (default /run/flannel/subnet.env)
 
 Exit code of status: 0 ready, 1 running but not ready, 2 not reachable or misused.
 ";
@@ -62,6 +67,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
     let fetch = |target| fetch_unix(&request.socket, target);
     match request.command {
         Command::Help => Ok((USAGE.to_owned(), ExitCode::SUCCESS)),
+        Command::Cleanup(cleanup) => Ok((cleanup.run()?, ExitCode::SUCCESS)),
         Command::InstallConf(copy) => Ok((copy.run()?, ExitCode::SUCCESS)),
         Command::Version => Ok((format!("{}\n", env!("CARGO_PKG_VERSION")), ExitCode::SUCCESS)),
         Command::Metrics => {
@@ -81,6 +87,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
 enum Command {
     Help,
     Version,
+    Cleanup(Cleanup),
     InstallConf(install::Copy),
     Metrics,
     Status { json: bool },
@@ -97,6 +104,7 @@ impl Request {
         let mut command = match arguments.next().as_deref() {
             None | Some("-h" | "--help" | "help") => Command::Help,
             Some(INSTALL_CONF) => Command::InstallConf(install::Copy::parse(arguments.by_ref())?),
+            Some("cleanup") => Command::Cleanup(Cleanup::default()),
             Some("version" | "--version") => Command::Version,
             Some("metrics") => Command::Metrics,
             Some("status") => Command::Status { json: false },
@@ -116,6 +124,9 @@ impl Request {
             match (name.as_str(), &mut command) {
                 ("-h" | "--help", _) => command = Command::Help,
                 ("--socket", _) => socket = PathBuf::from(value()?),
+                ("--subnet-file", Command::Cleanup(cleanup)) => {
+                    cleanup.subnet_file = PathBuf::from(value()?);
+                }
                 ("-o" | "--output", Command::Status { json }) => match value()?.as_str() {
                     "json" => *json = true,
                     other => bail!("unknown output {other:?}; there is json"),

@@ -338,9 +338,13 @@ impl Netlink {
         self.add(operation, RouteNetlinkMessage::NewRoute(message)).await
     }
 
-    /// Removes the route that [`Self::add_blackhole`] adds.
-    pub async fn remove_blackhole(&self, destination: Prefix) -> Result<(), NetlinkError> {
-        let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
+    /// Removes a route that drops what is for `destination`.
+    pub async fn remove_blackhole(
+        &self,
+        destination: Prefix,
+        metric: u32,
+    ) -> Result<(), NetlinkError> {
+        let message = decode::blackhole_message(destination, metric);
         let operation = format!("remove blackhole route {destination}");
         self.edit(operation, RouteNetlinkMessage::DelRoute(message), 0).await
     }

@@ -278,6 +278,22 @@ impl RuleReconciler {
     }
 }
 
+/// Removes the rules of flanneld and weftd from both firewalls; gives the names of those that had
+/// some, and why one could not be looked at. One whose program is not installed has none.
+pub async fn remove_rules() -> Vec<(Flavour, Result<(), RuleError>)> {
+    let results = [
+        (Flavour::Nftables, remove_nftables().await),
+        (Flavour::Iptables, remove_iptables().await),
+    ];
+    let told = results.into_iter().filter_map(|(flavour, result)| match result {
+        Ok(true) => Some((flavour, Ok(()))),
+        Ok(false) => None,
+        Err(error) if error.is_missing_program() => None,
+        Err(error) => Some((flavour, Err(error))),
+    });
+    told.collect()
+}
+
 async fn ask_iptables() -> Result<Ability, ProgramError> {
     let mut version = String::new();
     IPTABLES.run(&["--version"], "", |line| version.push_str(line)).await?;

@@ -17,6 +17,9 @@ use super::{Netlink, NetlinkError, request_now};
 /// Its place among the filters of others: behind those with a number below it.
 const PRIORITY: u32 = 8285;
 
+/// How the names of all programs begin.
+const NAMES_BEGIN: &str = "weft_";
+
 /// `ETH_P_ALL` in network byte order.
 const ALL_PROTOCOLS: u32 = 0x0300;
 
@@ -95,17 +98,46 @@ impl FilterPlace {
         netlink.edit(format!("remove a filter of device {}", self.device), request, 0).await
     }
 
+    /// Removes the filters of all weftd from a device; gives how many there were. The queueing
+    /// discipline goes with the last filter that it had.
+    pub async fn clear_all(netlink: &Netlink, device: u32) -> Result<usize, NetlinkError> {
+        let (mut ours, mut others) = (Vec::new(), 0);
+        for side in [Side::Ingress, Side::Egress] {
+            let place = Self { device, side, handle: 0 };
+            for message in place.list(netlink).await? {
+                match handle_of_ours(&message) {
+                    Some(handle) => ours.push(Self { handle, ..place }),
+                    None => others += usize::from(!is_of_a_priority(&message)),
+                }
+            }
+        }
+        for place in &ours {
+            let request = RouteNetlinkMessage::DelTrafficFilter(place.message());
+            netlink.edit(format!("remove a filter of device {device}"), request, 0).await?;
+        }
+        if !ours.is_empty() && others == 0 {
+            let request = RouteNetlinkMessage::DelQueueDiscipline(discipline(device));
+            netlink.edit(format!("remove clsact from device {device}"), request, 0).await?;
+        }
+        Ok(ours.len())
+    }
+
     async fn is_taken(self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+        let filters = self.list(netlink).await?;
+        Ok(filters.iter().any(|found| handle_of_ours(found) == Some(self.handle)))
+    }
+
+    async fn list(self, netlink: &Netlink) -> Result<Vec<TcMessage>, NetlinkError> {
         let mut query = TcMessage::with_index(self.device as i32);
         query.header.parent = self.parent();
         let operation = format!("list filters of device {}", self.device);
         let request = RouteNetlinkMessage::GetTrafficFilter(query);
         let answer = netlink.list(&operation, request).await?;
-        Ok(answer.iter().any(|message| {
-            let RouteNetlinkMessage::NewTrafficFilter(found) = message else { return false };
-            let TcHeader { info, handle, .. } = found.header;
-            info >> 16 == PRIORITY && u32::from(handle) == self.handle
-        }))
+        let filters = answer.into_iter().filter_map(|message| {
+            let RouteNetlinkMessage::NewTrafficFilter(found) = message else { return None };
+            Some(found)
+        });
+        Ok(filters.collect())
     }
 
     fn parent(self) -> TcHandle {
@@ -137,6 +169,24 @@ impl Drop for Filter {
             warn!("cannot remove a filter of device {device}: {error}; see `tc filter show`");
         }
     }
+}
+
+/// The handle of a filter that a weftd has attached.
+fn handle_of_ours(filter: &TcMessage) -> Option<u32> {
+    let is_ours = filter.header.info >> 16 == PRIORITY
+        && filter.attributes.iter().any(|attribute| {
+            let TcAttribute::Options(options) = attribute else { return false };
+            options.iter().any(|option| {
+                let TcOption::Bpf(TcFilterBpfOption::ProgName(name)) = option else { return false };
+                name.starts_with(NAMES_BEGIN)
+            })
+        });
+    is_ours.then(|| filter.header.handle.into())
+}
+
+/// A listing has an entry without handle for each priority, before its filters.
+fn is_of_a_priority(filter: &TcMessage) -> bool {
+    u32::from(filter.header.handle) == 0
 }
 
 fn discipline(device: u32) -> TcMessage {

@@ -1,0 +1,172 @@
+//! `weft cleanup`: removes what weftd and flanneld leave on a host when they end, for a host that
+//! leaves the network, or is to run another backend.
+
+use std::fmt::Display;
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+
+use crate::backend::udp::remove_kept;
+use crate::config::subnet_file::Previous;
+use crate::daemon::cache_writer::cache_path;
+use crate::failure::with_causes;
+use crate::host::lock::{DaemonLock, LockError};
+use crate::host::netlink::{FilterPlace, Netlink, NetlinkError};
+use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
+use crate::netfilter::reconciler::remove_rules;
+use crate::route::Prefix;
+
+/// flannel's place of the subnet file.
+const SUBNET_FILE_DEFAULT: &str = "/run/flannel/subnet.env";
+
+/// `RTN_BLACKHOLE`.
+const BLACKHOLE: RouteKind = RouteKind::Other(6);
+
+/// What is removed, and of which daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cleanup {
+    pub(super) subnet_file: PathBuf,
+}
+
+impl Default for Cleanup {
+    fn default() -> Self {
+        Self { subnet_file: SUBNET_FILE_DEFAULT.into() }
+    }
+}
+
+/// What was done, line by line.
+#[derive(Debug, Default)]
+struct Account {
+    done: Vec<String>,
+    failed: Vec<String>,
+}
+
+impl Account {
+    fn take<E: std::error::Error + 'static>(&mut self, what: impl Display, result: Result<(), E>) {
+        match result {
+            Ok(()) => self.done.push(format!("removed {what}")),
+            Err(error) => self.failed.push(format!("{what}: {}", with_causes(&error))),
+        }
+    }
+}
+
+impl Cleanup {
+    /// Removes everything; what fails does not keep the rest in place. Refuses beside a running
+    /// weftd of this subnet file.
+    pub(super) fn run(&self) -> anyhow::Result<String> {
+        let _lock = match DaemonLock::acquire(&self.subnet_file) {
+            Ok(lock) => Some(lock),
+            Err(error @ LockError::Taken { .. }) => {
+                return Err(anyhow::Error::from(error).context("weftd is running"));
+            }
+            // Without its directory there has been no daemon that could have it.
+            Err(LockError::Unusable { .. } | LockError::NoFileName(_)) => None,
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut account = Account::default();
+        runtime.block_on(self.on_host(&mut account))?;
+        self.files(&mut account);
+        let Account { done, failed } = account;
+        if !failed.is_empty() {
+            bail!("{}\nnot removed:\n{}", done.join("\n"), failed.join("\n"));
+        }
+        if done.is_empty() {
+            return Ok("nothing to remove\n".to_owned());
+        }
+        Ok(done.join("\n") + "\n")
+    }
+
+    async fn on_host(&self, account: &mut Account) -> anyhow::Result<()> {
+        let previous = Previous::read(&self.subnet_file).unwrap_or_default();
+        let netlink = Netlink::open()?;
+        // First what packets are taken by, last what keeps them from going elsewhere.
+        for link in netlink.links().await.context("cannot list links")? {
+            filters(&netlink, &link.id, account).await;
+        }
+        match remove_kept(&netlink, None).await {
+            Ok(removed) => {
+                account.done.extend(removed.iter().map(|link| format!("removed {link}")))
+            }
+            Err(error) => account.take("a kept device", Err(error)),
+        }
+        let links = netlink.links().await.context("cannot list links")?;
+        for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
+            account.take(&link.id, netlink.remove_link(&link.id).await);
+        }
+        let in_network = |destination| {
+            previous.network.is_some_and(|network: Prefix| network.covers(destination))
+        };
+        let routes = Netlink::routes_to(|_| true).await.context("cannot list routes")?;
+        for route in routes {
+            if let Some(result) = remove_route(&netlink, &route, in_network).await {
+                account.take(format!("the route to {}", route.destination), result);
+            }
+        }
+        for (flavour, result) in remove_rules().await {
+            account.take(format!("the rules of {}", flavour.name()), result);
+        }
+        Ok(())
+    }
+
+    fn files(&self, account: &mut Account) {
+        for path in [&self.subnet_file, &cache_path(&self.subnet_file)] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                result => account.take(path.display(), result),
+            }
+        }
+    }
+}
+
+async fn filters(netlink: &Netlink, link: &LinkId, account: &mut Account) {
+    match FilterPlace::clear_all(netlink, link.index).await {
+        Ok(0) => {}
+        Ok(count) => account.done.push(format!("removed {count} filters of {link}")),
+        Err(error) => account.take(format!("filters of {link}"), Err(error)),
+    }
+}
+
+/// `flannel.1` and the like.
+fn is_vxlan(link: &Link) -> bool {
+    let number = link.id.name.strip_prefix("flannel.");
+    link.vxlan.is_some() && number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// The first end of a veth pair that merged packets for a TUN device which is gone: the other end
+/// goes with it.
+fn is_of_a_pair(link: &Link, links: &[Link]) -> bool {
+    let Some(tun) = link.id.name.strip_suffix("-gro0") else { return false };
+    let other = format!("{tun}-gro1");
+    let is_other = |other_end: &&Link| {
+        other_end.id.name == other && link.veth_peer == Some(other_end.id.index)
+    };
+    links.iter().any(|found| is_other(&found)) && links.iter().all(|found| found.id.name != tun)
+}
+
+/// Removes a route that flanneld or weftd has set: with weftd's own mark, through a host to a
+/// subnet of the network, or a blackhole in it.
+async fn remove_route(
+    netlink: &Netlink,
+    route: &Route,
+    in_network: impl Fn(Prefix) -> bool,
+) -> Option<Result<(), NetlinkError>> {
+    let is_marked = route.protocol == RouteProtocol::WEFT;
+    let is_flannels = route.protocol == RouteProtocol::BOOT && in_network(route.destination);
+    if route.kind == BLACKHOLE && is_flannels {
+        return Some(netlink.remove_blackhole(route.destination, route.metric).await);
+    }
+    let [hop] = route.next_hops.as_slice() else { return None };
+    if !is_marked && !(is_flannels && hop.gateway.is_some()) {
+        return None;
+    }
+    let spec = RouteSpec {
+        destination: route.destination,
+        interface: LinkId { index: hop.interface_index, name: String::new() },
+        gateway: None,
+        metric: route.metric,
+        protocol: route.protocol,
+        is_onlink: false,
+    };
+    Some(netlink.remove_route(&spec).await)
+}
