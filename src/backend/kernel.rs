@@ -134,7 +134,10 @@ impl KernelBackend {
             Some(device) => (device.describe(external), device.mtu_bytes(external)),
         };
         self.reporter.follow(external, mtu_bytes);
-        self.reporter.state(|state| state.description.clone_from(&description));
+        self.reporter.state(|state| {
+            state.description.clone_from(&description);
+            state.device = self.device.as_ref().map(VxlanDevice::name);
+        });
         description
     }
 

@@ -29,6 +29,8 @@ pub struct PlaneState {
     pub is_up: bool,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
+    /// The overlay's own device, if it has one.
+    pub device: Option<String>,
     /// The interface that carries the tunnel, by the name that it has now.
     pub interface: String,
     /// MTU of the overlay, in bytes; it follows the external interface.
@@ -192,8 +194,15 @@ impl Reporter {
     pub(super) fn new(description: String, mtu_bytes: u32, setup: &Setup) -> Self {
         let (workers, is_up, external) = (Vec::new(), true, &setup.external);
         let (interface, public_address) = (external.name.clone(), external.public_address);
-        let state =
-            PlaneState { is_up, description, interface, mtu_bytes, public_address, workers };
+        let state = PlaneState {
+            is_up,
+            description,
+            device: None,
+            interface,
+            mtu_bytes,
+            public_address,
+            workers,
+        };
         Self {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),

@@ -101,6 +101,11 @@ impl VxlanDevice {
         device::mtu_bytes(&self.settings, external)
     }
 
+    /// The device's name.
+    pub(super) fn name(&self) -> String {
+        device::name(&self.settings)
+    }
+
     /// The backend in one line, for the log and the status.
     pub(super) fn describe(&self, external: &ExternalInterface) -> String {
         let settings = &self.settings;

@@ -16,6 +16,7 @@ use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
 use crate::fast_path::PeerCounts;
+use crate::host::device_drops::{self, DeviceDrops};
 use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::{Prefix, Published};
 use crate::stats::{DirectionStats, DropReason, FailedSends, WorkerStats};
@@ -110,6 +111,7 @@ impl Report {
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
             status["rules"] = rules_json(running);
+            status["device_drops"] = device_drops_json(&device_drops(&plane));
             status["backend"] = json!({ "kind": running.kind });
             match &running.carrier {
                 Carrier::Workers { stats, routes, kernel } => {
@@ -143,6 +145,7 @@ impl Report {
                 }
                 Carrier::Other { counters, .. } => out.backend(counters),
             }
+            out.device_drops(&device_drops(&running.dataplane.borrow()));
             let failures = running.subnet_file_failures.load(Ordering::Relaxed);
             let help = "Times that writing the subnet file failed.";
             out.counter("flannel_subnet_file_failures_total", help, failures);
@@ -153,6 +156,25 @@ impl Report {
 }
 
 type TakenByPeer = BTreeMap<(Prefix, SocketAddrV4), PeerCounts>;
+
+/// Of the devices that the overlay's packets go through.
+fn device_drops(plane: &PlaneState) -> Vec<DeviceDrops> {
+    let own = plane
+        .device
+        .iter()
+        .flat_map(|device| ["", "-gro0", "-gro1"].map(|end| format!("{device}{end}")));
+    let names: Vec<_> = own.chain([plane.interface.clone()]).collect();
+    let wanted = |name: &str| names.iter().any(|own| own == name);
+    // Without procfs there is nothing to show.
+    device_drops::read(wanted).unwrap_or_default()
+}
+
+fn device_drops_json(drops: &[DeviceDrops]) -> Value {
+    let each = drops.iter().map(|DeviceDrops { device, received, sent }| {
+        (device.clone(), json!({ "egress": sent, "ingress": received }))
+    });
+    Value::Object(each.collect())
+}
 
 /// Whether the kernel's programs carry packets, and what they took.
 fn fast_path_json(state: &KernelState, taken: &TakenByPeer) -> Value {
@@ -377,6 +399,17 @@ impl Metrics {
             self.family(name, "counter", help);
             self.sample(name, "{direction=\"egress\"}", egress);
             self.sample(name, "{direction=\"ingress\"}", ingress);
+        }
+    }
+
+    fn device_drops(&mut self, drops: &[DeviceDrops]) {
+        let name = "flannel_device_drops_total";
+        self.family(name, "counter", "Packets that the kernel dropped at a device.");
+        for DeviceDrops { device, received, sent } in drops {
+            for (direction, count) in [("egress", sent), ("ingress", received)] {
+                let labels = format!("{{device=\"{device}\",direction=\"{direction}\"}}");
+                self.sample(name, &labels, *count);
+            }
         }
     }
 

@@ -201,11 +201,10 @@ fn render(status: &Value) -> String {
     if status["backend"]["kind"].as_str().is_some_and(|kind| kind != "udp") {
         line("backend", render_backend(&status["backend"]));
     }
-    let held = status["peers_held"].as_u64().filter(|held| *held > 0);
-    let held = held.map(|held| {
-        format!(", {held} of them in their grace period: their leases vanished from the store")
-    });
-    line("peers", format!("{}{}", text(&status["peers"]), held.unwrap_or_default()));
+    if let Some(drops) = render_device_drops(status) {
+        line("devices", drops);
+    }
+    line("peers", format!("{}{}", text(&status["peers"]), render_held(status)));
     for route in status["routes"].as_array().into_iter().flatten() {
         let failed = route["failed_sends"].as_u64().filter(|failed| *failed > 0);
         let failed = failed.map(|failed| format!(", {failed} packets could not be sent"));
@@ -224,6 +223,29 @@ fn render(status: &Value) -> String {
         line(&format!("worker {}", text(&worker["index"])), render_worker(worker));
     }
     out
+}
+
+/// Behind the number of peers.
+fn render_held(status: &Value) -> String {
+    let held = status["peers_held"].as_u64().filter(|held| *held > 0);
+    let held = held.map(|held| {
+        format!(", {held} of them in their grace period: their leases vanished from the store")
+    });
+    held.unwrap_or_default()
+}
+
+/// What the kernel dropped at the overlay's own devices; the external interface has other traffic.
+fn render_device_drops(status: &Value) -> Option<String> {
+    let each = status["device_drops"].as_object()?.iter();
+    let own = each.filter(|(device, _)| Some(device.as_str()) != status["interface"].as_str());
+    let texts = own.flat_map(|(device, drops)| {
+        [("egress", "out"), ("ingress", "in")].map(|(name, way)| {
+            let count = drops[name].as_u64().filter(|count| *count > 0)?;
+            Some(format!("{device} {count} on the way {way}"))
+        })
+    });
+    let texts: Vec<_> = texts.flatten().collect();
+    (!texts.is_empty()).then(|| format!("dropped by the kernel: {}", texts.join(", ")))
 }
 
 /// A backend whose packets weftd never sees.
@@ -325,6 +347,19 @@ mod tests {
         let text = render(&json!({ "ready": true, "restart_needed": true }));
         assert!(text.contains("restart    the store has another network configuration"), "{text}");
         assert!(!screen(None).contains("restart"), "{}", screen(None));
+    }
+
+    #[test]
+    fn status_shows_drops_of_own_devices() {
+        let drops = |sent: u64| {
+            let own = json!({ "egress": sent, "ingress": 0 });
+            let eth0 = json!({ "egress": 0, "ingress": 7 });
+            let drops = json!({ "flannel0": own, "eth0": eth0 });
+            render(&json!({ "interface": "eth0", "device_drops": drops }))
+        };
+        let line = "devices    dropped by the kernel: flannel0 3 on the way out\n";
+        assert!(drops(3).contains(line), "{}", drops(3));
+        assert!(!drops(0).contains("devices"), "{}", drops(0));
     }
 
     #[test]

@@ -383,6 +383,27 @@ fn status_counts_every_ping_exactly() {
 }
 
 #[test]
+fn drops_of_the_kernel_are_shown() {
+    const PLACES: u64 = 2;
+    const PINGS: u64 = 20;
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    assert!(overlay.lab.ping(0, overlay.pod(1), 56));
+    let places = PLACES.to_string();
+    overlay.lab.hosts[0].exec(&["ip", "link", "set", "flannel0", "txqueuelen", &places]);
+    let dropped = |overlay: &Overlay| {
+        overlay.status(0).0["device_drops"]["flannel0"]["egress"].as_u64().expect("a number")
+    };
+    let before = dropped(&overlay);
+    overlay.daemons[0].signal(Signal::STOP);
+    let far = overlay.pod(1).to_string();
+    overlay.lab.pods[0].succeeds(&["ping", "-q", "-c20", "-i0.01", "-W0.1", &far]);
+    overlay.daemons[0].signal(Signal::CONT);
+    let lost = dropped(&overlay) - before;
+    assert!(lost >= PINGS - PLACES, "{lost} of {PINGS} packets for a stopped weftd are shown");
+    assert!(overlay.status(0).0["device_drops"]["wire0"].is_object(), "and of the interface");
+}
+
+#[test]
 fn half_of_peak_loses_and_reorders_nothing() {
     let overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
     overlay.traffic_resumes(Duration::from_secs(5), "the start");

@@ -318,6 +318,7 @@ impl Tunnel {
         self.reporter.state(|state| {
             (state.is_up, state.workers) = (true, workers);
             state.description.clone_from(&description);
+            state.device = Some(self.device_name().to_owned());
         });
         description
     }
