@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tracing::info;
 
 use crate::backend::alloc::AllocBackend;
 use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
@@ -16,7 +15,6 @@ use crate::backend::udp::{self, UdpBackend, UdpError, UdpReserved};
 use crate::backend::{host_gw, vxlan};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::host::interface::ExternalInterface;
-use crate::host::netlink::Netlink;
 
 /// Why a backend cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -57,12 +55,6 @@ impl Settings {
             Self::Vxlan(settings) => vxlan::check_room(settings, claim.external)?,
             Self::HostGw | Self::Alloc | Self::Extension(_) => {}
         }
-        // Its route would lead packets away.
-        let netlink = Netlink::open().map_err(SetupError::Netlink)?;
-        let removed = udp::remove_kept(&netlink, Some(claim.network)).await;
-        for device in removed.map_err(SetupError::Netlink)? {
-            info!("removed {device}, which a weftd with the udp backend had kept");
-        }
         Ok(None)
     }
 
@@ -91,6 +83,13 @@ impl Backend {
     /// Sets up what carries the packets, peers aside, with what the settings reserved.
     pub async fn start(setup: Setup, reserved: Reserved) -> Result<Self, StartError> {
         setup.warn_of_idle_flags();
+        // Their routes would lead packets away.
+        let is_udp = matches!(setup.settings, Settings::Udp(_));
+        let other = setup.former_network.filter(|former| *former != setup.network);
+        for network in other.into_iter().chain((!is_udp).then_some(setup.network)) {
+            let removed = udp::remove_leftovers(network, &setup.external).await;
+            removed.map_err(SetupError::Netlink)?;
+        }
         Ok(match setup.settings.clone() {
             Settings::Udp(settings) => {
                 let reserved = reserved.expect("the udp backend reserves its port");

@@ -4,6 +4,7 @@
 mod error;
 mod fallback;
 mod kernel_plane;
+mod leftovers;
 mod open;
 mod pacing;
 mod paths;
@@ -29,6 +30,7 @@ use self::peers::PeerSet;
 use self::tunnel::Tunnel;
 
 pub use self::error::UdpError;
+pub(super) use self::leftovers::remove_leftovers;
 pub use self::open::UdpReserved;
 pub(super) use self::open::reserve;
 pub(crate) use self::tun_device::remove_kept;

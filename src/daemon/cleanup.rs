@@ -86,7 +86,7 @@ impl Cleanup {
         }
         match remove_kept(&netlink, None).await {
             Ok(removed) => {
-                account.done.extend(removed.iter().map(|link| format!("removed {link}")))
+                account.done.extend(removed.iter().map(|(link, _)| format!("removed {link}")))
             }
             Err(error) => account.take("a kept device", Err(error)),
         }

@@ -24,6 +24,12 @@ pub enum TunError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A kept device that another process has.
+    #[error("another process has {name}, which a weftd has kept: stop that one")]
+    Taken {
+        /// The device.
+        name: String,
+    },
     /// It cannot be made to outlive weftd, or to end with it.
     #[error("cannot choose whether {name} outlives weftd")]
     Keep {

@@ -34,7 +34,8 @@ pub enum OverlayError {
     #[error(
         "the host already has a route to the overlay network, which takes its packets: {route}; if \
          another flanneld or weftd keeps it, stop that one; if nobody does, remove it \
-         (ip route del {route}), give it a metric above 0, or choose another Network"
+         (weft cleanup, or ip route del {route}), give it a metric above 0, or choose another \
+         Network"
     )]
     ForeignRoute {
         /// The route as `ip route` would show it.

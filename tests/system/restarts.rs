@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::support::flows::Flows;
-use crate::support::lab::{Namespace, PLAIN_CARD, wait_until};
-use crate::support::overlay::{CONFIG, Overlay};
+use crate::support::lab::{Lab, Namespace, PLAIN_CARD, SubnetEnv, WEFTD, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::status::Status;
 use crate::support::traffic::{Numbered, port, tcp_transfer, udp_socket};
 
@@ -151,4 +151,56 @@ fn a_tunnel_that_is_not_kept_any_more_leaves_nothing() {
     assert!(overlay.lab.ping(0, overlay.pod(1), 56));
     overlay.daemons[0].stop(Signal::TERM, PATIENCE);
     assert_eq!(host(&overlay), (None, String::new()), "something outlives weftd");
+}
+
+#[test]
+fn a_start_that_fails_leaves_no_device() {
+    let lab = Lab::two_hosts();
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), CONFIG);
+    lab.hosts[0].exec(&["ip", "route", "add", "10.5.0.0/16", "via", "172.20.0.2"]);
+    let mut daemon = lab.weftd(0, files.path(), &[&[store.as_str()], &KEPT[..]].concat());
+    assert!(!daemon.wait(PATIENCE).success(), "it starts beside a route to its network");
+    let text = daemon.output();
+    assert!(text.contains("already has a route"), "{text}");
+    assert_eq!(device_index(&lab.hosts[0], "flannel0"), None, "{text}");
+}
+
+#[test]
+fn another_weftd_leaves_a_kept_tunnel_alone() {
+    let overlay = Overlay::start_with(CONFIG, [&KEPT, &[]]);
+    let host = &overlay.lab.hosts[0];
+    let before = (device_index(host, "flannel0"), filters(host));
+    // For another network, at another address.
+    host.exec(&["ip", "address", "add", "172.20.0.11/24", "dev", "wire0"]);
+    let directory = overlay.files().join("other");
+    let store = local_store(&directory, &CONFIG.replace("10.5.", "10.6."));
+    let place = |flag: &str, name: &str| format!("--{flag}={}", directory.join(name).display());
+    let files = [place("subnet-file", "subnet.env"), place("status-socket", "weft.sock")];
+    let own = ["--iface=172.20.0.11", "--iptables-forward-rules=false", "--fast-path=off"];
+    for extra in [&[][..], &["--keep-tunnel"]] {
+        let argv = [&[WEFTD, &store, &files[0], &files[1]], &own[..], extra].concat();
+        let mut daemon = host.spawn(&argv);
+        SubnetEnv::wait(&directory.join("subnet.env"), &mut daemon);
+        wait_until(PATIENCE, "the other one carries packets", || {
+            Status::try_of(&directory).is_some_and(|status| status.0["ready"] == true)
+        });
+        daemon.stop(Signal::TERM, PATIENCE);
+        assert_eq!((device_index(host, "flannel0"), filters(host)), before);
+    }
+    assert!(overlay.lab.ping(0, overlay.pod(1), 56));
+}
+
+#[test]
+fn another_backend_removes_a_kept_tunnel() {
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &[]]);
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    let config = CONFIG.replace("udp", "vxlan");
+    std::fs::write(overlay.files().join("store/config"), config).expect("a file of the test");
+    overlay.restart(0, &[]);
+    wait_until(PATIENCE, "the other backend runs", || {
+        Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["ready"] == true)
+    });
+    let host = &overlay.lab.hosts[0];
+    assert_eq!((device_index(host, "flannel0"), filters(host)), (None, String::new()));
 }

@@ -87,6 +87,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["udp/fallback", "udp/peers", "udp/team"],
             &["extension", "vxlan", "udp/open", "udp/prober"],
             &["kernel", "udp/kernel_plane"],
+            &["udp/leftovers"],
             &["udp/tunnel"],
             &["udp"],
             &["running"],

@@ -1,7 +1,5 @@
 //! Why the udp backend could not start, or not rebuild what broke.
 
-use std::io;
-
 use crate::device::{SocketError, TunError};
 use crate::engine::{RingError, SpawnError};
 use crate::host::mtu::MtuError;
@@ -61,11 +59,9 @@ impl UdpError {
         if let Self::Socket(error) = self {
             return error.is_address_in_use();
         }
-        if let Self::Tun(TunError::Open { source, .. }) = self {
-            // A kept device whose only queue has not been torn down.
-            return source.kind() == io::ErrorKind::ResourceBusy;
-        }
-        matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
+        // A kept device whose queues have not been torn down.
+        let is_taken = matches!(self, Self::Tun(TunError::Taken { .. }));
+        is_taken || matches!(self, Self::Overlay(OverlayError::ForeignRoute { .. }))
     }
 }
 

@@ -42,13 +42,14 @@ use self::obstacle::Obstacle;
 use self::placement::Placement;
 
 pub(super) use self::attachment::Ground;
+pub(super) use self::placement::clear_pair;
 
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// How long they go on without a weftd that was stopped and is to be followed by another one: by
-/// then hardware addresses are too old to go by.
-const LIFE_BETWEEN: Duration = Duration::from_secs(600);
+/// How long they go on without a weftd that was stopped and is to be followed by another one:
+/// enough to exchange it. Meanwhile nobody watches what could forbid them.
+const LIFE_BETWEEN: Duration = Duration::from_secs(120);
 
 /// How often the counts are looked at, and the programs' life is prolonged: as often as the prober
 /// looks at the workers' marks while somebody is sent long packets, and else once a second.
@@ -249,8 +250,8 @@ impl KernelPlane {
             self.pause();
         }
         let Some(fast_path) = &self.fast_path else { return Ok(()) };
-        let (port, is_kept) = (ground.underlay.port(), self.inputs.is_kept);
-        let attacher = Attacher { netlink, fast_path, port, is_kept };
+        let (tunnel, is_kept) = (ground.underlay, self.inputs.is_kept);
+        let attacher = Attacher { netlink, fast_path, tunnel, is_kept };
         // Before anything may forbid it: an earlier weftd may have left programs that take packets.
         self.placement.settle(attacher, &ground).await?;
         if has_policies().await? {

@@ -77,7 +77,7 @@ pub(crate) async fn reserve(
     let owner = Owner { port: settings.port, network };
     let once = async || {
         let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
-        let queues = tun_device::open(&netlink, owner, offload, worker_count, is_kept).await?;
+        let queues = tun_device::open(&netlink, owner, offload, worker_count).await?;
         let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
         Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
@@ -85,7 +85,7 @@ pub(crate) async fn reserve(
     let tunnel = patiently(once).await?;
     let device = netlink.link_just_made(&tunnel.queues[0].name).await?.id.index;
     let probe = async |fast_path: &FastPath| {
-        let attacher = Attacher { netlink: &netlink, fast_path, port: settings.port, is_kept };
+        let attacher = Attacher { netlink: &netlink, fast_path, tunnel: address, is_kept };
         attacher.probe(device).await
     };
     let fast_path = load_fast_path(fast_path, probe).await?;

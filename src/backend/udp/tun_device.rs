@@ -11,7 +11,7 @@ use tracing::{info, warn};
 use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunError, TunOffload};
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::LinkId;
+use crate::host::state::{Link, LinkId};
 use crate::route::Prefix;
 
 use super::error::UdpError;
@@ -21,7 +21,7 @@ const DEVICE_TEMPLATE: &str = "flannel%d";
 
 /// Whose device it is: the tunnel's port, which only one weftd can have, and the overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(crate) struct Owner {
     pub(super) port: u16,
     pub(super) network: Prefix,
 }
@@ -29,6 +29,15 @@ pub(super) struct Owner {
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{ALIAS_PREFIX} {} {}", self.port, self.network)
+    }
+}
+
+impl Owner {
+    /// Of the device with this alias, if it is one of ours to the letter.
+    fn of(alias: &str) -> Option<Self> {
+        let (port, network) = alias.strip_prefix(ALIAS_PREFIX)?.trim_start().split_once(' ')?;
+        let owner = Self { port: port.parse().ok()?, network: network.parse().ok()? };
+        (owner.to_string() == alias).then_some(owner)
     }
 }
 
@@ -41,17 +50,15 @@ pub(super) async fn open(
     owner: Owner,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
-    is_kept: bool,
 ) -> Result<Vec<Tun>, UdpError> {
-    let queues = match adopt(netlink, owner, offload, worker_count).await? {
-        Some(queues) => queues,
-        None => open_queues(DEVICE_TEMPLATE, offload, worker_count)?,
-    };
-    settle(netlink, &queues[0], owner, is_kept).await?;
-    Ok(queues)
+    match adopt(netlink, owner, offload, worker_count).await? {
+        Some(queues) => Ok(queues),
+        None => Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?),
+    }
 }
 
-/// Has the device outlive weftd, or not.
+/// Has the device outlive weftd, or not. Not before the start has succeeded: a device that outlives
+/// a failed one is in everybody's way.
 pub(super) async fn settle(
     netlink: &Netlink,
     tun: &Tun,
@@ -59,8 +66,12 @@ pub(super) async fn settle(
     is_kept: bool,
 ) -> Result<(), UdpError> {
     let link = netlink.link_just_made(&tun.name).await?;
+    let before = link.alias.unwrap_or_default();
+    if Owner::of(&before) == Some(owner) {
+        info!("going on with {}, which the last weftd has kept", link.id);
+    }
     let alias = if is_kept { owner.to_string() } else { String::new() };
-    if link.alias.unwrap_or_default() != alias {
+    if before != alias {
         netlink.set_alias(&link.id, &alias).await?;
     }
     let keep = |source| TunError::Keep { name: tun.name.clone(), source };
@@ -90,48 +101,67 @@ pub(super) fn open_queues(
 pub(crate) async fn remove_kept(
     netlink: &Netlink,
     network: Option<Prefix>,
-) -> Result<Vec<LinkId>, NetlinkError> {
-    let end = network.map(|network| format!(" {network}")).unwrap_or_default();
+) -> Result<Vec<(LinkId, Owner)>, NetlinkError> {
     let mut removed = Vec::new();
-    for link in netlink.links().await? {
-        let alias = link.alias.unwrap_or_default();
-        if alias.starts_with(ALIAS_PREFIX) && alias.ends_with(&end) && !link.has_carrier {
+    for link in netlink.links().await?.into_iter().filter(|link| !link.has_carrier) {
+        let owner = link.alias.as_deref().and_then(Owner::of);
+        let owner = owner.filter(|owner| network.is_none_or(|network| network == owner.network));
+        if let Some(owner) = owner {
             netlink.remove_link(&link.id).await?;
-            removed.push(link.id);
+            removed.push((link.id, owner));
         }
     }
     Ok(removed)
 }
 
-/// Opens a kept device; one that is of no use any more is removed.
+/// Opens a kept device; one that has queues of another kind is removed.
 async fn adopt(
     netlink: &Netlink,
     owner: Owner,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
 ) -> Result<Option<Vec<Tun>>, UdpError> {
-    let of_port = format!("{ALIAS_PREFIX} {} ", owner.port);
-    let links = netlink.links().await?;
-    let mut kept = links.into_iter().filter_map(|link| Some((link.id, link.alias?)));
-    let Some((device, alias)) = kept.find(|(_, alias)| alias.starts_with(&of_port)) else {
-        return Ok(None);
-    };
-    if alias == owner.to_string() {
-        match open_queues(&device.name, offload, worker_count) {
-            Ok(queues) => {
-                info!("going on with {device}, which the last weftd has kept");
-                return Ok(Some(queues));
-            }
-            // Made for one worker, and now there are several, or the other way round.
-            Err(TunError::Open { source, .. }) if is_other_kind(&source) => {}
-            Err(error) => return Err(error.into()),
-        }
+    let mut links = netlink.links().await?.into_iter();
+    let is_ours = |link: &Link| link.alias.as_deref().and_then(Owner::of) == Some(owner);
+    let Some(Link { id, has_carrier, .. }) = links.find(is_ours) else { return Ok(None) };
+    if has_carrier {
+        return Err(TunError::Taken { name: id.name }.into());
     }
-    info!("removing {device}, which the last weftd has kept, and which does not fit any more");
-    netlink.remove_link(&device).await?;
-    Ok(None)
+    match open_queues(&id.name, offload, worker_count) {
+        Ok(queues) => Ok(Some(queues)),
+        // Made for one worker, and now there are several, or the other way round.
+        Err(TunError::Open { source, .. }) if is_other_kind(&source) => {
+            info!("removing {id}, which the last weftd has kept for another number of --workers");
+            netlink.remove_link(&id).await?;
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn is_other_kind(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_alias_is_ours() {
+        let owner = Owner { port: 8285, network: "10.5.0.0/16".parse().unwrap() };
+        assert_eq!(owner.to_string(), "weft udp 8285 10.5.0.0/16");
+        assert_eq!(Owner::of(&owner.to_string()), Some(owner));
+        for alias in [
+            "",
+            "weft udp 8285 mine",
+            "weft udp  8285 10.5.0.0/16",
+            "weft udp 08285 10.5.0.0/16",
+            "weft udp 8285 10.5.0.0/16 ",
+            "weft udp 8285 10.5.0.0/16 of somebody",
+            "my weft udp 8285 10.5.0.0/16",
+        ] {
+            assert_eq!(Owner::of(alias), None, "{alias:?}");
+        }
+    }
 }

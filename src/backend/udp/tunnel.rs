@@ -78,6 +78,9 @@ impl Tunnel {
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
         let overlay = take_over(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
+        let (owner, is_kept) =
+            (Owner { port: settings.port, network }, setup.dataplane.keep_tunnel);
+        tun_device::settle(host.netlink(), &queues[0], owner, is_kept).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let (ends_sender, ends) = mpsc::unbounded_channel();
@@ -100,7 +103,7 @@ impl Tunnel {
             mtu_bytes,
             prober: Prober::open(subnet.network(), mtu_bytes),
             worker_count,
-            is_kept: setup.dataplane.keep_tunnel,
+            is_kept,
             seats,
             plane: Plane { overlay, team, offload: tun_offload },
             ends,

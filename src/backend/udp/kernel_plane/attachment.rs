@@ -6,8 +6,8 @@ use std::net::SocketAddrV4;
 use crate::fast_path::{FastPath, FastPathError, Link, Program};
 use crate::host::netlink::{Filter, FilterPlace, Netlink, NetlinkError, Side};
 
-/// In the handle of a filter that only finds out whether there can be one.
-const PROBE_BIT: u32 = 1 << 16;
+/// The handle of a filter that only finds out whether there can be one, on a device of our own.
+const PROBE: u32 = 1;
 
 /// What the tunnel stands on; changes with each rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub enum AttachError {
 pub(crate) struct Attacher<'a> {
     pub(crate) netlink: &'a Netlink,
     pub(crate) fast_path: &'a FastPath,
-    /// The tunnel's, which tells its filters from those of another weftd.
-    pub(crate) port: u16,
+    /// The socket's, which tells its filters from those of another weftd.
+    pub(crate) tunnel: SocketAddrV4,
     /// Whether they outlive weftd, which only filters do.
     pub(crate) is_kept: bool,
 }
@@ -67,7 +67,7 @@ impl Attacher<'_> {
         program: Program,
         device: u32,
     ) -> Result<Attachment, AttachError> {
-        let place = place(program, device, self.port);
+        let place = place(program, device, self.tunnel);
         if !self.is_kept
             && let Some(link) = self.fast_path.link(program, device)?
         {
@@ -83,8 +83,7 @@ impl Attacher<'_> {
         if !self.is_kept && self.fast_path.link(program, device)?.is_some() {
             return Ok(());
         }
-        let place = place(program, device, self.port);
-        let place = FilterPlace { handle: place.handle | PROBE_BIT, ..place };
+        let place = FilterPlace { handle: PROBE, ..place(program, device, self.tunnel) };
         self.filter(program, place).await.map(drop)
     }
 
@@ -94,12 +93,22 @@ impl Attacher<'_> {
     }
 }
 
-fn place(program: Program, device: u32, port: u16) -> FilterPlace {
+fn place(program: Program, device: u32, tunnel: SocketAddrV4) -> FilterPlace {
     let side = match program {
         Program::Out => Side::Egress,
         Program::In | Program::Gro => Side::Ingress,
     };
-    FilterPlace { device, side, handle: port.into() }
+    let handle = u32::from(*tunnel.ip()) ^ u32::from(tunnel.port()) << 16;
+    FilterPlace { device, side, handle: handle.max(PROBE + 1) }
+}
+
+/// Removes what a weftd has left of its program on the interface beneath the tunnel.
+pub(crate) async fn clear_inward(
+    netlink: &Netlink,
+    device: u32,
+    tunnel: SocketAddrV4,
+) -> Result<(), NetlinkError> {
+    place(Program::In, device, tunnel).clear(netlink).await
 }
 
 impl Attached {
@@ -115,7 +124,7 @@ impl Attached {
     pub(super) async fn clear(netlink: &Netlink, ground: &Ground) -> Result<(), NetlinkError> {
         let [tun, underlay] = devices(ground);
         for (program, device) in [(Program::Out, tun), (Program::In, underlay)] {
-            place(program, device, ground.underlay.port()).clear(netlink).await?;
+            place(program, device, ground.underlay).clear(netlink).await?;
         }
         Ok(())
     }

@@ -119,6 +119,11 @@ impl Placement {
     }
 }
 
+/// Removes the veth pair that an earlier weftd has left, if there is one.
+pub(crate) async fn clear_pair(netlink: &Netlink, tun: &str) -> Result<(), NetlinkError> {
+    Pair::clear(netlink, tun).await
+}
+
 /// Removes what an earlier weftd has left there.
 pub(super) async fn clear(ground: &Ground) -> Result<(), NetlinkError> {
     let netlink = Netlink::open()?;
