@@ -151,13 +151,13 @@ async fn remove_route(
     route: &Route,
     in_network: impl Fn(Prefix) -> bool,
 ) -> Option<Result<(), NetlinkError>> {
-    let is_marked = route.protocol == RouteProtocol::WEFT;
     let is_flannels = route.protocol == RouteProtocol::BOOT && in_network(route.destination);
     if route.kind == BLACKHOLE && is_flannels {
         return Some(netlink.remove_blackhole(route.destination, route.metric).await);
     }
     let [hop] = route.next_hops.as_slice() else { return None };
-    if !is_marked && !(is_flannels && hop.gateway.is_some()) {
+    let is_through_host = is_flannels && hop.gateway.is_some();
+    if route.protocol != RouteProtocol::WEFT && !is_through_host {
         return None;
     }
     let spec = RouteSpec {
