@@ -151,17 +151,13 @@ pub(super) async fn switch_on(
 async fn make(netlink: &Netlink, spec: &DeviceSpec) -> Result<Link, NetlinkError> {
     let DeviceSpec { name, vxlan, mac, mtu_bytes } = spec;
     let made = netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await;
-    let is_made = match made {
-        Ok(()) => true,
-        // Somebody made one of this name a moment ago; the next comparison validates it.
-        Err(error) if error.is_already_there() => false,
-        Err(error) => return Err(error),
-    };
-    let link = netlink.link_just_made(name).await?;
-    if is_made {
-        refuse_router_advertisements(name);
+    if let Err(error) = made {
+        // Perhaps somebody made one of this name a moment ago; the next comparison validates it.
+        let found = netlink.link_named(name).await?.filter(|_| error.is_already_there());
+        return found.ok_or(error);
     }
-    Ok(link)
+    refuse_router_advertisements(name);
+    netlink.link_just_made(name).await
 }
 
 /// The overlay has no routers that could advertise themselves. Without IPv6 there is no such file.
