@@ -183,9 +183,9 @@ workload_ping_bulk() {
 workload_ping_busy() {
     local program pings=$((seconds * BUSY_PINGS_PER_S)) programs=()
     for ((program = 0; program < BUSY_PER_PROCESSOR * $(nproc); program++)); do
-        in_ns p1 timeout $((2 * GRACE_S + seconds)) sh -c 'while :; do :; done' \
-            >"$raw.busy" 2>&1 </dev/null &
-        programs+=("$!")
+        # Its own process, not a shell's that waits for it: it has to end with this workload.
+        spawn_in p1 "$raw.busy" timeout $((2 * GRACE_S + seconds)) sh -c 'while :; do :; done'
+        programs+=("$SPAWNED")
     done
     sleep "$BUSY_LEAD_S"
     # ping(8) is answered by the other pod's kernel and takes the time of arrival from its own, so
