@@ -30,6 +30,7 @@ use self::peers::PeerSet;
 use self::tunnel::Tunnel;
 
 pub use self::error::UdpError;
+pub(crate) use self::kernel_plane::pair_names;
 pub(super) use self::leftovers::remove_leftovers;
 pub use self::open::UdpReserved;
 pub(super) use self::open::reserve;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 
-use crate::backend::udp::remove_kept;
+use crate::backend::udp::{pair_names, remove_kept};
 use crate::config::subnet_file::Previous;
 use crate::daemon::cache_writer::cache_path;
 use crate::failure::with_causes;
@@ -136,12 +136,10 @@ fn is_vxlan(link: &Link) -> bool {
 /// The first end of a veth pair that merged packets for a TUN device which is gone: the other end
 /// goes with it.
 fn is_of_a_pair(link: &Link, links: &[Link]) -> bool {
-    let Some(tun) = link.id.name.strip_suffix("-gro0") else { return false };
-    let other = format!("{tun}-gro1");
-    let is_other = |other_end: &&Link| {
-        other_end.id.name == other && link.veth_peer == Some(other_end.id.index)
-    };
-    links.iter().any(|found| is_other(&found)) && links.iter().all(|found| found.id.name != tun)
+    let other = links.iter().find(|other| link.is_paired_with(other));
+    let Some((other, tun)) = other.zip(link.id.name.strip_suffix("-gro0")) else { return false };
+    pair_names(tun) == [link.id.name.as_str(), &other.id.name]
+        && links.iter().all(|found| found.id.name != tun)
 }
 
 /// Removes a route that flanneld or weftd has set: with weftd's own mark, through a host to a

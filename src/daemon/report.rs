@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::backend::status::{Carrier, Counters, KernelState, PeerHosts, PlaneState};
+use crate::backend::udp::pair_names;
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
@@ -159,12 +160,9 @@ type TakenByPeer = BTreeMap<(Prefix, SocketAddrV4), PeerCounts>;
 
 /// Of the devices that the overlay's packets go through.
 fn device_drops(plane: &PlaneState) -> Vec<DeviceDrops> {
-    let own = plane
-        .device
-        .iter()
-        .flat_map(|device| ["", "-gro0", "-gro1"].map(|end| format!("{device}{end}")));
-    let names: Vec<_> = own.chain([plane.interface.clone()]).collect();
-    let wanted = |name: &str| names.iter().any(|own| own == name);
+    let pair = plane.device.iter().flat_map(|device| pair_names(device));
+    let names: Vec<_> = plane.device.clone().into_iter().chain(pair).collect();
+    let wanted = |name: &str| name == plane.interface || names.iter().any(|own| own == name);
     // Without procfs there is nothing to show.
     device_drops::read(wanted).unwrap_or_default()
 }

@@ -44,6 +44,13 @@ pub struct Link {
     pub alias: Option<String>,
 }
 
+impl Link {
+    /// Whether the two are the ends of one veth pair.
+    pub fn is_paired_with(&self, other: &Self) -> bool {
+        self.veth_peer == Some(other.id.index) && other.veth_peer == Some(self.id.index)
+    }
+}
+
 /// One IPv4 address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {

@@ -42,6 +42,7 @@ use self::obstacle::Obstacle;
 use self::placement::Placement;
 
 pub(super) use self::attachment::Ground;
+pub(crate) use self::merging::pair_names;
 pub(super) use self::placement::clear_pair;
 
 /// How long the programs go on without weftd: longer than any pause of a living one.

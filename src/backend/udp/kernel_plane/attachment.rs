@@ -123,10 +123,8 @@ impl Attached {
     /// Removes what an earlier weftd has left on these devices.
     pub(super) async fn clear(netlink: &Netlink, ground: &Ground) -> Result<(), NetlinkError> {
         let [tun, underlay] = devices(ground);
-        for (program, device) in [(Program::Out, tun), (Program::In, underlay)] {
-            place(program, device, ground.underlay).clear(netlink).await?;
-        }
-        Ok(())
+        place(Program::Out, tun, ground.underlay).clear(netlink).await?;
+        clear_inward(netlink, underlay, ground.underlay).await
     }
 
     /// Whether these are the devices.

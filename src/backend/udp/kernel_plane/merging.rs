@@ -96,7 +96,7 @@ impl Pair {
     /// has left.
     pub(super) async fn make(attacher: Attacher<'_>, tun: &str) -> Result<Self, PairError> {
         let netlink = attacher.netlink;
-        let names = names(tun);
+        let names = pair_names(tun);
         if find(netlink, tun).await?.is_none() {
             // Refused if a name is taken by somebody else's device.
             netlink.add_veth_pair([&names[0], &names[1]], queues(), MTU_BYTES).await?;
@@ -165,22 +165,21 @@ impl Drop for Pair {
     }
 }
 
-fn names(tun: &str) -> [String; 2] {
+/// The names of the pair that goes with the TUN device `tun`.
+pub(crate) fn pair_names(tun: &str) -> [String; 2] {
     [format!("{tun}-gro0"), format!("{tun}-gro1")]
 }
 
 /// The first end of the pair that goes with `tun`, if both are each other's: not somebody else's
 /// devices.
 async fn find(netlink: &Netlink, tun: &str) -> Result<Option<LinkId>, NetlinkError> {
-    let [first, second] = names(tun);
+    let [first, second] = pair_names(tun);
     let (Some(first), Some(second)) =
         (netlink.link_named(&first).await?, netlink.link_named(&second).await?)
     else {
         return Ok(None);
     };
-    let are_ours =
-        first.veth_peer == Some(second.id.index) && second.veth_peer == Some(first.id.index);
-    Ok(are_ours.then_some(first.id))
+    Ok(first.is_paired_with(&second).then_some(first.id))
 }
 
 /// One for each processor that there may be: packets of a flow are handed on by the processor that
