@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::FlockOperation;
@@ -19,13 +19,34 @@ const OPEN_ATTEMPTS_MAX: u32 = 16;
 /// pieces, and a line moves past the reader when a lock before it is given back meanwhile.
 const LOOKS: u32 = 8;
 
+/// A locked file. Dropping it gives the lock back at once, although closing the file might not: a
+/// child process between fork(2) and execve(2) has the descriptor as well.
+#[derive(Debug)]
+pub struct LockFile(File);
+
+impl LockFile {
+    /// Makes `content` what the file says, for whoever finds it locked.
+    pub fn write(&self, content: &[u8]) -> io::Result<()> {
+        self.0.set_len(0)?;
+        self.0.write_all_at(content, 0)
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
+            tracing::debug!("cannot unlock a file that is about to be closed: {error}");
+        }
+    }
+}
+
 /// Locks the file at `path`, which is made if need be. Never waits; `None` if another process has
 /// the lock.
 ///
 /// A file that other users can open, as earlier versions left them, is replaced by a new one:
 /// somebody may have it open already, and could lock it at any time. Its lock is respected if
 /// root or this user holds it.
-pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
+pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
     for _ in 0..OPEN_ATTEMPTS_MAX {
         let file = open(path)?;
         let status = file.metadata()?;
@@ -43,7 +64,7 @@ pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
             continue;
         }
         if is_private {
-            return Ok(Some(file));
+            return Ok(Some(LockFile(file)));
         }
         fs::remove_file(path)?;
     }
@@ -128,9 +149,20 @@ mod tests {
             set_mode(&path, loose);
             let file = try_lock(&path).unwrap().unwrap();
             assert_eq!(mode(&path), 0o600, "a file of mode {loose:o} stays as it is");
-            assert!(is_still_at(&file, &path));
+            assert!(is_still_at(&file.0, &path));
             assert!(try_lock(&path).unwrap().is_none(), "locked twice");
         }
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_holder_although_a_child_has_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let lock = try_lock(&path).unwrap().unwrap();
+        let inherited = lock.0.try_clone().unwrap();
+        drop(lock);
+        assert!(try_lock(&path).unwrap().is_some(), "the lock outlives its holder");
+        drop(inherited);
     }
 
     #[test]

@@ -3,13 +3,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::config::lock_file;
+use crate::config::lock_file::{self, LockFile};
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".lock";
@@ -26,7 +25,7 @@ const HOLDER_ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 /// The lock of one subnet file. Released when dropped or when the process dies.
 #[derive(Debug)]
 pub struct DaemonLock {
-    file: File,
+    file: LockFile,
     path: PathBuf,
 }
 
@@ -83,8 +82,7 @@ impl DaemonLock {
             return Err(LockError::Taken { subnet_file: subnet_file.into(), path, pid });
         };
         let pid = format!("{}\n", std::process::id());
-        let written = file.set_len(0).and_then(|()| file.write_all_at(pid.as_bytes(), 0));
-        written.map_err(|source| unusable("write to", &path, source))?;
+        file.write(pid.as_bytes()).map_err(|source| unusable("write to", &path, source))?;
         Ok(Self { file, path })
     }
 }
@@ -93,7 +91,7 @@ impl Drop for DaemonLock {
     /// Empties the file, so that no stale pid is read. The file itself stays: removing it would let
     /// two processes lock two files of one name.
     fn drop(&mut self) {
-        if let Err(error) = self.file.set_len(0) {
+        if let Err(error) = self.file.write(b"") {
             tracing::debug!("cannot empty {}: {error}", self.path.display());
         }
     }

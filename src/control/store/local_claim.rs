@@ -2,8 +2,7 @@
 //! and that its daemon keeps locked. The lock ends with the process, however it ends.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing::warn;
 
 use super::local_files::{failed, read_bounded};
-use crate::config::lock_file;
+use crate::config::lock_file::{self, LockFile};
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::failure::with_causes;
@@ -28,7 +27,7 @@ struct Locks {
     /// Nobody claims anything without.
     node: Option<(NodeIdentity, PathBuf)>,
     /// More than one while a move is under way.
-    locks: BTreeMap<Ipv4Addr, File>,
+    locks: BTreeMap<Ipv4Addr, LockFile>,
 }
 
 impl FileClaims {
@@ -69,18 +68,22 @@ impl FileClaims {
     }
 }
 
-fn lock(node: &NodeIdentity, directory: &Path, public_ip: Ipv4Addr) -> Result<File, StoreError> {
+fn lock(
+    node: &NodeIdentity,
+    directory: &Path,
+    public_ip: Ipv4Addr,
+) -> Result<LockFile, StoreError> {
     fs::create_dir_all(directory).map_err(|source| failed("create", directory, source))?;
     let path = directory.join(public_ip.to_string());
     let write = |source| failed("write", &path, source);
     let locked = lock_file::try_lock(&path).map_err(|source| failed("lock", &path, source))?;
-    let Some(mut file) = locked else {
+    let Some(file) = locked else {
         let found = read_bounded(&path, CLAIM_BYTES_MAX).ok().flatten().unwrap_or_default();
         let holder = NodeIdentity::from_json(&found).unwrap_or_default();
         let holder = holder.describe(holder.is_same_as(node));
         return Err(StoreError::Duplicate { public_ip, holder });
     };
-    file.set_len(0).and_then(|()| file.write_all(&node.to_json())).map_err(write)?;
+    file.write(&node.to_json()).map_err(write)?;
     Ok(file)
 }
 

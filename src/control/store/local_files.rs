@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::config::lock_file;
+use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
 use crate::control::clock;
 use crate::control::error::StoreError;
@@ -41,7 +41,7 @@ pub(super) struct Files {
 /// The right to write, until dropped.
 pub(super) struct Locked<'a> {
     files: &'a Files,
-    _lock: File,
+    _lock: LockFile,
 }
 
 /// The leases of a directory, and when the next of them ends.
