@@ -74,7 +74,7 @@ impl Lab {
         ip(&format!("link set {} mtu 1472 txqueuelen 8192 up", tun.name))?;
         ip(&format!("addr add 10.99.0.1/24 dev {}", tun.name))?;
         let socket = bound("127.0.0.1:0")?;
-        udp::enable_gro(socket.as_fd())?;
+        udp::set_gro(socket.as_fd(), true)?;
         let inside = bound("10.99.0.1:5001")?;
         let sender = bound("127.0.0.1:0")?;
         Ok(Self { tun, socket, inside, sender })

@@ -2,6 +2,7 @@
 
 pub mod alloc;
 pub mod extension;
+pub mod handover;
 mod host_gw;
 pub mod kernel;
 pub mod running;

@@ -50,6 +50,9 @@ impl Settings {
     /// Reserves what another program may have, such as a port, and finds out what the host refuses.
     /// To be done before anything is written to the store: with a lease, nothing may be refused.
     pub async fn reserve(&self, claim: Claim<'_>) -> Result<Reserved, StartError> {
+        if !matches!(self, Self::Udp(_)) {
+            claim.handover.refuse();
+        }
         match self {
             Self::Udp(settings) => return Ok(Some(udp::reserve(settings, claim).await?)),
             Self::Vxlan(settings) => vxlan::check_room(settings, claim.external)?,
@@ -89,6 +92,9 @@ impl Backend {
         for network in other.into_iter().chain((!is_udp).then_some(setup.network)) {
             let removed = udp::remove_leftovers(network, &setup.external).await;
             removed.map_err(SetupError::Netlink)?;
+        }
+        if !is_udp {
+            setup.handover.is_carrying();
         }
         Ok(match setup.settings.clone() {
             Settings::Udp(settings) => {

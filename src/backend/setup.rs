@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::warn;
 
+use crate::backend::handover::Handover;
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
@@ -125,6 +126,8 @@ pub struct Setup {
     pub control: Arc<ControlStatus>,
     /// How the udp backend carries packets.
     pub dataplane: DataplaneOptions,
+    /// What this weftd has from the last one, and hands to the next.
+    pub handover: Handover,
 }
 
 /// What a backend reserves on the host with, before anything is written to the store.
@@ -138,6 +141,8 @@ pub struct Claim<'a> {
     pub previous_subnet: Option<Prefix>,
     /// How the udp backend carries packets.
     pub dataplane: DataplaneOptions,
+    /// What this weftd has from the last one.
+    pub handover: &'a Handover,
 }
 
 /// Waits for other leases. Once the control plane has ended there are none: everything stays as it

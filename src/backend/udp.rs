@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::backend::handover::Handover;
 use crate::backend::setup::{Setup, next_leases};
 use crate::backend::status::View;
 use crate::config::network::UdpBackendConfig;
@@ -45,6 +46,7 @@ pub struct UdpBackend {
     routes: Published,
     /// Tells of each published table.
     tables: watch::Sender<()>,
+    handover: Handover,
 }
 
 impl UdpBackend {
@@ -56,11 +58,13 @@ impl UdpBackend {
     ) -> Result<Self, UdpError> {
         let UdpReserved { tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
+        let handover = setup.handover.clone();
         let tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone()).await?;
         let tables = watch::Sender::default();
         let inputs = tunnel.kernel_inputs(tables.subscribe());
         let kernel_plane = KernelPlane::new(fast_path, inputs);
-        Ok(Self { tunnel, kernel_plane, peers: PeerSet::default(), port, routes, tables })
+        let peers = PeerSet::default();
+        Ok(Self { tunnel, kernel_plane, peers, port, routes, tables, handover })
     }
 
     pub(super) fn view(&self) -> View {
@@ -76,12 +80,13 @@ impl UdpBackend {
     /// Follows the leases, and rebuilds what breaks; neither waits for the other. Runs until it is
     /// dropped, which stops the workers and removes the device, unless that is kept.
     pub async fn run(&mut self, mut leases: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let Self { tunnel, kernel_plane, peers, port, routes, tables } = self;
+        let Self { tunnel, kernel_plane, peers, port, routes, tables, handover } = self;
         let follow_leases = async {
             loop {
                 peers.update(&*next_leases(&mut leases).await, *port);
                 routes.publish(peers.table());
                 tables.send_replace(());
+                handover.is_carrying();
             }
         };
         tokio::select! {

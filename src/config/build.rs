@@ -77,6 +77,7 @@ pub(super) fn options(
         verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&settings.status_socket, &subnet_file)?,
         subnet_file,
+        take_over: settings.take_over,
         store: store(settings, variable)?,
     })
 }

@@ -130,6 +130,9 @@ flags! {
         "`file` to which the subnet's environment variables are written";
     subnet_lease_renew_margin "subnet-lease-renew-margin": i64 = 60,
         "`minutes` before its expiry that the lease is renewed, 1 to 1439";
+    take_over "take-over": bool = false,
+        "go on with the tunnel of the weftd that answers at -status-socket, which ends once this \
+         one carries packets";
     v "v": i64 = 0,
         "`level` of detail of the log: 0 normal, 1 and above more, 5 and above everything";
     version "version": bool = false,

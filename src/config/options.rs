@@ -39,6 +39,8 @@ pub struct Options {
     pub verbosity: u8,
     /// Where the running daemon answers `/status` and `/metrics`.
     pub status_socket: PathBuf,
+    /// Whether to go on with the tunnel of the weftd that answers there.
+    pub take_over: bool,
 }
 
 impl Options {

@@ -8,6 +8,7 @@ use anyhow::Context;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
+use crate::backend::handover::Handover;
 use crate::backend::running::Reserved;
 use crate::backend::setup::{Claim, Settings};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
@@ -69,12 +70,17 @@ impl HeldSubnet {
 }
 
 impl Begun {
-    async fn remembered(remembered: Remembered, options: &Options) -> anyhow::Result<Self> {
+    async fn remembered(
+        remembered: Remembered,
+        options: &Options,
+        handover: &Handover,
+    ) -> anyhow::Result<Self> {
         let Remembered { plan, external, mut known } = remembered;
         rules::check_bridge(options, &plan.network)?;
         let guard = NodeGuard::take(options, known.cluster, external.public_address).await?;
         let former = Some(&known.own.attributes);
-        let reserved = plan.reserve(options, &external, Some(known.own.subnet)).await?;
+        let host = Host { external: &external, previous_subnet: Some(known.own.subnet), handover };
+        let reserved = plan.reserve(options, &host).await?;
         let introduced = plan.settings.introduce(&external, former, reserved.as_ref()).await;
         let attributes = introduced.context(REGISTRATION_PHRASE)?;
         // What a node publishes does not depend on the cache.
@@ -89,11 +95,14 @@ pub(super) async fn begin(
     options: &Options,
     manager: &SubnetManager,
     previous: &Previous,
+    handover: &Handover,
 ) -> anyhow::Result<Begun> {
     let mut warm = WarmStart::prepare(options, previous).await;
     let plan = match wait_for_config(manager, &mut warm).await? {
         ControlFlow::Continue(plan) => plan,
-        ControlFlow::Break(remembered) => return Begun::remembered(remembered, options).await,
+        ControlFlow::Break(remembered) => {
+            return Begun::remembered(remembered, options, handover).await;
+        }
     };
     info!("Found network config - Backend type: {}", plan.network.backend.kind);
     rules::check_bridge(options, &plan.network)?;
@@ -103,7 +112,7 @@ pub(super) async fn begin(
     }
     let external = external_interface(&interface).await?;
     let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
-    let host = Host { external: &external, previous_subnet: previous.subnet };
+    let host = Host { external: &external, previous_subnet: previous.subnet, handover };
     match acquire_until_leased(options, manager, plan, &host, &mut warm).await? {
         ControlFlow::Continue((plan, own, Ready { attributes, reserved })) => {
             let held = HeldSubnet::Leased(own);
@@ -112,7 +121,7 @@ pub(super) async fn begin(
         ControlFlow::Break(remembered) => {
             // It takes its own.
             drop(guard);
-            Begun::remembered(remembered, options).await
+            Begun::remembered(remembered, options, handover).await
         }
     }
 }
@@ -131,14 +140,11 @@ impl Configured {
     }
 
     /// Has the backend reserve what the host might refuse later, such as port and device.
-    async fn reserve(
-        &self,
-        options: &Options,
-        external: &ExternalInterface,
-        previous_subnet: Option<Prefix>,
-    ) -> anyhow::Result<Reserved> {
+    async fn reserve(&self, options: &Options, host: &Host<'_>) -> anyhow::Result<Reserved> {
+        let Host { external, previous_subnet, handover } = *host;
         let network = self.network.network;
-        let claim = Claim { external, network, previous_subnet, dataplane: options.dataplane };
+        let claim =
+            Claim { external, network, previous_subnet, dataplane: options.dataplane, handover };
         self.settings.reserve(claim).await.context(REGISTRATION_PHRASE)
     }
 }
@@ -147,6 +153,8 @@ impl Configured {
 struct Host<'a> {
     external: &'a ExternalInterface,
     previous_subnet: Option<Prefix>,
+    /// What the last weftd has left.
+    handover: &'a Handover,
 }
 
 /// What a node needs before it writes to the store.
@@ -271,7 +279,7 @@ async fn get_ready(
     if let Some(made) = made {
         return Ok(Ok(made));
     }
-    let Host { external, previous_subnet } = *host;
+    let external = host.external;
     let former = if plan.settings.goes_by_former() {
         match manager.former(&plan.network, external.public_address).await {
             Ok(former) => former,
@@ -280,7 +288,7 @@ async fn get_ready(
     } else {
         None
     };
-    let reserved = plan.reserve(options, external, previous_subnet).await?;
+    let reserved = plan.reserve(options, host).await?;
     let introduced = plan.settings.introduce(external, former.as_ref(), reserved.as_ref()).await;
     let attributes = introduced.context(REGISTRATION_PHRASE)?;
     Ok(Ok(Ready { attributes, reserved }))

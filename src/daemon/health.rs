@@ -46,7 +46,8 @@ impl HealthServer {
 
     /// Answers for ever; drop the future to stop. `/healthz` is green as soon as this runs.
     pub(super) async fn serve(self, readiness: Readiness) -> Infallible {
-        let handler: Handler = Arc::new(move |_method, path| answer(path, readiness.is_ready()));
+        let handler: Handler =
+            { Arc::new(move |request| answer(request.uri().path(), readiness.is_ready())) };
         http::serve(async || Ok(self.listener.accept().await?.0), handler).await
     }
 }

@@ -134,7 +134,7 @@ fn silent_client_is_dropped_after_header_timeout() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (client, server) = tokio::io::duplex(64);
-        let handler: Handler = Arc::new(|_, path| answer(path, true));
+        let handler: Handler = Arc::new(|request| answer(request.uri().path(), true));
         let start = Instant::now();
         http::serve_connection(server, handler, Duration::from_millis(100)).await;
         let elapsed = start.elapsed();

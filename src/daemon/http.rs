@@ -12,7 +12,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::{AbortHandle, JoinSet};
@@ -59,8 +59,8 @@ pub(super) fn not_found() -> Reply {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// Answers a method and a path. It runs on the control plane's thread, so it must not block.
-pub(super) type Handler = Arc<dyn Fn(&Method, &str) -> Reply + Send + Sync>;
+/// Answers a request. It runs on the control plane's thread, so it must not block.
+pub(super) type Handler = Arc<dyn Fn(&mut Request<Incoming>) -> Reply + Send + Sync>;
 
 /// Serves what `accept` gives for ever. Dropping the future ends all connections.
 pub(super) async fn serve<S>(
@@ -98,8 +98,8 @@ pub(super) async fn serve_connection<S>(stream: S, handler: Handler, header_time
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let reply = handler(request.method(), request.uri().path());
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let reply = handler(&mut request);
         async move { Ok::<_, Infallible>(reply) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
@@ -108,7 +108,8 @@ where
         .max_buf_size(HEADER_BYTES_MAX)
         .keep_alive(false)
         .half_close(true)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "a health or status connection failed"),

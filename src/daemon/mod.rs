@@ -3,6 +3,7 @@
 mod begin;
 mod cache_writer;
 mod cleanup;
+mod descriptors;
 mod health;
 mod http;
 mod identity;
@@ -15,6 +16,7 @@ mod rules;
 mod run;
 pub mod status;
 mod subnet_writer;
+mod take_over;
 pub mod tool;
 mod warm_start;
 
@@ -44,6 +46,7 @@ pub fn main_with(
     variable: impl Fn(&str) -> Option<OsString>,
     adjust: impl FnOnce(&mut Options, &mut Timing),
 ) -> ExitCode {
+    let passed = descriptors::passed();
     let (mut options, warnings) = match flags::parse(arguments, variable) {
         Outcome::Run(options, warnings) => (options, warnings),
         Outcome::End(text, code) => {
@@ -65,5 +68,5 @@ pub fn main_with(
     for warning in warnings {
         warn!("{warning}");
     }
-    run::run(*options, timing)
+    run::run(*options, timing, passed)
 }

@@ -1,48 +1,70 @@
-//! Tells the service manager that weftd is ready: one datagram to `$NOTIFY_SOCKET`
-//! (sd_notify(3)). A service manager that does not listen never stops the daemon.
+//! Tells the service manager that weftd is ready, and gives it descriptors to keep: datagrams to
+//! `$NOTIFY_SOCKET` (sd_notify(3)). A service manager that does not listen never stops the daemon.
 
 use std::ffi::OsStr;
-use std::io;
-use std::os::linux::net::SocketAddrExt;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::UnixDatagram;
 
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
+};
 use tracing::{debug, warn};
 
-const READY: &[u8] = b"READY=1";
+use super::descriptors::AT_ONCE_MAX;
 
-/// Sends `READY=1`, after subnet.env was written and the backend runs. Without a service manager
-/// nothing happens. The variable stays set, as for flanneld's children.
+/// Sends `READY=1`, after subnet.env was written and the backend runs.
 pub(super) fn ready() {
-    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else {
-        debug!("NOTIFY_SOCKET is not set, so READY=1 is not sent");
-        return;
-    };
-    if let Err(error) = send(&socket, READY) {
+    if let Err(error) = send("READY=1", &[]) {
         let error: &(dyn std::error::Error + 'static) = &error;
-        warn!(socket = %socket.display(), error, "cannot tell the service manager READY=1");
+        warn!(error, "cannot tell the service manager READY=1");
+    }
+}
+
+/// Sends `message` with copies of `descriptors`. Without a service manager nothing happens. The
+/// variable stays set, as for flanneld's children.
+pub(super) fn send(message: &str, descriptors: &[OwnedFd]) -> io::Result<()> {
+    match std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) {
+        Some(socket) => send_to(&socket, message.as_bytes(), descriptors),
+        None => {
+            debug!("NOTIFY_SOCKET is not set: nobody is told {message:?}");
+            Ok(())
+        }
     }
 }
 
 /// A leading `@` stands for an abstract socket. Never waits: a service manager whose queue is
 /// full is not waited for.
-fn send(socket: &OsStr, message: &[u8]) -> io::Result<()> {
+fn send_to(socket: &OsStr, message: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name)?,
-        None => SocketAddr::from_pathname(socket)?,
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(socket)?,
     };
     let sender = UnixDatagram::unbound()?;
     sender.set_nonblocking(true)?;
-    sender.send_to_addr(message, &address)?;
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let text = [IoSlice::new(message)];
+    sendmsg_addr(&sender, &address, &text, &mut control, SendFlags::empty())?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::SocketAddr;
     use std::time::Duration;
 
     use super::*;
+
+    const READY: &[u8] = b"READY=1";
 
     fn received(receiver: &UnixDatagram) -> Vec<u8> {
         receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -56,7 +78,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let receiver = UnixDatagram::bind(&path).unwrap();
-        send(path.as_os_str(), READY).unwrap();
+        send_to(path.as_os_str(), READY, &[]).unwrap();
         assert_eq!(received(&receiver), b"READY=1");
     }
 
@@ -65,7 +87,7 @@ mod tests {
         let name = format!("weft-notify-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let receiver = UnixDatagram::bind_addr(&address).unwrap();
-        send(&OsString::from(format!("@{name}")), READY).unwrap();
+        send_to(&OsString::from(format!("@{name}")), READY, &[]).unwrap();
         assert_eq!(received(&receiver), b"READY=1");
     }
 
@@ -73,10 +95,10 @@ mod tests {
     fn failures_are_returned_and_nothing_waits() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
-        assert!(send(path.as_os_str(), READY).is_err());
-        assert!(send(OsStr::from_bytes(&[b'a'; 200]), READY).is_err());
+        assert!(send_to(path.as_os_str(), READY, &[]).is_err());
+        assert!(send_to(OsStr::from_bytes(&[b'a'; 200]), READY, &[]).is_err());
         let _receiver = UnixDatagram::bind(&path).unwrap();
-        let full = (0..100_000).find_map(|_| send(path.as_os_str(), READY).err());
+        let full = (0..100_000).find_map(|_| send_to(path.as_os_str(), READY, &[]).err());
         assert_eq!(full.unwrap().kind(), io::ErrorKind::WouldBlock);
     }
 }

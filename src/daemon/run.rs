@@ -3,7 +3,9 @@
 
 use std::cell::OnceCell;
 use std::convert::Infallible;
+use std::future::pending;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +13,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::{error, info, warn};
 
+use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
 use crate::backend::setup::Setup;
 use crate::backend::status::{PlaneState, View};
@@ -27,6 +30,7 @@ use crate::daemon::begin::{
     Begun, Configured, HeldSubnet, MANAGER_PHRASE, REGISTRATION_PHRASE, begin,
 };
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
+use crate::daemon::descriptors;
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
 use crate::daemon::notify;
@@ -34,6 +38,7 @@ use crate::daemon::report::{Report, Running};
 use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
+use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::{DaemonLock, LockError};
 use crate::netfilter::reconciler::RuleState;
 
@@ -41,7 +46,7 @@ use crate::netfilter::reconciler::RuleState;
 const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
-pub(super) fn run(options: Options, timing: Timing) -> ExitCode {
+pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -49,20 +54,82 @@ pub(super) fn run(options: Options, timing: Timing) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = runtime.block_on(until_stopped(options, timing));
+    let code = runtime.block_on(until_ended(&options, timing, passed));
     // Work on the blocking threads, such as a wait for the local store's lock or for a name
     // server, cannot be cancelled, and nobody needs its result any more.
     runtime.shutdown_background();
     code
 }
 
-async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
+/// Goes on with what the service manager has `passed`, or with the tunnel of a weftd that runs.
+/// One that is to take over from this one may fail: then this one starts again, with its own
+/// tunnel.
+async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
+    let (mut handover, mut predecessor) = (Handover::from_last(passed), None);
+    if options.take_over {
+        match take_over::ask(&options.status_socket).await {
+            Ok(None) => {}
+            Ok(Some((descriptors, running))) => {
+                (handover, predecessor) = (Handover::from_last(descriptors), Some(running));
+            }
+            Err(error) => {
+                error!("{error:#}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    loop {
+        match until_stopped(options, timing, &handover, predecessor.take()).await {
+            Outcome::Ended(code) => return code,
+            Outcome::Asked(successor) => match hand_over(successor, &handover).await {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(error) => error!("the weftd that was to take over failed: {error:#}"),
+            },
+        }
+        info!("starting again, with the tunnel as it is");
+        handover = handover.come_back();
+    }
+}
+
+/// Lets the workers go on until those of `successor` carry packets, or this process is stopped.
+async fn hand_over(successor: Successor, handover: &Handover) -> anyhow::Result<()> {
+    let Offered::Tunnel(descriptors) = handover.offered().borrow().clone() else {
+        bail!("the tunnel was being made again; try again");
+    };
+    info!("handing the tunnel over to a weftd that starts with --take-over");
+    let stop = stop_signals().context("cannot install signal handlers")?;
+    tokio::select! {
+        taken = successor.takes(&descriptors) => taken?,
+        signal = stop => {
+            info!("shutdownHandler sent cancel signal... ({signal})");
+            return Ok(());
+        }
+    }
+    handover.end_workers();
+    info!("Exiting cleanly... (the other weftd carries the packets)");
+    Ok(())
+}
+
+/// How a run ends.
+enum Outcome {
+    /// For good.
+    Ended(ExitCode),
+    /// Another weftd takes over; the workers go on.
+    Asked(Successor),
+}
+
+async fn until_stopped(
+    options: &Options,
+    timing: Timing,
+    handover: &Handover,
+    predecessor: Option<Predecessor>,
+) -> Outcome {
     info!("Installing signal handlers");
     let stop = match stop_signals() {
         Ok(stop) => stop,
         Err(error) => {
             error!("cannot install signal handlers: {error}");
-            return ExitCode::FAILURE;
+            return Outcome::Ended(ExitCode::FAILURE);
         }
     };
     let readiness = Readiness::default();
@@ -72,7 +139,7 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
             Ok(server) => Some(server),
             Err(error) => {
                 error!("{error:#}");
-                return ExitCode::from(EXIT_HEALTH);
+                return Outcome::Ended(ExitCode::from(EXIT_HEALTH));
             }
         },
     };
@@ -81,38 +148,58 @@ async fn until_stopped(options: Options, timing: Timing) -> ExitCode {
         let signal = stop.await;
         info!("shutdownHandler sent cancel signal... ({signal})");
     };
+    let (successors, mut asked) = mpsc::channel(1);
+    let asked = async {
+        let successor = asked.recv().await;
+        // Before the tunnel is dropped.
+        handover.leave();
+        successor
+    };
     let manager = OnceCell::new();
+    let daemon = Daemon { options, timing, readiness: &readiness, handover, successors };
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
-    let code = tokio::select! {
-        end = serve(&options, timing, &readiness, &manager) => match end {
+    let outcome = tokio::select! {
+        end = serve(&daemon, &manager) => match end {
             Ok(never) => match never {},
             Err(error) => {
                 info!("Waiting for all goroutines to exit");
                 error!("{error:#}");
-                ExitCode::FAILURE
+                Outcome::Ended(ExitCode::FAILURE)
             }
         },
         Some(never) = health => match never {},
+        never = descriptors::keep_stored(handover.offered()) => match never {},
+        never = take_over::release(predecessor, handover) => match never {},
+        Some(successor) = asked => Outcome::Asked(successor),
         () = stopped => {
             info!("Waiting for all goroutines to exit");
             info!("Exiting cleanly...");
-            ExitCode::SUCCESS
+            Outcome::Ended(ExitCode::SUCCESS)
         }
     };
     if let Some(manager) = manager.get() {
         manager.release_claim().await;
     }
-    code
+    outcome
+}
+
+/// What one run has.
+struct Daemon<'a> {
+    options: &'a Options,
+    timing: Timing,
+    readiness: &'a Readiness,
+    handover: &'a Handover,
+    /// Where those go that ask to take over.
+    successors: mpsc::Sender<Successor>,
 }
 
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device unless that is kept, and leaves lease and subnet file as they are.
 async fn serve(
-    options: &Options,
-    timing: Timing,
-    readiness: &Readiness,
+    daemon: &Daemon<'_>,
     manager_slot: &OnceCell<SubnetManager>,
 ) -> anyhow::Result<Infallible> {
+    let Daemon { options, timing, readiness, handover, ref successors } = *daemon;
     let _lock = lock(options)?;
     let previous = read_previous(options);
     let manager = SubnetManager::connect(&options.store, previous.subnet)
@@ -132,23 +219,29 @@ async fn serve(
     let status = StatusServer::bind(&options.status_socket)
         .inspect_err(|error| warn!("no status socket, `weft status` won't work: {error:#}"));
     let (json, metrics) = (Arc::clone(&report), Arc::clone(&report));
-    let serve =
-        |server: StatusServer| server.serve(move || json.to_json(), move || metrics.to_metrics());
+    let (offered, successors) = (handover.offered(), successors.clone());
+    let serve = |server: StatusServer| {
+        server.serve(
+            move || json.to_json(),
+            move || metrics.to_metrics(),
+            move |request| take_over::answer(request, &offered.borrow(), &successors),
+        )
+    };
     tokio::select! {
-        end = work(options, manager, &previous, readiness, &report) => end,
+        end = work(daemon, manager, &previous, &report) => end,
         Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},
     }
 }
 
 async fn work(
-    options: &Options,
+    daemon: &Daemon<'_>,
     manager: &SubnetManager,
     previous: &Previous,
-    readiness: &Readiness,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
+    let Daemon { options, readiness, handover, .. } = *daemon;
     let Begun { plan, external, interface, held, attributes, reserved, guard } =
-        begin(options, manager, previous).await?;
+        begin(options, manager, previous, handover).await?;
     let subnet = held.subnet();
     let setup = Setup {
         external,
@@ -161,6 +254,7 @@ async fn work(
         attributes,
         control: manager.status(),
         dataplane: options.dataplane,
+        handover: handover.clone(),
     };
     let backend = Backend::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
     let View { state: plane, attributes, carrier } = backend.view();
@@ -245,7 +339,7 @@ async fn keep_readiness(
         };
         if changed.is_err() {
             // The backend was dropped, and so will be this.
-            std::future::pending::<()>().await;
+            pending::<()>().await;
         }
     }
 }

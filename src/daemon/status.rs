@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
@@ -24,6 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::daemon::http::{self, Handler, Reply};
+use crate::daemon::take_over;
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -70,16 +72,20 @@ impl StatusServer {
     }
 
     /// Answers `GET /status` with the JSON of `status` and `GET /metrics` with the text of
-    /// `metrics` (Prometheus text format) for ever; drop the future to stop. Both run on the
-    /// control plane's thread and must not block.
+    /// `metrics` (Prometheus text format) for ever, and leaves what asks for another weftd's start
+    /// to `take_over`; drop the future to stop. All run on the control plane's thread and must not
+    /// block.
     pub async fn serve(
         self,
         status: impl Fn() -> Value + Send + Sync + 'static,
         metrics: impl Fn() -> String + Send + Sync + 'static,
+        take_over: impl Fn(&mut Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Infallible {
         let Self { listener, file: _file } = self;
-        let handler: Handler =
-            Arc::new(move |method, path| answer(method, path, &status, &metrics));
+        let handler: Handler = Arc::new(move |request| match request.uri().path() {
+            take_over::PATH => take_over(request),
+            path => answer(request.method(), path, &status, &metrics),
+        });
         http::serve(async || Ok(listener.accept().await?.0), handler).await
     }
 }

@@ -17,6 +17,7 @@ fn while_serving<T: Send + 'static>(path: &Path, client: impl FnOnce() -> T + Se
         let serving = server.serve(
             || json!({"version": 1, "peers": vec!["10.5.1.0/24"; 5000]}),
             || "weft_packets_total 7\n".to_owned(),
+            |_| http::not_found(),
         );
         let (done, finished) = tokio::sync::oneshot::channel();
         let client = thread::spawn(move || done.send(client()).ok());

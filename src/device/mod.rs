@@ -5,10 +5,12 @@
 //! refuses it at run time; the engines ask, they don't guess.
 
 pub mod features;
+mod inherited;
 pub mod kernel;
 mod socket;
 mod tun;
 
 pub use crate::sys::echo::only_echo_replies;
+pub use inherited::{InheritError, inherit, tun_names};
 pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};
 pub use tun::{Tun, TunError, TunOffload};

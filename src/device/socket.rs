@@ -5,13 +5,15 @@ use std::io;
 use std::iter::once;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::num::NonZeroU16;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::packet::Span;
 use crate::sys::udp::{self as sys, Datagrams};
+
+use super::InheritError;
 
 /// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at
 /// 10 Gb/s; larger buffers only move the queue out of the cache.
@@ -111,6 +113,34 @@ impl TunnelSocket {
         Ok(group)
     }
 
+    /// Goes on with sockets that [`Self::bind_group`] has bound in another process.
+    pub(super) fn inherit_group(
+        sockets: Vec<OwnedFd>,
+        address: SocketAddrV4,
+        gso: bool,
+        gro: bool,
+    ) -> Result<Vec<Self>, InheritError> {
+        let inherit = |socket: OwnedFd| {
+            let socket = UdpSocket::from(socket);
+            let bound = socket.local_addr()?;
+            if bound != SocketAddr::V4(address) {
+                return Err(InheritError::Address { bound: bound.to_string(), wanted: address });
+            }
+            socket.set_nonblocking(true)?;
+            if !gro {
+                // The last weftd may have had it on.
+                sys::set_gro(socket.as_fd(), false).ok();
+            }
+            Ok(Self::prepare(socket, address, gso, gro))
+        };
+        sockets.into_iter().map(inherit).collect()
+    }
+
+    /// The same socket, for another process.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        Ok(self.socket.try_clone()?.into())
+    }
+
     fn prepare(socket: UdpSocket, address: SocketAddrV4, gso: bool, gro: bool) -> Self {
         // Without CAP_NET_ADMIN the sysctl limits apply, which costs bursts, not correctness.
         if sys::force_buffers(socket.as_fd(), RECEIVE_BUFFER_BYTES, SEND_BUFFER_BYTES).is_err() {
@@ -124,7 +154,7 @@ impl TunnelSocket {
         sys::enable_type_of_service(socket.as_fd()).ok();
         let gso = gso && sys::supports_segment(socket.as_fd());
         let segments_max = if gso { probe_segments_max() } else { 1 };
-        let gro = gro && sys::enable_gro(socket.as_fd()).is_ok();
+        let gro = gro && sys::set_gro(socket.as_fd(), true).is_ok();
         sys::set_fragmenting(socket.as_fd(), false).ok();
         Self {
             socket,

@@ -1,6 +1,7 @@
 //! The TUN device: opening, offload negotiation, reading and writing packets with their offload
 //! header. Addresses and routes are the host's business, not this file's.
 
+use std::ffi::c_int;
 use std::io::{self, IoSlice};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,6 +10,8 @@ use rustix::io::writev;
 
 use crate::offload::VNET_HEADER_BYTES;
 use crate::sys::{steering, tun as sys};
+
+use super::InheritError;
 
 /// The TUN device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +28,10 @@ pub enum TunError {
         source: io::Error,
     },
     /// A kept device that another process has.
-    #[error("another process has {name}, which a weftd has kept: stop that one")]
+    #[error(
+        "another process has {name}, the device of a weftd of the same port and network: stop \
+         that one"
+    )]
     Taken {
         /// The device.
         name: String,
@@ -78,15 +84,12 @@ impl Tun {
         wanted: TunOffload,
         count: NonZeroU16,
     ) -> Result<Vec<Self>, TunError> {
-        let several = if count.get() > 1 { sys::IFF_MULTI_QUEUE } else { 0 };
-        let flags = sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR | several;
         let open = |name: &str| {
-            sys::open(name, flags)
+            sys::open(name, flags(count.get().into()))
                 .map_err(|source| TunError::Open { name: name.to_owned(), source })
         };
         let (first, name) = open(template)?;
-        sys::set_vnet_header(first.as_fd(), VNET_HEADER_BYTES as i32)
-            .map_err(|source| TunError::VnetHeader { name: name.clone(), source })?;
+        set_vnet_header(&first, &name)?;
         // Header and offloads belong to the device: its other queues have them as well.
         let offload = negotiate(first.as_fd(), wanted);
         let mut queues = vec![Self { queue: first, name: name.clone(), offload }];
@@ -94,6 +97,36 @@ impl Tun {
             queues.push(Self { queue: open(&name)?.0, name: name.clone(), offload });
         }
         Ok(queues)
+    }
+
+    /// Goes on with all queues of a device, which [`Self::open`] has opened in another process.
+    pub(super) fn inherit(
+        queues: Vec<OwnedFd>,
+        wanted: TunOffload,
+    ) -> Result<Vec<Self>, InheritError> {
+        let kind = flags(queues.len());
+        let mut device: Option<(String, TunOffload)> = None;
+        let mut inherit = |queue: OwnedFd| {
+            let (name, found) = sys::identify(queue.as_fd())?;
+            let is_same = device.as_ref().is_none_or(|(other, _)| *other == name);
+            if !is_same || found & flags(usize::MAX) != kind {
+                return Err(InheritError::Kind { name });
+            }
+            let (name, offload) = match &device {
+                Some(device) => device.clone(),
+                None => {
+                    set_vnet_header(&queue, &name).map_err(io::Error::other)?;
+                    device.insert((name, negotiate(queue.as_fd(), wanted))).clone()
+                }
+            };
+            Ok(Self { queue, name, offload })
+        };
+        queues.into_iter().map(&mut inherit).collect()
+    }
+
+    /// The same queue, for another process.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.queue.try_clone()
     }
 
     /// Has the device outlive weftd, or not.
@@ -132,6 +165,17 @@ impl AsFd for Tun {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.as_fd()
     }
+}
+
+/// What a queue is opened with, one of `count` of its device.
+fn flags(count: usize) -> c_int {
+    let several = if count > 1 { sys::IFF_MULTI_QUEUE } else { 0 };
+    sys::IFF_TUN | sys::IFF_NO_PI | sys::IFF_VNET_HDR | several
+}
+
+fn set_vnet_header(queue: &OwnedFd, name: &str) -> Result<(), TunError> {
+    sys::set_vnet_header(queue.as_fd(), VNET_HEADER_BYTES as i32)
+        .map_err(|source| TunError::VnetHeader { name: name.to_owned(), source })
 }
 
 /// Asks for the most first: an unknown bit makes the kernel refuse the whole set.

@@ -26,6 +26,9 @@ use super::{Stop, WorkerConfig, WorkerEnd, contain};
 /// kernel forgets a learned path MTU after the same time (net.ipv4.route.mtu_expires).
 const REFUSED_RETRY_NS: u64 = 600 * 1_000_000_000;
 
+/// How often a worker looks for its first table, which comes a few milliseconds after its start.
+const FIRST_TABLE_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
 /// Runs a worker over `io`, whose reads fill the first `read_bytes` of their arena, until it is
 /// stopped or loses its device.
 pub(super) fn run(
@@ -41,6 +44,10 @@ pub(super) fn run(
     let stats = &config.stats;
     // Refused, naps are half as long again: the default slack is 50 us.
     set_current_timer_slack(NonZeroU64::new(NAP_SLACK_NS)).ok();
+    // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
+    while routes.load().is_provisional() && !stop.requested() {
+        poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&FIRST_TABLE_PERIOD)).ok();
+    }
     let mut ready = Ready::BOTH;
     let mut retry_at_ns = 0;
     let end = loop {
@@ -161,9 +168,30 @@ fn monotonic_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
     use crate::engine::contain::tests::Scene;
-    use crate::engine::{Engine, EngineWanted};
+    use crate::engine::{Engine, EngineWanted, Worker};
+    use crate::route::Published;
+
+    #[test]
+    fn a_worker_without_a_table_leaves_packets_where_they_are() {
+        let (scene, mut config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
+        config.routes = Published::new(Table::provisional());
+        let (routes, stats) = (config.routes.clone(), Arc::clone(&config.stats));
+        scene.give_host(b"no packet");
+        let worker = Worker::spawn(config, |_end| ()).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        let received = || stats.egress.packets_received.get();
+        assert_eq!(received(), 0, "dropped before any lease is known");
+        routes.publish(Table::build(Vec::new()));
+        while received() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(worker);
+    }
 
     #[test]
     fn a_sleeper_is_woken_by_each_source() {

@@ -100,9 +100,6 @@ pub fn egress(
         return Drop(DropReason::TtlZero);
     }
     let Some(peer) = table.tunnel_address(header.destination) else {
-        if table.is_provisional() {
-            return Drop(DropReason::NoRoute);
-        }
         return Answer(ErrorKind::NetUnreachable, DropReason::NoRoute);
     };
     if header.ttl == 1 {

@@ -13,6 +13,7 @@ use std::io;
 pub mod bpf;
 pub mod echo;
 pub mod ethtool;
+pub mod inherited;
 pub mod ring;
 pub mod steering;
 pub mod tun;

@@ -25,9 +25,23 @@ pub fn open(name: &str, flags: c_int) -> io::Result<(OwnedFd, String)> {
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: TUNSETIFF reads and writes one `ifreq`, which `request` is and outlives the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
-    let chosen: Vec<u8> =
-        request.ifr_name.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
-    Ok((file.into(), String::from_utf8_lossy(&chosen).into_owned()))
+    Ok((file.into(), name_of(&request)))
+}
+
+/// The name of the device that `queue` belongs to, and the flags that it was opened with, among
+/// others. EBADFD or ENOTTY if it is no queue.
+pub fn identify(queue: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
+    let mut request = request_for("")?;
+    // SAFETY: TUNGETIFF writes one `ifreq`, which `request` is and outlives the call.
+    check(unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })?;
+    // SAFETY: TUNGETIFF has set the flags, and any bits are a valid `c_short`.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok((name_of(&request), c_int::from(flags.cast_unsigned())))
+}
+
+fn name_of(request: &libc::ifreq) -> String {
+    let bytes = request.ifr_name.iter().map(|&byte| byte as u8);
+    String::from_utf8_lossy(&bytes.take_while(|&byte| byte != 0).collect::<Vec<_>>()).into_owned()
 }
 
 /// Tells the device which super-packets its reader takes. EINVAL for a bit that it doesn't know.

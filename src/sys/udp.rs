@@ -32,11 +32,11 @@ pub fn supports_segment(socket: BorrowedFd<'_>) -> bool {
     get_int(socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
-/// Switches UDP_GRO on and reads it back; kernels before 5.12 can't answer and are refused.
-pub fn enable_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
-    set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+/// Switches UDP_GRO on or off and reads it back; kernels before 5.12 can't answer and are refused.
+pub fn set_gro(socket: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
+    set_int(socket, libc::SOL_UDP, libc::UDP_GRO, is_on.into())?;
     match get_int(socket, libc::SOL_UDP, libc::UDP_GRO)? {
-        1 => Ok(()),
+        now if now == i32::from(is_on) => Ok(()),
         _ => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
     }
 }

@@ -255,10 +255,12 @@ fn systemd_is_notified_after_subnet_file() {
     let subnet_file = format!("-subnet-file={}", host.subnet_env().display());
     let argv = ["env", &variable, WEFTD, &store, &subnet_file, "-iface=wire0"];
     let daemon = host.namespace.spawn(&argv);
-    let mut buffer = [0; 256];
-    let length = notify.recv(&mut buffer).unwrap_or_else(|_| panic!("{}", daemon.output()));
-    let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
-    assert!(message.lines().any(|line| line == "READY=1"), "{message}");
+    let mut messages = Vec::new();
+    while !messages.iter().any(|message| message == "READY=1") {
+        let mut buffer = [0; 256];
+        let length = notify.recv(&mut buffer).unwrap_or_else(|_| panic!("{}", daemon.output()));
+        messages.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+    }
     assert!(host.subnet_env().exists(), "READY=1 came before the subnet file");
 }
 

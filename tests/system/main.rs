@@ -7,6 +7,7 @@ mod deploy;
 mod evil_load;
 mod fast_path;
 mod footprint;
+mod handover;
 mod lab_selfcheck;
 mod life_cycle;
 #[path = "../../benches/evil/packets.rs"]

@@ -21,15 +21,17 @@ const KEPT: [&str; 2] = ["--fast-path=on", "--keep-tunnel"];
 const RESTARTS: [u64; 2] = [4, 1000];
 const FLOWS: usize = 20;
 
-fn restarts() -> [u64; 2] {
+/// How many, and how many datagrams a second.
+pub(crate) fn restarts() -> [u64; 2] {
     let Ok(text) = std::env::var("WEFT_RESTARTS") else { return RESTARTS };
     let numbers: Vec<_> = text.split(' ').map(|number| number.parse().expect("numbers")).collect();
     numbers.try_into().expect("restarts and rate")
 }
 
-fn device_index(host: &Namespace, name: &str) -> Option<String> {
+pub(crate) fn device_index(host: &Namespace, name: &str) -> Option<String> {
     let path = format!("/sys/class/net/{name}/ifindex");
-    host.succeeds(&["test", "-e", &path]).then(|| host.exec(&["cat", &path]))
+    let shown = host.command(&["cat", &path]).output().expect("cat runs");
+    shown.status.success().then(|| String::from_utf8_lossy(&shown.stdout).into_owned())
 }
 
 /// The filters on the devices that packets go through.
@@ -61,23 +63,13 @@ impl Drop for Ended<'_> {
     }
 }
 
-#[test]
-fn a_kept_tunnel_loses_nothing_while_weftd_is_away() {
-    let [count, rate] = restarts();
-    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &KEPT]);
-    for host in &overlay.lab.hosts {
-        host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..]].concat());
-    }
-    overlay.wait_until_carried();
-    wait_until(PATIENCE, "the kernel merges what arrives", || {
-        let [near, far] = &overlay.lab.pods;
-        tcp_transfer(far, near, overlay.pod(0), 4 << 20, false);
-        device_index(&overlay.lab.hosts[0], "flannel0-gro0").is_some()
-    });
-    let devices = |overlay: &Overlay| {
-        ["flannel0", "flannel0-gro0"].map(|name| device_index(&overlay.lab.hosts[0], name))
-    };
-    let made = devices(&overlay);
+/// Has the pods send datagrams and talk over TCP both ways while `disturb` runs, and loses none;
+/// what was seen.
+pub(crate) fn under_traffic(
+    overlay: &mut Overlay,
+    rate: u64,
+    disturb: impl FnOnce(&mut Overlay),
+) -> String {
     let pods = [0, 1].map(|host| overlay.pod(host));
     let sockets = [0, 1].map(|host| udp_socket(&overlay.lab.pods[host], pods[host]));
     let flows = {
@@ -96,6 +88,48 @@ fn a_kept_tunnel_loses_nothing_while_weftd_is_away() {
             scope.spawn(move || stream.send(&sockets[from], target, rate));
             scope.spawn(move || stream.receive(&sockets[to]));
         }
+        disturb(overlay);
+        stop.store(true, Ordering::Relaxed);
+        let report = talk.join().expect("the flows talk");
+        assert_eq!(report.open, FLOWS, "{report}");
+        for stream in &streams {
+            stream.stop.store(true, Ordering::Relaxed);
+        }
+        wait_until(PATIENCE, "everything sent arrives", || {
+            streams.iter().all(|stream| stream.missing() == 0)
+        });
+        let seen = streams.each_ref().map(|stream| {
+            stream.drained.store(true, Ordering::Relaxed);
+            assert_eq!(stream.refused.load(Ordering::Relaxed), 0, "the pod could not send");
+            format!(
+                "{} sent, {} reordered, longest pause {} ms; ",
+                stream.sent.load(Ordering::Relaxed),
+                stream.reordered.load(Ordering::Relaxed),
+                stream.longest_gap_ns.load(Ordering::Relaxed) / 1_000_000,
+            )
+        });
+        seen.concat() + &report.to_string()
+    })
+}
+
+#[test]
+fn a_kept_tunnel_loses_nothing_while_weftd_is_away() {
+    let [count, rate] = restarts();
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &KEPT]);
+    for host in &overlay.lab.hosts {
+        host.exec(&[&["ethtool", "-K", "wire0"], &PLAIN_CARD[..]].concat());
+    }
+    overlay.wait_until_carried();
+    wait_until(PATIENCE, "the kernel merges what arrives", || {
+        let [near, far] = &overlay.lab.pods;
+        tcp_transfer(far, near, overlay.pod(0), 4 << 20, false);
+        device_index(&overlay.lab.hosts[0], "flannel0-gro0").is_some()
+    });
+    let devices = |overlay: &Overlay| {
+        ["flannel0", "flannel0-gro0"].map(|name| device_index(&overlay.lab.hosts[0], name))
+    };
+    let made = devices(&overlay);
+    let report = under_traffic(&mut overlay, rate, |overlay| {
         for number in 0..count {
             let signal = if number % 2 == 0 { Signal::TERM } else { Signal::KILL };
             overlay.daemons[0].stop(signal, PATIENCE);
@@ -106,28 +140,10 @@ fn a_kept_tunnel_loses_nothing_while_weftd_is_away() {
                 let status = Status::try_of(&overlay.dir(0));
                 status.is_some_and(|status| status.0["fast_path"]["peers"] == 1)
             });
-            assert_eq!(devices(&overlay), made, "other devices");
-        }
-        stop.store(true, Ordering::Relaxed);
-        let report = talk.join().expect("the flows talk");
-        assert_eq!(report.open, FLOWS, "{report}");
-        for stream in &streams {
-            stream.stop.store(true, Ordering::Relaxed);
-        }
-        wait_until(PATIENCE, "everything sent arrives", || {
-            streams.iter().all(|stream| stream.missing() == 0)
-        });
-        for stream in &streams {
-            stream.drained.store(true, Ordering::Relaxed);
-            assert_eq!(stream.refused.load(Ordering::Relaxed), 0, "the pod could not send");
-            println!(
-                "{} sent, {} reordered, longest pause {} ms; {report}",
-                stream.sent.load(Ordering::Relaxed),
-                stream.reordered.load(Ordering::Relaxed),
-                stream.longest_gap_ns.load(Ordering::Relaxed) / 1_000_000,
-            );
+            assert_eq!(devices(overlay), made, "other devices");
         }
     });
+    println!("{report}");
 }
 
 #[test]

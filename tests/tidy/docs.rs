@@ -24,6 +24,7 @@ const OWN_FLAGS: &[&str] = &[
     "stale-hold",
     "start-from-cache",
     "status-socket",
+    "take-over",
     "workers",
 ];
 

@@ -76,6 +76,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "backend",
         &[
+            &["handover"],
             &["setup"],
             &["status"],
             &["tables", "extension/command", "vxlan/checksum", "vxlan/data", "vxlan/device"],

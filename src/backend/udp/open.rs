@@ -67,7 +67,7 @@ pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
 ) -> Result<UdpReserved, UdpError> {
-    let Claim { external, network, previous_subnet, dataplane } = claim;
+    let Claim { external, network, previous_subnet, dataplane, handover } = claim;
     let DataplaneOptions { mut offload, workers, fast_path, keep_tunnel: is_kept, .. } = dataplane;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
     offload.gso &= !avoids_gso(offload, &kernel::release());
@@ -75,14 +75,22 @@ pub(crate) async fn reserve(
     let netlink = Netlink::open()?;
     let address = SocketAddrV4::new(external.address, settings.port);
     let owner = Owner { port: settings.port, network };
-    let once = async || {
-        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
-        let queues = tun_device::open(&netlink, owner, offload, worker_count).await?;
+    let inherited =
+        tun_device::inherit(&netlink, handover, owner, address, offload, worker_count).await?;
+    let checked = async |(sockets, queues): (Vec<TunnelSocket>, Vec<Tun>)| {
         let desired = desired(&netlink, &queues[0], network, previous_subnet, mtu_bytes).await?;
         Overlay::check(&netlink, &desired).await?;
         Ok(TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload })
     };
-    let tunnel = patiently(once).await?;
+    let once = async || {
+        let sockets = TunnelSocket::bind_group(address, offload.gso, offload.gro, worker_count)?;
+        let queues = tun_device::open(&netlink, owner, offload, worker_count).await?;
+        checked((sockets, queues)).await
+    };
+    let tunnel = match inherited {
+        Some(tunnel) => checked(tunnel).await?,
+        None => patiently(once).await?,
+    };
     let device = netlink.link_just_made(&tunnel.queues[0].name).await?.id.index;
     let probe = async |fast_path: &FastPath| {
         let attacher = Attacher { netlink: &netlink, fast_path, tunnel: address, is_kept };

@@ -50,6 +50,7 @@ pub(super) struct Orders {
 }
 
 /// The workers of one device. Dropping it ends them all.
+#[derive(Default)]
 pub(super) struct Team {
     workers: Vec<Worker>,
 }

@@ -3,13 +3,16 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
 
 use rustix::io::Errno;
 use tracing::{info, warn};
 
+use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
-use crate::device::{Tun, TunError, TunOffload};
+use crate::device::{self, Tun, TunError, TunOffload, TunnelSocket};
+use crate::failure::with_causes;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId};
 use crate::route::Prefix;
@@ -44,6 +47,50 @@ impl Owner {
 /// What the alias of each kept device begins with.
 const ALIAS_PREFIX: &str = "weft udp";
 
+/// Goes on with the descriptors that the last weftd has left open, if they are what this one would
+/// open.
+pub(super) async fn inherit(
+    netlink: &Netlink,
+    handover: &Handover,
+    owner: Owner,
+    address: SocketAddrV4,
+    offload: OffloadChoice,
+    worker_count: NonZeroU16,
+) -> Result<Option<(Vec<TunnelSocket>, Vec<Tun>)>, UdpError> {
+    let Some(descriptors) = handover.take_inherited() else {
+        // An earlier attempt of this start may have had them.
+        handover.refuse();
+        return Ok(None);
+    };
+    let devices = device::tun_names(&descriptors);
+    let OffloadChoice { tso, uso, gso, gro, .. } = offload;
+    let wanted = TunOffload { tso, uso };
+    let reason = match device::inherit(descriptors, address, wanted, [gso, gro], worker_count) {
+        Ok((sockets, queues)) => {
+            let name = &queues[0].name;
+            let alias = netlink.link_named(name).await?.and_then(|link| link.alias);
+            if alias.as_deref().and_then(Owner::of) == Some(owner) {
+                steer(&queues);
+                return Ok(Some((sockets, queues)));
+            }
+            format!("{name} is not the device of {owner}")
+        }
+        Err(error) => with_causes(&error),
+    };
+    info!("not going on with what the last weftd has left open: {reason}");
+    handover.refuse();
+    // The service manager may need a moment to close them, and a device that is still there keeps
+    // its name and its route.
+    for name in devices {
+        if let Some(link) = netlink.link_named(&name).await?
+            && link.alias.as_deref().and_then(Owner::of).is_some()
+        {
+            netlink.remove_link(&link.id).await?;
+        }
+    }
+    Ok(None)
+}
+
 /// Opens the device that an earlier weftd has kept, or a new one: one queue for each worker.
 pub(super) async fn open(
     netlink: &Netlink,
@@ -68,9 +115,9 @@ pub(super) async fn settle(
     let link = netlink.link_just_made(&tun.name).await?;
     let before = link.alias.unwrap_or_default();
     if Owner::of(&before) == Some(owner) {
-        info!("going on with {}, which the last weftd has kept", link.id);
+        info!("going on with {}, which the last weftd has left", link.id);
     }
-    let alias = if is_kept { owner.to_string() } else { String::new() };
+    let alias = owner.to_string();
     if before != alias {
         netlink.set_alias(&link.id, &alias).await?;
     }
@@ -86,7 +133,12 @@ pub(super) fn open_queues(
 ) -> Result<Vec<Tun>, TunError> {
     let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
     let queues = Tun::open(name, wanted, count)?;
-    if count.get() > 1
+    steer(&queues);
+    Ok(queues)
+}
+
+fn steer(queues: &[Tun]) {
+    if queues.len() > 1
         && let Err(error) = queues[0].steer_by_flow()
     {
         warn!(
@@ -94,7 +146,6 @@ pub(super) fn open_queues(
              or use --workers=1"
         );
     }
-    Ok(queues)
 }
 
 /// Removes the kept devices of `network`, or all, that no process has.

@@ -4,8 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Instant;
@@ -14,11 +16,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Carrier, KernelView, Reporter, View, WorkerState, send_if_new};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
-use crate::device::{TunOffload, TunnelSocket};
+use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{Engine, EngineWanted, WorkerEnd};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
@@ -49,6 +52,7 @@ pub(super) struct Tunnel {
     prober: Prober,
     worker_count: NonZeroU16,
     is_kept: bool,
+    handover: Handover,
     /// One for each worker.
     seats: Vec<Seat>,
     plane: Plane,
@@ -83,6 +87,8 @@ impl Tunnel {
         tun_device::settle(host.netlink(), &queues[0], owner, is_kept).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
+        let handover = setup.handover.clone();
+        handover.offer(duplicates(&queues, &seats));
         let (ends_sender, ends) = mpsc::unbounded_channel();
         let tun_offload = queues[0].offload;
         let orders = Orders {
@@ -104,6 +110,7 @@ impl Tunnel {
             prober: Prober::open(subnet.network(), mtu_bytes),
             worker_count,
             is_kept,
+            handover,
             seats,
             plane: Plane { overlay, team, offload: tun_offload },
             ends,
@@ -141,9 +148,7 @@ impl Tunnel {
 
     /// Has the device end with weftd.
     pub(super) fn let_go(&mut self) {
-        if !std::mem::take(&mut self.is_kept) {
-            return;
-        }
+        self.is_kept = false;
         let device = &self.plane.overlay.desired().device;
         if let Err(error) = remove_link_now(device.index) {
             warn!("cannot remove {device}: {error}; run `ip link del {}`", device.name);
@@ -380,6 +385,7 @@ impl Tunnel {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
         self.plane.team.end();
+        self.handover.offer(Vec::new());
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
         }
@@ -392,8 +398,26 @@ impl Tunnel {
         desired.path_mtus.clone_from(self.prober.limits());
         let overlay = Overlay::establish(netlink, desired).await?;
         let offload = queues[0].offload;
+        self.handover.offer(duplicates(&queues, &self.seats));
         let team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
         self.plane = Plane { overlay, team, offload };
         Ok(())
     }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.handover.tunnel_ends(Box::new(std::mem::take(&mut self.plane.team)));
+    }
+}
+
+/// The descriptors of a tunnel, for another process; none if this one may not have so many.
+fn duplicates(queues: &[Tun], seats: &[Seat]) -> Vec<OwnedFd> {
+    let queues = queues.iter().map(Tun::duplicate);
+    let all: io::Result<Vec<_>> =
+        queues.chain(seats.iter().map(|seat| seat.socket.duplicate())).collect();
+    all.unwrap_or_else(|error| {
+        warn!("a restart would lose packets: cannot duplicate the tunnel's descriptors: {error}");
+        Vec::new()
+    })
 }

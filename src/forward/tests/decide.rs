@@ -64,16 +64,6 @@ fn egress_verdicts() {
 }
 
 #[test]
-fn a_provisional_table_makes_no_network_unreachable() {
-    let packet = udp(POD, FAR, &[7; 32]);
-    let header = Ipv4Header::parse(&packet).unwrap();
-    let table = Table::provisional();
-    let verdict = decide::egress(&local(), &table, &header, &packet, packet.len());
-    let silent = matches!(verdict, EgressVerdict::Drop(DropReason::NoRoute));
-    assert!(silent, "a restart would abort connections that are just opening: {verdict:?}");
-}
-
-#[test]
 fn egress_verdicts_by_size() {
     let fragmentable = with(udp(POD, FAR, &[7; 32]), 6, &[0, 0]);
     let whole = with(fragmentable.clone(), 6, &[0x40, 0]);

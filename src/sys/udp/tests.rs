@@ -99,7 +99,7 @@ fn a_gso_batch_leaves_as_its_datagrams() {
 fn a_gro_batch_arrives_with_its_segment_size() {
     let (sender, sender_address) = loopback();
     let (receiver, to) = loopback();
-    enable_gro(receiver.as_fd()).unwrap();
+    set_gro(receiver.as_fd(), true).unwrap();
     for (segment_bytes, total) in [(300u16, 1000), (1400, 14_000), (1, 64), (1472, 65_507 - 35)] {
         let bytes = noise(total);
         send(&sender, to, Some(segment_bytes), &bytes);
@@ -163,7 +163,7 @@ fn the_type_of_service_comes_behind_the_others() {
     let (receiver, to) = loopback();
     enable_type_of_service(receiver.as_fd()).unwrap();
     enable_overflow_count(receiver.as_fd()).unwrap();
-    enable_gro(receiver.as_fd()).unwrap();
+    set_gro(receiver.as_fd(), true).unwrap();
     let mut batch = ReceiveBatch::new(64);
     let mut arena = vec![0; 64 * SLOT_BYTES];
     for type_of_service in [0u8, 1, 2, 3, 0xb8, 0xfe] {

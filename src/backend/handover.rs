@@ -1,0 +1,124 @@
+//! What one weftd hands to the next: the tunnel's descriptors, whose queues hold what comes
+//! meanwhile, and its workers, which may go on until those of the next one run.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+/// Shared between the daemon, which talks to the last and the next weftd, and the tunnel.
+#[derive(Clone, Default)]
+pub struct Handover(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    inherited: Mutex<Option<Vec<OwnedFd>>>,
+    offered: watch::Sender<Offered>,
+    is_carrying: watch::Sender<bool>,
+    is_leaving: AtomicBool,
+    /// Workers, which end when they are dropped.
+    lingering: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// What the next weftd could go on with.
+#[derive(Debug, Clone, Default)]
+pub enum Offered {
+    /// What this one was started with, if anything.
+    #[default]
+    Inherited,
+    /// Nothing, and what this one was started with is of no use.
+    Nothing,
+    /// The tunnel's queues and sockets.
+    Tunnel(Arc<Vec<OwnedFd>>),
+}
+
+impl fmt::Debug for Handover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handover").field("offered", &self.0.offered).finish_non_exhaustive()
+    }
+}
+
+impl Handover {
+    /// For a start that goes on with `descriptors`, if they suit it.
+    pub fn from_last(descriptors: Vec<OwnedFd>) -> Self {
+        let handover = Self::default();
+        *lock(&handover.0.inherited) = Some(descriptors).filter(|some| !some.is_empty());
+        handover
+    }
+
+    /// What the next weftd could go on with, and each change of it.
+    pub fn offered(&self) -> watch::Receiver<Offered> {
+        self.0.offered.subscribe()
+    }
+
+    /// Waits until packets are carried by the store's leases.
+    pub async fn carrying(&self) {
+        // The sender lives as long as this.
+        self.0.is_carrying.subscribe().wait_for(|is| *is).await.ok();
+    }
+
+    /// From here on the workers outlive their tunnel.
+    pub fn leave(&self) {
+        self.0.is_leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the workers that have outlived their tunnel.
+    pub fn end_workers(&self) {
+        drop(lock(&self.0.lingering).take());
+    }
+
+    /// The next weftd did not come: another start of this process is to go on with what was its
+    /// own, while the workers go on.
+    pub fn come_back(&self) -> Self {
+        let offered = self.0.offered.borrow().clone();
+        let descriptors = match offered {
+            Offered::Tunnel(tunnel) => {
+                tunnel.iter().filter_map(|descriptor| descriptor.try_clone().ok()).collect()
+            }
+            Offered::Inherited | Offered::Nothing => Vec::new(),
+        };
+        let again = Self::from_last(descriptors);
+        *lock(&again.0.lingering) = lock(&self.0.lingering).take();
+        again
+    }
+
+    /// What this weftd was started with, the first time.
+    pub(super) fn take_inherited(&self) -> Option<Vec<OwnedFd>> {
+        lock(&self.0.inherited).take()
+    }
+
+    /// Closes what this weftd was started with.
+    pub(super) fn refuse(&self) {
+        drop(self.take_inherited());
+        self.end_workers();
+        self.0.offered.send_replace(Offered::Nothing);
+    }
+
+    /// The tunnel has these descriptors now; there are none while it is made again.
+    pub(super) fn offer(&self, descriptors: Vec<OwnedFd>) {
+        let is_none = descriptors.is_empty();
+        let tunnel = || Offered::Tunnel(Arc::new(descriptors));
+        self.0.offered.send_replace(if is_none { Offered::Nothing } else { tunnel() });
+    }
+
+    /// Packets are carried by the store's leases.
+    pub(super) fn is_carrying(&self) {
+        self.0.is_carrying.send_if_modified(|is| !std::mem::replace(is, true));
+        self.end_workers();
+    }
+
+    /// The tunnel ends, and so do its workers when they are dropped, unless they are to go on for
+    /// the next weftd.
+    pub(super) fn tunnel_ends(&self, workers: Box<dyn Any + Send>) {
+        if self.0.is_leaving.load(Ordering::Relaxed) {
+            *lock(&self.0.lingering) = Some(workers);
+        }
+    }
+}
+
+fn lock<T>(value: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}

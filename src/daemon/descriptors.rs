@@ -1,0 +1,70 @@
+//! The tunnel's descriptors in the care of the service manager, which passes them to the next weftd
+//! (sd_notify(3) with FDSTORE=1, sd_listen_fds(3)). What arrives meanwhile waits in their queues.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::backend::handover::Offered;
+use crate::daemon::notify;
+use crate::sys::inherited;
+
+/// What they are all called. Which is which is found out from each.
+const NAME: &str = "weft-tunnel";
+
+/// Most descriptors in one message (`SCM_MAX_FD` in include/net/scm.h).
+pub(super) const AT_ONCE_MAX: usize = 253;
+
+/// Those that the service manager passes to this process. To be called first of all.
+pub(super) fn passed() -> Vec<OwnedFd> {
+    let variable =
+        |name| std::env::var_os(name).and_then(|value| OsString::into_string(value).ok());
+    let [pid, count, names] = ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"]
+        .map(|name| variable(name).unwrap_or_default());
+    if pid != std::process::id().to_string() {
+        return Vec::new();
+    }
+    let Ok(count) = count.parse() else { return Vec::new() };
+    // One that isn't open is not the service manager's doing.
+    let taken = inherited::take(count).unwrap_or_default();
+    let named = taken.into_iter().zip(names.split(':'));
+    named.filter(|(_, name)| *name == NAME).map(|(descriptor, _)| descriptor).collect()
+}
+
+/// Has the service manager keep what the tunnel has, and let go of what it has no more.
+pub(super) async fn keep_stored(mut offered: watch::Receiver<Offered>) -> Infallible {
+    let mut is_stored = false;
+    while offered.changed().await.is_ok() {
+        let offer = offered.borrow_and_update().clone();
+        if let Err(error) = store(&offer, &mut is_stored) {
+            warn!(
+                "a restart would lose packets: the service manager can't be given the tunnel's \
+                 descriptors: {error}"
+            );
+        }
+    }
+    std::future::pending().await
+}
+
+fn store(offer: &Offered, is_stored: &mut bool) -> std::io::Result<()> {
+    let remove = || notify::send(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"), &[]);
+    match offer {
+        Offered::Inherited => Ok(()),
+        Offered::Nothing => {
+            *is_stored = false;
+            remove()
+        }
+        Offered::Tunnel(descriptors) => {
+            if std::mem::replace(is_stored, true) {
+                remove()?;
+            }
+            // Those that it has already it does not take twice. It must not watch them: each packet
+            // would wake it.
+            let message = format!("FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0");
+            descriptors.chunks(AT_ONCE_MAX).try_for_each(|some| notify::send(&message, some))
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! `--take-over`: a starting weftd asks the running one over its status socket for the tunnel's
+//! descriptors. The running one ends its control plane first, so that every lock, port and name is
+//! free, and lets its workers go on until the new ones carry packets. If those never do, it starts
+//! again.
+//!
+//! On the socket: an HTTP upgrade to [`PROTOCOL`]; a byte from the new weftd, which shows that
+//! nothing else reads there; the descriptors with one byte; `running` from the new one.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1;
+use hyper::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::backend::handover::{Handover, Offered};
+use crate::daemon::descriptors::AT_ONCE_MAX;
+use crate::daemon::http::{self, Reply};
+
+/// Where a running weftd is asked.
+pub(super) const PATH: &str = "/take-over";
+/// What the connection becomes.
+const PROTOCOL: &str = "weft-take-over";
+
+/// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
+/// that it leaves.
+const HAND_OVER_MAX: Duration = Duration::from_secs(30);
+/// How long the running one waits for the new one to carry packets.
+const START_MAX: Duration = Duration::from_secs(60);
+
+const GO: u8 = b'g';
+const RUNNING: u8 = b'r';
+
+/// The weftd that has handed over, and waits to hear that this one runs.
+pub(super) struct Predecessor(UnixStream);
+
+/// Asks the weftd behind the status socket `path` for the tunnel; `None` if there is none.
+pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<(Vec<OwnedFd>, Predecessor)>> {
+    let stream = match UnixStream::connect(path).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            let there = path.display();
+            info!("--take-over: nobody answers at {there} ({error}), so this is an ordinary start");
+            return Ok(None);
+        }
+    };
+    let exchange = async {
+        let mut stream = upgrade(stream).await?;
+        stream.write_u8(GO).await?;
+        let descriptors = receive(&stream).await?;
+        anyhow::Ok((descriptors, Predecessor(stream)))
+    };
+    let taken = timeout(HAND_OVER_MAX, exchange).await.map_err(anyhow::Error::from).flatten();
+    let taken = taken.with_context(|| {
+        format!("--take-over: the weftd behind {} does not hand over", path.display())
+    })?;
+    info!("--take-over: going on for the weftd behind {}", path.display());
+    Ok(Some(taken))
+}
+
+async fn upgrade(stream: UnixStream) -> anyhow::Result<UnixStream> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the upgrade.
+    tokio::spawn(connection.with_upgrades());
+    let request = Request::post(PATH)
+        .header(HOST, "weft")
+        .header(CONNECTION, "upgrade")
+        .header(UPGRADE, PROTOCOL)
+        .body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        bail!("it answers {status}: {}", String::from_utf8_lossy(&body).trim_end());
+    }
+    stream_of(hyper::upgrade::on(response).await?)
+}
+
+fn stream_of(upgraded: Upgraded) -> anyhow::Result<UnixStream> {
+    let parts = upgraded
+        .downcast::<TokioIo<UnixStream>>()
+        .map_err(|_other| anyhow::anyhow!("the connection is no unix socket"))?;
+    ensure!(parts.read_buf.is_empty(), "it sends what nobody has asked for");
+    Ok(parts.io.into_inner())
+}
+
+async fn receive(stream: &UnixStream) -> anyhow::Result<Vec<OwnedFd>> {
+    let receive = || {
+        let mut byte = [0];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(&mut byte)];
+        let received = recvmsg(stream, into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(some) = message {
+                descriptors.extend(some);
+            }
+        }
+        Ok((received, descriptors))
+    };
+    let (received, descriptors) = stream.async_io(Interest::READABLE, receive).await?;
+    ensure!(received.bytes == 1, "it has ended");
+    let is_whole = !received.flags.contains(ReturnFlags::CTRUNC);
+    ensure!(is_whole, "this process may not open so many files");
+    Ok(descriptors)
+}
+
+/// Lets the weftd that has handed over end, once this one carries packets.
+pub(super) async fn release(predecessor: Option<Predecessor>, handover: &Handover) -> Infallible {
+    handover.carrying().await;
+    if let Some(Predecessor(mut stream)) = predecessor
+        && let Err(error) = stream.write_u8(RUNNING).await
+    {
+        warn!("the weftd that has handed over may start again: {error}; stop it");
+    }
+    pending().await
+}
+
+/// A starting weftd that has asked for the tunnel.
+pub(super) struct Successor(UnixStream);
+
+/// Answers a weftd that asks for the tunnel, if one is `offered`; once the connection is its own,
+/// it goes to `successors`.
+pub(super) fn answer<B>(
+    request: &mut Request<B>,
+    offered: &Offered,
+    successors: &mpsc::Sender<Successor>,
+) -> Reply {
+    let is_asked = request.method() == Method::POST
+        && request.headers().get(UPGRADE).is_some_and(|protocol| protocol == PROTOCOL);
+    if !is_asked {
+        return http::text(StatusCode::BAD_REQUEST, "400 this is for weftd --take-over\n");
+    }
+    if !matches!(offered, Offered::Tunnel(_)) {
+        return http::text(StatusCode::CONFLICT, "no tunnel of the udp backend runs here\n");
+    }
+    let (upgraded, successors) = (hyper::upgrade::on(request), successors.clone());
+    tokio::spawn(async move {
+        if let Some(successor) = Successor::begin(upgraded).await {
+            // A second one comes too late, and sees its connection end.
+            successors.try_send(successor).ok();
+        }
+    });
+    let mut reply = Reply::default();
+    *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    reply.headers_mut().insert(UPGRADE, HeaderValue::from_static(PROTOCOL));
+    reply
+}
+
+impl Successor {
+    async fn begin(upgraded: OnUpgrade) -> Option<Self> {
+        let mut stream = stream_of(upgraded.await.ok()?).ok()?;
+        let go = timeout(HAND_OVER_MAX, stream.read_u8()).await;
+        matches!(go, Ok(Ok(GO))).then_some(Self(stream))
+    }
+
+    /// Hands over, and waits until the new weftd carries packets.
+    pub(super) async fn takes(mut self, descriptors: &[OwnedFd]) -> anyhow::Result<()> {
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let send = || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
+                return Err(io::Error::other("too many --workers for one message"));
+            }
+            Ok(sendmsg(&self.0, &[IoSlice::new(&[GO])], &mut control, SendFlags::NOSIGNAL)?)
+        };
+        self.0.async_io(Interest::WRITABLE, send).await.context("the descriptors can't be sent")?;
+        let answer = timeout(START_MAX, self.0.read_u8()).await;
+        let answer = answer.with_context(|| format!("no word from it within {START_MAX:?}"))?;
+        let word = answer.context("it has ended before it carried packets")?;
+        ensure!(word == RUNNING, "it answered {word}");
+        Ok(())
+    }
+}

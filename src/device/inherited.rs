@@ -1,0 +1,107 @@
+//! Queues and sockets that an earlier weftd has opened: what is waiting in them is not lost.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddrV4;
+use std::num::NonZeroU16;
+use std::os::fd::{AsFd, OwnedFd};
+
+use socket2::{SockRef, Type};
+
+use crate::sys::tun as sys;
+
+use super::{Tun, TunOffload, TunnelSocket};
+
+/// Why the descriptors of an earlier weftd can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritError {
+    /// Too few or too many, or some that are something else.
+    #[error(
+        "{queues} TUN queues and {sockets} UDP sockets among {all} descriptors, and --workers \
+         needs {wanted} of each"
+    )]
+    Count {
+        /// How many there are.
+        all: usize,
+        /// Queues of TUN devices among them.
+        queues: usize,
+        /// UDP sockets among them.
+        sockets: usize,
+        /// How many of each are needed.
+        wanted: NonZeroU16,
+    },
+    /// The queues are of several devices, or of one that was made for another number of workers.
+    #[error("the TUN device {name} is of another kind")]
+    Kind {
+        /// The device.
+        name: String,
+    },
+    /// A socket is bound elsewhere.
+    #[error("a socket is bound to {bound}, the tunnel needs {wanted}")]
+    Address {
+        /// Where it is bound.
+        bound: String,
+        /// What is needed.
+        wanted: SocketAddrV4,
+    },
+    /// The kernel refuses to set them up.
+    #[error("the kernel refuses")]
+    Kernel(#[from] io::Error),
+}
+
+/// The TUN devices that have queues among `descriptors`.
+pub fn tun_names(descriptors: &[OwnedFd]) -> BTreeSet<String> {
+    descriptors.iter().filter_map(|some| Some(sys::identify(some.as_fd()).ok()?.0)).collect()
+}
+
+/// Opens nothing: goes on with `descriptors`, which must be `count` queues of one device of weft's
+/// kind and `count` sockets bound to `address`.
+pub fn inherit(
+    descriptors: Vec<OwnedFd>,
+    address: SocketAddrV4,
+    offload: TunOffload,
+    [gso, gro]: [bool; 2],
+    count: NonZeroU16,
+) -> Result<(Vec<TunnelSocket>, Vec<Tun>), InheritError> {
+    let all = descriptors.len();
+    let (queues, others): (Vec<_>, Vec<_>) =
+        descriptors.into_iter().partition(|descriptor| sys::identify(descriptor.as_fd()).is_ok());
+    let is_udp = |descriptor: &OwnedFd| {
+        let socket = SockRef::from(descriptor);
+        socket.r#type().is_ok_and(|kind| kind == Type::DGRAM) && socket.local_addr().is_ok()
+    };
+    let (sockets, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(is_udp);
+    let is_whole =
+        [queues.len(), sockets.len()] == [usize::from(count.get()); 2] && rest.is_empty();
+    if !is_whole {
+        let (queues, sockets) = (queues.len(), sockets.len());
+        return Err(InheritError::Count { all, queues, sockets, wanted: count });
+    }
+    let sockets = TunnelSocket::inherit_group(sockets, address, gso, gro)?;
+    Ok((sockets, Tun::inherit(queues, offload)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::net::{Ipv4Addr, UdpSocket};
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_tunnel_is_refused() {
+        let socket = || OwnedFd::from(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let file = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let refusal = |descriptors| {
+            let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8285);
+            let none = TunOffload { tso: false, uso: false };
+            let one = NonZeroU16::MIN;
+            inherit(descriptors, address, none, [false; 2], one).unwrap_err().to_string()
+        };
+        let text = "0 TUN queues and 1 UDP sockets among 1 descriptors, and --workers needs 1";
+        assert_eq!(refusal(vec![socket()]), format!("{text} of each"));
+        for others in [vec![], vec![file(), file()], vec![socket(), socket()]] {
+            assert!(refusal(others).contains("--workers needs 1 of each"));
+        }
+    }
+}

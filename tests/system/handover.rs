@@ -1,0 +1,212 @@
+//! A tunnel that one weftd hands to the next, by itself or by way of the service manager: what the
+//! workers carry is not lost either.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::restarts::{device_index, restarts, under_traffic};
+use crate::support::lab::{Process, WEFTD, wait_until};
+use crate::support::overlay::{CONFIG, Overlay};
+use crate::support::status::Status;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Starts a weftd on host 0 that takes over from the one there, and waits for that one's end.
+fn take_over(overlay: &mut Overlay, arguments: &[&str]) {
+    let store = format!("--local-store={}", overlay.files().join("store").display());
+    let all = [&[store.as_str(), "--take-over"], arguments].concat();
+    let next = overlay.lab.weftd(0, &overlay.dir(0), &all);
+    let mut last = std::mem::replace(&mut overlay.daemons[0], next);
+    let end = last.wait(PATIENCE);
+    assert!(end.success(), "{}\n{}", last.output(), overlay.daemons[0].output());
+}
+
+fn take_overs_lose_nothing(arguments: &[&str]) -> String {
+    let [count, rate] = restarts();
+    let mut overlay = Overlay::start_with(CONFIG, [arguments, &["--fast-path=off"]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    under_traffic(&mut overlay, rate, |overlay| {
+        for _ in 0..count {
+            take_over(overlay, arguments);
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made, "another device");
+        }
+    })
+}
+
+#[test]
+fn a_take_over_loses_nothing() {
+    println!("{}", take_overs_lose_nothing(&["--fast-path=off", "--engine=mmsg"]));
+}
+
+#[test]
+fn a_take_over_of_several_rings_loses_nothing() {
+    let arguments = ["--fast-path=off", "--engine=io_uring", "--workers=2"];
+    println!("{}", take_overs_lose_nothing(&arguments));
+}
+
+#[test]
+fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let store = format!("--local-store={}", overlay.files().join("store").display());
+    under_traffic(&mut overlay, 1000, |overlay| {
+        let arguments = [&store, "--take-over", "--healthz-ip=203.0.113.1", "--healthz-port=8471"];
+        let mut next = overlay.lab.weftd(0, &overlay.dir(0), &arguments);
+        assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+        wait_until(PATIENCE, "the first weftd is back", || {
+            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["ready"] == true)
+        });
+    });
+    assert!(overlay.daemons[0].ended().is_none());
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
+    // It is whole: it hands over again, and ends as any other.
+    take_over(&mut overlay, &[]);
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), None, "it outlives weftd");
+}
+
+#[test]
+fn a_take_over_from_nobody_or_from_another_backend() {
+    let config = CONFIG.replace("udp", "vxlan");
+    let mut overlay = Overlay::start_with(&config, [&["--take-over"], &[]]);
+    let text = overlay.daemons[0].output();
+    assert!(text.contains("ordinary start"), "{text}");
+    let store = format!("--local-store={}", overlay.files().join("store").display());
+    let mut next = overlay.lab.weftd(0, &overlay.dir(0), &[&store, "--take-over"]);
+    assert!(!next.wait(PATIENCE).success());
+    assert!(next.output().contains("no tunnel of the udp backend"), "{}", next.output());
+    assert!(overlay.daemons[0].ended().is_none());
+}
+
+/// Starts its arguments again whenever they end, with the descriptors that they have stored.
+const SERVICE_MANAGER: &str = r#"
+import ctypes, os, platform, signal, socket, sys, time
+directory, argv = sys.argv[1], sys.argv[2:]
+libc, mine = ctypes.CDLL(None), os.getpid()
+kcmp = {"x86_64": 312, "aarch64": 272}[platform.machine()]
+manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+manager.bind(directory + "/notify")
+manager.settimeout(0.005)
+kept = []
+while True:
+    child = os.fork()
+    if child == 0:
+        for at, fd in enumerate(kept):
+            os.dup2(fd, 600 + at, inheritable=False)
+        for at in range(len(kept)):
+            os.dup2(600 + at, 3 + at, inheritable=True)
+        os.environ.update(
+            NOTIFY_SOCKET=directory + "/notify", LISTEN_PID=str(os.getpid()),
+            LISTEN_FDS=str(len(kept)), LISTEN_FDNAMES=":".join(["weft-tunnel"] * len(kept)))
+        os.closerange(3 + len(kept), 1024)
+        os.execv(argv[0], argv)
+    with open(directory + "/child.new", "w") as file:
+        file.write(str(child))
+    os.rename(directory + "/child.new", directory + "/child")
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        try:
+            text, fds, _, _ = socket.recv_fds(manager, 4096, 253)
+        except TimeoutError:
+            continue
+        if b"FDSTOREREMOVE=1" in text:
+            for fd in kept: os.close(fd)
+            kept = []
+        for fd in fds:
+            if any(libc.syscall(kcmp, mine, mine, 0, fd, other) == 0 for other in kept):
+                os.close(fd)
+            else:
+                kept.append(fd)
+    time.sleep(0.05)
+"#;
+
+/// The process that the service manager has started last.
+fn child(overlay: &Overlay) -> Option<Pid> {
+    let text = fs::read_to_string(overlay.dir(0).join("child")).ok()?;
+    Pid::from_raw(text.parse().ok()?)
+}
+
+/// Puts host 0's weftd into the care of a service manager.
+fn manage(overlay: &mut Overlay, arguments: &[&str]) -> Process {
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    let place = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
+    let directory = overlay.dir(0);
+    let flags = [
+        place("local-store", overlay.files().join("store")),
+        place("subnet-file", directory.join("subnet.env")),
+        place("status-socket", directory.join("weft.sock")),
+    ];
+    let directory = directory.to_str().expect("a path of the test");
+    let mut argv = vec!["/usr/bin/python3", "-c", SERVICE_MANAGER, directory, WEFTD];
+    argv.extend(flags.iter().map(String::as_str));
+    argv.extend(["--iface=wire0", "--iptables-forward-rules=false"]);
+    argv.extend(arguments);
+    overlay.lab.hosts[0].spawn(&argv)
+}
+
+/// Whether host 0's weftd carries packets to the other one.
+fn is_ready(overlay: &Overlay) -> bool {
+    let status = Status::try_of(&overlay.dir(0));
+    status.is_some_and(|status| status.0["ready"] == true && status.routes() == 1)
+}
+
+/// Has host 0's weftd started again by the service manager.
+fn restart(overlay: &Overlay) {
+    let last = child(overlay).expect("weftd runs");
+    kill_process(last, Signal::TERM).expect("weftd runs");
+    wait_until(PATIENCE, "weftd is started again", || {
+        child(overlay).is_some_and(|child| child != last) && is_ready(overlay)
+    });
+}
+
+/// Ends weftd and its service manager, and with them the device.
+fn end(overlay: &Overlay, mut manager: Process) {
+    manager.stop(Signal::KILL, PATIENCE);
+    let last = child(overlay).expect("weftd runs");
+    kill_process(last, Signal::TERM).expect("weftd runs");
+    wait_until(PATIENCE, "the device ends with weftd and its service manager", || {
+        device_index(&overlay.lab.hosts[0], "flannel0").is_none()
+    });
+}
+
+#[test]
+fn a_restart_by_the_service_manager_loses_nothing() {
+    for arguments in [["--workers=1", "--engine=mmsg"], ["--workers=2", "--engine=io_uring"]] {
+        let mut overlay = Overlay::start();
+        let manager = manage(&mut overlay, &arguments);
+        wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+        let made = device_index(&overlay.lab.hosts[0], "flannel0");
+        // So few that they have room in the queues, on a slow machine too.
+        under_traffic(&mut overlay, 100, |overlay| {
+            for _ in 0..3 {
+                restart(overlay);
+                let now = device_index(&overlay.lab.hosts[0], "flannel0");
+                assert_eq!(now, made, "{}", manager.output());
+            }
+        });
+        end(&overlay, manager);
+    }
+}
+
+#[test]
+fn what_does_not_suit_the_next_weftd_is_made_again() {
+    let mut overlay = Overlay::start();
+    let manager = manage(&mut overlay, &[]);
+    wait_until(PATIENCE, "weftd is ready", || is_ready(&overlay));
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let other_port = CONFIG.replace(r#""udp""#, r#""udp","Port":8286"#);
+    fs::write(overlay.files().join("store/config"), other_port).expect("a file of the test");
+    restart(&overlay);
+    let now = device_index(&overlay.lab.hosts[0], "flannel0");
+    let text = manager.output();
+    assert!(now.is_some() && now != made, "no new device of the old name: {text}");
+    assert!(text.contains("not going on with what the last weftd has left open"), "{text}");
+    // And of that a copy is kept again.
+    restart(&overlay);
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), now, "{}", manager.output());
+    end(&overlay, manager);
+}
