@@ -81,6 +81,7 @@ def fast_promises:
         promise($metric; $link; "vxlan"; $relation; $target);
     (("tcp1", "tcp4") as $name | vxlan($name; ">="; if $link == "pass" then 0.95 else 1 end)),
     vxlan("udp64"; ">="; 1.1),
+    promise("udp64"; $link; "weft"; ">="; 0.9),
     (("ping_p50", "ping_p99") as $name | vxlan($name; "<="; 1)),
     vxlan("bulk_p99"; "<="; 1.5),
     (if $link == "pass" then vxlan("busy_p50"; "<="; 1.5) else empty end),

@@ -13,7 +13,7 @@ pub const LENGTHS_MAX: usize = 4;
 pub const PEERS_MAX: u32 = 16_384;
 
 /// The shapes of the maps, in the order of their numbers.
-pub const MAPS: [MapShape; 3] = [
+pub const MAPS: [MapShape; 4] = [
     MapShape {
         kind: MapKind::Array,
         key_bytes: 4,
@@ -35,9 +35,19 @@ pub const MAPS: [MapShape; 3] = [
         entries: PEERS_MAX,
         flags: MAPPABLE,
     },
+    MapShape {
+        kind: MapKind::Array,
+        key_bytes: 4,
+        value_bytes: 16,
+        entries: STREAMS_MAX,
+        flags: 0,
+    },
 ];
 
-const SETTINGS_BYTES: usize = 64;
+/// Streams that the programs tell apart, by the hash of their flow.
+const STREAMS_MAX: u32 = 4096;
+
+const SETTINGS_BYTES: usize = 72;
 const PEER_BYTES: usize = 20;
 /// Words of one peer's counts: a cache line for each direction.
 pub(super) const COUNT_WORDS: usize = 16;
@@ -47,6 +57,9 @@ pub(super) const COUNT_WORDS: usize = 16;
 pub struct Settings {
     /// When they stop to take packets, in nanoseconds of CLOCK_BOOTTIME.
     pub until_ns: u64,
+    /// When they stop to leave fast streams of small datagrams to the workers, who send them in
+    /// trains; the same clock.
+    pub streams_until_ns: u64,
     /// This host's lease.
     pub subnet: Prefix,
     /// The address of the TUN device.
@@ -78,6 +91,7 @@ impl Settings {
         }
         [
             self.until_ns.to_ne_bytes().as_slice(),
+            &self.streams_until_ns.to_ne_bytes(),
             &self.subnet.network().octets(),
             &mask_of(self.subnet.length_bits()),
             &self.tun_address.octets(),
@@ -144,6 +158,7 @@ mod tests {
     fn settings_are_laid_out_as_the_programs_read_them() {
         let settings = Settings {
             until_ns: 0x0807_0605_0403_0201,
+            streams_until_ns: 9,
             subnet: "10.5.1.0/24".parse().unwrap(),
             tun_address: Ipv4Addr::new(10, 5, 1, 0),
             underlay_address: Ipv4Addr::new(192, 0, 2, 1),
@@ -158,6 +173,8 @@ mod tests {
         let expected = [
             [1, 2, 3, 4],
             [5, 6, 7, 8],
+            [9, 0, 0, 0],
+            [0; 4],
             [10, 5, 1, 0],
             [255, 255, 255, 0],
             [10, 5, 1, 0],

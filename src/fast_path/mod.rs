@@ -63,6 +63,7 @@ pub struct Maps {
     settings: Map,
     peers: Map,
     counts: Map,
+    streams: Map,
 }
 
 /// The loaded programs with their maps.
@@ -119,13 +120,13 @@ pub struct PeerCounts {
 impl Maps {
     /// Makes empty maps: without settings the programs take no packet.
     pub fn create() -> io::Result<Self> {
-        let [settings, peers, counts] = MAPS.map(Map::create);
-        Ok(Self { settings: settings?, peers: peers?, counts: counts? })
+        let [settings, peers, counts, streams] = MAPS.map(Map::create);
+        Ok(Self { settings: settings?, peers: peers?, counts: counts?, streams: streams? })
     }
 
     /// Loads a program that refers to these maps.
     pub fn load(&self, name: &'static str, instructions: &[u64]) -> Result<OwnedFd, FastPathError> {
-        let maps = [&self.settings, &self.peers, &self.counts];
+        let maps = [&self.settings, &self.peers, &self.counts, &self.streams];
         let load = |log: &mut [u8]| bpf::load(ProgramKind::Classifier, instructions, &maps, log);
         load(&mut []).or_else(|source| {
             // Once more, to hear the reason.

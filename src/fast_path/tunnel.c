@@ -30,6 +30,7 @@
 
 static void *(*lookup)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
 static __u64 (*boot_ns)(void) = (void *)BPF_FUNC_ktime_get_boot_ns;
+static __u32 (*flow_hash)(struct __sk_buff *) = (void *)BPF_FUNC_get_hash_recalc;
 static __u32 (*processor)(void) = (void *)BPF_FUNC_get_smp_processor_id;
 static long (*load)(const struct __sk_buff *, __u32 at, void *to, __u32 bytes) =
     (void *)BPF_FUNC_skb_load_bytes;
@@ -74,6 +75,7 @@ static long (*redirect)(__u32 device, __u64 flags) = (void *)BPF_FUNC_redirect;
 // src/fast_path/layout.rs has the same structures.
 struct settings {
     __u64 until_ns; // on the boot clock; from then on nothing is taken
+    __u64 streams_until_ns; // from then on streams are taken as well: there may be no worker
     __u32 subnet, subnet_mask;
     __u32 tun_address, underlay_address;
     __u32 masks[LENGTHS_MAX]; // of the leases, longest first; 0 ends the list
@@ -109,6 +111,21 @@ struct counts {
 // As in src/stats/long_sends.rs.
 #define LONG_BYTES 512
 
+// Small datagrams of one flow that come faster than so many in so long are a stream. Workers send
+// many of them at once, and so at a fraction of what each costs here.
+#define STREAM_PACKETS 64
+#define STREAM_WINDOW_NS 1000000
+// The workers carry a stream until it has paused for so long: by then they have sent all of it, and
+// what follows here overtakes nothing.
+#define STREAM_PAUSE_NS 100000000
+// Flows whose hashes agree so far are counted together.
+#define STREAMS_MAX 4096
+
+struct stream {
+    __u64 at_ns; // when its window began; of a stream, when its last packet came
+    __u32 packets, unused;
+};
+
 struct map {
     __u32 type, key_bytes, value_bytes, entries, flags;
 };
@@ -121,6 +138,10 @@ struct map peers_map SECTION("maps") = {
 };
 struct map counts_map SECTION("maps") = {
     BPF_MAP_TYPE_ARRAY, sizeof(__u32), sizeof(struct counts), PEERS_MAX, BPF_F_MMAPABLE,
+};
+
+struct map streams_map SECTION("maps") = {
+    BPF_MAP_TYPE_ARRAY, sizeof(__u32), sizeof(struct stream), STREAMS_MAX, 0,
 };
 
 struct ip {
@@ -186,9 +207,25 @@ ALWAYS const struct settings *settings_now(void)
     return lookup(&settings_map, &only);
 }
 
-ALWAYS int is_valid(const struct settings *settings)
+// Whether a small datagram belongs to a stream. Processors may count one flow at once, which costs
+// a count and no more.
+ALWAYS int is_of_stream(struct __sk_buff *skb, __u64 now_ns)
 {
-    return settings && boot_ns() < settings->until_ns;
+    __u32 slot = flow_hash(skb) % STREAMS_MAX;
+    struct stream *stream = lookup(&streams_map, &slot);
+    if (!stream)
+        return 0;
+    __s64 since_ns = now_ns - stream->at_ns;
+    if (stream->packets > STREAM_PACKETS) {
+        stream->at_ns = now_ns;
+        if (since_ns < STREAM_PAUSE_NS)
+            return 1;
+        stream->packets = 0;
+    } else if (since_ns > STREAM_WINDOW_NS) {
+        stream->at_ns = now_ns;
+        stream->packets = 0;
+    }
+    return ++stream->packets > STREAM_PACKETS;
 }
 
 // The peer whose lease holds `address`, by the longest prefix.
@@ -231,7 +268,10 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
     struct ip ip;
     __u32 total = skb->len - LINK_BYTES, segment = skb->gso_size, largest = total, repeated = 0;
 
-    if (!is_valid(settings) || skb->protocol != IPV4 || load(skb, LINK_BYTES, &ip, sizeof(ip)))
+    __u64 now_ns = boot_ns();
+
+    if (!settings || now_ns >= settings->until_ns || skb->protocol != IPV4 ||
+        load(skb, LINK_BYTES, &ip, sizeof(ip)))
         return TC_ACT_UNSPEC;
     // What is sent, the peer's program must take: a packet whose transport checksum is still left to
     // a device would reach a worker there as it is, where both hosts share a machine.
@@ -251,6 +291,9 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
         return TC_ACT_UNSPEC;
     const struct peer *peer = peer_of(settings, ip.destination);
     if (!peer || !(peer->flags & PEER_SEND) || ip.destination == peer->subnet)
+        return TC_ACT_UNSPEC;
+    if (ip.protocol == UDP && total <= LONG_BYTES && !segment &&
+        now_ns < settings->streams_until_ns && is_of_stream(skb, now_ns))
         return TC_ACT_UNSPEC;
     __u32 number = peer->number;
     struct counts *counts = lookup(&counts_map, &number);
@@ -306,7 +349,7 @@ SECTION("tc_in") int weft_in(struct __sk_buff *skb)
     struct ip *inner = &packet.inner;
     __u32 segment = skb->gso_size, repeated = 0;
 
-    if (!is_valid(settings) || skb->protocol != IPV4 || skb->pkt_type != PACKET_FOR_US ||
+    if (!settings || boot_ns() >= settings->until_ns || skb->protocol != IPV4 || skb->pkt_type != PACKET_FOR_US ||
         skb->vlan_present || load(skb, ETH_HLEN, &packet, sizeof(packet)))
         return TC_ACT_UNSPEC;
     // Ours, by senders that leave the checksum out: all others are merged by UDP_GRO and verified

@@ -155,7 +155,7 @@ fn the_fast_path_has_promises_of_its_own() {
     assert_eq!(fast("tcp4"), only("FAIL"), "9.4 is below 0.95 × 10");
     assert_eq!(fast("out_of_order_tcp1"), only("pass"), "none is no worse than none");
     assert_eq!(fast("retransmits_tcp1"), only("FAIL"), "some are worse than none");
-    assert_eq!(fast("udp64"), only("not measured"));
+    assert_eq!(fast("bulk_p99"), only("not measured"));
     let workers = verdicts(&results["promises"], "tcp4");
     assert!(workers.iter().all(|(plane, _)| plane == "weft"), "{workers:?}");
     assert!(!workers.is_empty() && verdicts(&results["promises"], "busy_p50").is_empty());

@@ -1,5 +1,6 @@
 //! Daemons whose packets the kernel carries, beside ones whose workers do.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -8,7 +9,9 @@ use rustix::process::Signal;
 
 use crate::support::lab::{Namespace, PLAIN_CARD, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
-use crate::support::traffic::{kernel_counter, tcp_transfer, udp_sizes};
+use crate::support::traffic::{
+    Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket,
+};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const MIB: u64 = 1 << 20;
@@ -78,6 +81,45 @@ fn workers_and_kernel_understand_each_other() {
             assert_eq!(taken(&overlay, host), [0, 0], "a peer without programs pays for checksums");
         }
     }
+}
+
+#[test]
+fn fast_streams_go_by_workers_in_order() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    overlay.wait_until_carried();
+    let pods = [0, 1].map(|host| overlay.pod(host));
+    let sockets = [0, 1].map(|host| udp_socket(&overlay.lab.pods[host], pods[host]));
+    let target = SocketAddr::from((pods[1], port(&sockets[1])));
+    let stream = Numbered::default();
+    let before = sent_by_workers(&overlay);
+    let mut number = 0_u64;
+    let mut send = |count| {
+        for _ in 0..count {
+            let sent = sockets[0].send_to(&number.to_be_bytes(), target);
+            sent.expect("the pod's kernel takes datagrams");
+            number += 1;
+        }
+    };
+    let reordered = thread::scope(|scope| {
+        scope.spawn(|| stream.receive(&sockets[1]));
+        wait_until(PATIENCE, "workers carry a stream as fast as the pod can send", || {
+            send(5000);
+            sent_by_workers(&overlay) > before + ANSWERS_MAX
+        });
+        thread::sleep(Duration::from_millis(200));
+        let ([sent, _], by_workers) = (taken(&overlay, 0), sent_by_workers(&overlay));
+        for _ in 0..20 {
+            send(1);
+            thread::sleep(Duration::from_millis(2));
+        }
+        wait_until(PATIENCE, "the kernel carries what follows a pause", || {
+            taken(&overlay, 0)[0] >= sent + 20
+        });
+        assert!(sent_by_workers(&overlay) < by_workers + ANSWERS_MAX);
+        stream.drained.store(true, Ordering::Relaxed);
+        stream.reordered.load(Ordering::Relaxed)
+    });
+    assert_eq!(reordered, 0, "a stream that changed its way was reordered");
 }
 
 /// Packets that a device has received, super-packets as one.

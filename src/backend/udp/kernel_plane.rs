@@ -52,6 +52,10 @@ const LIFE: Duration = Duration::from_secs(60);
 /// enough to exchange it. Meanwhile nobody watches what could forbid them.
 const LIFE_BETWEEN: Duration = Duration::from_secs(120);
 
+/// How long they leave fast streams to the workers without being told again: some looks, so that
+/// streams go on soon after weftd was killed.
+const STREAMS_LIFE: Duration = Duration::from_secs(3);
+
 /// How often the counts are looked at, and the programs' life is prolonged: as often as the prober
 /// looks at the workers' marks while somebody is sent long packets, and else once a second.
 const LOOK: Duration = Duration::from_millis(200);
@@ -298,6 +302,7 @@ impl KernelPlane {
         }
         let settings = Settings {
             until_ns: until_ns(LIFE),
+            streams_until_ns: until_ns(STREAMS_LIFE),
             subnet: self.inputs.subnet,
             tun_address: self.inputs.subnet.network(),
             underlay_address: *ground.underlay.ip(),
@@ -375,6 +380,7 @@ impl KernelPlane {
     fn look_at_counts(&mut self) -> Duration {
         if let (Some(fast_path), Some(settings)) = (&self.fast_path, &mut self.published) {
             settings.until_ns = until_ns(LIFE);
+            settings.streams_until_ns = until_ns(STREAMS_LIFE);
             // It was accepted before, and what fails now ends by itself.
             fast_path.maps().publish(settings).ok();
         } else if self.off_since.elapsed() >= ANNOUNCED {
@@ -429,6 +435,7 @@ impl Drop for KernelPlane {
         }
         if let (Some(fast_path), Some(settings)) = (&self.fast_path, &mut self.published) {
             settings.until_ns = until_ns(LIFE_BETWEEN);
+            settings.streams_until_ns = 0;
             // What fails now ends a little earlier.
             fast_path.maps().publish(settings).ok();
         }

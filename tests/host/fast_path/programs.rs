@@ -6,6 +6,8 @@
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
@@ -55,6 +57,7 @@ const PEERS: [(&str, [u8; 4], bool, bool); 6] = [
 fn settings(until_ns: u64) -> Settings {
     Settings {
         until_ns,
+        streams_until_ns: 0,
         subnet: SUBNET.parse().unwrap(),
         tun_address: TUN,
         underlay_address: UNDERLAY,
@@ -355,4 +358,35 @@ fn nothing_is_taken_after_the_lease() {
     assert!(bench.run(&bench.out, &packet).is_some());
     bench.maps.publish(&settings(1)).unwrap();
     assert_eq!(bench.run(&bench.out, &packet), None, "a dead daemon's programs go on sending");
+}
+
+#[test]
+fn fast_streams_of_small_datagrams_are_left_alone() {
+    let bench = Bench::new(1);
+    let streams_until = |streams_until_ns| {
+        let settings = Settings { streams_until_ns, ..settings(u64::MAX) };
+        bench.maps.publish(&settings).unwrap();
+    };
+    let (pod, far) = (Ipv4Addr::new(10, 5, 1, 9), Ipv4Addr::new(10, 5, 2, 9));
+    let packet = |protocol, bytes| ipv4(pod, far, protocol, &vec![0; bytes]);
+    let small = packet(17, 16);
+    let is_taken = |packet: &[u8]| bench.run(&bench.out, packet).is_some();
+    let make_stream = || {
+        let give_up = Instant::now() + Duration::from_secs(20);
+        while is_taken(&small) {
+            assert!(Instant::now() < give_up, "the kernel sends a stream one by one");
+        }
+    };
+    streams_until(u64::MAX);
+    make_stream();
+    // Two flows of others, should one have the stream's place.
+    let others = [7, 8].map(|host| ipv4(Ipv4Addr::new(10, 5, 1, host), far, 17, &[0; 16]));
+    assert!(others.iter().any(|other| is_taken(other)), "a packet of another flow is left alone");
+    assert!(is_taken(&packet(17, 600)), "long datagrams gain nothing from workers");
+    assert!(is_taken(&packet(6, 32)), "TCP would change its way");
+    thread::sleep(Duration::from_millis(150));
+    assert!(is_taken(&small), "after a pause nothing can be overtaken");
+    make_stream();
+    streams_until(1);
+    assert!(is_taken(&small), "without a weftd nobody carries streams");
 }
