@@ -13,6 +13,8 @@ def families: [
         title: "64 B ping-pong beside a TCP flow, half the round trip in microseconds"},
     {id: "latency-busy", better: "less",
         title: "Ping beside 6 busy programs a processor, half the round trip in microseconds"},
+    {id: "restart", better: "less",
+        title: "Of 10,000 datagrams a second, lost and out of order when the sender's host restarts"},
     {id: "loss-free", better: "more",
         title: "Highest rate without loss (NDR) and with 0.5 % (PDR), thousands a second"},
     {id: "cpu-tcp", better: "less",
@@ -53,6 +55,8 @@ def metrics:
         latency("bulk"; "latency-bulk"; "ping-bulk"; "ping under bulk"),
         metric("bulk_p999"; "latency-bulk"; "ping-bulk"; "p999_us"; "ping under bulk p99.9 us"; 1),
         latency("busy"; "latency-busy"; "ping-busy"; "ping beside busy programs"),
+        metric("restart_lost"; "restart"; "restart"; "restart_lost"; "lost"; 0),
+        metric("restart_reordered"; "restart"; "restart"; "restart_reordered"; "out of order"; 0),
         (("64", "imix") as $mix | ("ndr", "pdr") as $rate | metric("\($rate)\($mix)"; "loss-free";
             "ndr\($mix)"; "\($rate)_kpps"; "\($rate | ascii_upcase) \($mix) kpps"; 0)),
         (("tcp1", "tcp4") as $name | cpu($name; "tcp"; "gb"; "GB")),
@@ -73,7 +77,8 @@ def promises:
         promise("udp64"; $link; "one-packet"; ">="; if $link == "pass" then 3 else 3.5 end),
         promise("udp64"; $link; "vxlan"; ">="; if $link == "pass" then 1.4 else 1.9 end),
         promise("ping_p50"; $link; "one-packet"; "<="; 0.9),
-        promise("bulk_p99"; $link; "one-packet"; "<="; 0.5));
+        promise("bulk_p99"; $link; "one-packet"; "<="; 0.5),
+        promise("restart_lost"; $link; "vxlan"; "<="; 1));
 
 # What weft promises of the kernel's fast path.
 def fast_promises:
@@ -84,6 +89,7 @@ def fast_promises:
     promise("udp64"; $link; "weft"; ">="; 0.9),
     (("ping_p50", "ping_p99") as $name | vxlan($name; "<="; 1)),
     vxlan("bulk_p99"; "<="; 1.5),
+    vxlan("restart_lost"; "<="; 1),
     (if $link == "pass" then vxlan("busy_p50"; "<="; 1.5) else empty end),
     (("cpu_tcp1", "cpu_tcp4") as $name | vxlan($name; "<="; 1.1)),
     (("retransmits", "out_of_order") as $name | ("tcp1", "tcp4") as $workload

@@ -15,7 +15,8 @@ run_soak() {
     : >"$out/soak.ndjson"
     for link in "${links[@]}"; do
         for plane in "${planes[@]}"; do
-            LAB=${lab_of[$plane]} address=${server_of[$plane]} plane_pids=${pids_of[$plane]}
+            LAB=${lab_of[$plane]} address=${server_of[$plane]}
+            plane_pids=$(lab_daemons)
             raw=$out/raw/soak-$link-$plane
             lab_link "$link"
             soak_plane "$link" "$plane" || return 1

@@ -8,9 +8,9 @@
 
 readonly WORKLOADS_TCP=tcp1,tcp4,tcp16,tcp-bidir
 readonly WORKLOADS_UDP=udp64,udp512,udpmtu,udp64x16,udp512x16,udpmtux16
-readonly WORKLOADS_ALL=$WORKLOADS_TCP,$WORKLOADS_UDP,rr,ping,ping-bulk,ping-busy,ndr64,ndrimix
+readonly WORKLOADS_ALL=$WORKLOADS_TCP,$WORKLOADS_UDP,rr,ping,ping-bulk,ping-busy,ndr64,ndrimix,restart
 # What the promises of the report need.
-readonly WORKLOADS_DEFAULT=tcp1,tcp4,udp64,rr,ping,ping-bulk,ping-busy
+readonly WORKLOADS_DEFAULT=tcp1,tcp4,udp64,rr,ping,ping-bulk,ping-busy,restart
 # A measurement that takes this much longer than asked for has stalled.
 readonly GRACE_S=15
 # A search has about a dozen trials, each with its questions, and repeats those that failed.
@@ -26,6 +26,8 @@ readonly BUSY_PINGS_PER_S=100 BUSY_INTERVAL_S=0.01
 # As benches/traffic counts a ping that was not answered.
 readonly LOST_PING_US=50000
 readonly IP_UDP_BYTES=28
+# What a restart disturbs: small datagrams at a rate that every plane carries without loss.
+readonly RESTART_BYTES=64 RESTART_PER_S=10000
 # 40 ticks of two CPUs: fine enough to tell 5 % from nothing.
 readonly BACKGROUND_WINDOW_S=0.2
 readonly QUIET_PERCENT_MAX=5
@@ -62,6 +64,7 @@ run_workload() {
         ping-busy) workload_ping_busy ;;
         ndr64) workload_search --bytes 64 ;;
         ndrimix) workload_search --imix "$(pod_mtu)" ;;
+        restart) workload_restart ;;
     esac
 }
 
@@ -201,6 +204,45 @@ workload_ping_busy() {
         | def at($share): $all[($all | length - 1) * $share | round];
         select($answered != []) | {p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999),
             lost_pings: $lost}' "$raw.txt"
+}
+
+# Datagrams at a constant rate while the sender's host gets another weftd, or another process of
+# what else carries them; the kernel's own planes have none to exchange.
+workload_restart() {
+    local server client
+    iperf_server "$raw" || return 1
+    in_ns p1 timeout $((seconds + GRACE_S)) iperf3 -J -c "$address" -t "$seconds" \
+        -u -l "$RESTART_BYTES" -b $((RESTART_PER_S * RESTART_BYTES * 8)) \
+        >"$raw.json" 2>"$raw.err" &
+    client=$!
+    sleep "$(jq -n "$seconds / 2")"
+    restart_plane || return 1
+    wait "$client" || true
+    kill "$server" 2>/dev/null || true
+    wait "$server" 2>/dev/null || true
+    jq -c '{restart_lost: .end.sum.lost_packets,
+        restart_reordered: ([.end.streams[].udp.out_of_order] | add)}' "$raw.json"
+}
+
+# Exchanges what carries packets on host 1, by its own arguments.
+restart_plane() {
+    local daemon argv
+    daemon=$(ip netns pids "$LAB-h1")
+    [[ -n $daemon ]] || return 0
+    mapfile -d '' -t argv <"/proc/$daemon/cmdline"
+    case ${argv[0]} in
+        */weftd)
+            [[ " ${argv[*]} " == *" --take-over "* ]] || argv+=(--take-over)
+            spawn_in h1 "$raw.weftd" "${argv[@]}"
+            ;;
+        *)
+            kill "$daemon"
+            wait_until 5 "the end of ${argv[0]}" lab_process_ended "$daemon"
+            lab_proxy 1 "$(dirname "$raw")" "$(basename "${argv[0]}")"
+            return
+            ;;
+    esac
+    wait_until 10 "the end of the weftd that has handed over" lab_process_ended "$daemon"
 }
 
 # workload_search SIZES...: the trials stay in the raw file.

@@ -28,7 +28,6 @@ LAB=
 LABS=()
 LAB_PIDS=()
 WEFTD_PID=() # of the lab made last, by host
-PLANE_PIDS=() # of the lab made last: the processes that move its packets
 
 # in_ns NAME COMMAND...: runs COMMAND in the namespace $LAB-NAME.
 in_ns() {
@@ -51,7 +50,6 @@ lab_up() {
     local end
     LAB="weft-$$-$1"
     LABS+=("$LAB")
-    PLANE_PIDS=()
     for end in h1 h2 p1 p2; do
         ip netns add "$LAB-$end"
         in_ns "$end" ip link set lo up
@@ -151,7 +149,6 @@ lab_proxy() {
     spawn_in "h$end" "$dir/$program$end.log" "$path" \
         --tun flannel0 --bind "${UNDERLAY[end]}:$TUNNEL_PORT" \
         --route "$(subnet_of "${FIXED_SUBNET[3 - end]}")=${UNDERLAY[3 - end]}:$TUNNEL_PORT" "$@"
-    PLANE_PIDS+=("$SPAWNED")
     if ! wait_until 5 "flannel0 of $program on host $end" in_ns "h$end" ip link show flannel0; then
         tail -n 5 "$dir/$program$end.log" >&2
         return 1
@@ -172,7 +169,6 @@ lab_plane_weft() {
             --iface "${UNDERLAY[end]}" --subnet-file "$dir/h$end/subnet.env" \
             --status-socket "$dir/h$end/weft.sock" --iptables-forward-rules=false
         WEFTD_PID[end]=$SPAWNED
-        PLANE_PIDS+=("$SPAWNED")
     done
     for end in 1 2; do
         if ! wait_until 15 "the lease of host $end" weft_has_lease_or_died "$dir" "$end" ||
@@ -211,6 +207,12 @@ fast_path_carries() {
     for end in 1 2; do
         weft_status "$1" "$end" '.fast_path | .peers == 1 and .packets_sent > 0' || return 1
     done
+}
+
+# lab_daemons: the processes that move the lab's packets; the pods' are in their own namespaces.
+lab_daemons() {
+    local end
+    for end in 1 2; do ip netns pids "$LAB-h$end"; done | tr '\n' ' '
 }
 
 # Waiting further is pointless once the daemon is gone.
