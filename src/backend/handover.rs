@@ -16,11 +16,22 @@ pub struct Handover(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     inherited: Mutex<Option<Vec<OwnedFd>>>,
+    /// Who else has what was inherited, if anything was.
+    giver: Option<Giver>,
     offered: watch::Sender<Offered>,
     is_carrying: watch::Sender<bool>,
     is_leaving: AtomicBool,
     /// Workers, which end when they are dropped.
     lingering: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Who has given what this weftd was started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Giver {
+    /// The service manager, or this very process: it lets go of what is of no use.
+    Ourselves,
+    /// A weftd whose workers carry packets with it.
+    Weftd,
 }
 
 /// What the next weftd could go on with.
@@ -42,11 +53,20 @@ impl fmt::Debug for Handover {
 }
 
 impl Handover {
-    /// For a start that goes on with `descriptors`, if they suit it.
-    pub fn from_last(descriptors: Vec<OwnedFd>) -> Self {
-        let handover = Self::default();
-        *lock(&handover.0.inherited) = Some(descriptors).filter(|some| !some.is_empty());
-        handover
+    /// For a start that goes on with what the service manager has kept, if that suits it.
+    pub fn from_service_manager(descriptors: Vec<OwnedFd>) -> Self {
+        Self::new(descriptors, Giver::Ourselves)
+    }
+
+    /// For a start that goes on with the tunnel of a weftd that runs, or fails.
+    pub fn from_weftd(descriptors: Vec<OwnedFd>) -> Self {
+        Self::new(descriptors, Giver::Weftd)
+    }
+
+    fn new(descriptors: Vec<OwnedFd>, giver: Giver) -> Self {
+        let giver = (!descriptors.is_empty()).then_some(giver);
+        let inherited = Mutex::new(giver.map(|_| descriptors));
+        Self(Arc::new(Shared { inherited, giver, ..Shared::default() }))
     }
 
     /// What the next weftd could go on with, and each change of it.
@@ -80,7 +100,7 @@ impl Handover {
             }
             Offered::Inherited | Offered::Nothing => Vec::new(),
         };
-        let again = Self::from_last(descriptors);
+        let again = Self::new(descriptors, Giver::Ourselves);
         *lock(&again.0.lingering) = lock(&self.0.lingering).take();
         again
     }
@@ -90,11 +110,18 @@ impl Handover {
         lock(&self.0.inherited).take()
     }
 
-    /// Closes what this weftd was started with.
+    /// Who else has what this weftd was started with, if it was.
+    pub(super) fn giver(&self) -> Option<Giver> {
+        self.0.giver
+    }
+
+    /// Closes what this weftd was started with, if anything.
     pub(super) fn refuse(&self) {
         drop(self.take_inherited());
         self.end_workers();
-        self.0.offered.send_replace(Offered::Nothing);
+        if self.0.giver.is_some() {
+            self.0.offered.send_replace(Offered::Nothing);
+        }
     }
 
     /// The tunnel has these descriptors now; there are none while it is made again.

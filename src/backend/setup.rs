@@ -90,6 +90,12 @@ pub enum SetupError {
     /// The kernel can't be asked, or refused.
     #[error("cannot set up the backend")]
     Netlink(#[from] NetlinkError),
+    /// The weftd that runs has a tunnel, and this backend has none.
+    #[error(
+        "cannot take over from the weftd that runs, because the network configuration has another \
+         Backend now; stop that one, and start this one without --take-over"
+    )]
+    TakeOver,
     /// Routes between hosts need their real addresses.
     #[error(
         "the host-gw backend needs the interface's own address as PublicIP, but they are {address} \

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -25,6 +26,30 @@ const LOOKS: u32 = 8;
 pub struct LockFile(File);
 
 impl LockFile {
+    /// Goes on with the lock on the file at `path`, which another process has handed over; `None`
+    /// if `file` is another one, or somebody else has its lock by now.
+    pub fn inherit(file: OwnedFd, path: &Path) -> Option<Self> {
+        let file = File::from(file);
+        let is_ours = is_still_at(&file, path) && lock_now(&file).is_ok();
+        is_ours.then(|| Self(file))
+    }
+
+    /// The same lock, for another process: it lasts until one of the two gives it back, or both
+    /// have ended.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        Ok(self.0.try_clone()?.into())
+    }
+
+    /// Locks the file again if the process that was to go on with the lock has given it back; false
+    /// if somebody else has it.
+    pub fn lock_again(&self) -> io::Result<bool> {
+        match lock_now(&self.0) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Makes `content` what the file says, for whoever finds it locked.
     pub fn write(&self, content: &[u8]) -> io::Result<()> {
         self.0.set_len(0)?;
@@ -51,7 +76,7 @@ pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
         let file = open(path)?;
         let status = file.metadata()?;
         let is_private = status.mode() & 0o777 & !MODE == 0 && is_trusted(status.uid());
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match lock_now(&file) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if is_private || is_held_by_trusted(status.ino()) => {
                 return Ok(None);
@@ -69,6 +94,10 @@ pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
         fs::remove_file(path)?;
     }
     Err(io::Error::other("it is removed again and again"))
+}
+
+fn lock_now(file: &File) -> rustix::io::Result<()> {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -163,6 +192,28 @@ mod tests {
         drop(lock);
         assert!(try_lock(&path).unwrap().is_some(), "the lock outlives its holder");
         drop(inherited);
+    }
+
+    #[test]
+    fn a_lock_goes_from_one_holder_to_the_next() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = try_lock(&path).unwrap().unwrap();
+        let handed = || first.duplicate().unwrap();
+        assert!(LockFile::inherit(handed(), &directory.path().join("other")).is_none());
+        assert!(try_lock(&path).unwrap().is_none(), "refusing it gave it back");
+        let second = LockFile::inherit(handed(), &path).unwrap();
+        assert!(try_lock(&path).unwrap().is_none());
+        // The second fails: the first has it again, unless somebody else was faster.
+        drop(second);
+        assert!(first.lock_again().unwrap());
+        let second = LockFile::inherit(handed(), &path).unwrap();
+        std::mem::forget(first);
+        assert!(try_lock(&path).unwrap().is_none(), "the first one took it along");
+        drop(second);
+        let third = try_lock(&path).unwrap().unwrap();
+        assert!(!LockFile(open(&path).unwrap()).lock_again().unwrap(), "locked twice");
+        drop(third);
     }
 
     #[test]

@@ -3,17 +3,24 @@
 
 use std::convert::Infallible;
 use std::ffi::OsString;
+use std::future::pending;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::warn;
 
 use crate::backend::handover::Offered;
 use crate::daemon::notify;
+use crate::failure::LogOnce;
 use crate::sys::inherited;
 
 /// What they are all called. Which is which is found out from each.
 const NAME: &str = "weft-tunnel";
+
+/// Pause before a service manager whose queue was full is told again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Most descriptors in one message (`SCM_MAX_FD` in include/net/scm.h).
 pub(super) const AT_ONCE_MAX: usize = 253;
@@ -37,16 +44,25 @@ pub(super) fn passed() -> Vec<OwnedFd> {
 /// Has the service manager keep what the tunnel has, and let go of what it has no more.
 pub(super) async fn keep_stored(mut offered: watch::Receiver<Offered>) -> Infallible {
     let mut is_stored = false;
-    while offered.changed().await.is_ok() {
+    let mut logged = LogOnce::default();
+    loop {
         let offer = offered.borrow_and_update().clone();
-        if let Err(error) = store(&offer, &mut is_stored) {
-            warn!(
-                "a restart would lose packets: the service manager can't be given the tunnel's \
-                 descriptors: {error}"
-            );
+        let is_done = store(&offer, &mut is_stored).inspect_err(|error| {
+            logged.once(&error.to_string(), |error| {
+                warn!(
+                    "a restart would lose packets: the service manager can't be given the \
+                     tunnel's descriptors: {error}; retrying"
+                );
+            });
+        });
+        // The offer's own descriptors would keep a device alive that is to be made again.
+        drop(offer);
+        let retry = async { if is_done.is_err() { sleep(RETRY).await } else { pending().await } };
+        tokio::select! {
+            changed = offered.changed() => if changed.is_err() { pending::<()>().await },
+            () = retry => {}
         }
     }
-    std::future::pending().await
 }
 
 fn store(offer: &Offered, is_stored: &mut bool) -> std::io::Result<()> {

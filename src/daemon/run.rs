@@ -1,11 +1,12 @@
 //! weftd from start to stop: flanneld's start order and log phrases, one owner for every task,
 //! and an exit code that shows how it ended.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::convert::Infallible;
 use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,12 +66,16 @@ pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> Exi
 /// One that is to take over from this one may fail: then this one starts again, with its own
 /// tunnel.
 async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
-    let (mut handover, mut predecessor) = (Handover::from_last(passed), None);
+    let (mut handover, mut predecessor) = (Handover::from_service_manager(passed), None);
+    let lock = RefCell::new(None);
     if options.take_over {
         match take_over::ask(&options.status_socket).await {
             Ok(None) => {}
-            Ok(Some((descriptors, running))) => {
-                (handover, predecessor) = (Handover::from_last(descriptors), Some(running));
+            Ok(Some(taken)) => {
+                handover = Handover::from_weftd(taken.tunnel);
+                predecessor = Some(taken.predecessor);
+                *lock.borrow_mut() =
+                    taken.lock.and_then(|file| DaemonLock::inherit(file, &options.subnet_file));
             }
             Err(error) => {
                 error!("{error:#}");
@@ -78,35 +83,56 @@ async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) ->
             }
         }
     }
+    info!("Installing signal handlers");
+    let mut stop = match stop_signals() {
+        Ok(stop) => Box::pin(stop),
+        Err(error) => {
+            error!("cannot install signal handlers: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     loop {
-        match until_stopped(options, timing, &handover, predecessor.take()).await {
+        let run = Run { options, timing, handover: &handover, lock: &lock };
+        let successor = match until_stopped(&run, stop.as_mut(), predecessor.take()).await {
             Outcome::Ended(code) => return code,
-            Outcome::Asked(successor) => match hand_over(successor, &handover).await {
-                Ok(()) => return ExitCode::SUCCESS,
-                Err(error) => error!("the weftd that was to take over failed: {error:#}"),
-            },
+            Outcome::Asked(successor) => successor,
+        };
+        if let Err(error) = hand_over(successor, &handover, &lock, stop.as_mut()).await {
+            error!("the weftd that was to take over failed: {error:#}");
+        } else {
+            return ExitCode::SUCCESS;
         }
         info!("starting again, with the tunnel as it is");
+        let held = lock.borrow();
+        if let Some(Err(error)) = held.as_ref().map(|lock| lock.come_back(&options.subnet_file)) {
+            error!("{:#}", anyhow::Error::from(error));
+            return ExitCode::FAILURE;
+        }
         handover = handover.come_back();
     }
 }
 
 /// Lets the workers go on until those of `successor` carry packets, or this process is stopped.
-async fn hand_over(successor: Successor, handover: &Handover) -> anyhow::Result<()> {
+async fn hand_over(
+    successor: Successor,
+    handover: &Handover,
+    lock: &RefCell<Option<DaemonLock>>,
+    stop: Pin<&mut impl Future<Output = &'static str>>,
+) -> anyhow::Result<()> {
     let Offered::Tunnel(descriptors) = handover.offered().borrow().clone() else {
         bail!("the tunnel was being made again; try again");
     };
+    let lock_file = lock.borrow().as_ref().map(DaemonLock::duplicate).transpose()?;
     info!("handing the tunnel over to a weftd that starts with --take-over");
-    let stop = stop_signals().context("cannot install signal handlers")?;
     tokio::select! {
-        taken = successor.takes(&descriptors) => taken?,
-        signal = stop => {
-            info!("shutdownHandler sent cancel signal... ({signal})");
-            return Ok(());
-        }
+        taken = successor.takes(lock_file, &descriptors) => taken?,
+        signal = stop => info!("shutdownHandler sent cancel signal... ({signal})"),
     }
     handover.end_workers();
-    info!("Exiting cleanly... (the other weftd carries the packets)");
+    if let Some(lock) = lock.take() {
+        lock.leave();
+    }
+    info!("Exiting cleanly... (the other weftd goes on)");
     Ok(())
 }
 
@@ -118,20 +144,22 @@ enum Outcome {
     Asked(Successor),
 }
 
-async fn until_stopped(
-    options: &Options,
+/// What one run goes by.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    options: &'a Options,
     timing: Timing,
-    handover: &Handover,
+    handover: &'a Handover,
+    /// Empty until it is taken, or if it can't be.
+    lock: &'a RefCell<Option<DaemonLock>>,
+}
+
+async fn until_stopped(
+    run: &Run<'_>,
+    stop: Pin<&mut impl Future<Output = &'static str>>,
     predecessor: Option<Predecessor>,
 ) -> Outcome {
-    info!("Installing signal handlers");
-    let stop = match stop_signals() {
-        Ok(stop) => stop,
-        Err(error) => {
-            error!("cannot install signal handlers: {error}");
-            return Outcome::Ended(ExitCode::FAILURE);
-        }
-    };
+    let Run { options, handover, .. } = *run;
     let readiness = Readiness::default();
     let health = match options.health {
         None => None,
@@ -156,7 +184,7 @@ async fn until_stopped(
         successor
     };
     let manager = OnceCell::new();
-    let daemon = Daemon { options, timing, readiness: &readiness, handover, successors };
+    let daemon = Daemon { run: *run, readiness: &readiness, successors };
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     let outcome = tokio::select! {
         end = serve(&daemon, &manager) => match end {
@@ -185,10 +213,8 @@ async fn until_stopped(
 
 /// What one run has.
 struct Daemon<'a> {
-    options: &'a Options,
-    timing: Timing,
+    run: Run<'a>,
     readiness: &'a Readiness,
-    handover: &'a Handover,
     /// Where those go that ask to take over.
     successors: mpsc::Sender<Successor>,
 }
@@ -199,8 +225,11 @@ async fn serve(
     daemon: &Daemon<'_>,
     manager_slot: &OnceCell<SubnetManager>,
 ) -> anyhow::Result<Infallible> {
-    let Daemon { options, timing, readiness, handover, ref successors } = *daemon;
-    let _lock = lock(options)?;
+    let Daemon { run: Run { options, timing, handover, lock }, readiness, ref successors } =
+        *daemon;
+    if lock.borrow().is_none() {
+        *lock.borrow_mut() = acquire_lock(options)?;
+    }
     let previous = read_previous(options);
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .await
@@ -239,7 +268,7 @@ async fn work(
     previous: &Previous,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Daemon { options, readiness, handover, .. } = *daemon;
+    let Daemon { run: Run { options, handover, .. }, readiness, .. } = *daemon;
     let Begun { plan, external, interface, held, attributes, reserved, guard } =
         begin(options, manager, previous, handover).await?;
     let subnet = held.subnet();
@@ -393,7 +422,7 @@ fn describe_end(end: End) -> String {
 
 /// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a
 /// read-only directory, the daemon runs without it, as it does without a subnet file.
-fn lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
+fn acquire_lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
     match DaemonLock::acquire(&options.subnet_file) {
         Ok(lock) => Ok(Some(lock)),
         Err(error @ LockError::Unusable { .. }) => {

@@ -1,10 +1,11 @@
 //! `--take-over`: a starting weftd asks the running one over its status socket for the tunnel's
-//! descriptors. The running one ends its control plane first, so that every lock, port and name is
-//! free, and lets its workers go on until the new ones carry packets. If those never do, it starts
-//! again.
+//! descriptors. The running one ends its control plane first, so that every port and name is free,
+//! hands its lock over as well, and lets its workers go on until the new ones carry packets,
+//! however long that takes: the new one may have to wait for the store. If it ends before, the old
+//! one starts again.
 //!
 //! On the socket: an HTTP upgrade to [`PROTOCOL`]; a byte from the new weftd, which shows that
-//! nothing else reads there; the descriptors with one byte; `running` from the new one.
+//! nothing else reads there; the descriptors with one byte; a last byte from the new one.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -12,6 +13,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -44,17 +46,29 @@ const PROTOCOL: &str = "weft-take-over";
 /// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
 /// that it leaves.
 const HAND_OVER_MAX: Duration = Duration::from_secs(30);
-/// How long the running one waits for the new one to carry packets.
-const START_MAX: Duration = Duration::from_secs(60);
+/// After which the running one says that it still waits for the new one to carry packets.
+const START_USUAL: Duration = Duration::from_secs(60);
 
 const GO: u8 = b'g';
 const RUNNING: u8 = b'r';
+/// With the descriptors: the first of them is the lock of the subnet file, or there is none.
+const LOCKED: u8 = b'l';
+const UNLOCKED: u8 = b'u';
+
+/// What a weftd hands over.
+pub(super) struct Taken {
+    /// The lock of its subnet file.
+    pub(super) lock: Option<OwnedFd>,
+    /// Queues and sockets.
+    pub(super) tunnel: Vec<OwnedFd>,
+    pub(super) predecessor: Predecessor,
+}
 
 /// The weftd that has handed over, and waits to hear that this one runs.
 pub(super) struct Predecessor(UnixStream);
 
 /// Asks the weftd behind the status socket `path` for the tunnel; `None` if there is none.
-pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<(Vec<OwnedFd>, Predecessor)>> {
+pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<Taken>> {
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) => {
@@ -66,8 +80,8 @@ pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<(Vec<OwnedFd>, Pre
     let exchange = async {
         let mut stream = upgrade(stream).await?;
         stream.write_u8(GO).await?;
-        let descriptors = receive(&stream).await?;
-        anyhow::Ok((descriptors, Predecessor(stream)))
+        let (lock, tunnel) = receive(&stream).await?;
+        anyhow::Ok(Taken { lock, tunnel, predecessor: Predecessor(stream) })
     };
     let taken = timeout(HAND_OVER_MAX, exchange).await.map_err(anyhow::Error::from).flatten();
     let taken = taken.with_context(|| {
@@ -103,7 +117,7 @@ fn stream_of(upgraded: Upgraded) -> anyhow::Result<UnixStream> {
     Ok(parts.io.into_inner())
 }
 
-async fn receive(stream: &UnixStream) -> anyhow::Result<Vec<OwnedFd>> {
+async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<OwnedFd>)> {
     let receive = || {
         let mut byte = [0];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
@@ -116,13 +130,14 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<Vec<OwnedFd>> {
                 descriptors.extend(some);
             }
         }
-        Ok((received, descriptors))
+        Ok((received, byte[0], descriptors))
     };
-    let (received, descriptors) = stream.async_io(Interest::READABLE, receive).await?;
+    let (received, byte, mut descriptors) = stream.async_io(Interest::READABLE, receive).await?;
     ensure!(received.bytes == 1, "it has ended");
     let is_whole = !received.flags.contains(ReturnFlags::CTRUNC);
     ensure!(is_whole, "this process may not open so many files");
-    Ok(descriptors)
+    let lock = (byte == LOCKED && !descriptors.is_empty()).then(|| descriptors.remove(0));
+    Ok((lock, descriptors))
 }
 
 /// Lets the weftd that has handed over end, once this one carries packets.
@@ -131,7 +146,7 @@ pub(super) async fn release(predecessor: Option<Predecessor>, handover: &Handove
     if let Some(Predecessor(mut stream)) = predecessor
         && let Err(error) = stream.write_u8(RUNNING).await
     {
-        warn!("the weftd that has handed over may start again: {error}; stop it");
+        info!("the weftd that has handed over has ended before it was told to: {error}");
     }
     pending().await
 }
@@ -176,20 +191,35 @@ impl Successor {
     }
 
     /// Hands over, and waits until the new weftd carries packets.
-    pub(super) async fn takes(mut self, descriptors: &[OwnedFd]) -> anyhow::Result<()> {
-        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    pub(super) async fn takes(
+        mut self,
+        lock: Option<OwnedFd>,
+        tunnel: &[OwnedFd],
+    ) -> anyhow::Result<()> {
+        let borrowed: Vec<_> = lock.iter().chain(tunnel).map(AsFd::as_fd).collect();
+        let byte = if lock.is_some() { LOCKED } else { UNLOCKED };
         let send = || {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
                 return Err(io::Error::other("too many --workers for one message"));
             }
-            Ok(sendmsg(&self.0, &[IoSlice::new(&[GO])], &mut control, SendFlags::NOSIGNAL)?)
+            Ok(sendmsg(&self.0, &[IoSlice::new(&[byte])], &mut control, SendFlags::NOSIGNAL)?)
         };
         self.0.async_io(Interest::WRITABLE, send).await.context("the descriptors can't be sent")?;
-        let answer = timeout(START_MAX, self.0.read_u8()).await;
-        let answer = answer.with_context(|| format!("no word from it within {START_MAX:?}"))?;
-        let word = answer.context("it has ended before it carried packets")?;
+        let mut answer = pin!(self.0.read_u8());
+        let word = match timeout(START_USUAL, &mut answer).await {
+            Ok(word) => word,
+            Err(_elapsed) => {
+                warn!(
+                    "the weftd that is to take over carries no packets after {START_USUAL:?}, so \
+                     this one goes on, by the peers of then; see its log. If it is stopped, this \
+                     one starts again"
+                );
+                answer.await
+            }
+        };
+        let word = word.context("it has ended before it carried packets")?;
         ensure!(word == RUNNING, "it answered {word}");
         Ok(())
     }

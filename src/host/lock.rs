@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -81,9 +82,48 @@ impl DaemonLock {
             let pid = holder(&path);
             return Err(LockError::Taken { subnet_file: subnet_file.into(), path, pid });
         };
+        let lock = Self { file, path };
+        lock.write_pid()?;
+        Ok(lock)
+    }
+
+    /// Goes on with the lock of a daemon that hands over; `None` if it is that of another subnet
+    /// file.
+    pub fn inherit(file: OwnedFd, subnet_file: &Path) -> Option<Self> {
+        let path = lock_path(subnet_file).ok()?;
+        let lock = Self { file: LockFile::inherit(file, &path)?, path };
+        lock.write_pid().ok()?;
+        Some(lock)
+    }
+
+    /// The same lock, for the daemon that is to go on with it.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.file.duplicate()
+    }
+
+    /// The daemon that was to go on with it did not.
+    pub fn come_back(&self, subnet_file: &Path) -> Result<(), LockError> {
+        let path = &self.path;
+        match self.file.lock_again() {
+            Ok(true) => self.write_pid(),
+            Ok(false) => {
+                let (subnet_file, path) = (subnet_file.to_owned(), path.clone());
+                Err(LockError::Taken { subnet_file, pid: holder(&path), path })
+            }
+            Err(source) => Err(unusable("lock", path, source)),
+        }
+    }
+
+    /// Leaves the lock to the daemon that has its duplicate.
+    pub fn leave(self) {
+        // Its end would empty the file, and give the lock back for both.
+        std::mem::forget(self);
+    }
+
+    fn write_pid(&self) -> Result<(), LockError> {
         let pid = format!("{}\n", std::process::id());
-        file.write(pid.as_bytes()).map_err(|source| unusable("write to", &path, source))?;
-        Ok(Self { file, path })
+        let written = self.file.write(pid.as_bytes());
+        written.map_err(|source| unusable("write to", &self.path, source))
     }
 }
 

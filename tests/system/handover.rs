@@ -51,23 +51,64 @@ fn a_take_over_of_several_rings_loses_nothing() {
 
 #[test]
 fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
-    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off", "--workers=1"], &[]]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
     let store = format!("--local-store={}", overlay.files().join("store").display());
+    let attempts = [
+        // An address that this host doesn't have.
+        (["--healthz-ip=203.0.113.1", "--healthz-port=8471"], "203.0.113.1:8471"),
+        // Its workers can't share the queue of the one that runs.
+        (["--workers=2", "--fast-path=off"], "cannot take over the tunnel"),
+    ];
     under_traffic(&mut overlay, 1000, |overlay| {
-        let arguments = [&store, "--take-over", "--healthz-ip=203.0.113.1", "--healthz-port=8471"];
-        let mut next = overlay.lab.weftd(0, &overlay.dir(0), &arguments);
-        assert!(!next.wait(PATIENCE).success(), "{}", next.output());
-        wait_until(PATIENCE, "the first weftd is back", || {
-            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["ready"] == true)
-        });
+        for (flags, complaint) in attempts {
+            let arguments = [&[store.as_str(), "--take-over"], &flags[..]].concat();
+            let mut next = overlay.lab.weftd(0, &overlay.dir(0), &arguments);
+            assert!(!next.wait(PATIENCE).success(), "{}", next.output());
+            assert!(next.output().contains(complaint), "{}", next.output());
+            wait_until(PATIENCE, "the first weftd is back", || is_ready(overlay));
+        }
     });
     assert!(overlay.daemons[0].ended().is_none());
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
     // It is whole: it hands over again, and ends as any other.
-    take_over(&mut overlay, &[]);
+    take_over(&mut overlay, &["--workers=1"]);
     overlay.daemons[0].stop(Signal::TERM, PATIENCE);
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), None, "it outlives weftd");
+}
+
+#[test]
+fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    let made = device_index(&overlay.lab.hosts[0], "flannel0");
+    let store = format!("--local-store={}", overlay.files().join("store").display());
+    let config = overlay.files().join("store/config");
+    let away = config.with_extension("away");
+    under_traffic(&mut overlay, 1000, |overlay| {
+        fs::rename(&config, &away).expect("a file of the test");
+        let mut next = overlay.lab.weftd(0, &overlay.dir(0), &[&store, "--take-over"]);
+        wait_until(PATIENCE, "the next weftd has the tunnel and waits", || {
+            next.output().contains("Couldn't fetch network config")
+        });
+        // A third one, from a service manager perhaps, is neither's end.
+        for flag in ["--take-over", "--take-over=false"] {
+            let mut third = overlay.lab.weftd(0, &overlay.dir(0), &[&store, flag]);
+            assert!(!third.wait(PATIENCE).success());
+            let pid = next.pid().as_raw_nonzero().to_string();
+            let text = third.output();
+            let told = text.contains(&format!("pid {pid} already uses"))
+                || text.contains("no tunnel of the udp backend");
+            assert!(told, "{text}");
+        }
+        // It goes, and the first one is back; then it waits until the end.
+        next.stop(Signal::KILL, PATIENCE);
+        let mut next = overlay.lab.weftd(0, &overlay.dir(0), &[&store, "--take-over=false"]);
+        assert!(!next.wait(PATIENCE).success(), "beside the first one, which is back");
+        fs::rename(&away, &config).expect("a file of the test");
+        wait_until(PATIENCE, "the first weftd is ready again", || is_ready(overlay));
+        take_over(overlay, &["--fast-path=off"]);
+    });
+    assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), made);
 }
 
 #[test]

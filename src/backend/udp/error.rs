@@ -35,6 +35,15 @@ pub enum UdpError {
          kernel 5.11 CAP_SYS_RESOURCE), or choose --fast-path=auto"
     )]
     FastPath(#[from] AttachError),
+    /// The tunnel of the weftd that runs is not what this one would make.
+    #[error(
+        "cannot take over the tunnel of the weftd that runs, which goes on: {reason}; stop that \
+         one, and start this one without --take-over"
+    )]
+    TakeOver {
+        /// Where they differ.
+        reason: String,
+    },
     /// io_uring was requested and is not available.
     #[error("cannot use io_uring, as --engine=io_uring asks; {cure}, or choose --engine=auto")]
     Ring {
