@@ -27,6 +27,8 @@ const LOGGED_PER_UPDATE_MAX: usize = 8;
 pub struct PlaneState {
     /// Whether packets can flow; false while it is rebuilt.
     pub is_up: bool,
+    /// Why they can't, while they can't.
+    pub why_down: Option<String>,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
     /// The overlay's own device, if it has one.
@@ -196,6 +198,7 @@ impl Reporter {
         let (interface, public_address) = (external.name.clone(), external.public_address);
         let state = PlaneState {
             is_up,
+            why_down: None,
             description,
             device: None,
             interface,

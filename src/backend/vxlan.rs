@@ -13,7 +13,7 @@ use crate::backend::status::Reporter;
 use crate::backend::tables::{Peer, Wanted};
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
-use crate::failure::LogOnce;
+use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
@@ -180,7 +180,8 @@ impl VxlanDevice {
         if !matches!(netlink.link_named(name).await, Ok(None)) {
             return;
         }
-        reporter.state(|state| state.is_up = false);
+        let why = format!("{name} cannot be made: {}", with_causes(error));
+        reporter.state(|state| (state.is_up, state.why_down) = (false, Some(why)));
         if error.is_already_there() {
             let text = format!(
                 "{name} cannot be made: another device has VNI {vni} and the same port, see \

@@ -21,6 +21,7 @@ use crate::control::store::kube::{KubeOptionsError, KubeStore};
 use crate::control::store::local::LocalStore;
 use crate::control::store::{Leased, Store};
 use crate::control::timing::{PUBLISH_WINDOW_NODES, RELIST_PERIOD_NODES, Timing};
+use crate::failure::with_causes;
 use crate::route::Prefix;
 
 /// Between two questions whether the store takes writes: an operator sees within half a minute why
@@ -201,13 +202,20 @@ impl SubnetManager {
         let mut state = self.status.edit();
         state.store_is_up = result.as_ref().err().is_none_or(StoreError::store_answered);
         match result {
-            Ok(_) => *refused(&mut state) = None,
+            Ok(_) => {
+                *refused(&mut state) = None;
+                state.store_hindrance = None;
+            }
             Err(StoreError::Conflict(_)) => state.conflicts += 1,
             Err(error) => {
                 if let StoreError::Refused { .. } = error {
                     *refused(&mut state) = Some(error.to_string());
                 }
-                state.store_failures += u64::from(!error.store_answered());
+                if error.store_answered() {
+                    state.store_hindrance = None;
+                } else {
+                    state.store_failed(with_causes(error));
+                }
             }
         }
     }

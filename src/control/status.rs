@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tracing::{info, warn};
 
+use crate::control::clock::unix_seconds;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::route::Prefix;
@@ -25,11 +26,37 @@ pub struct ControlStatus {
     hasher: RandomState,
 }
 
+/// What keeps something from going on, for as long as it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hindrance {
+    /// What it is, and what to do about it.
+    pub text: String,
+    /// Since when there has been one, in seconds since 1970.
+    pub since_unix: u64,
+    /// How often it was met.
+    pub tries: u64,
+}
+
+impl Hindrance {
+    /// Meets one at `now_unix`, in place of the `last`, if there was one.
+    fn meet(last: &mut Option<Self>, text: String, now_unix: u64) {
+        let (since_unix, tries) =
+            last.take().map_or((now_unix, 0), |last| (last.since_unix, last.tries));
+        *last = Some(Self { text, since_unix, tries: tries + 1 });
+    }
+}
+
 /// The state of the control plane at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ControlState {
     /// Whether the last exchange with the store succeeded.
     pub store_is_up: bool,
+    /// Why the last exchanges with the store did not.
+    pub store_hindrance: Option<Hindrance>,
+    /// What a start is at.
+    pub start_step: Option<&'static str>,
+    /// Why it does not get on with that.
+    pub start_hindrance: Option<Hindrance>,
     /// When the own lease ends, in seconds since 1970; `None` for a reservation or without lease.
     pub lease_expires_unix: Option<u64>,
     /// Peers in the published set.
@@ -74,6 +101,12 @@ pub struct ControlState {
 }
 
 impl ControlState {
+    /// The store did not do what it was asked.
+    pub(super) fn store_failed(&mut self, text: String) {
+        Hindrance::meet(&mut self.store_hindrance, text, unix_seconds());
+        self.store_failures += 1;
+    }
+
     /// What the store refuses, and what to do about it, until it does it again.
     pub fn refused(&self) -> Option<String> {
         let refused = self.refused_read.as_ref().or(self.refused_write.as_ref());
@@ -95,6 +128,17 @@ impl ControlStatus {
     /// The state, to be changed.
     pub(crate) fn edit(&self) -> MutexGuard<'_, ControlState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A start is at its next step; at none once it is over.
+    pub(crate) fn start_is_at(&self, step: Option<&'static str>) {
+        let mut state = self.edit();
+        (state.start_step, state.start_hindrance) = (step, None);
+    }
+
+    /// The step that a start is at has failed, and is tried again.
+    pub(crate) fn start_is_hindered(&self, text: &str) {
+        Hindrance::meet(&mut self.edit().start_hindrance, text.to_owned(), unix_seconds());
     }
 
     /// The store's alarm, because of which it takes no writes; `None` if it takes them.

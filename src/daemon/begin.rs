@@ -171,7 +171,8 @@ async fn wait_for_config(
     manager: &SubnetManager,
     warm: &mut WarmStart,
 ) -> anyhow::Result<ControlFlow<Remembered, Configured>> {
-    let mut told = LogOnce::default();
+    let (mut told, status) = (LogOnce::default(), manager.status());
+    status.start_is_at(Some("asking the store for the network configuration"));
     let mut backoff = Backoff::between(CONFIG_RETRY.0, CONFIG_RETRY.1);
     loop {
         let patience = warm.patience();
@@ -190,6 +191,7 @@ async fn wait_for_config(
                 {
                     return Ok(ControlFlow::Break(remembered));
                 }
+                status.start_is_hindered(&format!("no network configuration: {error:#}"));
                 let text = format!("Couldn't fetch network config: {error:#}; retrying");
                 told.once(&text, |text| error!("{text}"));
             }
@@ -224,6 +226,8 @@ async fn acquire_until_leased(
     let mut backoff = Backoff::default();
     let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
     let mut ready = None;
+    let status = manager.status();
+    status.start_is_at(Some("asking the store for a subnet"));
     loop {
         let error = match get_ready(options, manager, &plan, host, ready.take()).await? {
             Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
@@ -245,6 +249,7 @@ async fn acquire_until_leased(
         {
             return Ok(ControlFlow::Break(remembered));
         }
+        status.start_is_hindered(&format!("no subnet: {error:#}"));
         let text = format!("No subnet yet, retrying: {error:#}");
         told.once(&text, |text| warn!("{text}"));
         sleep(backoff.next_wait()).await;

@@ -3,27 +3,48 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Context;
 use hyper::StatusCode;
 use tokio::net::TcpListener;
 
+use crate::control::clock::unix_seconds;
 use crate::daemon::http::{self, Handler, Reply};
 
 /// Whether subnet.env is written and the backend runs. Clones share the state.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Readiness(Arc<AtomicBool>);
+#[derive(Debug, Clone)]
+pub(super) struct Readiness(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    is_ready: AtomicBool,
+    since_unix: AtomicU64,
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        let since_unix = AtomicU64::new(unix_seconds());
+        Self(Arc::new(Shared { is_ready: AtomicBool::new(false), since_unix }))
+    }
+}
 
 impl Readiness {
     /// Sets what `/readyz` answers from now on.
     pub(super) fn set(&self, ready: bool) {
-        self.0.store(ready, Ordering::Relaxed);
+        if self.0.is_ready.swap(ready, Ordering::Relaxed) != ready {
+            self.0.since_unix.store(unix_seconds(), Ordering::Relaxed);
+        }
     }
 
     /// What `/readyz` answers.
     pub(super) fn is_ready(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_ready.load(Ordering::Relaxed)
+    }
+
+    /// Since when it answers that, in seconds since 1970.
+    pub(super) fn since_unix(&self) -> u64 {
+        self.0.since_unix.load(Ordering::Relaxed)
     }
 }
 

@@ -18,6 +18,7 @@ pub mod status;
 mod subnet_writer;
 mod take_over;
 pub mod tool;
+mod verdict;
 mod warm_start;
 
 use std::ffi::OsString;

@@ -13,9 +13,11 @@ use tokio::sync::watch;
 
 use crate::backend::status::{Carrier, Counters, KernelState, PeerHosts, PlaneState};
 use crate::backend::udp::pair_names;
+use crate::control::clock::unix_seconds;
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
+use crate::daemon::verdict::{Facts, Verdict};
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
 use crate::netfilter::reconciler::{Flavour, RuleState};
@@ -42,6 +44,8 @@ pub(super) struct Running {
     pub(super) kind: &'static str,
     /// The data plane: workers, or the kernel.
     pub(super) carrier: Carrier,
+    /// Whether the subnet file is written.
+    pub(super) subnet_file: watch::Receiver<bool>,
     /// Failed tries to write the subnet file.
     pub(super) subnet_file_failures: Arc<AtomicU64>,
     /// The rules, if any are kept.
@@ -79,6 +83,7 @@ impl Report {
         let mut status = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.readiness.is_ready(),
+            "verdict": self.verdict_json(&control),
             "stale": control.cached_as_of_unix.is_some(),
             "store": {
                 "up": control.store_is_up,
@@ -130,6 +135,26 @@ impl Report {
             }
         }
         status
+    }
+
+    fn verdict_json(&self, control: &ControlState) -> Value {
+        let running = self.running.get();
+        let plane = running.map(|running| running.dataplane.borrow().clone());
+        let rules = running.and_then(|running| running.rules.as_ref());
+        let verdict = Verdict::of(Facts {
+            is_ready: self.readiness.is_ready(),
+            since_unix: self.readiness.since_unix(),
+            control,
+            plane: plane.as_ref(),
+            is_subnet_file_written: running.is_some_and(|running| *running.subnet_file.borrow()),
+            rules: rules.map(|(_, state)| *state.borrow()),
+            now_unix: unix_seconds(),
+        });
+        json!({
+            "state": verdict.state.name(),
+            "since_unix": verdict.since_unix,
+            "causes": verdict.causes,
+        })
     }
 
     /// The counters in Prometheus text format.

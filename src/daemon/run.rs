@@ -21,6 +21,7 @@ use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
 use crate::backend::setup::Setup;
 use crate::backend::status::{PlaneState, View};
+use crate::config::network::NetworkConfig;
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
@@ -42,6 +43,7 @@ use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::{DaemonLock, LockError};
 use crate::netfilter::reconciler::RuleState;
+use crate::route::Prefix;
 
 /// flanneld panics, which is exit code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
@@ -285,25 +287,26 @@ async fn work(
         dataplane: options.dataplane,
         handover: handover.clone(),
     };
+    manager.status().start_is_at(Some("setting up the backend"));
     let backend = Backend::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
     let View { state: plane, attributes, carrier } = backend.view();
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let mut keep_rules = std::pin::pin!(reconciler.run());
+    manager.status().start_is_at(Some("setting the rules"));
     tokio::select! {
         error = &mut keep_rules => return Err(rules::fatal(error)),
         () = rules::settled(rule_state.clone()) => {}
     }
-    let (mtu_bytes, masquerade) = (plane.borrow().mtu_bytes, options.rules.masquerade);
-    let file = SubnetFile { network: plan.network.network, subnet, mtu_bytes, masquerade };
-    let mut writer = SubnetWriter::new(&options.subnet_file, file);
-    writer.write_first();
+    let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
+    manager.status().start_is_at(None);
     report.running(Running {
         network: plan.network.network,
         subnet,
         kind: plan.settings.kind(),
         dataplane: plane.clone(),
         carrier,
+        subnet_file: writer.state(),
         subnet_file_failures: writer.failures(),
         rules: kept_rules,
     });
@@ -330,6 +333,19 @@ async fn work(
             bail!("{}", describe_end(end))
         }
     }
+}
+
+fn write_subnet_file<'a>(
+    options: &'a Options,
+    config: &NetworkConfig,
+    subnet: Prefix,
+    plane: &PlaneState,
+) -> SubnetWriter<'a> {
+    let (mtu_bytes, masquerade) = (plane.mtu_bytes, options.rules.masquerade);
+    let file = SubnetFile { network: config.network, subnet, mtu_bytes, masquerade };
+    let mut writer = SubnetWriter::new(&options.subnet_file, file);
+    writer.write_first();
+    writer
 }
 
 fn cache_writer(

@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::control::clock::format_rfc3339;
+use crate::control::clock::{format_go_duration, format_rfc3339, unix_seconds};
 use crate::daemon::cleanup::Cleanup;
 use crate::daemon::install;
 use crate::daemon::status::fetch_unix;
@@ -77,7 +78,7 @@ fn run(arguments: impl Iterator<Item = String>) -> anyhow::Result<(String, ExitC
             let bytes = fetch("/status")?;
             let status: Value = serde_json::from_slice(&bytes)
                 .context("weftd answered something else than JSON")?;
-            let text = if json { format!("{status:#}\n") } else { render(&status) };
+            let text = if json { format!("{status:#}\n") } else { render(&status, unix_seconds()) };
             let ready = status["ready"].as_bool().unwrap_or(false);
             Ok((text, if ready { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DEGRADED) }))
         }
@@ -157,15 +158,14 @@ fn store_lines(store: &Value) -> Vec<(&'static str, String)> {
 }
 
 /// The status for people: one screen, drops last and in full.
-fn render(status: &Value) -> String {
-    let mut out = String::new();
+fn render(status: &Value, now_unix: u64) -> String {
+    let mut out = render_verdict(&status["verdict"], now_unix);
     let text = |value: &Value| {
         let plain = value.as_str().map(str::to_owned);
         plain.unwrap_or_else(|| if value.is_null() { "-".to_owned() } else { value.to_string() })
     };
     let mut line = |name: &str, value: String| writeln!(out, "{name:<10} {value}").ok();
-    let ready = if status["ready"] == true { "ready" } else { "not ready" };
-    line("weftd", format!("{} {ready}", text(&status["version"])));
+    line("weftd", text(&status["version"]));
     for (name, value) in store_lines(&status["store"]) {
         line(name, value);
     }
@@ -223,6 +223,25 @@ fn render(status: &Value) -> String {
         line(&format!("worker {}", text(&worker["index"])), render_worker(worker));
     }
     out
+}
+
+/// The first line: ready or not, for how long, and the worst of what is wrong; the rest below it.
+fn render_verdict(verdict: &Value, now_unix: u64) -> String {
+    let state = match verdict["state"].as_str() {
+        Some("ready") => "ready",
+        Some("degraded") => "DEGRADED",
+        _ => "NOT READY",
+    };
+    let since = verdict["since_unix"].as_u64().unwrap_or(now_unix);
+    let age = Duration::from_secs(now_unix.saturating_sub(since));
+    let causes = verdict["causes"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let causes: Vec<_> = causes.collect();
+    let ready_for = if state == "DEGRADED" { "ready for " } else { "" };
+    let mut lines = format!("{state} {ready_for}{}", format_go_duration(age));
+    if !causes.is_empty() {
+        write!(lines, ": {}", causes.join("\n           ")).ok();
+    }
+    lines + "\n"
 }
 
 /// Behind the number of peers.
@@ -306,8 +325,28 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    const NOW: u64 = 1_795_225_924;
+
     fn parse(words: &[&str]) -> anyhow::Result<Request> {
         Request::parse(words.iter().map(|word| (*word).to_owned()))
+    }
+
+    fn rendered(status: &Value) -> String {
+        render(status, NOW)
+    }
+
+    #[test]
+    fn the_first_line_is_a_verdict() {
+        let first = |state: &str, causes: &[&str]| {
+            let since = NOW - 252;
+            let verdict = json!({ "state": state, "since_unix": since, "causes": causes });
+            rendered(&json!({ "version": "1", "verdict": verdict }))
+        };
+        assert!(first("ready", &[]).starts_with("ready 4m12s\nweftd      1\n"));
+        let text = first("not-ready", &["no subnet: connection refused, 21 tries in 4m12s"]);
+        assert!(text.starts_with("NOT READY 4m12s: no subnet: connection refused, 21"), "{text}");
+        let text = first("degraded", &["one", "two"]);
+        assert!(text.starts_with("DEGRADED ready for 4m12s: one\n           two\nweftd"), "{text}");
     }
 
     #[test]
@@ -330,21 +369,20 @@ mod tests {
             "egress": { "packets_forwarded": 5, "bytes_forwarded": 9, "writes": 1,
                         "drops": { "no-route": 3 } },
         });
-        let screen = render(&status);
+        let screen = rendered(&status);
         assert!(screen.contains("dropped: no-route 3"), "{screen}");
-        assert!(screen.contains("ready"), "{screen}");
     }
 
     #[test]
     fn status_marks_cached_state_until_confirmed() {
         let screen = |as_of: Option<u64>| {
-            render(&json!({ "ready": true, "stale": as_of.is_some(), "stale_as_of_unix": as_of }))
+            rendered(&json!({ "ready": true, "stale": as_of.is_some(), "stale_as_of_unix": as_of }))
         };
         let text = screen(Some(951_868_799));
         assert!(text.contains("stale      lease and peers are from the cache"), "{text}");
         assert!(text.contains("2000-02-29T23:59:59Z"), "{text}");
         assert!(!screen(None).contains("stale"), "{}", screen(None));
-        let text = render(&json!({ "ready": true, "restart_needed": true }));
+        let text = rendered(&json!({ "ready": true, "restart_needed": true }));
         assert!(text.contains("restart    the store has another network configuration"), "{text}");
         assert!(!screen(None).contains("restart"), "{}", screen(None));
     }
@@ -355,7 +393,7 @@ mod tests {
             let own = json!({ "egress": sent, "ingress": 0 });
             let eth0 = json!({ "egress": 0, "ingress": 7 });
             let drops = json!({ "flannel0": own, "eth0": eth0 });
-            render(&json!({ "interface": "eth0", "device_drops": drops }))
+            rendered(&json!({ "interface": "eth0", "device_drops": drops }))
         };
         let line = "devices    dropped by the kernel: flannel0 3 on the way out\n";
         assert!(drops(3).contains(line), "{}", drops(3));
@@ -366,7 +404,9 @@ mod tests {
     fn status_shows_failed_sends_of_peer() {
         let route = |failed: u64| {
             let (subnet, via) = ("10.5.3.0/24", "192.0.2.3:8285");
-            render(&json!({ "routes": [{ "subnet": subnet, "via": via, "failed_sends": failed }] }))
+            rendered(
+                &json!({ "routes": [{ "subnet": subnet, "via": via, "failed_sends": failed }] }),
+            )
         };
         let told = "10.5.3.0/24 via 192.0.2.3:8285, 7 packets could not be sent";
         assert!(route(7).contains(told), "{}", route(7));
@@ -377,15 +417,15 @@ mod tests {
     fn status_shows_rules() {
         let rules =
             json!({ "kept_by": "nftables", "in_place": false, "repairs": 2, "failures": 3 });
-        let screen = render(&json!({ "rules": rules }));
+        let screen = rendered(&json!({ "rules": rules }));
         let line = "rules      nftables, NOT in place: see the log; 2 repairs, 3 failures";
         assert!(screen.contains(line), "{screen}");
-        assert!(!render(&json!({ "rules": null })).contains("rules"));
+        assert!(!rendered(&json!({ "rules": null })).contains("rules"));
     }
 
     #[test]
     fn status_shows_peers_in_grace_period() {
-        let screen = |held: u64| render(&json!({ "peers": 9, "peers_held": held }));
+        let screen = |held: u64| rendered(&json!({ "peers": 9, "peers_held": held }));
         assert!(screen(7).contains("9, 7 of them in their grace period"), "{}", screen(7));
         assert!(!screen(0).contains("grace period"), "{}", screen(0));
     }
@@ -393,7 +433,7 @@ mod tests {
     #[test]
     fn status_shows_foreign_writes_of_lease() {
         let screen = |times: u64| {
-            render(&json!({ "store": { "up": true, "failures": 0, "written_by_others": times } }))
+            rendered(&json!({ "store": { "up": true, "failures": 0, "written_by_others": times } }))
         };
         assert!(screen(2).contains("our lease written by others 2 times"), "{}", screen(2));
         assert!(!screen(0).contains("others"), "{}", screen(0));
@@ -401,7 +441,8 @@ mod tests {
 
     #[test]
     fn status_shows_duplicate_public_ip() {
-        let screen = |holder: Value| render(&json!({ "store": { "duplicate_public_ip": holder } }));
+        let screen =
+            |holder: Value| rendered(&json!({ "store": { "duplicate_public_ip": holder } }));
         let shown = screen("node \"b\"".into());
         assert!(shown.contains("duplicate  this node's PublicIP belongs to node \"b\""), "{shown}");
         assert!(!screen(Value::Null).contains("duplicate"));
@@ -416,7 +457,7 @@ mod tests {
                 "ingress": { "packets_forwarded": 7, "drops": { "runt": 2 } },
             })
         };
-        let screen = |workers: &[Value]| render(&json!({ "ready": true, "workers": workers }));
+        let screen = |workers: &[Value]| rendered(&json!({ "ready": true, "workers": workers }));
         let both = screen(&[worker(0), worker(1)]);
         let line = "worker 1   mmsg on processor 5: 5 packets out, 7 in, 2 dropped";
         assert!(both.contains(line), "{both}");

@@ -245,6 +245,30 @@ fn health_and_readiness_follow_the_start() {
 }
 
 #[test]
+fn status_begins_with_what_a_start_waits_for() {
+    let host = Host::new();
+    let store = local_store(host.dir.path(), CONFIG);
+    let config = host.dir.path().join("store/config");
+    std::fs::remove_file(&config).unwrap();
+    let _daemon = host.weftd_on(&store, &[]);
+    let socket = host.subnet_env().with_file_name("weft.sock").display().to_string();
+    let first_line = || {
+        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+        let output = weft.args(["status", "--socket", &socket]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().next().unwrap_or_default().to_owned()
+    };
+    wait_until(LEASE_TIMEOUT, "the first line has the cause and how often it was met", || {
+        let line = first_line();
+        line.starts_with("NOT READY")
+            && line.contains("no network configuration at")
+            && line.contains("tries in")
+    });
+    std::fs::write(&config, CONFIG).unwrap();
+    wait_until(LEASE_TIMEOUT, "nothing is wrong any more", || first_line().starts_with("ready "));
+}
+
+#[test]
 fn systemd_is_notified_after_subnet_file() {
     let host = Host::new();
     let socket_path = host.dir.path().join("notify");

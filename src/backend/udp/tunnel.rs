@@ -324,7 +324,7 @@ impl Tunnel {
         send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
         self.reporter.state(|state| {
-            (state.is_up, state.workers) = (true, workers);
+            (state.is_up, state.why_down, state.workers) = (true, None, workers);
             state.description.clone_from(&description);
             state.device = Some(self.device_name().to_owned());
         });
@@ -363,15 +363,17 @@ impl Tunnel {
     async fn rebuild(&mut self, reason: &str) {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
-        self.reporter.state(|state| state.is_up = false);
+        let why = format!("{name} has to be made again: {reason}");
+        self.reporter.state(|state| (state.is_up, state.why_down) = (false, Some(why)));
         self.ground.send_replace(None);
         let mut logged = LogOnce::default();
         loop {
             sleep(self.pacing.pause(Instant::now())).await;
             let Err(error) = self.try_rebuild(&name).await else { break };
-            logged.once(&with_causes(&error), |text| {
-                error!("cannot make {name} again: {text}; retrying");
-            });
+            let text = with_causes(&error);
+            let why = format!("{name} cannot be made again: {text}");
+            self.reporter.state(|state| state.why_down = Some(why));
+            logged.once(&text, |text| error!("cannot make {name} again: {text}; retrying"));
             if let Some(error) = error.lost_connection() {
                 self.host.fail(error);
             }

@@ -1,0 +1,240 @@
+//! What an operator has to know first: whether this node is ready, since when, and what is wrong.
+//! Pure: facts in, sentences out.
+
+use std::time::Duration;
+
+use crate::backend::status::PlaneState;
+use crate::control::clock::{format_go_duration, format_rfc3339};
+use crate::control::status::{ControlState, Hindrance};
+use crate::netfilter::reconciler::RuleState;
+
+/// What is known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Facts<'a> {
+    pub(super) is_ready: bool,
+    /// Since when it has been that, in seconds since 1970.
+    pub(super) since_unix: u64,
+    pub(super) control: &'a ControlState,
+    /// Nothing before the backend runs.
+    pub(super) plane: Option<&'a PlaneState>,
+    pub(super) is_subnet_file_written: bool,
+    /// Nothing if none are kept.
+    pub(super) rules: Option<RuleState>,
+    pub(super) now_unix: u64,
+}
+
+/// The sum of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) state: State,
+    /// Since when the node has been ready, or not.
+    pub(super) since_unix: u64,
+    /// What is wrong, the worst first: causes of not being ready, or what degrades a ready node.
+    pub(super) causes: Vec<String>,
+}
+
+/// Whether pods can use the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// They can.
+    Ready,
+    /// They can, but something needs a person.
+    Degraded,
+    /// They can't, or not all.
+    NotReady,
+}
+
+impl State {
+    /// As the status spells it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Degraded => "degraded",
+            Self::NotReady => "not-ready",
+        }
+    }
+}
+
+impl Verdict {
+    pub(super) fn of(facts: Facts<'_>) -> Self {
+        let degrading = degrading(facts);
+        let (state, causes) = if !facts.is_ready {
+            (State::NotReady, [missing(facts), degrading].concat())
+        } else if degrading.is_empty() {
+            (State::Ready, degrading)
+        } else {
+            (State::Degraded, degrading)
+        };
+        Self { state, since_unix: facts.since_unix, causes }
+    }
+}
+
+/// What keeps the node from being ready.
+fn missing(facts: Facts<'_>) -> Vec<String> {
+    let Facts { control, now_unix, .. } = facts;
+    let Some(plane) = facts.plane else {
+        let step = control.start_step.unwrap_or("starting");
+        return vec![
+            control
+                .start_hindrance
+                .as_ref()
+                .map_or_else(|| step.to_owned(), |hindrance| described(hindrance, now_unix)),
+        ];
+    };
+    let mut missing = Vec::new();
+    if !plane.is_up {
+        let why = plane.why_down.clone();
+        missing.push(why.unwrap_or_else(|| "the backend is being set up".to_owned()));
+    }
+    if !facts.is_subnet_file_written {
+        missing.push("the subnet file can't be written: the log says why".to_owned());
+    }
+    if facts.rules.is_some_and(|rules| !rules.is_settled) {
+        missing.push("the firewall's rules are not set yet: the log says why".to_owned());
+    }
+    missing
+}
+
+/// What a person has to look at though packets flow.
+fn degrading(facts: Facts<'_>) -> Vec<String> {
+    let Facts { control, now_unix, .. } = facts;
+    let mut causes = Vec::new();
+    // Before that, it is what keeps the node from being ready.
+    if facts.plane.is_none() {
+        return causes;
+    }
+    if let Some(holder) = &control.duplicate_public_ip {
+        causes.push(format!("this node's PublicIP belongs to {holder}: find that host"));
+    }
+    if let Some(hindrance) = &control.store_hindrance {
+        let ends = control.lease_expires_unix.map(|ends| {
+            let left = Duration::from_secs(ends.saturating_sub(now_unix));
+            format!(", and this node's lease ends in {}", format_go_duration(left))
+        });
+        causes.push(format!(
+            "{}; packets flow to the peers known so far{}",
+            described(hindrance, now_unix),
+            ends.unwrap_or_default(),
+        ));
+    }
+    let said = control.store_hindrance.as_ref().map(|hindrance| &hindrance.text);
+    causes.extend(control.refused().filter(|why| said != Some(why)));
+    if control.subnet_is_refused {
+        let other = control.refused_subnet.map(|subnet| subnet.to_string());
+        let other = other.unwrap_or_else(|| "a subnet that can't be used".to_owned());
+        causes.push(format!("the cluster assigned {other} to this node: the log says what to do"));
+    }
+    if let Some(as_of) = control.cached_as_of_unix {
+        let time = format_rfc3339(as_of);
+        causes.push(format!("lease and peers are from the cache of {time}, not confirmed yet"));
+    }
+    if control.restart_needed {
+        causes.push(
+            "the store has another network configuration: restart weftd, then this host's pods"
+                .to_owned(),
+        );
+    }
+    if facts.rules.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
+        causes.push("the firewall's rules are not in place: the log says why".to_owned());
+    }
+    if control.held_peers > 0 {
+        causes.push(format!(
+            "the leases of {} peers vanished from the store together: restore its data",
+            control.held_peers
+        ));
+    }
+    causes
+}
+
+/// `etcd is unavailable: connection refused, 21 tries in 4m12s`.
+fn described(hindrance: &Hindrance, now_unix: u64) -> String {
+    let Hindrance { text, since_unix, tries } = hindrance;
+    let age = Duration::from_secs(now_unix.saturating_sub(*since_unix));
+    match tries {
+        1 => text.clone(),
+        tries => format!("{text}, {tries} tries in {}", format_go_duration(age)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_795_225_924;
+
+    fn verdict(is_ready: bool, control: &ControlState, plane: Option<&PlaneState>) -> Verdict {
+        Verdict::of(Facts {
+            is_ready,
+            since_unix: NOW - 252,
+            control,
+            plane,
+            is_subnet_file_written: true,
+            rules: None,
+            now_unix: NOW,
+        })
+    }
+
+    fn plane() -> PlaneState {
+        PlaneState {
+            is_up: true,
+            why_down: None,
+            description: String::new(),
+            device: None,
+            interface: "eth0".to_owned(),
+            mtu_bytes: 1472,
+            public_address: std::net::Ipv4Addr::LOCALHOST,
+            workers: Vec::new(),
+        }
+    }
+
+    fn hindrance(text: &str, seconds: u64, tries: u64) -> Option<Hindrance> {
+        Some(Hindrance { text: text.to_owned(), since_unix: NOW - seconds, tries })
+    }
+
+    #[test]
+    fn a_start_says_what_it_waits_for() {
+        let mut control = ControlState::default();
+        assert_eq!(verdict(false, &control, None).causes, ["starting"]);
+        control.start_step = Some("asking the store for a subnet");
+        assert_eq!(verdict(false, &control, None).causes, ["asking the store for a subnet"]);
+        control.start_hindrance = hindrance("no subnet: etcd: connection refused", 252, 21);
+        // What the store says of itself is in there.
+        control.store_hindrance = hindrance("etcd: connection refused", 252, 21);
+        let expected = Verdict {
+            state: State::NotReady,
+            since_unix: NOW - 252,
+            causes: vec!["no subnet: etcd: connection refused, 21 tries in 4m12s".to_owned()],
+        };
+        assert_eq!(verdict(false, &control, None), expected);
+    }
+
+    #[test]
+    fn a_ready_node_is_degraded_by_what_needs_a_person() {
+        let (mut control, plane) = (ControlState::default(), plane());
+        let ready = verdict(true, &control, Some(&plane));
+        assert_eq!((ready.state, ready.causes), (State::Ready, vec![]));
+        control.held_peers = 3;
+        control.store_hindrance = hindrance("etcd: connection refused", 60, 7);
+        control.lease_expires_unix = Some(NOW + 7200);
+        let degraded = verdict(true, &control, Some(&plane));
+        assert_eq!(degraded.state, State::Degraded);
+        assert_eq!(
+            degraded.causes,
+            [
+                "etcd: connection refused, 7 tries in 1m0s; packets flow to the peers known so \
+                 far, and this node's lease ends in 2h0m0s",
+                "the leases of 3 peers vanished from the store together: restore its data",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_broken_plane_comes_before_what_degrades() {
+        let (mut control, mut plane) = (ControlState::default(), plane());
+        control.restart_needed = true;
+        (plane.is_up, plane.why_down) = (false, Some("flannel0 is gone".to_owned()));
+        let verdict = verdict(false, &control, Some(&plane));
+        assert_eq!((verdict.state, verdict.causes.len()), (State::NotReady, 2));
+        assert_eq!(verdict.causes[0], "flannel0 is gone");
+    }
+}
