@@ -27,7 +27,7 @@ struct Shared {
 
 /// Who has given what this weftd was started with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Giver {
+enum Giver {
     /// The service manager, or this very process: it lets go of what is of no use.
     Ourselves,
     /// A weftd whose workers carry packets with it.
@@ -110,18 +110,19 @@ impl Handover {
         lock(&self.0.inherited).take()
     }
 
-    /// Who else has what this weftd was started with, if it was.
-    pub(super) fn giver(&self) -> Option<Giver> {
-        self.0.giver
-    }
-
-    /// Closes what this weftd was started with, if anything.
-    pub(super) fn refuse(&self) {
+    /// Closes what this weftd was started with, if anything. False, and nothing is touched, if a
+    /// weftd that runs carries packets with it.
+    #[must_use]
+    pub(super) fn refuse(&self) -> bool {
+        if self.0.giver == Some(Giver::Weftd) {
+            return false;
+        }
         drop(self.take_inherited());
         self.end_workers();
         if self.0.giver.is_some() {
             self.0.offered.send_replace(Offered::Nothing);
         }
+        true
     }
 
     /// The tunnel has these descriptors now; there are none while it is made again.

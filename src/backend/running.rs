@@ -8,7 +8,6 @@ use tokio::sync::watch;
 
 use crate::backend::alloc::AllocBackend;
 use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
-use crate::backend::handover::Giver;
 use crate::backend::kernel::KernelBackend;
 use crate::backend::setup::{Claim, Settings, Setup, SetupError};
 use crate::backend::status::View;
@@ -51,11 +50,8 @@ impl Settings {
     /// Reserves what another program may have, such as a port, and finds out what the host refuses.
     /// To be done before anything is written to the store: with a lease, nothing may be refused.
     pub async fn reserve(&self, claim: Claim<'_>) -> Result<Reserved, StartError> {
-        if !matches!(self, Self::Udp(_)) {
-            if claim.handover.giver() == Some(Giver::Weftd) {
-                return Err(SetupError::TakeOver.into());
-            }
-            claim.handover.refuse();
+        if !matches!(self, Self::Udp(_)) && !claim.handover.refuse() {
+            return Err(SetupError::TakeOver.into());
         }
         match self {
             Self::Udp(settings) => return Ok(Some(udp::reserve(settings, claim).await?)),

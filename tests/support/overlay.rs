@@ -114,10 +114,14 @@ impl Overlay {
     /// Starts a host's daemon again.
     #[track_caller]
     pub(crate) fn restart(&mut self, host: usize, arguments: &[&str]) {
+        self.daemons[host] = self.weftd(host, arguments);
+    }
+
+    /// Starts one more daemon on a host, with the files of the one there.
+    pub(crate) fn weftd(&self, host: usize, arguments: &[&str]) -> Process {
         let store = format!("--local-store={}", self.files.path().join("store").display());
-        let mut all = vec![store.as_str()];
-        all.extend(arguments);
-        self.daemons[host] = self.lab.weftd(host, &self.dir(host), &all);
+        let all = [&[store.as_str()], arguments].concat();
+        self.lab.weftd(host, &self.dir(host), &all)
     }
 
     /// Pings from pod 0 to pod 1 until one is answered; how long that took.

@@ -17,9 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts a weftd on host 0 that takes over from the one there, and waits for that one's end.
 fn take_over(overlay: &mut Overlay, arguments: &[&str]) {
-    let store = format!("--local-store={}", overlay.files().join("store").display());
-    let all = [&[store.as_str(), "--take-over"], arguments].concat();
-    let next = overlay.lab.weftd(0, &overlay.dir(0), &all);
+    let next = overlay.weftd(0, &[&["--take-over"], arguments].concat());
     let mut last = std::mem::replace(&mut overlay.daemons[0], next);
     let end = last.wait(PATIENCE);
     assert!(end.success(), "{}\n{}", last.output(), overlay.daemons[0].output());
@@ -53,7 +51,6 @@ fn a_take_over_of_several_rings_loses_nothing() {
 fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
     let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off", "--workers=1"], &[]]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
-    let store = format!("--local-store={}", overlay.files().join("store").display());
     let attempts = [
         // An address that this host doesn't have.
         (["--healthz-ip=203.0.113.1", "--healthz-port=8471"], "203.0.113.1:8471"),
@@ -62,8 +59,7 @@ fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
     ];
     under_traffic(&mut overlay, 1000, |overlay| {
         for (flags, complaint) in attempts {
-            let arguments = [&[store.as_str(), "--take-over"], &flags[..]].concat();
-            let mut next = overlay.lab.weftd(0, &overlay.dir(0), &arguments);
+            let mut next = overlay.weftd(0, &[&["--take-over"], &flags[..]].concat());
             assert!(!next.wait(PATIENCE).success(), "{}", next.output());
             assert!(next.output().contains(complaint), "{}", next.output());
             wait_until(PATIENCE, "the first weftd is back", || is_ready(overlay));
@@ -81,18 +77,17 @@ fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
 fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
     let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
     let made = device_index(&overlay.lab.hosts[0], "flannel0");
-    let store = format!("--local-store={}", overlay.files().join("store").display());
     let config = overlay.files().join("store/config");
     let away = config.with_extension("away");
     under_traffic(&mut overlay, 1000, |overlay| {
         fs::rename(&config, &away).expect("a file of the test");
-        let mut next = overlay.lab.weftd(0, &overlay.dir(0), &[&store, "--take-over"]);
+        let mut next = overlay.weftd(0, &["--take-over"]);
         wait_until(PATIENCE, "the next weftd has the tunnel and waits", || {
             next.output().contains("Couldn't fetch network config")
         });
         // A third one, from a service manager perhaps, is neither's end.
         for flag in ["--take-over", "--take-over=false"] {
-            let mut third = overlay.lab.weftd(0, &overlay.dir(0), &[&store, flag]);
+            let mut third = overlay.weftd(0, &[flag]);
             assert!(!third.wait(PATIENCE).success());
             let pid = next.pid().as_raw_nonzero().to_string();
             let text = third.output();
@@ -102,7 +97,7 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
         }
         // It goes, and the first one is back; then it waits until the end.
         next.stop(Signal::KILL, PATIENCE);
-        let mut next = overlay.lab.weftd(0, &overlay.dir(0), &[&store, "--take-over=false"]);
+        let mut next = overlay.weftd(0, &["--take-over=false"]);
         assert!(!next.wait(PATIENCE).success(), "beside the first one, which is back");
         fs::rename(&away, &config).expect("a file of the test");
         wait_until(PATIENCE, "the first weftd is ready again", || is_ready(overlay));
@@ -117,8 +112,7 @@ fn a_take_over_from_nobody_or_from_another_backend() {
     let mut overlay = Overlay::start_with(&config, [&["--take-over"], &[]]);
     let text = overlay.daemons[0].output();
     assert!(text.contains("ordinary start"), "{text}");
-    let store = format!("--local-store={}", overlay.files().join("store").display());
-    let mut next = overlay.lab.weftd(0, &overlay.dir(0), &[&store, "--take-over"]);
+    let mut next = overlay.weftd(0, &["--take-over"]);
     assert!(!next.wait(PATIENCE).success());
     assert!(next.output().contains("no tunnel of the udp backend"), "{}", next.output());
     assert!(overlay.daemons[0].ended().is_none());

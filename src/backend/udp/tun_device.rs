@@ -9,7 +9,7 @@ use std::num::NonZeroU16;
 use rustix::io::Errno;
 use tracing::{info, warn};
 
-use crate::backend::handover::{Giver, Handover};
+use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
 use crate::device::{self, Tun, TunError, TunOffload, TunnelSocket};
 use crate::failure::with_causes;
@@ -59,11 +59,10 @@ pub(super) async fn inherit(
 ) -> Result<Option<(Vec<TunnelSocket>, Vec<Tun>)>, UdpError> {
     let Some(descriptors) = handover.take_inherited() else {
         // An earlier attempt of this start may have had them.
-        if handover.giver() == Some(Giver::Weftd) {
+        if !handover.refuse() {
             let reason = "the network configuration has changed meanwhile".to_owned();
             return Err(UdpError::TakeOver { reason });
         }
-        handover.refuse();
         return Ok(None);
     };
     let devices = device::tun_names(&descriptors);
@@ -81,11 +80,10 @@ pub(super) async fn inherit(
         }
         Err(error) => with_causes(&error),
     };
-    if handover.giver() == Some(Giver::Weftd) {
+    if !handover.refuse() {
         return Err(UdpError::TakeOver { reason });
     }
     info!("not going on with what the last weftd has left open: {reason}");
-    handover.refuse();
     // The service manager may need a moment to close them, and a device that is still there keeps
     // its name and its route.
     for name in devices {
