@@ -26,3 +26,4 @@ pub mod daemon;
 mod failure;
 pub mod host;
 pub mod netfilter;
+pub mod tool;

@@ -7,10 +7,10 @@
 mod by_peer;
 mod long_sends;
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use by_peer::{FAILING_PEERS_MAX, FailedSends};
+pub use by_peer::{ByPeer, PEERS_COUNTED_MAX, PeerTraffic};
 pub use long_sends::{LONG_BYTES, LongSends};
 
 /// A count written by one thread and read by any.
@@ -211,8 +211,8 @@ pub struct WorkerStats {
     pub tun_fallbacks: Counter,
     /// Datagrams that the kernel dropped because the receive buffer was full (SO_RXQ_OVFL).
     pub receive_overflows: Counter,
-    /// Packets that could not be sent to a peer, for a reason that is the peer's own.
-    pub failed_sends: FailedSends,
+    /// What went to and came from each peer.
+    pub by_peer: ByPeer,
     /// Who was sent long datagrams lately; no count, so in no total.
     pub long_sends: LongSends,
 }
@@ -223,26 +223,46 @@ impl WorkerStats {
     pub fn drop_send(&self, peer: SocketAddrV4, reason: DropReason, packets: u64) {
         self.egress.drop(reason, packets);
         if reason != DropReason::SendBufferFull {
-            self.failed_sends.add(peer, packets);
+            self.by_peer.failed(*peer.ip(), packets);
         }
     }
 
-    /// A copy of the counters as they are now. The worker goes on counting: two readings of the
-    /// same counter differ, so what has to agree is computed from one copy.
+    /// A copy of the counters as they are now, those of peers aside. The worker goes on counting:
+    /// two readings of the same counter differ, so what has to agree is computed from one copy.
     pub fn read_once(&self) -> Self {
         Self::total([self])
     }
 
-    /// The sums over `workers`, as they are now.
+    /// The sums over `workers`, as they are now, those of peers aside.
     pub fn total<'a>(workers: impl IntoIterator<Item = &'a Self>) -> Self {
-        let total = Self::default();
+        let total = Self::without_peers();
         for worker in workers {
             for (sum, counter) in total.counters().zip(worker.counters()) {
                 sum.add(counter.get());
             }
-            total.failed_sends.add_all(&worker.failed_sends);
         }
         total
+    }
+
+    /// What the `workers` counted for `peer`.
+    pub fn traffic<'a>(workers: impl IntoIterator<Item = &'a Self>, peer: Ipv4Addr) -> PeerTraffic {
+        let mut total = PeerTraffic::default();
+        workers.into_iter().for_each(|worker| total += worker.by_peer.get(peer));
+        total
+    }
+
+    fn without_peers() -> Self {
+        Self {
+            egress: DirectionStats::default(),
+            ingress: DirectionStats::default(),
+            sleeps: Counter::default(),
+            naps: Counter::default(),
+            gso_fallbacks: Counter::default(),
+            tun_fallbacks: Counter::default(),
+            receive_overflows: Counter::default(),
+            by_peer: ByPeer::of_nobody(),
+            long_sends: LongSends::default(),
+        }
     }
 
     fn counters(&self) -> impl Iterator<Item = &Counter> {
@@ -265,10 +285,21 @@ mod tests {
     fn a_total_leaves_nothing_out() {
         let worker = WorkerStats::default();
         (100..).zip(worker.counters()).for_each(|(number, counter)| counter.add(number));
-        let peer = "192.0.2.1:8285".parse().unwrap();
-        worker.failed_sends.add(peer, 3);
+        let traffic = PeerTraffic {
+            packets_sent: 1,
+            bytes_sent: 2,
+            packets_received: 3,
+            bytes_received: 4,
+            failed_sends: 5,
+        };
+        let peer = Ipv4Addr::new(192, 0, 2, 1);
+        worker.by_peer.sent(peer, 1, 2);
+        worker.by_peer.received(peer, 3, 4, || true);
+        worker.by_peer.failed(peer, 5);
         let total = WorkerStats::total([&worker, &worker]);
-        assert_eq!(total.failed_sends.each().collect::<Vec<_>>(), [(peer, 6)]);
+        let mut double = traffic;
+        double += traffic;
+        assert_eq!(WorkerStats::traffic([&worker, &worker], peer), double);
         let numbers = |stats: &WorkerStats| -> Vec<u64> {
             let text = format!("{stats:?}");
             let digits = text.split(|c: char| !c.is_ascii_digit());
@@ -281,11 +312,12 @@ mod tests {
 
     #[test]
     fn a_full_buffer_is_no_peers_own_fault() {
-        let (worker, peer) = (WorkerStats::default(), "192.0.2.1:8285".parse().unwrap());
+        let (worker, peer) =
+            (WorkerStats::default(), "192.0.2.1:8285".parse::<SocketAddrV4>().unwrap());
         worker.drop_send(peer, DropReason::SendBufferFull, 5);
         worker.drop_send(peer, DropReason::SendForbidden, 2);
         assert_eq!(worker.egress.drops_total(), 7);
-        assert_eq!(worker.failed_sends.each().collect::<Vec<_>>(), [(peer, 2)]);
+        assert_eq!(worker.by_peer.get(*peer.ip()).failed_sends, 2);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::info;
@@ -91,6 +92,53 @@ impl Number {
     }
 }
 
+/// Whether a peer can be heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ContactState {
+    /// Nobody sends to it, so nobody asks.
+    Idle,
+    /// It is sent packets and has not been heard yet.
+    Asked,
+    /// Packets come from it, or echoes.
+    Heard,
+    /// It is sent packets, and nothing comes back, not even an echo.
+    Silent,
+}
+
+impl ContactState {
+    /// As the status spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Asked => "asked",
+            Self::Heard => "ok",
+            Self::Silent => "silent",
+        }
+    }
+}
+
+/// What is known of the way to a peer and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contact {
+    /// Whether it can be heard.
+    pub state: ContactState,
+    /// When it last was.
+    pub heard: Option<Instant>,
+    /// Since when it has been in use, or when it last began to be.
+    pub in_use_since: Option<Instant>,
+    /// How long its last echo took, up to a moment when this daemon's control plane ran.
+    pub round_trip: Option<Duration>,
+}
+
+/// What is known of the ways to all peers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reachability {
+    /// Of each peer that had packets.
+    pub contacts: BTreeMap<SocketAddrV4, Contact>,
+    /// The subnets behind narrow paths, and the longest packet in bytes that each takes.
+    pub path_mtus: BTreeMap<Prefix, u16>,
+}
+
 /// Who carries the packets, and where their figures are.
 #[derive(Debug, Clone)]
 pub enum Carrier {
@@ -102,6 +150,8 @@ pub enum Carrier {
         routes: Published,
         /// What the kernel's programs carry beside them.
         kernel: KernelView,
+        /// Whether peers can be heard.
+        reachability: watch::Receiver<Arc<Reachability>>,
     },
     /// The kernel, or whatever commands have set up.
     Other {
@@ -163,6 +213,15 @@ impl Taken {
 
     fn of(&self, number: u32) -> PeerCounts {
         self.counts.as_ref().map_or_else(PeerCounts::default, |counts| counts.of(number))
+    }
+
+    /// What they took of one peer that has leased `subnet`.
+    pub fn of_peer(&self, subnet: Prefix, peer: SocketAddrV4) -> PeerCounts {
+        if self.counts.is_none() {
+            return PeerCounts::default();
+        }
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.get(&(subnet, peer)).map_or_else(PeerCounts::default, |number| self.of(*number))
     }
 
     /// Every peer that ever was, with its counts.

@@ -10,6 +10,7 @@ mod pacing;
 mod paths;
 mod peers;
 mod prober;
+mod reach;
 mod team;
 mod tun_device;
 mod tunnel;
@@ -59,10 +60,11 @@ impl UdpBackend {
         let UdpReserved { tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let handover = setup.handover.clone();
-        let tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone()).await?;
+        let mut tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone()).await?;
         let tables = watch::Sender::default();
         let inputs = tunnel.kernel_inputs(tables.subscribe());
         let kernel_plane = KernelPlane::new(fast_path, inputs);
+        tunnel.count_with(kernel_plane.view().taken);
         let peers = PeerSet::default();
         Ok(Self { tunnel, kernel_plane, peers, port, routes, tables, handover })
     }

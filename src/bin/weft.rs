@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    weft::daemon::tool::main(std::env::args())
+    weft::tool::main(std::env::args_os())
 }

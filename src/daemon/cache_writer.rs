@@ -38,7 +38,7 @@ const REFRESH_SECONDS: u64 = 60 * 60;
 const END_SECONDS: u64 = 60;
 
 /// Path of the cache that belongs to this subnet file.
-pub(super) fn cache_path(subnet_file: &Path) -> PathBuf {
+pub(crate) fn cache_path(subnet_file: &Path) -> PathBuf {
     let mut path = OsString::from(subnet_file);
     path.push(SUFFIX);
     path.into()

@@ -1,23 +1,22 @@
 //! Wiring of weftd: start order, signals, health, logs, status, exit codes.
 
 mod begin;
-mod cache_writer;
-mod cleanup;
+pub(crate) mod cache_writer;
 mod descriptors;
 mod health;
 mod http;
 mod identity;
-mod install;
 mod log;
+mod metrics;
 mod node_guard;
 mod notify;
+mod peer_rows;
 mod report;
 mod rules;
 mod run;
 pub mod status;
 mod subnet_writer;
 mod take_over;
-pub mod tool;
 mod verdict;
 mod warm_start;
 

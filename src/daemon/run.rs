@@ -249,11 +249,12 @@ async fn serve(
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
     let status = StatusServer::bind(&options.status_socket)
         .inspect_err(|error| warn!("no status socket, `weft status` won't work: {error:#}"));
-    let (json, metrics) = (Arc::clone(&report), Arc::clone(&report));
+    let [json, peers, metrics] = [&report; 3].map(Arc::clone);
     let (offered, successors) = (handover.offered(), successors.clone());
     let serve = |server: StatusServer| {
         server.serve(
             move || json.to_json(),
+            move || peers.peers_json(),
             move || metrics.to_metrics(),
             move |request| take_over::answer(request, &offered.borrow(), &successors),
         )
@@ -300,6 +301,7 @@ async fn work(
     }
     let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
     manager.status().start_is_at(None);
+    let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     report.running(Running {
         network: plan.network.network,
         subnet,
@@ -308,6 +310,7 @@ async fn work(
         carrier,
         subnet_file: writer.state(),
         subnet_file_failures: writer.failures(),
+        leases,
         rules: kept_rules,
     });
     info!("Running backend.");
@@ -326,10 +329,8 @@ async fn work(
         Some(never) = OptionFuture::from(keep_cache) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
         never = manager.watch_alarms() => match never {},
-        end = carry(manager, held, options.renew_margin, backend, attributes) => {
-            if let Some(cache) = &cache {
-                cache.forget();
-            }
+        end = carry(manager, held, options.renew_margin, backend, attributes, peers) => {
+            cache.iter().for_each(|cache| cache.forget());
             bail!("{}", describe_end(end))
         }
     }
@@ -396,14 +397,15 @@ async fn carry(
     renew_margin: Duration,
     mut backend: Backend,
     attributes: watch::Receiver<LeaseAttributes>,
+    peers: watch::Sender<Arc<Peers>>,
 ) -> End {
     let _end = LogEnd;
-    let (sender, leases) = watch::channel(Arc::new(Peers::new()));
+    let leases = peers.subscribe();
     let follow = async {
         match held {
-            HeldSubnet::Leased(own) => manager.run(own, renew_margin, &sender, attributes).await,
+            HeldSubnet::Leased(own) => manager.run(own, renew_margin, &peers, attributes).await,
             HeldSubnet::Cached(known) => {
-                manager.run_from_cache(known, renew_margin, &sender, attributes).await
+                manager.run_from_cache(known, renew_margin, &peers, attributes).await
             }
         }
     };

@@ -1,5 +1,5 @@
-//! The status socket: `/status` and `/metrics` of a running weftd for the user that runs it, and
-//! the client of the `weft` tool. The caller provides the content.
+//! The status socket: `/status`, `/peers` and `/metrics` of a running weftd for the user that runs
+//! it, and the client of the `weft` tool. The caller provides the content.
 
 use std::convert::Infallible;
 use std::fs::{self, DirBuilder};
@@ -71,20 +71,21 @@ impl StatusServer {
         Ok(Self { listener, file })
     }
 
-    /// Answers `GET /status` with the JSON of `status` and `GET /metrics` with the text of
-    /// `metrics` (Prometheus text format) for ever, and leaves what asks for another weftd's start
-    /// to `take_over`; drop the future to stop. All run on the control plane's thread and must not
-    /// block.
+    /// Answers `GET /status` and `GET /peers` with the JSON of `status` and `peers`, and
+    /// `GET /metrics` with the text of `metrics` (Prometheus text format) for ever, and leaves what
+    /// asks for another weftd's start to `take_over`; drop the future to stop. All run on the
+    /// control plane's thread and must not block.
     pub async fn serve(
         self,
         status: impl Fn() -> Value + Send + Sync + 'static,
+        peers: impl Fn() -> Value + Send + Sync + 'static,
         metrics: impl Fn() -> String + Send + Sync + 'static,
         take_over: impl Fn(&mut Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Infallible {
         let Self { listener, file: _file } = self;
         let handler: Handler = Arc::new(move |request| match request.uri().path() {
             take_over::PATH => take_over(request),
-            path => answer(request.method(), path, &status, &metrics),
+            path => answer(request.method(), path, &status, &peers, &metrics),
         });
         http::serve(async || Ok(listener.accept().await?.0), handler).await
     }
@@ -94,10 +95,12 @@ fn answer(
     method: &Method,
     path: &str,
     status: &dyn Fn() -> Value,
+    peers: &dyn Fn() -> Value,
     metrics: &dyn Fn() -> String,
 ) -> Reply {
     let (content_type, body): (_, &dyn Fn() -> String) = match path {
         "/status" => ("application/json", &|| format!("{}\n", status())),
+        "/peers" => ("application/json", &|| format!("{}\n", peers())),
         "/metrics" => ("text/plain; version=0.0.4; charset=utf-8", metrics),
         _ => return http::not_found(),
     };
@@ -166,7 +169,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// Asks the weftd behind the status socket `path` for `target` (`/status` or `/metrics`) and
+/// Asks the weftd behind the status socket `path` for `target` (such as `/status`) and
 /// returns the body. Blocks, five seconds at most; not for use inside a runtime.
 pub fn fetch_unix(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -16,6 +16,7 @@ fn while_serving<T: Send + 'static>(path: &Path, client: impl FnOnce() -> T + Se
         let server = StatusServer::bind(path).unwrap();
         let serving = server.serve(
             || json!({"version": 1, "peers": vec!["10.5.1.0/24"; 5000]}),
+            || json!({"schema": 1, "peers": []}),
             || "weft_packets_total 7\n".to_owned(),
             |_| http::not_found(),
         );

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::backend::status::PlaneState;
 use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::status::{ControlState, Hindrance};
+use crate::daemon::peer_rows::SilentPeer;
 use crate::netfilter::reconciler::RuleState;
 
 /// What is known.
@@ -20,6 +21,8 @@ pub(super) struct Facts<'a> {
     pub(super) is_subnet_file_written: bool,
     /// Nothing if none are kept.
     pub(super) rules: Option<RuleState>,
+    /// Those heard longest ago first.
+    pub(super) silent: &'a [SilentPeer],
     pub(super) now_unix: u64,
 }
 
@@ -143,7 +146,30 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
             control.held_peers
         ));
     }
+    causes.extend(silence(facts.silent));
     causes
+}
+
+/// Which peers are silent: the first in full.
+fn silence(silent: &[SilentPeer]) -> Option<String> {
+    let first = silent.first()?;
+    let SilentPeer { subnet, via, heard, in_use } = first;
+    let since = match heard {
+        Some(ago) => format!("not heard for {}", format_go_duration(whole_seconds(*ago))),
+        None => format!("never heard, sent to for {}", format_go_duration(whole_seconds(*in_use))),
+    };
+    let others = match silent.len() - 1 {
+        0 => String::new(),
+        others => format!(", and {others} more peers (`weft peers`)"),
+    };
+    Some(format!(
+        "peer {subnet} at {via} is SILENT: {since}{others}: is weftd or flanneld running there, \
+         and does every firewall on the way let UDP through to this port?"
+    ))
+}
+
+fn whole_seconds(duration: Duration) -> Duration {
+    Duration::from_secs(duration.as_secs())
 }
 
 /// `etcd is unavailable: connection refused, 21 tries in 4m12s`.
@@ -159,6 +185,7 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::Prefix;
 
     const NOW: u64 = 1_795_225_924;
 
@@ -170,8 +197,29 @@ mod tests {
             plane,
             is_subnet_file_written: true,
             rules: None,
+            silent: &[],
             now_unix: NOW,
         })
+    }
+
+    #[test]
+    fn silent_peers_degrade_a_node() {
+        let peer = |last: u8, heard: Option<u64>| SilentPeer {
+            subnet: Prefix::new([10, 5, last, 0].into(), 24).unwrap(),
+            via: format!("192.0.2.{last}:8285"),
+            heard: heard.map(Duration::from_secs),
+            in_use: Duration::from_millis(90_400),
+        };
+        let one = silence(&[peer(1, None)]).unwrap();
+        assert!(
+            one.starts_with(
+                "peer 10.5.1.0/24 at 192.0.2.1:8285 is SILENT: never heard, sent to for 1m30s: is"
+            ),
+            "{one}"
+        );
+        let many = silence(&[peer(2, Some(7200)), peer(1, None), peer(3, Some(9))]).unwrap();
+        assert!(many.contains("not heard for 2h0m0s, and 2 more peers (`weft peers`):"), "{many}");
+        assert_eq!(silence(&[]), None);
     }
 
     fn plane() -> PlaneState {

@@ -9,7 +9,7 @@ use crate::offload::{
     Full, MESSAGES_MAX, Message, SEGMENTS_MAX, SPANS_PER_MESSAGE, SendPlan, VNET_HEADER_BYTES,
 };
 use crate::packet::echo;
-use crate::stats::{DirectionStats, DropReason, LONG_BYTES};
+use crate::stats::{DropReason, LONG_BYTES};
 use crate::sys::udp::{Datagrams, SendBatch};
 
 use super::contain::{Half, Progress};
@@ -161,8 +161,8 @@ impl EgressHalf {
                 Outcome::Sent => {
                     for index in range {
                         let message = &messages[index];
-                        mark_if_long(config, arena, plan, index);
-                        count_sent(context.stats, 1, message.segments.into(), message.bytes.into());
+                        count_sent(config, 1, message.segments.into(), message.bytes.into());
+                        count_for_peer(config, arena, plan, index);
                     }
                 }
                 Outcome::Refused => {
@@ -203,17 +203,20 @@ impl EgressHalf {
     }
 }
 
-/// Marks who was sent message `index`, if its datagrams are long. One that begins with this host's
-/// own answer to an echo counts for nothing: a peer that measures its path must not have us measure
-/// ours in turn, and the peer again, for ever.
-fn mark_if_long(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
-    let Message { destination, segment_bytes, .. } = plan.messages()[index];
-    if segment_bytes <= LONG_BYTES {
-        return;
-    }
+/// Counts message `index` for the peer that it went to, and marks the peer if its datagrams are
+/// long. A message that begins with this host's own answer to an echo marks nobody, and one that is
+/// nothing else counts for nobody: a peer that asks whether we are there, or how wide its path is,
+/// must not have us ask it in turn, and then itself again, for ever.
+fn count_for_peer(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: usize) {
+    let Message { destination, segment_bytes, segments, bytes, .. } = plan.messages()[index];
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
-    if packet.is_some_and(|packet| !echo::is_reply_from(config.local.tun_address, packet)) {
+    let is_answer =
+        packet.is_some_and(|packet| echo::is_reply_from(config.local.tun_address, packet));
+    if !is_answer && segment_bytes > LONG_BYTES {
         config.stats.long_sends.mark(destination);
+    }
+    if !is_answer || segments > 1 {
+        config.stats.by_peer.sent(*destination.ip(), segments.into(), bytes.into());
     }
 }
 
@@ -243,7 +246,8 @@ fn send_one_by_one(
                 let (first, count) = (range.start, range.len());
                 let spans = datagrams(first).take(count).flatten();
                 let bytes = spans.map(|span| u64::from(span.bytes)).sum();
-                count_sent(&stats.egress, count as u64, count as u64, bytes);
+                count_sent(config, count as u64, count as u64, bytes);
+                stats.by_peer.sent(*destination.ip(), count as u64, bytes);
                 sent += count;
             }
             Outcome::Refused => stats.drop_send(destination, DropReason::SendFailed, 1),
@@ -253,7 +257,8 @@ fn send_one_by_one(
     sent
 }
 
-fn count_sent(stats: &DirectionStats, writes: u64, packets: u64, bytes: u64) {
+fn count_sent(config: &WorkerConfig, writes: u64, packets: u64, bytes: u64) {
+    let stats = &config.stats.egress;
     stats.packets_forwarded.add(packets);
     stats.bytes_forwarded.add(bytes);
     stats.writes.add(writes);

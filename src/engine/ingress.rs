@@ -57,6 +57,13 @@ impl Half for IngressHalf {
                 outcome = outcome.and(written);
                 taken = self.ingress.resume(context, &mut self.receives.arena);
             }
+            let delivered = self.ingress.take_delivered();
+            if delivered.packets > 0 {
+                let (sender, by_peer) = (*batch.sender.ip(), &config.stats.by_peer);
+                by_peer.received(sender, delivered.packets, delivered.bytes, || {
+                    context.table.has_peer_at(sender)
+                });
+            }
         }
         let written = self.write_plan(io, config, context.stats);
         self.send_replies(config);

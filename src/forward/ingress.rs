@@ -36,6 +36,16 @@ pub struct Ingress {
     pending: Option<GroBatch>,
     /// The datagram that was decided on last.
     current: Span,
+    delivered: Delivered,
+}
+
+/// What of one sender's packets is on its way to the TUN device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Delivered {
+    /// How many.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl Ingress {
@@ -46,7 +56,14 @@ impl Ingress {
             replies: Replies::default(),
             pending: None,
             current: Span::default(),
+            delivered: Delivered::default(),
         }
+    }
+
+    /// What was delivered since the last call. To be asked for after each batch: the next one may
+    /// have another sender.
+    pub fn take_delivered(&mut self) -> Delivered {
+        std::mem::take(&mut self.delivered)
     }
 
     /// Where in the arena the datagram lies that was decided on last.
@@ -57,6 +74,7 @@ impl Ingress {
     /// Forgets all writes and errors that are due, whatever state a panic left them in.
     pub fn abandon(&mut self) {
         self.pending = None;
+        self.delivered = Delivered::default();
         self.replies.clear();
         self.coalescer.clear();
     }
@@ -160,7 +178,9 @@ impl Ingress {
         transport::complete_if_left(&header, bytes);
         if self.coalescer.push(arena, packet, &header).is_err() {
             // Never seen: room was checked.
-            context.stats.drop(DropReason::InternalError, 1);
+            return context.stats.drop(DropReason::InternalError, 1);
         }
+        self.delivered.packets += 1;
+        self.delivered.bytes += u64::from(header.total_bytes);
     }
 }

@@ -44,12 +44,34 @@ pub fn write_request(packet: &mut [u8], source: Ipv4Addr, destination: Ipv4Addr,
 
 /// Who answers a request with this token, and how long the packet is; `None` of anything else.
 pub fn read_reply(packet: &[u8], token: u64) -> Option<(Ipv4Addr, u16)> {
-    let header = Ipv4Header::parse(packet).ok()?;
-    let icmp = packet.get(usize::from(header.header_bytes)..usize::from(header.total_bytes))?;
-    let is_ours = header.protocol == protocol::ICMP
-        && icmp.first() == Some(&REPLY)
-        && icmp.get(ICMP_HEADER_BYTES..)?.first_chunk() == Some(&token.to_be_bytes());
-    is_ours.then_some((header.source, header.total_bytes))
+    let reply = Reply::read(packet)?;
+    (reply.token == token).then_some((reply.source, reply.total_bytes))
+}
+
+/// What an echo reply says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reply {
+    /// Who answers.
+    pub source: Ipv4Addr,
+    /// How long the packet is.
+    pub total_bytes: u16,
+    /// What the request had there.
+    pub token: u64,
+}
+
+impl Reply {
+    /// Reads a packet; `None` if it is no reply, or one without a token.
+    pub fn read(packet: &[u8]) -> Option<Self> {
+        let header = Ipv4Header::parse(packet).ok()?;
+        let icmp = packet.get(usize::from(header.header_bytes)..usize::from(header.total_bytes))?;
+        let token = icmp.get(ICMP_HEADER_BYTES..)?.first_chunk()?;
+        let is_reply = header.protocol == protocol::ICMP && icmp.first() == Some(&REPLY);
+        is_reply.then(|| Self {
+            source: header.source,
+            total_bytes: header.total_bytes,
+            token: u64::from_be_bytes(*token),
+        })
+    }
 }
 
 /// Whether a packet is an echo reply from `source`, by its first bytes.

@@ -2,10 +2,11 @@
 //! the paths of those in use need not watch those of all.
 
 use std::fmt;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::by_peer::{FREE, pack, unpack};
+/// A place without a mark.
+const FREE: u64 = u64::MAX;
 
 /// Datagrams beyond this length are long. A little less than the narrowest path that is reckoned
 /// with takes (548 bytes), so that its full packets count as well, and those of 544 that TCP sends
@@ -58,9 +59,26 @@ impl LongSends {
     }
 }
 
+fn pack(peer: SocketAddrV4) -> u64 {
+    u64::from(peer.ip().to_bits()) << 16 | u64::from(peer.port())
+}
+
+fn unpack(packed: u64) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from_bits((packed >> 16) as u32), packed as u16)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_address_and_port_round_trips() {
+        for text in ["0.0.0.0:0", "255.255.255.255:65535", "192.0.2.1:8285", "10.0.0.0:1"] {
+            let address: SocketAddrV4 = text.parse().unwrap();
+            assert_eq!(unpack(pack(address)), address);
+            assert_ne!(pack(address), FREE);
+        }
+    }
 
     #[test]
     fn a_mark_is_taken_once() {

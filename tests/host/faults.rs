@@ -308,7 +308,7 @@ fn unreachable_peer_costs_other_peers_nothing() {
         .filter(|line| line.starts_with("flannel_peer_failed_sends_total"))
         .collect();
     let failed = Status::of(&three.dir(0)).failed_sends(host_address(2));
-    let expected = format!(r#"flannel_peer_failed_sends_total{{peer="172.20.0.3:8285"}} {failed}"#);
+    let expected = format!(r#"flannel_peer_failed_sends_total{{peer="172.20.0.3"}} {failed}"#);
     assert_eq!(of_peers, [expected], "the metric names another peer, or none");
 }
 

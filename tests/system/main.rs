@@ -12,6 +12,7 @@ mod lab_selfcheck;
 mod life_cycle;
 #[path = "../../benches/evil/packets.rs"]
 mod packets;
+mod peers;
 #[path = "../../benches/evil/pour.rs"]
 #[allow(dead_code, reason = "the program reports what was sent")]
 mod pour;

@@ -364,7 +364,7 @@ fn status_counts_every_ping_exactly() {
     let lease = &overlay.leases;
     let expected = [
         format!("{}/24 of 10.5.0.0/16, public address {}", lease[0].network(), UNDERLAY[0]),
-        format!("{}/24 via {}", lease[1].network(), UNDERLAY[1]),
+        "peers      1: 1 ".to_owned(),
         "flannel0 mtu 1472 over wire0 at 172.20.0.1:8285: engine mmsg".to_owned(),
         format!("{} packets,", after[0].count("egress", "packets_forwarded")),
     ];

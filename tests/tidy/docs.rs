@@ -30,7 +30,7 @@ const OWN_FLAGS: &[&str] = &[
 
 /// Options of other programs that documents name on their own, and `--etcd-`, a beginning.
 const OTHER_OPTIONS: &str = "all check create-namespace etcd- fast flannel-backend help link \
-    packets plane quick root-dir soak socket workload";
+    packets plane quick root-dir soak socket watch workload";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -181,11 +181,11 @@ fn the_metrics_are_those_of_the_code() {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         words.filter(|word| word.starts_with("flannel_")).map(str::to_owned).collect()
     };
-    let code = words(&text("src/daemon/report.rs"));
+    let code = words(&text("src/daemon/metrics.rs"));
     let written: BTreeSet<_> =
         first_cells(&text("docs/operations.md"), "metrics").into_iter().collect();
     let missing: Vec<_> = code.symmetric_difference(&written).collect();
-    assert!(missing.is_empty(), "docs/operations.md or src/daemon/report.rs lacks {missing:?}");
+    assert!(missing.is_empty(), "docs/operations.md or src/daemon/metrics.rs lacks {missing:?}");
     for (name, document) in documents() {
         let unknown: Vec<_> = words(&document).difference(&code).cloned().collect();
         assert!(unknown.is_empty(), "{name} names {unknown:?}, which are no metrics");

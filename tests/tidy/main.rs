@@ -45,6 +45,7 @@ const MAP: &[(&str, &[&str])] = &[
         ],
     ),
     ("daemon", &["*"]),
+    ("tool", &["*"]),
 ];
 
 /// The floors inside a module, from the ground up; names are files below the module's folder,
@@ -82,7 +83,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["tables", "extension/command", "vxlan/checksum", "vxlan/data", "vxlan/device"],
             &["udp/kernel_plane/attachment", "udp/kernel_plane/hops"],
             &["udp/kernel_plane/entries", "udp/kernel_plane/obstacle"],
-            &["udp/error", "udp/pacing", "udp/paths", "udp/kernel_plane/merging"],
+            &["udp/error", "udp/pacing", "udp/paths", "udp/reach", "udp/kernel_plane/merging"],
             &["udp/kernel_plane/placement", "udp/tun_device"],
             &["alloc", "host_gw", "extension/hosts", "vxlan/owner"],
             &["udp/fallback", "udp/peers", "udp/team"],
@@ -97,7 +98,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
 ];
 
 /// What the programs in `src/bin/` may use of the library.
-const PROGRAM_MODULES: &[&str] = &["daemon"];
+const PROGRAM_MODULES: &[&str] = &["daemon", "tool"];
 
 /// Modules above the pure line: no I/O, no clock, no threads.
 const PURE: &[&str] = &["stats", "packet", "route", "offload", "forward"];
@@ -124,7 +125,8 @@ const IMPURE_STD: &[&str] = &[
 /// Crates with one owner, as prefixes of paths: when such a crate breaks its interface, or is
 /// replaced, the change stays in one place.
 const OWNERS: &[(&str, &[&str])] = &[
-    ("anyhow", &["src/daemon/"]),
+    ("anyhow", &["src/daemon/", "src/tool/"]),
+    ("clap", &["src/tool/"]),
     ("arc_swap", &["src/route/publish.rs"]),
     ("etcd_client", &["src/control/store/etcd"]),
     ("inotify", &["src/control/store/local"]),
@@ -133,7 +135,17 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("libc", &["src/sys/"]),
     ("netlink_packet_route", &["src/host/netlink"]),
     ("rtnetlink", &["src/host/netlink"]),
-    ("tokio", &["src/control/", "src/host/", "src/netfilter/", "src/backend/", "src/daemon/"]),
+    (
+        "tokio",
+        &[
+            "src/control/",
+            "src/host/",
+            "src/netfilter/",
+            "src/backend/",
+            "src/daemon/",
+            "src/tool/",
+        ],
+    ),
     ("tower", &["src/control/store/kube"]),
 ];
 

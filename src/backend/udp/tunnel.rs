@@ -18,7 +18,9 @@ use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Carrier, KernelView, Reporter, View, WorkerState, send_if_new};
+use crate::backend::status::{
+    Carrier, KernelView, Reporter, Taken, View, WorkerState, send_if_new,
+};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunOffload, TunnelSocket};
@@ -124,12 +126,18 @@ impl Tunnel {
         Ok(tunnel)
     }
 
+    /// What the kernel's programs take counts for the peers as well.
+    pub(super) fn count_with(&mut self, taken: Arc<Taken>) {
+        self.prober.count_with(taken);
+    }
+
     /// What is seen from outside, the kernel's programs included.
     pub(super) fn view(&self, kernel: KernelView) -> View {
         // The counters outlive a rebuilt device.
         let stats = self.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
         let routes = self.orders.routes.clone();
-        self.reporter.view_with(Carrier::Workers { stats, routes, kernel })
+        let reachability = self.prober.reachability();
+        self.reporter.view_with(Carrier::Workers { stats, routes, kernel, reachability })
     }
 
     /// What the kernel's programs go by.

@@ -1,9 +1,9 @@
 //! `weft install-conf`: copies a configuration file atomically, for the container that prepares a
 //! node: a runtime that reads the directory meanwhile sees the old file or the new one.
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use rustix::fs::Mode;
 
 use crate::config::whole_file;
@@ -14,49 +14,23 @@ const MODE: Mode = Mode::from_raw_mode(0o644);
 /// Far beyond any network configuration list or system call profile.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// What is copied, and to where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Copy {
-    source: PathBuf,
-    destination: PathBuf,
-}
-
-impl Copy {
-    /// From the two words after the command.
-    pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
-        match (words.next(), words.next(), words.next()) {
-            (Some(source), Some(destination), None) => {
-                Ok(Self { source: source.into(), destination: destination.into() })
-            }
-            _ => bail!("install-conf needs two words: the file to copy, and its place"),
-        }
-    }
-
-    /// Reads, checks and places the file; gives one line for the log of the container.
-    pub(crate) fn run(&self) -> anyhow::Result<String> {
-        let Self { source, destination } = self;
-        let bytes = whole_file::read(source, BYTES_MAX)?;
-        let bytes = bytes.with_context(|| format!("there is no {}", source.display()))?;
-        // A damaged file in place would take the node's network away; the old one stays instead.
-        serde_json::from_slice::<serde::de::IgnoredAny>(&bytes)
-            .with_context(|| format!("{} is not copied: it is not JSON", source.display()))?;
-        whole_file::write(destination, &bytes, MODE)?;
-        Ok(format!("{} is in place, from {}\n", destination.display(), source.display()))
-    }
+/// Reads, checks and places `source` at `destination`; gives one line for the log of the container.
+pub(super) fn copy(source: &Path, destination: &Path) -> anyhow::Result<String> {
+    let bytes = whole_file::read(source, BYTES_MAX)?;
+    let bytes = bytes.with_context(|| format!("there is no {}", source.display()))?;
+    // A damaged file in place would take the node's network away; the old one stays instead.
+    serde_json::from_slice::<serde::de::IgnoredAny>(&bytes)
+        .with_context(|| format!("{} is not copied: it is not JSON", source.display()))?;
+    whole_file::write(destination, &bytes, MODE)?;
+    Ok(format!("{} is in place, from {}\n", destination.display(), source.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
 
     use super::*;
-
-    fn copy(source: &Path, destination: &Path) -> anyhow::Result<String> {
-        let words = [source, destination].map(|path| path.display().to_string());
-        Copy::parse(words.into_iter()).unwrap().run()
-    }
 
     #[test]
     fn file_is_replaced_whole_and_world_readable() {
@@ -84,8 +58,5 @@ mod tests {
         fs::write(&source, r#"{"name":"#).unwrap();
         assert!(copy(&source, &destination).unwrap_err().to_string().contains("not JSON"));
         assert_eq!(fs::read_to_string(&destination).unwrap(), "{}");
-        for words in [&["a"][..], &[], &["a", "b", "c"]] {
-            assert!(Copy::parse(words.iter().map(|word| (*word).to_owned())).is_err());
-        }
     }
 }

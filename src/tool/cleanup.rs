@@ -17,9 +17,6 @@ use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpe
 use crate::netfilter::reconciler::remove_rules;
 use crate::route::Prefix;
 
-/// flannel's place of the subnet file.
-const SUBNET_FILE_DEFAULT: &str = "/run/flannel/subnet.env";
-
 /// `RTN_BLACKHOLE`.
 const BLACKHOLE: RouteKind = RouteKind::Other(6);
 
@@ -27,12 +24,6 @@ const BLACKHOLE: RouteKind = RouteKind::Other(6);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cleanup {
     pub(super) subnet_file: PathBuf,
-}
-
-impl Default for Cleanup {
-    fn default() -> Self {
-        Self { subnet_file: SUBNET_FILE_DEFAULT.into() }
-    }
 }
 
 /// What was done, line by line.

@@ -1,0 +1,207 @@
+//! The counters as Prometheus text.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use crate::backend::status::{Counters, KernelState};
+use crate::control::rejected::RejectReason;
+use crate::control::status::ControlState;
+use crate::daemon::report::{Running, TakenByPeer};
+use crate::fast_path::PeerCounts;
+use crate::host::device_drops::DeviceDrops;
+use crate::stats::{DirectionStats, DropReason, WorkerStats};
+
+/// Peers that have a metric of their own, those with the most failed sends. Their number bounds
+/// what a scrape costs; all failed sends are in `flannel_drops_total`.
+const PEERS_MEASURED_MAX: usize = 100;
+
+/// The text under construction.
+pub(super) struct Metrics(pub(super) String);
+
+impl Metrics {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").ok();
+    }
+
+    fn sample(&mut self, name: &str, labels: &str, value: u64) {
+        writeln!(self.0, "{name}{labels} {value}").ok();
+    }
+
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl TryInto<u64>) {
+        self.family(name, "gauge", help);
+        self.sample(name, "", value.try_into().unwrap_or(u64::MAX));
+    }
+
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.family(name, "counter", help);
+        self.sample(name, "", value);
+    }
+
+    pub(super) fn control(&mut self, is_ready: bool, control: &ControlState) {
+        self.gauge("flannel_ready", "Whether weftd is ready.", is_ready);
+        let (up, refused) = (control.store_is_up, control.refused().is_some());
+        self.gauge("flannel_store_up", "Whether the last store exchange succeeded.", up);
+        self.gauge("flannel_store_refused", "Whether the store refuses a request.", refused);
+        let stale = control.cached_as_of_unix.is_some();
+        self.gauge("flannel_stale", "Whether lease and peers are from the cache.", stale);
+        let help = "Whether the cluster assigned another subnet.";
+        self.gauge("flannel_subnet_refused", help, control.subnet_is_refused);
+        let help = "Whether the store has another network.";
+        self.gauge("flannel_restart_needed", help, control.restart_needed);
+        let help = "Times that the cache was written.";
+        self.counter("flannel_cache_writes_total", help, control.cache_writes);
+        let help = "Times that writing it failed.";
+        self.counter("flannel_cache_failures_total", help, control.cache_failures);
+        self.gauge("flannel_peers", "Nodes with a lease, this one aside.", control.peers);
+        let help = "Peers kept though their leases vanished.";
+        self.gauge("flannel_peers_held", help, control.held_peers);
+        if let Some(seconds) = control.lease_expires_unix {
+            let help = "End of the own lease, unix time.";
+            self.gauge("flannel_lease_expiry_seconds", help, seconds);
+        }
+        let help = "Times that somebody else wrote the own lease with this node's PublicIP.";
+        self.counter("flannel_lease_written_by_others_total", help, control.written_by_others);
+        let is_duplicate = control.duplicate_public_ip.is_some();
+        self.gauge("flannel_duplicate_public_ip", "Whether another node has it.", is_duplicate);
+        let help = "Tries that found no free subnet.";
+        self.counter("flannel_subnets_exhausted_total", help, control.subnets_exhausted);
+        let name = "flannel_store_rejected_total";
+        self.family(name, "counter", "Store entries that were ignored.");
+        for (reason, why) in RejectReason::NAMES {
+            let label = format!("{{why=\"{why}\"}}");
+            self.sample(name, &label, control.rejected(reason));
+        }
+    }
+
+    pub(super) fn subnet_file(&mut self, failures: u64) {
+        let help = "Times that writing the subnet file failed.";
+        self.counter("flannel_subnet_file_failures_total", help, failures);
+    }
+
+    pub(super) fn rules(&mut self, running: &Running) {
+        let Some((_, state)) = &running.rules else { return };
+        let state = *state.borrow();
+        let help = "Whether the last look found the rules.";
+        self.gauge("flannel_rules_in_place", help, state.is_in_place);
+        let help = "Looks at the rules that succeeded.";
+        self.counter("flannel_rules_checks_total", help, state.checks);
+        let help = "Looks that found rules missing.";
+        self.counter("flannel_rules_repairs_total", help, state.repairs);
+        self.counter(
+            "flannel_rules_failures_total",
+            "Looks or repairs that failed.",
+            state.failures,
+        );
+    }
+
+    pub(super) fn backend(&mut self, counters: &Counters) {
+        self.gauge("flannel_backend_peers_programmed", "Peers set up.", counters.programmed.get());
+        self.gauge("flannel_backend_peers_failed", "Peers not set up.", counters.failed.get());
+        let help = "Leases of other backends.";
+        self.gauge("flannel_backend_leases_ignored", help, counters.ignored.get());
+        self.gauge(
+            "flannel_backend_leases_unusable",
+            "Leases without data.",
+            counters.unusable.get(),
+        );
+        let help = "Edits and commands that failed.";
+        self.counter("flannel_backend_failures_total", help, counters.failures.get());
+        self.counter("flannel_backend_repairs_total", "Things put back.", counters.repairs.get());
+    }
+
+    pub(super) fn fast_path(&mut self, state: &KernelState, taken: &TakenByPeer) {
+        let is_on = matches!(state, KernelState::On { .. });
+        self.gauge("flannel_fast_path", "Whether the kernel's programs carry packets.", is_on);
+        let sum = |field: fn(&PeerCounts) -> u64| taken.values().map(field).sum::<u64>();
+        let packets = [sum(|taken| taken.packets_sent), sum(|taken| taken.packets_received)];
+        let bytes = [sum(|taken| taken.bytes_sent), sum(|taken| taken.bytes_received)];
+        for (name, help, [egress, ingress]) in [
+            ("flannel_fast_path_packets_total", "Packets that these programs took.", packets),
+            ("flannel_fast_path_bytes_total", "Bytes that these programs took.", bytes),
+        ] {
+            self.family(name, "counter", help);
+            self.sample(name, "{direction=\"egress\"}", egress);
+            self.sample(name, "{direction=\"ingress\"}", ingress);
+        }
+    }
+
+    pub(super) fn device_drops(&mut self, drops: &[DeviceDrops]) {
+        let name = "flannel_device_drops_total";
+        self.family(name, "counter", "Packets that the kernel dropped at a device.");
+        for DeviceDrops { device, received, sent } in drops {
+            for (direction, count) in [("egress", sent), ("ingress", received)] {
+                let labels = format!("{{device=\"{device}\",direction=\"{direction}\"}}");
+                self.sample(name, &labels, *count);
+            }
+        }
+    }
+
+    pub(super) fn dataplane(&mut self, stats: &WorkerStats) {
+        let directions = [("egress", &stats.egress), ("ingress", &stats.ingress)];
+        type Read = fn(&DirectionStats) -> u64;
+        let families: [(&str, &str, Read); 6] = [
+            ("flannel_packets_received_total", "Packets taken in.", |d| d.packets_received.get()),
+            ("flannel_packets_total", "Packets forwarded.", |d| d.packets_forwarded.get()),
+            ("flannel_bytes_total", "Bytes forwarded.", |d| d.bytes_forwarded.get()),
+            ("flannel_reads_total", "Reads, super-packets and GSO batches as one.", |d| {
+                d.reads.get()
+            }),
+            ("flannel_writes_total", "Writes, super-packets and GSO batches as one.", |d| {
+                d.writes.get()
+            }),
+            ("flannel_icmp_sent_total", "ICMP errors sent.", |d| d.icmp_sent.get()),
+        ];
+        for (name, help, read) in families {
+            self.family(name, "counter", help);
+            for (direction, stats) in directions {
+                self.sample(name, &format!("{{direction=\"{direction}\"}}"), read(stats));
+            }
+        }
+        self.family("flannel_drops_total", "counter", "Packets dropped, by reason.");
+        for (direction, stats) in directions {
+            for reason in DropReason::ALL {
+                let labels = format!("{{direction=\"{direction}\",reason=\"{}\"}}", reason.id());
+                self.sample("flannel_drops_total", &labels, stats.drops(*reason));
+            }
+        }
+        let help = "Datagrams lost in the socket.";
+        self.counter("flannel_receive_overflows_total", help, stats.receive_overflows.get());
+    }
+
+    /// The peers with the most failed sends have a series each.
+    pub(super) fn failed_sends(&mut self, each: impl Iterator<Item = (Ipv4Addr, u64)>) {
+        let name = "flannel_peer_failed_sends_total";
+        self.family(name, "counter", "Packets that could not be sent to this peer.");
+        let mut peers: Vec<_> = each.filter(|(_, packets)| *packets > 0).collect();
+        peers.sort_unstable_by_key(|(peer, packets)| (Reverse(*packets), *peer));
+        for (peer, packets) in peers.into_iter().take(PEERS_MEASURED_MAX) {
+            self.sample(name, &format!("{{peer=\"{peer}\"}}"), packets);
+        }
+    }
+
+    /// How many peers are in which state.
+    pub(super) fn peer_states(&mut self, counts: &BTreeMap<&'static str, usize>) {
+        let name = "flannel_peers_by_state";
+        self.family(name, "gauge", "Peers by what is known of them.");
+        for (state, count) in counts {
+            self.sample(name, &format!("{{state=\"{state}\"}}"), *count as u64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_send_metrics_are_bounded_to_worst_peers() {
+        let mut out = Metrics(String::new());
+        let peer = |number| (Ipv4Addr::new(192, 0, 2, number), u64::from(number));
+        out.failed_sends((0..2 * PEERS_MEASURED_MAX as u8).map(peer));
+        let samples: Vec<_> = out.0.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(samples.len(), PEERS_MEASURED_MAX);
+        assert_eq!(samples[0], "flannel_peer_failed_sends_total{peer=\"192.0.2.199\"} 199");
+    }
+}

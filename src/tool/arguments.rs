@@ -1,0 +1,150 @@
+//! The words of `weft`. Help, manual pages and completions are made from these definitions.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+
+/// Below the lists of every help text.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  all is well, or done
+  1  status: the node is degraded or not ready; peers: one is silent or not set up; ping: packets
+     are lost
+  2  weftd does not answer, the arguments are wrong, or what was asked for failed";
+
+/// Asks a running weftd about itself and its overlay network, and cleans up after it.
+#[derive(Debug, Parser)]
+#[command(name = "weft", version, after_help = EXIT_CODES, infer_subcommands = false)]
+pub(super) struct Arguments {
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// What is wrong with this node, if anything is; then lease, dataplane, and every dropped
+    /// packet by reason.
+    Status(StatusArguments),
+    /// A row for each other node: whether it can be heard, its round trip, path MTU and packets.
+    Peers(Answered),
+    /// Pings another node's host, its end of the tunnel, and the tunnel with full packets, and says
+    /// what follows; it works against flanneld as well.
+    Ping(PingArguments),
+    /// The counters in Prometheus text format.
+    Metrics(Daemon),
+    /// Removes what weftd and flanneld have left on this host: devices, routes, filters, rules,
+    /// subnet.env and its cache. Stop them first.
+    Cleanup {
+        /// The daemon's --subnet-file.
+        #[arg(long, value_name = "PATH", default_value = "/run/flannel/subnet.env")]
+        subnet_file: PathBuf,
+    },
+    /// Copies a JSON file to its place, which holds the old one or the new one at any time; also
+    /// what weft does under the name install-conf.
+    InstallConf {
+        /// The file to copy.
+        file: PathBuf,
+        /// Where it goes.
+        place: PathBuf,
+    },
+    /// The completions of a shell, to be put where it looks for them.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Writes the manual pages of weft into a directory.
+    Man {
+        /// The directory, such as /usr/local/share/man/man1.
+        directory: PathBuf,
+    },
+    /// The version.
+    Version,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct StatusArguments {
+    #[command(flatten)]
+    pub(super) answered: Answered,
+    /// Again every two seconds, until interrupted; with -o json a line each time.
+    #[arg(short, long)]
+    pub(super) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PingArguments {
+    /// The node: its name, public address, subnet, or any address in its subnet.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub(super) node: Option<String>,
+    /// Every node, one after the other.
+    #[arg(long)]
+    pub(super) all: bool,
+    /// A pod on that node, to be pinged as well.
+    #[arg(long, value_name = "IP", conflicts_with = "all")]
+    pub(super) pod: Option<Ipv4Addr>,
+    #[command(flatten)]
+    pub(super) answered: Answered,
+}
+
+/// What is asked of a daemon and printed.
+#[derive(Debug, Args)]
+pub(super) struct Answered {
+    #[command(flatten)]
+    pub(super) daemon: Daemon,
+    /// All that the daemon says, as one JSON object with a schema number.
+    #[arg(short, long, value_name = "FORMAT")]
+    pub(super) output: Option<Output>,
+}
+
+/// Whom to ask.
+#[derive(Debug, Args)]
+pub(super) struct Daemon {
+    /// The daemon's --status-socket.
+    #[arg(long, value_name = "PATH", default_value = "/run/flannel/weft.sock")]
+    pub(super) socket: PathBuf,
+}
+
+/// How an answer is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Output {
+    /// As JSON.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Arguments, clap::Error> {
+        Arguments::try_parse_from(["weft"].iter().chain(words))
+    }
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn both_value_forms_parse_unknown_words_are_named() {
+        for words in [&["metrics", "--socket", "/x"][..], &["metrics", "--socket=/x"]] {
+            let Command::Metrics(daemon) = parse(words).unwrap().command else {
+                panic!("{words:?} are other words")
+            };
+            assert_eq!(daemon.socket, PathBuf::from("/x"));
+        }
+        let Command::Status(status) = parse(&["status", "-o", "json", "-w"]).unwrap().command
+        else {
+            panic!("status is another word")
+        };
+        assert_eq!((status.answered.output, status.watch), (Some(Output::Json), true));
+        for words in
+            [&["fly"][..], &["status", "--what"], &["status", "-o", "yaml"], &["status", "-o"]]
+        {
+            let error = parse(words).expect_err("accepted").to_string();
+            assert!(error.contains(words.last().unwrap().trim_matches('-')), "{error}");
+        }
+    }
+}

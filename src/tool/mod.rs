@@ -1,0 +1,179 @@
+//! `weft`, the operator's tool: asks a running daemon by its status socket, and works on this host
+//! without one where that makes sense.
+
+mod arguments;
+mod cleanup;
+mod echo;
+mod install_conf;
+mod peers;
+mod ping;
+mod status;
+mod style;
+mod table;
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{CommandFactory, Parser};
+use serde_json::Value;
+
+use crate::control::clock::unix_seconds;
+use crate::daemon::status::fetch_unix;
+
+use self::arguments::{Answered, Arguments, Command, Output, PingArguments, StatusArguments};
+use self::cleanup::Cleanup;
+use self::ping::Whom;
+use self::style::Style;
+
+/// Exit code for a node that isn't as it should be.
+const EXIT_DEGRADED: u8 = 1;
+/// Exit code for no answer, and for misuse.
+const EXIT_FAILED: u8 = 2;
+
+/// A second name of the tool, under which it does this one thing: where flannel's image has a
+/// program of this name.
+const INSTALL_CONF: &str = "install-conf";
+
+/// Between two looks of `status --watch`.
+const WATCH_PAUSE: Duration = Duration::from_secs(2);
+
+/// Clears a terminal, and what scrolled off it as well.
+const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
+
+/// Runs the tool on its arguments, its own name first.
+pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let name = arguments.next().unwrap_or_default();
+    let implied = Path::new(&name).file_name().is_some_and(|name| name == INSTALL_CONF);
+    let words: Vec<OsString> = std::iter::once("weft".into())
+        .chain(implied.then(|| INSTALL_CONF.into()))
+        .chain(arguments)
+        .collect();
+    if words.len() == 1 {
+        Arguments::command().print_help().ok();
+        return ExitCode::SUCCESS;
+    }
+    let arguments = match Arguments::try_parse_from(words) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            error.print().ok();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_FAILED));
+        }
+    };
+    match run(arguments.command) {
+        Ok((text, code)) => {
+            // A reader that went away, such as `head`, has what it wanted.
+            io::stdout().write_all(text.as_bytes()).ok();
+            ExitCode::from(code)
+        }
+        Err(error) => {
+            writeln!(io::stderr(), "weft: {error:#}").ok();
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+/// What to print, and the exit code.
+fn run(command: Command) -> anyhow::Result<(String, u8)> {
+    let text = match command {
+        Command::Status(arguments) if arguments.watch => return watch(&arguments),
+        Command::Status(arguments) => return status(&arguments.answered, Layout::Screen),
+        Command::Peers(arguments) => return peers(&arguments),
+        Command::Ping(arguments) => return ping(arguments),
+        Command::Metrics(daemon) => {
+            String::from_utf8_lossy(&fetch_unix(&daemon.socket, "/metrics")?).into_owned()
+        }
+        Command::Cleanup { subnet_file } => Cleanup { subnet_file }.run()?,
+        Command::InstallConf { file, place } => install_conf::copy(&file, &place)?,
+        Command::Completions { shell } => completions(shell),
+        Command::Man { directory } => manual_pages(directory)?,
+        Command::Version => format!("{}\n", env!("CARGO_PKG_VERSION")),
+    };
+    Ok((text, 0))
+}
+
+/// How JSON is laid out.
+#[derive(Clone, Copy)]
+enum Layout {
+    Screen,
+    Line,
+}
+
+impl Layout {
+    fn of(self, json: &Value) -> String {
+        match self {
+            Self::Screen => format!("{json:#}\n"),
+            Self::Line => format!("{json}\n"),
+        }
+    }
+}
+
+fn ask(socket: &Path, target: &str) -> anyhow::Result<Value> {
+    let bytes = fetch_unix(socket, target)?;
+    serde_json::from_slice(&bytes).context("weftd answered something else than JSON")
+}
+
+fn status(arguments: &Answered, layout: Layout) -> anyhow::Result<(String, u8)> {
+    let answer = ask(&arguments.daemon.socket, "/status")?;
+    let text = match arguments.output {
+        Some(Output::Json) => layout.of(&answer),
+        None => status::render(&answer, unix_seconds(), Style::of_output()),
+    };
+    let is_well = answer["verdict"]["state"] == "ready";
+    Ok((text, if is_well { 0 } else { EXIT_DEGRADED }))
+}
+
+/// Status again and again; a daemon that does not answer may come back.
+fn watch(arguments: &StatusArguments) -> anyhow::Result<(String, u8)> {
+    let (answered, mut out) = (&arguments.answered, io::stdout());
+    let clear = if answered.output.is_none() { CLEAR } else { "" };
+    loop {
+        let text = match status(answered, Layout::Line) {
+            Ok((text, _)) => text,
+            Err(error) if answered.output.is_none() => format!("weft: {error:#}\n"),
+            Err(error) => format!("{}\n", serde_json::json!({ "error": format!("{error:#}") })),
+        };
+        if write!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() {
+            return Ok((String::new(), 0));
+        }
+        std::thread::sleep(WATCH_PAUSE);
+    }
+}
+
+fn peers(arguments: &Answered) -> anyhow::Result<(String, u8)> {
+    let answer = ask(&arguments.daemon.socket, "/peers")?;
+    let text = match arguments.output {
+        Some(Output::Json) => Layout::Screen.of(&answer),
+        None => peers::render(&answer, Style::of_output()),
+    };
+    let code = if peers::are_well(&answer) { 0 } else { EXIT_DEGRADED };
+    Ok((text, code))
+}
+
+fn ping(arguments: PingArguments) -> anyhow::Result<(String, u8)> {
+    let socket = &arguments.answered.daemon.socket;
+    let (status, peers) = (ask(socket, "/status")?, ask(socket, "/peers")?);
+    let whom = arguments.node.map_or(Whom::All, Whom::Node);
+    let (answer, is_well) = ping::run(&whom, arguments.pod, &status, &peers)?;
+    let text = match arguments.answered.output {
+        Some(Output::Json) => Layout::Screen.of(&answer),
+        None => ping::render(&answer, Style::of_output()),
+    };
+    Ok((text, if is_well { 0 } else { EXIT_DEGRADED }))
+}
+
+fn completions(shell: clap_complete::Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "weft", &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Writes one page for weft and one for each command.
+fn manual_pages(directory: PathBuf) -> anyhow::Result<String> {
+    clap_mangen::generate_to(Arguments::command(), &directory)
+        .with_context(|| format!("cannot write manual pages into {}", directory.display()))?;
+    Ok(format!("manual pages are in {}\n", directory.display()))
+}

@@ -1,0 +1,124 @@
+//! What `weft peers` and the first line of `weft status` say of the others.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use super::support::lab::wait_until;
+use super::support::overlay::{CONFIG, Overlay};
+use super::support::status::Status;
+
+/// A silent peer is known after nine seconds.
+const KNOWN: Duration = Duration::from_secs(30);
+
+/// On host 1, in the way of workers and programs alike: no firewall is.
+const WALL: [&str; 3] = ["route", "blackhole", "172.20.0.1"];
+
+fn weft(overlay: &Overlay, host: usize, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    command.args(words).arg("--socket").arg(overlay.dir(host).join("weft.sock"));
+    command.output().expect("weft runs")
+}
+
+fn screen(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The one row of a host's peers.
+fn row(overlay: &Overlay, host: usize) -> serde_json::Value {
+    let Status(status) = overlay.status(host);
+    status["routes"][0].clone()
+}
+
+#[test]
+fn a_peer_behind_a_wall_is_silent_and_degrades_the_node() {
+    for fast_path in ["off", "auto"] {
+        let flag = format!("--fast-path={fast_path}");
+        let overlay = Overlay::start_with(CONFIG, [&[flag.as_str()], &[flag.as_str()]]);
+        assert_eq!(row(&overlay, 0)["state"], "idle", "nobody sends to it");
+        let (pod, address) = (&overlay.lab.pods[0], overlay.pod(1).to_string());
+        let _pings = pod.spawn(&["ping", "-q", "-i0.2", &address]);
+        wait_until(KNOWN, "a peer that answers is ok, and its round trip known", || {
+            let row = row(&overlay, 0);
+            row["state"] == "ok" && row["round_trip_microseconds"].as_u64().is_some()
+        });
+        assert!(weft(&overlay, 0, &["status"]).status.success());
+        assert!(weft(&overlay, 0, &["peers"]).status.success());
+
+        let [object, kind, host] = WALL;
+        overlay.lab.hosts[1].exec(&["ip", object, "add", kind, host]);
+        let what = "the loss is seen where it matters";
+        wait_until(KNOWN, what, || row(&overlay, 0)["state"] == "silent");
+        let status = weft(&overlay, 0, &["status"]);
+        let first = screen(&status).lines().next().unwrap_or_default().to_owned();
+        let subnet = overlay.leases[1].network();
+        assert!(
+            first.starts_with("DEGRADED ready for")
+                && first
+                    .contains(&format!("peer {subnet}/24 at 172.20.0.2:8285 is SILENT: not heard")),
+            "{first}"
+        );
+        assert_eq!(status.status.code(), Some(1), "scripts see it as well");
+        let peers = weft(&overlay, 0, &["peers"]);
+        assert!(screen(&peers).contains("SILENT"), "{}", screen(&peers));
+        assert_eq!(peers.status.code(), Some(1));
+        overlay.lab.hosts[1].exec(&["ip", object, "del", kind, host]);
+        let what = "it is heard again once the wall is gone";
+        wait_until(KNOWN, what, || row(&overlay, 0)["state"] == "ok");
+        assert!(weft(&overlay, 0, &["status"]).status.success());
+    }
+}
+
+#[test]
+fn packets_of_a_peer_are_counted_exactly_and_pings_between_daemons_die_down() {
+    const PINGS: u64 = 50;
+    let overlay = Overlay::start();
+    let (before, pod) = ([row(&overlay, 0), row(&overlay, 1)], &overlay.lab.pods[0]);
+    let (count, address) = (PINGS.to_string(), overlay.pod(1).to_string());
+    pod.exec(&["ping", "-q", "-c", &count, "-i0.01", "-s100", "-W2", &address]);
+    let counted = |host: usize, name: &str| {
+        let now = row(&overlay, host)[name].as_u64().expect("a count");
+        now - before[host][name].as_u64().expect("a count")
+    };
+    for host in 0..2 {
+        assert_eq!(counted(host, "packets_sent"), PINGS);
+        assert_eq!(counted(host, "bytes_sent"), PINGS * 128);
+        // And echoes of the daemons, should the pings have taken seconds.
+        let echoes = counted(host, "packets_received") - PINGS;
+        assert!(echoes <= 5, "{echoes} echoes");
+    }
+    wait_until(Duration::from_secs(30), "the daemons leave each other in peace", || {
+        (0..2).all(|host| row(&overlay, host)["state"] == "idle")
+    });
+}
+
+#[test]
+fn ping_names_the_broken_leg() {
+    const CLOSED: &str = "table inet wall { chain in { type filter hook input priority 0; \
+                          udp dport 8285 drop; }; }";
+    let overlay = Overlay::start();
+    let socket = overlay.dir(0).join("weft.sock").display().to_string();
+    let (pod, subnet) = (overlay.pod(1).to_string(), format!("{}/24", overlay.leases[1].network()));
+    let ping = |words: &[&str]| {
+        let words = [&[env!("CARGO_BIN_EXE_weft"), "ping", "--socket", &socket], words].concat();
+        let output = overlay.lab.hosts[0].command(&words).output().expect("weft runs");
+        (screen(&output), output.status.code())
+    };
+    let (text, code) = ping(&[&subnet, "--pod", &pod]);
+    assert!(text.contains("all ways work"), "{text}");
+    assert!(
+        text.contains(&format!("pod          {pod}")) && text.contains(" 1472 bytes"),
+        "{text}"
+    );
+    assert_eq!(code, Some(0));
+    let (text, code) = ping(&["--all", "-o", "json"]);
+    let answer: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&answer["schema"], &answer["peers"][0]["well"]), (&1.into(), &true.into()));
+    assert_eq!(code, Some(0));
+
+    overlay.lab.hosts[1].exec(&["nft", CLOSED]);
+    let (text, code) = ping(&[&pod]);
+    assert!(text.contains("the host answers and the tunnel does not"), "{text}");
+    assert_eq!(code, Some(1));
+    let (text, code) = ping(&["no-such-node"]);
+    assert_eq!((text.as_str(), code), ("", Some(2)));
+}
