@@ -91,6 +91,10 @@ drop_reasons! {
     SourceIsLocalSubnet = "src-is-local-subnet",
     /// The inner source is leased to another peer than the one that sent it.
     SourceNotPeerLease = "src-not-peer-lease",
+    /// No lease holds the inner source, which `--peer-check=strict` asks for.
+    SourceNotLeased = "src-not-leased",
+    /// The datagram came from another port than the tunnel's, which `--peer-check=strict` asks for.
+    OuterPort = "outer-port",
     /// The inner destination can't be a host: 0/8, 127/8, class E.
     DestinationMartian = "dst-martian",
     /// The inner destination is multicast or broadcast.

@@ -69,6 +69,7 @@ impl World {
                 tun_address: Ipv4Addr::new(10, 200, 1, 0),
                 underlay: "192.168.0.1:8285".parse().expect("an endpoint"),
                 mtu_bytes: MTU_BYTES,
+                is_strict: false,
             },
             table: Table::build(peers(&subnets(peer_count, Shape::Dense))),
             stats: DirectionStats::default(),

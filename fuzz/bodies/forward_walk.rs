@@ -116,6 +116,7 @@ impl Walk {
                 tun_address: TUN,
                 underlay: SENDERS[3],
                 mtu_bytes: 1472,
+                is_strict: false,
             },
             table: Table::build(peers.to_vec()),
             peers,

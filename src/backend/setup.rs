@@ -214,13 +214,13 @@ impl Setup {
             return;
         }
         let kind = self.settings.kind();
-        let DataplaneOptions { engine, workers, fast_path, offload, keep_tunnel: _ } =
-            self.dataplane;
+        let DataplaneOptions { engine, workers, fast_path, offload, .. } = self.dataplane;
         let given = [
             ("--engine", engine != EngineChoice::Auto),
             ("--workers", workers != WorkersChoice::Auto),
             ("--offload", !offload.automatic),
             ("--fast-path", fast_path == FastPathChoice::On),
+            ("--peer-check", self.dataplane.is_peer_check_strict),
         ];
         for (flag, _) in given.iter().filter(|(_, is_given)| *is_given) {
             warn!("{flag} has no effect: the {kind} backend has no workers");

@@ -55,7 +55,6 @@ pub(super) fn options(
 ) -> Result<Options, OptionError> {
     refuse_unbuilt(settings)?;
     warn_of_other_stores(settings, warnings);
-    check_peer_check(&settings.peer_check)?;
     let subnet_file = subnet_file(&settings.subnet_file)?;
     Ok(Options {
         stale_hold: stale_hold(&settings.stale_hold)?,
@@ -72,6 +71,7 @@ pub(super) fn options(
             fast_path: fast_path(&settings.fast_path)?,
             offload: offload(&settings.offload)?,
             keep_tunnel: settings.keep_tunnel,
+            is_peer_check_strict: peer_check(&settings.peer_check)?,
         },
         log_format: log_format(&settings.log_format)?,
         verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
@@ -237,11 +237,15 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
     Ok(choice)
 }
 
-fn check_peer_check(text: &str) -> Result<(), OptionError> {
+/// Whether the strict one is asked for.
+fn peer_check(text: &str) -> Result<bool, OptionError> {
     match text {
-        "loose" => Ok(()),
-        "strict" => Err(OptionError::not_built("The strict peer check", "--peer-check=strict")),
-        _ => Err(refused("--peer-check", format!("{text:?} is not a peer check: use loose"))),
+        "loose" => Ok(false),
+        "strict" => Ok(true),
+        _ => {
+            let problem = format!("{text:?} is not a peer check: use loose or strict");
+            Err(refused("--peer-check", problem))
+        }
     }
 }
 

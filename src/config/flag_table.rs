@@ -110,7 +110,8 @@ flags! {
         "`offloads` the dataplane may use where the kernel has them: auto, none, or a \
          comma-separated list of tso, uso, gso, gro";
     peer_check "peer-check": String = "loose",
-        "`check` of inner source addresses against the sending peer: loose";
+        "`check` of inner source addresses against the sending peer: loose, or strict, which peers \
+         behind address translation do not pass";
     public_ip "public-ip": String = "",
         "IPv4 `address` under which the other hosts reach this one";
     public_ipv6 "public-ipv6": String = "",

@@ -165,6 +165,9 @@ pub struct DataplaneOptions {
     pub offload: OffloadChoice,
     /// `--keep-tunnel`: device, routes and the kernel's programs outlive weftd.
     pub keep_tunnel: bool,
+    /// `--peer-check=strict`: inner sources must be leased, and datagrams come from the public
+    /// address of that lease and the tunnel's port.
+    pub is_peer_check_strict: bool,
 }
 
 /// Which packet engine runs.

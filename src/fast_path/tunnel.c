@@ -349,13 +349,15 @@ SECTION("tc_in") int weft_in(struct __sk_buff *skb)
     struct ip *inner = &packet.inner;
     __u32 segment = skb->gso_size, repeated = 0;
 
-    if (!settings || boot_ns() >= settings->until_ns || skb->protocol != IPV4 || skb->pkt_type != PACKET_FOR_US ||
-        skb->vlan_present || load(skb, ETH_HLEN, &packet, sizeof(packet)))
+    if (!settings || boot_ns() >= settings->until_ns || skb->protocol != IPV4 ||
+        skb->pkt_type != PACKET_FOR_US || skb->vlan_present || load(skb, ETH_HLEN, &packet, sizeof(packet)))
         return TC_ACT_UNSPEC;
     // Ours, by senders that leave the checksum out: all others are merged by UDP_GRO and verified
-    // by the socket. A marked ECN field is the workers' business.
+    // by the socket. A marked ECN field is the workers' business, and so is another source port,
+    // which a strict check refuses.
     if (ip->destination != settings->underlay_address || ip->protocol != UDP ||
-        udp->destination != settings->port || udp->checksum || (ip->tos & ECN_BITS))
+        udp->destination != settings->port || udp->source != settings->port || udp->checksum ||
+        (ip->tos & ECN_BITS))
         return TC_ACT_UNSPEC;
     __u32 outer_total = BIG_ENDIAN_16(ip->total_bytes), total = outer_total - OUTER_BYTES;
     if (ip->version_and_length != 0x45 || (ip->fragment & FRAGMENT_BITS) || ip->ttl == 0 ||

@@ -2,7 +2,8 @@
 //!
 //! Sources: RFC 1812 section 5.2 and 5.3 (forwarding, TTL, martians), section 4.3.2.7 (when to
 //! stay silent), and the threat model in SECURITY.md for what a tunnel end must refuse. The
-//! checks here hold in every legitimate cluster, so none can be switched off.
+//! checks here hold in every legitimate cluster, so none can be switched off, but for the strict
+//! check of the sender, which excludes peers behind address translation.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::Ordering;
@@ -27,6 +28,9 @@ pub struct Local {
     pub underlay: SocketAddrV4,
     /// Largest IPv4 packet that fits the tunnel.
     pub mtu_bytes: u16,
+    /// Whether inner sources must be leased, and datagrams come from the public address of that
+    /// lease and the tunnel's port.
+    pub is_strict: bool,
 }
 
 impl Local {
@@ -135,7 +139,7 @@ fn classes(source: Ipv4Addr, destination: Ipv4Addr) -> Result<(), DropReason> {
 pub fn ingress(
     local: &Local,
     table: &Table,
-    sender: Ipv4Addr,
+    sender: SocketAddrV4,
     outer_ecn: Ecn,
     header: &Ipv4Header,
     packet: &[u8],
@@ -154,7 +158,7 @@ pub fn ingress(
     };
     match header.ttl {
         0 => Drop(DropReason::TtlZero),
-        1 => time_exceeded(table, sender, header.source),
+        1 => time_exceeded(table, *sender.ip(), header.source),
         _ => Deliver(ecn),
     }
 }
@@ -171,7 +175,7 @@ impl KnownAddresses {
         &mut self,
         local: &Local,
         table: &Table,
-        sender: Ipv4Addr,
+        sender: SocketAddrV4,
         outer_ecn: Ecn,
         header: &Ipv4Header,
         packet: &[u8],
@@ -199,12 +203,12 @@ impl KnownAddresses {
 fn addresses(
     local: &Local,
     table: &Table,
-    sender: Ipv4Addr,
+    sender: SocketAddrV4,
     header: &Ipv4Header,
     packet: &[u8],
 ) -> Result<(), DropReason> {
     let (source, destination) = (header.source, header.destination);
-    if sender == *local.underlay.ip() {
+    if sender.ip() == local.underlay.ip() {
         return Err(DropReason::OwnLoop);
     }
     classes(source, destination)?;
@@ -222,21 +226,44 @@ fn addresses(
     if !local.subnet.contains(destination) {
         return Err(DropReason::DestinationNotLocal);
     }
-    sender_owns(table, sender, source)
+    if local.is_strict {
+        strictly_owns(local, table, sender, source)
+    } else {
+        owns(table, sender, source)
+    }
+}
+
+/// With the strict check a source must be leased, and its owner send from its public address and
+/// the tunnel's port: a pod's datagram that the host masquerades comes from a peer's address, but
+/// seldom from that port.
+fn strictly_owns(
+    local: &Local,
+    table: &Table,
+    sender: SocketAddrV4,
+    source: Ipv4Addr,
+) -> Result<(), DropReason> {
+    let owner = table.lookup(source).ok_or(DropReason::SourceNotLeased)?;
+    if owner.address.ip() != sender.ip() {
+        return Err(DropReason::SourceNotPeerLease);
+    }
+    if sender.port() != local.underlay.port() {
+        return Err(DropReason::OuterPort);
+    }
+    owns(table, sender, source)
 }
 
 /// A leased source must come from its lease's owner. A sender that is no known peer may be the
 /// owner behind address translation, until the owner has been seen at its public address.
-fn sender_owns(table: &Table, sender: Ipv4Addr, source: Ipv4Addr) -> Result<(), DropReason> {
+fn owns(table: &Table, sender: SocketAddrV4, source: Ipv4Addr) -> Result<(), DropReason> {
     let Some(owner) = table.lookup(source) else { return Ok(()) };
-    if *owner.address.ip() == sender {
+    if owner.address.ip() == sender.ip() {
         // A load first: the flag is set once, and a store would bounce the cache line for ever.
         if !owner.source_proven.load(Ordering::Relaxed) {
             owner.source_proven.store(true, Ordering::Relaxed);
         }
         return Ok(());
     }
-    if owner.source_proven.load(Ordering::Relaxed) || table.has_peer_at(sender) {
+    if owner.source_proven.load(Ordering::Relaxed) || table.has_peer_at(*sender.ip()) {
         return Err(DropReason::SourceNotPeerLease);
     }
     Ok(())

@@ -159,7 +159,7 @@ impl Ingress {
             return context.stats.drop(DropReason::InternalError, 1);
         };
         let Context { local, table, .. } = context;
-        let ecn = match known.ingress(local, table, *batch.sender.ip(), batch.ecn, &header, bytes) {
+        let ecn = match known.ingress(local, table, batch.sender, batch.ecn, &header, bytes) {
             IngressVerdict::Deliver(ecn) => ecn,
             IngressVerdict::Answer(kind, reason, endpoint) => {
                 context.stats.drop(reason, 1);

@@ -47,6 +47,7 @@ pub(crate) fn local() -> Local {
         tun_address: TUN,
         underlay: US,
         mtu_bytes: MTU_BYTES,
+        is_strict: false,
     }
 }
 

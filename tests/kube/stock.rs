@@ -273,12 +273,11 @@ fn net_conf(backend: &str) -> String {
 
 fn is_ready(run: &Path, peers: usize) -> bool {
     Status::try_of(run).is_some_and(|status| {
-        let Status(status) = status;
-        let known = match status["backend"]["peers_programmed"].as_u64() {
+        let known = match status.0["backend"]["peers_programmed"].as_u64() {
             Some(known) => known as usize,
-            None => status["routes"].as_array().map_or(0, Vec::len),
+            None => status.routes(),
         };
-        status["ready"] == true && known == peers
+        status.0["ready"] == true && known == peers
     })
 }
 

@@ -97,6 +97,7 @@ pub fn local(mtu_bytes: u16) -> Local {
         tun_address: TUN,
         underlay: HOST,
         mtu_bytes,
+        is_strict: false,
     }
 }
 

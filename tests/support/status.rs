@@ -55,9 +55,11 @@ impl Status {
         to_it.map(|route| route["failed_sends"].as_u64().expect("a count")).sum()
     }
 
-    /// Peers in the published route table.
+    /// Peers that packets go to.
     pub(crate) fn routes(&self) -> usize {
-        self.0["routes"].as_array().map_or(0, Vec::len)
+        let routes = self.0["routes"].as_array().into_iter().flatten();
+        let is_used = |state: &Value| state != "other-backend" && state != "not-set-up";
+        routes.filter(|route| is_used(&route["state"])).count()
     }
 
     /// Waits until in both directions packets received = forwarded + dropped, for each worker as

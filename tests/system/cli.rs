@@ -306,19 +306,16 @@ fn values_without_sense_exit_1_and_are_named() {
 
 #[test]
 fn unbuilt_flags_are_refused_by_name() {
-    let cases: [(&str, &str, &str); 4] = [
+    let cases: [(&str, &str, &str); 3] = [
         ("public-ipv6", "2001:db8::1", "IPv6"),
         ("vmodule", "a=1", "log"),
         ("log_backtrace_at", "a.go:1", "log"),
-        ("peer-check", "strict", "strict"),
     ];
     for (flag, value, missing) in cases {
         let word = format!("--{flag}={value}");
         assert_refused(&weftd(&[&word], &[]), 1, &[flag, missing, "not built"]);
-        if flag != "peer-check" {
-            let name = format!("FLANNELD_{}", flag.to_uppercase().replace('-', "_"));
-            assert_refused(&weftd(&[], &[(&name, value)]), 1, &[&name, missing, "not built"]);
-        }
+        let name = format!("FLANNELD_{}", flag.to_uppercase().replace('-', "_"));
+        assert_refused(&weftd(&[], &[(&name, value)]), 1, &[&name, missing, "not built"]);
     }
 }
 

@@ -45,6 +45,8 @@ pub(super) struct Orders {
     /// MTU of the overlay, which workers read once a turn.
     pub(super) mtu_bytes: Arc<AtomicU16>,
     pub(super) engine: EngineWanted,
+    /// Whether the peers' datagrams are checked strictly.
+    pub(super) is_strict: bool,
     pub(super) routes: Published,
     pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
 }
@@ -79,6 +81,7 @@ impl Team {
                     tun_address: orders.subnet.network(),
                     underlay: seat.socket.address,
                     mtu_bytes: orders.mtu_bytes.load(Ordering::Relaxed),
+                    is_strict: orders.is_strict,
                 },
                 mtu_bytes: Arc::clone(&orders.mtu_bytes),
                 routes: orders.routes.clone(),

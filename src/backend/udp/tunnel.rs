@@ -99,6 +99,7 @@ impl Tunnel {
             mtu_bytes: Arc::new(AtomicU16::new(mtu_bytes)),
             engine: team::settle_engine(setup.dataplane.engine),
             routes,
+            is_strict: setup.dataplane.is_peer_check_strict,
             ends: ends_sender,
         };
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;

@@ -241,7 +241,6 @@ fn unbuilt_features_refuse_and_name_what_is_missing() {
         ("--public-ipv6=2001:db8::1", "IPv6"),
         ("--vmodule=a=1", "log per source file"),
         ("--log_backtrace_at=a.go:1", "stack trace"),
-        ("--peer-check=strict", "strict peer check"),
     ] {
         assert_refused(&[word], missing);
         assert_refused(&[word], "is not built");
@@ -264,7 +263,6 @@ fn unbuilt_features_switched_off_are_fine() {
         "--public-ipv6=",
         "--vmodule=",
         "--log_backtrace_at=",
-        "--peer-check=loose",
         "--iptables-resync=5",
         "--set-node-network-unavailable=true",
     ]);

@@ -79,7 +79,7 @@ type Ingressed = Result<(), (DropReason, Option<SocketAddrV4>)>;
 
 fn ingress_of(table: &Table, sender: SocketAddrV4, packet: &[u8]) -> Ingressed {
     let header = Ipv4Header::parse(packet).unwrap();
-    match decide::ingress(&local(), table, *sender.ip(), Ecn::NotEct, &header, packet) {
+    match decide::ingress(&local(), table, sender, Ecn::NotEct, &header, packet) {
         IngressVerdict::Deliver(_) => Ok(()),
         IngressVerdict::Answer(ErrorKind::TimeExceeded, reason, endpoint) => {
             Err((reason, Some(endpoint)))
@@ -154,7 +154,7 @@ fn ingress_verdicts() {
 fn a_mark_that_nobody_can_carry_drops() {
     let verdict = |outer_ecn: Ecn, packet: &[u8]| {
         let header = Ipv4Header::parse(packet).unwrap();
-        decide::ingress(&local(), &table(), *PEER.ip(), outer_ecn, &header, packet)
+        decide::ingress(&local(), &table(), PEER, outer_ecn, &header, packet)
     };
     let reason = |outer_ecn: Ecn, packet: &[u8]| match verdict(outer_ecn, packet) {
         IngressVerdict::Drop(reason) => Some(reason),
@@ -190,6 +190,36 @@ fn only_a_proven_owner_sends_from_its_lease() {
     assert_eq!(ingress_of(&table, PEER, &packet), Ok(()));
     let others = udp(FARTHER, POD, &[7; 32]);
     assert_eq!(ingress_of(&table, STRANGER, &others), Ok(()), "the proof is of one lease only");
+}
+
+#[test]
+fn the_strict_check_wants_lease_address_and_port() {
+    let strict = Local { is_strict: true, ..local() };
+    let table = table();
+    let verdict = |local: &Local, sender: &str, source: [u8; 4]| {
+        let packet = with(udp(FAR, POD, &[7; 32]), 12, &source);
+        let header = Ipv4Header::parse(&packet).unwrap();
+        decide::ingress(local, &table, sender.parse().unwrap(), Ecn::NotEct, &header, &packet)
+    };
+    let reason = |sender: &str, source: [u8; 4]| match verdict(&strict, sender, source) {
+        IngressVerdict::Drop(reason) => Some(reason.id()),
+        IngressVerdict::Deliver(_) | IngressVerdict::Answer(..) => None,
+    };
+    let own = [10, 5, 2, 9];
+    let stranger = "198.51.100.7:8285";
+    let (peer, elsewhere) = (PEER.to_string(), format!("{}:40000", PEER.ip()));
+    assert_eq!(reason(&peer, own), None, "an honest peer");
+    assert_eq!(reason(&elsewhere, own), Some("outer-port"), "a masqueraded pod");
+    assert_eq!(reason(stranger, own), Some("src-not-peer-lease"), "a peer behind translation");
+    assert_eq!(reason(&peer, [10, 5, 99, 9]), Some("src-not-leased"));
+    assert_eq!(reason(&peer, [8, 8, 8, 8]), Some("src-not-leased"));
+    for (sender, source) in [(elsewhere.as_str(), own), (&peer, [10, 5, 99, 9])] {
+        let loose = verdict(&local(), sender, source);
+        assert!(
+            matches!(loose, IngressVerdict::Deliver(_)),
+            "the loose one lets it pass: {loose:?}"
+        );
+    }
 }
 
 #[test]

@@ -90,6 +90,8 @@ impl Bench {
             tun_address: TUN,
             underlay: SocketAddrV4::new(UNDERLAY, PORT),
             mtu_bytes: MTU_BYTES,
+            // What the programs take must pass the stricter check, too.
+            is_strict: true,
         };
         let maps = Maps::create().expect("root may make maps");
         let mut peers = Vec::new();
@@ -289,7 +291,8 @@ fn delivered_packets_are_those_that_workers_deliver() {
         };
         let mut packet = bench.packet(far, pod);
         bench.damage(&mut packet, 20);
-        let mut payload = [PORT.to_be_bytes(), PORT.to_be_bytes()].concat();
+        let source_port = if bench.rng.u8(..8) == 0 { bench.rng.u16(..) } else { PORT };
+        let mut payload = [source_port.to_be_bytes(), PORT.to_be_bytes()].concat();
         payload.extend((packet.len() as u16 + 8).to_be_bytes());
         let sum = if bench.rng.u8(..8) == 0 { bench.rng.u16(..) } else { 0 };
         payload.extend(sum.to_be_bytes());
@@ -318,7 +321,8 @@ fn delivered_packets_are_those_that_workers_deliver() {
             continue;
         };
         let owner = bench.kernels(header.source);
-        let is_received = owner.is_some_and(|(address, _, receive)| receive && address == sender);
+        let is_received =
+            owner.is_some_and(|(address, _, receive)| receive && address == *sender.ip());
         let is_unchecked = datagram[26..28] == [0, 0] && datagram[1] & 3 == 0;
         let is_whole = datagram.len() == inner.len() + OUTER_BYTES && datagram[6] & 0xbf == 0;
         let is_ours = bench.local.is_own_address(header.destination);
@@ -337,7 +341,7 @@ fn delivered_packets_are_those_that_workers_deliver() {
 
 /// The sender and the payload of a datagram that the IP stack would give the tunnel's socket,
 /// checksums of UDP aside, which are 0 or wrong here.
-fn stack_accepts(datagram: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
+fn stack_accepts(datagram: &[u8]) -> Option<(SocketAddrV4, &[u8])> {
     let header = Ipv4Header::parse(datagram).ok()?;
     let whole = &datagram[..usize::from(header.total_bytes)];
     let udp = whole.get(usize::from(header.header_bytes)..)?;
@@ -348,7 +352,8 @@ fn stack_accepts(datagram: &[u8]) -> Option<(Ipv4Addr, &[u8])> {
     if header.is_fragment() || !is_ours || header.ttl == 0 {
         return None;
     }
-    Some((header.source, udp.get(8..bytes)?))
+    let source_port = u16::from_be_bytes([udp[0], udp[1]]);
+    Some((SocketAddrV4::new(header.source, source_port), udp.get(8..bytes)?))
 }
 
 #[test]

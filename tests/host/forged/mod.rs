@@ -43,6 +43,11 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// With further flags of weftd.
+    fn with(flags: &[&str]) -> Self {
         let files = tempfile::tempdir().expect("a directory for the test");
         let cluster = Cluster::new(3);
         let store = local_store(files.path(), CONFIG);
@@ -59,7 +64,8 @@ impl Scene {
         victim.address("lan0", "192.168.7.1/24");
         lan.address("eth0", &format!("{LAN_HOST}/24"));
         victim.exec(&["ip", "route", "add", "default", "via", &LAN_HOST.to_string()]);
-        let mut daemon = cluster.weftd(0, files.path(), &[&store, super::ENGINE_FLAG]);
+        let flags = [&[store.as_str(), super::ENGINE_FLAG], flags].concat();
+        let mut daemon = cluster.weftd(0, files.path(), &flags);
         let lease = SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
         assert_eq!(lease.network(), VICTIM_TUN);
         wait_until(Duration::from_secs(5), "the victim knows both leases", || {
@@ -227,6 +233,25 @@ fn every_class_from_a_stranger() {
     // Nobody is told of a dead packet who might not have sent it.
     classes.push(("ttl-expired", edited(UNLEASED, |packet| packet[8] = 1, true)));
     run_classes(&scene, &scene.stranger, &classes);
+}
+
+/// The loose check has to let some of these pass, for peers behind address translation.
+#[test]
+fn the_strict_check_delivers_nothing_forged() {
+    let scene = Scene::with(&["--peer-check=strict"]);
+    run_classes(&scene, &scene.peer, &wrong_from_anybody(PEER_POD));
+    let from_anybody = [
+        ("src-not-leased", forged(UNLEASED, VICTIM_POD)),
+        ("src-not-leased", forged(address("8.8.8.8"), VICTIM_POD)),
+        ("src-not-peer-lease", forged(OTHER_POD, VICTIM_POD)),
+    ];
+    for from in [&scene.peer, &scene.stranger] {
+        run_classes(&scene, from, &from_anybody);
+    }
+    run_classes(&scene, &scene.stranger, &[("src-not-peer-lease", forged(PEER_POD, VICTIM_POD))]);
+    // A pod on the peer's host, whose datagrams that host masquerades.
+    let masqueraded = udp_socket(&scene.cluster.hosts[1], host_address(1));
+    run_classes(&scene, &masqueraded, &[("outer-port", forged(PEER_POD, VICTIM_POD))]);
 }
 
 #[test]
