@@ -76,6 +76,7 @@ pub(super) fn options(
         log_format: log_format(&settings.log_format)?,
         verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&settings.status_socket, &subnet_file)?,
+        metrics_address: metrics_address(&settings.metrics_address)?,
         subnet_file,
         take_over: settings.take_over,
         store: store(settings, variable)?,
@@ -265,6 +266,15 @@ fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
         return Err(refused("--subnet-file", format!("{text:?} names no file")));
     }
     Ok(path)
+}
+
+fn metrics_address(text: &str) -> Result<Option<SocketAddr>, OptionError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0);
+    let problem = || format!("{text:?} is no address and port, such as 127.0.0.1:8286");
+    address.map(Some).ok_or_else(|| refused("--metrics-address", problem()))
 }
 
 fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError> {

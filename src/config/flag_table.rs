@@ -104,6 +104,8 @@ flags! {
         "`format` of the log lines: text (as klog writes) or json";
     log_backtrace_at "log_backtrace_at": String = "",
         "emit a stack trace when logging hits file:N (not built)";
+    metrics_address "metrics-address": String = "",
+        "`address:port` on which /metrics answers, such as 127.0.0.1:8286; off without it";
     net_config_path "net-config-path": String = "/etc/kube-flannel/net-conf.json",
         "network configuration `file` with kube-subnet-mgr";
     offload "offload": String = "auto",

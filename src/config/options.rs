@@ -39,6 +39,8 @@ pub struct Options {
     pub verbosity: u8,
     /// Where the running daemon answers `/status` and `/metrics`.
     pub status_socket: PathBuf,
+    /// Where `/metrics` listens as well; `None` when off.
+    pub metrics_address: Option<SocketAddr>,
     /// Whether to go on with the tunnel of the weftd that answers there.
     pub take_over: bool,
 }

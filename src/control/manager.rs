@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use crate::config::network::NetworkConfig;
 use crate::config::options::StoreOptions;
 use crate::control::cache::Known;
+use crate::control::clock::unix_seconds;
 use crate::control::error::{AcquireError, StoreError};
 use crate::control::identity::NodeIdentity;
 use crate::control::status::{ControlState, ControlStatus};
@@ -201,6 +202,9 @@ impl SubnetManager {
     ) {
         let mut state = self.status.edit();
         state.store_is_up = result.as_ref().err().is_none_or(StoreError::store_answered);
+        if state.store_is_up {
+            state.store_answered_unix = Some(unix_seconds());
+        }
         match result {
             Ok(_) => {
                 *refused(&mut state) = None;

@@ -51,6 +51,8 @@ impl Hindrance {
 pub struct ControlState {
     /// Whether the last exchange with the store succeeded.
     pub store_is_up: bool,
+    /// When the store last answered, in seconds since 1970; `None` before it ever did.
+    pub store_answered_unix: Option<u64>,
     /// Why the last exchanges with the store did not.
     pub store_hindrance: Option<Hindrance>,
     /// What a start is at.

@@ -10,6 +10,7 @@ mod queue;
 mod repeat;
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
@@ -60,6 +61,24 @@ fn to_writer(
     Ok((LogLayer { verbosity, style, queue: queue.clone() }, LogGuard(queue)))
 }
 
+/// Messages by level since the program began, those that the rate limit held back as well.
+static MESSAGES: [AtomicU64; LEVELS.len()] = [const { AtomicU64::new(0) }; LEVELS.len()];
+
+/// The levels that are counted, with their names in metrics.
+const LEVELS: [(Level, &str); 3] =
+    [(Level::ERROR, "error"), (Level::WARN, "warning"), (Level::INFO, "info")];
+
+fn count(level: &Level) {
+    if let Some(at) = LEVELS.iter().position(|(counted, _)| counted == level) {
+        MESSAGES[at].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many messages of each level there were.
+pub(super) fn messages() -> impl Iterator<Item = (&'static str, u64)> {
+    LEVELS.iter().zip(&MESSAGES).map(|((_, name), count)| (*name, count.load(Ordering::Relaxed)))
+}
+
 /// Turns events into lines.
 struct LogLayer {
     verbosity: u8,
@@ -103,6 +122,7 @@ impl<S: Subscriber> Layer<S> for LogLayer {
 
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let metadata = event.metadata();
+        count(metadata.level());
         if !self.queue.admits(metadata) {
             return;
         }

@@ -4,10 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
-use crate::backend::status::{Counters, KernelState};
+use crate::backend::status::{Counters, KernelState, PlaneState};
 use crate::control::rejected::RejectReason;
 use crate::control::status::ControlState;
+use crate::daemon::log;
+use crate::daemon::process::{Process, WorkerTime};
 use crate::daemon::report::{Running, TakenByPeer};
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::DeviceDrops;
@@ -44,6 +47,10 @@ impl Metrics {
         let (up, refused) = (control.store_is_up, control.refused().is_some());
         self.gauge("flannel_store_up", "Whether the last store exchange succeeded.", up);
         self.gauge("flannel_store_refused", "Whether the store refuses a request.", refused);
+        if let Some(seconds) = control.store_answered_unix {
+            let help = "When the store last answered.";
+            self.gauge("flannel_store_last_answer_timestamp_seconds", help, seconds);
+        }
         let stale = control.cached_as_of_unix.is_some();
         self.gauge("flannel_stale", "Whether lease and peers are from the cache.", stale);
         let help = "Whether the cluster assigned another subnet.";
@@ -58,8 +65,8 @@ impl Metrics {
         let help = "Peers kept though their leases vanished.";
         self.gauge("flannel_peers_held", help, control.held_peers);
         if let Some(seconds) = control.lease_expires_unix {
-            let help = "End of the own lease, unix time.";
-            self.gauge("flannel_lease_expiry_seconds", help, seconds);
+            let help = "When the own lease ends, unless it is renewed.";
+            self.gauge("flannel_lease_expiry_timestamp_seconds", help, seconds);
         }
         let help = "Times that somebody else wrote the own lease with this node's PublicIP.";
         self.counter("flannel_lease_written_by_others_total", help, control.written_by_others);
@@ -143,8 +150,10 @@ impl Metrics {
         type Read = fn(&DirectionStats) -> u64;
         let families: [(&str, &str, Read); 6] = [
             ("flannel_packets_received_total", "Packets taken in.", |d| d.packets_received.get()),
-            ("flannel_packets_total", "Packets forwarded.", |d| d.packets_forwarded.get()),
-            ("flannel_bytes_total", "Bytes forwarded.", |d| d.bytes_forwarded.get()),
+            ("flannel_packets_forwarded_total", "Packets forwarded.", |d| {
+                d.packets_forwarded.get()
+            }),
+            ("flannel_bytes_forwarded_total", "Bytes forwarded.", |d| d.bytes_forwarded.get()),
             ("flannel_reads_total", "Reads, super-packets and GSO batches as one.", |d| {
                 d.reads.get()
             }),
@@ -168,6 +177,72 @@ impl Metrics {
         }
         let help = "Datagrams lost in the socket.";
         self.counter("flannel_receive_overflows_total", help, stats.receive_overflows.get());
+    }
+
+    /// What runs: labels, and the value 1.
+    pub(super) fn build(&mut self) {
+        self.family("flannel_build_info", "gauge", "What runs, in labels.");
+        let version = env!("CARGO_PKG_VERSION");
+        self.sample("flannel_build_info", &format!("{{version=\"{version}\"}}"), 1);
+        let name = "flannel_log_messages_total";
+        self.family(name, "counter", "Log messages, those that were held back as well.");
+        for (level, count) in log::messages() {
+            self.sample(name, &format!("{{level=\"{level}\"}}"), count);
+        }
+    }
+
+    /// The process, by the names that Prometheus' own libraries give to this.
+    pub(super) fn process(&mut self, process: &Process) {
+        let Process { processor_time, resident_bytes, open_files, start_unix, .. } = process;
+        let name = "process_cpu_seconds_total";
+        self.family(name, "counter", "Processor time of weftd, in seconds.");
+        writeln!(self.0, "{name} {}", processor_time.as_secs_f64()).ok();
+        let help = "Resident memory, in bytes.";
+        self.gauge("process_resident_memory_bytes", help, *resident_bytes);
+        self.gauge("process_open_fds", "Open file descriptors.", *open_files);
+        let help = "When weftd started.";
+        self.gauge("process_start_time_seconds", help, *start_unix);
+    }
+
+    /// What the kernel's scheduler says of the workers.
+    pub(super) fn workers(&mut self, process: &Process) {
+        type Read = fn(&WorkerTime) -> Duration;
+        let families: [(&str, &str, Read); 2] = [
+            ("flannel_worker_cpu_seconds_total", "Processor time of a worker.", |time| time.ran),
+            (
+                "flannel_worker_wait_seconds_total",
+                "How long a worker had work and no processor.",
+                |time| time.waited,
+            ),
+        ];
+        for (name, help, read) in families {
+            self.family(name, "counter", help);
+            for (number, time) in process.workers.iter().enumerate() {
+                let seconds = read(time).as_secs_f64();
+                writeln!(self.0, "{name}{{worker=\"{number}\"}} {seconds}").ok();
+            }
+        }
+    }
+
+    /// The overlay's device and what is beneath it.
+    pub(super) fn plane(&mut self, kind: &str, plane: &PlaneState) {
+        self.family("flannel_dataplane_info", "gauge", "What carries packets, in labels.");
+        let engine = plane.workers.first().map(|worker| worker.engine.to_string());
+        let labels = format!(
+            "{{backend=\"{kind}\",engine=\"{}\",interface=\"{}\",device=\"{}\"}}",
+            engine.unwrap_or_default(),
+            plane.interface,
+            plane.device.as_deref().unwrap_or_default(),
+        );
+        self.sample("flannel_dataplane_info", &labels, 1);
+        self.gauge("flannel_dataplane_up", "Whether packets can flow.", plane.is_up);
+        self.gauge("flannel_mtu_bytes", "The overlay's MTU.", plane.mtu_bytes);
+    }
+
+    /// Paths that are narrower than the overlay's MTU.
+    pub(super) fn narrow_paths(&mut self, paths: usize) {
+        let help = "Subnets behind paths that are narrower than the overlay's MTU.";
+        self.gauge("flannel_narrow_paths", help, paths);
     }
 
     /// The peers with the most failed sends have a series each.

@@ -18,6 +18,7 @@ use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::peer_rows::{self, PeerRow};
+use crate::daemon::process::Process;
 use crate::daemon::verdict::{Facts, Verdict};
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
@@ -172,10 +173,15 @@ impl Report {
     /// The counters in Prometheus text format.
     pub(super) fn to_metrics(&self) -> String {
         let mut out = Metrics(String::new());
+        out.build();
         out.control(self.readiness.is_ready(), &self.control.read());
+        let process = Process::read();
+        process.iter().for_each(|process| out.process(process));
         if let Some(running) = self.running.get() {
             match &running.carrier {
-                Carrier::Workers { stats, kernel, .. } => {
+                Carrier::Workers { stats, kernel, reachability, .. } => {
+                    process.iter().for_each(|process| out.workers(process));
+                    out.narrow_paths(reachability.borrow().path_mtus.len());
                     out.fast_path(&kernel.state.borrow(), &kernel.taken.each());
                     out.dataplane(&WorkerStats::total(stats.iter().map(Arc::as_ref)));
                     let rows = peer_rows::of(running);
@@ -184,7 +190,9 @@ impl Report {
                 }
                 Carrier::Other { counters, .. } => out.backend(counters),
             }
-            out.device_drops(&device_drops(&running.dataplane.borrow()));
+            let plane = running.dataplane.borrow().clone();
+            out.plane(running.kind, &plane);
+            out.device_drops(&device_drops(&plane));
             out.subnet_file(running.subnet_file_failures.load(Ordering::Relaxed));
             out.rules(running);
         }

@@ -35,6 +35,7 @@ use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::descriptors;
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
+use crate::daemon::metrics_server;
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::rules;
@@ -259,8 +260,13 @@ async fn serve(
             move |request| take_over::answer(request, &offered.borrow(), &successors),
         )
     };
+    let scraped = options.metrics_address.map(|address| {
+        let metrics = Arc::clone(&report);
+        metrics_server::serve(address, move || metrics.to_metrics())
+    });
     tokio::select! {
         end = work(daemon, manager, &previous, &report) => end,
+        Some(never) = OptionFuture::from(scraped) => match never {},
         Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},
     }
 }

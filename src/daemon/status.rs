@@ -25,7 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::daemon::http::{self, Handler, Reply};
-use crate::daemon::take_over;
+use crate::daemon::{metrics_server, take_over};
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -101,7 +101,7 @@ fn answer(
     let (content_type, body): (_, &dyn Fn() -> String) = match path {
         "/status" => ("application/json", &|| format!("{}\n", status())),
         "/peers" => ("application/json", &|| format!("{}\n", peers())),
-        "/metrics" => ("text/plain; version=0.0.4; charset=utf-8", metrics),
+        "/metrics" => (metrics_server::CONTENT_TYPE, metrics),
         _ => return http::not_found(),
     };
     if method != Method::GET {

@@ -378,7 +378,7 @@ fn status_counts_every_ping_exactly() {
         .unwrap();
     let metrics = String::from_utf8_lossy(&metrics.stdout).into_owned();
     let forwarded = after[0].count("egress", "packets_forwarded");
-    let sample = format!("flannel_packets_total{{direction=\"egress\"}} {forwarded}\n");
+    let sample = format!("flannel_packets_forwarded_total{{direction=\"egress\"}} {forwarded}\n");
     assert!(metrics.contains(&sample), "{metrics}");
 }
 

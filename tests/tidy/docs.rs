@@ -19,6 +19,7 @@ const OWN_FLAGS: &[&str] = &[
     "keep-tunnel",
     "local-store",
     "log-format",
+    "metrics-address",
     "offload",
     "peer-check",
     "stale-hold",
@@ -179,7 +180,8 @@ fn every_option_in_a_document_exists() {
 fn the_metrics_are_those_of_the_code() {
     let words = |text: &str| -> BTreeSet<String> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        words.filter(|word| word.starts_with("flannel_")).map(str::to_owned).collect()
+        let is_metric = |word: &&str| ["flannel_", "process_"].iter().any(|p| word.starts_with(p));
+        words.filter(is_metric).map(str::to_owned).collect()
     };
     let code = words(&text("src/daemon/metrics.rs"));
     let written: BTreeSet<_> =

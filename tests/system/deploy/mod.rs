@@ -12,6 +12,7 @@ mod docker_opts;
 mod manifest;
 #[cfg(feature = "kube")]
 mod pod;
+mod prometheus;
 mod sandbox;
 mod unit;
 

@@ -1,0 +1,90 @@
+//! Metrics and alert rules, as Prometheus' own tool sees them.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use super::{deploy, text, tool};
+use crate::support::lab::wait_until;
+use crate::support::overlay::{CONFIG, Overlay};
+
+fn promtool(words: &[&str], input: &str) -> Output {
+    let mut promtool = Command::new(tool("promtool"))
+        .args(words)
+        .current_dir(deploy("prometheus"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool is fetched by scripts/setup --test");
+    promtool.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    promtool.wait_with_output().unwrap()
+}
+
+#[track_caller]
+fn assert_content(output: &Output) {
+    let said = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn alert_rules_fire_when_they_should() {
+    assert_content(&promtool(&["check", "rules", "alerts.yml"], ""));
+    assert_content(&promtool(&["test", "rules", "alerts_test.yml"], ""));
+}
+
+#[test]
+fn alert_rules_ask_for_metrics_and_pages_that_exist() {
+    let rules = text("prometheus/alerts.yml");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let page = |name: &str| std::fs::read_to_string(format!("{root}/{name}")).unwrap();
+    let operations = page("docs/operations.md");
+    let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let metrics: BTreeSet<_> = words.filter(|word| word.starts_with("flannel_")).collect();
+    for metric in metrics {
+        assert!(operations.contains(&format!("| `{metric}` |")), "there is no metric {metric}");
+    }
+    for line in rules.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: ")) {
+        let (name, section) = line.trim_matches('"').split_once('#').unwrap_or((line, ""));
+        let anchor = |heading: &str| heading.to_lowercase().replace(' ', "-").replace(',', "");
+        let text = page(name.trim_matches('"'));
+        let mut headings = text.lines().filter_map(|line| line.strip_prefix("## ")).map(anchor);
+        assert!(section.is_empty() || headings.any(|heading| heading == section), "{line}");
+    }
+}
+
+#[test]
+fn metrics_are_as_prometheus_wants_them() {
+    let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8286);
+    let flag = format!("--metrics-address={address}");
+    let overlay = Overlay::start_with(CONFIG, [&[flag.as_str(), "--fast-path=auto"], &[]]);
+    let scrape = || {
+        overlay.lab.hosts[0].enter(|| {
+            let mut stream = TcpStream::connect(address).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: weft\r\n\r\n").ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).ok()?;
+            let (head, body) = answer.split_once("\r\n\r\n")?;
+            (head.starts_with("HTTP/1.1 200") && head.contains("version=0.0.4"))
+                .then(|| body.to_owned())
+        })
+    };
+    let mut metrics = String::new();
+    wait_until(Duration::from_secs(10), "/metrics answers on its address", || {
+        metrics = scrape().unwrap_or_default();
+        metrics.contains("\nflannel_worker_cpu_seconds_total{worker=\"0\"} ")
+    });
+    for sample in [
+        "flannel_ready 1",
+        "flannel_dataplane_up 1",
+        "flannel_mtu_bytes 1472",
+        r#"flannel_dataplane_info{backend="udp",engine="mmsg",interface="wire0",device="flannel0"} 1"#,
+        "flannel_peers_by_state{state=\"idle\"} 1",
+    ] {
+        assert!(metrics.contains(&format!("\n{sample}\n")), "no {sample}: {metrics}");
+    }
+    assert_content(&promtool(&["check", "metrics"], &metrics));
+}
