@@ -44,18 +44,27 @@ impl Drop for LogGuard {
 
 /// Starts the log on stderr for the whole program.
 pub(super) fn start(format: LogFormat, verbosity: u8) -> anyhow::Result<LogGuard> {
-    let (layer, guard) = to_writer(format, verbosity, io::stderr())?;
+    let style = Style::new(format, std::process::id());
+    let style = if stderr_is_journal() { style.for_journal() } else { style };
+    let (layer, guard) = to_writer(style, verbosity, io::stderr())?;
     tracing::subscriber::set_global_default(Registry::default().with(layer))
         .context("the log is already running")?;
     Ok(guard)
 }
 
+/// Whether systemd has connected stderr to the journal itself, by what it says of the stream
+/// (systemd.exec(5), `$JOURNAL_STREAM`).
+fn stderr_is_journal() -> bool {
+    let Ok(stderr) = rustix::fs::fstat(io::stderr()) else { return false };
+    let stream = format!("{}:{}", stderr.st_dev, stderr.st_ino);
+    std::env::var("JOURNAL_STREAM").is_ok_and(|journal| journal == stream)
+}
+
 fn to_writer(
-    format: LogFormat,
+    style: Style,
     verbosity: u8,
     writer: impl Write + Send + 'static,
 ) -> anyhow::Result<(LogLayer, LogGuard)> {
-    let style = Style::new(format, std::process::id());
     let queue =
         Queue::start(style, writer).context("cannot start the thread that writes the log")?;
     Ok((LogLayer { verbosity, style, queue: queue.clone() }, LogGuard(queue)))

@@ -1,25 +1,51 @@
 //! Tells the service manager that weftd is ready, and gives it descriptors to keep: datagrams to
 //! `$NOTIFY_SOCKET` (sd_notify(3)). A service manager that does not listen never stops the daemon.
 
+use std::convert::Infallible;
 use std::ffi::OsStr;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
 
 use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
 };
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::descriptors::AT_ONCE_MAX;
+
+/// Between two looks at what is to be told.
+const STATUS_PERIOD: Duration = Duration::from_secs(5);
 
 /// Sends `READY=1`, after subnet.env was written and the backend runs.
 pub(super) fn ready() {
     if let Err(error) = send("READY=1", &[]) {
         let error: &(dyn std::error::Error + 'static) = &error;
         warn!(error, "cannot tell the service manager READY=1");
+    }
+}
+
+/// Sends `STOPPING=1`: from now on nothing is served.
+pub(super) fn stopping() {
+    // Whoever did not listen before is not told why.
+    send("STOPPING=1", &[]).ok();
+}
+
+/// Keeps the line that `systemctl status` shows as `text` gives it, for ever.
+pub(super) async fn keep_status(text: impl Fn() -> String) -> Infallible {
+    let mut last = String::new();
+    loop {
+        sleep(STATUS_PERIOD).await;
+        let now = text();
+        // One that is not taken is tried again with the next.
+        let line = now.replace('\n', " ");
+        if now != last && send(&format!("STATUS={line}"), &[]).is_ok() {
+            last = now;
+        }
     }
 }
 
@@ -60,7 +86,6 @@ mod tests {
     use std::ffi::OsString;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::SocketAddr;
-    use std::time::Duration;
 
     use super::*;
 

@@ -148,12 +148,28 @@ impl Report {
         json!({ "schema": SCHEMA, "peers": rows.iter().map(PeerRow::to_json).collect::<Value>() })
     }
 
+    /// The first line of `weft status`, without its age.
+    pub(super) fn headline(&self) -> String {
+        let Verdict { state, causes, .. } = self.verdict(&self.control.read());
+        let cause = causes.first().map(|cause| format!(": {cause}"));
+        state.name().to_owned() + &cause.unwrap_or_default()
+    }
+
     fn verdict_json(&self, control: &ControlState) -> Value {
+        let verdict = self.verdict(control);
+        json!({
+            "state": verdict.state.name(),
+            "since_unix": verdict.since_unix,
+            "causes": verdict.causes,
+        })
+    }
+
+    fn verdict(&self, control: &ControlState) -> Verdict {
         let running = self.running.get();
         let plane = running.map(|running| running.dataplane.borrow().clone());
         let silent = running.map(peer_rows::silent).unwrap_or_default();
         let rules = running.and_then(|running| running.rules.as_ref());
-        let verdict = Verdict::of(Facts {
+        Verdict::of(Facts {
             is_ready: self.readiness.is_ready(),
             since_unix: self.readiness.since_unix(),
             control,
@@ -162,11 +178,6 @@ impl Report {
             rules: rules.map(|(_, state)| *state.borrow()),
             silent: &silent,
             now_unix: unix_seconds(),
-        });
-        json!({
-            "state": verdict.state.name(),
-            "since_unix": verdict.since_unix,
-            "causes": verdict.causes,
         })
     }
 

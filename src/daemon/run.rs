@@ -178,6 +178,7 @@ async fn until_stopped(
     let stopped = async {
         let signal = stop.await;
         info!("shutdownHandler sent cancel signal... ({signal})");
+        notify::stopping();
     };
     let (successors, mut asked) = mpsc::channel(1);
     let asked = async {
@@ -267,6 +268,7 @@ async fn serve(
     tokio::select! {
         end = work(daemon, manager, &previous, &report) => end,
         Some(never) = OptionFuture::from(scraped) => match never {},
+        never = notify::keep_status(|| report.headline()) => match never {},
         Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},
     }
 }

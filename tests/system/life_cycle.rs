@@ -279,13 +279,19 @@ fn systemd_is_notified_after_subnet_file() {
     let subnet_file = format!("-subnet-file={}", host.subnet_env().display());
     let argv = ["env", &variable, WEFTD, &store, &subnet_file, "-iface=wire0"];
     let daemon = host.namespace.spawn(&argv);
-    let mut messages = Vec::new();
-    while !messages.iter().any(|message| message == "READY=1") {
-        let mut buffer = [0; 256];
-        let length = notify.recv(&mut buffer).unwrap_or_else(|_| panic!("{}", daemon.output()));
-        messages.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
-    }
+    let wait_for = |expected: &str| {
+        let mut message = String::new();
+        while message != expected {
+            let mut buffer = [0; 256];
+            let length = notify.recv(&mut buffer).unwrap_or_else(|_| panic!("{}", daemon.output()));
+            message = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        }
+    };
+    wait_for("READY=1");
     assert!(host.subnet_env().exists(), "READY=1 came before the subnet file");
+    wait_for("STATUS=ready");
+    rustix::process::kill_process(daemon.pid(), Signal::TERM).unwrap();
+    wait_for("STOPPING=1");
 }
 
 #[test]

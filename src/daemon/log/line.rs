@@ -19,6 +19,8 @@ use crate::failure::with_causes;
 pub(super) struct Style {
     format: LogFormat,
     process_id: u32,
+    /// Whether each line begins with its priority, for the journal.
+    has_priority: bool,
 }
 
 /// What an event says.
@@ -30,7 +32,12 @@ pub(super) struct Fields {
 
 impl Style {
     pub(super) fn new(format: LogFormat, process_id: u32) -> Self {
-        Self { format, process_id }
+        Self { format, process_id, has_priority: false }
+    }
+
+    /// For the journal, which takes a priority in front of a line for itself (sd-daemon(3)).
+    pub(super) fn for_journal(self) -> Self {
+        Self { has_priority: true, ..self }
     }
 
     /// The line, with its end. `source` is file and line of the program.
@@ -42,10 +49,11 @@ impl Style {
         fields: Fields,
     ) -> String {
         let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        match self.format {
+        let line = match self.format {
             LogFormat::Text => self.text(time, level, source, fields),
             LogFormat::Json => json(time, level, source, fields),
-        }
+        };
+        if self.has_priority { format!("<{}>{line}", priority(level)) } else { line }
     }
 
     /// klog's `Lmmdd hh:mm:ss.uuuuuu PID file:line] message`, then `key=value`.
@@ -78,6 +86,16 @@ impl Style {
         }
         line.push('\n');
         line
+    }
+}
+
+/// syslog's number of a level (syslog(3)).
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
     }
 }
 
@@ -187,6 +205,20 @@ mod tests {
                 format!("{letter}0229 05:04:03.000042    4321 run.rs:7] Exiting cleanly...\n")
             );
         }
+    }
+
+    #[test]
+    fn the_journal_gets_priorities() {
+        let line = |format, level| {
+            let style = Style::new(format, 1).for_journal();
+            style.line(time(951_782_400, 0), level, "run.rs:7", fields("m", &[]))
+        };
+        for (level, priority) in
+            [(Level::ERROR, "<3>E"), (Level::WARN, "<4>W"), (Level::INFO, "<6>I")]
+        {
+            assert!(line(LogFormat::Text, level).starts_with(priority), "{level}");
+        }
+        assert!(line(LogFormat::Json, Level::DEBUG).starts_with("<7>{"));
     }
 
     #[test]

@@ -77,11 +77,13 @@ fn metrics_are_as_prometheus_wants_them() {
         metrics = scrape().unwrap_or_default();
         metrics.contains("\nflannel_worker_cpu_seconds_total{worker=\"0\"} ")
     });
+    let info = ["backend=\"udp\"", "engine=\"mmsg\"", "interface=\"wire0\"", "device=\"flannel0\""];
+    let info = format!("flannel_dataplane_info{{{}}} 1", info.join(","));
     for sample in [
+        info.as_str(),
         "flannel_ready 1",
         "flannel_dataplane_up 1",
         "flannel_mtu_bytes 1472",
-        r#"flannel_dataplane_info{backend="udp",engine="mmsg",interface="wire0",device="flannel0"} 1"#,
         "flannel_peers_by_state{state=\"idle\"} 1",
     ] {
         assert!(metrics.contains(&format!("\n{sample}\n")), "no {sample}: {metrics}");
