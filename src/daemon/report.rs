@@ -117,6 +117,7 @@ impl Report {
                 "mtu_bytes": plane.mtu_bytes,
             });
             status["interface"] = plane.interface.clone().into();
+            status["device"] = plane.device.clone().into();
             status["dataplane"] = plane.description.clone().into();
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });

@@ -78,6 +78,12 @@ pub struct Ring {
     broken: Option<i32>,
 }
 
+/// Whether a small ring can be made, given back at once.
+pub fn probe() -> Result<(), RingError> {
+    let ring = set_up(2).map_err(RingError::Setup)?;
+    if ring.params().is_feature_ext_arg() { Ok(()) } else { Err(RingError::NoTimeLimit) }
+}
+
 impl Ring {
     /// Makes a ring of `entries` submissions (a power of two) for batches of at most
     /// `operations`, and reads `tun` once as the worker will do it.

@@ -11,7 +11,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well, or done
   1  status: the node is degraded or not ready; peers: one is silent or not set up; ping: packets
-     are lost
+     are lost; check: one failed
   2  weftd does not answer, the arguments are wrong, or what was asked for failed";
 
 /// Asks a running weftd about itself and its overlay network, and cleans up after it.
@@ -32,6 +32,9 @@ pub(super) enum Command {
     /// Pings another node's host, its end of the tunnel, and the tunnel with full packets, and says
     /// what follows; it works against flanneld as well.
     Ping(PingArguments),
+    /// Looks for what keeps weftd from starting or packets from flowing on this host, with what was
+    /// found and what to do. Changes nothing; works before a start and beside a running weftd.
+    Check(CheckArguments),
     /// The counters in Prometheus text format.
     Metrics(Daemon),
     /// Removes what weftd and flanneld have left on this host: devices, routes, filters, rules,
@@ -85,6 +88,30 @@ pub(super) struct PingArguments {
     pub(super) pod: Option<Ipv4Addr>,
     #[command(flatten)]
     pub(super) answered: Answered,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArguments {
+    #[command(flatten)]
+    pub(super) daemon: Daemon,
+    /// As JSON: {"schema": 1, "checks": [{"id", "verdict", "evidence", "cure"}]}.
+    #[arg(short, long, value_name = "FORMAT")]
+    pub(super) output: Option<Output>,
+    /// The daemon's --subnet-file.
+    #[arg(long, value_name = "PATH", default_value = "/run/flannel/subnet.env")]
+    pub(super) subnet_file: PathBuf,
+    /// The port in the network configuration (Backend.Port), if weftd does not run yet.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(super) port: Option<u16>,
+    /// The daemon's --iface, if it does not run yet.
+    #[arg(long, value_name = "NAME|ADDRESS")]
+    pub(super) iface: Option<String>,
+    /// The daemon's --etcd-endpoints, to see whether they answer.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub(super) etcd_endpoints: Vec<String>,
+    /// What is well, too.
+    #[arg(short, long)]
+    pub(super) verbose: bool,
 }
 
 /// What is asked of a daemon and printed.

@@ -2,6 +2,7 @@
 //! without one where that makes sense.
 
 mod arguments;
+pub mod check;
 mod cleanup;
 mod echo;
 mod install_conf;
@@ -83,6 +84,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Status(arguments) => return status(&arguments.answered, Layout::Screen),
         Command::Peers(arguments) => return peers(&arguments),
         Command::Ping(arguments) => return ping(arguments),
+        Command::Check(arguments) => return check::run(&arguments),
         Command::Metrics(daemon) => {
             String::from_utf8_lossy(&fetch_unix(&daemon.socket, "/metrics")?).into_owned()
         }

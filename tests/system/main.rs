@@ -1,6 +1,7 @@
 //! weft as its users see it: command line, start and stop, resources, faults, two hosts, and the
 //! files in `deploy/`. Needs root, for every host is a network namespace.
 
+mod check;
 mod cleanup;
 mod cli;
 mod deploy;

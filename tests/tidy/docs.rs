@@ -31,7 +31,7 @@ const OWN_FLAGS: &[&str] = &[
 
 /// Options of other programs that documents name on their own, and `--etcd-`, a beginning.
 const OTHER_OPTIONS: &str = "all check create-namespace etcd- fast flannel-backend help link \
-    packets plane quick root-dir soak socket watch workload";
+    packets plane port quick root-dir soak socket watch workload";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -91,6 +91,19 @@ fn the_drop_reasons_are_those_of_the_code() {
     let paste: String =
         expected.iter().map(|(id, text)| format!("| {id} | {text} | ... |\n")).collect();
     assert_eq!(written, expected, "docs/drop-reasons.md needs these rows with advice:\n{paste}");
+}
+
+#[test]
+fn the_checks_are_those_of_the_tool() {
+    let page = text("docs/operations.md");
+    let written: Vec<_> =
+        table(&page, "checks").iter().map(|row| (row[0].to_owned(), row[1].to_owned())).collect();
+    let expected: Vec<_> = weft::tool::check::described()
+        .map(|(id, about)| (format!("`{id}`"), about.to_owned()))
+        .collect();
+    let paste: String =
+        expected.iter().map(|(id, about)| format!("| {id} | {about} |\n")).collect();
+    assert_eq!(written, expected, "docs/operations.md needs these rows:\n{paste}");
 }
 
 /// Name and help of each flag, from the usage text.

@@ -1,0 +1,69 @@
+//! The checks, in the order in which they are reported.
+
+mod daemon;
+mod kernel;
+mod network;
+mod process;
+mod stores;
+
+use super::Check;
+
+macro_rules! check {
+    ($id:literal, $judge:path, $about:literal) => {
+        Check { id: $id, about: $about, judge: $judge }
+    };
+}
+
+/// All of them.
+pub(super) const CHECKS: &[Check] = &[
+    check!(
+        "daemon-answers",
+        daemon::answers,
+        "weftd answers on its status socket, or is not there"
+    ),
+    check!("daemon-state", daemon::state, "`weft status` names no cause"),
+    check!("peers", daemon::peers, "no peer is silent or not set up"),
+    check!("other-daemon", daemon::others, "no other weftd or flanneld has the same subnet file"),
+    check!("tunnel-port", daemon::tunnel_port, "no other program has the UDP port"),
+    check!("subnet-file", daemon::subnet_file, "`subnet.env` says what weftd says"),
+    check!("subnet-directory", daemon::directory, "`subnet.env` can be written"),
+    check!("public-address", daemon::public_address, "no other node has this PublicIP"),
+    check!("node-subnet", daemon::node_subnet, "the cluster assigned no other subnet"),
+    check!("restart-needed", daemon::restart_needed, "weftd has the store's configuration"),
+    check!("firewall-rules", daemon::rules, "weftd's own rules are in place"),
+    check!("device-drops", daemon::device_drops, "the overlay's devices drop hardly any packets"),
+    check!("receive-overflows", daemon::overflows, "shows datagrams lost for lack of buffer"),
+    check!("etcd-endpoints", stores::etcd, "the given endpoints answer within 2 s"),
+    check!("lease-time", stores::lease_time, "the lease has not ended by this clock"),
+    check!("clock", stores::clock, "systemd knows the clock to be synchronised"),
+    check!("tun-device", process::tun, "`/dev/net/tun` can be opened"),
+    check!("cap-net-admin", process::net_admin, "CAP_NET_ADMIN is there"),
+    check!("cap-net-raw", process::net_raw, "CAP_NET_RAW is there: path MTU, pings"),
+    check!("cap-bpf", process::bpf, "CAP_BPF is there: fast path, flows kept on one worker"),
+    check!("io-uring", process::io_uring, "io_uring can be used; else the engine is `mmsg`"),
+    check!("open-files", process::open_files, "enough files may be opened"),
+    check!("locked-memory", process::locked_memory, "before kernel 5.11: enough for io_uring"),
+    check!("processors", process::processors, "weftd has no more workers than processors"),
+    check!("external-interface", network::external, "it can be chosen, and has an address"),
+    check!("external-link", network::external_link, "it is up, with something at the other end"),
+    check!("overlay-device", network::device, "the overlay's device is there and up"),
+    check!("overlay-mtu", network::overlay_mtu, "its MTU leaves room for the tunnel's headers"),
+    check!("bridge-mtu", network::bridge_mtu, "the pods' bridge has no larger MTU"),
+    check!("overlay-route", network::overlay_route, "the network is routed to the device"),
+    check!("foreign-routes", network::foreign_routes, "no other route takes a part of the network"),
+    check!("address-overlap", network::overlap, "no other interface has an address in the network"),
+    check!("stale-devices", network::stale_devices, "no device is left of another backend"),
+    check!("other-networks", network::other_networks, "no devices of Calico, Cilium or Weave"),
+    check!("ip-forward", kernel::ip_forward, "the host forwards packets"),
+    check!("device-forwarding", kernel::device_forwarding, "the overlay's device forwards"),
+    check!("rp-filter", kernel::rp_filter, "no strict filter where routes are asymmetric"),
+    check!("bridge-netfilter", kernel::bridge_netfilter, "Kubernetes: iptables sees bridges"),
+    check!("conntrack-table", kernel::conntrack, "the table of connections is not full"),
+    check!("socket-buffers", kernel::socket_buffers, "large buffers are allowed, or not asked for"),
+    check!("ipsec-policies", kernel::ipsec, "shows policies, which keep the fast path off"),
+    check!("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
+    check!("firewall-forward", kernel::firewall_forward, "no rule drops what pods get"),
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Rule sets as the programs print them, and what becomes of a tunnel's datagram.
+
+use super::*;
+
+const DATAGRAM: Packet<'static> =
+    Packet { udp_port: Some(8285), sources: None, destinations: None, comes_by: Some("eth0") };
+
+fn for_pods() -> Packet<'static> {
+    Packet {
+        udp_port: None,
+        sources: Some("10.5.0.0/16".parse().unwrap()),
+        destinations: Some("10.5.1.0/24".parse().unwrap()),
+        comes_by: Some("flannel0"),
+    }
+}
+
+fn iptables(hook: Hook, packet: &Packet<'_>, rules: &str) -> Option<String> {
+    let policy = "*filter\n:INPUT DROP [0:0]\n:FORWARD DROP [0:0]\n:X - [0:0]\n";
+    dropped_by(&parse_iptables(&format!("{policy}{rules}\nCOMMIT\n")), hook, packet)
+}
+
+#[test]
+fn iptables_rules_are_followed() {
+    let input = |rules| iptables(Hook::Input, &DATAGRAM, rules);
+    let policy = Some("the policy of INPUT in iptables is drop".to_owned());
+    assert_eq!(input(""), policy);
+    let closed = "-A INPUT -i lo -j ACCEPT\n\
+                  -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+                  -A INPUT -p tcp -m tcp --dport 8285 -j ACCEPT\n\
+                  -A INPUT -p udp -m udp ! --dport 8285 -j ACCEPT\n\
+                  -A INPUT -p udp -m multiport --dports 53,67:68 -j ACCEPT";
+    assert_eq!(input(closed), policy);
+    for open in [
+        "-A INPUT -p udp -m udp --dport 8285 -j ACCEPT",
+        "-A INPUT -p udp -m udp --dport 8000:9000 -j ACCEPT",
+        "-A INPUT -p udp -m comment --comment \"for weft, all\" -m udp --dport 8285 -j ACCEPT",
+        "-A INPUT -s 192.0.2.0/24 -j ACCEPT",
+        "-A INPUT -m set --match-set nodes src -j ACCEPT",
+        "-A INPUT -p udp -m comment --comment \"say \\\"hi\\\" -j DROP\" -j ACCEPT",
+        "-A INPUT -j X\n-A X -i eth+ -j ACCEPT",
+        "-A INPUT -j UNKNOWN-TARGET",
+    ] {
+        assert_eq!(input(open), None, "{open}");
+    }
+    let rule = "-A INPUT -p udp -m udp --dport 8285 -j DROP";
+    let in_front = format!("{rule}\n-A INPUT -j ACCEPT");
+    assert_eq!(input(&in_front), Some(format!("iptables: {rule}")));
+    assert_eq!(input("-A INPUT -s 192.0.2.1/32 -j DROP\n-A INPUT -j ACCEPT"), None);
+}
+
+#[test]
+fn what_is_for_pods_needs_an_accept() {
+    let forward = |rules| iptables(Hook::Forward, &for_pods(), rules);
+    let docker = "-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
+                  -A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n\
+                  -A FORWARD -j X\n-A X -d 172.17.0.2/32 ! -i docker0 -p tcp -j ACCEPT\n\
+                  -A FORWARD -m comment --comment \"kubernetes rules\" -m mark \
+                  --mark 0x4000/0x4000 -j ACCEPT";
+    assert!(forward(docker).is_some());
+    let flannel = "-A FORWARD -j X\n-A X -s 10.5.0.0/16 -j ACCEPT";
+    assert_eq!(forward(flannel), None);
+    assert_eq!(forward("-A FORWARD -d 10.5.1.0/25 -j ACCEPT"), None, "a part of it may pass");
+}
+
+fn nft(expressions: &str, policy: &str) -> Option<String> {
+    let text = format!(
+        r#"{{"nftables": [{{"metainfo": {{}}}},
+        {{"chain": {{"family": "inet", "table": "t", "name": "x", "handle": 1}}}},
+        {{"chain": {{"family": "inet", "table": "t", "name": "in", "handle": 2, "type": "filter",
+          "hook": "input", "prio": 0, "policy": "{policy}"}}}},
+        {{"rule": {{"family": "inet", "table": "t", "chain": "x", "handle": 3,
+          "expr": [{{"counter": {{"packets": 0, "bytes": 0}}}}, {{"drop": null}}]}}}},
+        {{"rule": {{"family": "inet", "table": "t", "chain": "in", "handle": 4,
+          "expr": [{expressions}]}}}}]}}"#
+    );
+    dropped_by(&parse_nftables(&text).unwrap(), Hook::Input, &DATAGRAM)
+}
+
+#[test]
+fn nft_rules_are_followed() {
+    let matching = |left: &str, right: &str, rest: &str| {
+        format!(r#"{{"match": {{"op": "==", "left": {left}, "right": {right}}}}}, {rest}"#)
+    };
+    let port = r#"{"payload": {"protocol": "udp", "field": "dport"}}"#;
+    let (accept, drop) = (r#"{"accept": null}"#, r#"{"drop": null}"#);
+    for right in ["8285", r#"{"set": [53, 8285]}"#, r#"{"range": [8000, 9000]}"#, r#""@ports""#] {
+        assert_eq!(nft(&matching(port, right, accept), "drop"), None, "{right}");
+    }
+    assert!(nft(&matching(port, "53", accept), "drop").unwrap().contains("policy of in"));
+    assert_eq!(
+        nft(&matching(port, "8285", drop), "accept").unwrap(),
+        "inet t: rule 4 of chain in, UDP port 8285"
+    );
+    let source = r#"{"payload": {"protocol": "ip", "field": "saddr"}}"#;
+    let some = r#"{"prefix": {"addr": "192.0.2.0", "len": 24}}"#;
+    assert_eq!(nft(&matching(source, some, drop), "accept"), None);
+    let state = r#"{"ct": {"key": "state"}}"#;
+    let of_flows = matching(state, r#"["established", "related"]"#, accept);
+    assert!(nft(&of_flows, "drop").is_some());
+    let protocol = r#"{"meta": {"key": "l4proto"}}"#;
+    assert_eq!(nft(&matching(protocol, r#""udp""#, accept), "drop"), None);
+    assert!(nft(&matching(protocol, r#""tcp""#, accept), "drop").is_some());
+    assert!(nft(r#"{"jump": {"target": "x"}}"#, "accept").is_some());
+    assert_eq!(nft(r#"{"vmap": {}}"#, "drop"), None);
+    let states = r#"{"vmap": {"key": {"ct": {"key": "state"}}, "data": {"set":
+        [["established", {"accept": null}], ["invalid", {"drop": null}]]}}}"#;
+    assert!(nft(states, "drop").is_some());
+    let device = r#"{"meta": {"key": "iifname"}}"#;
+    for (right, is_dropped) in [(r#""eth*""#, false), (r#""lo""#, true), (r#""@inside""#, false)] {
+        let found = nft(&matching(device, right, accept), "drop");
+        assert_eq!(found.is_some(), is_dropped, "{right}");
+    }
+    assert_eq!(nft(r#"{"xt": null}, {"accept": null}"#, "drop"), None);
+    assert_eq!(parse_nftables("no JSON"), None);
+}
+
+#[test]
+fn chains_in_a_ring_are_given_up_on() {
+    let ring = "-A INPUT -j X\n-A X -j X";
+    assert_eq!(iptables(Hook::Input, &DATAGRAM, ring), None);
+}
