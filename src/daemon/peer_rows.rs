@@ -130,6 +130,14 @@ pub(super) fn failed_sends(rows: &[PeerRow]) -> impl Iterator<Item = (Ipv4Addr, 
     failed.into_iter()
 }
 
+/// Subnets behind paths that are narrower than the overlay's MTU.
+pub(super) fn narrow_paths(running: &Running) -> usize {
+    match &running.carrier {
+        Carrier::Workers { reachability, .. } => reachability.borrow().path_mtus.len(),
+        Carrier::Other { .. } => 0,
+    }
+}
+
 /// The silent peers, those that were heard longest ago first.
 pub(super) fn silent(running: &Running) -> Vec<SilentPeer> {
     let Carrier::Workers { routes, reachability, .. } = &running.carrier else { return Vec::new() };

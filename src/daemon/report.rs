@@ -126,6 +126,7 @@ impl Report {
             status["backend"] = json!({ "kind": running.kind });
             let rows = peer_rows::of(running);
             status["peer_states"] = json!(peer_rows::states(&rows));
+            status["narrow_paths"] = peer_rows::narrow_paths(running).into();
             status["routes"] = rows.iter().take(PEERS_LISTED_MAX).map(PeerRow::to_json).collect();
             match &running.carrier {
                 Carrier::Workers { stats, kernel, .. } => {
@@ -191,9 +192,9 @@ impl Report {
         process.iter().for_each(|process| out.process(process));
         if let Some(running) = self.running.get() {
             match &running.carrier {
-                Carrier::Workers { stats, kernel, reachability, .. } => {
+                Carrier::Workers { stats, kernel, .. } => {
                     process.iter().for_each(|process| out.workers(process));
-                    out.narrow_paths(reachability.borrow().path_mtus.len());
+                    out.narrow_paths(peer_rows::narrow_paths(running));
                     out.fast_path(&kernel.state.borrow(), &kernel.taken.each());
                     out.dataplane(&WorkerStats::total(stats.iter().map(Arc::as_ref)));
                     let rows = peer_rows::of(running);

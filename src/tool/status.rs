@@ -106,6 +106,10 @@ fn render_peers(status: &Value) -> String {
     if let Some(held) = status["peers_held"].as_u64().filter(|held| *held > 0) {
         write!(text, "; {held} in their grace period: their leases vanished from the store").ok();
     }
+    if let Some(narrow) = status["narrow_paths"].as_u64().filter(|narrow| *narrow > 0) {
+        let mtu_bytes = status["lease"]["mtu_bytes"].as_u64().unwrap_or_default();
+        write!(text, "; the paths to {narrow} take less than the MTU of {mtu_bytes}").ok();
+    }
     text
 }
 
@@ -272,6 +276,9 @@ mod tests {
         let line = "peers      141: 128 idle, 12 ok, 1 SILENT (`weft peers`)\n";
         assert!(screen.contains(line), "{screen}");
         assert!(screen.lines().count() < 10, "the counters are off the screen: {screen}");
+        let lease = json!({ "mtu_bytes": 1472 });
+        let screen = rendered(&json!({ "peers": 2, "narrow_paths": 1, "lease": lease }));
+        assert!(screen.contains("2; the paths to 1 take less than the MTU of 1472\n"), "{screen}");
     }
 
     #[test]

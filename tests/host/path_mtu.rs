@@ -127,6 +127,15 @@ impl Routed {
         }
     }
 
+    /// The narrow path is in the status of host 0, and in the row of the peer behind it.
+    #[track_caller]
+    fn wait_until_seen(&self, mtu_bytes: u32) {
+        wait_until(Duration::from_secs(5), "the status has the narrow path", || {
+            let Status(status) = Status::of(&self.dir(0));
+            status["narrow_paths"] == 1 && status["routes"][0]["path_mtu_bytes"] == mtu_bytes
+        });
+    }
+
     /// The MTU of the route from host 0 to the lease of host 1, if it has one of its own.
     #[track_caller]
     fn wait_for_path_mtu(&self, limit: Duration, mtu_bytes: Option<u32>) -> Duration {
@@ -236,6 +245,7 @@ fn narrow_and_widen(overlay: &Routed) -> Vec<String> {
             overlay.narrow(router_bytes);
             let found = overlay.wait_for_path_mtu(STALL_MAX, Some(expected));
             overlay.assert_device_keeps_its_mtu();
+            overlay.wait_until_seen(expected);
             wait_until(STALL_MAX, "TCP goes on", || {
                 stream.moved_within(Duration::from_millis(200))
             });
