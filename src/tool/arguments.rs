@@ -11,7 +11,7 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well, or done
   1  status: the node is degraded or not ready; peers: one is silent or not set up; ping: packets
-     are lost; check: one failed
+     are lost; check: one failed; explain: the packet does not go
   2  weftd does not answer, the arguments are wrong, or what was asked for failed";
 
 /// Asks a running weftd about itself and its overlay network, and cleans up after it.
@@ -35,6 +35,9 @@ pub(super) enum Command {
     /// Looks for what keeps weftd from starting or packets from flowing on this host, with what was
     /// found and what to do. Changes nothing; works before a start and beside a running weftd.
     Check(CheckArguments),
+    /// What this host does with a packet between two addresses, by the dataplane's own rules and
+    /// the peers that weftd knows now.
+    Explain(ExplainArguments),
     /// The counters in Prometheus text format.
     Metrics(Daemon),
     /// Removes what weftd and flanneld have left on this host: devices, routes, filters, rules,
@@ -112,6 +115,22 @@ pub(super) struct CheckArguments {
     /// What is well, too.
     #[arg(short, long)]
     pub(super) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainArguments {
+    /// Where the packet comes from, such as a pod's address.
+    pub(super) source: Ipv4Addr,
+    /// Where it goes.
+    pub(super) destination: Ipv4Addr,
+    /// Bytes of the IPv4 packet, header included.
+    #[arg(long, value_name = "BYTES", default_value_t = 84)]
+    pub(super) length: u16,
+    /// It may not be fragmented, as TCP asks for.
+    #[arg(long)]
+    pub(super) df: bool,
+    #[command(flatten)]
+    pub(super) answered: Answered,
 }
 
 /// What is asked of a daemon and printed.

@@ -5,6 +5,7 @@ mod arguments;
 pub mod check;
 mod cleanup;
 mod echo;
+mod explain;
 mod install_conf;
 mod peers;
 mod ping;
@@ -25,8 +26,11 @@ use serde_json::Value;
 use crate::control::clock::unix_seconds;
 use crate::daemon::status::fetch_unix;
 
-use self::arguments::{Answered, Arguments, Command, Output, PingArguments, StatusArguments};
+use self::arguments::{
+    Answered, Arguments, Command, ExplainArguments, Output, PingArguments, StatusArguments,
+};
 use self::cleanup::Cleanup;
+use self::explain::Question;
 use self::ping::Whom;
 use self::style::Style;
 
@@ -85,6 +89,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Peers(arguments) => return peers(&arguments),
         Command::Ping(arguments) => return ping(arguments),
         Command::Check(arguments) => return check::run(&arguments),
+        Command::Explain(arguments) => return explain(&arguments),
         Command::Metrics(daemon) => {
             String::from_utf8_lossy(&fetch_unix(&daemon.socket, "/metrics")?).into_owned()
         }
@@ -165,6 +170,24 @@ fn ping(arguments: PingArguments) -> anyhow::Result<(String, u8)> {
         None => ping::render(&answer, Style::of_output()),
     };
     Ok((text, if is_well { 0 } else { EXIT_DEGRADED }))
+}
+
+fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
+    let ExplainArguments { source, destination, length, df, answered } = arguments;
+    let question = Question {
+        source: *source,
+        destination: *destination,
+        length_bytes: *length,
+        dont_fragment: *df,
+    };
+    let socket = &answered.daemon.socket;
+    let (answer, goes) =
+        explain::run(&question, &ask(socket, "/status")?, &ask(socket, "/peers")?)?;
+    let text = match answered.output {
+        Some(Output::Json) => Layout::Screen.of(&answer),
+        None => explain::render(&answer, Style::of_output()),
+    };
+    Ok((text, if goes { 0 } else { EXIT_DEGRADED }))
 }
 
 fn completions(shell: clap_complete::Shell) -> String {

@@ -115,6 +115,21 @@ fn ping_names_the_broken_leg() {
     assert_eq!((&answer["schema"], &answer["peers"][0]["well"]), (&1.into(), &true.into()));
     assert_eq!(code, Some(0));
 
+    let near = overlay.pod(0).to_string();
+    let explain = |words: &[&str]| {
+        let output = weft(&overlay, 0, &[&["explain"], words].concat());
+        (screen(&output), output.status.code())
+    };
+    let (text, code) = explain(&[&near, &pod, "--length=1472", "--df"]);
+    assert!(text.contains("a worker sends it in a UDP datagram from 172.20.0.1:8285"), "{text}");
+    assert_eq!(code, Some(0));
+    let (text, code) = explain(&[&near, &pod, "--length=1473", "--df"]);
+    assert!(text.contains("more than the path's MTU of 1472"), "{text}");
+    assert_eq!(code, Some(1));
+    let (text, code) = explain(&[&near, "10.5.250.250"]);
+    assert!(text.contains("no-route"), "{text}");
+    assert_eq!(code, Some(1));
+
     overlay.lab.hosts[1].exec(&["nft", CLOSED]);
     let (text, code) = ping(&[&pod]);
     assert!(text.contains("the host answers and the tunnel does not"), "{text}");

@@ -30,8 +30,8 @@ const OWN_FLAGS: &[&str] = &[
 ];
 
 /// Options of other programs that documents name on their own, and `--etcd-`, a beginning.
-const OTHER_OPTIONS: &str = "all check create-namespace etcd- fast flannel-backend help link \
-    packets plane port quick root-dir soak socket watch workload";
+const OTHER_OPTIONS: &str = "all check create-namespace df etcd- fast flannel-backend help \
+    length link packets plane pod port quick root-dir soak socket watch workload";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

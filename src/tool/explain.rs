@@ -1,0 +1,385 @@
+//! `weft explain`: what this host does with a packet, by the rules of the dataplane itself and the
+//! peers that weftd knows now.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+
+use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
+use crate::packet::checksum;
+use crate::packet::ecn::Ecn;
+use crate::packet::icmp::ErrorKind;
+use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
+use crate::route::{Peer, Prefix, Table};
+use crate::tool::style::Style;
+
+/// flannel's, where no peer shows another.
+const PORT_DEFAULT: u16 = 8285;
+
+/// Of a host that is no peer (RFC 5737).
+const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), PORT_DEFAULT);
+
+/// What none of this looks at.
+const NOT_CONSIDERED: &str = "not considered: firewalls and network policies of both hosts and of \
+                              the network between them, masquerading, the routes of the pods, and \
+                              what the other host does";
+
+/// The packet that is asked about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Question {
+    pub(super) source: Ipv4Addr,
+    pub(super) destination: Ipv4Addr,
+    pub(super) length_bytes: u16,
+    pub(super) dont_fragment: bool,
+}
+
+/// What becomes of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    goes: bool,
+    /// From the pod on, a step each.
+    steps: Vec<String>,
+}
+
+impl Answer {
+    fn goes(step: impl Into<String>) -> Self {
+        Self { goes: true, steps: vec![step.into()] }
+    }
+
+    fn ends(step: impl Into<String>) -> Self {
+        Self { goes: false, steps: vec![step.into()] }
+    }
+
+    fn after(mut self, step: impl Into<String>) -> Self {
+        self.steps.insert(0, step.into());
+        self
+    }
+}
+
+/// What weftd says of itself, as far as it matters here.
+struct Host {
+    network: Prefix,
+    subnet: Prefix,
+    underlay: SocketAddrV4,
+    mtu_bytes: u16,
+    backend: String,
+    peers: Vec<Known>,
+}
+
+struct Known {
+    subnet: Prefix,
+    name: String,
+    state: String,
+    address: SocketAddrV4,
+    path_mtu_bytes: u16,
+    is_carried_by_kernel: bool,
+}
+
+/// The answer as JSON, and whether the packet goes its way.
+pub(super) fn run(
+    question: &Question,
+    status: &Value,
+    peers: &Value,
+) -> anyhow::Result<(Value, bool)> {
+    let host = Host::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
+    if usize::from(question.length_bytes) < HEADER_BYTES_MIN {
+        bail!("a packet has at least {HEADER_BYTES_MIN} bytes");
+    }
+    let Answer { goes, steps } = host.explain(question);
+    let answer = json!({
+        "schema": 1,
+        "source": question.source.to_string(),
+        "destination": question.destination.to_string(),
+        "length_bytes": question.length_bytes,
+        "dont_fragment": question.dont_fragment,
+        "goes": goes,
+        "steps": steps,
+        "not_considered": NOT_CONSIDERED,
+    });
+    Ok((answer, goes))
+}
+
+/// What [`run`] gives, for people.
+pub(super) fn render(answer: &Value, style: Style) -> String {
+    let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
+    let mut out = format!("{} to {}: ", text("source"), text("destination"));
+    let goes = answer["goes"] == true;
+    out += &if goes { style.good("goes") } else { style.bad("ends here") };
+    out.push('\n');
+    for step in answer["steps"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        writeln!(out, "  {step}").ok();
+    }
+    writeln!(out, "  ({})", text("not_considered")).ok();
+    out
+}
+
+impl Host {
+    fn read(status: &Value, peers: &Value) -> Option<Self> {
+        let lease = &status["lease"];
+        let prefix = |value: &Value| value.as_str()?.parse::<Prefix>().ok();
+        let mtu_bytes = u16::try_from(lease["mtu_bytes"].as_u64()?).ok()?;
+        let known = |peer: &Value| {
+            let via = peer["via"].as_str()?;
+            let address = via.parse().ok().or_else(|| {
+                via.parse().ok().map(|address| SocketAddrV4::new(address, PORT_DEFAULT))
+            })?;
+            let path = peer["path_mtu_bytes"].as_u64();
+            Some(Known {
+                subnet: prefix(&peer["subnet"])?,
+                name: peer["node"].as_str().map(|name| format!(" ({name})")).unwrap_or_default(),
+                state: peer["state"].as_str()?.to_owned(),
+                address,
+                path_mtu_bytes: path.and_then(|path| path.try_into().ok()).unwrap_or(mtu_bytes),
+                is_carried_by_kernel: peer["fast_path"]["packets_sent"].as_u64() > Some(0),
+            })
+        };
+        let peers: Vec<_> =
+            peers["peers"].as_array().into_iter().flatten().filter_map(known).collect();
+        let port = peers.first().map_or(PORT_DEFAULT, |peer: &Known| peer.address.port());
+        Some(Self {
+            network: prefix(&lease["network"])?,
+            subnet: prefix(&lease["subnet"])?,
+            underlay: SocketAddrV4::new(lease["public_ip"].as_str()?.parse().ok()?, port),
+            mtu_bytes,
+            backend: status["backend"]["kind"].as_str()?.to_owned(),
+            peers,
+        })
+    }
+
+    fn explain(&self, question: &Question) -> Answer {
+        let Question { source, destination, .. } = *question;
+        let (from_here, to_here) =
+            (self.subnet.contains(source), self.subnet.contains(destination));
+        match (from_here, to_here) {
+            (true, true) => Answer::goes(format!(
+                "both are in {}, this host's subnet: its bridge carries it, weftd does not see it",
+                self.subnet
+            )),
+            (true, false) if !self.network.contains(destination) => Answer::goes(format!(
+                "{destination} is outside {}: the host routes it, and masquerades it if that is \
+                 asked for; weftd does not see it",
+                self.network
+            )),
+            (true, false) => self.outward(question),
+            (false, true) => self.inward(question),
+            (false, false) => Answer::ends(format!(
+                "neither address is in {}, this host's subnet: ask on the host of the sender",
+                self.subnet
+            )),
+        }
+    }
+
+    fn owner(&self, address: Ipv4Addr) -> Option<&Known> {
+        let holding = self.peers.iter().filter(|peer| peer.subnet.contains(address));
+        holding.max_by_key(|peer| peer.subnet.length_bits())
+    }
+
+    /// A packet of this host's pods.
+    fn outward(&self, question: &Question) -> Answer {
+        let Some(peer) = self.owner(question.destination) else {
+            return self.without_lease(question.destination);
+        };
+        let Known { subnet, name, state, address, path_mtu_bytes, .. } = peer;
+        let lease = format!("{} is in the lease {subnet} of {address}{name}", question.destination);
+        if matches!(state.as_str(), "other-backend" | "not-set-up") {
+            let why = format!("that peer is {state}: no packets go there, see `weft peers`");
+            return Answer::ends(why).after(lease);
+        }
+        let mut length_bytes = question.length_bytes;
+        let mut steps = vec![lease];
+        if length_bytes > *path_mtu_bytes {
+            if question.dont_fragment {
+                return Answer::ends(format!(
+                    "{length_bytes} bytes are more than the path's MTU of {path_mtu_bytes}: with \
+                     Don't Fragment the kernel drops it and tells the sender so"
+                ))
+                .after(steps.remove(0));
+            }
+            steps.push(format!("the kernel cuts it into fragments of at most {path_mtu_bytes}"));
+            length_bytes = *path_mtu_bytes;
+        }
+        let mut answer = match self.backend.as_str() {
+            "udp" => self.decided_outward(question, length_bytes, peer),
+            kind => Answer::goes(format!("the kernel carries it ({kind})")),
+        };
+        if answer.goes && state == "silent" {
+            answer.steps.push(format!(
+                "but that peer is SILENT: it answers nothing; try `weft ping {}`",
+                subnet.network()
+            ));
+            answer.goes = false;
+        }
+        steps.append(&mut answer.steps);
+        Answer { goes: answer.goes, steps }
+    }
+
+    fn without_lease(&self, destination: Ipv4Addr) -> Answer {
+        let what = match self.backend.as_str() {
+            "udp" => "weftd drops it as no-route and answers that the network is unreachable",
+            _ => "the kernel has no route for it",
+        };
+        Answer::ends(format!("no lease covers {destination}: {what}; see `weft peers`"))
+    }
+
+    fn decided_outward(&self, question: &Question, length_bytes: u16, peer: &Known) -> Answer {
+        let packet = packet(question, length_bytes);
+        let header = match Ipv4Header::parse(&packet) {
+            Ok(header) => header,
+            Err(reason) => return Answer::ends(reason.describe()),
+        };
+        let (local, table) = (self.local(), self.table());
+        match decide::egress(&local, &table, &header, &packet, packet.len()) {
+            EgressVerdict::Send(address) => {
+                let by = match peer.is_carried_by_kernel {
+                    true => "the kernel's programs or a worker send it",
+                    false => "a worker sends it",
+                };
+                Answer::goes(format!("{by} in a UDP datagram from {} to {address}", self.underlay))
+            }
+            EgressVerdict::Answer(kind, reason) => Answer::ends(format!(
+                "dropped as {}: {} Its sender is told: {}.",
+                reason.id(),
+                reason.describe(),
+                told(kind)
+            )),
+            EgressVerdict::Drop(reason) => {
+                Answer::ends(format!("dropped as {}: {}", reason.id(), reason.describe()))
+            }
+        }
+    }
+
+    /// A packet of another host's pods, which that host sends as it should.
+    fn inward(&self, question: &Question) -> Answer {
+        if self.backend != "udp" {
+            return Answer::goes(format!("the kernel delivers it ({})", self.backend));
+        }
+        let packet = packet(question, question.length_bytes);
+        let Ok(header) = Ipv4Header::parse(&packet) else {
+            return Answer::ends("no IPv4 packet is like that");
+        };
+        let owner = self.owner(question.source);
+        // What an honest owner sends passes the strict check; nobody else's does.
+        let local = Local { is_strict: owner.is_some(), ..self.local() };
+        let sender = owner.map_or(STRANGER, |owner| owner.address);
+        let table = self.table();
+        let answer = match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet) {
+            IngressVerdict::Deliver(_) if owner.is_none() => Answer::ends(format!(
+                "no lease covers {}: with --peer-check=strict it is dropped as src-not-leased, \
+                 otherwise delivered, whoever sends it",
+                question.source
+            )),
+            IngressVerdict::Deliver(_) => {
+                Answer::goes("received from there, it is delivered to the host's routes")
+            }
+            IngressVerdict::Drop(reason) | IngressVerdict::Answer(_, reason, _) => {
+                Answer::ends(format!("dropped as {}: {}", reason.id(), reason.describe()))
+            }
+        };
+        match owner {
+            None => answer,
+            Some(Known { subnet, name, address, .. }) => answer
+                .after(format!("{} is in the lease {subnet} of {address}{name}", question.source)),
+        }
+    }
+
+    fn local(&self) -> Local {
+        Local {
+            network: self.network,
+            subnet: self.subnet,
+            tun_address: self.subnet.network(),
+            underlay: self.underlay,
+            mtu_bytes: self.mtu_bytes,
+            is_strict: false,
+        }
+    }
+
+    fn table(&self) -> Table {
+        let used = self.peers.iter().filter(|peer| peer.state != "other-backend");
+        Table::build(used.map(|peer| Arc::new(Peer::new(peer.subnet, peer.address))).collect())
+    }
+}
+
+fn told(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::NetUnreachable => "network unreachable",
+        ErrorKind::TimeExceeded => "time exceeded",
+        ErrorKind::FragmentationNeeded { .. } => "fragmentation needed",
+    }
+}
+
+/// An ordinary packet with nothing in it.
+fn packet(question: &Question, length_bytes: u16) -> Vec<u8> {
+    const TTL: u8 = 64;
+    /// For experiments (RFC 3692): nothing looks for ports in it.
+    const PROTOCOL: u8 = 253;
+    let mut packet = vec![0; usize::from(length_bytes)];
+    packet[0] = 0x45;
+    packet[2..4].copy_from_slice(&length_bytes.to_be_bytes());
+    packet[6] = if question.dont_fragment { 0x40 } else { 0 };
+    packet[8] = TTL;
+    packet[9] = PROTOCOL;
+    packet[12..16].copy_from_slice(&question.source.octets());
+    packet[16..20].copy_from_slice(&question.destination.octets());
+    let sum = checksum::finish(checksum::sum(&packet[..HEADER_BYTES_MIN]));
+    packet[10..12].copy_from_slice(&sum);
+    packet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(
+        backend: &str,
+        words: (&str, &str),
+        length_bytes: u16,
+        dont_fragment: bool,
+    ) -> (String, bool) {
+        let status = json!({
+            "lease": { "network": "10.5.0.0/16", "subnet": "10.5.1.0/24", "mtu_bytes": 1472,
+                       "public_ip": "192.0.2.1" },
+            "backend": { "kind": backend },
+        });
+        let peers = json!({ "peers": [
+            { "subnet": "10.5.2.0/24", "node": "b", "via": "192.0.2.2:8285", "state": "ok",
+              "path_mtu_bytes": 1372, "fast_path": { "packets_sent": 7 } },
+            { "subnet": "10.5.3.0/24", "node": null, "via": "192.0.2.3:8285", "state": "silent",
+              "path_mtu_bytes": 1472 },
+            { "subnet": "10.5.4.0/24", "via": "192.0.2.4", "state": "other-backend" },
+        ] });
+        let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
+        let question = Question { source, destination, length_bytes, dont_fragment };
+        let (answer, goes) = run(&question, &status, &peers).unwrap();
+        (render(&answer, Style::PLAIN), goes)
+    }
+
+    #[test]
+    fn each_way_and_each_end_is_told() {
+        const POD: &str = "10.5.1.9";
+        for (words, length_bytes, dont_fragment, expected, expected_goes) in [
+            ((POD, "10.5.2.7"), 84, true, "the kernel's programs or a worker send it", true),
+            ((POD, "10.5.2.7"), 1400, true, "more than the path's MTU of 1372", false),
+            ((POD, "10.5.2.7"), 1400, false, "fragments of at most 1372", true),
+            ((POD, "10.5.3.7"), 84, true, "SILENT", false),
+            ((POD, "10.5.4.7"), 84, true, "other-backend", false),
+            ((POD, "10.5.99.7"), 84, true, "no-route", false),
+            ((POD, "10.5.1.7"), 84, true, "its bridge carries it", true),
+            ((POD, "8.8.8.8"), 84, true, "outside 10.5.0.0/16", true),
+            (("10.5.2.7", POD), 84, true, "delivered to the host's routes", true),
+            (("10.5.99.7", POD), 84, true, "src-not-leased", false),
+            (("10.5.2.7", "10.5.3.7"), 84, true, "ask on the host of the sender", false),
+            (("127.0.0.1", POD), 84, true, "src-martian", false),
+            (("10.5.2.7", "10.5.1.0"), 84, true, "delivered", true),
+        ] {
+            let (text, goes) = answered("udp", words, length_bytes, dont_fragment);
+            assert!(text.contains(expected), "{words:?} {length_bytes}: {text}");
+            assert_eq!(goes, expected_goes, "{words:?} {length_bytes}: {text}");
+            assert!(text.contains("not considered: firewalls"), "{text}");
+        }
+        let (text, goes) = answered("vxlan", (POD, "10.5.2.7"), 84, true);
+        assert!(text.contains("the kernel carries it (vxlan)") && goes, "{text}");
+    }
+}
