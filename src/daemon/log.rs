@@ -9,8 +9,10 @@ mod line;
 mod queue;
 mod repeat;
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
@@ -88,6 +90,29 @@ pub(super) fn messages() -> impl Iterator<Item = (&'static str, u64)> {
     LEVELS.iter().zip(&MESSAGES).map(|((_, name), count)| (*name, count.load(Ordering::Relaxed)))
 }
 
+/// Lines that are remembered: warnings and changes of state. At 200 bytes, 50 KiB.
+const REMEMBERED_MAX: usize = 256;
+
+/// The last ones, oldest first.
+static REMEMBERED: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+fn remember(line: &str) {
+    let mut lines = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if lines.len() == REMEMBERED_MAX {
+        lines.pop_front();
+    }
+    // The journal's priority is for the journal.
+    let plain = line.split_once('>').filter(|_| line.starts_with('<'));
+    lines.push_back(plain.map_or(line, |(_, plain)| plain).to_owned());
+}
+
+/// The last warnings and changes of state, oldest first: for whoever has not got the log, or too
+/// much of it.
+pub(super) fn last_lines() -> String {
+    let lines = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    lines.iter().map(String::as_str).collect()
+}
+
 /// Turns events into lines.
 struct LogLayer {
     verbosity: u8,
@@ -138,7 +163,11 @@ impl<S: Subscriber> Layer<S> for LogLayer {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let source = source_of(metadata);
-        self.queue.push(self.style.line(SystemTime::now(), *metadata.level(), &source, fields));
+        let line = self.style.line(SystemTime::now(), *metadata.level(), &source, fields);
+        if *metadata.level() <= Level::INFO {
+            remember(&line);
+        }
+        self.queue.push(line);
     }
 }
 

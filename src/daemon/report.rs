@@ -16,9 +16,11 @@ use crate::control::lease::Peers;
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::health::Readiness;
+use crate::daemon::log;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::peer_rows::{self, PeerRow};
 use crate::daemon::process::Process;
+use crate::daemon::status::Page;
 use crate::daemon::verdict::{Facts, Verdict};
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
@@ -74,8 +76,19 @@ impl Report {
         self.running.set(running).ok();
     }
 
+    /// What a path of the status socket shows.
+    pub(super) fn page(&self, path: &str) -> Option<Page> {
+        match path {
+            "/status" => Some(Page::json(&self.to_json())),
+            "/peers" => Some(Page::json(&self.peers_json())),
+            "/metrics" => Some(Page::metrics(self.to_metrics())),
+            "/log" => Some(Page::plain(log::last_lines())),
+            _ => None,
+        }
+    }
+
     /// The status as JSON; fields are only ever added.
-    pub(super) fn to_json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let control = self.control.read();
         let rejected: serde_json::Map<String, Value> = RejectReason::NAMES
             .iter()
@@ -145,7 +158,7 @@ impl Report {
     }
 
     /// All peers as JSON.
-    pub(super) fn peers_json(&self) -> Value {
+    fn peers_json(&self) -> Value {
         let rows = self.running.get().map(peer_rows::of).unwrap_or_default();
         json!({ "schema": SCHEMA, "peers": rows.iter().map(PeerRow::to_json).collect::<Value>() })
     }

@@ -251,13 +251,11 @@ async fn serve(
     let report = Arc::new(Report::new(manager.status(), readiness.clone()));
     let status = StatusServer::bind(&options.status_socket)
         .inspect_err(|error| warn!("no status socket, `weft status` won't work: {error:#}"));
-    let [json, peers, metrics] = [&report; 3].map(Arc::clone);
+    let pages = Arc::clone(&report);
     let (offered, successors) = (handover.offered(), successors.clone());
     let serve = |server: StatusServer| {
         server.serve(
-            move || json.to_json(),
-            move || peers.peers_json(),
-            move || metrics.to_metrics(),
+            move |path| pages.page(path),
             move |request| take_over::answer(request, &offered.borrow(), &successors),
         )
     };

@@ -1,5 +1,5 @@
-//! The status socket: `/status`, `/peers` and `/metrics` of a running weftd for the user that runs
-//! it, and the client of the `weft` tool. The caller provides the content.
+//! The status socket: pages about a running weftd for the user that runs it, and the client of the
+//! `weft` tool. The caller provides the pages.
 
 use std::convert::Infallible;
 use std::fs::{self, DirBuilder};
@@ -71,43 +71,53 @@ impl StatusServer {
         Ok(Self { listener, file })
     }
 
-    /// Answers `GET /status` and `GET /peers` with the JSON of `status` and `peers`, and
-    /// `GET /metrics` with the text of `metrics` (Prometheus text format) for ever, and leaves what
-    /// asks for another weftd's start to `take_over`; drop the future to stop. All run on the
-    /// control plane's thread and must not block.
+    /// Answers `GET` of a path with its page, as `page` gives it, for ever, and leaves what asks
+    /// for another weftd's start to `take_over`; drop the future to stop. Both run on the control
+    /// plane's thread and must not block.
     pub async fn serve(
         self,
-        status: impl Fn() -> Value + Send + Sync + 'static,
-        peers: impl Fn() -> Value + Send + Sync + 'static,
-        metrics: impl Fn() -> String + Send + Sync + 'static,
+        page: impl Fn(&str) -> Option<Page> + Send + Sync + 'static,
         take_over: impl Fn(&mut Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Infallible {
         let Self { listener, file: _file } = self;
         let handler: Handler = Arc::new(move |request| match request.uri().path() {
             take_over::PATH => take_over(request),
-            path => answer(request.method(), path, &status, &peers, &metrics),
+            path => answer(request.method(), path, &page),
         });
         http::serve(async || Ok(listener.accept().await?.0), handler).await
     }
 }
 
-fn answer(
-    method: &Method,
-    path: &str,
-    status: &dyn Fn() -> Value,
-    peers: &dyn Fn() -> Value,
-    metrics: &dyn Fn() -> String,
-) -> Reply {
-    let (content_type, body): (_, &dyn Fn() -> String) = match path {
-        "/status" => ("application/json", &|| format!("{}\n", status())),
-        "/peers" => ("application/json", &|| format!("{}\n", peers())),
-        "/metrics" => (metrics_server::CONTENT_TYPE, metrics),
-        _ => return http::not_found(),
-    };
+/// What a path shows.
+#[derive(Debug)]
+pub struct Page {
+    content_type: &'static str,
+    text: String,
+}
+
+impl Page {
+    /// One JSON value.
+    pub fn json(value: &Value) -> Self {
+        Self { content_type: "application/json", text: format!("{value}\n") }
+    }
+
+    /// Prometheus text format.
+    pub fn metrics(text: String) -> Self {
+        Self { content_type: metrics_server::CONTENT_TYPE, text }
+    }
+
+    /// Text.
+    pub fn plain(text: String) -> Self {
+        Self { content_type: "text/plain; charset=utf-8", text }
+    }
+}
+
+fn answer(method: &Method, path: &str, page: &dyn Fn(&str) -> Option<Page>) -> Reply {
+    let Some(Page { content_type, text }) = page(path) else { return http::not_found() };
     if method != Method::GET {
         return http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n");
     }
-    http::reply(StatusCode::OK, content_type, body())
+    http::reply(StatusCode::OK, content_type, text)
 }
 
 /// Removes a socket that nobody serves.

@@ -15,9 +15,14 @@ fn while_serving<T: Send + 'static>(path: &Path, client: impl FnOnce() -> T + Se
     runtime.block_on(async {
         let server = StatusServer::bind(path).unwrap();
         let serving = server.serve(
-            || json!({"version": 1, "peers": vec!["10.5.1.0/24"; 5000]}),
-            || json!({"schema": 1, "peers": []}),
-            || "weft_packets_total 7\n".to_owned(),
+            |path| match path {
+                "/status" => {
+                    let peers = vec!["10.5.1.0/24"; 5000];
+                    Some(Page::json(&json!({"version": 1, "peers": peers})))
+                }
+                "/metrics" => Some(Page::metrics("weft_packets_total 7\n".to_owned())),
+                _ => None,
+            },
             |_| http::not_found(),
         );
         let (done, finished) = tokio::sync::oneshot::channel();

@@ -38,6 +38,8 @@ pub(super) enum Command {
     /// What this host does with a packet between two addresses, by the dataplane's own rules and
     /// the peers that weftd knows now.
     Explain(ExplainArguments),
+    /// The last 256 warnings and changes of state, the oldest first.
+    Log(Daemon),
     /// The counters in Prometheus text format.
     Metrics(Daemon),
     /// Removes what weftd and flanneld have left on this host: devices, routes, filters, rules,

@@ -90,9 +90,8 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Ping(arguments) => return ping(arguments),
         Command::Check(arguments) => return check::run(&arguments),
         Command::Explain(arguments) => return explain(&arguments),
-        Command::Metrics(daemon) => {
-            String::from_utf8_lossy(&fetch_unix(&daemon.socket, "/metrics")?).into_owned()
-        }
+        Command::Log(daemon) => text(&daemon.socket, "/log")?,
+        Command::Metrics(daemon) => text(&daemon.socket, "/metrics")?,
         Command::Cleanup { subnet_file } => Cleanup { subnet_file }.run()?,
         Command::InstallConf { file, place } => install_conf::copy(&file, &place)?,
         Command::Completions { shell } => completions(shell),
@@ -116,6 +115,10 @@ impl Layout {
             Self::Line => format!("{json}\n"),
         }
     }
+}
+
+fn text(socket: &Path, target: &str) -> anyhow::Result<String> {
+    Ok(String::from_utf8_lossy(&fetch_unix(socket, target)?).into_owned())
 }
 
 fn ask(socket: &Path, target: &str) -> anyhow::Result<Value> {

@@ -266,6 +266,14 @@ fn status_begins_with_what_a_start_waits_for() {
     });
     std::fs::write(&config, CONFIG).unwrap();
     wait_until(LEASE_TIMEOUT, "nothing is wrong any more", || first_line().starts_with("ready "));
+    let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
+    let output = weft.args(["log", "--socket", &socket]).output().unwrap();
+    let log = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        log.contains("no network configuration at") && log.contains("flannel is ready"),
+        "{log}"
+    );
+    assert!(texts(&log).len() > 5, "{log}");
 }
 
 #[test]
