@@ -38,6 +38,14 @@ pub(super) enum Command {
     /// What this host does with a packet between two addresses, by the dataplane's own rules and
     /// the peers that weftd knows now.
     Explain(ExplainArguments),
+    /// All that can be found out, as one text without secrets, to send to somebody.
+    Bugreport {
+        #[command(flatten)]
+        daemon: Daemon,
+        /// The daemon's --subnet-file.
+        #[arg(long, value_name = "PATH", default_value = "/run/flannel/subnet.env")]
+        subnet_file: PathBuf,
+    },
     /// The last 256 warnings and changes of state, the oldest first.
     Log(Daemon),
     /// The counters in Prometheus text format.

@@ -2,6 +2,7 @@
 //! without one where that makes sense.
 
 mod arguments;
+mod bugreport;
 pub mod check;
 mod cleanup;
 mod echo;
@@ -27,7 +28,8 @@ use crate::control::clock::unix_seconds;
 use crate::daemon::status::fetch_unix;
 
 use self::arguments::{
-    Answered, Arguments, Command, ExplainArguments, Output, PingArguments, StatusArguments,
+    Answered, Arguments, CheckArguments, Command, Daemon, ExplainArguments, Output, PingArguments,
+    StatusArguments,
 };
 use self::cleanup::Cleanup;
 use self::explain::Question;
@@ -90,6 +92,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Ping(arguments) => return ping(arguments),
         Command::Check(arguments) => return check::run(&arguments),
         Command::Explain(arguments) => return explain(&arguments),
+        Command::Bugreport { daemon, subnet_file } => bugreport(daemon, subnet_file)?,
         Command::Log(daemon) => text(&daemon.socket, "/log")?,
         Command::Metrics(daemon) => text(&daemon.socket, "/metrics")?,
         Command::Cleanup { subnet_file } => Cleanup { subnet_file }.run()?,
@@ -191,6 +194,20 @@ fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
         None => explain::render(&answer, Style::of_output()),
     };
     Ok((text, if goes { 0 } else { EXIT_DEGRADED }))
+}
+
+fn bugreport(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {
+    let socket = daemon.socket.clone();
+    let check = CheckArguments {
+        daemon,
+        output: None,
+        subnet_file,
+        port: None,
+        iface: None,
+        etcd_endpoints: Vec::new(),
+        verbose: true,
+    };
+    Ok(bugreport::of(&socket, &check::run(&check)?.0))
 }
 
 fn completions(shell: clap_complete::Shell) -> String {

@@ -277,6 +277,36 @@ fn status_begins_with_what_a_start_waits_for() {
 }
 
 #[test]
+fn a_bug_report_has_everything_but_secrets() {
+    const SECRET: &str = "s3cret-everywhere";
+    let host = Host::new();
+    let socket = host.subnet_env().with_file_name("weft.sock").display().to_string();
+    let argv = [
+        "env",
+        &format!("FLANNELD_ETCD_PASSWORD={SECRET}"),
+        WEFTD,
+        "--etcd-endpoints=http://127.0.0.1:1",
+        "--etcd-username=root",
+        &format!("--subnet-file={}", host.subnet_env().display()),
+        "--iface=wire0",
+    ];
+    let daemon = host.namespace.spawn(&argv);
+    let report = || {
+        let words = [env!("CARGO_BIN_EXE_weft"), "bugreport", "--socket", &socket];
+        String::from_utf8(host.namespace.command(&words).output().unwrap().stdout).unwrap()
+    };
+    wait_until(LEASE_TIMEOUT, "the report has what weftd waits for", || {
+        report().contains("\"state\":\"not-ready\"") && report().contains("tries in")
+    });
+    let report = report();
+    for part in ["== weft check --verbose", "\"schema\":1", "flannel_ready 0", "] weftd "] {
+        assert!(report.contains(part), "no {part}: {report}");
+    }
+    assert!(!report.contains(SECRET), "{report}");
+    assert!(!daemon.output().contains(SECRET), "{}", daemon.output());
+}
+
+#[test]
 fn systemd_is_notified_after_subnet_file() {
     let host = Host::new();
     let socket_path = host.dir.path().join("notify");
