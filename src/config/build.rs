@@ -13,10 +13,11 @@ use regex::Regex;
 
 use crate::config::build_kube::{kube, warn_of_other_stores};
 use crate::config::duration;
-use crate::config::flag_table::Settings;
+use crate::config::flag_table::{FLAGS, Settings};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
-    InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
+    InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, ShownSetting, ShownSettings,
+    StoreOptions, WorkersChoice,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -79,8 +80,20 @@ pub(super) fn options(
         metrics_address: metrics_address(&settings.metrics_address)?,
         subnet_file,
         take_over: settings.take_over,
+        settings: shown(settings),
         store: store(settings, variable)?,
     })
+}
+
+fn shown(settings: &Settings) -> ShownSettings {
+    // The table's accessors are for reading in.
+    let mut values = settings.clone();
+    let each = FLAGS.iter().map(|flag| ShownSetting {
+        name: flag.name,
+        value: (flag.value)(&mut values).text(),
+        given_by: settings.given.get(flag.name).cloned(),
+    });
+    ShownSettings(each.collect())
 }
 
 /// To run without what these flags of flanneld ask for would change what the host does.

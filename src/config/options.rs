@@ -43,6 +43,29 @@ pub struct Options {
     pub metrics_address: Option<SocketAddr>,
     /// Whether to go on with the tunnel of the weftd that answers there.
     pub take_over: bool,
+    /// All flags, to be shown.
+    pub settings: ShownSettings,
+}
+
+/// Every flag with its value and where it comes from. The record of the options leaves it out.
+#[derive(Clone, Default)]
+pub struct ShownSettings(pub Vec<ShownSetting>);
+
+/// A flag.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShownSetting {
+    /// Its name without dashes.
+    pub name: &'static str,
+    /// Its value; a secret is `***`.
+    pub value: String,
+    /// `--name`, the variable that stands for it, or nothing: then it is the default.
+    pub given_by: Option<String>,
+}
+
+impl fmt::Debug for ShownSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
 }
 
 impl Options {

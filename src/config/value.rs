@@ -12,6 +12,9 @@ pub(super) trait Value {
 
     /// As the usage text shows a default: empty for Go's zero value.
     fn shown(&self) -> String;
+
+    /// The value itself, as it can be given again; a secret shows as `***`.
+    fn text(&self) -> String;
 }
 
 impl Value for String {
@@ -26,6 +29,10 @@ impl Value for String {
 
     fn shown(&self) -> String {
         if self.is_empty() { Self::new() } else { format!("{self:?}") }
+    }
+
+    fn text(&self) -> String {
+        self.clone()
     }
 }
 
@@ -42,6 +49,10 @@ impl Value for Secret {
     fn shown(&self) -> String {
         String::new()
     }
+
+    fn text(&self) -> String {
+        if self.0.is_empty() { String::new() } else { "***".to_owned() }
+    }
 }
 
 impl Value for Vec<String> {
@@ -56,6 +67,10 @@ impl Value for Vec<String> {
 
     fn shown(&self) -> String {
         String::new()
+    }
+
+    fn text(&self) -> String {
+        self.join(",")
     }
 }
 
@@ -72,6 +87,10 @@ impl Value for bool {
     fn shown(&self) -> String {
         if *self { "true".to_owned() } else { String::new() }
     }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
 }
 
 impl Value for i64 {
@@ -86,6 +105,10 @@ impl Value for i64 {
 
     fn shown(&self) -> String {
         if *self == 0 { String::new() } else { self.to_string() }
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 
 use crate::backend::status::{Carrier, Counters, KernelState, PlaneState};
 use crate::backend::udp::pair_names;
+use crate::config::options::{ShownSetting, ShownSettings};
 use crate::control::clock::unix_seconds;
 use crate::control::lease::Peers;
 use crate::control::rejected::RejectReason;
@@ -62,13 +63,18 @@ pub(super) struct Running {
 pub(super) struct Report {
     control: Arc<ControlStatus>,
     readiness: Readiness,
+    settings: ShownSettings,
     running: OnceLock<Running>,
 }
 
 impl Report {
     /// A daemon that has no lease yet.
-    pub(super) fn new(control: Arc<ControlStatus>, readiness: Readiness) -> Self {
-        Self { control, readiness, running: OnceLock::new() }
+    pub(super) fn new(
+        control: Arc<ControlStatus>,
+        readiness: Readiness,
+        settings: ShownSettings,
+    ) -> Self {
+        Self { control, readiness, settings, running: OnceLock::new() }
     }
 
     /// The dataplane runs. Called once.
@@ -80,6 +86,7 @@ impl Report {
     pub(super) fn page(&self, path: &str) -> Option<Page> {
         match path {
             "/status" => Some(Page::json(&self.to_json())),
+            "/config" => Some(Page::json(&self.config_json())),
             "/peers" => Some(Page::json(&self.peers_json())),
             "/metrics" => Some(Page::metrics(self.to_metrics())),
             "/log" => Some(Page::plain(log::last_lines())),
@@ -155,6 +162,16 @@ impl Report {
             }
         }
         status
+    }
+
+    /// Every flag as JSON.
+    fn config_json(&self) -> Value {
+        let settings = self.settings.0.iter().map(|setting| {
+            let ShownSetting { name, value, given_by } = setting;
+            json!({ "name": name, "value": value, "given_by": given_by })
+        });
+        let settings: Value = settings.collect();
+        json!({ "schema": SCHEMA, "settings": settings })
     }
 
     /// All peers as JSON.

@@ -38,6 +38,9 @@ pub(super) enum Command {
     /// What this host does with a packet between two addresses, by the dataplane's own rules and
     /// the peers that weftd knows now.
     Explain(ExplainArguments),
+    /// Every option of the running daemon with its value and where it comes from: those that were
+    /// given first.
+    Config(Answered),
     /// All that can be found out, as one text without secrets, to send to somebody.
     Bugreport {
         #[command(flatten)]

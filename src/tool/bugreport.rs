@@ -8,7 +8,7 @@ use crate::control::clock::{format_rfc3339, unix_seconds};
 use crate::daemon::status::fetch_unix;
 
 /// What weftd is asked for.
-const PAGES: [&str; 4] = ["/status", "/peers", "/log", "/metrics"];
+const PAGES: [&str; 5] = ["/config", "/status", "/peers", "/log", "/metrics"];
 
 /// The report; `check` is what `weft check --verbose` says.
 pub(super) fn of(socket: &Path, check: &str) -> String {

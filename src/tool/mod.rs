@@ -5,6 +5,7 @@ mod arguments;
 mod bugreport;
 pub mod check;
 mod cleanup;
+mod config;
 mod echo;
 mod explain;
 mod install_conf;
@@ -93,6 +94,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Check(arguments) => return check::run(&arguments),
         Command::Explain(arguments) => return explain(&arguments),
         Command::Bugreport { daemon, subnet_file } => bugreport(daemon, subnet_file)?,
+        Command::Config(arguments) => config(&arguments)?,
         Command::Log(daemon) => text(&daemon.socket, "/log")?,
         Command::Metrics(daemon) => text(&daemon.socket, "/metrics")?,
         Command::Cleanup { subnet_file } => Cleanup { subnet_file }.run()?,
@@ -194,6 +196,14 @@ fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
         None => explain::render(&answer, Style::of_output()),
     };
     Ok((text, if goes { 0 } else { EXIT_DEGRADED }))
+}
+
+fn config(arguments: &Answered) -> anyhow::Result<String> {
+    let answer = ask(&arguments.daemon.socket, "/config")?;
+    Ok(match arguments.output {
+        Some(Output::Json) => Layout::Screen.of(&answer),
+        None => config::render(&answer),
+    })
 }
 
 fn bugreport(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {

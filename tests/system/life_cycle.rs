@@ -299,7 +299,9 @@ fn a_bug_report_has_everything_but_secrets() {
         report().contains("\"state\":\"not-ready\"") && report().contains("tries in")
     });
     let report = report();
-    for part in ["== weft check --verbose", "\"schema\":1", "flannel_ready 0", "] weftd "] {
+    for part in
+        ["== weft check --verbose", "\"schema\":1", "flannel_ready 0", "] weftd ", "\"***\""]
+    {
         assert!(report.contains(part), "no {part}: {report}");
     }
     assert!(!report.contains(SECRET), "{report}");
