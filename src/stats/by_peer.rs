@@ -11,9 +11,14 @@ use super::Counter;
 /// Peers that one worker has room for: more than the 5,000 that weft is made for; 512 KiB.
 pub const PEERS_COUNTED_MAX: usize = 8192;
 
-/// Places that are looked at for one peer. Hosts mostly number their addresses one after the
-/// other, and then each has a place of its own.
-const PLACES_TRIED_MAX: usize = 16;
+const _: () = assert!(PEERS_COUNTED_MAX.is_power_of_two());
+
+/// Places that are looked at for one peer. With 5,000 peers all are found within some twenty.
+const PLACES_TRIED_MAX: usize = 64;
+
+/// 2^32 divided by the golden ratio, odd: its multiples lie evenly, whatever regular steps there
+/// are between the peers' addresses (Knuth, The Art of Computer Programming, volume 3, 6.4).
+const SPREAD: u32 = 0x9e37_79b1;
 
 /// A place that no peer has: no host's address.
 const FREE: u32 = 0;
@@ -162,7 +167,8 @@ impl ByPeer {
     /// Where `peer` may have its place, the likeliest first.
     #[inline]
     fn tried(&self, peer: Ipv4Addr) -> impl Iterator<Item = &Place> {
-        let first = peer.to_bits() as usize;
+        let spread = peer.to_bits().wrapping_mul(SPREAD);
+        let first = (spread >> (u32::BITS - PEERS_COUNTED_MAX.ilog2())) as usize;
         let places = (first..first + PLACES_TRIED_MAX).map(|at| at % PEERS_COUNTED_MAX);
         places.filter_map(|at| self.places.get(at))
     }
@@ -173,30 +179,47 @@ mod tests {
     use super::*;
 
     fn peer(number: u32) -> Ipv4Addr {
-        Ipv4Addr::from_bits(0xAC14_0001 + number)
+        Ipv4Addr::from_bits(0xAC14_0001_u32.wrapping_add(number))
     }
 
     #[test]
-    fn neighbours_are_counted_apart() {
+    fn peers_are_counted_apart_however_they_are_numbered() {
+        // One after the other; one in each network of 2^16; racks of 30 in such networks; of 256.
+        let numberings: [fn(u32) -> u32; 4] = [
+            |number| number,
+            |number| number << 16,
+            |number| ((number / 30) << 16) | (number % 30),
+            |number| ((number / 256) << 16) | (number % 256),
+        ];
+        for numbering in numberings {
+            let counts = ByPeer::default();
+            let peers = || (0..5000).map(|number| peer(numbering(number)));
+            for (number, peer) in peers().enumerate() {
+                counts.sent(peer, 1, number as u64);
+                counts.received(peer, 2, 30, || true);
+                counts.failed(peer, 4);
+            }
+            assert_eq!(counts.elsewhere(), PeerTraffic::default(), "some found no place");
+            for (number, peer) in peers().enumerate() {
+                let expected = PeerTraffic {
+                    packets_sent: 1,
+                    bytes_sent: number as u64,
+                    packets_received: 2,
+                    bytes_received: 30,
+                    failed_sends: 4,
+                };
+                assert_eq!(counts.get(peer), expected, "{peer}");
+            }
+        }
+    }
+
+    #[test]
+    fn beyond_the_room_nobody_is_counted() {
         let counts = ByPeer::default();
-        for number in 0..PEERS_COUNTED_MAX as u32 {
-            counts.sent(peer(number), 1, u64::from(number));
-            counts.received(peer(number), 2, 30, || true);
-            counts.failed(peer(number), 4);
-        }
-        for number in 0..PEERS_COUNTED_MAX as u32 {
-            let expected = PeerTraffic {
-                packets_sent: 1,
-                bytes_sent: u64::from(number),
-                packets_received: 2,
-                bytes_received: 30,
-                failed_sends: 4,
-            };
-            assert_eq!(counts.get(peer(number)), expected, "{}", peer(number));
-        }
-        assert_eq!(counts.elsewhere(), PeerTraffic::default());
-        counts.failed(peer(PEERS_COUNTED_MAX as u32), 7);
-        assert_eq!(counts.elsewhere().failed_sends, 7, "what has no place is in no count");
+        (0..2 * PEERS_COUNTED_MAX as u32).for_each(|number| counts.failed(peer(number), 1));
+        let counted = (0..2 * PEERS_COUNTED_MAX as u32).map(|it| counts.get(peer(it)).failed_sends);
+        let all = counted.sum::<u64>() + counts.elsewhere().failed_sends;
+        assert_eq!(all, 2 * PEERS_COUNTED_MAX as u64);
     }
 
     #[test]

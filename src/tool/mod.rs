@@ -16,7 +16,7 @@ mod style;
 mod table;
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -144,7 +144,8 @@ fn status(arguments: &Answered, layout: Layout) -> anyhow::Result<(String, u8)> 
 /// Status again and again; a daemon that does not answer may come back.
 fn watch(arguments: &StatusArguments) -> anyhow::Result<(String, u8)> {
     let (answered, mut out) = (&arguments.answered, io::stdout());
-    let clear = if answered.output.is_none() { CLEAR } else { "" };
+    let is_screen = answered.output.is_none() && out.is_terminal();
+    let clear = if is_screen { CLEAR } else { "" };
     loop {
         let text = match status(answered, Layout::Line) {
             Ok((text, _)) => text,

@@ -80,6 +80,11 @@ pub(super) fn run(
     if nodes.is_empty() {
         bail!("weftd knows no other node");
     }
+    if let Some((pod, node)) = pod.zip(nodes.first())
+        && !node.subnet.contains(pod)
+    {
+        bail!("--pod {pod} is not in {}, the subnet of that node", node.subnet);
+    }
     let mut reports = Vec::new();
     for some in nodes.chunks(PEERS_AT_ONCE) {
         let legs: Vec<_> = some.iter().map(|node| legs(node, pod)).collect();
@@ -126,9 +131,17 @@ fn find(nodes: Vec<Node>, name: &str) -> anyhow::Result<Node> {
             || node.subnet.to_string() == name
             || address.is_some_and(|address| node.host == address || node.subnet.contains(address))
     };
-    match nodes.into_iter().find(is_meant) {
-        Some(node) => Ok(node),
-        None => bail!("no other node has the name, address or subnet {name}; see `weft peers`"),
+    let mut meant = nodes.into_iter().filter(is_meant);
+    match (meant.next(), meant.next()) {
+        (Some(node), None) => Ok(node),
+        (Some(one), Some(other)) => bail!(
+            "{name} has several leases: name one of them, such as {} or {}",
+            one.subnet,
+            other.subnet
+        ),
+        (None, _) => {
+            bail!("no other node has the name, address or subnet {name}; see `weft peers`")
+        }
     }
 }
 

@@ -200,8 +200,9 @@ impl Prober {
                 let workers = seats.iter().map(|seat| &*seat.stats);
                 let by_workers = WorkerStats::traffic(workers, *peer.address.ip());
                 let (sent, received) = (by_workers.packets_sent, by_workers.packets_received);
-                Sample { target: peer.subnet.network(), sent, received }
+                Sample { targets: Vec::new(), sent, received }
             });
+            sample.targets.push(peer.subnet.network());
             sample.sent += by_kernel.packets_sent;
             sample.received += by_kernel.packets_received;
         }

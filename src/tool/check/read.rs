@@ -16,12 +16,16 @@ use tokio::runtime::Runtime;
 use super::facts::{Asked, Directory, Facts, Host, SubnetText};
 use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
+use crate::config::whole_file;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
 use crate::host::netlink::{Netlink, NetlinkError, has_policies};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program, ProgramError};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
+
+/// Far beyond any `subnet.env`.
+const SUBNET_FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Single files below `/proc/sys`.
 const SYSCTLS: [&str; 7] = [
@@ -114,10 +118,11 @@ fn sysctls() -> BTreeMap<String, u64> {
 
 fn subnet_file(path: &Path) -> SubnetText {
     let is_there = path.exists();
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
+    let text = match whole_file::read(path, SUBNET_FILE_BYTES_MAX) {
+        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(None) => return SubnetText { is_there, ..SubnetText::default() },
         Err(error) => {
-            let error = is_there.then(|| error.to_string());
+            let error = Some(with_causes(&error));
             return SubnetText { is_there, error, ..SubnetText::default() };
         }
     };

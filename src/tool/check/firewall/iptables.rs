@@ -96,6 +96,8 @@ fn condition(word: &str, value: &str, negated: bool) -> Condition {
             Some(ranges) => Condition::Port { ranges, negated },
             None => Condition::Unknown,
         },
+        // Which packets are not tracked, other rules say.
+        "--ctstate" | "--state" if value.contains("UNTRACKED") => Condition::Unknown,
         "--ctstate" | "--state" => {
             Condition::State { takes_new: value.split(',').any(|it| it == "NEW") != negated }
         }

@@ -9,6 +9,8 @@ pub(in crate::tool::check) fn parse(text: &str) -> Option<Vec<Chain>> {
     let json: Value = serde_json::from_str(text).ok()?;
     let items = json["nftables"].as_array()?;
     let mut chains: Vec<Chain> = Vec::new();
+    let is_dormant = |it: &&Value| it["table"]["flags"].to_string().contains("dormant");
+    let dormant: Vec<String> = items.iter().filter(is_dormant).map(named_table).collect();
     for item in items {
         if item["chain"].is_object() {
             chains.extend(chain(&item["chain"]));
@@ -21,9 +23,17 @@ pub(in crate::tool::check) fn parse(text: &str) -> Option<Vec<Chain>> {
             }
         }
     }
+    chains.retain(|chain| !dormant.contains(&chain.table));
     Some(chains)
 }
 
+/// Of a table itself.
+fn named_table(item: &Value) -> String {
+    let word = |name: &str| item["table"][name].as_str().unwrap_or("?").to_owned();
+    format!("{} {}", word("family"), word("name"))
+}
+
+/// Of what lies in a table.
 fn table(object: &Value) -> String {
     let word = |name: &str| object[name].as_str().unwrap_or("?").to_owned();
     format!("{} {}", word("family"), word("table"))
@@ -135,7 +145,8 @@ fn condition(object: &Value) -> Condition {
     if left["ct"]["key"] == "state" {
         let states = words(right);
         let takes_new = states.contains(&"new") != negated;
-        return match states.is_empty() {
+        // Which packets are not tracked, other rules say.
+        return match states.is_empty() || states.contains(&"untracked") {
             true => Condition::Unknown,
             false => Condition::State { takes_new },
         };

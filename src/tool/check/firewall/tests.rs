@@ -39,6 +39,7 @@ fn iptables_rules_are_followed() {
         "-A INPUT -p udp -m comment --comment \"say \\\"hi\\\" -j DROP\" -j ACCEPT",
         "-A INPUT -j X\n-A X -i eth+ -j ACCEPT",
         "-A INPUT -j UNKNOWN-TARGET",
+        "-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT",
     ] {
         assert_eq!(input(open), None, "{open}");
     }
@@ -118,4 +119,24 @@ fn nft_rules_are_followed() {
 fn chains_in_a_ring_are_given_up_on() {
     let ring = "-A INPUT -j X\n-A X -j X";
     assert_eq!(iptables(Hook::Input, &DATAGRAM, ring), None);
+}
+
+#[test]
+fn sleeping_tables_and_untracked_packets_are_no_alarm() {
+    let base = r#"{"chain":{"family":"ip","table":"x","name":"in","type":"filter",
+        "hook":"input","prio":0,"policy":"drop"}}"#;
+    let ruleset = |table: &str, rule: &str| {
+        let text = format!(r#"{{"nftables":[{{"table":{table}}},{base}{rule}]}}"#);
+        dropped_by(&parse_nftables(&text).unwrap(), Hook::Input, &DATAGRAM)
+    };
+    let awake = r#"{"family":"ip","name":"x"}"#;
+    assert!(ruleset(awake, "").is_some());
+    for flags in [r#""dormant""#, r#"["dormant"]"#] {
+        let table = format!(r#"{{"family":"ip","name":"x","flags":{flags}}}"#);
+        assert_eq!(ruleset(&table, ""), None, "{flags}");
+    }
+    let untracked = r#",{"rule":{"family":"ip","table":"x","chain":"in","expr":[
+        {"match":{"op":"in","left":{"ct":{"key":"state"}},"right":"untracked"}},
+        {"accept":null}]}}"#;
+    assert_eq!(ruleset(awake, untracked), None);
 }
