@@ -2,7 +2,8 @@
 //! `$NOTIFY_SOCKET` (sd_notify(3)). A service manager that does not listen never stops the daemon.
 
 use std::convert::Infallible;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::future::pending;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,8 +36,12 @@ pub(super) fn stopping() {
     send("STOPPING=1", &[]).ok();
 }
 
-/// Keeps the line that `systemctl status` shows as `text` gives it, for ever.
+/// Keeps the line that `systemctl status` shows as `text` gives it, for ever. Without a service
+/// manager it asks for none.
 pub(super) async fn keep_status(text: impl Fn() -> String) -> Infallible {
+    if socket().is_none() {
+        return pending().await;
+    }
     let mut last = String::new();
     loop {
         sleep(STATUS_PERIOD).await;
@@ -52,13 +57,17 @@ pub(super) async fn keep_status(text: impl Fn() -> String) -> Infallible {
 /// Sends `message` with copies of `descriptors`. Without a service manager nothing happens. The
 /// variable stays set, as for flanneld's children.
 pub(super) fn send(message: &str, descriptors: &[OwnedFd]) -> io::Result<()> {
-    match std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) {
+    match socket() {
         Some(socket) => send_to(&socket, message.as_bytes(), descriptors),
         None => {
             debug!("NOTIFY_SOCKET is not set: nobody is told {message:?}");
             Ok(())
         }
     }
+}
+
+fn socket() -> Option<OsString> {
+    std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty())
 }
 
 /// A leading `@` stands for an abstract socket. Never waits: a service manager whose queue is
@@ -83,7 +92,6 @@ fn send_to(socket: &OsStr, message: &[u8], descriptors: &[OwnedFd]) -> io::Resul
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::SocketAddr;
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::backend::status::{Carrier, Contact, ContactState};
 use crate::control::lease::Lease;
-use crate::daemon::report::Running;
+use crate::daemon::report::{Running, taken_json};
 use crate::fast_path::PeerCounts;
 use crate::route::Prefix;
 use crate::stats::{PeerTraffic, WorkerStats};
@@ -180,12 +180,7 @@ impl PeerRow {
         row["packets_received"] = (traffic.packets_received + taken.packets_received).into();
         row["bytes_received"] = (traffic.bytes_received + taken.bytes_received).into();
         row["failed_sends"] = traffic.failed_sends.into();
-        row["fast_path"] = json!({
-            "packets_sent": taken.packets_sent,
-            "bytes_sent": taken.bytes_sent,
-            "packets_received": taken.packets_received,
-            "bytes_received": taken.bytes_received,
-        });
+        row["fast_path"] = taken_json([taken].into_iter());
         row
     }
 }

@@ -21,16 +21,13 @@ use crate::daemon::log;
 use crate::daemon::metrics::Metrics;
 use crate::daemon::peer_rows::{self, PeerRow};
 use crate::daemon::process::Process;
-use crate::daemon::status::Page;
+use crate::daemon::status::{Page, SCHEMA};
 use crate::daemon::verdict::{Facts, Verdict};
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
 use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::Prefix;
 use crate::stats::{DirectionStats, DropReason, WorkerStats};
-
-/// Of the JSON. Fields are only ever added to a schema.
-const SCHEMA: u32 = 1;
 
 /// Most peers that one status lists; `weft peers` has all.
 const PEERS_LISTED_MAX: usize = 1000;
@@ -277,7 +274,7 @@ fn fast_path_json(state: &KernelState, taken: &TakenByPeer) -> Value {
     json
 }
 
-fn taken_json<'a>(counts: impl Iterator<Item = &'a PeerCounts> + Clone) -> Value {
+pub(super) fn taken_json<'a>(counts: impl Iterator<Item = &'a PeerCounts> + Clone) -> Value {
     let sum = |field: fn(&PeerCounts) -> u64| counts.clone().map(field).sum::<u64>();
     json!({
         "packets_sent": sum(|counts| counts.packets_sent),

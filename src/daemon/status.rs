@@ -27,6 +27,9 @@ use tokio::time::timeout;
 use crate::daemon::http::{self, Handler, Reply};
 use crate::daemon::{metrics_server, take_over};
 
+/// Of all JSON, the daemon's and the tool's. Fields are only ever added to a schema.
+pub(crate) const SCHEMA: u32 = 1;
+
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
 /// Mode of directories that are missing; the umask applies.

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+/// Where daemons write it unless told otherwise.
+pub(super) const SUBNET_FILE: &str = "/run/flannel/subnet.env";
+
 /// Below the lists of every help text.
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -46,7 +49,7 @@ pub(super) enum Command {
         #[command(flatten)]
         daemon: Daemon,
         /// The daemon's --subnet-file.
-        #[arg(long, value_name = "PATH", default_value = "/run/flannel/subnet.env")]
+        #[arg(long, value_name = "PATH", default_value = SUBNET_FILE)]
         subnet_file: PathBuf,
     },
     /// The last 256 warnings and changes of state, the oldest first.
@@ -57,7 +60,7 @@ pub(super) enum Command {
     /// subnet.env and its cache. Stop them first.
     Cleanup {
         /// The daemon's --subnet-file.
-        #[arg(long, value_name = "PATH", default_value = "/run/flannel/subnet.env")]
+        #[arg(long, value_name = "PATH", default_value = SUBNET_FILE)]
         subnet_file: PathBuf,
     },
     /// Copies a JSON file to its place, which holds the old one or the new one at any time; also
@@ -114,7 +117,7 @@ pub(super) struct CheckArguments {
     #[arg(short, long, value_name = "FORMAT")]
     pub(super) output: Option<Output>,
     /// The daemon's --subnet-file.
-    #[arg(long, value_name = "PATH", default_value = "/run/flannel/subnet.env")]
+    #[arg(long, value_name = "PATH", default_value = SUBNET_FILE)]
     pub(super) subnet_file: PathBuf,
     /// The port in the network configuration (Backend.Port), if weftd does not run yet.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

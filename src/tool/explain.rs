@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
+use crate::daemon::status::SCHEMA;
 use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
 use crate::packet::checksum;
 use crate::packet::ecn::Ecn;
@@ -90,7 +91,7 @@ pub(super) fn run(
     }
     let Answer { goes, steps } = host.explain(question);
     let answer = json!({
-        "schema": 1,
+        "schema": SCHEMA,
         "source": question.source.to_string(),
         "destination": question.destination.to_string(),
         "length_bytes": question.length_bytes,

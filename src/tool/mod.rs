@@ -131,6 +131,18 @@ fn ask(socket: &Path, target: &str) -> anyhow::Result<Value> {
     serde_json::from_slice(&bytes).context("weftd answered something else than JSON")
 }
 
+/// An answer as it was asked for: as JSON, or as `render` has it for people.
+fn shown(
+    arguments: &Answered,
+    answer: &Value,
+    render: impl FnOnce(&Value, Style) -> String,
+) -> String {
+    match arguments.output {
+        Some(Output::Json) => Layout::Screen.of(answer),
+        None => render(answer, Style::of_output()),
+    }
+}
+
 fn status(arguments: &Answered, layout: Layout) -> anyhow::Result<(String, u8)> {
     let answer = ask(&arguments.daemon.socket, "/status")?;
     let text = match arguments.output {
@@ -161,10 +173,7 @@ fn watch(arguments: &StatusArguments) -> anyhow::Result<(String, u8)> {
 
 fn peers(arguments: &Answered) -> anyhow::Result<(String, u8)> {
     let answer = ask(&arguments.daemon.socket, "/peers")?;
-    let text = match arguments.output {
-        Some(Output::Json) => Layout::Screen.of(&answer),
-        None => peers::render(&answer, Style::of_output()),
-    };
+    let text = shown(arguments, &answer, peers::render);
     let code = if peers::are_well(&answer) { 0 } else { EXIT_DEGRADED };
     Ok((text, code))
 }
@@ -174,10 +183,7 @@ fn ping(arguments: PingArguments) -> anyhow::Result<(String, u8)> {
     let (status, peers) = (ask(socket, "/status")?, ask(socket, "/peers")?);
     let whom = arguments.node.map_or(Whom::All, Whom::Node);
     let (answer, is_well) = ping::run(&whom, arguments.pod, &status, &peers)?;
-    let text = match arguments.answered.output {
-        Some(Output::Json) => Layout::Screen.of(&answer),
-        None => ping::render(&answer, Style::of_output()),
-    };
+    let text = shown(&arguments.answered, &answer, ping::render);
     Ok((text, if is_well { 0 } else { EXIT_DEGRADED }))
 }
 
@@ -192,19 +198,13 @@ fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
     let socket = &answered.daemon.socket;
     let (answer, goes) =
         explain::run(&question, &ask(socket, "/status")?, &ask(socket, "/peers")?)?;
-    let text = match answered.output {
-        Some(Output::Json) => Layout::Screen.of(&answer),
-        None => explain::render(&answer, Style::of_output()),
-    };
+    let text = shown(answered, &answer, explain::render);
     Ok((text, if goes { 0 } else { EXIT_DEGRADED }))
 }
 
 fn config(arguments: &Answered) -> anyhow::Result<String> {
     let answer = ask(&arguments.daemon.socket, "/config")?;
-    Ok(match arguments.output {
-        Some(Output::Json) => Layout::Screen.of(&answer),
-        None => config::render(&answer),
-    })
+    Ok(shown(arguments, &answer, |answer, _| config::render(answer)))
 }
 
 fn bugreport(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {

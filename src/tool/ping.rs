@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::{Value, json};
 
+use crate::daemon::status::SCHEMA;
 use crate::route::Prefix;
 use crate::tool::echo::{self, ECHOES, Outcome, Target};
 use crate::tool::style::Style;
@@ -100,7 +101,10 @@ pub(super) fn run(
         }
     }
     let is_well = reports.iter().all(|report| report.is_well);
-    Ok((json!({ "schema": 1, "peers": reports.iter().map(to_json).collect::<Value>() }), is_well))
+    Ok((
+        json!({ "schema": SCHEMA, "peers": reports.iter().map(to_json).collect::<Value>() }),
+        is_well,
+    ))
 }
 
 /// Every node that weftd sends to.

@@ -16,9 +16,7 @@ use self::checks::CHECKS;
 use self::facts::Facts;
 use super::arguments::{CheckArguments, Output};
 use super::style::Style;
-
-/// Of the JSON. Fields are only ever added to a schema.
-const SCHEMA: u32 = 1;
+use crate::daemon::status::SCHEMA;
 
 /// Exit code if a check failed.
 const EXIT_FOUND: u8 = 1;

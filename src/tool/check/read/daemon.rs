@@ -8,10 +8,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use crate::daemon::status::fetch_unix;
+use crate::tool::arguments::SUBNET_FILE;
 use crate::tool::check::facts::{Daemon, DaemonState, Settings};
-
-/// Where daemons write it unless told otherwise.
-const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 
 pub(super) fn read(runtime: &Runtime, socket: &Path) -> Daemon {
     let connected = runtime.block_on(async {
