@@ -245,13 +245,20 @@ mod tests {
         assert_eq!(mode(&path), 0o600);
     }
 
-    /// A process of the user nobody that has the lock on `path`, once it has it.
+    /// A process of the user nobody that has the lock on `path`, once it has it. It changes its
+    /// user itself and opens a relative path, because nobody may be forbidden to search `/`.
     fn lock_as_nobody(path: &Path) -> Child {
-        let mut nobody = Command::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .args(["flock", "--exclusive", "--no-fork"])
-            .arg(path)
-            .args(["sh", "-c", "echo held; exec sleep 60"])
+        let script = "import fcntl, os, sys, time
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print('held', flush=True)
+time.sleep(60)";
+        let mut nobody = Command::new("python3")
+            .args(["-c", script])
+            .arg(path.file_name().unwrap())
+            .current_dir(path.parent().unwrap())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
