@@ -26,4 +26,5 @@ pub mod daemon;
 mod failure;
 pub mod host;
 pub mod netfilter;
+pub mod rights;
 pub mod tool;

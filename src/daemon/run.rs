@@ -44,6 +44,7 @@ use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::{DaemonLock, LockError};
 use crate::netfilter::reconciler::RuleState;
+use crate::rights;
 use crate::route::Prefix;
 
 /// flanneld panics, which is exit code 2, when the health address is taken.
@@ -320,8 +321,7 @@ async fn work(
         leases,
         rules: kept_rules,
     });
-    info!("Running backend.");
-    notify::ready();
+    begins_to_serve(plan.settings.kind());
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
@@ -341,6 +341,17 @@ async fn work(
             bail!("{}", describe_end(end))
         }
     }
+}
+
+/// The start is over. From here on weftd has the rights that its work needs, and no more, unless an
+/// operator's own commands may need anything.
+fn begins_to_serve(kind: &str) {
+    let limited = if kind == "extension" { Ok(()) } else { rights::keep_for_control() };
+    if let Err(error) = limited {
+        warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
+    }
+    info!("Running backend.");
+    notify::ready();
 }
 
 fn write_subnet_file<'a>(

@@ -4,12 +4,11 @@
 //! most one batch each way, bounded by bytes and by packets.
 
 use std::io;
-use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::thread::{nanosleep, sched_yield, set_current_timer_slack};
+use rustix::thread::{nanosleep, sched_yield};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::forward::{Context, Local};
@@ -17,7 +16,7 @@ use crate::route::Table;
 use crate::stats::DirectionStats;
 
 use super::egress::EgressHalf;
-use super::idle::{Idle, NAP_NS, NAP_SLACK_NS, Next};
+use super::idle::{Idle, NAP_NS, Next};
 use super::ingress::IngressHalf;
 use super::io::{Io, Ready};
 use super::{Stop, WorkerConfig, WorkerEnd, contain};
@@ -42,8 +41,6 @@ pub(super) fn run(
     let mut ingress = IngressHalf::new(config);
     let mut idle = Idle::default();
     let stats = &config.stats;
-    // Refused, naps are half as long again: the default slack is 50 us.
-    set_current_timer_slack(NonZeroU64::new(NAP_SLACK_NS)).ok();
     // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
     while routes.load().is_provisional() && !stop.requested() {
         poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&FIRST_TABLE_PERIOD)).ok();

@@ -18,15 +18,17 @@ mod ring;
 mod wake;
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
 use crate::device::{Tun, TunnelSocket};
 use crate::forward::{IcmpLimiter, Local};
+use crate::rights::{self, RightsError};
 use crate::route::Published;
 use crate::stats::WorkerStats;
 
@@ -102,6 +104,8 @@ pub struct Running {
     pub fallback: Option<RingError>,
     /// The processor that it is pinned to.
     pub processor: Option<usize>,
+    /// Why it has more rights than it needs, if it does.
+    pub rights: Option<RightsError>,
 }
 
 /// A worker could not start.
@@ -206,11 +210,17 @@ fn run(
     let processor = config.processor.filter(|&processor| pin(processor));
     // The owner waits for this, so it is there to be told.
     let tell = |running| report.send(running).unwrap_or_default();
+    let running = |engine, fallback| {
+        // Refused, naps are half as long again: the default slack is 50 us.
+        set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
+        // From here on this thread asks the kernel for nothing but to move packets.
+        Running { engine, fallback, processor, rights: rights::keep_for_worker().err() }
+    };
     let mut fallback = None;
     if config.engine != EngineWanted::Only(Engine::Mmsg) {
         match RingIo::open(&config) {
             Ok(ring) => {
-                tell(Ok(Running { engine: Engine::IoUring, fallback, processor }));
+                tell(Ok(running(Engine::IoUring, fallback)));
                 return Some(cycle::run(ring, ring::READ_BYTES, &config, stop));
             }
             Err(error) if config.engine == EngineWanted::Best => fallback = Some(error),
@@ -220,7 +230,7 @@ fn run(
             }
         }
     }
-    tell(Ok(Running { engine: Engine::Mmsg, fallback, processor }));
+    tell(Ok(running(Engine::Mmsg, fallback)));
     Some(cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, stop))
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 
-use self::set_up::set_up;
+use self::set_up::{enable, set_up};
 
 use super::tun_io::{Write, WriteBatch};
 use super::udp::ReceiveBatch;
@@ -99,6 +99,7 @@ impl Ring {
         }
         let files = [tun.as_raw_fd(), socket.as_raw_fd()];
         ring.submitter().register_files(&files).map_err(RingError::Register)?;
+        enable(&ring).map_err(RingError::Register)?;
         let mut ring = Self {
             ring,
             unanswered: 0,

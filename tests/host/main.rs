@@ -16,6 +16,7 @@ mod namespace;
 mod netns;
 mod path_mtu;
 mod plain_peer;
+mod rights;
 mod route_changes;
 mod rules;
 mod steering;

@@ -18,6 +18,7 @@ use crate::engine::{
     self, Engine, EngineWanted, RING_ENTRIES, RingError, SpawnError, Worker, WorkerConfig,
     WorkerEnd,
 };
+use crate::failure::with_causes;
 use crate::forward::{IcmpLimiter, Local};
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
@@ -99,6 +100,11 @@ impl Team {
                      has the cpuset of weftd changed?",
                     processor.unwrap_or_default()
                 );
+            }
+            // The others have it for the same reason.
+            if let Some(error) = worker.running.rights.as_ref().filter(|_| index == 0) {
+                let cause = with_causes(error);
+                warn!("the workers keep rights that they don't need, and go on: {cause}");
             }
             team.workers.push(worker);
         }

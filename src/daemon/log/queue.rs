@@ -12,6 +12,7 @@ use tracing::{Level, Metadata};
 
 use crate::daemon::log::line::{Fields, Style, source_of};
 use crate::daemon::log::repeat::{Admission, RepeatLimiter};
+use crate::rights;
 
 /// Lines that wait for stderr. A start writes about 50; at 200 bytes this is 200 KiB.
 const LINES_WAITING_MAX: usize = 1024;
@@ -126,6 +127,8 @@ struct Writer<W> {
 
 impl<W: Write> Writer<W> {
     fn run(mut self) {
+        // Refused, it writes with rights that it does not need.
+        rights::keep_nothing().ok();
         loop {
             let message = if self.shared.limiter().owes() {
                 self.receiver.recv_timeout(SUMMARY_INTERVAL)

@@ -270,7 +270,7 @@ fn pod_profile_carries_traffic_on_both_engines() {
 fn pod_profile_holds_and_allows_rules() {
     let sandbox = of_the_pod();
     holds_and_lets_rules_be_set(&sandbox);
-    for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "bpf"] {
+    for name in ["io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "seccomp"] {
         assert!(sandbox.calls.has(name), "the profile lacks {name}");
     }
     for name in ["setns", "unshare", "mount", "ptrace", "init_module", "kexec_load", "reboot"] {

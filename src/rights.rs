@@ -1,0 +1,224 @@
+//! What a thread may still ask of the kernel once it has what it needs, so that a fault in it is
+//! worth less to whoever finds it.
+//!
+//! A worker handles bytes from strangers, and keeps nothing but its two files: no capability, and
+//! only the system calls that move packets, manage its memory and end it. The control plane keeps
+//! the capabilities of its work. Neither gets any back by starting a program.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs,
+};
+use rustix::time::{ClockId, clock_gettime};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, apply_filter,
+};
+
+/// What the control plane goes on with: routes, devices and rules; raw packets for path MTUs and
+/// for iptables; programs in the kernel, whose maps count against a limit before 5.11; and files of
+/// the store or of TLS that belong to another user.
+const OF_CONTROL: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::SYS_RESOURCE)
+    .union(CapabilitySet::DAC_OVERRIDE);
+
+/// System calls of a worker: packets in and out, waiting, its memory, its end. Names that not every
+/// architecture has come apart.
+const OF_WORKER: &[libc::c_long] = &[
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_ppoll,
+    libc::SYS_futex,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_sched_yield,
+    libc::SYS_restart_syscall,
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_getrandom,
+    libc::SYS_close,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_tgkill,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Those of older architectures, which the C library prefers there.
+#[cfg(target_arch = "x86_64")]
+const OF_OLD_ARCHITECTURE: &[libc::c_long] = &[libc::SYS_poll];
+#[cfg(not(target_arch = "x86_64"))]
+const OF_OLD_ARCHITECTURE: &[libc::c_long] = &[];
+
+/// Refused, and no fault: glibc's malloc reads a sysctl before it gives memory back, and goes on
+/// without. The others are needed to refuse all this.
+const REFUSED_QUIETLY: &[libc::c_long] = &[libc::SYS_openat, libc::SYS_prctl, libc::SYS_seccomp];
+
+/// A thread kept rights that it does not need.
+#[derive(Debug, thiserror::Error)]
+pub enum RightsError {
+    /// Its capabilities could not be given up.
+    #[error("cannot give up capabilities")]
+    Capabilities(#[source] io::Error),
+    /// Programs that it starts could get more rights than it has.
+    #[error("cannot forbid new privileges")]
+    NoNewPrivileges(#[source] io::Error),
+    /// Its system calls are not limited.
+    #[error(
+        "cannot limit the system calls: does this kernel have CONFIG_SECCOMP_FILTER, and does the \
+         sandbox allow seccomp?"
+    )]
+    Calls(#[source] seccompiler::Error),
+    /// No filter can be made for this architecture.
+    #[error("cannot limit the system calls on this architecture")]
+    Architecture(#[from] seccompiler::BackendError),
+}
+
+/// Leaves the calling thread, a worker that has its files, what moves packets.
+pub(crate) fn keep_for_worker() -> Result<(), RightsError> {
+    // rustix finds the kernel's clock at its first reading, by calls that are not on the list.
+    let _found = clock_gettime(ClockId::Monotonic);
+    keep(CapabilitySet::empty())?;
+    if cfg!(debug_assertions) {
+        // The tests run such a build: a call that is missing from the list has to be seen.
+        limit(REFUSED_QUIETLY, SeccompAction::KillProcess)?;
+    }
+    limit(&[], SeccompAction::Errno(libc::EPERM as u32))
+}
+
+/// Leaves the calling thread, and what it starts from now on, what the control plane needs while it
+/// runs.
+pub(crate) fn keep_for_control() -> Result<(), RightsError> {
+    // Before kernel 5.8 programs need the older one.
+    let has_bpf = capabilities(None).is_ok_and(|now| now.permitted.contains(CapabilitySet::BPF));
+    let older = if has_bpf { CapabilitySet::empty() } else { CapabilitySet::SYS_ADMIN };
+    keep(OF_CONTROL.union(older))
+}
+
+/// Leaves the calling thread no capability: it writes to files that are open already.
+pub(crate) fn keep_nothing() -> Result<(), RightsError> {
+    keep(CapabilitySet::empty())
+}
+
+fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
+    set_no_new_privs(true).map_err(|errno| RightsError::NoNewPrivileges(errno.into()))?;
+    let now = capabilities(None).map_err(|errno| RightsError::Capabilities(errno.into()))?;
+    // What is ambient goes with what is inheritable.
+    let fewer = CapabilitySets {
+        effective: now.effective & kept,
+        permitted: now.permitted & kept,
+        inheritable: now.inheritable & kept,
+    };
+    set_capabilities(None, fewer).map_err(|errno| RightsError::Capabilities(errno.into()))
+}
+
+/// Allows the calling thread, a worker, its system calls and `more`, and answers others with
+/// `refused`.
+fn limit(more: &[libc::c_long], refused: SeccompAction) -> Result<(), RightsError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for number in OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more) {
+        rules.insert(*number, Vec::new());
+    }
+    let is = |argument, value: libc::c_int| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u64)
+    };
+    // Whether datagrams may be fragmented changes with the paths.
+    let fragments = vec![is(1, libc::IPPROTO_IP)?, is(2, libc::IP_MTU_DISCOVER)?];
+    rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
+    // A debug build asks whether a file is open before it closes it.
+    rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(vec![is(1, libc::F_GETFD)?])?]);
+    let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
+    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
+    let program: BpfProgram = filter.try_into()?;
+    apply_filter(&program).map_err(RightsError::Calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::net::UdpSocket;
+    use std::process::Command;
+
+    use super::*;
+
+    fn permitted() -> CapabilitySet {
+        capabilities(None).unwrap().permitted
+    }
+
+    #[test]
+    fn control_keeps_its_work_and_no_more() {
+        let before = permitted();
+        std::thread::spawn(move || {
+            keep_for_control().unwrap();
+            let now = capabilities(None).unwrap();
+            assert_eq!(now.permitted, before & OF_CONTROL);
+            assert_eq!(now.effective, now.permitted);
+            let wanted = CapabilitySets { permitted: before, ..now };
+            let more = before != now.permitted;
+            assert_eq!(set_capabilities(None, wanted).is_err(), more, "got capabilities back");
+            // Root's programs get all capabilities, but for the promise.
+            let output = Command::new("grep").args(["CapPrm", "/proc/self/status"]).output();
+            let text = String::from_utf8(output.unwrap().stdout).unwrap();
+            let digits = text.split_whitespace().nth(1).unwrap();
+            let child = u64::from_str_radix(digits, 16).unwrap();
+            assert_eq!(child & !now.permitted.bits(), 0, "a program got {text}");
+        })
+        .join()
+        .unwrap();
+        assert_eq!(permitted(), before, "another thread lost rights");
+    }
+
+    #[test]
+    fn a_thread_without_rights_still_writes() {
+        let mut file = tempfile::tempfile().unwrap();
+        std::thread::spawn(move || {
+            keep_nothing().unwrap();
+            assert_eq!(permitted(), CapabilitySet::empty());
+            io::Write::write_all(&mut file, b"x").unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_worker_can_do_nothing_but_move_packets() {
+        let open = tempfile::tempfile().unwrap();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        std::thread::spawn(move || {
+            keep(CapabilitySet::empty()).unwrap();
+            limit(&[], SeccompAction::Errno(libc::EPERM as u32)).unwrap();
+            let is_refused = |error: io::Error| error.raw_os_error() == Some(libc::EPERM);
+            assert!(File::open("/dev/null").is_err_and(is_refused));
+            assert!(UdpSocket::bind("127.0.0.1:0").is_err_and(is_refused));
+            assert!(socket.set_nonblocking(true).is_err_and(is_refused));
+            assert!(socket.set_broadcast(true).is_err_and(is_refused));
+            assert!(Command::new("/bin/true").spawn().is_err_and(is_refused));
+            assert!(std::thread::Builder::new().spawn(|| ()).is_err_and(is_refused));
+            assert!(io_uring::IoUring::new(2).is_err_and(is_refused));
+            assert!(open.set_len(1).is_err_and(is_refused));
+            drop(open);
+        })
+        .join()
+        .unwrap();
+    }
+}

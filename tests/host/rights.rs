@@ -1,0 +1,142 @@
+//! What weftd's threads may do once it runs, and which user it may run as.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::lab::{Lab, Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store};
+
+/// One thread, as /proc/PID/task/TID/status has it.
+#[derive(Debug)]
+struct Thread {
+    name: String,
+    capabilities: u64,
+    no_new_privileges: bool,
+    is_filtered: bool,
+}
+
+fn threads(daemon: &Process) -> Vec<Thread> {
+    let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
+    let mut threads = Vec::new();
+    for task in fs::read_dir(tasks).expect("the daemon runs") {
+        // A thread of the blocking pool may end meanwhile.
+        let Ok(status) = fs::read_to_string(task.expect("a task").path().join("status")) else {
+            continue;
+        };
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.expect("the field is there").trim().to_owned()
+        };
+        threads.push(Thread {
+            name: field("Name:"),
+            capabilities: u64::from_str_radix(&field("CapPrm:"), 16).expect("hexadecimal digits"),
+            no_new_privileges: field("NoNewPrivs:") == "1",
+            is_filtered: field("Seccomp:") == "2",
+        });
+    }
+    threads
+}
+
+/// NET_ADMIN, NET_RAW, BPF, SYS_RESOURCE and DAC_OVERRIDE, by linux/capability.h.
+const OF_CONTROL: u64 = 1 << 12 | 1 << 13 | 1 << 39 | 1 << 24 | 1 << 1;
+
+#[test]
+fn threads_keep_what_they_need_with_mmsg() {
+    threads_keep_what_they_need("--engine=mmsg");
+}
+
+#[test]
+fn threads_keep_what_they_need_with_io_uring() {
+    threads_keep_what_they_need("--engine=io_uring");
+}
+
+fn threads_keep_what_they_need(engine: &str) {
+    let arguments = [engine, "--workers=2", "--ip-masq"];
+    let overlay = Overlay::start_with(CONFIG, [&arguments, &arguments]);
+    assert!(overlay.lab.ping(0, overlay.pod(1), 1400), "no packet passes: {engine}");
+    // Threads that waited for files of the start are gone after ten seconds.
+    wait_until(Duration::from_secs(30), "all threads of weftd have given up rights", || {
+        threads(&overlay.daemons[0])
+            .iter()
+            .all(|thread| thread.no_new_privileges && thread.capabilities & !OF_CONTROL == 0)
+    });
+    let threads = threads(&overlay.daemons[0]);
+    for thread in &threads {
+        let is_worker = thread.name.starts_with("weft-worker");
+        let has_none = is_worker || thread.name == "log";
+        assert_eq!(thread.capabilities == 0, has_none, "{engine}: {thread:?}");
+        assert_eq!(thread.is_filtered, is_worker, "{engine}: {thread:?}");
+    }
+    let workers = threads.iter().filter(|thread| thread.name.starts_with("weft-worker"));
+    assert_eq!(workers.count(), 2, "{threads:?}");
+    // What the control plane does now, it does with fewer rights.
+    overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
+    overlay.traffic_resumes(Duration::from_secs(30), "the device was made again");
+}
+
+/// A root directory that every user may search, with this machine's programs, the directory of the
+/// test, and weftd.
+const OPEN_ROOT: &str = r#"
+    set -e
+    root=$1/root; mkdir -p $root; mount -t tmpfs -o mode=755 root $root
+    for place in bin lib lib64 sbin usr etc proc sys "$1/work"; do
+        place=${place#/}
+        if [ -L /$place ]; then cp -a /$place $root/; continue; fi
+        if [ ! -d /$place ]; then continue; fi
+        mkdir -p $root/$place; mount --rbind /$place $root/$place
+    done
+    # As udev makes it: everybody may open it, and what it does takes rights.
+    mkdir -p $root/dev/net
+    mknod -m 666 $root/dev/net/tun c 10 200
+    mknod -m 666 $root/dev/null c 1 3
+    cp $2 $root/weftd
+    work=$1/work; shift 2
+    rights=-all,+net_admin,+net_raw,+bpf
+    exec chroot $root setpriv --reuid=65534 --regid=65534 --clear-groups \
+        --inh-caps=$rights --ambient-caps=$rights /weftd "$@"
+"#;
+
+#[test]
+fn another_user_than_root_runs_weftd() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let work = files.path().join("work");
+    let store = local_store(&work, CONFIG);
+    for path in ["", "store", "store/subnets", "store/config"] {
+        chown(work.join(path), Some(65_534), Some(65_534)).expect("root gives files away");
+    }
+    let lab = Lab::two_hosts();
+    let path = |path: &Path| path.display().to_string();
+    let (subnet_env, socket) = (work.join("subnet.env"), work.join("weft.sock"));
+    let mut daemon = lab.hosts[0].spawn(&[
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        OPEN_ROOT,
+        "sh",
+        &path(files.path()),
+        WEFTD,
+        &store,
+        &format!("--subnet-file={}", path(&subnet_env)),
+        &format!("--status-socket={}", path(&socket)),
+        "--iface=172.20.0.1",
+        "--iptables-forward-rules=false",
+        "--fast-path=on",
+    ]);
+    let lease = SubnetEnv::wait(&subnet_env, &mut daemon);
+    let here = work.join("h1");
+    fs::create_dir(&here).expect("the test's directory is writable");
+    let mut other = lab.weftd(1, &here, &[&store]);
+    let leases = [lease, SubnetEnv::wait(&here.join("subnet.env"), &mut other)];
+    lab.connect_pods(leases.each_ref());
+    assert!(lab.ping(0, leases[1].pod_address(), 1400), "no packet passes: {}", daemon.output());
+    let status = format!("/proc/{}/status", daemon.pid().as_raw_nonzero());
+    let status = fs::read_to_string(status).expect("the daemon runs");
+    assert!(status.contains("Uid:\t65534\t65534"), "{status}");
+    let log = daemon.output();
+    assert!(!log.contains("W1") && !log.contains("E1"), "{log}");
+    let mode = fs::metadata(&subnet_env).expect("it is written").permissions().mode();
+    assert_eq!(mode & 0o777, 0o644, "others can't read subnet.env");
+}
