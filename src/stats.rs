@@ -5,12 +5,14 @@
 //! packets received = packets forwarded + packets dropped (all reasons).
 
 mod by_peer;
+mod last_turn;
 mod long_sends;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use by_peer::{ByPeer, PEERS_COUNTED_MAX, PeerTraffic};
+pub use last_turn::LastTurn;
 pub use long_sends::{LONG_BYTES, LongSends};
 
 /// A count written by one thread and read by any.
@@ -219,6 +221,8 @@ pub struct WorkerStats {
     pub by_peer: ByPeer,
     /// Who was sent long datagrams lately; no count, so in no total.
     pub long_sends: LongSends,
+    /// When the worker last began a turn; in no total either.
+    pub last_turn: LastTurn,
 }
 
 impl WorkerStats {
@@ -266,6 +270,7 @@ impl WorkerStats {
             receive_overflows: Counter::default(),
             by_peer: ByPeer::of_nobody(),
             long_sends: LongSends::default(),
+            last_turn: LastTurn::default(),
         }
     }
 

@@ -25,6 +25,7 @@ use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::LogOnce;
 use crate::host::interface::{ExternalInterface, discover};
+use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::Netlink;
 use crate::route::Prefix;
 
@@ -305,4 +306,33 @@ pub(super) async fn external_interface(
     let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
     let external = discover(&netlink, options).await?;
     Ok(external)
+}
+
+/// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a
+/// read-only directory, the daemon runs without it, as it does without a subnet file.
+pub(super) fn acquire_lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
+    match DaemonLock::acquire(&options.subnet_file) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error @ LockError::Unusable { .. }) => {
+            let error = anyhow::Error::from(error);
+            warn!("continuing without a lock, so a second daemon would not be noticed: {error:#}");
+            Ok(None)
+        }
+        Err(error @ (LockError::Taken { .. } | LockError::NoFileName(_))) => Err(error.into()),
+    }
+}
+
+/// What the last weftd or flanneld has left in the subnet file.
+pub(super) fn read_previous(options: &Options) -> Previous {
+    let previous = Previous::read(&options.subnet_file).unwrap_or_else(|error| {
+        warn!(
+            "cannot read the last subnet file, continuing without it: {:#}",
+            anyhow::Error::from(error)
+        );
+        Previous::default()
+    });
+    for complaint in &previous.complaints {
+        warn!("{}: {complaint}", options.subnet_file.display());
+    }
+    previous
 }

@@ -1,5 +1,6 @@
-//! Tells the service manager that weftd is ready, and gives it descriptors to keep: datagrams to
-//! `$NOTIFY_SOCKET` (sd_notify(3)). A service manager that does not listen never stops the daemon.
+//! Tells the service manager that weftd is ready and alive, and gives it descriptors to keep:
+//! datagrams to `$NOTIFY_SOCKET` (sd_notify(3)). A service manager that does not listen never stops
+//! the daemon.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +16,7 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
 };
 use tokio::time::sleep;
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use super::descriptors::AT_ONCE_MAX;
 
@@ -52,6 +53,35 @@ pub(super) async fn keep_status(text: impl Fn() -> String) -> Infallible {
             last = now;
         }
     }
+}
+
+/// Tells the service manager that weftd is alive, for ever, if it wants to know (`WatchdogSec=`):
+/// the control plane by the telling itself, the workers as long as `stalled` has nothing to say.
+pub(super) async fn keep_watchdog(stalled: impl Fn() -> Option<String>) -> Infallible {
+    let variable = |name: &str| std::env::var(name).ok();
+    let Some(period) = watchdog_period(variable, std::process::id()) else {
+        return pending().await;
+    };
+    let mut was_alive = true;
+    loop {
+        let why = stalled();
+        match &why {
+            // The next one comes in time.
+            None => send("WATCHDOG=1", &[]).unwrap_or_default(),
+            Some(why) if was_alive => error!("{why}. The service manager will start weftd again"),
+            Some(_) => {}
+        }
+        was_alive = why.is_none();
+        sleep(period).await;
+    }
+}
+
+/// How often the service manager has to be told, by what it put into the environment
+/// (sd_watchdog_enabled(3)): three times in the time that it waits.
+fn watchdog_period(variable: impl Fn(&str) -> Option<String>, pid: u32) -> Option<Duration> {
+    let is_ours = variable("WATCHDOG_PID").is_none_or(|other| other.parse() == Ok(pid));
+    let waits_us: u64 = variable("WATCHDOG_USEC")?.parse().ok()?;
+    (is_ours && waits_us > 0).then(|| Duration::from_micros(waits_us) / 3)
 }
 
 /// Sends `message` with copies of `descriptors`. Without a service manager nothing happens. The
@@ -113,6 +143,24 @@ mod tests {
         let receiver = UnixDatagram::bind(&path).unwrap();
         send_to(path.as_os_str(), READY, &[]).unwrap();
         assert_eq!(received(&receiver), b"READY=1");
+    }
+
+    #[test]
+    fn the_watchdog_is_for_the_process_that_was_asked() {
+        let period = |usec: &str, pid: Option<&str>| {
+            let variable = |name: &str| match name {
+                "WATCHDOG_USEC" => Some(usec.to_owned()),
+                _ => pid.map(str::to_owned),
+            };
+            watchdog_period(variable, 7)
+        };
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(period("3000000", None), second);
+        assert_eq!(period("3000000", Some("7")), second);
+        assert_eq!(period("3000000", Some("8")), None, "a child answers for its parent");
+        assert_eq!(period("0", None), None);
+        assert_eq!(period("soon", None), None);
+        assert_eq!(watchdog_period(|_| None, 7), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 use crate::backend::status::{Carrier, Counters, KernelState, PlaneState};
 use crate::backend::udp::pair_names;
 use crate::config::options::{ShownSetting, ShownSettings};
-use crate::control::clock::unix_seconds;
+use crate::control::clock::{format_go_duration, unix_seconds};
 use crate::control::lease::Peers;
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
@@ -23,6 +24,7 @@ use crate::daemon::peer_rows::{self, PeerRow};
 use crate::daemon::process::Process;
 use crate::daemon::status::{Page, SCHEMA};
 use crate::daemon::verdict::{Facts, Verdict};
+use crate::engine::stalled_for;
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
 use crate::netfilter::reconciler::{Flavour, RuleState};
@@ -184,6 +186,20 @@ impl Report {
         state.name().to_owned() + &cause.unwrap_or_default()
     }
 
+    /// The first worker that hangs, in words.
+    pub(super) fn stalled(&self) -> Option<String> {
+        let running = self.running.get().filter(|running| running.dataplane.borrow().is_up)?;
+        let Carrier::Workers { stats, .. } = &running.carrier else { return None };
+        let mut each = stats.iter().enumerate();
+        let (index, age) = each.find_map(|(index, stats)| Some((index, stalled_for(stats)?)))?;
+        let seconds = Duration::from_secs(age.as_secs());
+        Some(format!(
+            "worker {index} has moved no packet and not looked for one for {}: does this host give \
+             it a processor? If so, restart weftd and report this",
+            format_go_duration(seconds)
+        ))
+    }
+
     fn verdict_json(&self, control: &ControlState) -> Value {
         let verdict = self.verdict(control);
         json!({
@@ -198,6 +214,7 @@ impl Report {
         let plane = running.map(|running| running.dataplane.borrow().clone());
         let silent = running.map(peer_rows::silent).unwrap_or_default();
         let rules = running.and_then(|running| running.rules.as_ref());
+        let stalled = self.stalled();
         Verdict::of(Facts {
             is_ready: self.readiness.is_ready(),
             since_unix: self.readiness.since_unix(),
@@ -206,6 +223,7 @@ impl Report {
             is_subnet_file_written: running.is_some_and(|running| *running.subnet_file.borrow()),
             rules: rules.map(|(_, state)| *state.borrow()),
             silent: &silent,
+            stalled: stalled.as_deref(),
             now_unix: unix_seconds(),
         })
     }

@@ -29,7 +29,8 @@ use crate::control::manager::SubnetManager;
 use crate::control::run::End;
 use crate::control::timing::Timing;
 use crate::daemon::begin::{
-    Begun, Configured, HeldSubnet, MANAGER_PHRASE, REGISTRATION_PHRASE, begin,
+    Begun, Configured, HeldSubnet, MANAGER_PHRASE, REGISTRATION_PHRASE, acquire_lock, begin,
+    read_previous,
 };
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::descriptors;
@@ -42,7 +43,7 @@ use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
-use crate::host::lock::{DaemonLock, LockError};
+use crate::host::lock::DaemonLock;
 use crate::netfilter::reconciler::RuleState;
 use crate::rights;
 use crate::route::Prefix;
@@ -130,6 +131,7 @@ async fn hand_over(
     info!("handing the tunnel over to a weftd that starts with --take-over");
     tokio::select! {
         taken = successor.takes(lock_file, &descriptors) => taken?,
+        never = notify::keep_watchdog(|| None) => match never {},
         signal = stop => info!("shutdownHandler sent cancel signal... ({signal})"),
     }
     handover.end_workers();
@@ -269,6 +271,7 @@ async fn serve(
         end = work(daemon, manager, &previous, &report) => end,
         Some(never) = OptionFuture::from(scraped) => match never {},
         never = notify::keep_status(|| report.headline()) => match never {},
+        never = notify::keep_watchdog(|| report.stalled()) => match never {},
         Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},
     }
 }
@@ -454,34 +457,6 @@ fn describe_end(end: End) -> String {
             "the lease was deleted from the store; start again to acquire a new one".to_owned()
         }
     }
-}
-
-/// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a
-/// read-only directory, the daemon runs without it, as it does without a subnet file.
-fn acquire_lock(options: &Options) -> anyhow::Result<Option<DaemonLock>> {
-    match DaemonLock::acquire(&options.subnet_file) {
-        Ok(lock) => Ok(Some(lock)),
-        Err(error @ LockError::Unusable { .. }) => {
-            let error = anyhow::Error::from(error);
-            warn!("continuing without a lock, so a second daemon would not be noticed: {error:#}");
-            Ok(None)
-        }
-        Err(error @ (LockError::Taken { .. } | LockError::NoFileName(_))) => Err(error.into()),
-    }
-}
-
-fn read_previous(options: &Options) -> Previous {
-    let previous = Previous::read(&options.subnet_file).unwrap_or_else(|error| {
-        warn!(
-            "cannot read the last subnet file, continuing without it: {:#}",
-            anyhow::Error::from(error)
-        );
-        Previous::default()
-    });
-    for complaint in &previous.complaints {
-        warn!("{}: {complaint}", options.subnet_file.display());
-    }
-    previous
 }
 
 /// Waits for SIGINT or SIGTERM. The handlers are in place when this returns.

@@ -23,6 +23,8 @@ pub(super) struct Facts<'a> {
     pub(super) rules: Option<RuleState>,
     /// Those heard longest ago first.
     pub(super) silent: &'a [SilentPeer],
+    /// A worker that hangs.
+    pub(super) stalled: Option<&'a str>,
     pub(super) now_unix: u64,
 }
 
@@ -106,6 +108,7 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
     if facts.plane.is_none() {
         return causes;
     }
+    causes.extend(facts.stalled.map(str::to_owned));
     if let Some(holder) = &control.duplicate_public_ip {
         causes.push(format!("this node's PublicIP belongs to {holder}: find that host"));
     }
@@ -198,6 +201,7 @@ mod tests {
             is_subnet_file_written: true,
             rules: None,
             silent: &[],
+            stalled: None,
             now_unix: NOW,
         })
     }

@@ -25,6 +25,10 @@ use super::{Stop, WorkerConfig, WorkerEnd, contain};
 /// kernel forgets a learned path MTU after the same time (net.ipv4.route.mtu_expires).
 const REFUSED_RETRY_NS: u64 = 600 * 1_000_000_000;
 
+/// Longest sleep of a worker that nothing wakes: so often, others see that it is there. A turn
+/// without work costs microseconds.
+pub(super) const SLEEP_MAX_SECONDS: u64 = 5;
+
 /// How often a worker looks for its first table, which comes a few milliseconds after its start.
 const FIRST_TABLE_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
@@ -44,11 +48,13 @@ pub(super) fn run(
     // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
     while routes.load().is_provisional() && !stop.requested() {
         poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&FIRST_TABLE_PERIOD)).ok();
+        stats.last_turn.is_at(monotonic_ns());
     }
     let mut ready = Ready::BOTH;
     let mut retry_at_ns = 0;
     let end = loop {
         let now_ns = monotonic_ns();
+        stats.last_turn.is_at(now_ns);
         if now_ns >= retry_at_ns {
             retry_at_ns = now_ns + REFUSED_RETRY_NS;
             egress.retry_refused(config);
@@ -130,7 +136,8 @@ fn wait(
     Ok(Ready::BOTH)
 }
 
-/// Sleeps until a datagram can be received, the worker is to stop, or the TUN device has a packet.
+/// Sleeps until a datagram can be received, the worker is to stop, or the TUN device has a packet,
+/// [`SLEEP_MAX_SECONDS`] at most.
 /// With a limit, room in the send buffer is waited for instead of packets, no longer than that:
 /// what the device would bring could not be sent.
 ///
@@ -143,13 +150,14 @@ fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::
         None => (readable, readable),
         Some(_) => (PollFlags::empty(), readable | PollFlags::OUT),
     };
-    let limit = room_limit_ns.map(|limit_ns| Timespec { tv_sec: 0, tv_nsec: limit_ns as i64 });
+    let longest = Timespec { tv_sec: SLEEP_MAX_SECONDS as i64, tv_nsec: 0 };
+    let room_limit = room_limit_ns.map(|ns| Timespec { tv_sec: 0, tv_nsec: ns as i64 });
     let mut sources = [
         PollFd::new(&config.tun, tun),
         PollFd::new(&config.socket, socket),
         PollFd::new(stop, readable),
     ];
-    match poll(&mut sources, limit.as_ref()) {
+    match poll(&mut sources, Some(&room_limit.unwrap_or(longest))) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -158,7 +166,7 @@ fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::
     Ok(Ready { tun: woke(&sources[0]), socket: woke(&sources[1]) })
 }
 
-fn monotonic_ns() -> u64 {
+pub(super) fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

@@ -23,6 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
@@ -39,6 +40,15 @@ pub use self::ring::RING_ENTRIES;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use wake::Stop;
+
+/// A worker that has not begun a turn for so long hangs, or gets no processor: three times the
+/// longest sleep.
+const STALLED_AFTER: Duration = Duration::from_secs(3 * cycle::SLEEP_MAX_SECONDS);
+
+/// How long the worker that counts in `stats` has hung, if it does.
+pub fn stalled_for(stats: &WorkerStats) -> Option<Duration> {
+    stats.last_turn.age(cycle::monotonic_ns()).filter(|age| *age > STALLED_AFTER)
+}
 
 /// Everything a worker needs, ready to run.
 pub struct WorkerConfig {
@@ -213,6 +223,7 @@ fn run(
     let running = |engine, fallback| {
         // Refused, naps are half as long again: the default slack is 50 us.
         set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
+        config.stats.last_turn.is_at(cycle::monotonic_ns());
         // From here on this thread asks the kernel for nothing but to move packets.
         Running { engine, fallback, processor, rights: rights::keep_for_worker().err() }
     };

@@ -25,3 +25,4 @@ mod slow_twin;
 #[path = "../support/mod.rs"]
 mod support;
 mod two_hosts;
+mod watchdog;

@@ -1,0 +1,78 @@
+//! A worker that hangs: who sees it, and what the service manager is told.
+
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use super::support::lab::{Lab, SubnetEnv, WEFTD, wait_until};
+use super::support::overlay::{CONFIG, local_store};
+use super::support::status::Status;
+
+/// A worker's longest sleep is 5 s, and it hangs after 15.
+const KNOWN: Duration = Duration::from_secs(60);
+
+/// Stops one thread of a process, as a debugger does, until it is killed itself.
+const STOP_THREAD: &str = "
+import ctypes, sys, time
+ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+SEIZE, INTERRUPT = 0x4206, 0x4207
+for request in (SEIZE, INTERRUPT):
+    if ptrace(request, int(sys.argv[1]), 0, 0) != 0:
+        sys.exit(f'ptrace {request:#x}: errno {ctypes.get_errno()}')
+time.sleep(600)
+";
+
+#[test]
+fn a_hanging_worker_is_seen_and_the_service_manager_not_reassured() {
+    let files = tempfile::tempdir().unwrap();
+    let lab = Lab::two_hosts();
+    let notify = UnixDatagram::bind(files.path().join("notify")).unwrap();
+    let file = |name: &str| files.path().join(name).display().to_string();
+    let mut daemon = lab.hosts[0].spawn(&[
+        "env",
+        &format!("NOTIFY_SOCKET={}", file("notify")),
+        "WATCHDOG_USEC=3000000",
+        WEFTD,
+        &local_store(files.path(), CONFIG),
+        &format!("--subnet-file={}", file("subnet.env")),
+        &format!("--status-socket={}", file("weft.sock")),
+        "--iface=172.20.0.1",
+        "--iptables-forward-rules=false",
+    ]);
+    SubnetEnv::wait(&files.path().join("subnet.env"), &mut daemon);
+    let first_cause = || Status::of(files.path()).0["verdict"]["causes"][0].clone();
+    let reassured = || {
+        notify.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 256];
+        let mut count = 0;
+        while let Ok(length) = notify.recv(&mut buffer) {
+            count += usize::from(&buffer[..length] == b"WATCHDOG=1");
+        }
+        count
+    };
+    wait_until(KNOWN, "the service manager hears that weftd is alive", || reassured() > 0);
+    assert!(first_cause().is_null(), "an idle worker hangs: {}", first_cause());
+
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
+    let is_worker = |task: &std::path::Path| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("weft-worker"))
+    };
+    let worker = tasks.map(|task| task.unwrap().path()).find(|task| is_worker(task)).unwrap();
+    let thread = worker.file_name().unwrap().to_str().unwrap();
+    let debugger = lab.hosts[0].spawn(&["python3", "-c", STOP_THREAD, thread]);
+    wait_until(KNOWN, "the status names the worker that hangs", || {
+        first_cause()
+            .as_str()
+            .is_some_and(|cause| cause.starts_with("worker 0 has moved no packet"))
+    });
+    wait_until(KNOWN, "the log says so, once", || daemon.output().contains("E1"));
+    reassured();
+    // Two periods of a second each, at least.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(reassured(), 0, "the service manager is told that all is well");
+    let said = daemon.output().matches("worker 0 has moved no packet").count();
+    assert_eq!(said, 1, "{}", daemon.output());
+
+    drop(debugger);
+    wait_until(KNOWN, "a worker that goes on is well again", || first_cause().is_null());
+    wait_until(KNOWN, "the service manager hears of it", || reassured() > 0);
+}
