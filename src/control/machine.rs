@@ -88,6 +88,8 @@ pub(super) enum Command {
     Count { peers: usize, held: usize },
     /// Entries that are no leases, for counting.
     Reject(Vec<Rejected>),
+    /// All the entries that are not used now.
+    Unused(Vec<Rejected>),
     /// A snapshot for an offline start.
     Remember(Known),
     /// The store confirmed the own lease and the peers, which were from the cache.
@@ -136,6 +138,10 @@ pub(super) struct Machine {
 
     /// Everything in the store that is a lease, by key.
     mirror: BTreeMap<String, Lease>,
+    /// What is there and can't be read, by key.
+    unreadable: BTreeMap<String, Rejected>,
+    /// What was last said not to be used.
+    unused: Vec<Rejected>,
     /// The last revision that the mirror contains; `None` until everything was listed, and again
     /// when the mirror may have missed something.
     revision: Option<i64>,
@@ -230,6 +236,8 @@ impl Machine {
             own_since,
             twin: Twin::default(),
             mirror: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+            unused: Vec::new(),
             revision: None,
             follow: Follow::Waiting { at: now.boot },
             followed: false,
@@ -373,7 +381,9 @@ impl Machine {
         if known || self.mirror.len() < ENTRIES_MAX {
             self.mirror.insert(lease.key.clone(), lease);
         } else {
-            self.commands.push(Command::Reject(vec![Rejected::too_many(lease.revision)]));
+            let rejected = Rejected::too_many(lease.revision);
+            self.unreadable.insert(rejected.key.clone(), rejected.clone());
+            self.commands.push(Command::Reject(vec![rejected]));
         }
     }
 
@@ -389,8 +399,13 @@ impl Machine {
     fn publish(&mut self) {
         self.publish_at = None;
         let (mut peers, rejected) = self.select_peers();
+        let unused: Vec<_> = self.unreadable.values().chain(&rejected).cloned().collect();
         if !rejected.is_empty() {
             self.commands.push(Command::Reject(rejected));
+        }
+        if unused != self.unused {
+            self.unused.clone_from(&unused);
+            self.commands.push(Command::Unused(unused));
         }
         if let Some(released) = self.stale.join(&mut peers, self.now.boot) {
             let Released { leased, over, left } = released;

@@ -20,6 +20,7 @@ pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::{Granted, OwnLease};
+use crate::control::status::Unused;
 use crate::control::store::{Store, Watch};
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
@@ -164,6 +165,7 @@ impl<'a> Driver<'a> {
                 (state.peers, state.held_peers) = (peers, held);
             }
             Command::Reject(rejected) => status.reject(&rejected),
+            Command::Unused(unused) => status.edit().unused = Unused::of(&unused),
             Command::Expires(unix_seconds) => status.edit().lease_expires_unix = unix_seconds,
             Command::CountForeignWrite => status.edit().written_by_others += 1,
             Command::Log(Level::WARN, text) => warn!("{text}"),

@@ -12,7 +12,7 @@ use crate::route::Prefix;
 /// that a flood costs bounded memory.
 pub const ENTRIES_MAX: usize = 65_536;
 /// Rejected entries kept of one listing; the rest is only counted as one.
-const REJECTED_MAX: usize = 4096;
+pub(crate) const REJECTED_MAX: usize = 4096;
 
 /// All leases at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

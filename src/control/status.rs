@@ -46,6 +46,34 @@ impl Hindrance {
     }
 }
 
+/// Entries of the store that are not used now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unused {
+    counts: [u64; RejectReason::NAMES.len()],
+    /// One of them, and what is wrong with it.
+    pub example: Option<String>,
+}
+
+impl Unused {
+    /// The sum of `entries`.
+    pub(crate) fn of(entries: &[Rejected]) -> Self {
+        let example = entries.first().map(|entry| format!("{:?}: {}", entry.key, entry.detail));
+        let mut unused = Self { example, ..Self::default() };
+        entries.iter().for_each(|entry| unused.counts[entry.reason as usize] += 1);
+        unused
+    }
+
+    /// How many are not used for `reason`.
+    pub fn count(&self, reason: RejectReason) -> u64 {
+        self.counts[reason as usize]
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
 /// The state of the control plane at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ControlState {
@@ -99,6 +127,8 @@ pub struct ControlState {
     /// What the store last refused to write, and has not written since.
     pub(super) refused_write: Option<String>,
     alarm: Option<String>,
+    /// The entries that are not used now.
+    pub(super) unused: Unused,
     rejected: [u64; RejectReason::NAMES.len()],
 }
 
@@ -113,6 +143,11 @@ impl ControlState {
     pub fn refused(&self) -> Option<String> {
         let refused = self.refused_read.as_ref().or(self.refused_write.as_ref());
         refused.or(self.alarm.as_ref()).cloned()
+    }
+
+    /// The entries of the store that are not used now.
+    pub fn unused(&self) -> &Unused {
+        &self.unused
     }
 
     /// Distinct entries that were rejected for `reason`.

@@ -74,6 +74,11 @@ impl Metrics {
         self.gauge("flannel_duplicate_public_ip", "Whether another node has it.", is_duplicate);
         let help = "Tries that found no free subnet.";
         self.counter("flannel_subnets_exhausted_total", help, control.subnets_exhausted);
+        let name = "flannel_store_entries_unused";
+        self.family(name, "gauge", "Store entries that are not used now.");
+        for (reason, why) in RejectReason::NAMES {
+            self.sample(name, &format!("{{why=\"{why}\"}}"), control.unused().count(reason));
+        }
         let name = "flannel_store_rejected_total";
         self.family(name, "counter", "Store entries that were ignored.");
         for (reason, why) in RejectReason::NAMES {
@@ -205,6 +210,10 @@ impl Metrics {
     }
 
     /// What the kernel's scheduler says of the workers.
+    pub(super) fn stalled(&mut self, workers: usize) {
+        self.gauge("flannel_workers_stalled", "Workers that hang or get no processor.", workers);
+    }
+
     pub(super) fn workers(&mut self, process: &Process) {
         type Read = fn(&WorkerTime) -> Duration;
         let families: [(&str, &str, Read); 2] = [

@@ -57,6 +57,18 @@ pub(super) struct Running {
     pub(super) rules: Option<(Flavour, watch::Receiver<RuleState>)>,
 }
 
+impl Running {
+    /// Which workers hang, and for how long; none while the device is made again.
+    fn stalled_workers(&self) -> impl Iterator<Item = (usize, Duration)> {
+        let stats = match &self.carrier {
+            Carrier::Workers { stats, .. } if self.dataplane.borrow().is_up => stats.as_slice(),
+            Carrier::Workers { .. } | Carrier::Other { .. } => &[],
+        };
+        let each = stats.iter().enumerate();
+        each.filter_map(|(index, stats)| Some((index, stalled_for(stats)?)))
+    }
+}
+
 /// The daemon's state.
 #[derive(Debug)]
 pub(super) struct Report {
@@ -188,10 +200,7 @@ impl Report {
 
     /// The first worker that hangs, in words.
     pub(super) fn stalled(&self) -> Option<String> {
-        let running = self.running.get().filter(|running| running.dataplane.borrow().is_up)?;
-        let Carrier::Workers { stats, .. } = &running.carrier else { return None };
-        let mut each = stats.iter().enumerate();
-        let (index, age) = each.find_map(|(index, stats)| Some((index, stalled_for(stats)?)))?;
+        let (index, age) = self.running.get()?.stalled_workers().next()?;
         let seconds = Duration::from_secs(age.as_secs());
         Some(format!(
             "worker {index} has moved no packet and not looked for one for {}: does this host give \
@@ -239,6 +248,7 @@ impl Report {
             match &running.carrier {
                 Carrier::Workers { stats, kernel, .. } => {
                     process.iter().for_each(|process| out.workers(process));
+                    out.stalled(running.stalled_workers().count());
                     out.narrow_paths(peer_rows::narrow_paths(running));
                     out.fast_path(&kernel.state.borrow(), &kernel.taken.each());
                     out.dataplane(&WorkerStats::total(stats.iter().map(Arc::as_ref)));

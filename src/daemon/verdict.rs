@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::backend::status::PlaneState;
 use crate::control::clock::{format_go_duration, format_rfc3339};
-use crate::control::status::{ControlState, Hindrance};
+use crate::control::status::{ControlState, Hindrance, Unused};
 use crate::daemon::peer_rows::SilentPeer;
 use crate::netfilter::reconciler::RuleState;
 
@@ -149,8 +149,22 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
             control.held_peers
         ));
     }
+    causes.extend(unused(control.unused()));
     causes.extend(silence(facts.silent));
     causes
+}
+
+/// Which entries of the store are not used: one in full.
+fn unused(unused: &Unused) -> Option<String> {
+    let example = unused.example.as_ref()?;
+    let others = match unused.total() - 1 {
+        0 => String::new(),
+        others => format!(", and {others} more (`weft log`)"),
+    };
+    Some(format!(
+        "an entry of the store is no usable lease, and nothing is sent to its node: \
+         {example}{others}; correct or delete it"
+    ))
 }
 
 /// Which peers are silent: the first in full.
@@ -188,6 +202,7 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::rejected::{RejectReason, Rejected};
     use crate::route::Prefix;
 
     const NOW: u64 = 1_795_225_924;
@@ -224,6 +239,22 @@ mod tests {
         let many = silence(&[peer(2, Some(7200)), peer(1, None), peer(3, Some(9))]).unwrap();
         assert!(many.contains("not heard for 2h0m0s, and 2 more peers (`weft peers`):"), "{many}");
         assert_eq!(silence(&[]), None);
+    }
+
+    #[test]
+    fn one_unused_entry_is_named() {
+        let entry = |key: &str| Rejected {
+            key: key.to_owned(),
+            reason: RejectReason::OutsideNetwork,
+            detail: "10.6.1.0/24 lies outside the network 10.5.0.0/16".to_owned(),
+            revision: 1,
+        };
+        let text = unused(&Unused::of(&[entry("10.6.1.0-24")])).unwrap();
+        let wrong = "\"10.6.1.0-24\": 10.6.1.0/24 lies outside the network 10.5.0.0/16";
+        assert!(text.ends_with(&format!("its node: {wrong}; correct or delete it")), "{text}");
+        let text = unused(&Unused::of(&[entry("a"), entry("b"), entry("c")])).unwrap();
+        assert!(text.contains("and 2 more (`weft log`);"), "{text}");
+        assert_eq!(unused(&Unused::of(&[])), None);
     }
 
     fn plane() -> PlaneState {

@@ -10,7 +10,7 @@ use crate::control::clock::format_go_duration;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, parse_key};
 use crate::control::rejected::Rejected;
-use crate::control::snapshot::{Change, Snapshot};
+use crate::control::snapshot::{Change, REJECTED_MAX, Snapshot};
 use crate::failure::with_causes;
 
 /// Between two reports of one outage, after the first.
@@ -76,8 +76,10 @@ impl Machine {
             Change::Put(lease) => {
                 let (key, revision) = (lease.key.clone(), lease.revision);
                 if self.is_news(&key, revision) {
+                    let was_unreadable = self.unreadable.remove(&key).is_some();
                     let before = self.mirror.get(&key);
-                    let is_new = before.is_none_or(|before| !leads_the_same_way(before, &lease));
+                    let is_new = was_unreadable
+                        || before.is_none_or(|before| !leads_the_same_way(before, &lease));
                     self.insert(lease);
                     if is_new || key == self.own.lease.key {
                         self.on_changed(&key, revision, accident);
@@ -87,15 +89,18 @@ impl Machine {
             Change::Rejected(rejected) => {
                 self.commands.push(Command::Reject(vec![rejected.clone()]));
                 if self.is_news(&rejected.key, rejected.revision) {
-                    if self.mirror.remove(&rejected.key).is_some() {
-                        self.plan_publication();
-                    }
+                    self.mirror.remove(&rejected.key);
                     self.on_own_unreadable(&rejected);
+                    if self.unreadable.len() < REJECTED_MAX {
+                        self.unreadable.insert(rejected.key.clone(), rejected);
+                    }
+                    self.plan_publication();
                 }
             }
             Change::Deleted { key, revision } => {
                 if self.is_news(&key, revision) {
-                    let was_there = self.mirror.remove(&key).is_some();
+                    let was_unreadable = self.unreadable.remove(&key).is_some();
+                    let was_there = self.mirror.remove(&key).is_some() || was_unreadable;
                     if was_there || key == self.own.lease.key {
                         self.on_changed(&key, revision, accident);
                     }
@@ -172,7 +177,9 @@ impl Machine {
         let shows_own = complete || leases.iter().any(|lease| lease.key == self.own.lease.key);
         if complete {
             self.mirror.clear();
+            self.unreadable.clear();
         }
+        self.unreadable.extend(rejected.iter().map(|entry| (entry.key.clone(), entry.clone())));
         for lease in leases {
             self.insert(lease);
         }

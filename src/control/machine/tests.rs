@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::control::lease::Lifetime;
+use crate::control::rejected::RejectReason;
 use crate::route::Prefix;
 
 mod addresses;
@@ -203,7 +204,7 @@ fn overtaken_write_is_listed_again() {
     // Junk, written after the renewal and told of before its answer.
     let junk = Rejected {
         key: lease(OWN, 0, 0).key,
-        reason: crate::control::rejected::RejectReason::BadValue,
+        reason: RejectReason::BadValue,
         detail: String::new(),
         revision: 30,
     };
@@ -213,6 +214,43 @@ fn overtaken_write_is_listed_again() {
     let commands = machine.handle(written, now);
     let held = Lease { revision: 30, ..lease(OWN, 1, 7) };
     assert!(commands.contains(&Command::Write { what: Write::Repair, held }), "{commands:?}");
+}
+
+#[test]
+fn what_is_not_used_is_told_until_it_is_gone() {
+    let mut machine = watching(Timing::default());
+    let mut now = 1;
+    let mut unused_after = |machine: &mut Machine, event| {
+        machine.handle(event, at(now));
+        now += 1;
+        let commands = machine.handle(Event::Timer, at(now));
+        commands.into_iter().find_map(|command| {
+            let Command::Unused(unused) = command else { return None };
+            Some(unused.into_iter().map(|one| one.key).collect::<Vec<_>>())
+        })
+    };
+    let junk = |key: &str, revision| {
+        let (reason, detail) = (RejectReason::BadKey, String::new());
+        Change::Rejected(Rejected { key: key.to_owned(), reason, detail, revision })
+    };
+    let changed = |change| Event::Changed(Ok(vec![change]));
+    let keys = |keys: &[&str]| Some(keys.iter().map(|key| (*key).to_owned()).collect());
+    // A lease that can't be read any more, a key that never was one, and one of another network.
+    let was_lease = lease(1, 11, 1).key;
+    assert_eq!(unused_after(&mut machine, changed(junk(&was_lease, 11))), keys(&[&was_lease]));
+    assert_eq!(unused_after(&mut machine, changed(junk("x", 12))), keys(&[&was_lease, "x"]));
+    let mut foreign = lease(9, 19, 13);
+    foreign.attributes.public_ip = Ipv4Addr::LOCALHOST;
+    let all = keys(&[&was_lease, "x", &foreign.key]);
+    assert_eq!(unused_after(&mut machine, changed(Change::Put(foreign.clone()))), all);
+    // One is corrected, one is deleted, and the last is not there when all is listed.
+    let put = changed(Change::Put(lease(1, 11, 15)));
+    assert_eq!(unused_after(&mut machine, put), keys(&["x", &foreign.key]));
+    let deleted = changed(Change::Deleted { key: foreign.key.clone(), revision: 16 });
+    assert_eq!(unused_after(&mut machine, deleted), keys(&["x"]));
+    let leases = vec![lease(OWN, 1, 7), lease(1, 11, 15)];
+    let all = Snapshot { leases, revision: 17, cluster: 1, ..Snapshot::default() };
+    assert_eq!(unused_after(&mut machine, changed(Change::Everything(all))), keys(&[]));
 }
 
 #[test]

@@ -161,6 +161,20 @@ async fn junk_beside_good_leases_harms_nobody() {
     running.wait_for_peers(good_peers, SOON, "junk in the watch hides good nodes").await;
     running.assert_running("junk ended the daemon");
     assert_eq!(status.read().rejected(RejectReason::TooLarge), 7);
+
+    // Somebody cleans up.
+    let unused = || status.read().unused().total();
+    assert!(unused() >= 14, "{:?}", status.read().unused());
+    put("10.5.0.0-28", good);
+    for key in ["hello", "10.12.13.0-24hi", "10.5.0.300-24", "10.6.0.0-24", "world"] {
+        etcd.ctl(&["del", &subnet_path(key)]);
+    }
+    for number in [16, 32, 48, 64, 80, 96, 112, 128, 144, 176] {
+        etcd.ctl(&["del", &subnet_path(&format!("10.5.0.{number}-28"))]);
+    }
+    let good_peers = &["192.0.2.2", "192.0.2.4", "192.0.2.5"];
+    running.wait_for_peers(good_peers, SOON, "an entry that was corrected stays unused").await;
+    assert_eq!(unused(), 0, "{:?}", status.read().unused());
 }
 
 #[tokio::test]
