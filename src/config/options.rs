@@ -69,9 +69,25 @@ impl fmt::Debug for ShownSettings {
 }
 
 impl Options {
-    /// The line that records at start what was chosen. Secrets show as `***`.
+    /// The line that records at start what was chosen: each flag that was given, and by which
+    /// variable if it was by one. Secrets show as `***`.
     pub fn log_line(&self) -> String {
-        format!("CLI flags config: {self:?}")
+        let given = self.settings.0.iter().filter_map(|setting| {
+            let ShownSetting { name, value, given_by } = setting;
+            let by = given_by.as_ref()?;
+            let from = if by.starts_with('-') { String::new() } else { format!(" (from {by})") };
+            let is_plain = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());
+            let value = if is_plain { value.clone() } else { format!("{value:?}") };
+            Some(format!("--{name}={value}{from}"))
+        });
+        let given: Vec<_> = given.collect();
+        let given = if given.is_empty() { "nothing".to_owned() } else { given.join(" ") };
+        format!("CLI flags config: {given}; `weft config` shows the defaults of the others")
+    }
+
+    /// All that weftd goes by, as it understood it, in the program's own terms.
+    pub fn record(&self) -> String {
+        format!("Options as understood: {self:?}")
     }
 }
 

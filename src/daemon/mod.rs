@@ -26,7 +26,7 @@ use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::flags::{self, Outcome};
 use crate::config::options::Options;
@@ -67,6 +67,7 @@ pub fn main_with(
     };
     info!("weftd {}", env!("CARGO_PKG_VERSION"));
     info!("{}", options.log_line());
+    debug!("{}", options.record());
     for warning in warnings {
         warn!("{warning}");
     }

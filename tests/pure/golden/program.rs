@@ -10,6 +10,9 @@ use crate::golden::table::Case;
 
 const WEFTD: &str = env!("CARGO_BIN_EXE_weftd");
 
+/// Begins the line of all options as weftd understood them, which it logs if asked to log more.
+const RECORD: &str = "Options as understood: ";
+
 /// How a start ended.
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -26,7 +29,11 @@ pub(crate) fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
     let lock = options.write(true).create(true).truncate(false).mode(0o600).open(path);
     let lock = lock.expect("it is writable");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("nobody else locks");
+    let asks = |word: &str| word.starts_with("-v") || word.starts_with("--v");
+    let is_asked = arguments.iter().any(|word| asks(word))
+        || variables.iter().any(|(name, _)| *name == "FLANNELD_V");
     let output = Command::new(WEFTD)
+        .args((!is_asked).then_some("-v=1"))
         .arg(format!("-subnet-file={}", dir.path().join("subnet.env").display()))
         .args(arguments)
         .env_clear()
@@ -43,12 +50,12 @@ pub(crate) fn start(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
 impl Ended {
     /// Whether its flags were fine.
     pub(crate) fn runs(&self) -> bool {
-        self.said.contains("CLI flags config: ")
+        self.said.contains(RECORD)
     }
 
     /// What the record of the options holds as `field`.
     pub(crate) fn field(&self, field: &str) -> Option<&str> {
-        let (_, record) = self.said.split_once("CLI flags config: ")?;
+        let (_, record) = self.said.split_once(RECORD)?;
         let (_, value) = record.split_once(&format!(" {field}: "))?;
         let (mut depth, mut quoted) = (0, false);
         let end = value.find(|character| {
