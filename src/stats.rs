@@ -7,6 +7,7 @@
 mod by_peer;
 mod last_turn;
 mod long_sends;
+mod samples;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use by_peer::{ByPeer, PEERS_COUNTED_MAX, PeerTraffic};
 pub use last_turn::LastTurn;
 pub use long_sends::{LONG_BYTES, LongSends};
+pub use samples::{DroppedPacket, SAMPLE_BYTES_MAX, Sample, Samples};
 
 /// A count written by one thread and read by any.
 ///
@@ -155,6 +157,8 @@ pub struct DirectionStats {
     pub icmp_sent: Counter,
     /// ICMP errors that the rate limit held back.
     pub icmp_limited: Counter,
+    /// Dropped packets, for whoever asks; in no total.
+    pub samples: Samples,
     drops: [Counter; DROP_REASONS],
 }
 
@@ -163,6 +167,14 @@ impl DirectionStats {
     #[inline]
     pub fn drop(&self, reason: DropReason, packets: u64) {
         self.drops[reason as usize].add(packets);
+    }
+
+    /// Counts `packets` dropped for `reason`, of which `dropped` is the first, or all of them in
+    /// one super-packet.
+    #[inline]
+    pub fn drop_packet(&self, reason: DropReason, packets: u64, dropped: DroppedPacket<'_>) {
+        self.drop(reason, packets);
+        self.samples.offer(reason, packets, dropped);
     }
 
     /// Packets dropped for `reason` so far.
@@ -228,8 +240,14 @@ pub struct WorkerStats {
 impl WorkerStats {
     /// Counts `packets` to `peer` that could not be sent for `reason`. A full buffer is no peer's
     /// own, so the peer's count leaves it out.
-    pub fn drop_send(&self, peer: SocketAddrV4, reason: DropReason, packets: u64) {
-        self.egress.drop(reason, packets);
+    pub fn drop_send(
+        &self,
+        peer: SocketAddrV4,
+        reason: DropReason,
+        packets: u64,
+        dropped: DroppedPacket<'_>,
+    ) {
+        self.egress.drop_packet(reason, packets, dropped);
         if reason != DropReason::SendBufferFull {
             self.by_peer.failed(*peer.ip(), packets);
         }
@@ -323,8 +341,9 @@ mod tests {
     fn a_full_buffer_is_no_peers_own_fault() {
         let (worker, peer) =
             (WorkerStats::default(), "192.0.2.1:8285".parse::<SocketAddrV4>().unwrap());
-        worker.drop_send(peer, DropReason::SendBufferFull, 5);
-        worker.drop_send(peer, DropReason::SendForbidden, 2);
+        let dropped = DroppedPacket { now_ns: 1, peer: Some(peer), packet: &[] };
+        worker.drop_send(peer, DropReason::SendBufferFull, 5, dropped);
+        worker.drop_send(peer, DropReason::SendForbidden, 2, dropped);
         assert_eq!(worker.egress.drops_total(), 7);
         assert_eq!(worker.by_peer.get(*peer.ip()).failed_sends, 2);
     }

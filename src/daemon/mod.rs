@@ -3,6 +3,7 @@
 mod begin;
 pub(crate) mod cache_writer;
 mod descriptors;
+mod drop_samples;
 mod health;
 mod http;
 mod identity;

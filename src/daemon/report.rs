@@ -17,6 +17,7 @@ use crate::control::clock::{format_go_duration, unix_seconds};
 use crate::control::lease::Peers;
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
+use crate::daemon::drop_samples;
 use crate::daemon::health::Readiness;
 use crate::daemon::log;
 use crate::daemon::metrics::Metrics;
@@ -101,7 +102,10 @@ impl Report {
             "/peers" => Some(Page::json(&self.peers_json())),
             "/metrics" => Some(Page::metrics(self.to_metrics())),
             "/log" => Some(Page::plain(log::last_lines())),
-            _ => None,
+            _ => {
+                let seen = path.strip_prefix("/drops/")?;
+                Some(Page::json(&drop_samples::json(self.running.get(), seen)))
+            }
         }
     }
 

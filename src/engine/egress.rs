@@ -2,14 +2,15 @@
 //! the plan.
 
 use std::io::IoSlice;
+use std::net::SocketAddrV4;
 use std::os::fd::AsFd;
 
 use crate::forward::{Context, Egress};
 use crate::offload::{
     Full, MESSAGES_MAX, Message, SEGMENTS_MAX, SPANS_PER_MESSAGE, SendPlan, VNET_HEADER_BYTES,
 };
-use crate::packet::echo;
-use crate::stats::{DropReason, LONG_BYTES};
+use crate::packet::{Span, echo};
+use crate::stats::{DropReason, DroppedPacket, LONG_BYTES};
 use crate::sys::udp::{Datagrams, SendBatch};
 
 use super::contain::{Half, Progress};
@@ -168,7 +169,7 @@ impl EgressHalf {
                 Outcome::Refused => {
                     let message = &messages[range.start];
                     config.socket.set_fragmenting(true);
-                    let sent = send_one_by_one(config, arena, plan, range.start, singles);
+                    let sent = send_one_by_one(config, context, arena, plan, range.start, singles);
                     if message.segments > 1 {
                         config.stats.gso_fallbacks.add(1);
                         // What refuses single datagrams as well has nothing against GSO.
@@ -177,7 +178,8 @@ impl EgressHalf {
                 }
                 Outcome::Dropped(reason) => {
                     let Message { destination, segments, .. } = messages[range.start];
-                    config.stats.drop_send(destination, reason, u64::from(segments));
+                    let dropped = dropped(context, destination, arena, plan.spans(range.start));
+                    config.stats.drop_send(destination, reason, u64::from(segments), dropped);
                 }
             },
         );
@@ -220,11 +222,23 @@ fn count_for_peer(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: u
     }
 }
 
+/// A packet that could not be sent: its first span, with the headers at least.
+fn dropped<'a>(
+    context: &Context<'_>,
+    peer: SocketAddrV4,
+    arena: &'a [u8],
+    spans: &[Span],
+) -> DroppedPacket<'a> {
+    let packet = spans.first().and_then(|span| span.of(arena)).unwrap_or_default();
+    DroppedPacket { now_ns: context.now_ns, peer: Some(peer), packet }
+}
+
 /// Sends the datagrams of refused message `index`, the same bytes, each on its own; returns how
 /// many went. None waits for room: that a message is refused in its form while the buffer is full
 /// is rare.
 fn send_one_by_one(
     config: &WorkerConfig,
+    context: &Context<'_>,
     arena: &[u8],
     plan: &SendPlan,
     index: usize,
@@ -250,8 +264,15 @@ fn send_one_by_one(
                 stats.by_peer.sent(*destination.ip(), count as u64, bytes);
                 sent += count;
             }
-            Outcome::Refused => stats.drop_send(destination, DropReason::SendFailed, 1),
-            Outcome::Dropped(reason) => stats.drop_send(destination, reason, 1),
+            Outcome::Refused | Outcome::Dropped(_) => {
+                let reason = match outcome {
+                    Outcome::Dropped(reason) => reason,
+                    Outcome::Refused | Outcome::Sent => DropReason::SendFailed,
+                };
+                let spans = datagrams(range.start).next().unwrap_or_default();
+                let dropped = dropped(context, destination, arena, &spans);
+                stats.drop_send(destination, reason, 1, dropped);
+            }
         },
     );
     sent

@@ -12,7 +12,7 @@ use crate::offload::{
 };
 use crate::packet::Span;
 use crate::packet::ecn::Ecn;
-use crate::stats::{DirectionStats, DropReason};
+use crate::stats::{DirectionStats, DropReason, DroppedPacket};
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{Datagrams, SendBatch};
 
@@ -53,7 +53,7 @@ impl Half for IngressHalf {
             };
             let mut taken = self.ingress.process(context, &mut self.receives.arena, batch);
             while taken.is_err() {
-                let written = self.write_plan(io, config, context.stats);
+                let written = self.write_plan(io, config, context);
                 outcome = outcome.and(written);
                 taken = self.ingress.resume(context, &mut self.receives.arena);
             }
@@ -65,7 +65,7 @@ impl Half for IngressHalf {
                 });
             }
         }
-        let written = self.write_plan(io, config, context.stats);
+        let written = self.write_plan(io, config, context);
         self.send_replies(config);
         outcome.and(written)
     }
@@ -110,7 +110,7 @@ impl IngressHalf {
         &mut self,
         io: &mut impl Io,
         config: &WorkerConfig,
-        stats: &DirectionStats,
+        context: &Context<'_>,
     ) -> Result<(), WorkerEnd> {
         let Self { receives, ingress, writes, .. } = self;
         let (arena, plan) = (&mut receives.arena, ingress.coalescer_mut());
@@ -126,7 +126,7 @@ impl IngressHalf {
             let tried = io.write(writes, arena, left).max(1);
             for index in 0..tried {
                 let written = writes.result(index);
-                let settled = settle_write(config, stats, arena, plan, first + index, written);
+                let settled = settle_write(config, context, arena, plan, first + index, written);
                 outcome = outcome.and(settled);
             }
             first += tried;
@@ -152,7 +152,7 @@ impl IngressHalf {
 /// super-packet. An error says that the device is gone.
 fn settle_write(
     config: &WorkerConfig,
-    stats: &DirectionStats,
+    context: &Context<'_>,
     arena: &mut [u8],
     plan: &mut Coalescer,
     index: usize,
@@ -160,18 +160,22 @@ fn settle_write(
 ) -> Result<(), WorkerEnd> {
     let item = plan.items()[index];
     let Err(error) = written else {
-        count_written(stats, u64::from(item.packets), item.packet_bytes());
+        count_written(context.stats, u64::from(item.packets), item.packet_bytes());
         return Ok(());
+    };
+    let drop = |reason, arena: &[u8]| {
+        let first = plan.spans(index).first().and_then(|span| span.of(arena));
+        drop_packet(context, reason, item.packets.into(), first.unwrap_or_default());
     };
     match classify_write_error(&error, item.merged().is_some()) {
         WriteError::Gone => {
-            stats.drop(DropReason::TunWriteFailed, u64::from(item.packets));
+            drop(DropReason::TunWriteFailed, arena);
             return Err(WorkerEnd::TunGone(error));
         }
-        WriteError::Drop(reason) => stats.drop(reason, u64::from(item.packets)),
+        WriteError::Drop(reason) => drop(reason, arena),
         WriteError::SuperPacket => {
             config.stats.tun_fallbacks.add(1);
-            write_one_by_one(config, stats, arena, plan, index);
+            write_one_by_one(config, context, arena, plan, index);
             disable(plan, item.merged());
         }
     }
@@ -181,7 +185,7 @@ fn settle_write(
 /// Writes the packets of a refused super-packet, as they were received, each on its own.
 fn write_one_by_one(
     config: &WorkerConfig,
-    stats: &DirectionStats,
+    context: &Context<'_>,
     arena: &mut [u8],
     plan: &Coalescer,
     index: usize,
@@ -190,15 +194,20 @@ fn write_one_by_one(
     for span in plan.unmerge(arena, index) {
         let packet = &arena[span.range()];
         match config.tun.write(&[IoSlice::new(&header), IoSlice::new(packet)]) {
-            Ok(()) => count_written(stats, 1, packet.len() as u64),
+            Ok(()) => count_written(context.stats, 1, packet.len() as u64),
             Err(error) => match classify_write_error(&error, false) {
-                WriteError::Drop(reason) => stats.drop(reason, 1),
+                WriteError::Drop(reason) => drop_packet(context, reason, 1, packet),
                 WriteError::Gone | WriteError::SuperPacket => {
-                    stats.drop(DropReason::TunWriteFailed, 1);
+                    drop_packet(context, DropReason::TunWriteFailed, 1, packet);
                 }
             },
         }
     }
+}
+
+fn drop_packet(context: &Context<'_>, reason: DropReason, packets: u64, packet: &[u8]) {
+    let dropped = DroppedPacket { now_ns: context.now_ns, peer: None, packet };
+    context.stats.drop_packet(reason, packets, dropped);
 }
 
 fn count_written(stats: &DirectionStats, packets: u64, bytes: u64) {

@@ -97,21 +97,21 @@ impl Egress {
         context.stats.reads.add(1);
         self.current = packet;
         let Some(bytes) = packet.of_mut(arena) else {
-            return drop_one(context, packet.bytes as usize, DropReason::InternalError);
+            return drop_one(context, &[], DropReason::InternalError);
         };
         #[cfg(test)]
         super::tests::trip(bytes);
         let header = match Ipv4Header::parse(bytes) {
             Ok(header) => header,
-            Err(reason) => return drop_one(context, bytes.len(), reason),
+            Err(reason) => return drop_one(context, bytes, reason),
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Span { bytes: u32::from(header.total_bytes), ..packet };
         let Some(bytes) = bytes.get_mut(..usize::from(header.total_bytes)) else {
-            return drop_one(context, bytes.len(), DropReason::InternalError);
+            return drop_one(context, &[], DropReason::InternalError);
         };
         let Some(vnet_header) = VnetHeader::parse(vnet_header) else {
-            return drop_one(context, bytes.len(), DropReason::BadOffloadHeader);
+            return drop_one(context, bytes, DropReason::BadOffloadHeader);
         };
         match vnet_header.segmentation {
             None => self.single(context, bytes, packet, &header, vnet_header.checksum),
@@ -139,7 +139,7 @@ impl Egress {
             // Inside the IPv4 header it would edit what was just decided on.
             let behind_header = start >= usize::from(header.header_bytes);
             if !behind_header || transport::complete(bytes, start, offset).is_none() {
-                context.stats.drop(DropReason::BadOffloadHeader, 1);
+                context.drop(DropReason::BadOffloadHeader, 1, Some(destination), bytes);
                 return Ok(());
             }
         }
@@ -156,7 +156,7 @@ impl Egress {
         segmentation: Segmentation,
     ) {
         let Some(mut splitter) = Splitter::new(packet, bytes, header, segmentation) else {
-            return count_drop(context, bytes.len(), DropReason::BadOffloadHeader);
+            return count_drop(context, bytes, DropReason::BadOffloadHeader);
         };
         let load = Load {
             packets: splitter.segments_left(),
@@ -184,13 +184,13 @@ impl Egress {
         match decide::egress(context.local, context.table, header, bytes, load.largest_bytes) {
             EgressVerdict::Send(peer) => Some(peer),
             EgressVerdict::Answer(kind, reason) => {
-                context.stats.drop(reason, packets);
+                context.drop(reason, load.packets, None, bytes);
                 let source = context.local.error_source(header.destination);
                 self.replies.answer(context, kind, source, None, header, bytes);
                 None
             }
             EgressVerdict::Drop(reason) => {
-                context.stats.drop(reason, packets);
+                context.drop(reason, load.packets, None, bytes);
                 None
             }
         }
@@ -265,13 +265,13 @@ impl Egress {
     }
 }
 
-fn drop_one(context: &Context<'_>, bytes: usize, reason: DropReason) -> Result<(), Full> {
+fn drop_one(context: &Context<'_>, bytes: &[u8], reason: DropReason) -> Result<(), Full> {
     count_drop(context, bytes, reason);
     Ok(())
 }
 
-fn count_drop(context: &Context<'_>, bytes: usize, reason: DropReason) {
+fn count_drop(context: &Context<'_>, bytes: &[u8], reason: DropReason) {
     context.stats.packets_received.add(1);
-    context.stats.bytes_received.add(bytes as u64);
-    context.stats.drop(reason, 1);
+    context.stats.bytes_received.add(bytes.len() as u64);
+    context.drop(reason, 1, None, bytes);
 }

@@ -107,7 +107,7 @@ impl Ingress {
         context.stats.packets_received.add(u64::from(packets.max(1)));
         context.stats.bytes_received.add(u64::from(batch.span.bytes));
         if batch.span.bytes == 0 {
-            context.stats.drop(DropReason::Runt, 1);
+            context.drop(DropReason::Runt, 1, Some(batch.sender), &[]);
             return Ok(());
         }
         self.pending = Some(batch);
@@ -151,7 +151,7 @@ impl Ingress {
         };
         let mut header = match Ipv4Header::parse(bytes) {
             Ok(header) => header,
-            Err(reason) => return context.stats.drop(reason, 1),
+            Err(reason) => return context.drop(reason, 1, Some(batch.sender), bytes),
         };
         // Whatever follows the total length is padding, and goes no further.
         let packet = Span { bytes: u32::from(header.total_bytes), ..datagram };
@@ -162,12 +162,14 @@ impl Ingress {
         let ecn = match known.ingress(local, table, batch.sender, batch.ecn, &header, bytes) {
             IngressVerdict::Deliver(ecn) => ecn,
             IngressVerdict::Answer(kind, reason, endpoint) => {
-                context.stats.drop(reason, 1);
+                context.drop(reason, 1, Some(batch.sender), bytes);
                 let source = local.tun_address;
                 self.replies.answer(context, kind, source, Some(endpoint), &header, bytes);
                 return;
             }
-            IngressVerdict::Drop(reason) => return context.stats.drop(reason, 1),
+            IngressVerdict::Drop(reason) => {
+                return context.drop(reason, 1, Some(batch.sender), bytes);
+            }
         };
         ipv4::decrement_ttl(bytes);
         header.ttl -= 1;

@@ -30,8 +30,10 @@ pub use reply::Replies;
 
 pub use crate::packet::limiter::IcmpLimiter;
 
+use std::net::SocketAddrV4;
+
 use crate::route::Table;
-use crate::stats::DirectionStats;
+use crate::stats::{DirectionStats, DropReason, DroppedPacket};
 
 /// What the decisions on all packets of one batch depend on.
 #[derive(Clone, Copy)]
@@ -46,6 +48,15 @@ pub struct Context<'a> {
     pub icmp_limit: &'a IcmpLimiter,
     /// Monotonic time of the batch.
     pub now_ns: u64,
+}
+
+impl Context<'_> {
+    /// Counts `packets` dropped for `reason`: those that `bytes`, from or to `peer`, stand for.
+    #[inline]
+    fn drop(&self, reason: DropReason, packets: usize, peer: Option<SocketAddrV4>, bytes: &[u8]) {
+        let dropped = DroppedPacket { now_ns: self.now_ns, peer, packet: bytes };
+        self.stats.drop_packet(reason, packets as u64, dropped);
+    }
 }
 
 #[cfg(test)]

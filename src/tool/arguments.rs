@@ -41,6 +41,9 @@ pub(super) enum Command {
     /// What this host does with a packet between two addresses, by the dataplane's own rules and
     /// the peers that weftd knows now.
     Explain(ExplainArguments),
+    /// Packets that the udp backend's workers drop, with the reason and where to look: samples, as
+    /// they are dropped. Nothing is sampled while nobody asks.
+    Drops(DropsArguments),
     /// Every option of the running daemon with its value and where it comes from: those that were
     /// given first.
     Config(Answered),
@@ -145,6 +148,22 @@ pub(super) struct ExplainArguments {
     /// It may not be fragmented, as TCP asks for.
     #[arg(long)]
     pub(super) df: bool,
+    #[command(flatten)]
+    pub(super) answered: Answered,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DropsArguments {
+    /// Until interrupted.
+    #[arg(short, long, conflicts_with = "seconds")]
+    pub(super) follow: bool,
+    /// For so long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    pub(super) seconds: u64,
+    /// Writes the packets, their first 256 bytes, to a pcapng file as well, with the reason as
+    /// comment.
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) write: Option<PathBuf>,
     #[command(flatten)]
     pub(super) answered: Answered,
 }

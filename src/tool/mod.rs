@@ -1,14 +1,17 @@
 //! `weft`, the operator's tool: asks a running daemon by its status socket, and works on this host
 //! without one where that makes sense.
 
+pub mod advice;
 mod arguments;
 mod bugreport;
 pub mod check;
 mod cleanup;
 mod config;
+mod drops;
 mod echo;
 mod explain;
 mod install_conf;
+mod pcapng;
 mod peers;
 mod ping;
 mod status;
@@ -93,6 +96,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Ping(arguments) => return ping(arguments),
         Command::Check(arguments) => return check::run(&arguments),
         Command::Explain(arguments) => return explain(&arguments),
+        Command::Drops(arguments) => drops::run(&arguments)?,
         Command::Bugreport { daemon, subnet_file } => bugreport(daemon, subnet_file)?,
         Command::Config(arguments) => config(&arguments)?,
         Command::Log(daemon) => text(&daemon.socket, "/log")?,

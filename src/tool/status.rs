@@ -1,12 +1,18 @@
 //! `weft status`: what is wrong, if anything is, and then what is running and what it counted.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::control::clock::format_go_duration;
+use crate::stats::DropReason;
+use crate::tool::advice;
 use crate::tool::style::Style;
+
+/// Reasons of drops that come with advice: the screen is for more than these.
+const ADVICE_MAX: usize = 3;
 
 /// The status for people: one screen, what is wrong first, counters last.
 pub(super) fn render(status: &Value, now_unix: u64, style: Style) -> String {
@@ -50,6 +56,9 @@ pub(super) fn render(status: &Value, now_unix: u64, style: Style) -> String {
         if counters.is_object() {
             line(direction, render_direction(counters));
         }
+    }
+    for reason in notable_drops(status) {
+        line("look at", format!("{}: {}", reason.id(), advice::of(reason)));
     }
     let workers = status["workers"].as_array().map_or(&[][..], Vec::as_slice);
     // A single worker's counters are the totals above.
@@ -157,6 +166,20 @@ fn render_backend(backend: &Value) -> String {
     )
 }
 
+/// Reasons for which packets were dropped that a person may have to look at, the most frequent
+/// first.
+fn notable_drops(status: &Value) -> Vec<DropReason> {
+    let count = |reason: DropReason| {
+        let of = |direction: &str| status[direction]["drops"][reason.id()].as_u64().unwrap_or(0);
+        of("egress") + of("ingress")
+    };
+    let notable = DropReason::ALL.iter().filter(|reason| !advice::is_normal(**reason));
+    let mut counted: Vec<_> = notable.map(|reason| (count(*reason), *reason)).collect();
+    counted.retain(|(count, _)| *count > 0);
+    counted.sort_by_key(|(count, reason)| (Reverse(*count), *reason));
+    counted.into_iter().take(ADVICE_MAX).map(|(_, reason)| reason).collect()
+}
+
 fn render_worker(worker: &Value) -> String {
     let number = |direction: &str, name: &str| worker[direction][name].as_u64().unwrap_or(0);
     let drops = |direction: &str| {
@@ -228,6 +251,21 @@ mod tests {
         });
         let screen = rendered(&status);
         assert!(screen.contains("dropped: no-route 3"), "{screen}");
+    }
+
+    #[test]
+    fn drops_that_need_a_person_come_with_advice() {
+        let status = json!({
+            "egress": { "drops": { "ipv6": 90, "no-route": 3, "tx-eperm": 2 } },
+            "ingress": { "drops": { "no-route": 0, "tx-eperm": 0, "bad-checksum": 9, "runt": 1 } },
+        });
+        let screen = rendered(&status);
+        let advice: Vec<_> = screen.lines().filter(|line| line.starts_with("look at")).collect();
+        assert_eq!(advice.len(), ADVICE_MAX, "{screen}");
+        let first = "look at    bad-checksum: which host that is not a peer sends";
+        assert!(advice[0].starts_with(first), "{screen}");
+        assert!(advice[1].starts_with("look at    no-route: the destination pod's host"));
+        assert!(!screen.contains("ipv6:"), "{screen}");
     }
 
     #[test]

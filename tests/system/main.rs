@@ -5,6 +5,7 @@ mod check;
 mod cleanup;
 mod cli;
 mod deploy;
+mod drops;
 mod evil_load;
 mod fast_path;
 mod footprint;

@@ -30,7 +30,7 @@ const OWN_FLAGS: &[&str] = &[
 ];
 
 /// Options of other programs that documents name on their own, and `--etcd-`, a beginning.
-const OTHER_OPTIONS: &str = "all check create-namespace df etcd- fast flannel-backend help \
+const OTHER_OPTIONS: &str = "all check create-namespace df etcd- fast flannel-backend follow help \
     length link packets plane pod port quick root-dir soak socket watch workload";
 
 fn root() -> PathBuf {
@@ -82,15 +82,18 @@ fn the_drop_reasons_are_those_of_the_code() {
     let written: Vec<_> = table(&page, "drop-reasons")
         .iter()
         .filter(|row| row.len() == 3 && !row[2].is_empty())
-        .map(|row| (row[0].to_owned(), row[1].to_owned()))
+        .map(|row| [row[0].to_owned(), row[1].to_owned(), row[2].to_owned()])
         .collect();
-    let expected: Vec<_> = DropReason::ALL
+    let row = |reason: &DropReason| {
+        let advice = weft::tool::advice::of(*reason).to_owned();
+        [format!("`{}`", reason.id()), reason.describe().to_owned(), advice]
+    };
+    let expected: Vec<_> = DropReason::ALL.iter().map(row).collect();
+    let paste: String = expected
         .iter()
-        .map(|reason| (format!("`{}`", reason.id()), reason.describe().to_owned()))
+        .map(|[id, text, advice]| format!("| {id} | {text} | {advice} |\n"))
         .collect();
-    let paste: String =
-        expected.iter().map(|(id, text)| format!("| {id} | {text} | ... |\n")).collect();
-    assert_eq!(written, expected, "docs/drop-reasons.md needs these rows with advice:\n{paste}");
+    assert_eq!(written, expected, "docs/drop-reasons.md needs these rows:\n{paste}");
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! Packets with comments as a pcapng file (draft-ietf-opsawg-pcapng), as tshark and Wireshark open
+//! it.
+
+use std::time::Duration;
+
+const SECTION: u32 = 0x0A0D_0D0A;
+const INTERFACE: u32 = 1;
+const PACKET: u32 = 6;
+
+/// `LINKTYPE_RAW`: packets begin with their IP header.
+const RAW: u16 = 101;
+
+const OPTION_COMMENT: u16 = 1;
+const OPTION_FLAGS: u16 = 2;
+const OPTION_USER_APPLICATION: u16 = 4;
+const OPTION_TIME_RESOLUTION: u16 = 9;
+
+/// Times count nanoseconds: 10^-9 s.
+const NANOSECONDS: u8 = 9;
+
+/// Which way a packet went, by the values of `epb_flags`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the network to a pod.
+    Inbound = 1,
+    /// From a pod to the network.
+    Outbound = 2,
+}
+
+/// A packet, or its beginning.
+#[derive(Debug)]
+pub(super) struct Packet<'a> {
+    /// When, since 1970.
+    pub(super) at: Duration,
+    pub(super) way: Way,
+    /// How long it is.
+    pub(super) length_bytes: u32,
+    /// As much of it as there is.
+    pub(super) bytes: &'a [u8],
+    pub(super) comment: &'a str,
+}
+
+/// What a file begins with; `captured_bytes_max` is what packets are cut to.
+pub(super) fn beginning(captured_bytes_max: u32) -> Vec<u8> {
+    let mut section = Vec::new();
+    section.extend(0x1A2B_3C4D_u32.to_ne_bytes());
+    section.extend([1_u16, 0].map(u16::to_ne_bytes).concat());
+    // Of unknown length.
+    section.extend(u64::MAX.to_ne_bytes());
+    option(&mut section, OPTION_USER_APPLICATION, b"weft drops");
+    end_of_options(&mut section);
+    let mut interface = Vec::new();
+    interface.extend([RAW, 0].map(u16::to_ne_bytes).concat());
+    interface.extend(captured_bytes_max.to_ne_bytes());
+    option(&mut interface, OPTION_TIME_RESOLUTION, &[NANOSECONDS]);
+    end_of_options(&mut interface);
+    [block(SECTION, &section), block(INTERFACE, &interface)].concat()
+}
+
+/// What a packet adds to it.
+pub(super) fn packet(packet: &Packet<'_>) -> Vec<u8> {
+    let at_ns = packet.at.as_nanos() as u64;
+    let mut body = Vec::new();
+    let numbers = [
+        0,
+        (at_ns >> 32) as u32,
+        at_ns as u32,
+        packet.bytes.len() as u32,
+        packet.length_bytes.max(packet.bytes.len() as u32),
+    ];
+    body.extend(numbers.map(u32::to_ne_bytes).concat());
+    padded(&mut body, packet.bytes);
+    option(&mut body, OPTION_COMMENT, packet.comment.as_bytes());
+    option(&mut body, OPTION_FLAGS, &(packet.way as u32).to_ne_bytes());
+    end_of_options(&mut body);
+    block(PACKET, &body)
+}
+
+fn block(kind: u32, body: &[u8]) -> Vec<u8> {
+    // Kind and length in front, the length again behind.
+    let length = (3 * size_of::<u32>() + body.len()) as u32;
+    [&kind.to_ne_bytes()[..], &length.to_ne_bytes(), body, &length.to_ne_bytes()].concat()
+}
+
+fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
+    // Comments are short.
+    let length = value.len().min(usize::from(u16::MAX)) as u16;
+    out.extend([code, length].map(u16::to_ne_bytes).concat());
+    padded(out, &value[..length.into()]);
+}
+
+fn end_of_options(out: &mut Vec<u8>) {
+    option(out, 0, &[]);
+}
+
+/// Fields begin at multiples of four bytes.
+fn padded(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend(bytes);
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn literal_bytes() {
+        let packet = packet(&Packet {
+            at: Duration::new(1, 2),
+            way: Way::Outbound,
+            length_bytes: 84,
+            bytes: &[0x45, 1, 2, 3, 4],
+            comment: "no-route",
+        });
+        // 1 s and 2 ns are 0x3B9ACA02 ns.
+        let expected = "06000000 40000000 00000000 00000000 02ca9a3b 05000000 54000000 \
+                        45010203 04000000 01000800 6e6f2d72 6f757465 02000400 02000000 \
+                        00000000 40000000";
+        let hex: String = packet.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, expected.replace(' ', ""));
+        let beginning = beginning(256);
+        let hex: String = beginning.iter().map(|byte| format!("{byte:02x}")).collect();
+        let expected = "0a0d0d0a 30000000 4d3c2b1a 01000000 ffffffff ffffffff 04000a00 \
+                        77656674 2064726f 70730000 00000000 30000000 \
+                        01000000 20000000 65000000 00010000 09000100 09000000 00000000 20000000";
+        assert_eq!(hex, expected.replace(' ', ""));
+    }
+}
