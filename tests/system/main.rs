@@ -8,6 +8,7 @@ mod deploy;
 mod drops;
 mod evil_load;
 mod fast_path;
+mod faults;
 mod footprint;
 mod handover;
 mod lab_selfcheck;

@@ -1,0 +1,102 @@
+//! Faults as operators meet them, and that `weft status` or `weft check` names the cause of each.
+//! The table in docs/operations.md is made of these.
+
+mod running;
+mod starting;
+mod store;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::support::lab::{Namespace, wait_until};
+
+/// A silent peer is known after nine seconds, a worker that hangs after fifteen, and a store that
+/// does not answer after a few tries of five.
+const KNOWN: Duration = Duration::from_secs(90);
+
+/// Which command shows the cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Screen {
+    Status,
+    Check,
+}
+
+impl Screen {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Status => "weft status",
+            Self::Check => "weft check",
+        }
+    }
+
+    /// What the command shows on `host`, whose files are in `dir`, complaints on stderr included;
+    /// of the status only what a screen of 24 lines has.
+    fn show(self, host: &Namespace, dir: &Path, more: &[&str]) -> String {
+        let socket = dir.join("weft.sock").display().to_string();
+        let subnet_file = dir.join("subnet.env").display().to_string();
+        let weft = env!("CARGO_BIN_EXE_weft");
+        let words = match self {
+            Self::Status => vec![weft, "status", "--socket", &socket],
+            Self::Check => {
+                vec![weft, "check", "--socket", &socket, "--subnet-file", &subnet_file]
+            }
+        };
+        let output = host.command(&[&words, more].concat()).output().expect("weft runs");
+        let both = [output.stdout, output.stderr].concat();
+        let lines: Vec<_> = String::from_utf8_lossy(&both).lines().map(str::to_owned).collect();
+        let shown = if self == Self::Status { 24 } else { usize::MAX };
+        lines.into_iter().take(shown).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// A fault, as the table has it.
+#[derive(Debug, Clone, Copy)]
+struct Fault {
+    name: &'static str,
+    screen: Screen,
+    /// Words that name the cause.
+    says: &'static str,
+}
+
+/// Waits until the fault's screen names its cause.
+#[track_caller]
+fn assert_named(fault: Fault, host: &Namespace, dir: &Path, more: &[&str]) {
+    let Fault { name, screen, says } = fault;
+    let mut last = String::new();
+    let what = format!("{name}: {} says {says:?}", screen.words());
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        wait_until(KNOWN, &what, || {
+            last = screen.show(host, dir, more);
+            last.contains(says)
+        });
+    }));
+    assert!(outcome.is_ok(), "{what}; the last screen was:\n{last}");
+}
+
+/// Runs a line of shell, with `variables`, in a namespace.
+#[track_caller]
+fn shell(host: &Namespace, variables: &[(&str, String)], line: &str) {
+    let mut command: Command = host.command(&["sh", "-ec", line]);
+    command.envs(variables.iter().map(|(name, value)| (*name, value)));
+    let output = command.output().expect("sh runs");
+    assert!(output.status.success(), "{line}: {output:?}");
+}
+
+/// The table, a row for each fault.
+fn rows() -> String {
+    let all = running::faults().chain(starting::faults()).chain(store::faults());
+    let row = |fault: Fault| {
+        format!("| {} | `{}` | `{}` |\n", fault.name, fault.screen.words(), fault.says)
+    };
+    all.map(row).collect()
+}
+
+#[test]
+fn the_table_of_faults_is_in_the_documents() {
+    let rows = rows();
+    assert!(rows.lines().count() >= 30, "too few faults are tried");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
+    let page = std::fs::read_to_string(page).expect("the document is there");
+    assert!(page.contains(&rows), "docs/operations.md needs these rows:\n{rows}");
+}

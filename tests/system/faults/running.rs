@@ -1,0 +1,254 @@
+//! Faults that befall a daemon that runs.
+
+use super::super::support::lab::wait_until;
+use super::super::support::overlay::{CONFIG, Overlay};
+use super::{Fault, KNOWN, Screen, assert_named, shell};
+
+/// A fault of two running hosts: lines of shell that cause it and end it.
+struct Broken {
+    fault: Fault,
+    /// On which host.
+    host: usize,
+    breaks: &'static str,
+    mends: &'static str,
+}
+
+const fn here(
+    name: &'static str,
+    screen: Screen,
+    says: &'static str,
+    breaks: &'static str,
+    mends: &'static str,
+) -> Broken {
+    Broken { fault: Fault { name, screen, says }, host: 0, breaks, mends }
+}
+
+const fn there(
+    name: &'static str,
+    says: &'static str,
+    breaks: &'static str,
+    mends: &'static str,
+) -> Broken {
+    let fault = Fault { name, screen: Screen::Status, says };
+    Broken { fault, host: 1, breaks, mends }
+}
+
+/// Of this host's settings, devices, routes and files.
+const OF_THE_HOST: &[Broken] = &[
+    here(
+        "forwarding is off",
+        Screen::Check,
+        "net.ipv4.ip_forward is 0",
+        "sysctl -qw net.ipv4.ip_forward=0",
+        "sysctl -qw net.ipv4.ip_forward=1",
+    ),
+    here(
+        "the overlay's device does not forward",
+        Screen::Check,
+        "device-forwarding",
+        "sysctl -qw net.ipv4.conf.flannel0.forwarding=0",
+        "sysctl -qw net.ipv4.conf.flannel0.forwarding=1",
+    ),
+    here(
+        "this host's firewall drops the tunnel's port",
+        Screen::Check,
+        "firewall-input",
+        "nft 'table inet w { chain c { \
+         type filter hook input priority 0; udp dport 8285 drop; }; }'",
+        "nft delete table inet w",
+    ),
+    here(
+        "a default-deny policy drops what pods get",
+        Screen::Check,
+        "firewall-forward",
+        "nft 'table inet w { chain c { \
+         type filter hook forward priority 0; policy drop; iifname docker0 accept; }; }'",
+        "nft delete table inet w",
+    ),
+    here(
+        "the pods' bridge has a larger MTU",
+        Screen::Check,
+        "cni0 has MTU 9000, the overlay 1472",
+        "ip link add cni0 mtu 9000 type bridge",
+        "ip link del cni0",
+    ),
+    here(
+        "another program's route takes a peer's pods",
+        Screen::Check,
+        "foreign-routes",
+        "ip route add $PEER_SUBNET/25 dev wire0",
+        "ip route del $PEER_SUBNET/25 dev wire0",
+    ),
+    here(
+        "strict rp_filter, and a route that is not the way back",
+        Screen::Check,
+        "rp-filter",
+        "sysctl -qw net.ipv4.conf.flannel0.rp_filter=1; ip route add $PEER_SUBNET/25 dev wire0",
+        "sysctl -qw net.ipv4.conf.flannel0.rp_filter=0; ip route del $PEER_SUBNET/25 dev wire0",
+    ),
+    here(
+        "a device of another backend is left",
+        Screen::Check,
+        "flannel.1 beside backend udp",
+        "ip link add flannel.1 type vxlan id 1 dev wire0 dstport 8472",
+        "ip link del flannel.1",
+    ),
+    here(
+        "another pod network is left",
+        Screen::Check,
+        "Calico",
+        "ip link add cali12345 type bridge",
+        "ip link del cali12345",
+    ),
+    here(
+        "another interface has a pod's address",
+        Screen::Check,
+        "old0 has",
+        "ip link add old0 type bridge; ip address add $PEER_POD/32 dev old0",
+        "ip link del old0",
+    ),
+    here(
+        "somebody edited subnet.env",
+        Screen::Check,
+        "subnet-file",
+        "cp $DIR/subnet.env $DIR/kept; sed -i s/10.5.0.0/10.6.0.0/ $DIR/subnet.env",
+        "mv $DIR/kept $DIR/subnet.env",
+    ),
+    here(
+        "a daemon that does not answer has the subnet file",
+        Screen::Check,
+        "other-daemon",
+        "mv $DIR/weft.sock $DIR/weft.sock.away",
+        "mv $DIR/weft.sock.away $DIR/weft.sock",
+    ),
+];
+
+/// Of the way to a peer, the store's entries, and the dataplane.
+const OF_THE_PEER: &[Broken] = &[
+    there(
+        "the peer's firewall drops the tunnel's port",
+        "is SILENT",
+        "nft 'table inet w { chain c { \
+         type filter hook input priority 0; udp dport 8285 drop; }; }'",
+        "nft delete table inet w",
+    ),
+    there("the peer's daemon hangs", "is SILENT", "kill -STOP $PEER_PID", "kill -CONT $PEER_PID"),
+    there(
+        "the peer lost its route back",
+        "is SILENT",
+        "ip route add blackhole $OWN_ADDRESS",
+        "ip route del blackhole $OWN_ADDRESS",
+    ),
+    here(
+        "the cable is out",
+        Screen::Check,
+        "external-link",
+        "ip link set wire0 down",
+        "ip link set wire0 up",
+    ),
+];
+
+/// Of what a host does with packets and with the store's entries; some leave counts behind, so the
+/// screen is not as before.
+const OF_PACKETS: &[Broken] = &[
+    here(
+        "pods send to a subnet that no node has",
+        Screen::Status,
+        "look at    no-route",
+        "ping -q -c3 -i0.2 -W1 -I $OWN_SUBNET 10.5.251.9 || true",
+        "true",
+    ),
+    here(
+        "this host has no route to the peer",
+        Screen::Status,
+        "look at    tx-unreach",
+        "ip route add unreachable $PEER_ADDRESS",
+        "ip route del unreachable $PEER_ADDRESS",
+    ),
+    here(
+        "this host's firewall forbids to send",
+        Screen::Status,
+        "look at    tx-eperm",
+        "nft 'table inet w { chain c { \
+         type filter hook output priority 0; udp dport 8285 drop; }; }'",
+        "nft delete table inet w",
+    ),
+    here(
+        "an entry of the store is no usable lease",
+        Screen::Status,
+        "no usable lease",
+        "echo '{\"PublicIP\":\"192.0.2.7\"}' > $STORE/subnets/10.9.1.0-24",
+        "rm $STORE/subnets/10.9.1.0-24",
+    ),
+    Broken {
+        fault: Fault {
+            name: "a path takes less than the MTU, and nobody says so",
+            screen: Screen::Status,
+            says: "the paths to 1 take less than the MTU of 1472",
+        },
+        host: 1,
+        breaks: "nft 'table inet n { chain c { type filter hook prerouting priority -500; \
+                 iifname wire0 meta length > 1300 drop; }; }'",
+        mends: "nft delete table inet n",
+    },
+];
+
+pub(super) fn faults() -> impl Iterator<Item = Fault> {
+    [OF_THE_HOST, OF_THE_PEER, OF_PACKETS].into_iter().flatten().map(|broken| broken.fault)
+}
+
+/// A fault may trip a second check, and one may depend on the machine that runs the tests.
+const COMPLAINTS_MAX: usize = 3;
+
+/// Causes each fault, and asserts that its cause is named then, and not before.
+fn try_all(all: &[Broken]) {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let (host, dir) = (&overlay.lab.hosts[0], overlay.dir(0));
+    let [own, peer] = overlay.leases.each_ref().map(|lease| lease.network().to_string());
+    let variables = [
+        ("DIR", dir.display().to_string()),
+        ("STORE", overlay.files().join("store").display().to_string()),
+        ("OWN_ADDRESS", "172.20.0.1".to_owned()),
+        ("OWN_SUBNET", own),
+        ("PEER_ADDRESS", "172.20.0.2".to_owned()),
+        ("PEER_SUBNET", peer),
+        ("PEER_POD", overlay.pod(1).to_string()),
+        ("PEER_PID", overlay.daemons[1].pid().as_raw_nonzero().to_string()),
+    ];
+    // Pods that talk, with full packets.
+    let far = overlay.pod(1).to_string();
+    let _pings = overlay.lab.pods[0].spawn(&["ping", "-q", "-i0.2", "-s1400", &far]);
+    overlay.traffic_resumes(KNOWN, "the start");
+    for Broken { fault, host: broken_host, breaks, mends } in all {
+        let before = fault.screen.show(host, &dir, &[]);
+        assert!(!before.contains(fault.says), "{} before it was caused: {before}", fault.name);
+        shell(&overlay.lab.hosts[*broken_host], &variables, breaks);
+        assert_named(*fault, host, &dir, &[]);
+        let screen = fault.screen.show(host, &dir, &[]);
+        let is_complaint = |line: &&str| line.starts_with("failed") || line.starts_with("warning");
+        let complaints = screen.lines().filter(is_complaint).count();
+        assert!(complaints <= COMPLAINTS_MAX, "{}: too much else: {screen}", fault.name);
+        shell(&overlay.lab.hosts[*broken_host], &variables, mends);
+        // Counts stay, and a path is measured again after minutes.
+        let leaves_traces = fault.says.starts_with("look at") || fault.says.contains("paths");
+        wait_until(KNOWN, &format!("all is well after: {}", fault.name), || {
+            let screen = fault.screen.show(host, &dir, &[]);
+            leaves_traces || !screen.contains(fault.says)
+        });
+    }
+}
+
+#[test]
+fn faults_of_the_host_are_named() {
+    try_all(OF_THE_HOST);
+}
+
+#[test]
+fn faults_of_the_way_to_a_peer_are_named() {
+    try_all(OF_THE_PEER);
+}
+
+#[test]
+fn faults_of_packets_and_entries_are_named() {
+    try_all(OF_PACKETS);
+}
