@@ -8,6 +8,7 @@
 
 pub mod acquire;
 pub mod backoff;
+pub mod by_hand;
 pub mod cache;
 pub mod choose;
 mod claim;

@@ -1,10 +1,13 @@
 //! The words of `weft`. Help, manual pages and completions are made from these definitions.
 
+use std::ffi::OsString;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+
+use crate::route::Prefix;
 
 /// Where daemons write it unless told otherwise.
 pub(super) const SUBNET_FILE: &str = "/run/flannel/subnet.env";
@@ -44,6 +47,10 @@ pub(super) enum Command {
     /// Packets that the udp backend's workers drop, with the reason and where to look: samples, as
     /// they are dropped. Nothing is sampled while nobody asks.
     Drops(DropsArguments),
+    /// The leases in the store itself, with weftd or without it. What would end a node that lives
+    /// is refused.
+    #[command(subcommand)]
+    Lease(LeaseCommand),
     /// Every option of the running daemon with its value and where it comes from: those that were
     /// given first.
     Config(Answered),
@@ -150,6 +157,53 @@ pub(super) struct ExplainArguments {
     pub(super) df: bool,
     #[command(flatten)]
     pub(super) answered: Answered,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum LeaseCommand {
+    /// A row for each lease and reservation, and what is there that can't be used.
+    List {
+        #[command(flatten)]
+        store: StoreArguments,
+        /// As JSON.
+        #[arg(short, long, value_name = "FORMAT")]
+        output: Option<Output>,
+    },
+    /// One entry as it is in the store, as JSON.
+    Show {
+        /// The subnet, such as 10.5.7.0/24, or the node's public address.
+        what: String,
+        #[command(flatten)]
+        store: StoreArguments,
+    },
+    /// Assigns a free subnet to a node, which takes it when it starts, and keeps it for ever.
+    Reserve {
+        /// Such as 10.5.7.0/24.
+        subnet: Prefix,
+        /// The node's PublicIP.
+        public_ip: Ipv4Addr,
+        #[command(flatten)]
+        store: StoreArguments,
+    },
+    /// Takes a lease or reservation back, of a node that is gone.
+    Release {
+        /// Such as 10.5.7.0/24.
+        subnet: Prefix,
+        /// Nobody uses the subnet any more: you have looked.
+        #[arg(long)]
+        node_is_gone: bool,
+        #[command(flatten)]
+        store: StoreArguments,
+    },
+}
+
+/// Where the leases are.
+#[derive(Debug, Args)]
+pub(super) struct StoreArguments {
+    /// Flags as weftd takes them, behind --: `-- --etcd-endpoints=http://192.0.2.1:2379`. Variables
+    /// such as FLANNELD_ETCD_ENDPOINTS count, too.
+    #[arg(last = true, value_name = "FLAGS OF WEFTD")]
+    pub(super) flags: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

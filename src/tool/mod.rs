@@ -11,6 +11,7 @@ mod drops;
 mod echo;
 mod explain;
 mod install_conf;
+mod lease;
 mod pcapng;
 mod peers;
 mod ping;
@@ -97,6 +98,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Check(arguments) => return check::run(&arguments),
         Command::Explain(arguments) => return explain(&arguments),
         Command::Drops(arguments) => drops::run(&arguments)?,
+        Command::Lease(arguments) => lease::run(arguments)?,
         Command::Bugreport { daemon, subnet_file } => bugreport(daemon, subnet_file)?,
         Command::Config(arguments) => config(&arguments)?,
         Command::Log(daemon) => text(&daemon.socket, "/log")?,

@@ -12,6 +12,7 @@ mod faults;
 mod footprint;
 mod handover;
 mod lab_selfcheck;
+mod lease;
 mod life_cycle;
 #[path = "../../benches/evil/packets.rs"]
 mod packets;

@@ -71,7 +71,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["store/etcd"],
             &["store"],
             &["manager"],
-            &["acquire", "claim", "config_check"],
+            &["acquire", "by_hand", "claim", "config_check"],
             &["run"],
         ],
     ),

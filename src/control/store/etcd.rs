@@ -152,6 +152,14 @@ impl EtcdStore {
         self.create_any(std::iter::once(subnet), value, ttl, None).await.0
     }
 
+    pub(super) async fn reserve(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+    ) -> Result<Lease, StoreError> {
+        self.create_with(subnet, value, None, None).await.map(|granted| granted.lease)
+    }
+
     /// For a node that starts: its claim has to be its own still.
     pub(super) async fn create_first(
         &self,
@@ -178,7 +186,7 @@ impl EtcdStore {
         let mut lost = 0;
         let mut result = Err(StoreError::Conflict(self.subnets()));
         for subnet in subnets {
-            result = self.create_with(subnet, value, etcd_lease, claimed.clone()).await;
+            result = self.create_with(subnet, value, Some(etcd_lease), claimed.clone()).await;
             match result {
                 Err(StoreError::Conflict(_)) => lost += 1,
                 Ok(_) | Err(_) => break,
@@ -194,13 +202,14 @@ impl EtcdStore {
         &self,
         subnet: Prefix,
         value: &LeaseAttributes,
-        etcd_lease: EtcdLease,
+        etcd_lease: Option<EtcdLease>,
         claimed: Option<Compare>,
     ) -> Result<Granted, StoreError> {
         let (key, bytes) = (subnet.key(), value.to_json()?);
         let path = self.path(&key);
         let absent = Compare::version(path.as_str(), CompareOp::Equal, 0);
-        let put = TxnOp::put(path, bytes, Some(PutOptions::new().with_lease(etcd_lease.id)));
+        let bound = etcd_lease.map(|lease| PutOptions::new().with_lease(lease.id));
+        let put = TxnOp::put(path, bytes, bound);
         // Whoever made the etcd lease revokes it, if no other try needs it.
         let conditions = std::iter::once(absent).chain(claimed).collect();
         let revision =
@@ -208,7 +217,7 @@ impl EtcdStore {
         let (attributes, lifetime) = (value.clone(), Lifetime::Reservation);
         let lease =
             Lease { subnet, key, attributes, revision, created_revision: revision, lifetime };
-        Ok(granted(lease, Some(etcd_lease)))
+        Ok(granted(lease, etcd_lease))
     }
 
     pub(super) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {

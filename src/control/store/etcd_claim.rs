@@ -181,6 +181,13 @@ impl Claims {
         Some(Compare::mod_revision(self.claim_path(public_ip), CompareOp::Equal, revision))
     }
 
+    /// Who claims `public_ip` now, in words.
+    pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> Result<Option<String>, StoreError> {
+        let found = self.look(&self.claim_path(public_ip)).await?;
+        let holder = found.and_then(|found| NodeIdentity::from_json(found.value()));
+        Ok(holder.map(|holder| holder.describe(false)))
+    }
+
     /// Gives up all claims of this run.
     pub(super) async fn release(&self) {
         let lease = self.state.lock().await.lease.take();

@@ -88,6 +88,16 @@ impl LocalStore {
         value: &LeaseAttributes,
         ttl: Duration,
     ) -> Result<Granted, StoreError> {
+        self.create_for(subnet, value, Some(ttl)).await
+    }
+
+    /// Without `ttl` for ever.
+    async fn create_for(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+        ttl: Option<Duration>,
+    ) -> Result<Granted, StoreError> {
         let (files, value) = (self.files.clone(), value.clone());
         blocking(move || {
             let locked = files.lock()?;
@@ -97,9 +107,25 @@ impl LocalStore {
             if taken || locked.revision(&key)?.is_some() {
                 return Err(StoreError::Conflict(key));
             }
-            write(&locked, subnet, key, value, Some(ttl))
+            write(&locked, subnet, key, value, ttl)
         })
         .await
+    }
+
+    pub(super) async fn reserve(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+    ) -> Result<Lease, StoreError> {
+        self.create_for(subnet, value, None).await.map(|granted| granted.lease)
+    }
+
+    pub(super) async fn claimed_by(
+        &self,
+        public_ip: Ipv4Addr,
+    ) -> Result<Option<String>, StoreError> {
+        let files = self.files.clone();
+        blocking(move || FileClaims::holder(&files.claims_path(), public_ip)).await
     }
 
     pub(super) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {

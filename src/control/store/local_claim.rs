@@ -61,6 +61,21 @@ impl FileClaims {
         Ok(())
     }
 
+    /// Who claims `public_ip` now, in words. Blocks.
+    pub(super) fn holder(
+        directory: &Path,
+        public_ip: Ipv4Addr,
+    ) -> Result<Option<String>, StoreError> {
+        let path = directory.join(public_ip.to_string());
+        let lock = |source| failed("lock", &path, source);
+        if !path.try_exists().map_err(lock)? || lock_file::try_lock(&path).map_err(lock)?.is_some()
+        {
+            return Ok(None);
+        }
+        let found = read_bounded(&path, CLAIM_BYTES_MAX).ok().flatten().unwrap_or_default();
+        Ok(Some(NodeIdentity::from_json(&found).unwrap_or_default().describe(false)))
+    }
+
     /// The own entry shows `public_ip`: the old address is free for others.
     pub(super) fn leave_all_but(&self, public_ip: Ipv4Addr) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -152,6 +152,15 @@ impl MemoryStore {
         Ok(snapshot)
     }
 
+    pub(crate) async fn reserve(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+    ) -> Result<Lease, StoreError> {
+        let created = self.create(subnet, value, Duration::MAX).await?;
+        Ok(Lease { lifetime: Lifetime::Reservation, ..created.lease })
+    }
+
     pub(crate) async fn create(
         &self,
         subnet: Prefix,

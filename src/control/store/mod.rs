@@ -223,6 +223,26 @@ impl Leased {
         store.renew(held, ttl).await
     }
 
+    /// Assigns `subnet` for ever, if no entry has its key.
+    pub async fn reserve(
+        &self,
+        subnet: Prefix,
+        value: &LeaseAttributes,
+    ) -> Result<Lease, StoreError> {
+        on_each!(self, store => store.reserve(subnet, value).await)
+    }
+
+    /// The node whose daemon runs and claims `public_ip`, in words. A node that runs flanneld
+    /// claims nothing.
+    pub async fn claimed_by(&self, public_ip: Ipv4Addr) -> Result<Option<String>, StoreError> {
+        match self {
+            Self::Etcd(store) => store.claims.holder(public_ip).await,
+            Self::Local(store) => store.claimed_by(public_ip).await,
+            #[cfg(test)]
+            Self::Memory(_) => Ok(None),
+        }
+    }
+
     /// Removes `held`, if nobody wrote since.
     pub async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
         on_each!(self, store => store.delete(held).await)

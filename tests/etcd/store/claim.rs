@@ -308,3 +308,26 @@ async fn moved_node_keeps_subnet_frees_old_address() {
     task.abort();
     watching.assert_running("another node ended");
 }
+
+#[tokio::test]
+async fn a_lease_is_released_by_hand_once_its_node_is_gone() {
+    let etcd = Etcd::start();
+    etcd.ctl(&["put", &format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#]);
+    let (a, operator) = (named(&etcd.url(), "node-a"), manager_at(&etcd.url()));
+    let own = a.acquire(&network(), &node(1)).await.expect("a subnet is free");
+    let (subnet, public_ip) = (own.lease.subnet, own.lease.attributes.public_ip);
+    let refusal = operator.release(subnet, true).await.expect_err("a live node would end");
+    assert!(refusal.to_string().contains("lives, node \"node-a\""), "{refusal}");
+    a.release_claim().await;
+    let refusal = operator.release(subnet, false).await.expect_err("nobody was asked");
+    assert!(refusal.to_string().contains("--node-is-gone"), "{refusal}");
+    let refusal = operator.reserve(subnet, Ipv4Addr::new(192, 0, 2, 99)).await;
+    assert!(refusal.is_err_and(|error| error.to_string().contains("is taken")));
+    operator.release(subnet, true).await.expect("the node is gone");
+    let reserved = operator.reserve(subnet, public_ip).await.expect("the subnet is free");
+    assert_eq!(reserved.subnet, subnet);
+    let entries = operator.entries().await.expect("etcd answers").leases;
+    assert_eq!(entries[0].lifetime, weft::control::lease::Lifetime::Reservation, "{entries:?}");
+    let again = named(&etcd.url(), "node-a").acquire(&network(), &node(1)).await;
+    assert_eq!(again.expect("it is reserved").lease.subnet, subnet);
+}

@@ -1,0 +1,185 @@
+//! What an operator does to leases by hand, with weftd or without it: reserve a subnet for a node,
+//! and take one back. Neither is done to a node that lives.
+
+use std::net::Ipv4Addr;
+
+use crate::config::network::{NetworkConfig, NetworkConfigError};
+use crate::control::error::StoreError;
+use crate::control::lease::{Lease, LeaseAttributes};
+use crate::control::manager::SubnetManager;
+use crate::control::snapshot::Snapshot;
+use crate::control::store::Leased;
+use crate::route::Prefix;
+
+/// Why nothing was done.
+#[derive(Debug, thiserror::Error)]
+pub enum ByHandError {
+    /// The store does not do it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The network configuration is no help.
+    #[error("the network configuration cannot be used")]
+    Config(#[from] NetworkConfigError),
+    /// Not this store's to give.
+    #[error(
+        "in Kubernetes the cluster assigns subnets: `kubectl get node -o wide`, and spec.podCIDR \
+         of a Node"
+    )]
+    Assigned,
+    /// Not a subnet that a node may have.
+    #[error("{subnet} is no subnet that nodes lease here: a /{length_bits} from {min} to {max}")]
+    NotLeasable {
+        /// What was asked for.
+        subnet: Prefix,
+        /// How long it has to be.
+        length_bits: u8,
+        /// The first.
+        min: Ipv4Addr,
+        /// The last.
+        max: Ipv4Addr,
+    },
+    /// Somebody has it, or a part of it.
+    #[error("{subnet} is taken: the store has {other}{}", of(*.holder))]
+    Taken {
+        /// What was asked for.
+        subnet: Prefix,
+        /// What is there.
+        other: Prefix,
+        /// Whose it is, if its entry can be read.
+        holder: Option<Ipv4Addr>,
+    },
+    /// The node has a subnet.
+    #[error("the node {public_ip} has {subnet} already: release that first")]
+    HasAnother {
+        /// The node.
+        public_ip: Ipv4Addr,
+        /// What it has.
+        subnet: Prefix,
+    },
+    /// Nothing to release.
+    #[error("the store has no lease of {0}")]
+    NoLease(Prefix),
+    /// It would end a node.
+    #[error("the node {public_ip} lives, {holder}, and would end: stop weftd there first")]
+    Lives {
+        /// The node.
+        public_ip: Ipv4Addr,
+        /// What it says of itself.
+        holder: String,
+    },
+    /// It may end a node.
+    #[error(
+        "nobody can see from here whether the node {public_ip} still uses {subnet}, for a flannel \
+         node says nothing of itself: be sure that it is gone, then repeat this with --node-is-gone"
+    )]
+    MayLive {
+        /// The node.
+        public_ip: Ipv4Addr,
+        /// What it has.
+        subnet: Prefix,
+    },
+}
+
+impl SubnetManager {
+    /// All that is in the store.
+    pub async fn entries(&self) -> Result<Snapshot, StoreError> {
+        self.store.list().await
+    }
+
+    /// Assigns `subnet` to the node of `public_ip` for ever; it takes it when it starts.
+    pub async fn reserve(&self, subnet: Prefix, public_ip: Ipv4Addr) -> Result<Lease, ByHandError> {
+        let store = self.writable()?;
+        let config = NetworkConfig::parse(&store.config().await?)?;
+        may_reserve(&config, &store.list().await?, subnet, public_ip)?;
+        Ok(store.reserve(subnet, &LeaseAttributes::udp(public_ip)).await?)
+    }
+
+    /// Deletes the lease or reservation of `subnet`, unless its node lives, or may live and the
+    /// operator is not `sure` that it is gone.
+    pub async fn release(&self, subnet: Prefix, sure: bool) -> Result<Lease, ByHandError> {
+        let store = self.writable()?;
+        let snapshot = store.list().await?;
+        let found = snapshot.leases.into_iter().find(|lease| lease.subnet == subnet);
+        let lease = found.ok_or(ByHandError::NoLease(subnet))?;
+        let public_ip = lease.attributes.public_ip;
+        if let Some(holder) = store.claimed_by(public_ip).await? {
+            return Err(ByHandError::Lives { public_ip, holder });
+        }
+        if !sure {
+            return Err(ByHandError::MayLive { public_ip, subnet });
+        }
+        store.delete(&lease).await?;
+        Ok(lease)
+    }
+
+    fn writable(&self) -> Result<&Leased, ByHandError> {
+        self.store.leased().ok_or(ByHandError::Assigned)
+    }
+}
+
+fn of(holder: Option<Ipv4Addr>) -> String {
+    holder.map(|public_ip| format!(" of {public_ip}")).unwrap_or_default()
+}
+
+fn may_reserve(
+    config: &NetworkConfig,
+    snapshot: &Snapshot,
+    subnet: Prefix,
+    public_ip: Ipv4Addr,
+) -> Result<(), ByHandError> {
+    if !config.leasable(subnet) {
+        return Err(ByHandError::NotLeasable {
+            subnet,
+            length_bits: config.subnet_length_bits,
+            min: config.subnet_min,
+            max: config.subnet_max,
+        });
+    }
+    if let Some(other) = snapshot.taken().find(|other| other.overlaps(subnet)) {
+        let lease = snapshot.leases.iter().find(|lease| lease.subnet == other);
+        let holder = lease.map(|lease| lease.attributes.public_ip);
+        return Err(ByHandError::Taken { subnet, other, holder });
+    }
+    let own = snapshot.leases.iter().find(|lease| lease.attributes.public_ip == public_ip);
+    match own {
+        Some(lease) => Err(ByHandError::HasAnother { public_ip, subnet: lease.subnet }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::lease::Lifetime;
+
+    fn config() -> NetworkConfig {
+        NetworkConfig::parse(br#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.1.0"}"#).unwrap()
+    }
+
+    fn snapshot() -> Snapshot {
+        let subnet: Prefix = "10.5.7.0/24".parse().unwrap();
+        let attributes = LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 7));
+        let (key, lifetime) = (subnet.key(), Lifetime::Reservation);
+        let lease = Lease { subnet, key, attributes, revision: 1, created_revision: 1, lifetime };
+        Snapshot { leases: vec![lease], ..Snapshot::default() }
+    }
+
+    #[test]
+    fn only_a_free_subnet_is_reserved_for_a_node_without_one() {
+        let refusal = |subnet: &str, last: u8| {
+            let (subnet, ip) = (subnet.parse().unwrap(), Ipv4Addr::new(192, 0, 2, last));
+            may_reserve(&config(), &snapshot(), subnet, ip).map_err(|error| error.to_string())
+        };
+        assert_eq!(refusal("10.5.8.0/24", 8), Ok(()));
+        for (subnet, last, says) in [
+            ("10.6.8.0/24", 8, "10.6.8.0/24 is no subnet that nodes lease here: a /24 from 10.5.1"),
+            ("10.5.0.0/24", 8, "10.5.0.0/24 is no subnet that nodes lease here"),
+            ("10.5.8.0/25", 8, "10.5.8.0/25 is no subnet"),
+            ("10.5.7.0/24", 8, "10.5.7.0/24 is taken: the store has 10.5.7.0/24 of 192.0.2.7"),
+            ("10.5.8.0/24", 7, "the node 192.0.2.7 has 10.5.7.0/24 already: release that first"),
+        ] {
+            let error = refusal(subnet, last).unwrap_err();
+            assert!(error.starts_with(says), "{subnet}: {error}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `weft lease`: the leases in the store itself, with weftd or without it.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+
+use anyhow::{Context, anyhow, bail};
+use serde_json::{Value, json};
+
+use crate::config::flags::{self, Outcome};
+use crate::control::clock::format_rfc3339;
+use crate::control::lease::{Lease, Lifetime};
+use crate::control::manager::SubnetManager;
+use crate::control::rejected::Rejected;
+use crate::control::snapshot::Snapshot;
+use crate::daemon::status::SCHEMA;
+use crate::route::Prefix;
+use crate::tool::arguments::{LeaseCommand, Output, StoreArguments};
+use crate::tool::table;
+
+const HEADINGS: [&str; 5] = ["SUBNET", "PUBLIC IP", "BACKEND", "KIND", "UNTIL"];
+
+/// Does what was asked for; returns what to print.
+pub(super) fn run(command: LeaseCommand) -> anyhow::Result<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(answer(command))
+}
+
+async fn answer(command: LeaseCommand) -> anyhow::Result<String> {
+    match command {
+        LeaseCommand::List { store, output } => {
+            let snapshot = open(&store).await?.entries().await?;
+            Ok(match output {
+                Some(Output::Json) => format!("{:#}\n", list_json(&snapshot)),
+                None => list(&snapshot),
+            })
+        }
+        LeaseCommand::Show { what, store } => show(&open(&store).await?.entries().await?, &what),
+        LeaseCommand::Reserve { subnet, public_ip, store } => {
+            open(&store).await?.reserve(subnet, public_ip).await?;
+            Ok(format!("{subnet} is reserved for {public_ip}, which takes it at its next start\n"))
+        }
+        LeaseCommand::Release { subnet, node_is_gone, store } => {
+            let lease = open(&store).await?.release(subnet, node_is_gone).await?;
+            Ok(format!("{subnet} of {} is free\n", lease.attributes.public_ip))
+        }
+    }
+}
+
+/// The store that a weftd with these flags, and with the variables of this environment, would use.
+async fn open(store: &StoreArguments) -> anyhow::Result<SubnetManager> {
+    let words = std::iter::once(OsString::from("weftd")).chain(store.flags.iter().cloned());
+    let options = match flags::parse(words, |name| std::env::var_os(name)) {
+        Outcome::Run(options, warnings) => {
+            for warning in warnings {
+                writeln!(io::stderr(), "weft: {warning}").ok();
+            }
+            options
+        }
+        Outcome::End(text, _) => bail!("{}", text.trim_end()),
+    };
+    SubnetManager::connect(&options.store, None).await.context("the store cannot be used")
+}
+
+fn list(snapshot: &Snapshot) -> String {
+    let mut leases: Vec<_> = snapshot.leases.iter().collect();
+    leases.sort_by_key(|lease| lease.subnet);
+    let rows: Vec<_> = leases.iter().map(|lease| row(lease)).collect();
+    let mut text = table::render(&HEADINGS, &rows, |_, _, shown| shown.to_owned());
+    for Rejected { key, detail, .. } in &snapshot.rejected {
+        text += &format!("no lease: {key:?}: {detail}\n");
+    }
+    text
+}
+
+fn row(lease: &Lease) -> Vec<String> {
+    let backend = match lease.attributes.backend_type.as_str() {
+        "" => "udp",
+        other => other,
+    };
+    vec![
+        lease.subnet.to_string(),
+        lease.attributes.public_ip.to_string(),
+        flags::visible(backend),
+        kind(lease.lifetime).to_owned(),
+        match lease.lifetime {
+            Lifetime::Leased { expires_unix: Some(seconds), .. } => format_rfc3339(seconds),
+            Lifetime::Leased { expires_unix: None, .. } | Lifetime::Reservation => "-".to_owned(),
+        },
+    ]
+}
+
+fn kind(lifetime: Lifetime) -> &'static str {
+    match lifetime {
+        Lifetime::Reservation => "reservation",
+        Lifetime::Leased { .. } => "lease",
+    }
+}
+
+fn list_json(snapshot: &Snapshot) -> Value {
+    let rejected = snapshot.rejected.iter().map(|rejected| {
+        json!({
+            "key": rejected.key,
+            "reason": rejected.reason.name(),
+            "detail": rejected.detail,
+        })
+    });
+    json!({
+        "schema": SCHEMA,
+        "leases": snapshot.leases.iter().map(lease_json).collect::<Value>(),
+        "rejected": rejected.collect::<Value>(),
+    })
+}
+
+fn lease_json(lease: &Lease) -> Value {
+    let expires_unix = match lease.lifetime {
+        Lifetime::Leased { expires_unix, .. } => expires_unix,
+        Lifetime::Reservation => None,
+    };
+    json!({
+        "subnet": lease.subnet.to_string(),
+        "key": lease.key,
+        "kind": kind(lease.lifetime),
+        "expires_unix": expires_unix,
+        "revision": lease.revision,
+        "value": lease.attributes,
+    })
+}
+
+fn show(snapshot: &Snapshot, what: &str) -> anyhow::Result<String> {
+    let subnet: Option<Prefix> = what.parse().ok();
+    let is_it = |lease: &&Lease| {
+        Some(lease.subnet) == subnet || lease.attributes.public_ip.to_string() == what
+    };
+    let lease = snapshot.leases.iter().find(is_it);
+    let lease = lease.ok_or_else(|| anyhow!("the store has no lease of {what}"))?;
+    let mut json = lease_json(lease);
+    json["schema"] = SCHEMA.into();
+    Ok(format!("{json:#}\n"))
+}

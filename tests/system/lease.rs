@@ -1,0 +1,63 @@
+//! `weft lease` on a store, beside daemons that live and after they are gone.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::support::lab::LEASE_TIMEOUT;
+use super::support::lab::wait_until;
+use super::support::overlay::{CONFIG, Overlay};
+
+fn lease(store: &Path, words: &[&str]) -> (String, Option<i32>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    let store = format!("--local-store={}", store.display());
+    let Output { stdout, stderr, status } =
+        command.arg("lease").args(words).args(["--", &store]).output().expect("weft runs");
+    (String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned(), status.code())
+}
+
+#[test]
+fn leases_are_listed_reserved_and_released_but_no_live_node_ends() {
+    let mut overlay = Overlay::start_with(CONFIG, [&[], &[]]);
+    let store = overlay.files().join("store");
+    let lease = |words: &[&str]| lease(&store, words);
+    let own = &overlay.leases[0].network();
+    let subnet = format!("{own}/24");
+    let (list, code) = lease(&["list"]);
+    assert_eq!(code, Some(0), "{list}");
+    let row = list.lines().find(|line| line.starts_with(&subnet)).expect("a row for each lease");
+    let words: Vec<_> = row.split_whitespace().collect();
+    assert_eq!(words[..4], [subnet.as_str(), "172.20.0.1", "udp", "lease"], "{list}");
+    let (shown, _) = lease(&["show", "172.20.0.1"]);
+    assert!(shown.contains("\"PublicIP\": \"172.20.0.1\""), "{shown}");
+
+    // A node that lives is not ended, whatever the operator is sure of.
+    for words in [&["release", &subnet][..], &["release", "--node-is-gone", &subnet]] {
+        let (refusal, code) = lease(words);
+        assert_eq!(code, Some(2), "{refusal}");
+        assert!(refusal.contains("the node 172.20.0.1 lives, node "), "{refusal}");
+    }
+    for (words, says) in [
+        (["reserve", &subnet, "192.0.2.9"], "is taken: the store has"),
+        (["reserve", "10.5.201.0/24", "172.20.0.1"], "has ".to_owned().as_str()),
+        (["reserve", "10.6.1.0/24", "192.0.2.9"], "is no subnet that nodes lease here"),
+    ] {
+        let (refusal, code) = lease(&words);
+        assert!(code == Some(2) && refusal.contains(says), "{words:?}: {refusal}");
+    }
+
+    // A reservation, and the node that it is for.
+    overlay.daemons.clear();
+    let (answer, code) = lease(&["release", &subnet]);
+    assert!(code == Some(2) && answer.contains("--node-is-gone"), "{answer}");
+    let (answer, code) = lease(&["release", "--node-is-gone", &subnet]);
+    assert!(code == Some(0) && answer.contains("of 172.20.0.1 is free"), "{answer}");
+    let (answer, code) = lease(&["reserve", "10.5.201.0/24", "172.20.0.1"]);
+    assert_eq!(code, Some(0), "{answer}");
+    assert!(lease(&["list"]).0.contains("reservation"));
+    std::fs::remove_file(overlay.dir(0).join("subnet.env")).expect("it was written");
+    let daemon = overlay.weftd(0, &["--start-from-cache=false"]);
+    wait_until(LEASE_TIMEOUT, "the node takes the subnet that is reserved for it", || {
+        overlay.dir(0).join("subnet.env").exists()
+    });
+    assert!(daemon.output().contains("10.5.201.0/24"), "{}", daemon.output());
+}
