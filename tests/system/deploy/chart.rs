@@ -242,11 +242,31 @@ fn own_values_become_known_flags() {
         "flannel.fast.offload=tso\\,gso",
         "flannel.fast.workers=2",
         "flannel.fast.logFormat=json",
+        "flannel.fast.fastPath=auto",
+        "flannel.fast.peerCheck=strict",
+        "flannel.fast.metrics.port=9469",
+        "flannel.fast.metrics.podMonitor=true",
         "flannel.fast.tun=false",
         "flannel.fast.seccomp.install=false",
     ]);
-    let ours = ["--engine=mmsg", "--offload=tso,gso", "--workers=2", "--log-format=json"];
+    let ours = [
+        "--engine=mmsg",
+        "--offload=tso,gso",
+        "--workers=2",
+        "--log-format=json",
+        "--fast-path=auto",
+        "--peer-check=strict",
+        "--metrics-address=0.0.0.0:9469",
+    ];
     assert_eq!(arguments(&objects)[3..], ours);
+    let monitor = &objects["PodMonitor kube-flannel"]["spec"];
+    let endpoint = &monitor["podMetricsEndpoints"][0];
+    let port = &pod(&objects)["containers"][0]["ports"][1];
+    assert_eq!((&endpoint["port"], &port["containerPort"]), (&port["name"], &9469.into()));
+    let labels = &objects["DaemonSet kube-flannel-ds"]["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(monitor["selector"]["matchLabels"]["app"], labels["app"]);
+    let lonely = template(&["flannel.fast.metrics.podMonitor=true"]).unwrap_err();
+    assert!(lonely.contains("needs flannel.fast.metrics.port"), "{lonely}");
     let security = &pod(&objects)["containers"][0]["securityContext"]["seccompProfile"];
     assert_eq!(security, &json!({ "type": "RuntimeDefault" }));
     let data = objects["ConfigMap kube-flannel-cfg"]["data"].as_object().unwrap();
