@@ -17,10 +17,12 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
-/// What the control plane goes on with: routes, devices and rules; raw packets for path MTUs and
-/// for iptables; programs in the kernel, whose maps count against a limit before 5.11; and files of
-/// the store or of TLS that belong to another user.
+/// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
+/// the address changes; raw packets for path MTUs and for iptables; programs in the kernel, whose
+/// maps count against a limit before 5.11; and files of the store or of TLS that belong to another
+/// user.
 const OF_CONTROL: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::SYS_RESOURCE)
@@ -71,8 +73,16 @@ const OF_OLD_ARCHITECTURE: &[libc::c_long] = &[libc::SYS_poll];
 const OF_OLD_ARCHITECTURE: &[libc::c_long] = &[];
 
 /// Refused, and no fault: glibc's malloc reads a sysctl before it gives memory back, and goes on
-/// without. The others are needed to refuse all this.
-const REFUSED_QUIETLY: &[libc::c_long] = &[libc::SYS_openat, libc::SYS_prctl, libc::SYS_seccomp];
+/// without, as a backtrace does. The last two are needed to refuse all this.
+const REFUSED_QUIETLY: &[libc::c_long] = &[
+    libc::SYS_openat,
+    libc::SYS_getcwd,
+    libc::SYS_readlinkat,
+    libc::SYS_statx,
+    libc::SYS_fstat,
+    libc::SYS_prctl,
+    libc::SYS_seccomp,
+];
 
 /// A thread kept rights that it does not need.
 #[derive(Debug, thiserror::Error)]

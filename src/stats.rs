@@ -70,7 +70,7 @@ macro_rules! drop_reasons {
 drop_reasons! {
     /// Shorter than an IPv4 header.
     Runt = "runt",
-    /// An IPv6 packet on the TUN device; the udp backend carries IPv4 only.
+    /// An IPv6 packet; the udp backend carries IPv4 only.
     Ipv6 = "ipv6",
     /// The version field is neither 4 nor 6.
     BadVersion = "bad-version",

@@ -122,7 +122,7 @@ impl KernelBackend {
             None => true,
             Some(peers) => self.reconcile_peers(device.as_ref(), peers, routes).await?,
         };
-        self.reporter.state(|state| (state.is_up, state.why_down) = (true, None));
+        self.reporter.state(|state| (state.is_up, state.wrong) = (true, None));
         Ok(is_complete)
     }
 

@@ -28,8 +28,8 @@ const LOGGED_PER_UPDATE_MAX: usize = 8;
 pub struct PlaneState {
     /// Whether packets can flow; false while it is rebuilt.
     pub is_up: bool,
-    /// Why they can't, while they can't.
-    pub why_down: Option<String>,
+    /// Why they can't, while they can't, or what else is wrong with it.
+    pub wrong: Option<String>,
     /// The dataplane in one line, for the log and the status.
     pub description: String,
     /// The overlay's own device, if it has one.
@@ -257,7 +257,7 @@ impl Reporter {
         let (interface, public_address) = (external.name.clone(), external.public_address);
         let state = PlaneState {
             is_up,
-            why_down: None,
+            wrong: None,
             description,
             device: None,
             interface,

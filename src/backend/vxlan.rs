@@ -181,7 +181,7 @@ impl VxlanDevice {
             return;
         }
         let why = format!("{name} cannot be made: {}", with_causes(error));
-        reporter.state(|state| (state.is_up, state.why_down) = (false, Some(why)));
+        reporter.state(|state| (state.is_up, state.wrong) = (false, Some(why)));
         if error.is_already_there() {
             let text = format!(
                 "{name} cannot be made: another device has VNI {vni} and the same port, see \

@@ -28,7 +28,7 @@ pub(super) use crate::control::machine::state::Write;
 use crate::control::machine::state::{Asked, Follow, Outage, OwnEntry, REWRITE_PAUSE, Twin};
 use crate::control::peers::{self, Node};
 use crate::control::rejected::Rejected;
-use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, Snapshot};
+use crate::control::snapshot::{Change, ENTRIES_MAX, Granted, OwnLease, REJECTED_MAX, Snapshot};
 use crate::control::timing::Timing;
 
 /// Share by which listings are spread.
@@ -382,8 +382,15 @@ impl Machine {
             self.mirror.insert(lease.key.clone(), lease);
         } else {
             let rejected = Rejected::too_many(lease.revision);
-            self.unreadable.insert(rejected.key.clone(), rejected.clone());
+            self.remember_unreadable(rejected.clone());
             self.commands.push(Command::Reject(vec![rejected]));
+        }
+    }
+
+    /// As many as one listing may have; the next complete one shows the others.
+    fn remember_unreadable(&mut self, rejected: Rejected) {
+        if self.unreadable.len() < REJECTED_MAX || self.unreadable.contains_key(&rejected.key) {
+            self.unreadable.insert(rejected.key.clone(), rejected);
         }
     }
 

@@ -68,7 +68,7 @@ impl Unused {
         self.counts[reason as usize]
     }
 
-    /// How many there are.
+    /// How many there are, or at least are: beyond so many a listing leaves them out.
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -15,8 +15,11 @@ use crate::stats::{Sample, WorkerStats};
 /// How long workers go on sampling after somebody has asked.
 const WANTED_NS: u64 = 2_000_000_000;
 
+/// Most samples in one answer, the newest: a hundred workers must not keep the control plane busy.
+const SAMPLES_MAX: usize = 256;
+
 /// Samples beyond those that `seen` has: a number for each direction of each worker, between
-/// commas, as `next` gave them; empty for none.
+/// commas, as `next` gave them. If it is empty, none: what somebody else has wanted is old.
 pub(super) fn json(running: Option<&Running>, seen: &str) -> Value {
     let Some(running) = running else {
         return json!({ "schema": SCHEMA, "error": "the dataplane does not run yet" });
@@ -29,20 +32,22 @@ pub(super) fn json(running: Option<&Running>, seen: &str) -> Value {
         );
         return json!({ "schema": SCHEMA, "error": error });
     };
+    let is_first = seen.is_empty();
     let mut seen = seen.split(',').map(|number| number.parse().unwrap_or(0));
     let now_ns = ns(ClockId::Monotonic);
     let since_boot_ns = ns(ClockId::Realtime).saturating_sub(now_ns);
     let (mut samples, mut next) = (Vec::new(), Vec::new());
     for (index, worker) in stats.iter().enumerate() {
         for (name, direction) in [("egress", &worker.egress), ("ingress", &worker.ingress)] {
-            let first = seen.next().unwrap_or(0);
+            let first = if is_first { u64::MAX } else { seen.next().unwrap_or(0) };
             let (found, following) = direction.samples.read(first, now_ns + WANTED_NS);
             next.push(following.to_string());
             samples.extend(found.into_iter().map(|sample| (index, name, sample)));
         }
     }
     samples.sort_by_key(|(_, _, sample)| sample.at_ns);
-    let samples = samples.iter().map(|(worker, direction, sample)| {
+    let older = samples.len().saturating_sub(SAMPLES_MAX);
+    let samples = samples.iter().skip(older).map(|(worker, direction, sample)| {
         let mut json = sample_json(sample, since_boot_ns);
         (json["worker"], json["direction"]) = ((*worker).into(), (*direction).into());
         json

@@ -15,13 +15,18 @@ use std::time::Duration;
 use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, error, warn};
 
 use super::descriptors::AT_ONCE_MAX;
 
 /// Between two looks at what is to be told.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
+
+/// Whoever waits a shorter time for a word from weftd has it ended on any busy machine.
+const WATCHDOG_PERIOD_MIN: Duration = Duration::from_millis(100);
+/// How late the control plane may be before it is taken for paused, with all of weftd.
+const LATE_MAX: Duration = Duration::from_secs(5);
 
 /// Sends `READY=1`, after subnet.env was written and the backend runs.
 pub(super) fn ready() {
@@ -62,9 +67,12 @@ pub(super) async fn keep_watchdog(stalled: impl Fn() -> Option<String>) -> Infal
     let Some(period) = watchdog_period(variable, std::process::id()) else {
         return pending().await;
     };
-    let mut was_alive = true;
+    let (mut was_alive, mut looked) = (true, Instant::now());
     loop {
-        let why = stalled();
+        // After a pause of the whole process a worker has had no turn either, yet.
+        let was_paused = looked.elapsed() > period + LATE_MAX;
+        looked = Instant::now();
+        let why = stalled().filter(|_| !was_paused);
         match &why {
             // The next one comes in time.
             None => send("WATCHDOG=1", &[]).unwrap_or_default(),
@@ -81,7 +89,8 @@ pub(super) async fn keep_watchdog(stalled: impl Fn() -> Option<String>) -> Infal
 fn watchdog_period(variable: impl Fn(&str) -> Option<String>, pid: u32) -> Option<Duration> {
     let is_ours = variable("WATCHDOG_PID").is_none_or(|other| other.parse() == Ok(pid));
     let waits_us: u64 = variable("WATCHDOG_USEC")?.parse().ok()?;
-    (is_ours && waits_us > 0).then(|| Duration::from_micros(waits_us) / 3)
+    let period = (Duration::from_micros(waits_us) / 3).max(WATCHDOG_PERIOD_MIN);
+    (is_ours && waits_us > 0).then_some(period)
 }
 
 /// Sends `message` with copies of `descriptors`. Without a service manager nothing happens. The
@@ -158,6 +167,7 @@ mod tests {
         assert_eq!(period("3000000", None), second);
         assert_eq!(period("3000000", Some("7")), second);
         assert_eq!(period("3000000", Some("8")), None, "a child answers for its parent");
+        assert_eq!(period("1", None), Some(WATCHDOG_PERIOD_MIN));
         assert_eq!(period("0", None), None);
         assert_eq!(period("soon", None), None);
         assert_eq!(watchdog_period(|_| None, 7), None);

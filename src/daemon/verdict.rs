@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::backend::status::PlaneState;
 use crate::control::clock::{format_go_duration, format_rfc3339};
+use crate::control::snapshot::REJECTED_MAX;
 use crate::control::status::{ControlState, Hindrance, Unused};
 use crate::daemon::peer_rows::SilentPeer;
 use crate::netfilter::reconciler::RuleState;
@@ -88,7 +89,7 @@ fn missing(facts: Facts<'_>) -> Vec<String> {
     };
     let mut missing = Vec::new();
     if !plane.is_up {
-        let why = plane.why_down.clone();
+        let why = plane.wrong.clone();
         missing.push(why.unwrap_or_else(|| "the backend is being set up".to_owned()));
     }
     if !facts.is_subnet_file_written {
@@ -108,6 +109,7 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
     if facts.plane.is_none() {
         return causes;
     }
+    causes.extend(facts.plane.filter(|plane| plane.is_up).and_then(|plane| plane.wrong.clone()));
     causes.extend(facts.stalled.map(str::to_owned));
     if let Some(holder) = &control.duplicate_public_ip {
         causes.push(format!("this node's PublicIP belongs to {holder}: find that host"));
@@ -159,6 +161,9 @@ fn unused(unused: &Unused) -> Option<String> {
     let example = unused.example.as_ref()?;
     let others = match unused.total() - 1 {
         0 => String::new(),
+        others if unused.total() >= REJECTED_MAX as u64 => {
+            format!(", and at least {others} more (`weft log`)")
+        }
         others => format!(", and {others} more (`weft log`)"),
     };
     Some(format!(
@@ -260,7 +265,7 @@ mod tests {
     fn plane() -> PlaneState {
         PlaneState {
             is_up: true,
-            why_down: None,
+            wrong: None,
             description: String::new(),
             device: None,
             interface: "eth0".to_owned(),
@@ -315,9 +320,13 @@ mod tests {
     fn a_broken_plane_comes_before_what_degrades() {
         let (mut control, mut plane) = (ControlState::default(), plane());
         control.restart_needed = true;
-        (plane.is_up, plane.why_down) = (false, Some("flannel0 is gone".to_owned()));
+        (plane.is_up, plane.wrong) = (false, Some("flannel0 is gone".to_owned()));
         let verdict = verdict(false, &control, Some(&plane));
         assert_eq!((verdict.state, verdict.causes.len()), (State::NotReady, 2));
         assert_eq!(verdict.causes[0], "flannel0 is gone");
+        (plane.is_up, plane.wrong) = (true, Some("the tunnel stays at 192.0.2.1".to_owned()));
+        let verdict = self::verdict(true, &ControlState::default(), Some(&plane));
+        assert_eq!(verdict.state, State::Degraded);
+        assert_eq!(verdict.causes, ["the tunnel stays at 192.0.2.1"]);
     }
 }

@@ -22,7 +22,11 @@ pub fn is_normal(reason: DropReason) -> bool {
 
 const ADVICE: &[(DropReason, &str)] = &[
     (DropReason::Runt, "which host that is not a peer sends to the tunnel port"),
-    (DropReason::Ipv6, "usually nothing: the kernel sends IPv6 announcements on every new device"),
+    (
+        DropReason::Ipv6,
+        "on egress usually nothing: the kernel sends IPv6 announcements on every new device; on \
+         ingress which host sends them",
+    ),
     (DropReason::BadVersion, "which host that is not a peer sends to the tunnel port"),
     (
         DropReason::BadHeaderLength,

@@ -21,6 +21,9 @@ use crate::tool::{advice, ask};
 /// Between two looks. A worker keeps the last 64 packets of each direction.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Between two tries to reach a weftd that is started again.
+const RETRY: Duration = Duration::from_secs(2);
+
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
@@ -38,27 +41,29 @@ struct Dropped {
 
 /// Shows what is dropped until the time is over; returns the sum of it.
 pub(super) fn run(arguments: &DropsArguments) -> anyhow::Result<String> {
+    let (socket, output) = (&arguments.answered.daemon.socket, arguments.answered.output);
+    let mut looks = Looks::begin(socket)?;
     let mut file = arguments.write.as_deref().map(open).transpose()?;
-    let started = Instant::now();
-    let (mut seen, mut first_total, mut shown) = (String::new(), None, 0);
-    let mut explained = BTreeSet::new();
+    let (time, started) = (Duration::from_secs(arguments.seconds), Instant::now());
+    let (mut shown, mut explained) = (0_u64, BTreeSet::new());
     loop {
-        let answer = ask(&arguments.answered.daemon.socket, &format!("/drops/{seen}"))?;
-        if let Some(error) = answer["error"].as_str() {
-            bail!("{error}");
-        }
-        let total = answer["dropped"].as_u64().unwrap_or(0);
-        let is_first = first_total.is_none();
-        let before = *first_total.get_or_insert(total);
-        answer["next"].as_str().unwrap_or_default().clone_into(&mut seen);
-        // What a reader before us has wanted is old.
-        let samples = answer["samples"].as_array().filter(|_| !is_first);
-        for sample in samples.into_iter().flatten() {
+        std::thread::sleep(PAUSE);
+        let is_last = !arguments.follow && started.elapsed() >= time;
+        let samples = match looks.next(socket) {
+            Ok(samples) => samples,
+            Err(error) if arguments.follow => {
+                writeln!(io::stderr(), "weft: {error:#}; waiting for weftd").ok();
+                std::thread::sleep(RETRY);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        for sample in &samples {
             let Some(dropped) = Dropped::parse(sample) else { continue };
             if let Some(file) = &mut file {
                 file.write_all(&dropped.to_pcapng()).context("cannot write the packets")?;
             }
-            let line = match arguments.answered.output {
+            let line = match output {
                 Some(Output::Json) => {
                     let mut line = sample.clone();
                     line["schema"] = SCHEMA.into();
@@ -66,19 +71,19 @@ pub(super) fn run(arguments: &DropsArguments) -> anyhow::Result<String> {
                 }
                 None => dropped.line(explained.insert(dropped.reason)),
             };
-            if io::stdout().write_all(line.as_bytes()).is_err() {
+            match io::stdout().write_all(line.as_bytes()) {
                 // A reader that went away, such as `head`, has what it wanted.
-                return Ok(String::new());
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    return Ok(String::new());
+                }
+                written => written.context("cannot write to standard output")?,
             }
             shown += 1;
         }
-        if !arguments.follow && started.elapsed() >= Duration::from_secs(arguments.seconds) {
-            return Ok(match arguments.answered.output {
-                Some(Output::Json) => String::new(),
-                None => sum(total.saturating_sub(before), shown, arguments.seconds),
-            });
+        if is_last {
+            let is_text = output.is_none();
+            return Ok(if is_text { looks.sum(shown, arguments.seconds) } else { String::new() });
         }
-        std::thread::sleep(PAUSE);
     }
 }
 
@@ -89,13 +94,48 @@ fn open(path: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-fn sum(dropped: u64, shown: u64, seconds: u64) -> String {
-    match dropped {
-        0 => format!(
-            "weftd dropped no packet in {seconds} s. What the kernel drops before or after it is \
-             in `weft status`, line `devices`\n"
-        ),
-        _ => format!("weftd dropped {dropped} packets in {seconds} s; shown: {shown} samples\n"),
+/// What weftd says at one look after the other.
+struct Looks {
+    /// Which samples were seen, in weftd's words.
+    seen: String,
+    /// All that this weftd had dropped at the last look.
+    total: u64,
+    /// Dropped since the first look.
+    dropped: u64,
+}
+
+impl Looks {
+    fn begin(socket: &Path) -> anyhow::Result<Self> {
+        let mut looks = Self { seen: String::new(), total: 0, dropped: 0 };
+        looks.next(socket)?;
+        looks.dropped = 0;
+        Ok(looks)
+    }
+
+    fn next(&mut self, socket: &Path) -> anyhow::Result<Vec<Value>> {
+        let answer = ask(socket, &format!("/drops/{}", self.seen));
+        let mut answer = answer.inspect_err(|_| self.seen.clear())?;
+        if let Some(error) = answer["error"].as_str() {
+            bail!("{error}");
+        }
+        answer["next"].as_str().unwrap_or_default().clone_into(&mut self.seen);
+        let total = answer["dropped"].as_u64().unwrap_or(0);
+        // A weftd that was started meanwhile counts from nothing.
+        self.dropped += total.checked_sub(self.total).unwrap_or(total);
+        self.total = total;
+        Ok(answer["samples"].as_array_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    fn sum(&self, shown: u64, seconds: u64) -> String {
+        match self.dropped {
+            0 => format!(
+                "weftd dropped no packet in {seconds} s. What the kernel drops before or after it \
+                 is in `weft status`, line `devices`\n"
+            ),
+            dropped => {
+                format!("weftd dropped {dropped} packets in {seconds} s; shown: {shown} samples\n")
+            }
+        }
     }
 }
 

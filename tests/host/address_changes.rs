@@ -88,6 +88,31 @@ fn tunnel_and_lease_follow_a_replaced_address() {
 }
 
 #[test]
+fn a_low_port_follows_and_what_is_in_the_way_is_named() {
+    let config = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":443}}"#;
+    let overlay = Overlay::start_with(config, [&[BY_NAME], &[]]);
+    overlay.traffic_resumes(Duration::from_secs(5), "the start");
+    let host = &overlay.lab.hosts[0];
+    let taken = host.enter(|| {
+        host.address("lo", &format!("{}/32", next(0)));
+        std::net::UdpSocket::bind((next(0), 443)).expect("nobody has the port there")
+    });
+    host.exec(&["ip", "address", "del", &format!("{}/32", next(0)), "dev", "lo"]);
+    replace(&overlay, UNDERLAY[0], next(0));
+    let stays = format!("the tunnel stays at {}:443", UNDERLAY[0]);
+    wait_until(Duration::from_secs(20), "the status says that the tunnel stays", || {
+        let cause = overlay.status(0).0["verdict"]["causes"][0].clone();
+        cause.as_str().is_some_and(|cause| cause.starts_with(&stays))
+    });
+    drop(taken);
+    // By a control plane that has given up most of root's rights.
+    overlay.traffic_resumes(Duration::from_secs(60), "the port became free");
+    wait_until(Duration::from_secs(20), "nothing is wrong any more", || {
+        overlay.status(0).0["verdict"]["state"] == "ready"
+    });
+}
+
+#[test]
 fn explicit_public_ip_moves_only_the_socket() {
     let public = UNDERLAY[0].to_string();
     let arguments = [BY_NAME, "--public-ip", &public];

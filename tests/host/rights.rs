@@ -39,8 +39,8 @@ fn threads(daemon: &Process) -> Vec<Thread> {
     threads
 }
 
-/// NET_ADMIN, NET_RAW, BPF, SYS_RESOURCE and DAC_OVERRIDE, by linux/capability.h.
-const OF_CONTROL: u64 = 1 << 12 | 1 << 13 | 1 << 39 | 1 << 24 | 1 << 1;
+/// NET_ADMIN, NET_RAW, NET_BIND_SERVICE, BPF, SYS_RESOURCE and DAC_OVERRIDE, by linux/capability.h.
+const OF_CONTROL: u64 = 1 << 12 | 1 << 13 | 1 << 10 | 1 << 39 | 1 << 24 | 1 << 1;
 
 #[test]
 fn threads_keep_what_they_need_with_mmsg() {

@@ -63,6 +63,8 @@ pub(super) struct Tunnel {
     pacing: Pacing,
     logged_fallback: LogOnce,
     logged: LogOnce,
+    /// Why it is not where the interface is.
+    stays: Option<String>,
 }
 
 /// What is rebuilt with the TUN device.
@@ -120,6 +122,7 @@ impl Tunnel {
             ground: watch::Sender::default(),
             pacing: Pacing::new(Instant::now()),
             logged_fallback: LogOnce::default(),
+            stays: None,
             logged: LogOnce::default(),
         };
         tunnel.log_fallback();
@@ -202,6 +205,7 @@ impl Tunnel {
         let external = self.host.external();
         let (from, to) = (self.seats[0].socket.address, external.address);
         if *from.ip() == to {
+            self.stays = None;
             return true;
         }
         let address = SocketAddrV4::new(to, self.settings.port);
@@ -211,9 +215,11 @@ impl Tunnel {
             Err(error) => {
                 let text = format!("the tunnel stays at {from}: {}", with_causes(&error));
                 self.logged.once(&text, |text| warn!("{text}; retrying"));
+                self.stays = Some(text);
                 return false;
             }
         };
+        self.stays = None;
         for (seat, socket) in self.seats.iter_mut().zip(sockets) {
             seat.socket = Arc::new(socket);
         }
@@ -333,7 +339,7 @@ impl Tunnel {
         send_if_new(&self.ground, ground);
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
         self.reporter.state(|state| {
-            (state.is_up, state.why_down, state.workers) = (true, None, workers);
+            (state.is_up, state.wrong, state.workers) = (true, self.stays.clone(), workers);
             state.description.clone_from(&description);
             state.device = Some(self.device_name().to_owned());
         });
@@ -373,7 +379,7 @@ impl Tunnel {
         let name = self.device_name().to_owned();
         warn!("{name} has to be made again: {reason}");
         let why = format!("{name} has to be made again: {reason}");
-        self.reporter.state(|state| (state.is_up, state.why_down) = (false, Some(why)));
+        self.reporter.state(|state| (state.is_up, state.wrong) = (false, Some(why)));
         self.ground.send_replace(None);
         let mut logged = LogOnce::default();
         loop {
@@ -381,7 +387,7 @@ impl Tunnel {
             let Err(error) = self.try_rebuild(&name).await else { break };
             let text = with_causes(&error);
             let why = format!("{name} cannot be made again: {text}");
-            self.reporter.state(|state| state.why_down = Some(why));
+            self.reporter.state(|state| state.wrong = Some(why));
             logged.once(&text, |text| error!("cannot make {name} again: {text}; retrying"));
             if let Some(error) = error.lost_connection() {
                 self.host.fail(error);

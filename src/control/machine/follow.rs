@@ -10,7 +10,7 @@ use crate::control::clock::format_go_duration;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, parse_key};
 use crate::control::rejected::Rejected;
-use crate::control::snapshot::{Change, REJECTED_MAX, Snapshot};
+use crate::control::snapshot::{Change, Snapshot};
 use crate::failure::with_causes;
 
 /// Between two reports of one outage, after the first.
@@ -91,9 +91,7 @@ impl Machine {
                 if self.is_news(&rejected.key, rejected.revision) {
                     self.mirror.remove(&rejected.key);
                     self.on_own_unreadable(&rejected);
-                    if self.unreadable.len() < REJECTED_MAX {
-                        self.unreadable.insert(rejected.key.clone(), rejected);
-                    }
+                    self.remember_unreadable(rejected);
                     self.plan_publication();
                 }
             }
@@ -179,7 +177,7 @@ impl Machine {
             self.mirror.clear();
             self.unreadable.clear();
         }
-        self.unreadable.extend(rejected.iter().map(|entry| (entry.key.clone(), entry.clone())));
+        rejected.iter().for_each(|entry| self.remember_unreadable(entry.clone()));
         for lease in leases {
             self.insert(lease);
         }
