@@ -5,7 +5,8 @@ use std::panic::catch_unwind;
 use std::path::Path;
 
 use crate::{
-    cache_parse, coalesce_roundtrip, forward_walk, ip_parse, lpm_model, store_values, vnet_split,
+    cache_parse, coalesce_roundtrip, forward_walk, ip_parse, lpm_model, operator_input,
+    store_values, vnet_split,
 };
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
@@ -27,6 +28,11 @@ fn replay(target: &str, run: fn(&[u8])) {
 #[test]
 fn cache_parse_corpus() {
     replay("cache_parse", cache_parse::run);
+}
+
+#[test]
+fn operator_input_corpus() {
+    replay("operator_input", operator_input::run);
 }
 
 #[test]

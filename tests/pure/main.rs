@@ -22,6 +22,8 @@ mod forward_walk;
 mod ip_parse;
 #[path = "../../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
+#[path = "../../fuzz/bodies/operator_input.rs"]
+mod operator_input;
 #[path = "../../fuzz/bodies/packets.rs"]
 mod packets;
 #[path = "../../fuzz/bodies/slow_twin.rs"]
