@@ -98,7 +98,7 @@ fn waiting_in_vain_says_for_what() {
 #[test]
 fn a_process_tells_its_output_and_its_end() {
     let namespace = Namespace::new("process");
-    let script = "echo out; echo err >&2; trap 'exit 3' TERM; while :; do sleep 0.01; done";
+    let script = "trap 'exit 3' TERM; echo out; echo err >&2; while :; do sleep 0.01; done";
     let mut process = namespace.spawn(&["sh", "-c", script]);
     wait_until(Duration::from_secs(5), "both lines are written", || {
         process.output() == "out\nerr\n"
