@@ -2,14 +2,14 @@
 
 use std::net::SocketAddrV4;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use crate::backend::status::Carrier;
 use crate::daemon::report::Running;
 use crate::daemon::status::SCHEMA;
+use crate::engine;
 use crate::stats::{Sample, WorkerStats};
 
 /// How long workers go on sampling after somebody has asked.
@@ -34,8 +34,9 @@ pub(super) fn json(running: Option<&Running>, seen: &str) -> Value {
     };
     let is_first = seen.is_empty();
     let mut seen = seen.split(',').map(|number| number.parse().unwrap_or(0));
-    let now_ns = ns(ClockId::Monotonic);
-    let since_boot_ns = ns(ClockId::Realtime).saturating_sub(now_ns);
+    let now_ns = engine::monotonic_ns();
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since_boot_ns = (since_1970.as_nanos() as u64).saturating_sub(now_ns);
     let (mut samples, mut next) = (Vec::new(), Vec::new());
     for (index, worker) in stats.iter().enumerate() {
         for (name, direction) in [("egress", &worker.egress), ("ingress", &worker.ingress)] {
@@ -76,9 +77,4 @@ fn sample_json(sample: &Sample, since_boot_ns: u64) -> Value {
 /// All that workers dropped so far.
 fn dropped(stats: &[Arc<WorkerStats>]) -> u64 {
     stats.iter().map(|worker| worker.egress.drops_total() + worker.ingress.drops_total()).sum()
-}
-
-fn ns(clock: ClockId) -> u64 {
-    let now = clock_gettime(clock);
-    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32).as_nanos() as u64
 }

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::backend::status::{Carrier, Counters, KernelState, PlaneState};
 use crate::backend::udp::pair_names;
 use crate::config::options::{ShownSetting, ShownSettings};
-use crate::control::clock::{format_go_duration, unix_seconds};
+use crate::control::clock::unix_seconds;
 use crate::control::lease::Peers;
 use crate::control::rejected::RejectReason;
 use crate::control::status::{ControlState, ControlStatus};
@@ -24,7 +24,7 @@ use crate::daemon::metrics::Metrics;
 use crate::daemon::peer_rows::{self, PeerRow};
 use crate::daemon::process::Process;
 use crate::daemon::status::{Page, SCHEMA};
-use crate::daemon::verdict::{Facts, Verdict};
+use crate::daemon::verdict::{self, Facts, Verdict};
 use crate::engine::stalled_for;
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
@@ -205,12 +205,7 @@ impl Report {
     /// The first worker that hangs, in words.
     pub(super) fn stalled(&self) -> Option<String> {
         let (index, age) = self.running.get()?.stalled_workers().next()?;
-        let seconds = Duration::from_secs(age.as_secs());
-        Some(format!(
-            "worker {index} has moved no packet and not looked for one for {}: does this host give \
-             it a processor? If so, restart weftd and report this",
-            format_go_duration(seconds)
-        ))
+        Some(verdict::stalled(index, age))
     }
 
     fn verdict_json(&self, control: &ControlState) -> Value {

@@ -156,6 +156,15 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
     causes
 }
 
+/// A worker that has begun no turn for so long.
+pub(super) fn stalled(worker: usize, age: Duration) -> String {
+    format!(
+        "worker {worker} has moved no packet and not looked for one for {}: does this host give it \
+         a processor? If so, restart weftd and report this",
+        format_go_duration(whole_seconds(age))
+    )
+}
+
 /// Which entries of the store are not used: one in full.
 fn unused(unused: &Unused) -> Option<String> {
     let example = unused.example.as_ref()?;

@@ -166,7 +166,8 @@ fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::
     Ok(Ready { tun: woke(&sources[0]), socket: woke(&sources[1]) })
 }
 
-pub(super) fn monotonic_ns() -> u64 {
+/// The clock that workers go by.
+pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

@@ -39,6 +39,7 @@ use self::ring::RingIo;
 pub use self::ring::RING_ENTRIES;
 pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
+pub use cycle::monotonic_ns;
 pub use wake::Stop;
 
 /// A worker that has not begun a turn for so long hangs, or gets no processor: three times the
@@ -47,7 +48,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(3 * cycle::SLEEP_MAX_SECONDS
 
 /// How long the worker that counts in `stats` has hung, if it does.
 pub fn stalled_for(stats: &WorkerStats) -> Option<Duration> {
-    stats.last_turn.age(cycle::monotonic_ns()).filter(|age| *age > STALLED_AFTER)
+    stats.last_turn.age(monotonic_ns()).filter(|age| *age > STALLED_AFTER)
 }
 
 /// Everything a worker needs, ready to run.
@@ -223,7 +224,7 @@ fn run(
     let running = |engine, fallback| {
         // Refused, naps are half as long again: the default slack is 50 us.
         set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
-        config.stats.last_turn.is_at(cycle::monotonic_ns());
+        config.stats.last_turn.is_at(monotonic_ns());
         // From here on this thread asks the kernel for nothing but to move packets.
         Running { engine, fallback, processor, rights: rights::keep_for_worker().err() }
     };

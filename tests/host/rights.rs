@@ -5,38 +5,13 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::lab::{Lab, Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::cost::{ThreadStatus, threads};
+use crate::support::lab::{Lab, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 
-/// One thread, as /proc/PID/task/TID/status has it.
-#[derive(Debug)]
-struct Thread {
-    name: String,
-    capabilities: u64,
-    no_new_privileges: bool,
-    is_filtered: bool,
-}
-
-fn threads(daemon: &Process) -> Vec<Thread> {
-    let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
-    let mut threads = Vec::new();
-    for task in fs::read_dir(tasks).expect("the daemon runs") {
-        // A thread of the blocking pool may end meanwhile.
-        let Ok(status) = fs::read_to_string(task.expect("a task").path().join("status")) else {
-            continue;
-        };
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.expect("the field is there").trim().to_owned()
-        };
-        threads.push(Thread {
-            name: field("Name:"),
-            capabilities: u64::from_str_radix(&field("CapPrm:"), 16).expect("hexadecimal digits"),
-            no_new_privileges: field("NoNewPrivs:") == "1",
-            is_filtered: field("Seccomp:") == "2",
-        });
-    }
-    threads
+/// The capabilities that a thread may use or get.
+fn capabilities(thread: &ThreadStatus) -> u64 {
+    u64::from_str_radix(thread.field("CapPrm"), 16).expect("hexadecimal digits")
 }
 
 /// NET_ADMIN, NET_RAW, NET_BIND_SERVICE, BPF, SYS_RESOURCE and DAC_OVERRIDE, by linux/capability.h.
@@ -58,18 +33,17 @@ fn threads_keep_what_they_need(engine: &str) {
     assert!(overlay.lab.ping(0, overlay.pod(1), 1400), "no packet passes: {engine}");
     // Threads that waited for files of the start are gone after ten seconds.
     wait_until(Duration::from_secs(30), "all threads of weftd have given up rights", || {
-        threads(&overlay.daemons[0])
-            .iter()
-            .all(|thread| thread.no_new_privileges && thread.capabilities & !OF_CONTROL == 0)
+        threads(&overlay.daemons[0]).iter().all(|thread| {
+            thread.field("NoNewPrivs") == "1" && capabilities(thread) & !OF_CONTROL == 0
+        })
     });
     let threads = threads(&overlay.daemons[0]);
     for thread in &threads {
-        let is_worker = thread.name.starts_with("weft-worker");
-        let has_none = is_worker || thread.name == "log";
-        assert_eq!(thread.capabilities == 0, has_none, "{engine}: {thread:?}");
-        assert_eq!(thread.is_filtered, is_worker, "{engine}: {thread:?}");
+        let has_none = thread.is_worker() || thread.field("Name") == "log";
+        assert_eq!(capabilities(thread) == 0, has_none, "{engine}: {thread:?}");
+        assert_eq!(thread.field("Seccomp") == "2", thread.is_worker(), "{engine}: {thread:?}");
     }
-    let workers = threads.iter().filter(|thread| thread.name.starts_with("weft-worker"));
+    let workers = threads.iter().filter(|thread| thread.is_worker());
     assert_eq!(workers.count(), 2, "{threads:?}");
     // What the control plane does now, it does with fewer rights.
     overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);

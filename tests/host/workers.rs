@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use serde_json::Value;
 
+use crate::support::cost::{self, ThreadStatus};
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::pace::Stopwatch;
@@ -250,21 +251,10 @@ fn tcp_flows_are_not_reordered_by_several_workers() {
 
 /// Names of the worker threads with the processors that each may use, by name.
 fn worker_threads(daemon: &Process) -> Vec<(String, String)> {
-    let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
-    let mut threads = Vec::new();
-    for task in std::fs::read_dir(tasks).expect("the daemon runs") {
-        let status = task.expect("a thread").path().join("status");
-        // A thread may end meanwhile.
-        let text = std::fs::read_to_string(status).unwrap_or_default();
-        let value = |key: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(key));
-            line.unwrap_or_default().trim().to_owned()
-        };
-        let name = value("Name:");
-        if name.starts_with("weft-worker-") {
-            threads.push((name, value("Cpus_allowed_list:")));
-        }
-    }
+    let field = |thread: &ThreadStatus, name| thread.field(name).to_owned();
+    let workers = cost::threads(daemon).into_iter().filter(ThreadStatus::is_worker);
+    let mut threads: Vec<_> =
+        workers.map(|it| (field(&it, "Name"), field(&it, "Cpus_allowed_list"))).collect();
     threads.sort();
     threads
 }

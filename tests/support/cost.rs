@@ -25,6 +25,33 @@ pub(crate) fn process_time(daemon: &Process) -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
+/// What `/proc/PID/task/TID/status` has of each thread; one that ends meanwhile is left out.
+pub(crate) fn threads(daemon: &Process) -> Vec<ThreadStatus> {
+    let tasks = format!("/proc/{}/task", daemon.pid().as_raw_nonzero());
+    let tasks = std::fs::read_dir(tasks).expect("the daemon runs");
+    let status = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.expect("a thread").path().join("status")).ok()
+    };
+    tasks.filter_map(status).map(ThreadStatus).collect()
+}
+
+/// The status of one thread (proc_pid_status(5)).
+#[derive(Debug)]
+pub(crate) struct ThreadStatus(String);
+
+impl ThreadStatus {
+    /// A field, such as `Name`.
+    pub(crate) fn field(&self, name: &str) -> &str {
+        let value = |line| str::strip_prefix(line, name)?.strip_prefix(':');
+        self.0.lines().find_map(value).expect("the kernel has the field").trim()
+    }
+
+    /// Whether it is a worker's.
+    pub(crate) fn is_worker(&self) -> bool {
+        self.field("Name").starts_with("weft-worker-")
+    }
+}
+
 /// A value of `/proc/PID/status` in bytes, such as `VmRSS`.
 pub(crate) fn status_bytes(process: &Process, name: &str) -> u64 {
     let path = format!("/proc/{}/status", process.pid().as_raw_nonzero());

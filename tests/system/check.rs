@@ -16,7 +16,7 @@ const OF_THE_MACHINE: [&str; 6] =
     ["cap-bpf", "conntrack-table", "io-uring", "locked-memory", "open-files", "processors"];
 
 /// What `weft check` says of a host, whose files are in `dir`.
-fn check(host: &Namespace, dir: &Path, more: &[&str]) -> Output {
+pub(super) fn check(host: &Namespace, dir: &Path, more: &[&str]) -> Output {
     let socket = dir.join("weft.sock").display().to_string();
     let subnet_file = dir.join("subnet.env").display().to_string();
     let mut words = vec![env!("CARGO_BIN_EXE_weft"), "check", "--socket", &socket];

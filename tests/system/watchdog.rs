@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
+use super::support::cost::{ThreadStatus, threads};
 use super::support::lab::{Lab, SubnetEnv, WEFTD, wait_until};
 use super::support::overlay::{CONFIG, local_store};
 use super::support::status::Status;
@@ -52,12 +53,8 @@ fn a_hanging_worker_is_seen_and_the_service_manager_not_reassured() {
     wait_until(KNOWN, "the service manager hears that weftd is alive", || reassured() > 0);
     assert!(first_cause().is_null(), "an idle worker hangs: {}", first_cause());
 
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid().as_raw_nonzero())).unwrap();
-    let is_worker = |task: &std::path::Path| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("weft-worker"))
-    };
-    let worker = tasks.map(|task| task.unwrap().path()).find(|task| is_worker(task)).unwrap();
-    let thread = worker.file_name().unwrap().to_str().unwrap();
+    let worker = threads(&daemon).into_iter().find(ThreadStatus::is_worker).unwrap();
+    let thread = worker.field("Pid");
     let debugger = lab.hosts[0].spawn(&["python3", "-c", STOP_THREAD, thread]);
     wait_until(KNOWN, "the status names the worker that hangs", || {
         first_cause()

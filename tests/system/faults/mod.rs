@@ -9,11 +9,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::support::lab::{Namespace, wait_until};
+use super::check::check;
+use super::support::lab::Namespace;
+use super::support::pace::Stopwatch;
 
 /// A silent peer is known after nine seconds, a worker that hangs after fifteen, and a store that
 /// does not answer after a few tries of five.
 const KNOWN: Duration = Duration::from_secs(90);
+
+/// Between two looks at a screen.
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
 /// Which command shows the cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,16 +38,14 @@ impl Screen {
     /// What the command shows on `host`, whose files are in `dir`, complaints on stderr included;
     /// of the status only what a screen of 24 lines has.
     fn show(self, host: &Namespace, dir: &Path, more: &[&str]) -> String {
-        let socket = dir.join("weft.sock").display().to_string();
-        let subnet_file = dir.join("subnet.env").display().to_string();
-        let weft = env!("CARGO_BIN_EXE_weft");
-        let words = match self {
-            Self::Status => vec![weft, "status", "--socket", &socket],
-            Self::Check => {
-                vec![weft, "check", "--socket", &socket, "--subnet-file", &subnet_file]
+        let output = match self {
+            Self::Status => {
+                let socket = dir.join("weft.sock").display().to_string();
+                let words = [env!("CARGO_BIN_EXE_weft"), "status", "--socket", &socket];
+                host.command(&[&words, more].concat()).output().expect("weft runs")
             }
+            Self::Check => check(host, dir, more),
         };
-        let output = host.command(&[&words, more].concat()).output().expect("weft runs");
         let both = [output.stdout, output.stderr].concat();
         let lines: Vec<_> = String::from_utf8_lossy(&both).lines().map(str::to_owned).collect();
         let shown = if self == Self::Status { 24 } else { usize::MAX };
@@ -63,15 +66,16 @@ struct Fault {
 #[track_caller]
 fn assert_named(fault: Fault, host: &Namespace, dir: &Path, more: &[&str]) {
     let Fault { name, screen, says } = fault;
-    let mut last = String::new();
-    let what = format!("{name}: {} says {says:?}", screen.words());
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        wait_until(KNOWN, &what, || {
-            last = screen.show(host, dir, more);
-            last.contains(says)
-        });
-    }));
-    assert!(outcome.is_ok(), "{what}; the last screen was:\n{last}");
+    let watch = Stopwatch::start();
+    loop {
+        let shown = screen.show(host, dir, more);
+        if shown.contains(says) {
+            return;
+        }
+        let words = screen.words();
+        assert!(!watch.is_over(KNOWN), "{name}: {words} does not say {says:?}:\n{shown}");
+        std::thread::sleep(LOOK_PAUSE);
+    }
 }
 
 /// Runs a line of shell, with `variables`, in a namespace.

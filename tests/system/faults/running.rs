@@ -33,6 +33,12 @@ const fn there(
     Broken { fault, host: 1, breaks, mends }
 }
 
+/// A firewall that drops the tunnel's datagrams.
+const DROP_TUNNEL: &str = "nft 'table inet w { chain c { \
+    type filter hook input priority 0; udp dport 8285 drop; }; }'";
+/// The end of every firewall of these faults but one.
+const NO_FIREWALL: &str = "nft delete table inet w";
+
 /// Of this host's settings, devices, routes and files.
 const OF_THE_HOST: &[Broken] = &[
     here(
@@ -53,9 +59,8 @@ const OF_THE_HOST: &[Broken] = &[
         "this host's firewall drops the tunnel's port",
         Screen::Check,
         "firewall-input",
-        "nft 'table inet w { chain c { \
-         type filter hook input priority 0; udp dport 8285 drop; }; }'",
-        "nft delete table inet w",
+        DROP_TUNNEL,
+        NO_FIREWALL,
     ),
     here(
         "a default-deny policy drops what pods get",
@@ -63,7 +68,7 @@ const OF_THE_HOST: &[Broken] = &[
         "firewall-forward",
         "nft 'table inet w { chain c { \
          type filter hook forward priority 0; policy drop; iifname docker0 accept; }; }'",
-        "nft delete table inet w",
+        NO_FIREWALL,
     ),
     here(
         "the pods' bridge has a larger MTU",
@@ -125,13 +130,7 @@ const OF_THE_HOST: &[Broken] = &[
 
 /// Of the way to a peer, the store's entries, and the dataplane.
 const OF_THE_PEER: &[Broken] = &[
-    there(
-        "the peer's firewall drops the tunnel's port",
-        "is SILENT",
-        "nft 'table inet w { chain c { \
-         type filter hook input priority 0; udp dport 8285 drop; }; }'",
-        "nft delete table inet w",
-    ),
+    there("the peer's firewall drops the tunnel's port", "is SILENT", DROP_TUNNEL, NO_FIREWALL),
     there("the peer's daemon hangs", "is SILENT", "kill -STOP $PEER_PID", "kill -CONT $PEER_PID"),
     there(
         "the peer lost its route back",
@@ -171,7 +170,7 @@ const OF_PACKETS: &[Broken] = &[
         "look at    tx-eperm",
         "nft 'table inet w { chain c { \
          type filter hook output priority 0; udp dport 8285 drop; }; }'",
-        "nft delete table inet w",
+        NO_FIREWALL,
     ),
     here(
         "an entry of the store is no usable lease",
