@@ -22,7 +22,9 @@ use crate::host::state::{Address, LinkId, MacAddress};
 use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
-use self::device::{DeviceSpec, Found, kernels_port, mismatch};
+use self::device::{DeviceSpec, Found, mismatch};
+
+pub use self::device::kernels_port;
 use self::owner::{Resolved, resolve};
 
 /// The VXLAN device of a running backend.

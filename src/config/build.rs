@@ -188,6 +188,7 @@ fn rules(settings: &Settings) -> Result<RuleOptions, OptionError> {
         random_ports: !settings.ip_masq_fully_random_disable,
         forward: settings.iptables_forward_rules,
         blackhole_route: settings.ip_blackhole_route,
+        guard: settings.guard,
         resync,
     })
 }

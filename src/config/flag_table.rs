@@ -65,6 +65,8 @@ flags! {
     follow_address "follow-address": bool = true,
         "move the tunnel and the lease when the address of the external interface is replaced; \
          false waits for a restart, as flanneld does";
+    guard "guard": bool = false,
+        "keep everyone but the peers from the tunnel's UDP port, with nftables";
     healthz_ip "healthz-ip": String = "0.0.0.0",
         "`address` on which /healthz and /readyz answer";
     healthz_port "healthz-port": i64 = 0,

@@ -189,6 +189,8 @@ pub struct RuleOptions {
     pub forward: bool,
     /// `--ip-blackhole-route`.
     pub blackhole_route: bool,
+    /// `--guard`.
+    pub guard: bool,
     /// `--iptables-resync`.
     pub resync: Duration,
 }

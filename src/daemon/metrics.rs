@@ -14,6 +14,7 @@ use crate::daemon::process::{Process, WorkerTime};
 use crate::daemon::report::{Running, TakenByPeer};
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::DeviceDrops;
+use crate::netfilter::guard_keeper::GuardState;
 use crate::stats::{DirectionStats, DropReason, WorkerStats};
 
 /// Peers that have a metric of their own, those with the most failed sends. Their number bounds
@@ -90,6 +91,22 @@ impl Metrics {
     pub(super) fn subnet_file(&mut self, failures: u64) {
         let help = "Times that writing the subnet file failed.";
         self.counter("flannel_subnet_file_failures_total", help, failures);
+    }
+
+    pub(super) fn guard(&mut self, running: &Running) {
+        let Some((_, state)) = &running.guard else { return };
+        let GuardState { rules, peers, dropped } = *state.borrow();
+        let help = "Whether the last look found the guard of the tunnel's port.";
+        self.gauge("flannel_guard_in_place", help, rules.is_in_place);
+        self.gauge("flannel_guard_peers", "Addresses that the guard lets in.", peers);
+        let help = "Looks that found the guard changed.";
+        self.counter("flannel_guard_repairs_total", help, rules.repairs);
+        let help = "Looks at the guard, or repairs of it, that failed.";
+        self.counter("flannel_guard_failures_total", help, rules.failures);
+        let name = "flannel_guard_dropped_packets_total";
+        self.family(name, "counter", "Packets that the guard dropped, as of the last look.");
+        self.sample(name, "{from=\"stranger\"}", dropped.from_strangers);
+        self.sample(name, "{from=\"pod\"}", dropped.from_pods);
     }
 
     pub(super) fn rules(&mut self, running: &Running) {

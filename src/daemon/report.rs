@@ -28,6 +28,7 @@ use crate::daemon::verdict::{self, Facts, Verdict};
 use crate::engine::stalled_for;
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::{self, DeviceDrops};
+use crate::netfilter::guard_keeper::GuardState;
 use crate::netfilter::reconciler::{Flavour, RuleState};
 use crate::route::Prefix;
 use crate::stats::{DirectionStats, DropReason, WorkerStats};
@@ -56,6 +57,8 @@ pub(super) struct Running {
     pub(super) leases: watch::Receiver<Arc<Peers>>,
     /// The rules, if any are kept.
     pub(super) rules: Option<(Flavour, watch::Receiver<RuleState>)>,
+    /// The tunnel's port and the state of its guard, if one is kept.
+    pub(super) guard: Option<(u16, watch::Receiver<GuardState>)>,
 }
 
 impl Running {
@@ -157,6 +160,7 @@ impl Report {
             status["subnet_file"] =
                 json!({ "failures": running.subnet_file_failures.load(Ordering::Relaxed) });
             status["rules"] = rules_json(running);
+            status["guard"] = guard_json(running);
             status["device_drops"] = device_drops_json(&device_drops(&plane));
             status["backend"] = json!({ "kind": running.kind });
             let rows = peer_rows::of(running);
@@ -222,6 +226,7 @@ impl Report {
         let plane = running.map(|running| running.dataplane.borrow().clone());
         let silent = running.map(peer_rows::silent).unwrap_or_default();
         let rules = running.and_then(|running| running.rules.as_ref());
+        let guard = running.and_then(|running| running.guard.as_ref());
         let stalled = self.stalled();
         Verdict::of(Facts {
             is_ready: self.readiness.is_ready(),
@@ -230,6 +235,7 @@ impl Report {
             plane: plane.as_ref(),
             is_subnet_file_written: running.is_some_and(|running| *running.subnet_file.borrow()),
             rules: rules.map(|(_, state)| *state.borrow()),
+            guard: guard.map(|(_, state)| state.borrow().rules),
             silent: &silent,
             stalled: stalled.as_deref(),
             now_unix: unix_seconds(),
@@ -262,6 +268,7 @@ impl Report {
             out.device_drops(&device_drops(&plane));
             out.subnet_file(running.subnet_file_failures.load(Ordering::Relaxed));
             out.rules(running);
+            out.guard(running);
         }
         out.0
     }
@@ -320,6 +327,21 @@ fn rules_json(running: &Running) -> Value {
         "checks": state.checks,
         "repairs": state.repairs,
         "failures": state.failures,
+    })
+}
+
+fn guard_json(running: &Running) -> Value {
+    let Some((port, state)) = &running.guard else { return Value::Null };
+    let GuardState { rules, peers, dropped } = *state.borrow();
+    json!({
+        "port": port,
+        "in_place": rules.is_in_place,
+        "peers": peers,
+        "checks": rules.checks,
+        "repairs": rules.repairs,
+        "failures": rules.failures,
+        "dropped_from_strangers": dropped.from_strangers,
+        "dropped_from_pods": dropped.from_pods,
     })
 }
 

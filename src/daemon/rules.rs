@@ -1,18 +1,27 @@
 //! Starts the reconciler of the firewall rules by the flags, decides how long a start waits for it,
 //! and keeps the blackhole route.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
+use crate::backend::setup::Settings;
+use crate::backend::vxlan::kernels_port;
 use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
+use crate::control::lease::Peers;
+use crate::daemon::begin::Configured;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{BLACKHOLE_METRIC, Netlink, NetlinkError};
+use crate::netfilter::guard_keeper::{GuardKeeper, GuardState, remove_left_guard};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
@@ -80,17 +89,79 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
     }
 }
 
-/// Waits for the rules, though not for long.
-pub(super) async fn settled(mut state: watch::Receiver<RuleState>) {
-    let settled = state.wait_for(|state| state.is_settled);
-    if timeout(PATIENCE, settled).await.is_err() {
-        info!("starting without the firewall rules: they are still being set");
+/// Waits for the rules that `keep` sets, though not for long; an error if a start can't do without.
+pub(super) async fn settled(
+    keep: Pin<&mut impl Future<Output = RuleError>>,
+    mut state: watch::Receiver<RuleState>,
+) -> anyhow::Result<()> {
+    let settled = timeout(PATIENCE, state.wait_for(|state| state.is_settled));
+    tokio::select! {
+        error = keep => return Err(fatal(error)),
+        Ok(_) = settled => {}
+        else => info!("starting without the firewall rules: they are still being set"),
     }
+    Ok(())
 }
 
 /// The error that ends a start without its rules.
 pub(super) fn fatal(error: RuleError) -> anyhow::Error {
     anyhow::Error::from(error).context("Failed to setup masq rules")
+}
+
+/// The UDP port of the tunnel, if there is one. The kernel chooses it where the configuration does
+/// not, once a device is there.
+fn tunnel_port(settings: &Settings) -> Option<u16> {
+    match settings {
+        Settings::Udp(config) => Some(config.port),
+        Settings::Vxlan(config) => config.port.or_else(kernels_port),
+        Settings::HostGw | Settings::Alloc | Settings::Extension(_) => None,
+    }
+}
+
+/// Who may send to the tunnel's port.
+pub(super) struct PortGuard {
+    /// Nothing where the backend has no tunnel.
+    port: Option<u16>,
+    /// Nothing if it was not asked for.
+    keeper: Option<GuardKeeper>,
+}
+
+impl PortGuard {
+    /// By the options, of a backend whose devices are there. An error if it was asked for and nft
+    /// can't be run: the operator counts on it.
+    pub(super) async fn new(options: RuleOptions, plan: &Configured) -> anyhow::Result<Self> {
+        let port = tunnel_port(&plan.settings);
+        if !options.guard {
+            return Ok(Self { port, keeper: None });
+        }
+        let Some(number) = port else {
+            warn!("--guard has no effect: the {} backend has no tunnel", plan.settings.kind());
+            return Ok(Self { port, keeper: None });
+        };
+        GuardKeeper::is_possible().await.context("--guard can't be kept")?;
+        let keeper = GuardKeeper::new(number, plan.network.network, options.resync);
+        Ok(Self { port, keeper: Some(keeper) })
+    }
+
+    /// For a report: the port and the guard's state, if it is kept.
+    pub(super) fn kept(&self) -> Option<(u16, watch::Receiver<GuardState>)> {
+        Some((self.port?, self.keeper.as_ref()?.state()))
+    }
+
+    /// Keeps it for `peers`, or removes what an earlier run left.
+    pub(super) async fn keep(self, peers: watch::Receiver<Arc<Peers>>) -> Infallible {
+        let addresses = |peers: &Arc<Peers>| -> BTreeSet<_> {
+            peers.values().map(|lease| lease.attributes.public_ip).collect()
+        };
+        match (self.keeper, self.port) {
+            (Some(keeper), _) => keeper.run(peers, addresses).await,
+            (None, Some(port)) => {
+                remove_left_guard(port).await;
+                std::future::pending().await
+            }
+            (None, None) => std::future::pending().await,
+        }
+    }
 }
 
 /// Keeps the blackhole route of the own subnet, if it was asked for, and removes that of the subnet

@@ -306,10 +306,8 @@ async fn work(
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let mut keep_rules = std::pin::pin!(reconciler.run());
     manager.status().start_is_at(Some("setting the rules"));
-    tokio::select! {
-        error = &mut keep_rules => return Err(rules::fatal(error)),
-        () = rules::settled(rule_state.clone()) => {}
-    }
+    rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
+    let port_guard = rules::PortGuard::new(options.rules, &plan).await?;
     let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
     manager.status().start_is_at(None);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
@@ -321,8 +319,9 @@ async fn work(
         carrier,
         subnet_file: writer.state(),
         subnet_file_failures: writer.failures(),
-        leases,
+        leases: leases.clone(),
         rules: kept_rules,
+        guard: port_guard.kept(),
     });
     begins_to_serve(plan.settings.kind());
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
@@ -335,6 +334,7 @@ async fn work(
         never = ready => match never {},
         error = keep_rules => Err(rules::fatal(error)),
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
+        never = port_guard.keep(leases) => match never {},
         never = writer.keep(plane) => match never {},
         Some(never) = OptionFuture::from(keep_cache) => match never {},
         never = guard.keep(attributes.clone()) => match never {},

@@ -22,6 +22,8 @@ pub(super) struct Facts<'a> {
     pub(super) is_subnet_file_written: bool,
     /// Nothing if none are kept.
     pub(super) rules: Option<RuleState>,
+    /// The same for the guard of the tunnel's port.
+    pub(super) guard: Option<RuleState>,
     /// Those heard longest ago first.
     pub(super) silent: &'a [SilentPeer],
     /// A worker that hangs.
@@ -145,6 +147,9 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
     if facts.rules.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
         causes.push("the firewall's rules are not in place: the log says why".to_owned());
     }
+    if facts.guard.is_some_and(|guard| guard.is_settled && !guard.is_in_place) {
+        causes.push("the guard of the tunnel's port is not in place: the log says why".to_owned());
+    }
     if control.held_peers > 0 {
         causes.push(format!(
             "the leases of {} peers vanished from the store together: restore its data",
@@ -229,6 +234,7 @@ mod tests {
             plane,
             is_subnet_file_written: true,
             rules: None,
+            guard: None,
             silent: &[],
             stalled: None,
             now_unix: NOW,

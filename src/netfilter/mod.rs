@@ -1,11 +1,14 @@
-//! Masquerade and forward rules, in the chains that flannel has: what is wanted, what the kernel
-//! has, and the one transaction that makes up the difference. IPv4 only.
+//! Masquerade and forward rules, in the chains that flannel has, and the guard of the tunnel's
+//! port: what is wanted, what the kernel has, and the one transaction that makes up the difference.
+//! IPv4 only.
 //!
-//! `rules`, `diff`, `iptables` and `nftables` are pure: text and values in, text and values out.
-//! Only `program` starts processes, never by way of a shell, and `reconciler` decides when. Nothing
-//! here knows leases, peers or packets.
+//! `rules`, `diff`, `iptables`, `nftables` and `guard` are pure: text and values in, text and
+//! values out. Only `program` starts processes, never by way of a shell; `reconciler` and
+//! `guard_keeper` decide when. Nothing here knows leases or packets.
 
 pub mod diff;
+pub mod guard;
+pub mod guard_keeper;
 pub mod iptables;
 pub mod nftables;
 pub mod program;

@@ -92,7 +92,7 @@ pub fn removal(json: &str) -> Result<Option<String>, ListError> {
     Ok((!text.is_empty()).then_some(text))
 }
 
-fn objects(json: &str) -> Result<Vec<Value>, ListError> {
+pub(super) fn objects(json: &str) -> Result<Vec<Value>, ListError> {
     let mut value: Value =
         serde_json::from_str(json).map_err(|error| ListError(error.to_string()))?;
     match value.get_mut("nftables").map(Value::take) {

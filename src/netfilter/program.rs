@@ -94,9 +94,23 @@ impl ProgramError {
             Self::Missing(_) | Self::Run { .. } | Self::Refused { .. } => false,
         }
     }
+
+    /// Whether nft was asked for something that is not there: it has one exit code for all
+    /// failures.
+    pub(super) fn is_absence(&self) -> bool {
+        let nothing = "No such file or directory";
+        matches!(self, Self::Refused { complaint, .. } if complaint.contains(nothing))
+    }
 }
 
 impl Program {
+    /// What it prints, run with `arguments`.
+    pub async fn print(self, arguments: &[&str]) -> Result<String, ProgramError> {
+        let mut text = String::new();
+        self.run(arguments, "", |line| text.push_str(line)).await?;
+        Ok(text)
+    }
+
     /// Runs it to its end with `arguments` and `input`, and gives `take` each line that it prints.
     ///
     /// It is killed when the future is dropped: each of them changes the kernel's rules in one

@@ -18,7 +18,7 @@ use crate::netfilter::program::{
 use crate::netfilter::rules::{Purpose, Wanted};
 
 /// Longest pause after a temporary failure, such as a lock that is held.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 /// Attempts at start before a refusal counts: rules of others may change between our listing and
 /// our transaction.
@@ -349,31 +349,20 @@ async fn remove_iptables() -> Result<bool, RuleError> {
     }
 }
 
-async fn list(arguments: &[&str]) -> Result<String, ProgramError> {
-    let mut text = String::new();
-    NFT.run(arguments, "", |line| text.push_str(line)).await?;
-    Ok(text)
-}
-
 async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
     NFT.run(&["-f", "-"], text, |_| {}).await
 }
 
 async fn read_nftables() -> Result<nftables::Found, RuleError> {
-    match list(&["-j", "list", "table", "ip", nftables::TABLE]).await {
+    match NFT.print(&["-j", "list", "table", "ip", nftables::TABLE]).await {
         Ok(text) => Ok(nftables::Found::parse(&text)?),
-        // nft has one exit code for all failures.
-        Err(ProgramError::Refused { complaint, .. })
-            if complaint.contains("No such file or directory") =>
-        {
-            Ok(nftables::Found::default())
-        }
+        Err(error) if error.is_absence() => Ok(nftables::Found::default()),
         Err(error) => Err(error.into()),
     }
 }
 
 async fn remove_nftables() -> Result<bool, RuleError> {
-    match nftables::removal(&list(&["-j", "list", "tables"]).await?)? {
+    match nftables::removal(&NFT.print(&["-j", "list", "tables"]).await?)? {
         Some(text) => Ok(apply_nftables(&text).await.map(|()| true)?),
         None => Ok(false),
     }

@@ -14,6 +14,7 @@ use crate::failure::with_causes;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::{FilterPlace, Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
+use crate::netfilter::guard_keeper::remove_guards;
 use crate::netfilter::reconciler::remove_rules;
 use crate::route::Prefix;
 
@@ -96,6 +97,10 @@ impl Cleanup {
         }
         for (flavour, result) in remove_rules().await {
             account.take(format!("the rules of {}", flavour.name()), result);
+        }
+        match remove_guards(|_| true).await {
+            Ok(false) => {}
+            result => account.take("the guard of the tunnel's port", result.map(|_removed| ())),
         }
         Ok(())
     }

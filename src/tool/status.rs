@@ -41,6 +41,9 @@ pub(super) fn render(status: &Value, now_unix: u64, style: Style) -> String {
         let kept_by = text(&rules["kept_by"]);
         line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
     }
+    if status["guard"].is_object() {
+        line("guard", render_guard(&status["guard"]));
+    }
     if status["backend"]["kind"].as_str().is_some_and(|kind| kind != "udp") {
         line("backend", render_backend(&status["backend"]));
     }
@@ -120,6 +123,17 @@ fn render_peers(status: &Value) -> String {
         write!(text, "; the paths to {narrow} take less than the MTU of {mtu_bytes}").ok();
     }
     text
+}
+
+/// What the guard of the tunnel's port lets in, and what it kept out.
+fn render_guard(guard: &Value) -> String {
+    let place = if guard["in_place"] == true { "in place" } else { "NOT in place: see the log" };
+    let [port, peers, strangers, pods] =
+        ["port", "peers", "dropped_from_strangers", "dropped_from_pods"].map(|name| &guard[name]);
+    format!(
+        "UDP port {port} for {peers} peers, {place}; dropped {strangers} packets of strangers, \
+         {pods} of pods"
+    )
 }
 
 /// Nothing where the backend has none.
@@ -279,6 +293,17 @@ mod tests {
         let line = "devices    dropped by the kernel: flannel0 3 on the way out\n";
         assert!(drops(3).contains(line), "{}", drops(3));
         assert!(!drops(0).contains("devices"), "{}", drops(0));
+    }
+
+    #[test]
+    fn status_shows_the_guard() {
+        let guard = json!({ "port": 8285, "in_place": true, "peers": 2,
+            "dropped_from_strangers": 12, "dropped_from_pods": 0 });
+        let screen = rendered(&json!({ "guard": guard }));
+        let line =
+            "guard      UDP port 8285 for 2 peers, in place; dropped 12 packets of strangers";
+        assert!(screen.contains(line) && screen.contains(", 0 of pods"), "{screen}");
+        assert!(!rendered(&json!({ "guard": null })).contains("guard"));
     }
 
     #[test]

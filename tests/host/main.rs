@@ -11,6 +11,7 @@ mod fast_path;
 mod faults;
 mod forged_io_uring;
 mod forged_mmsg;
+mod guard;
 mod kernel_backends;
 mod namespace;
 mod netns;

@@ -95,7 +95,7 @@ fn a_healthy_host_has_no_alarm_and_is_left_as_it_was() {
         r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#,
         r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#,
     ] {
-        let mut overlay = Overlay::start_with(config, [&[], &["--ip-masq"]]);
+        let mut overlay = Overlay::start_with(config, [&[], &["--ip-masq", "--guard"]]);
         for host in 0..2 {
             wait_until_ready(&overlay, host);
             let before = state(&overlay.lab.hosts[host]);

@@ -9,8 +9,8 @@ use crate::support::overlay::Overlay;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const CONFIG: &str = r#"{"Network":"10.5.0.0/16","EnableNFTables":true,"Backend":{"Type":"udp"}}"#;
-const KEPT: [&str; 4] =
-    ["--fast-path=on", "--keep-tunnel", "--ip-masq", "--iptables-forward-rules"];
+const KEPT: [&str; 5] =
+    ["--fast-path=on", "--keep-tunnel", "--ip-masq", "--iptables-forward-rules", "--guard"];
 
 /// All that a user sees of the host's network, whoever made it. The order of rules of iptables and
 /// their counters don't matter, since this daemon uses nftables.

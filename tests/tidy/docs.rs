@@ -16,6 +16,7 @@ const OWN_FLAGS: &[&str] = &[
     "engine",
     "fast-path",
     "follow-address",
+    "guard",
     "keep-tunnel",
     "local-store",
     "log-format",

@@ -21,6 +21,7 @@ that it always has, the values' own maps from the nearest to the farthest.
 {{- with $fast.logFormat }}{{ $args = append $args (printf "--log-format=%s" .) }}{{ end -}}
 {{- with $fast.fastPath }}{{ $args = append $args (printf "--fast-path=%s" .) }}{{ end -}}
 {{- with $fast.peerCheck }}{{ $args = append $args (printf "--peer-check=%s" .) }}{{ end -}}
+{{- if $fast.guard }}{{ $args = append $args "--guard" }}{{ end -}}
 {{- with $fast.metrics.port }}{{ $args = append $args (printf "--metrics-address=0.0.0.0:%d" (int .)) }}{{ end -}}
 {{- range concat .Values.flannel.args $args }}
 - {{ . | quote }}

@@ -74,6 +74,7 @@ fn defaults_are_flanneld_s() {
         random_ports: true,
         forward: true,
         blackhole_route: false,
+        guard: false,
         resync: Duration::from_secs(5),
     };
     assert_eq!(options.rules, rules);

@@ -62,6 +62,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("socket-buffers", kernel::socket_buffers, "large buffers are allowed, or not asked for"),
     check!("ipsec-policies", kernel::ipsec, "shows policies, which keep the fast path off"),
     check!("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
+    check!("port-guard", kernel::port_guard, "the tunnel's port is open to all peers"),
     check!("firewall-forward", kernel::firewall_forward, "no rule drops what pods get"),
 ];
 

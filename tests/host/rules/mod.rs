@@ -5,7 +5,7 @@
 
 mod faults;
 mod resync;
-mod site;
+pub(crate) mod site;
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

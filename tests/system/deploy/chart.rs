@@ -244,6 +244,7 @@ fn own_values_become_known_flags() {
         "flannel.fast.logFormat=json",
         "flannel.fast.fastPath=auto",
         "flannel.fast.peerCheck=strict",
+        "flannel.fast.guard=true",
         "flannel.fast.metrics.port=9469",
         "flannel.fast.metrics.podMonitor=true",
         "flannel.fast.tun=false",
@@ -256,6 +257,7 @@ fn own_values_become_known_flags() {
         "--log-format=json",
         "--fast-path=auto",
         "--peer-check=strict",
+        "--guard",
         "--metrics-address=0.0.0.0:9469",
     ];
     assert_eq!(arguments(&objects)[3..], ours);

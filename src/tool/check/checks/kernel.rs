@@ -4,6 +4,7 @@ use super::super::Finding;
 use super::super::facts::Facts;
 use super::super::firewall::{Hook, Packet, dropped_by};
 use super::network::{external_name, strangers};
+use crate::netfilter::guard::table_name;
 
 /// What weftd asks for each socket.
 const BUFFER_BYTES: u64 = 4 << 20;
@@ -139,6 +140,37 @@ pub(super) fn firewall_input(facts: &Facts) -> Finding {
         Some(rule) => Finding::warning(
             format!("{rule}, so UDP port {port} is closed"),
             format!("Accept UDP port {port} from all nodes in front of that, in INPUT."),
+        ),
+    }
+}
+
+/// That of a weftd which runs, or one that is left and that nobody keeps.
+pub(super) fn port_guard(facts: &Facts) -> Finding {
+    let guard = facts.status().map(|status| &status["guard"]).filter(|guard| guard.is_object());
+    if let Some(guard) = guard {
+        let peers = format!("UDP port {}, for {} peers", guard["port"], guard["peers"]);
+        return match guard["in_place"] == true || guard["failures"] == 0 {
+            true => Finding::ok(peers),
+            false => Finding::failed(
+                format!("{peers}: not in place, {} failures", guard["failures"]),
+                "weftd's log says why; until then new nodes are not heard: docs/firewall.md.",
+            ),
+        };
+    }
+    let (Some(chains), Some(port)) = (&facts.firewall, facts.port()) else {
+        return no_firewall(facts);
+    };
+    let table = table_name(port);
+    let is_left = chains.iter().any(|chain| chain.table == format!("ip {table}"));
+    if !is_left {
+        return Finding::ok("there is none");
+    }
+    let is_kept = facts.status().is_none() && facts.others.is_empty();
+    match is_kept {
+        true => Finding::ok("that of the last weftd, which the next one keeps or removes"),
+        false => Finding::warning(
+            format!("the nftables table {table} of an earlier weftd keeps new nodes out"),
+            format!("Remove it: nft delete table ip {table}."),
         ),
     }
 }

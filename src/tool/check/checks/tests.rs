@@ -10,7 +10,7 @@ use super::super::facts::{
     Daemon, DaemonState, Directory, Endpoint, Facts, Host, OtherDaemon, Process, Settings,
     SubnetText, UdpSocket,
 };
-use super::super::firewall::parse_iptables;
+use super::super::firewall::{Chain, parse_iptables};
 use super::super::{Finding, Verdict};
 use super::CHECKS;
 use crate::host::state::{Address, Link, LinkId, NextHop, Route, RouteKind, RouteProtocol, Vxlan};
@@ -37,6 +37,7 @@ fn status(kind: &str) -> Value {
                    "public_ip": "192.0.2.1", "mtu_bytes": mtu },
         "interface": "eth0", "device": device, "dataplane": dataplane,
         "rules": { "kept_by": "nftables", "in_place": true, "checks": 1, "failures": 0 },
+        "guard": null,
         "backend": { "kind": kind },
         "device_drops": { "eth0": { "egress": 900_000, "ingress": 9 },
                           "flannel0": { "egress": 3, "ingress": 0 } },
@@ -382,6 +383,13 @@ const OF_THE_HOST: &[Fault] = &[
     ("socket-buffers", Verdict::Warning, "rmem_max 212992", |it| it.process.capabilities = Some(0)),
     ("firewall-input", Verdict::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
+    }),
+    ("port-guard", Verdict::Failed, "not in place, 3 failures", |it| {
+        set(it, "/guard", json!({ "port": 8285, "peers": 1, "in_place": false, "failures": 3 }));
+    }),
+    ("port-guard", Verdict::Warning, "weft-guard-8285 of an earlier weftd", |it| {
+        let table = "ip weft-guard-8285".to_owned();
+        it.firewall = Some(vec![Chain { table, ..Chain::default() }]);
     }),
     ("firewall-forward", Verdict::Warning, "policy of FORWARD", |it| {
         it.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));

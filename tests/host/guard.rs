@@ -1,0 +1,178 @@
+//! `--guard`: what strangers and pods send to the tunnel's port ends in the kernel, peers are let
+//! in as they come, and whoever opens it finds it closed again.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::rules::site::weftd_with;
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store, reserve};
+use crate::support::packet::udp;
+use crate::support::traffic::{udp_socket, udp_socket_at};
+
+const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+const SOON: Duration = Duration::from_secs(10);
+const GUARD: &[&str] = &["--guard", "--iptables-resync=1"];
+/// Of nobody, on the link of both hosts.
+const STRANGER: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 77);
+
+/// Both daemons, the second host with the stranger's address as well, once the guards are there.
+fn guarded(config: &str) -> Overlay {
+    let overlay = Overlay::start_with(config, [GUARD, GUARD]);
+    overlay.lab.hosts[1].address("wire0", &format!("{STRANGER}/24"));
+    (0..2).for_each(|host| wait_for_guard(&overlay, host, 1));
+    overlay
+}
+
+/// A figure of the guard in a host's status.
+fn figure(overlay: &Overlay, host: usize, name: &str) -> u64 {
+    overlay.status(host).0["guard"][name].as_u64().unwrap_or_default()
+}
+
+#[track_caller]
+fn wait_for_guard(overlay: &Overlay, host: usize, peers: u64) {
+    wait_until(SOON, &format!("the guard lets in {peers} peers"), || {
+        let guard = &overlay.status(host).0["guard"];
+        guard["in_place"] == true && guard["peers"] == peers
+    });
+}
+
+#[track_caller]
+fn wait_for_drops(overlay: &Overlay, host: usize, name: &str, packets: u64) {
+    wait_until(SOON, &format!("{packets} packets {name}"), || {
+        figure(overlay, host, name) >= packets
+    });
+    assert_eq!(figure(overlay, host, name), packets, "{name}");
+}
+
+fn tables(host: &Namespace) -> String {
+    host.exec(&["nft", "list", "tables"])
+}
+
+#[test]
+fn only_peers_reach_the_tunnels_port() {
+    for (config, port) in [(CONFIG, 8285), (VXLAN, 8472)] {
+        let overlay = guarded(config);
+        overlay.traffic_resumes(SOON, "the guards are in place");
+        let (hosts, pods) = (&overlay.lab.hosts, &overlay.lab.pods);
+        // An inner source of nobody: without the guard the loose check lets it through.
+        let pod = udp_socket_at(&pods[0], overlay.pod(0), 4789);
+        let source = Ipv4Addr::new(10, 5, 250, 9);
+        let inner = udp((source, 7), (overlay.pod(0), 4789), b"forged");
+        let stranger = udp_socket(&hosts[1], STRANGER);
+        for _ in 0..20 {
+            stranger.send_to(&inner, SocketAddrV4::new(UNDERLAY[0], port)).expect("it is sent");
+        }
+        wait_for_drops(&overlay, 0, "dropped_from_strangers", 20);
+        assert!(pod.recv(&mut [0; 64]).is_err(), "port {port}: the pod got a forged packet");
+        // By way of its own host, which would give it a peer's address.
+        let from_pod = udp_socket(&pods[0], overlay.pod(0));
+        for _ in 0..5 {
+            from_pod.send_to(&inner, SocketAddrV4::new(UNDERLAY[1], port)).expect("it is sent");
+        }
+        wait_for_drops(&overlay, 0, "dropped_from_pods", 5);
+        assert_eq!(figure(&overlay, 1, "dropped_from_strangers"), 0, "it left its host");
+        from_pod.send_to(&inner, SocketAddrV4::new(UNDERLAY[0], port)).expect("it is sent");
+        wait_for_drops(&overlay, 0, "dropped_from_strangers", 21);
+        overlay.traffic_resumes(SOON, "all this");
+        for host in 0..2 {
+            let status = overlay.status(host);
+            assert_eq!(status.0["verdict"]["state"], "ready", "{}", status.0["verdict"]);
+            assert_eq!(status.0["guard"]["repairs"], 0, "it repairs what is right");
+        }
+    }
+}
+
+#[test]
+fn it_follows_the_peers_and_comes_back() {
+    let overlay = guarded(CONFIG);
+    let host = &overlay.lab.hosts[0];
+    reserve(overlay.files(), "10.5.200.0-24", STRANGER);
+    wait_for_guard(&overlay, 0, 2);
+    let peer = udp_socket(&overlay.lab.hosts[1], STRANGER);
+    let received = || overlay.status(0).count("ingress", "packets_received");
+    let before = received();
+    let source = (Ipv4Addr::new(10, 5, 200, 9), 7);
+    let inner = udp(source, (overlay.pod(0), 9), b"a new peer's");
+    peer.send_to(&inner, SocketAddrV4::new(UNDERLAY[0], 8285)).expect("it is sent");
+    wait_until(SOON, "a new peer is heard", || received() > before);
+    std::fs::remove_file(overlay.files().join("store/subnets/10.5.200.0-24")).expect("it is there");
+    wait_for_guard(&overlay, 0, 1);
+    for (repairs, open) in [
+        "flush chain ip weft-guard-8285 input",
+        "add element ip weft-guard-8285 peers { 172.20.0.77 }",
+        "delete element ip weft-guard-8285 peers { 172.20.0.2 }",
+        "add table ip weft-guard-8285 { flags dormant ; }",
+        "delete table ip weft-guard-8285",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        host.exec(&["nft", open]);
+        wait_until(SOON, &format!("the guard is repaired after {open}"), || {
+            figure(&overlay, 0, "repairs") == repairs as u64 + 1
+        });
+        wait_for_guard(&overlay, 0, 1);
+    }
+    overlay.traffic_resumes(SOON, "the repairs");
+    assert!(overlay.daemons[0].output().contains("was changed; repaired it"));
+}
+
+#[test]
+fn a_run_without_it_removes_it() {
+    let mut overlay = guarded(CONFIG);
+    overlay.lab.hosts[0].exec(&["nft", "add table ip weft-guard-9; add table ip mine"]);
+    overlay.daemons[0].stop(Signal::TERM, SOON);
+    let left = tables(&overlay.lab.hosts[0]);
+    assert!(left.contains("weft-guard-8285"), "the kernel is open while weftd restarts: {left}");
+    overlay.restart(0, &[]);
+    wait_until(SOON, "the guard of the run before is gone", || {
+        !tables(&overlay.lab.hosts[0]).contains("weft-guard-8285")
+    });
+    let left = tables(&overlay.lab.hosts[0]);
+    assert!(left.contains("weft-guard-9") && left.contains("mine"), "not its own: {left}");
+    overlay.wait_for_routes();
+    assert!(overlay.status(0).0["guard"].is_null());
+}
+
+#[test]
+fn a_start_that_cant_keep_it_fails() {
+    let (files, lab) = (tempfile::tempdir().expect("a directory for the test"), Lab::two_hosts());
+    local_store(files.path(), CONFIG);
+    let flags = ["--guard", "--iptables-forward-rules=false"];
+    let mut daemon = weftd_with(&["PATH=/nowhere"], files.path(), &lab.hosts[0], 0, &flags);
+    wait_until(LEASE_TIMEOUT, "weftd ends", || daemon.ended().is_some());
+    let log = daemon.output();
+    let why = "--guard can't be kept: nft is not in PATH: install the package nftables";
+    assert!(log.contains(why), "{log}");
+    assert_eq!(daemon.ended().and_then(|status| status.code()), Some(1));
+}
+
+#[test]
+fn a_failure_later_is_shown_until_it_is_over() {
+    let (files, lab) = (tempfile::tempdir().expect("a directory for the test"), Lab::two_hosts());
+    let programs = files.path().join("programs");
+    std::fs::create_dir(&programs).expect("the test's directory is writable");
+    let nft = programs.join("nft");
+    std::os::unix::fs::symlink("/usr/sbin/nft", &nft).expect("the test's directory is writable");
+    local_store(files.path(), CONFIG);
+    let path = format!("PATH={}", programs.display());
+    let flags = ["--guard", "--iptables-forward-rules=false", "--iptables-resync=1"];
+    let daemon = weftd_with(&[&path], files.path(), &lab.hosts[0], 0, &flags);
+    let dir = files.path().join("h0");
+    let verdict = || {
+        let status = crate::support::status::Status::try_of(&dir)?;
+        Some((status.0["guard"]["in_place"] == true, status.0["verdict"]["state"].to_string()))
+    };
+    let is = |in_place, state: &str| verdict() == Some((in_place, format!("{state:?}")));
+    wait_until(SOON, "a node without peers has its guard", || is(true, "ready"));
+    std::fs::remove_file(&nft).expect("it is there");
+    wait_until(SOON, "the status says that the guard can't be kept", || is(false, "degraded"));
+    let why = "the guard of UDP port 8285 can't be kept: nft is not in PATH";
+    assert!(daemon.output().contains(why), "{}", daemon.output());
+    std::os::unix::fs::symlink("/usr/sbin/nft", &nft).expect("the test's directory is writable");
+    wait_until(SOON, "the guard is kept again", || is(true, "ready"));
+    assert!(daemon.output().contains("the guard of UDP port 8285 is in place"));
+}
