@@ -171,10 +171,16 @@ pub enum KernelState {
         peers: usize,
     },
     /// They don't.
-    Off {
-        /// Why.
-        reason: String,
-    },
+    Off(Off),
+}
+
+/// Why the kernel's programs carry no packets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Off {
+    /// A word of few, for the label of a metric.
+    pub why: &'static str,
+    /// The same for people.
+    pub reason: String,
 }
 
 /// What others see of these programs.

@@ -21,6 +21,7 @@ mod machine;
 pub mod manager;
 pub mod peers;
 pub mod rejected;
+pub mod request_times;
 pub mod run;
 pub mod snapshot;
 pub mod status;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::backend::status::{Counters, KernelState, PlaneState};
 use crate::control::rejected::RejectReason;
+use crate::control::request_times::{BOUNDS, Histogram};
 use crate::control::status::ControlState;
 use crate::daemon::log;
 use crate::daemon::process::{Process, WorkerTime};
@@ -43,6 +44,18 @@ impl Metrics {
         self.sample(name, "", value);
     }
 
+    pub(super) fn store_requests(&mut self, times: &Histogram) {
+        let name = "flannel_store_request_duration_seconds";
+        self.family(name, "histogram", "How long the store took to answer, or not to.");
+        let bucket = format!("{name}_bucket");
+        for (bound, count) in BOUNDS.iter().zip(times.up_to) {
+            self.sample(&bucket, &format!("{{le=\"{}\"}}", bound.as_secs_f64()), count);
+        }
+        self.sample(&bucket, "{le=\"+Inf\"}", times.count);
+        writeln!(self.0, "{name}_sum {}", times.sum.as_secs_f64()).ok();
+        self.sample(&format!("{name}_count"), "", times.count);
+    }
+
     pub(super) fn control(&mut self, is_ready: bool, control: &ControlState) {
         self.gauge("flannel_ready", "Whether weftd is ready.", is_ready);
         let (up, refused) = (control.store_is_up, control.refused().is_some());
@@ -69,6 +82,9 @@ impl Metrics {
             let help = "When the own lease ends, unless it is renewed.";
             self.gauge("flannel_lease_expiry_timestamp_seconds", help, seconds);
         }
+        self.counter("flannel_lease_renewals_total", "Renewals of the lease.", control.renewals);
+        let help = "Exchanges with the store that failed.";
+        self.counter("flannel_store_failures_total", help, control.store_failures);
         let help = "Times that somebody else wrote the own lease with this node's PublicIP.";
         self.counter("flannel_lease_written_by_others_total", help, control.written_by_others);
         let is_duplicate = control.duplicate_public_ip.is_some();
@@ -143,6 +159,11 @@ impl Metrics {
     pub(super) fn fast_path(&mut self, state: &KernelState, taken: &TakenByPeer) {
         let is_on = matches!(state, KernelState::On { .. });
         self.gauge("flannel_fast_path", "Whether the kernel's programs carry packets.", is_on);
+        if let KernelState::Off(off) = state {
+            let name = "flannel_fast_path_off";
+            self.family(name, "gauge", "Why these programs carry none, while they don't.");
+            self.sample(name, &format!("{{why=\"{}\"}}", off.why), 1);
+        }
         let sum = |field: fn(&PeerCounts) -> u64| taken.values().map(field).sum::<u64>();
         let packets = [sum(|taken| taken.packets_sent), sum(|taken| taken.packets_received)];
         let bytes = [sum(|taken| taken.bytes_sent), sum(|taken| taken.bytes_received)];
@@ -170,11 +191,12 @@ impl Metrics {
     pub(super) fn dataplane(&mut self, stats: &WorkerStats) {
         let directions = [("egress", &stats.egress), ("ingress", &stats.ingress)];
         type Read = fn(&DirectionStats) -> u64;
-        let families: [(&str, &str, Read); 6] = [
+        let families: [(&str, &str, Read); 8] = [
             ("flannel_packets_received_total", "Packets taken in.", |d| d.packets_received.get()),
             ("flannel_packets_forwarded_total", "Packets forwarded.", |d| {
                 d.packets_forwarded.get()
             }),
+            ("flannel_bytes_received_total", "Bytes taken in.", |d| d.bytes_received.get()),
             ("flannel_bytes_forwarded_total", "Bytes forwarded.", |d| d.bytes_forwarded.get()),
             ("flannel_reads_total", "Reads, super-packets and GSO batches as one.", |d| {
                 d.reads.get()
@@ -183,6 +205,9 @@ impl Metrics {
                 d.writes.get()
             }),
             ("flannel_icmp_sent_total", "ICMP errors sent.", |d| d.icmp_sent.get()),
+            ("flannel_icmp_limited_total", "ICMP errors not sent, for there were too many.", |d| {
+                d.icmp_limited.get()
+            }),
         ];
         for (name, help, read) in families {
             self.family(name, "counter", help);
@@ -197,8 +222,15 @@ impl Metrics {
                 self.sample("flannel_drops_total", &labels, stats.drops(*reason));
             }
         }
-        let help = "Datagrams lost in the socket.";
-        self.counter("flannel_receive_overflows_total", help, stats.receive_overflows.get());
+        for (name, help, count) in [
+            ("flannel_receive_overflows_total", "Lost in the socket.", &stats.receive_overflows),
+            ("flannel_gso_fallbacks_total", "Batches sent one by one.", &stats.gso_fallbacks),
+            ("flannel_tun_fallbacks_total", "Super-packets cut again.", &stats.tun_fallbacks),
+            ("flannel_sleeps_total", "Times that a worker had nothing to do.", &stats.sleeps),
+            ("flannel_naps_total", "Short waits for more packets.", &stats.naps),
+        ] {
+            self.counter(name, help, count.get());
+        }
     }
 
     /// What runs: labels, and the value 1.

@@ -15,7 +15,9 @@ use crate::backend::udp::pair_names;
 use crate::config::options::{ShownSetting, ShownSettings};
 use crate::control::clock::unix_seconds;
 use crate::control::lease::Peers;
+use crate::control::manager::SubnetManager;
 use crate::control::rejected::RejectReason;
+use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::daemon::drop_samples;
 use crate::daemon::health::Readiness;
@@ -77,6 +79,8 @@ impl Running {
 #[derive(Debug)]
 pub(super) struct Report {
     control: Arc<ControlStatus>,
+    /// How long the store's answers take, if it is no store of files.
+    request_times: Option<Arc<RequestTimes>>,
     readiness: Readiness,
     settings: ShownSettings,
     running: OnceLock<Running>,
@@ -85,11 +89,12 @@ pub(super) struct Report {
 impl Report {
     /// A daemon that has no lease yet.
     pub(super) fn new(
-        control: Arc<ControlStatus>,
+        manager: &SubnetManager,
         readiness: Readiness,
         settings: ShownSettings,
     ) -> Self {
-        Self { control, readiness, settings, running: OnceLock::new() }
+        let (control, request_times) = (manager.status(), manager.request_times());
+        Self { control, request_times, readiness, settings, running: OnceLock::new() }
     }
 
     /// The dataplane runs. Called once.
@@ -247,6 +252,7 @@ impl Report {
         let mut out = Metrics(String::new());
         out.build();
         out.control(self.readiness.is_ready(), &self.control.read());
+        self.request_times.iter().for_each(|times| out.store_requests(&times.read()));
         let process = Process::read();
         process.iter().for_each(|process| out.process(process));
         if let Some(running) = self.running.get() {
@@ -300,9 +306,10 @@ fn fast_path_json(state: &KernelState, taken: &TakenByPeer) -> Value {
             json["on"] = true.into();
             json["peers"] = (*peers).into();
         }
-        KernelState::Off { reason } => {
+        KernelState::Off(off) => {
             json["on"] = false.into();
-            json["reason"] = reason.as_str().into();
+            json["why"] = off.why.into();
+            json["reason"] = off.reason.as_str().into();
         }
     }
     json

@@ -251,8 +251,7 @@ async fn serve(
     };
     let manager = manager_slot.get_or_init(|| manager);
     info!("Created subnet manager: {}", manager.describe());
-    let report =
-        Arc::new(Report::new(manager.status(), readiness.clone(), options.settings.clone()));
+    let report = Arc::new(Report::new(manager, readiness.clone(), options.settings.clone()));
     let status = StatusServer::bind(&options.status_socket)
         .inspect_err(|error| warn!("no status socket, `weft status` won't work: {error:#}"));
     let pages = Arc::clone(&report);

@@ -23,6 +23,7 @@ use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::members::{Members, Setup, TOKEN_TTL, Version, lease_key};
 use crate::support::overlay::CONFIG;
 use crate::support::pace::Stopwatch;
+use crate::support::status::metric;
 
 /// To be connected again after a fault: the pause between two tries is at most 5 s.
 const AGAIN: Duration = Duration::from_secs(8);
@@ -247,7 +248,9 @@ fn full_etcd_is_reported_with_and_without_subnet() {
             let text = weft(dir, "status");
             text.contains("quota") && text.contains("defragment")
         });
-        assert!(weft(dir, "metrics").contains("flannel_store_refused 1"), "{who}");
+        assert_eq!(metric(dir, "flannel_store_refused"), Some(1.0), "{who}");
+        let answered = metric(dir, "flannel_store_request_duration_seconds_count");
+        assert!(answered >= Some(1.0), "{who}: requests to etcd are not timed: {answered:?}");
     }
     assert!(second.ended().is_none() && first.ended().is_none(), "{}", second.output());
 

@@ -13,13 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use weft::daemon::status::fetch_unix;
 
 use crate::support::lab::{Lab, Process, SubnetEnv, UNDERLAY, wait_until};
 use crate::support::machine::Machine;
 use crate::support::overlay::CONFIG;
 use crate::support::pace::Stopwatch;
-use crate::support::status::Status;
+use crate::support::status::{Status, metric};
 use crate::support::traffic::{Numbered, port, udp_socket};
 
 /// Traffic is promised within this time of a start.
@@ -209,8 +208,7 @@ impl Site {
         assert_eq!(status.0["store"]["up"], false, "{}", status.0);
         assert_eq!(status.routes(), 1, "the peer is not remembered: {}", status.0);
         assert!(self.daemons[0].output().contains("starting from the cache"));
-        let metrics = fetch_unix(&self.dir(0).join("weft.sock"), "/metrics").expect("it runs");
-        assert!(String::from_utf8_lossy(&metrics).contains("\nflannel_stale 1\n"));
+        assert_eq!(metric(&self.dir(0), "flannel_stale"), Some(1.0));
     }
 
     #[track_caller]

@@ -12,6 +12,13 @@ use super::lab::wait_until;
 #[derive(Debug, Clone)]
 pub(crate) struct Status(pub(crate) Value);
 
+/// What a metric of the daemon in `dir` says, by its name with labels.
+pub(crate) fn metric(dir: &Path, name: &str) -> Option<f64> {
+    let text = fetch_unix(&dir.join("weft.sock"), "/metrics").ok()?;
+    let text = String::from_utf8(text).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
 impl Status {
     /// Asks the daemon whose socket is in `dir`.
     ///

@@ -56,7 +56,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "clock", "rejected"],
+            &["backoff", "clock", "rejected", "request_times"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],

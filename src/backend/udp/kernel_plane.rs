@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::backend::status::{KernelState, KernelView, Taken};
+use crate::backend::status::{KernelState, KernelView, Off, Taken};
 use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::{LogOnce, with_causes};
@@ -113,10 +113,12 @@ pub(super) struct KernelPlane {
 
 impl KernelPlane {
     /// Of programs that take nothing yet, or without any, for the reason given.
-    pub(super) fn new(fast_path: Result<FastPath, String>, inputs: Inputs) -> Self {
-        let (fast_path, reason) = match fast_path {
-            Ok(fast_path) => (Some(fast_path), "starting".to_owned()),
-            Err(reason) => (None, reason),
+    pub(super) fn new(fast_path: Result<FastPath, Off>, inputs: Inputs) -> Self {
+        let (fast_path, off) = match fast_path {
+            Ok(fast_path) => {
+                (Some(fast_path), Off { why: "starting", reason: "starting".to_owned() })
+            }
+            Err(off) => (None, off),
         };
         let taken = Arc::new(Taken::new(fast_path.as_ref().map(FastPath::counts)));
         Self {
@@ -129,7 +131,7 @@ impl KernelPlane {
             used_until: Instant::now() + USE,
             placement: Placement::default(),
             published: None,
-            state: watch::Sender::new(KernelState::Off { reason }),
+            state: watch::Sender::new(KernelState::Off(off)),
             off_since: Instant::now(),
         }
     }
@@ -336,7 +338,7 @@ impl KernelPlane {
         );
         // Peers that are not used come and go.
         match before {
-            KernelState::Off { .. } => info!("{text}"),
+            KernelState::Off(_) => info!("{text}"),
             KernelState::On { .. } => debug!("{text}"),
         }
     }
@@ -345,7 +347,7 @@ impl KernelPlane {
     fn stop(&mut self, obstacle: &Obstacle) {
         self.pause();
         let reason = with_causes(obstacle);
-        let now = KernelState::Off { reason: reason.clone() };
+        let now = KernelState::Off(Off { why: obstacle.word(), reason: reason.clone() });
         let before = self.state.send_replace(now.clone());
         if before != now {
             if matches!(before, KernelState::On { .. }) {

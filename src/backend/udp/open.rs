@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::backend::setup::{Claim, Setup};
+use crate::backend::status::Off;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
 use crate::control::lease::RawJson;
@@ -40,7 +41,7 @@ const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 pub struct UdpReserved {
     pub(super) tunnel: TunnelReserved,
     /// The kernel's programs, or why there are none.
-    pub(super) fast_path: Result<FastPath, String>,
+    pub(super) fast_path: Result<FastPath, Off>,
 }
 
 /// The port and a device, taken.
@@ -105,9 +106,9 @@ pub(crate) async fn reserve(
 async fn load_fast_path(
     choice: FastPathChoice,
     probe: impl AsyncFn(&FastPath) -> Result<(), AttachError>,
-) -> Result<Result<FastPath, String>, UdpError> {
+) -> Result<Result<FastPath, Off>, UdpError> {
     if choice == FastPathChoice::Off {
-        return Ok(Err("--fast-path=off".to_owned()));
+        return Ok(Err(Off { why: "switched-off", reason: "--fast-path=off".to_owned() }));
     }
     let load = async || {
         let fast_path = FastPath::load()?;
@@ -118,9 +119,9 @@ async fn load_fast_path(
         Ok(fast_path) => Ok(Ok(fast_path)),
         Err(error) if choice == FastPathChoice::On => Err(error.into()),
         Err(error) => {
-            let text = with_causes(&error);
-            info!("workers carry all packets, without the kernel's fast path: {text}");
-            Ok(Err(text))
+            let reason = with_causes(&error);
+            info!("workers carry all packets, without the kernel's fast path: {reason}");
+            Ok(Err(Off { why: "not-loaded", reason }))
         }
     }
 }

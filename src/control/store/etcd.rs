@@ -14,6 +14,7 @@ use crate::config::options::EtcdOptions;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
+use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::route::Prefix;
 use etcd_client::{
@@ -54,6 +55,11 @@ impl EtcdStore {
     /// The cluster that was last connected to, by its id; 0 before the first.
     pub(super) fn cluster(&self) -> u64 {
         self.connection.cluster()
+    }
+
+    /// How long it takes to answer.
+    pub(super) fn times(&self) -> Arc<RequestTimes> {
+        Arc::clone(&self.connection.times)
     }
 
     /// Why etcd takes no writes, if an alarm says so. Asks one member, which writes nothing.

@@ -6,6 +6,7 @@
 //! is closed on every host of this decade, costs one refused connection that way.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use tracing::{debug, info, warn};
 use super::etcd_tls::{EtcdOptionsError, Stamp, advice, tls_options};
 use crate::config::options::{Credentials, EtcdOptions};
 use crate::control::error::StoreError;
+use crate::control::request_times::RequestTimes;
 use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
@@ -45,6 +47,7 @@ pub(super) const SPACE_ADVICE: &str = "its space quota is used up: compact and d
 #[derive(Debug)]
 pub(super) struct Connection {
     options: EtcdOptions,
+    pub(super) times: Arc<RequestTimes>,
     session: Mutex<Option<Session>>,
     /// The cluster that was last connected to; 0 before the first.
     cluster: AtomicU64,
@@ -76,7 +79,8 @@ impl Connection {
         for endpoint in &options.endpoints {
             connect_options(&options, endpoint)?;
         }
-        Ok(Self { options, session: Mutex::new(None), cluster: AtomicU64::new(0) })
+        let (session, cluster) = (Mutex::new(None), AtomicU64::new(0));
+        Ok(Self { options, times: Arc::default(), session, cluster })
     }
 
     /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
@@ -90,7 +94,8 @@ impl Connection {
         F: Future<Output = Result<T, EtcdError>>,
     {
         let session = self.session(operation).await?;
-        let result = match timeout(REQUEST_TIMEOUT, request(session.client)).await {
+        let answer = self.times.measured(timeout(REQUEST_TIMEOUT, request(session.client)));
+        let result = match answer.await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => classify(operation, &error),
             Err(_) => timed_out(operation),

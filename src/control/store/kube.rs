@@ -28,6 +28,7 @@ use crate::control::clock;
 use crate::control::error::{AcquireError, StoreError};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::rejected::Rejected;
+use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
@@ -87,6 +88,11 @@ impl KubeStore {
             clear_network_unavailable: options.clear_network_unavailable,
             sync_timeout,
         })
+    }
+
+    /// How long the API takes to begin an answer.
+    pub(super) fn times(&self) -> Arc<RequestTimes> {
+        Arc::clone(&self.connection.times)
     }
 
     /// The own Node's name.

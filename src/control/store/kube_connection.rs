@@ -2,7 +2,7 @@
 //! interprets the answers.
 
 use std::error::Error;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use tower::{BoxError, ServiceBuilder};
 use crate::config::kube::KubeOptions;
 use crate::config::network::NetworkConfigError;
 use crate::control::error::StoreError;
+use crate::control::request_times::RequestTimes;
 use crate::failure::with_causes;
 
 /// Largest single object. etcd takes requests of 1.5 MiB, which JSON spells longer.
@@ -64,6 +65,7 @@ pub enum KubeOptionsError {
 pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
     options: KubeOptions,
+    pub(super) times: Arc<RequestTimes>,
     /// Built from these files when they were last read.
     client: Mutex<Client>,
     /// The server asked not to be asked before.
@@ -141,7 +143,8 @@ impl Connection {
     /// Reads who the server is and who we are. It need not be reachable yet.
     pub(super) async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
         let client = Mutex::new(new_client(options).await?);
-        Ok(Self { options: options.clone(), client, not_before: Mutex::new(None) })
+        let (options, times) = (options.clone(), Arc::default());
+        Ok(Self { options, times, client, not_before: Mutex::new(None) })
     }
 
     /// `detail` of a failure that files may be the cause of, after they were read again: a token or
@@ -164,7 +167,8 @@ impl Connection {
             sleep_until(wait).await;
         }
         let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let answer = timeout(REQUEST_TIMEOUT, client.send(ask.request()?)).await;
+        let answer = timeout(REQUEST_TIMEOUT, client.send(ask.request()?));
+        let answer = self.times.measured(answer).await;
         let answer = match answer.map_err(|_elapsed| no_answer(ask))? {
             Ok(answer) if answer.status().is_success() => return Ok(answer),
             Ok(answer) => answer,

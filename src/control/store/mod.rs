@@ -27,6 +27,7 @@ mod local_files;
 pub mod memory;
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "kube")]
@@ -34,6 +35,7 @@ use self::kube::KubeStore;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes};
+use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
@@ -92,6 +94,16 @@ impl Store {
             Self::Leased(store) => Some(store),
             #[cfg(feature = "kube")]
             Self::Assigned(_) => None,
+        }
+    }
+
+    /// How long requests take; nothing for files.
+    pub fn request_times(&self) -> Option<Arc<RequestTimes>> {
+        match self {
+            Self::Leased(Leased::Etcd(store)) => Some(store.times()),
+            Self::Leased(_) => None,
+            #[cfg(feature = "kube")]
+            Self::Assigned(store) => Some(store.times()),
         }
     }
 

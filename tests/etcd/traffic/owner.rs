@@ -4,13 +4,12 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use weft::daemon::status::fetch_unix;
 
 use crate::support::lab::{Process, SubnetEnv, wait_until};
 use crate::support::log_since::LogSince;
 use crate::support::members::Version;
 use crate::support::pace::Stopwatch;
-use crate::support::status::Status;
+use crate::support::status::{Status, metric};
 use crate::traffic::site::{Entry, Plan, Site};
 
 /// Room for three nodes.
@@ -41,15 +40,8 @@ fn suspended_node_with_expired_lease_yields_subnet() {
         wait_until(Duration::from_secs(5), "a full network is told", || {
             late.output().contains("No subnet yet, retrying: out of subnets")
         });
-        let exhausted = || {
-            let bytes = fetch_unix(&site.dir(LATE).join("weft.sock"), "/metrics").ok()?;
-            let text = String::from_utf8_lossy(&bytes).into_owned();
-            let line =
-                text.lines().find(|line| line.starts_with("flannel_subnets_exhausted_total"));
-            line?.rsplit_once(' ')?.1.parse::<u64>().ok()
-        };
         wait_until(Duration::from_secs(5), "a full network is counted at each try", || {
-            exhausted().is_some_and(|tries| tries >= 2)
+            metric(&site.dir(LATE), "flannel_subnets_exhausted_total") >= Some(2.0)
         });
         nap(site);
         let taken = sleep_until_taken(site, &mut late);

@@ -3,11 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use weft::daemon::status::fetch_unix;
-
 use crate::support::lab::wait_until;
 use crate::support::members::Version;
-use crate::support::status::Status;
+use crate::support::status::{Status, metric};
 use crate::traffic::site::{Plan, Site};
 
 /// F15, where the other is no weft: flannel's renewal is another lease of etcd and a blind write.
@@ -42,10 +40,8 @@ fn flannel_node_with_same_address_raises_alarm_only() {
         let doing = ["Keeping the lease, and not writing over it"];
         told[0].assert_plain(&site.daemons[0], "with our PublicIP 172.20.0.1", &doing);
         told[1].assert_no_warning(&site.daemons[1]);
-        let metrics = fetch_unix(&site.dir(0).join("weft.sock"), "/metrics").expect("it runs");
-        let metrics = String::from_utf8_lossy(&metrics).into_owned();
-        let count = format!("\nflannel_lease_written_by_others_total {RENEWALS}\n");
-        assert!(metrics.contains(&count), "not counted: {metrics}");
+        let counted = metric(&site.dir(0), "flannel_lease_written_by_others_total");
+        assert_eq!(counted, Some(RENEWALS as f64), "not counted");
     });
     site.has_twin = true;
     report.assert_nothing_lost("a node of flannel with the same address");

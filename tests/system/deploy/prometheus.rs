@@ -6,6 +6,8 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::{deploy, text, tool};
 use crate::support::lab::wait_until;
 use crate::support::overlay::{CONFIG, Overlay};
@@ -35,17 +37,54 @@ fn alert_rules_fire_when_they_should() {
     assert_content(&promtool(&["test", "rules", "alerts_test.yml"], ""));
 }
 
+fn page(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+/// Each metric that `text` names is in the table of docs/operations.md, which is compared with the
+/// code.
+#[track_caller]
+fn assert_metrics_exist(text: &str) {
+    let operations = page("docs/operations.md");
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let metrics: BTreeSet<_> = words.filter(|word| word.starts_with("flannel_")).collect();
+    for metric in metrics {
+        let metric = metric.trim_end_matches("_bucket");
+        assert!(operations.contains(&format!("| `{metric}` |")), "there is no metric {metric}");
+    }
+}
+
+#[test]
+fn the_dashboard_asks_for_metrics_that_exist() {
+    let text = text("prometheus/dashboard.json");
+    assert_metrics_exist(&text);
+    let dashboard: Value = serde_json::from_str(&text).expect("Grafana imports JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
+    let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
+    for panel in panels {
+        assert!(ids.insert(panel["id"].as_u64()), "two panels have the id {}", panel["id"]);
+        let place = &panel["gridPos"];
+        assert!(places.insert((place["y"].as_u64(), place["x"].as_u64())), "{panel}");
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"].as_str().expect("an expression");
+            assert!(expression.contains("$instance"), "not of the nodes chosen: {expression}");
+            let plain = expression.replace("$__rate_interval", "5m").replace("$instance", ".*");
+            rules += &format!("{{record: 'a:b', expr: {}}},", Value::from(plain));
+        }
+    }
+    assert!(ids.len() > 20, "{} panels", ids.len());
+    let file = tempfile::NamedTempFile::new().expect("a file for the rules");
+    std::fs::write(file.path(), rules + "]}]\n").expect("it can be written");
+    let path = file.path().display().to_string();
+    let output = promtool(&["check", "rules", "--lint=none", &path], "");
+    assert_content(&output);
+}
+
 #[test]
 fn alert_rules_ask_for_metrics_and_pages_that_exist() {
     let rules = text("prometheus/alerts.yml");
-    let root = env!("CARGO_MANIFEST_DIR");
-    let page = |name: &str| std::fs::read_to_string(format!("{root}/{name}")).unwrap();
-    let operations = page("docs/operations.md");
-    let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let metrics: BTreeSet<_> = words.filter(|word| word.starts_with("flannel_")).collect();
-    for metric in metrics {
-        assert!(operations.contains(&format!("| `{metric}` |")), "there is no metric {metric}");
-    }
+    assert_metrics_exist(&rules);
     for line in rules.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: ")) {
         let (name, section) = line.trim_matches('"').split_once('#').unwrap_or((line, ""));
         let anchor = |heading: &str| heading.to_lowercase().replace(' ', "-").replace(',', "");
@@ -59,7 +98,8 @@ fn alert_rules_ask_for_metrics_and_pages_that_exist() {
 fn metrics_are_as_prometheus_wants_them() {
     let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8286);
     let flag = format!("--metrics-address={address}");
-    let overlay = Overlay::start_with(CONFIG, [&[flag.as_str(), "--fast-path=auto"], &[]]);
+    let overlay =
+        Overlay::start_with(CONFIG, [&[flag.as_str(), "--fast-path=off", "--guard"], &[]]);
     let scrape = || {
         overlay.lab.hosts[0].enter(|| {
             let mut stream = TcpStream::connect(address).ok()?;
@@ -76,6 +116,7 @@ fn metrics_are_as_prometheus_wants_them() {
     wait_until(Duration::from_secs(10), "/metrics answers on its address", || {
         metrics = scrape().unwrap_or_default();
         metrics.contains("\nflannel_worker_cpu_seconds_total{worker=\"0\"} ")
+            && metrics.contains("\nflannel_guard_in_place 1\n")
     });
     let info = ["backend=\"udp\"", "engine=\"mmsg\"", "interface=\"wire0\"", "device=\"flannel0\""];
     let info = format!("flannel_dataplane_info{{{}}} 1", info.join(","));
@@ -85,8 +126,17 @@ fn metrics_are_as_prometheus_wants_them() {
         "flannel_dataplane_up 1",
         "flannel_mtu_bytes 1472",
         "flannel_peers_by_state{state=\"idle\"} 1",
+        "flannel_fast_path_off{why=\"switched-off\"} 1",
+        "flannel_guard_dropped_packets_total{from=\"stranger\"} 0",
     ] {
         assert!(metrics.contains(&format!("\n{sample}\n")), "no {sample}: {metrics}");
+    }
+    let status = overlay.status(0).0;
+    for counters in ["egress", "ingress", "worker"] {
+        let all = status[counters].as_object().expect("counters");
+        for name in all.iter().filter(|(_, value)| value.is_u64()).map(|(name, _)| name) {
+            assert!(metrics.contains(&format!("\nflannel_{name}_total")), "{name} is in JSON only");
+        }
     }
     assert_content(&promtool(&["check", "metrics"], &metrics));
 }

@@ -31,3 +31,22 @@ pub(super) enum Obstacle {
     #[error("the kernel does not tell what its packets would meet")]
     Netlink(#[from] NetlinkError),
 }
+
+impl Obstacle {
+    /// A word for it.
+    pub(super) fn word(&self) -> &'static str {
+        match self {
+            Self::NoGround => "device-rebuilt",
+            Self::Policies => "ipsec",
+            Self::NoInterface(_) => "interface-gone",
+            Self::NotEthernet(_) => "not-ethernet",
+            Self::Unmeasured => "unmeasured",
+            Self::Lengths => "prefix-lengths",
+            Self::Peers => "peers",
+            Self::Attach(_) => "not-attached",
+            Self::Evicted(_) => "evicted",
+            Self::Entry(_) => "entry-refused",
+            Self::Netlink(_) => "netlink",
+        }
+    }
+}
