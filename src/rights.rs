@@ -3,7 +3,10 @@
 //!
 //! A worker handles bytes from strangers, and keeps nothing but its two files: no capability, and
 //! only the system calls that move packets, manage its memory and end it. The control plane keeps
-//! the capabilities of its work. Neither gets any back by starting a program.
+//! the capabilities of its work, and writes the files of its work (`files`). Neither gets anything
+//! back by starting a program.
+
+mod files;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,6 +19,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch, apply_filter,
 };
+
+pub(crate) use files::{around, write_below};
 
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
 /// the address changes; raw packets for path MTUs and for iptables; programs in the kernel, whose
@@ -93,6 +98,9 @@ pub enum RightsError {
     /// Programs that it starts could get more rights than it has.
     #[error("cannot forbid new privileges")]
     NoNewPrivileges(#[source] io::Error),
+    /// It may write all files that its user may.
+    #[error("cannot limit which files are written")]
+    Files(#[source] landlock::RulesetError),
     /// Its system calls are not limited.
     #[error(
         "cannot limit the system calls: does this kernel have CONFIG_SECCOMP_FILTER, and does the \

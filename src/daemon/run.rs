@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,14 +16,14 @@ use anyhow::{Context, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
 use crate::backend::setup::Setup;
 use crate::backend::status::{PlaneState, View};
 use crate::config::network::NetworkConfig;
-use crate::config::options::Options;
+use crate::config::options::{Options, StoreOptions};
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
@@ -322,7 +323,7 @@ async fn work(
         rules: kept_rules,
         guard: port_guard.kept(),
     });
-    begins_to_serve(plan.settings.kind());
+    begins_to_serve(plan.settings.kind(), options);
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
@@ -347,13 +348,34 @@ async fn work(
 
 /// The start is over. From here on weftd has the rights that its work needs, and no more, unless an
 /// operator's own commands may need anything.
-fn begins_to_serve(kind: &str) {
-    let limited = if kind == "extension" { Ok(()) } else { rights::keep_for_control() };
-    if let Err(error) = limited {
-        warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
+fn begins_to_serve(kind: &str, options: &Options) {
+    let limit = || {
+        rights::keep_for_control()?;
+        rights::write_below(&written(options))
+    };
+    match if kind == "extension" { Ok(true) } else { limit() } {
+        Ok(true) => {}
+        Ok(false) => debug!("this kernel has no Landlock: weftd may write as its user may"),
+        Err(error) => {
+            warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
+        }
     }
     info!("Running backend.");
     notify::ready();
+}
+
+/// The directories in which weftd, and the programs that it runs, write besides the system's.
+fn written(options: &Options) -> Vec<PathBuf> {
+    let files = [&options.subnet_file, &options.status_socket].map(|path| path.parent());
+    let lock = std::env::var_os("XTABLES_LOCKFILE").map(PathBuf::from);
+    let lock = lock.as_deref().and_then(Path::parent);
+    let store = match &options.store {
+        StoreOptions::Local(directory) => Some(directory.as_path()),
+        StoreOptions::Etcd(_) => None,
+        #[cfg(feature = "kube")]
+        StoreOptions::Kube(_) => None,
+    };
+    files.into_iter().chain([lock, store]).flatten().flat_map(rights::around).collect()
 }
 
 fn write_subnet_file<'a>(

@@ -5,9 +5,11 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::rules::site::weftd_with;
 use crate::support::cost::{ThreadStatus, threads};
 use crate::support::lab::{Lab, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
+use crate::support::status::Status;
 
 /// The capabilities that a thread may use or get.
 fn capabilities(thread: &ThreadStatus) -> u64 {
@@ -48,6 +50,50 @@ fn threads_keep_what_they_need(engine: &str) {
     // What the control plane does now, it does with fewer rights.
     overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
     overlay.traffic_resumes(Duration::from_secs(30), "the device was made again");
+}
+
+/// Where weftd's own programs get to, should somebody speak through them.
+#[test]
+fn programs_that_weftd_runs_write_in_its_own_places_only() {
+    let (files, lab) = (tempfile::tempdir().expect("a directory"), Lab::two_hosts());
+    let elsewhere = tempfile::tempdir().expect("another directory");
+    local_store(files.path(), CONFIG);
+    let programs = files.path().join("programs");
+    fs::create_dir(&programs).unwrap();
+    let (nft, outside) = (programs.join("nft"), elsewhere.path().join("outside"));
+    let inside = files.path().join("h0/inside");
+    let script = format!(
+        "#!/bin/sh\ntouch {} {} 2>/dev/null\nexec /usr/sbin/nft \"$@\"\n",
+        inside.display(),
+        outside.display()
+    );
+    fs::write(&nft, script).unwrap();
+    fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("PATH={}:/usr/sbin:/usr/bin", programs.display());
+    let flags = ["--guard", "--iptables-forward-rules=false", "--iptables-resync=1"];
+    let daemon = weftd_with(&[&path], files.path(), &lab.hosts[0], 0, &flags);
+    let status = || Status::try_of(&files.path().join("h0"));
+    let is_kept = || status().is_some_and(|status| status.0["guard"]["in_place"] == true);
+    wait_until(Duration::from_secs(10), "the guard is in place", is_kept);
+    // What was run before weftd served, it wrote as it liked.
+    for path in [&inside, &outside] {
+        fs::remove_file(path).expect("a program was run at the start");
+    }
+    wait_until(Duration::from_secs(10), "a program was run again", || inside.exists());
+    let checks = || status().and_then(|status| status.0["guard"]["checks"].as_u64());
+    let before = checks();
+    wait_until(Duration::from_secs(10), "and once more", || checks() > before);
+    assert!(!outside.exists(), "a program of weftd's wrote in {}", outside.display());
+    // Its own files it can still replace, in a directory that was made again.
+    let own = files.path().join("h0");
+    fs::remove_dir_all(&own).unwrap();
+    fs::create_dir(&own).unwrap();
+    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
+    let written = || fs::read_to_string(own.join("subnet.env")).unwrap_or_default();
+    wait_until(Duration::from_secs(10), "subnet.env has the new MTU", || {
+        written().contains("FLANNEL_MTU=1372")
+    });
+    assert!(!daemon.output().contains("weftd keeps rights"), "{}", daemon.output());
 }
 
 /// A root directory that every user may search, with this machine's programs, the directory of the

@@ -136,6 +136,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("libc", &["src/sys/", "src/rights.rs"]),
     ("netlink_packet_route", &["src/host/netlink"]),
     ("rtnetlink", &["src/host/netlink"]),
+    ("landlock", &["src/rights.rs", "src/rights/"]),
     ("seccompiler", &["src/rights.rs"]),
     (
         "tokio",
