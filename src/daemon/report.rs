@@ -240,7 +240,7 @@ impl Report {
             plane: plane.as_ref(),
             is_subnet_file_written: running.is_some_and(|running| *running.subnet_file.borrow()),
             rules: rules.map(|(_, state)| *state.borrow()),
-            guard: guard.map(|(_, state)| state.borrow().rules),
+            guard: guard.map(|(_, state)| *state.borrow()),
             silent: &silent,
             stalled: stalled.as_deref(),
             now_unix: unix_seconds(),

@@ -8,6 +8,7 @@ use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::snapshot::REJECTED_MAX;
 use crate::control::status::{ControlState, Hindrance, Unused};
 use crate::daemon::peer_rows::SilentPeer;
+use crate::netfilter::guard_keeper::GuardState;
 use crate::netfilter::reconciler::RuleState;
 
 /// What is known.
@@ -23,7 +24,7 @@ pub(super) struct Facts<'a> {
     /// Nothing if none are kept.
     pub(super) rules: Option<RuleState>,
     /// The same for the guard of the tunnel's port.
-    pub(super) guard: Option<RuleState>,
+    pub(super) guard: Option<GuardState>,
     /// Those heard longest ago first.
     pub(super) silent: &'a [SilentPeer],
     /// A worker that hangs.
@@ -147,7 +148,8 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
     if facts.rules.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
         causes.push("the firewall's rules are not in place: the log says why".to_owned());
     }
-    if facts.guard.is_some_and(|guard| guard.is_settled && !guard.is_in_place) {
+    let guard = facts.guard.map(|guard| guard.rules);
+    if guard.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
         causes.push("the guard of the tunnel's port is not in place: the log says why".to_owned());
     }
     if control.held_peers > 0 {
@@ -157,7 +159,7 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
         ));
     }
     causes.extend(unused(control.unused()));
-    causes.extend(silence(facts.silent));
+    causes.extend(silence(facts.silent, facts.guard));
     causes
 }
 
@@ -187,7 +189,7 @@ fn unused(unused: &Unused) -> Option<String> {
 }
 
 /// Which peers are silent: the first in full.
-fn silence(silent: &[SilentPeer]) -> Option<String> {
+fn silence(silent: &[SilentPeer], guard: Option<GuardState>) -> Option<String> {
     let first = silent.first()?;
     let SilentPeer { subnet, via, heard, in_use } = first;
     let since = match heard {
@@ -198,9 +200,16 @@ fn silence(silent: &[SilentPeer]) -> Option<String> {
         0 => String::new(),
         others => format!(", and {others} more peers (`weft peers`)"),
     };
+    let kept_out = match guard.map_or(0, |guard| guard.dropped.from_strangers) {
+        0 => String::new(),
+        packets => format!(
+            " And the guard dropped {packets} packets of strangers: does that peer send from the \
+             address of its lease?"
+        ),
+    };
     Some(format!(
         "peer {subnet} at {via} is SILENT: {since}{others}: is weftd or flanneld running there, \
-         and does every firewall on the way let UDP through to this port?"
+         and does every firewall on the way let UDP through to this port?{kept_out}"
     ))
 }
 
@@ -222,6 +231,7 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 mod tests {
     use super::*;
     use crate::control::rejected::{RejectReason, Rejected};
+    use crate::netfilter::guard::Dropped;
     use crate::route::Prefix;
 
     const NOW: u64 = 1_795_225_924;
@@ -249,16 +259,22 @@ mod tests {
             heard: heard.map(Duration::from_secs),
             in_use: Duration::from_millis(90_400),
         };
-        let one = silence(&[peer(1, None)]).unwrap();
+        let one = silence(&[peer(1, None)], None).unwrap();
         assert!(
             one.starts_with(
                 "peer 10.5.1.0/24 at 192.0.2.1:8285 is SILENT: never heard, sent to for 1m30s: is"
             ),
             "{one}"
         );
-        let many = silence(&[peer(2, Some(7200)), peer(1, None), peer(3, Some(9))]).unwrap();
+        let all = [peer(2, Some(7200)), peer(1, None), peer(3, Some(9))];
+        let many = silence(&all, Some(GuardState::default())).unwrap();
         assert!(many.contains("not heard for 2h0m0s, and 2 more peers (`weft peers`):"), "{many}");
-        assert_eq!(silence(&[]), None);
+        assert!(many.ends_with("to this port?"), "{many}");
+        let dropped = Dropped { from_strangers: 4, from_pods: 1 };
+        let kept_out =
+            silence(&all, Some(GuardState { dropped, ..GuardState::default() })).unwrap();
+        assert!(kept_out.contains("the guard dropped 4 packets of strangers"), "{kept_out}");
+        assert_eq!(silence(&[], None), None);
     }
 
     #[test]

@@ -138,6 +138,13 @@ const OF_THE_PEER: &[Broken] = &[
         "ip route add blackhole $OWN_ADDRESS",
         "ip route del blackhole $OWN_ADDRESS",
     ),
+    there(
+        "a peer sends from another address than its lease's, and the guard is on",
+        "the guard dropped",
+        "nft 'table ip w { chain c { \
+         type filter hook postrouting priority 0; udp sport 8285 ip saddr set 172.20.0.99; }; }'",
+        "nft delete table ip w",
+    ),
     here(
         "the cable is out",
         Screen::Check,
@@ -200,8 +207,11 @@ pub(super) fn faults() -> impl Iterator<Item = Fault> {
 const COMPLAINTS_MAX: usize = 3;
 
 /// Causes each fault, and asserts that its cause is named then, and not before.
-fn try_all(all: &[Broken]) {
-    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+fn try_all(all: &[Broken], flags: &[&str]) {
+    let overlay = Overlay::start_with(
+        CONFIG,
+        [&[&["--fast-path=off"], flags].concat(), &["--fast-path=off"]],
+    );
     let (host, dir) = (&overlay.lab.hosts[0], overlay.dir(0));
     let [own, peer] = overlay.leases.each_ref().map(|lease| lease.network().to_string());
     let variables = [
@@ -239,15 +249,15 @@ fn try_all(all: &[Broken]) {
 
 #[test]
 fn faults_of_the_host_are_named() {
-    try_all(OF_THE_HOST);
+    try_all(OF_THE_HOST, &[]);
 }
 
 #[test]
 fn faults_of_the_way_to_a_peer_are_named() {
-    try_all(OF_THE_PEER);
+    try_all(OF_THE_PEER, &["--guard"]);
 }
 
 #[test]
 fn faults_of_packets_and_entries_are_named() {
-    try_all(OF_PACKETS);
+    try_all(OF_PACKETS, &[]);
 }
