@@ -89,6 +89,62 @@ const REFUSED_QUIETLY: &[libc::c_long] = &[
     libc::SYS_seccomp,
 ];
 
+/// System calls that neither the control plane nor the firewall's programs need: other processes,
+/// namespaces, mounts, modules, keys, the clock, and what has often had faults.
+const OF_NOBODY: &[libc::c_long] = &[
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_chroot,
+    libc::SYS_pivot_root,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_syslog,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_userfaultfd,
+    libc::SYS_perf_event_open,
+    libc::SYS_fanotify_init,
+    libc::SYS_memfd_secret,
+];
+
+/// The flags of `clone` that make namespaces (clone(2)).
+const NAMESPACES: [libc::c_int; 7] = [
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWCGROUP,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+];
+
 /// A thread kept rights that it does not need.
 #[derive(Debug, thiserror::Error)]
 pub enum RightsError {
@@ -130,12 +186,13 @@ pub(crate) fn keep_for_control() -> Result<(), RightsError> {
     // Before kernel 5.8 programs need the older one.
     let has_bpf = capabilities(None).is_ok_and(|now| now.permitted.contains(CapabilitySet::BPF));
     let older = if has_bpf { CapabilitySet::empty() } else { CapabilitySet::SYS_ADMIN };
-    keep(OF_CONTROL.union(older))
+    keep(OF_CONTROL.union(older))?;
+    refuse_to_all()
 }
 
-/// Leaves the calling thread no capability: it writes to files that are open already.
-pub(crate) fn keep_nothing() -> Result<(), RightsError> {
-    keep(CapabilitySet::empty())
+/// Leaves the calling thread nothing but to write to files that are open already.
+pub(crate) fn keep_for_log() -> Result<(), RightsError> {
+    keep_for_worker()
 }
 
 fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
@@ -165,8 +222,36 @@ fn limit(more: &[libc::c_long], refused: SeccompAction) -> Result<(), RightsErro
     rules.insert(libc::SYS_setsockopt, vec![SeccompRule::new(fragments)?]);
     // A debug build asks whether a file is open before it closes it.
     rules.insert(libc::SYS_fcntl, vec![SeccompRule::new(vec![is(1, libc::F_GETFD)?])?]);
+    filter(rules, refused, SeccompAction::Allow)
+}
+
+/// Refuses the calling thread, and what it starts from now on, what nobody needs.
+fn refuse_to_all() -> Result<(), RightsError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for number in OF_NOBODY {
+        rules.insert(*number, Vec::new());
+    }
+    let with = |flag: libc::c_int| {
+        let flag = u64::from(flag.cast_unsigned());
+        let is_set = SeccompCmpOp::MaskedEq(flag);
+        let condition = SeccompCondition::new(0, SeccompCmpArgLen::Qword, is_set, flag)?;
+        SeccompRule::new(vec![condition])
+    };
+    rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(with).collect::<Result<_, _>>()?);
+    filter(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))?;
+    // Its flags are out of a filter's sight. The C library goes on with clone.
+    let newer = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    filter(newer, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))
+}
+
+/// Answers system calls that match `rules` with `matched`, others with `others`.
+fn filter(
+    rules: BTreeMap<i64, Vec<SeccompRule>>,
+    others: SeccompAction,
+    matched: SeccompAction,
+) -> Result<(), RightsError> {
     let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
-    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, architecture)?;
+    let filter = SeccompFilter::new(rules, others, matched, architecture)?;
     let program: BpfProgram = filter.try_into()?;
     apply_filter(&program).map_err(RightsError::Calls)
 }
@@ -207,12 +292,27 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_without_rights_still_writes() {
+    fn a_thread_that_logs_still_writes() {
         let mut file = tempfile::tempfile().unwrap();
         std::thread::spawn(move || {
-            keep_nothing().unwrap();
-            assert_eq!(permitted(), CapabilitySet::empty());
+            keep_for_log().unwrap();
             io::Write::write_all(&mut file, b"x").unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn control_starts_programs_and_makes_no_namespaces() {
+        std::thread::spawn(|| {
+            keep_for_control().unwrap();
+            let run = |words: &[&str]| Command::new(words[0]).args(&words[1..]).output().unwrap();
+            assert!(run(&["true"]).status.success());
+            for words in [&["unshare", "-n", "true"][..], &["unshare", "-Ur", "true"]] {
+                let output = run(words);
+                assert!(!output.status.success(), "{words:?}: {output:?}");
+            }
+            std::thread::spawn(|| ()).join().unwrap();
         })
         .join()
         .unwrap();

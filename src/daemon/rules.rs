@@ -95,10 +95,12 @@ pub(super) async fn settled(
     mut state: watch::Receiver<RuleState>,
 ) -> anyhow::Result<()> {
     let settled = timeout(PATIENCE, state.wait_for(|state| state.is_settled));
-    tokio::select! {
+    let is_late = tokio::select! {
         error = keep => return Err(fatal(error)),
-        Ok(_) = settled => {}
-        else => info!("starting without the firewall rules: they are still being set"),
+        settled = settled => settled.is_err(),
+    };
+    if is_late {
+        info!("starting without the firewall rules: they are still being set");
     }
     Ok(())
 }

@@ -30,6 +30,12 @@ fn cache_parse_corpus() {
     replay("cache_parse", cache_parse::run);
 }
 
+#[cfg(feature = "kube")]
+#[test]
+fn node_objects_corpus() {
+    replay("node_objects", crate::node_objects::run);
+}
+
 #[test]
 fn operator_input_corpus() {
     replay("operator_input", operator_input::run);

@@ -22,6 +22,9 @@ mod forward_walk;
 mod ip_parse;
 #[path = "../../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
+#[cfg(feature = "kube")]
+#[path = "../../fuzz/bodies/node_objects.rs"]
+mod node_objects;
 #[path = "../../fuzz/bodies/operator_input.rs"]
 mod operator_input;
 #[path = "../../fuzz/bodies/packets.rs"]

@@ -22,7 +22,7 @@ pub(super) const NODE_PUBLIC_IP: &str = "node-public-ip";
 
 /// The part of a Node that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Node {
+pub struct Node {
     pub(super) name: String,
     /// Another one after the Node was deleted and made again.
     pub(super) uid: String,
@@ -62,11 +62,13 @@ struct RawSpec {
 }
 
 /// One page of a list of Nodes, or a bookmark, which is a page without Nodes.
-pub(super) struct Page<'a> {
+#[derive(Debug)]
+pub struct Page<'a> {
     pub(super) revision: i64,
     /// Asks for the next page; empty after the last.
     pub(super) next: String,
-    pub(super) items: Vec<&'a RawValue>,
+    /// The Nodes, as they came.
+    pub items: Vec<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -87,7 +89,7 @@ struct RawPageMetadata {
 impl<'a> Page<'a> {
     /// Splits the page without reading its Nodes: one that is broken is no reason to lose the
     /// others.
-    pub(super) fn parse(json: &'a [u8]) -> Result<Self, String> {
+    pub fn parse(json: &'a [u8]) -> Result<Self, String> {
         let page = serde_json::from_slice::<RawPage<'_>>(json);
         let RawPage { metadata, items } =
             page.map_err(|error| format!("this is not the JSON of a list: {error}"))?;
@@ -100,7 +102,7 @@ impl<'a> Page<'a> {
 
 /// Why bytes are no Node.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NodeError {
+pub enum NodeError {
     /// Of this Node something is not as the API promises; the others can be used.
     #[error("the Node {:?} cannot be read: {}", .0.key, .0.detail)]
     Malformed(Rejected),
@@ -111,7 +113,7 @@ pub(super) enum NodeError {
 
 impl Node {
     /// Reads a Node, whose annotations begin with `prefix`.
-    pub(super) fn parse(json: &[u8], prefix: &str) -> Result<Self, NodeError> {
+    pub fn parse(json: &[u8], prefix: &str) -> Result<Self, NodeError> {
         let node: RawNode<'_> = serde_json::from_slice(json).map_err(NodeError::Unknown)?;
         let RawMetadata { name, uid, resource_version, creation_timestamp, annotations } =
             node.metadata;
@@ -150,7 +152,7 @@ impl Node {
     }
 
     /// Its IPv4 subnet; `None` until the cluster assigns one.
-    pub(super) fn subnet(&self) -> Result<Option<Prefix>, String> {
+    pub fn subnet(&self) -> Result<Option<Prefix>, String> {
         let cidrs = &self.pod_cidrs;
         if cidrs.len() > POD_CIDRS_MAX {
             return Err(format!("pod cidrs should be IPv4/IPv6 only or dualstack, not {cidrs:?}"));
@@ -171,7 +173,7 @@ impl Node {
     }
 
     /// The lease that its annotations announce; `None` of a Node without flannel.
-    pub(super) fn lease(&self) -> Option<Result<Lease, Rejected>> {
+    pub fn lease(&self) -> Option<Result<Lease, Rejected>> {
         if self.said("kube-subnet-manager") != "true" {
             return None;
         }
@@ -201,26 +203,22 @@ impl Node {
     }
 
     /// What its annotations say.
-    pub(super) fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
+    pub fn attributes(&self) -> Result<LeaseAttributes, (RejectReason, String)> {
         let bad = |detail| (RejectReason::BadValue, detail);
         let public_ip = self.said("public-ip");
         let Ok(public_ip) = public_ip.parse::<Ipv4Addr>() else {
             return Err(bad(format!("its public-ip {public_ip:?} is no IPv4 address")));
         };
-        let attributes = LeaseAttributes {
-            public_ip,
-            public_ipv6: self.said("public-ipv6").parse().ok(),
-            backend_type: self.said("backend-type").to_owned(),
-            backend_data: self.json("backend-data")?,
-            backend_v6_data: self.json("backend-v6-data")?,
-        };
+        // Those of IPv6 are nobody's here: wrong ones are no reason to lose the Node.
+        let backend_data = self.json("backend-data")?;
+        let attributes = LeaseAttributes::of(self.said("backend-type"), public_ip, backend_data);
         // The same bounds as for a value of etcd.
         let checked = attributes.to_json().and_then(|value| LeaseAttributes::from_json(&value));
         checked.map_err(|error| (error.reason(), with_causes(&error)))
     }
 
     /// The operator's address for the others to see in place of the node's own.
-    pub(super) fn overwrite(&self) -> Option<&str> {
+    pub fn overwrite(&self) -> Option<&str> {
         Some(self.said(PUBLIC_IP_OVERWRITE)).filter(|text| !text.is_empty())
     }
 
@@ -230,14 +228,8 @@ impl Node {
     }
 
     /// The patch that makes the annotations say `attributes`; `None` if they do.
-    pub(super) fn annotation_patch(
-        &self,
-        attributes: &LeaseAttributes,
-        prefix: &str,
-    ) -> Option<String> {
-        let data = |raw: &Option<RawJson>| {
-            raw.as_ref().map_or_else(|| "null".to_owned(), |raw| raw.0.get().to_owned())
-        };
+    pub fn annotation_patch(&self, attributes: &LeaseAttributes, prefix: &str) -> Option<String> {
+        let data = attributes.backend_data.as_ref().map_or("null", |data| data.0.get());
         let public_ip = match self.overwrite() {
             Some(overwrite) => overwrite.to_owned(),
             None => attributes.public_ip.to_string(),
@@ -245,13 +237,9 @@ impl Node {
         let mut wanted = vec![
             ("kube-subnet-manager", "true".to_owned()),
             ("backend-type", attributes.backend_type.clone()),
-            ("backend-data", data(&attributes.backend_data)),
+            ("backend-data", data.to_owned()),
             ("public-ip", public_ip),
         ];
-        if let Some(public_ipv6) = attributes.public_ipv6 {
-            wanted.push(("public-ipv6", public_ipv6.to_string()));
-            wanted.push(("backend-v6-data", data(&attributes.backend_v6_data)));
-        }
         wanted.retain(|(name, text)| self.said.get(*name) != Some(text));
         let differs: BTreeMap<_, _> =
             wanted.into_iter().map(|(name, text)| (format!("{prefix}{name}"), text)).collect();
@@ -296,7 +284,7 @@ fn part<T: Default + for<'a> Deserialize<'a>>(json: Option<&RawValue>) -> serde_
 
 impl NodeError {
     /// For counting.
-    pub(super) fn rejected(self) -> Rejected {
+    pub fn rejected(self) -> Rejected {
         match self {
             Self::Malformed(rejected) => rejected,
             unknown @ Self::Unknown(_) => Rejected {

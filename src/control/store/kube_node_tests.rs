@@ -46,6 +46,15 @@ fn node_gives_lease_with_backend_data() {
 }
 
 #[test]
+fn wrong_data_of_ipv6_costs_no_peer() {
+    let mut annotations = vxlan();
+    annotations[format!("{P}public-ipv6")] = "nonsense".into();
+    annotations[format!("{P}backend-v6-data")] = "{".into();
+    let lease = parse(&node(annotations, json!({"podCIDR": "10.244.2.0/24"}))).lease();
+    assert_eq!(lease.unwrap().unwrap().attributes.backend_v6_data, None);
+}
+
+#[test]
 fn only_marker_makes_node_a_peer() {
     let spec = json!({"podCIDR": "10.244.2.0/24"});
     for marker in [Value::Null, "false".into(), "True".into(), "".into()] {

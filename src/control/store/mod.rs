@@ -15,7 +15,7 @@ pub mod kube;
 #[cfg(feature = "kube")]
 mod kube_connection;
 #[cfg(feature = "kube")]
-mod kube_node;
+pub mod kube_node;
 #[cfg(feature = "kube")]
 mod kube_own;
 #[cfg(feature = "kube")]

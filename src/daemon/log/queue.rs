@@ -128,7 +128,7 @@ struct Writer<W> {
 impl<W: Write> Writer<W> {
     fn run(mut self) {
         // Refused, it writes with rights that it does not need.
-        rights::keep_nothing().ok();
+        rights::keep_for_log().ok();
         loop {
             let message = if self.shared.limiter().owes() {
                 self.receiver.recv_timeout(SUMMARY_INTERVAL)
