@@ -20,7 +20,7 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
-pub(crate) use files::{around, write_below};
+pub(crate) use files::write_below;
 
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
 /// the address changes; raw packets for path MTUs and for iptables; programs in the kernel, whose

@@ -136,6 +136,7 @@ impl KernelBackend {
         self.reporter.follow(external, mtu_bytes);
         self.reporter.state(|state| {
             state.description.clone_from(&description);
+            state.tunnel = self.device.as_ref().and_then(VxlanDevice::tunnel);
             state.device = self.device.as_ref().map(VxlanDevice::name);
         });
         description

@@ -10,4 +10,4 @@ pub mod setup;
 pub mod status;
 mod tables;
 pub mod udp;
-pub mod vxlan;
+mod vxlan;

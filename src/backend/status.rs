@@ -40,8 +40,24 @@ pub struct PlaneState {
     pub mtu_bytes: u32,
     /// The address that peers send to; it follows the external interface.
     pub public_address: Ipv4Addr,
+    /// Where the tunnel's datagrams arrive, if there is a tunnel.
+    pub tunnel: Option<TunnelEnd>,
     /// The workers, in the order of their counters; none where the kernel carries the packets.
     pub workers: Vec<WorkerState>,
+}
+
+/// What tells a datagram of the tunnel from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TunnelEnd {
+    /// Its destination.
+    Udp(SocketAddrV4),
+    /// Its destination's port and its VXLAN network identifier.
+    Vxlan {
+        /// The UDP port.
+        port: u16,
+        /// The identifier.
+        vni: u32,
+    },
 }
 
 /// One worker, as operators see it.
@@ -269,6 +285,7 @@ impl Reporter {
             interface,
             mtu_bytes,
             public_address,
+            tunnel: None,
             workers,
         };
         Self {

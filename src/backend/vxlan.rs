@@ -9,7 +9,7 @@ mod owner;
 use tracing::{info, warn};
 
 use crate::backend::setup::{Setup, SetupError};
-use crate::backend::status::Reporter;
+use crate::backend::status::{Reporter, TunnelEnd};
 use crate::backend::tables::{Peer, Wanted};
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
@@ -22,9 +22,7 @@ use crate::host::state::{Address, LinkId, MacAddress};
 use crate::route::Prefix;
 
 use self::data::{TYPE, data, vtep_mac};
-use self::device::{DeviceSpec, Found, mismatch};
-
-pub use self::device::kernels_port;
+use self::device::{DeviceSpec, Found, kernels_port, mismatch};
 use self::owner::{Resolved, resolve};
 
 /// The VXLAN device of a running backend.
@@ -109,6 +107,11 @@ impl VxlanDevice {
     }
 
     /// The backend in one line, for the log and the status.
+    /// Where its datagrams arrive, once the device is there.
+    pub(super) fn tunnel(&self) -> Option<TunnelEnd> {
+        self.port.map(|port| TunnelEnd::Vxlan { port, vni: self.settings.vni })
+    }
+
     pub(super) fn describe(&self, external: &ExternalInterface) -> String {
         let settings = &self.settings;
         let port = self.port.map_or_else(|| "unknown".to_owned(), |port| port.to_string());

@@ -110,8 +110,8 @@ impl Metrics {
     }
 
     pub(super) fn guard(&mut self, running: &Running) {
-        let Some((_, state)) = &running.guard else { return };
-        let GuardState { rules, peers, dropped } = *state.borrow();
+        let Some(state) = &running.guard else { return };
+        let GuardState { rules, peers, dropped, .. } = *state.borrow();
         let help = "Whether the last look found the guard of the tunnel's port.";
         self.gauge("flannel_guard_in_place", help, rules.is_in_place);
         self.gauge("flannel_guard_peers", "Addresses that the guard lets in.", peers);

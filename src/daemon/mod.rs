@@ -7,6 +7,7 @@ mod drop_samples;
 mod health;
 mod http;
 mod identity;
+mod limits;
 mod log;
 mod metrics;
 mod metrics_server;

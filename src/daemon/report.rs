@@ -59,8 +59,8 @@ pub(super) struct Running {
     pub(super) leases: watch::Receiver<Arc<Peers>>,
     /// The rules, if any are kept.
     pub(super) rules: Option<(Flavour, watch::Receiver<RuleState>)>,
-    /// The tunnel's port and the state of its guard, if one is kept.
-    pub(super) guard: Option<(u16, watch::Receiver<GuardState>)>,
+    /// The state of the guard of the tunnel's port, if one is kept.
+    pub(super) guard: Option<watch::Receiver<GuardState>>,
 }
 
 impl Running {
@@ -240,7 +240,7 @@ impl Report {
             plane: plane.as_ref(),
             is_subnet_file_written: running.is_some_and(|running| *running.subnet_file.borrow()),
             rules: rules.map(|(_, state)| *state.borrow()),
-            guard: guard.map(|(_, state)| *state.borrow()),
+            guard: guard.map(|state| *state.borrow()),
             silent: &silent,
             stalled: stalled.as_deref(),
             now_unix: unix_seconds(),
@@ -338,8 +338,8 @@ fn rules_json(running: &Running) -> Value {
 }
 
 fn guard_json(running: &Running) -> Value {
-    let Some((port, state)) = &running.guard else { return Value::Null };
-    let GuardState { rules, peers, dropped } = *state.borrow();
+    let Some(state) = &running.guard else { return Value::Null };
+    let GuardState { rules, port, peers, dropped } = *state.borrow();
     json!({
         "port": port,
         "in_place": rules.is_in_place,

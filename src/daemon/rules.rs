@@ -1,8 +1,8 @@
 //! Starts the reconciler of the firewall rules by the flags, decides how long a start waits for it,
 //! and keeps the blackhole route.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::future::pending;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::backend::setup::Settings;
-use crate::backend::vxlan::kernels_port;
+use crate::backend::status::{PlaneState, TunnelEnd};
 use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
@@ -21,6 +21,7 @@ use crate::control::lease::Peers;
 use crate::daemon::begin::Configured;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{BLACKHOLE_METRIC, Netlink, NetlinkError};
+use crate::netfilter::guard::{Guard, Tunnel};
 use crate::netfilter::guard_keeper::{GuardKeeper, GuardState, remove_left_guard};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
 use crate::netfilter::rules::Wanted;
@@ -110,60 +111,86 @@ pub(super) fn fatal(error: RuleError) -> anyhow::Error {
     anyhow::Error::from(error).context("Failed to setup masq rules")
 }
 
-/// The UDP port of the tunnel, if there is one. The kernel chooses it where the configuration does
-/// not, once a device is there.
-fn tunnel_port(settings: &Settings) -> Option<u16> {
-    match settings {
-        Settings::Udp(config) => Some(config.port),
-        Settings::Vxlan(config) => config.port.or_else(kernels_port),
-        Settings::HostGw | Settings::Alloc | Settings::Extension(_) => None,
-    }
-}
-
 /// Who may send to the tunnel's port.
 pub(super) struct PortGuard {
-    /// Nothing where the backend has no tunnel.
-    port: Option<u16>,
+    network: Prefix,
+    /// The network of the run before, if it was another one.
+    former: Option<Prefix>,
     /// Nothing if it was not asked for.
     keeper: Option<GuardKeeper>,
 }
 
 impl PortGuard {
-    /// By the options, of a backend whose devices are there. An error if it was asked for and nft
-    /// can't be run: the operator counts on it.
-    pub(super) async fn new(options: RuleOptions, plan: &Configured) -> anyhow::Result<Self> {
-        let port = tunnel_port(&plan.settings);
-        if !options.guard {
-            return Ok(Self { port, keeper: None });
-        }
-        let Some(number) = port else {
+    /// By the options. An error if it was asked for and nft can't be run: the operator counts on
+    /// it.
+    pub(super) async fn new(
+        options: RuleOptions,
+        plan: &Configured,
+        previous: &Previous,
+    ) -> anyhow::Result<Self> {
+        let network = plan.network.network;
+        let former = previous.network.filter(|former| *former != network);
+        let has_tunnel = matches!(plan.settings, Settings::Udp(_) | Settings::Vxlan(_));
+        if options.guard && !has_tunnel {
             warn!("--guard has no effect: the {} backend has no tunnel", plan.settings.kind());
-            return Ok(Self { port, keeper: None });
-        };
+        }
+        if !(options.guard && has_tunnel) {
+            return Ok(Self { network, former, keeper: None });
+        }
         GuardKeeper::is_possible().await.context("--guard can't be kept")?;
-        let keeper = GuardKeeper::new(number, plan.network.network, options.resync);
-        Ok(Self { port, keeper: Some(keeper) })
+        Ok(Self { network, former, keeper: Some(GuardKeeper::new(options.resync)) })
     }
 
-    /// For a report: the port and the guard's state, if it is kept.
-    pub(super) fn kept(&self) -> Option<(u16, watch::Receiver<GuardState>)> {
-        Some((self.port?, self.keeper.as_ref()?.state()))
+    /// For a report: the guard's state, if it is kept.
+    pub(super) fn state(&self) -> Option<watch::Receiver<GuardState>> {
+        self.keeper.as_ref().map(GuardKeeper::state)
     }
 
     /// Keeps it for `peers`, or removes what an earlier run left.
-    pub(super) async fn keep(self, peers: watch::Receiver<Arc<Peers>>) -> Infallible {
-        let addresses = |peers: &Arc<Peers>| -> BTreeSet<_> {
-            peers.values().map(|lease| lease.attributes.public_ip).collect()
+    pub(super) async fn keep(
+        self,
+        mut peers: watch::Receiver<Arc<Peers>>,
+        mut plane: watch::Receiver<PlaneState>,
+    ) -> Infallible {
+        if let Some(former) = self.former {
+            remove_left_guard(former).await;
+        }
+        let Some(keeper) = self.keeper else {
+            remove_left_guard(self.network).await;
+            return pending().await;
         };
-        match (self.keeper, self.port) {
-            (Some(keeper), _) => keeper.run(peers, addresses).await,
-            (None, Some(port)) => {
-                remove_left_guard(port).await;
-                std::future::pending().await
+        let (wanted, receiver) = watch::channel(None);
+        let follow = async {
+            // Before the first time nobody knows the peers.
+            let mut is_known = peers.changed().await.is_ok();
+            while is_known {
+                let (known, plane_now) = (peers.borrow_and_update(), plane.borrow_and_update());
+                let guard = guard(&known, &plane_now, self.network);
+                wanted.send_if_modified(|last| std::mem::replace(last, guard.clone()) != guard);
+                drop((known, plane_now));
+                is_known = tokio::select! {
+                    changed = peers.changed() => changed.is_ok(),
+                    changed = plane.changed() => changed.is_ok(),
+                };
             }
-            (None, None) => std::future::pending().await,
+            // Their senders go with the daemon, and so does this.
+            pending().await
+        };
+        tokio::select! {
+            never = keeper.run(receiver) => never,
+            never = follow => never,
         }
     }
+}
+
+/// The guard for these peers; nothing while there is no tunnel.
+fn guard(peers: &Peers, plane: &PlaneState, network: Prefix) -> Option<Guard> {
+    let tunnel = match plane.tunnel? {
+        TunnelEnd::Udp(address) => Tunnel::Udp(address),
+        TunnelEnd::Vxlan { port, vni } => Tunnel::Vxlan { port, vni },
+    };
+    let peers = peers.values().map(|lease| lease.attributes.public_ip).collect();
+    Some(Guard { tunnel, network, peers })
 }
 
 /// Keeps the blackhole route of the own subnet, if it was asked for, and removes that of the subnet
@@ -174,7 +201,7 @@ pub(super) async fn keep_blackhole(
     previous: Option<Prefix>,
 ) -> Infallible {
     if !options.blackhole_route {
-        return std::future::pending().await;
+        return pending().await;
     }
     let mut stale = previous.filter(|old| *old != subnet);
     let mut told = LogOnce::default();

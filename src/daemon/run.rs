@@ -6,7 +6,6 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,14 +15,14 @@ use anyhow::{Context, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
 use crate::backend::setup::Setup;
 use crate::backend::status::{PlaneState, View};
 use crate::config::network::NetworkConfig;
-use crate::config::options::{Options, StoreOptions};
+use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
@@ -37,6 +36,7 @@ use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::descriptors;
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
+use crate::daemon::limits;
 use crate::daemon::metrics_server;
 use crate::daemon::notify;
 use crate::daemon::report::{Report, Running};
@@ -46,15 +46,20 @@ use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::DaemonLock;
 use crate::netfilter::reconciler::RuleState;
-use crate::rights;
 use crate::route::Prefix;
 
 /// flanneld panics, which is exit code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
 
+/// How long a thread for files waits for more work. Those of the start have all rights, so they
+/// must be gone soon.
+const BLOCKING_THREAD_LIFE: Duration = Duration::from_millis(100);
+
 /// Runs the daemon until it is stopped or can't go on.
 pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_keep_alive(BLOCKING_THREAD_LIFE);
+    let runtime = match builder.build() {
         Ok(runtime) => runtime,
         Err(error) => {
             error!("cannot start the control plane: {error}");
@@ -307,7 +312,7 @@ async fn work(
     let mut keep_rules = std::pin::pin!(reconciler.run());
     manager.status().start_is_at(Some("setting the rules"));
     rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
-    let port_guard = rules::PortGuard::new(options.rules, &plan).await?;
+    let port_guard = rules::PortGuard::new(options.rules, &plan, previous).await?;
     let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
     manager.status().start_is_at(None);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
@@ -321,7 +326,7 @@ async fn work(
         subnet_file_failures: writer.failures(),
         leases: leases.clone(),
         rules: kept_rules,
-        guard: port_guard.kept(),
+        guard: port_guard.state(),
     });
     begins_to_serve(plan.settings.kind(), options);
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
@@ -334,7 +339,7 @@ async fn work(
         never = ready => match never {},
         error = keep_rules => Err(rules::fatal(error)),
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
-        never = port_guard.keep(leases) => match never {},
+        never = port_guard.keep(leases, plane.clone()) => match never {},
         never = writer.keep(plane) => match never {},
         Some(never) = OptionFuture::from(keep_cache) => match never {},
         never = guard.keep(attributes.clone()) => match never {},
@@ -346,36 +351,11 @@ async fn work(
     }
 }
 
-/// The start is over. From here on weftd has the rights that its work needs, and no more, unless an
-/// operator's own commands may need anything.
+/// The start is over.
 fn begins_to_serve(kind: &str, options: &Options) {
-    let limit = || {
-        rights::keep_for_control()?;
-        rights::write_below(&written(options))
-    };
-    match if kind == "extension" { Ok(true) } else { limit() } {
-        Ok(true) => {}
-        Ok(false) => debug!("this kernel has no Landlock: weftd may write as its user may"),
-        Err(error) => {
-            warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
-        }
-    }
+    limits::apply(kind, options);
     info!("Running backend.");
     notify::ready();
-}
-
-/// The directories in which weftd, and the programs that it runs, write besides the system's.
-fn written(options: &Options) -> Vec<PathBuf> {
-    let files = [&options.subnet_file, &options.status_socket].map(|path| path.parent());
-    let lock = std::env::var_os("XTABLES_LOCKFILE").map(PathBuf::from);
-    let lock = lock.as_deref().and_then(Path::parent);
-    let store = match &options.store {
-        StoreOptions::Local(directory) => Some(directory.as_path()),
-        StoreOptions::Etcd(_) => None,
-        #[cfg(feature = "kube")]
-        StoreOptions::Kube(_) => None,
-    };
-    files.into_iter().chain([lock, store]).flatten().flat_map(rights::around).collect()
 }
 
 fn write_subnet_file<'a>(

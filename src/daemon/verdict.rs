@@ -150,7 +150,11 @@ fn degrading(facts: Facts<'_>) -> Vec<String> {
     }
     let guard = facts.guard.map(|guard| guard.rules);
     if guard.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
-        causes.push("the guard of the tunnel's port is not in place: the log says why".to_owned());
+        causes.push(
+            "the guard of the tunnel's port can't be kept, and new peers may not be heard: the log \
+             says why"
+                .to_owned(),
+        );
     }
     if control.held_peers > 0 {
         causes.push(format!(
@@ -302,6 +306,7 @@ mod tests {
             interface: "eth0".to_owned(),
             mtu_bytes: 1472,
             public_address: std::net::Ipv4Addr::LOCALHOST,
+            tunnel: None,
             workers: Vec::new(),
         }
     }

@@ -1,13 +1,14 @@
 //! The guard of the tunnel's port, in nftables' syntax: who may send to it, what the kernel has of
 //! that, and the transaction that makes up the difference. Pure.
 //!
-//! It is a table of its own, so that neither flannel's table nor a flush of it concerns it, and its
-//! name has the port, because daemons of several networks may share a host.
+//! It is a table of its own, so that neither flannel's table nor a flush of it concerns it. The
+//! network is in its name, and its rules meet this daemon's tunnel only, because daemons of several
+//! networks may share a host.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::netfilter::nftables::{ListError, objects};
 use crate::route::Prefix;
@@ -21,23 +22,37 @@ const SET: &str = "peers";
 /// What the table says to whoever finds it.
 const COMMENT: &str = "kept by weftd --guard; weft cleanup removes it";
 
-/// Who may send to the tunnel's port of this host.
+/// Who may send to the tunnel of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// The tunnel's UDP port, the same on all hosts.
-    pub port: u16,
-    /// The overlay's network, whose pods have no business there, nor at that of another host.
+    /// Where the tunnel's datagrams arrive.
+    pub tunnel: Tunnel,
+    /// The overlay's network, whose pods have no business at other hosts' tunnels.
     pub network: Prefix,
     /// The addresses of the peers.
     pub peers: BTreeSet<Ipv4Addr>,
 }
 
+/// What tells a datagram of the tunnel from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tunnel {
+    /// Sent to this address and port.
+    Udp(SocketAddrV4),
+    /// Of this VXLAN network, sent to any address.
+    Vxlan {
+        /// The UDP port, which networks may share.
+        port: u16,
+        /// The VXLAN network identifier.
+        vni: u32,
+    },
+}
+
 /// What the kernel has of a guard.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// The set, the chains and the rules, without what differs from one listing to the next.
-    frame: Vec<Value>,
-    /// Nothing if the set has something else than addresses in it.
+    /// All but the elements of the set, without what differs from one listing to the next.
+    pub frame: Vec<Value>,
+    /// Nothing if the set is not there, or has something else than addresses in it.
     peers: Option<BTreeSet<Ipv4Addr>>,
     /// Packets that it dropped since it was made.
     pub dropped: Dropped,
@@ -46,24 +61,42 @@ pub struct Found {
 /// Packets that a guard dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Sent to this host by who is no peer.
+    /// Sent to this host's tunnel by who is no peer.
     pub from_strangers: u64,
-    /// Sent to another host by a pod.
+    /// Sent to another host's tunnel by a pod.
     pub from_pods: u64,
 }
 
-/// The name of the table that guards `port`.
-pub fn table_name(port: u16) -> String {
-    format!("{TABLE_PREFIX}{port}")
+impl Tunnel {
+    /// Its UDP port, the same on all hosts.
+    pub fn port(self) -> u16 {
+        match self {
+            Self::Udp(address) => address.port(),
+            Self::Vxlan { port, .. } => port,
+        }
+    }
+
+    /// The condition of a rule.
+    fn spelled(self) -> String {
+        match self {
+            Self::Udp(address) => format!("ip daddr {} udp dport {}", address.ip(), address.port()),
+            // The VNI follows eight bytes of UDP's header and four of VXLAN's (RFC 7348).
+            Self::Vxlan { port, vni } => format!("udp dport {port} @th,96,24 {vni}"),
+        }
+    }
+}
+
+/// The name of the table that guards the tunnel of `network`.
+pub fn table_name(network: Prefix) -> String {
+    format!("{TABLE_PREFIX}{}", network.key())
 }
 
 impl Guard {
-    /// Input for `nft -f` that makes this of `found`; `None` if nothing is to be done.
-    pub fn transaction(&self, found: &Found) -> Option<String> {
-        let Some(peers) = found.peers.as_ref().filter(|_| found.frame == self.frame()) else {
-            return Some(self.whole());
-        };
-        let set = format!("element ip {} {SET}", table_name(self.port));
+    /// Input for `nft -f` that makes this of a table which is as it should be but for its peers;
+    /// `None` if nothing is to be done.
+    pub fn edits(&self, found: &Found) -> Option<String> {
+        let Some(peers) = &found.peers else { return Some(self.whole()) };
+        let set = format!("element ip {} {SET}", table_name(self.network));
         let edit = |verb, addresses: Vec<&Ipv4Addr>| match addresses.is_empty() {
             true => String::new(),
             false => format!("{verb} {set} {{ {} }}\n", spelled(addresses)),
@@ -73,10 +106,10 @@ impl Guard {
         Some(gone + &new).filter(|text| !text.is_empty())
     }
 
-    /// The table made anew, in one step.
-    fn whole(&self) -> String {
-        let Self { port, network, peers } = self;
-        let table = table_name(*port);
+    /// Input for `nft -f` that makes the table anew, in one step.
+    pub fn whole(&self) -> String {
+        let Self { tunnel, network, peers } = self;
+        let (table, port, ours) = (table_name(*network), tunnel.port(), tunnel.spelled());
         let elements = match peers.is_empty() {
             true => String::new(),
             false => format!("elements = {{ {} }} ; ", spelled(peers)),
@@ -89,47 +122,11 @@ impl Guard {
              add set ip {table} {SET} {{ type ipv4_addr ; {elements}}}\n\
              add chain ip {table} input {{ type filter hook input priority 0 ; }}\n\
              add chain ip {table} forward {{ type filter hook forward priority 0 ; }}\n\
-             add rule ip {table} input udp dport {port} ip saddr != @{SET} counter drop\n\
-             add rule ip {table} forward udp dport {port} ip saddr {network} counter drop\n"
+             add rule ip {table} input {ours} ip saddr != @{SET} counter drop\n\
+             add rule ip {table} forward udp dport {port} ip saddr {network} ip daddr @{SET} \
+             counter drop\n"
         )
     }
-
-    /// How nft prints all but the elements.
-    fn frame(&self) -> Vec<Value> {
-        let chain = |hook: &str| chain(&json!(hook), &json!("filter"), &json!(hook), &json!(0));
-        let rule = |name: &str, op: &str, source: Value| {
-            let compare = |op, protocol, field, right: Value| {
-                let left = json!({ "payload": { "protocol": protocol, "field": field } });
-                json!({ "match": { "op": op, "left": left, "right": right } })
-            };
-            let port = compare("==", "udp", "dport", json!(self.port));
-            let source = compare(op, "ip", "saddr", source);
-            rule(&json!(name), [port, source, json!("counter"), json!({ "drop": null })].into())
-        };
-        let (address, length_bits) = (self.network.network(), self.network.length_bits());
-        let network = json!({ "prefix": { "addr": address, "len": length_bits } });
-        vec![
-            // Anything else, and it may be switched off.
-            json!({ "flags of the table": null }),
-            set(&json!(SET), &json!("ipv4_addr"), &Value::Null),
-            chain("input"),
-            chain("forward"),
-            rule("input", "!=", json!(format!("@{SET}"))),
-            rule("forward", "==", network),
-        ]
-    }
-}
-
-fn set(name: &Value, kind: &Value, flags: &Value) -> Value {
-    json!({ "set": name, "type": kind, "flags": flags })
-}
-
-fn chain(name: &Value, kind: &Value, hook: &Value, priority: &Value) -> Value {
-    json!({ "chain": name, "type": kind, "hook": hook, "priority": priority })
-}
-
-fn rule(chain: &Value, expressions: Value) -> Value {
-    json!({ "rule of": chain, "expressions": expressions })
 }
 
 fn spelled<'a>(addresses: impl IntoIterator<Item = &'a Ipv4Addr>) -> String {
@@ -138,39 +135,28 @@ fn spelled<'a>(addresses: impl IntoIterator<Item = &'a Ipv4Addr>) -> String {
 }
 
 impl Found {
-    /// Reads the output of `nft -j list table ip weft-guard-PORT`.
+    /// Reads the output of `nft -j list table ip NAME`.
     pub fn parse(text: &str) -> Result<Self, ListError> {
         let mut found = Self::default();
-        let (mut tables, mut sets) = (Vec::new(), Vec::new());
-        let (mut chains, mut rules) = (Vec::new(), Vec::new());
-        for object in objects(text)? {
-            let it = &object["table"];
-            if it.is_object() {
-                tables.push(json!({ "flags of the table": it["flags"] }));
+        for mut object in objects(text)? {
+            if object["metainfo"].is_object() {
+                continue;
             }
-            let it = &object["set"];
-            if it.is_object() {
-                sets.push(set(&it["name"], &it["type"], &it["flags"]));
-                found.peers = addresses(&it["elem"]);
+            if let Some(set) = object.get_mut("set") {
+                found.peers = addresses(&set["elem"].take());
             }
-            let it = &object["chain"];
-            if it.is_object() {
-                // A policy of drop would be somebody's edit.
-                let hook = if it["policy"] == "accept" { &it["hook"] } else { &it["policy"] };
-                chains.push(chain(&it["name"], &it["type"], hook, &it["prio"]));
+            let packets = take_counts(&mut object);
+            match object["rule"]["chain"].as_str() {
+                Some("input") => found.dropped.from_strangers += packets,
+                Some(_) => found.dropped.from_pods += packets,
+                None => {}
             }
-            let it = &object["rule"];
-            if it.is_object() {
-                let (expressions, packets) = without_counts(&it["expr"]);
-                if it["chain"] == "input" {
-                    found.dropped.from_strangers += packets;
-                } else {
-                    found.dropped.from_pods += packets;
-                }
-                rules.push(rule(&it["chain"], expressions));
+            for kind in object.as_object_mut().into_iter().flat_map(|it| it.values_mut()) {
+                // Another one each time the table is made.
+                kind["handle"].take();
             }
+            found.frame.push(object);
         }
-        found.frame = [tables, sets, chains, rules].concat();
         Ok(found)
     }
 }
@@ -181,17 +167,12 @@ fn addresses(elements: &Value) -> Option<BTreeSet<Ipv4Addr>> {
     list.iter().map(|element| element.as_str()?.parse().ok()).collect()
 }
 
-/// A rule's expressions with counters reduced to their name, and the packets that they counted.
-fn without_counts(expressions: &Value) -> (Value, u64) {
-    let mut counted = 0;
-    let each = expressions.as_array().into_iter().flatten().map(|expression| {
-        let Some(packets) = expression["counter"]["packets"].as_u64() else {
-            return expression.clone();
-        };
-        counted += packets;
-        json!("counter")
-    });
-    (each.collect(), counted)
+/// Takes the figures out of a rule's counters, and gives the packets that they counted.
+fn take_counts(object: &mut Value) -> u64 {
+    let Some(rule) = object.get_mut("rule") else { return 0 };
+    let expressions = rule["expr"].as_array_mut().into_iter().flatten();
+    let counters = expressions.filter_map(|expression| expression.get_mut("counter"));
+    counters.map(|counter| counter.take()["packets"].as_u64().unwrap_or(0)).sum()
 }
 
 /// Input for `nft -f` that removes the guards among the tables of `nft -j list tables` that
@@ -203,8 +184,8 @@ pub fn removal(json: &str, is_meant: impl Fn(&str) -> bool) -> Result<Option<Str
         let Some(name) = table["name"].as_str().filter(|_| table["family"] == "ip") else {
             continue;
         };
-        let port = name.strip_prefix(TABLE_PREFIX).and_then(|port| port.parse::<u16>().ok());
-        if port.is_some() && is_meant(name) {
+        let network = name.strip_prefix(TABLE_PREFIX).and_then(|key| Prefix::from_key(key).ok());
+        if network.is_some() && is_meant(name) {
             text += &format!("delete table ip {name}\n");
         }
     }

@@ -1,18 +1,17 @@
 //! Keeps the guard of the tunnel's port as the peers are: sets it once they are known, follows
 //! them, and checks it at each resync. Decides when; `guard` decides what to change.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::pending;
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
-use crate::netfilter::guard::{Dropped, Found, Guard, removal, table_name};
+use crate::netfilter::guard::{Dropped, Found, Guard, Tunnel, removal, table_name};
 use crate::netfilter::program::{NFT, ProgramError};
 use crate::netfilter::reconciler::{RETRY, RuleError, RuleState};
 use crate::route::Prefix;
@@ -26,30 +25,36 @@ const EDIT_PAUSE: Duration = Duration::from_millis(100);
 pub struct GuardState {
     /// As of other rules.
     pub rules: RuleState,
+    /// The tunnel's UDP port; 0 before it is known.
+    pub port: u16,
     /// Addresses that may send.
     pub peers: usize,
     /// What it dropped, as of the last check.
     pub dropped: Dropped,
 }
 
-/// Keeps the guard of one tunnel's port.
+/// Keeps the guard of one daemon's tunnel.
 #[derive(Debug)]
 pub struct GuardKeeper {
-    guard: Guard,
     resync: Duration,
+    kept: Option<Kept>,
     logged: LogOnce,
     state: watch::Sender<GuardState>,
 }
 
+/// A guard that was set.
+#[derive(Debug)]
+struct Kept {
+    tunnel: Tunnel,
+    /// How nft printed it right afterwards, which differs by nft's version.
+    frame: Vec<Value>,
+}
+
 impl GuardKeeper {
-    /// Will guard `port` and check that every `resync`.
-    pub fn new(port: u16, network: Prefix, resync: Duration) -> Self {
-        Self {
-            guard: Guard { port, network, peers: BTreeSet::new() },
-            resync,
-            logged: LogOnce::default(),
-            state: watch::Sender::new(GuardState::default()),
-        }
+    /// Will check the guard every `resync`.
+    pub fn new(resync: Duration) -> Self {
+        let state = watch::Sender::new(GuardState::default());
+        Self { resync, kept: None, logged: LogOnce::default(), state }
     }
 
     /// The state of the guard, and each change of it.
@@ -57,43 +62,35 @@ impl GuardKeeper {
         self.state.subscribe()
     }
 
-    /// Whether the guard can be set here at all: nft is there, and may list tables.
+    /// Whether a guard can be set here at all: nft is there, and may list tables.
     pub async fn is_possible() -> Result<(), RuleError> {
         NFT.run(&["-j", "list", "tables"], "", |_| {}).await?;
         Ok(())
     }
 
-    /// Lets in the `addresses` of the peers, from the first time that those are known. What an
-    /// earlier run left stays until then, and stays when this is dropped.
-    pub async fn run<T>(
-        mut self,
-        mut peers: watch::Receiver<T>,
-        addresses: impl Fn(&T) -> BTreeSet<Ipv4Addr>,
-    ) -> Infallible {
-        let mut is_set = false;
+    /// Keeps the guard that is `wanted`, from the first time that it is known. What an earlier run
+    /// left stays until then, and stays when this is dropped.
+    pub async fn run(mut self, mut wanted: watch::Receiver<Option<Guard>>) -> Infallible {
+        let mut is_news = true;
         // Before the peers are known there is nothing to keep.
         let mut pause = Duration::MAX;
         loop {
-            let is_news = match timeout(pause, peers.changed()).await {
-                Ok(Ok(())) => {
-                    self.guard.peers = addresses(&peers.borrow_and_update());
-                    true
-                }
+            match timeout(pause, wanted.changed()).await {
+                Ok(Ok(())) => is_news = true,
                 // Its sender goes with the daemon, and so does this.
                 Ok(Err(_)) => pending().await,
-                Err(_elapsed) => !is_set,
-            };
-            pause = match self.reconcile(is_news).await {
+                Err(_elapsed) => {}
+            }
+            let Some(guard) = wanted.borrow_and_update().clone() else { continue };
+            pause = match self.reconcile(&guard, is_news).await {
                 Ok(()) => {
-                    is_set = true;
+                    is_news = false;
                     self.resync * 9 / 10
                 }
                 Err(error) => {
                     self.logged.once(&with_causes(&error), |text| {
-                        error!(
-                            "the guard of UDP port {} can't be kept: {text}; retrying",
-                            self.guard.port
-                        );
+                        let port = guard.tunnel.port();
+                        error!("the guard of UDP port {port} can't be kept: {text}; retrying");
                     });
                     self.resync.min(RETRY)
                 }
@@ -103,14 +100,15 @@ impl GuardKeeper {
     }
 
     /// Makes the kernel's guard this one. If `is_news`, a difference is no fault.
-    async fn reconcile(&mut self, is_news: bool) -> Result<(), RuleError> {
-        let result = self.look_and_edit().await;
-        self.state.send_modify(|GuardState { rules, peers, dropped }| {
+    async fn reconcile(&mut self, guard: &Guard, is_news: bool) -> Result<(), RuleError> {
+        let result = self.look_and_edit(guard).await;
+        self.state.send_modify(|GuardState { rules, port, peers, dropped }| {
+            *port = guard.tunnel.port();
             rules.is_settled = true;
             rules.is_in_place = result.is_ok();
             match &result {
                 Ok((found, is_changed)) => {
-                    *peers = self.guard.peers.len();
+                    *peers = guard.peers.len();
                     *dropped = *found;
                     rules.checks += 1;
                     rules.repairs += u64::from(*is_changed && !is_news);
@@ -119,9 +117,9 @@ impl GuardKeeper {
             }
         });
         let (_, is_changed) = result?;
-        let (port, count) = (self.guard.port, self.guard.peers.len());
+        let (port, count) = (guard.tunnel.port(), guard.peers.len());
         if self.logged.forget() {
-            info!("the guard of UDP port {port} is in place");
+            info!("the guard of UDP port {port} is kept again");
         } else if is_changed && is_news {
             info!("Peers that may send to UDP port {port}: {count}");
         } else if is_changed {
@@ -130,29 +128,40 @@ impl GuardKeeper {
         Ok(())
     }
 
-    async fn look_and_edit(&self) -> Result<(Dropped, bool), RuleError> {
-        let found = self.found().await?;
-        let Some(text) = self.guard.transaction(&found) else { return Ok((found.dropped, false)) };
-        NFT.run(&["-f", "-"], &text, |_| {}).await?;
-        Ok((found.dropped, true))
-    }
-
-    async fn found(&self) -> Result<Found, RuleError> {
-        let table = table_name(self.guard.port);
-        match NFT.print(&["-j", "list", "table", "ip", &table]).await {
-            Ok(text) => Ok(Found::parse(&text)?),
-            Err(error) if error.is_absence() => Ok(Found::default()),
-            Err(error) => Err(error.into()),
+    /// What was dropped so far, and whether anything had to be edited.
+    async fn look_and_edit(&mut self, guard: &Guard) -> Result<(Dropped, bool), RuleError> {
+        let kept = self.kept.as_ref().filter(|kept| kept.tunnel == guard.tunnel);
+        if let Some(kept) = kept
+            && let Some(found) = found(guard.network).await?
+            && found.frame == kept.frame
+        {
+            let Some(text) = guard.edits(&found) else { return Ok((found.dropped, false)) };
+            NFT.run(&["-f", "-"], &text, |_| {}).await?;
+            return Ok((found.dropped, true));
         }
+        NFT.run(&["-f", "-"], &guard.whole(), |_| {}).await?;
+        let frame = found(guard.network).await?.unwrap_or_default().frame;
+        self.kept = Some(Kept { tunnel: guard.tunnel, frame });
+        Ok((Dropped::default(), true))
     }
 }
 
-/// Removes the guard of `port` that an earlier run with --guard left, or else new peers would not
-/// be heard.
-pub async fn remove_left_guard(port: u16) {
-    let table = table_name(port);
+/// What there is of the guard of `network`; nothing if it can't be read, as when somebody gave the
+/// table flags, which nft 1.0.6 does not print as JSON.
+async fn found(network: Prefix) -> Result<Option<Found>, RuleError> {
+    match NFT.print(&["-j", "list", "table", "ip", &table_name(network)]).await {
+        Ok(text) => Ok(Found::parse(&text).ok()),
+        Err(error) if error.is_absence() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes the guard of `network` that an earlier run with --guard left, or else new peers would
+/// not be heard.
+pub async fn remove_left_guard(network: Prefix) {
+    let table = table_name(network);
     match remove_guards(|name| name == table).await {
-        Ok(true) => info!("removed the guard of UDP port {port} of an earlier run"),
+        Ok(true) => info!("removed the guard of {network} of an earlier run"),
         Ok(false) => {}
         Err(error) => warn!(
             "a guard of an earlier run may be left, which new peers don't pass: {}; if `nft list \

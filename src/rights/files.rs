@@ -11,12 +11,15 @@ use landlock::{
 
 use super::RightsError;
 
-/// Devices, settings of the kernel, and what lives until the next boot, such as the lock of
-/// iptables. `/var/run` is a directory of its own on few hosts.
-const OF_THE_SYSTEM: [&str; 5] = ["/dev", "/proc", "/run", "/sys", "/var/run"];
+/// What weftd and the firewall's programs write besides: devices, settings of the network, and
+/// the lock of iptables. Nothing more of `/dev`, `/proc`, `/run` and `/sys`: root's disks are there,
+/// programs that the kernel runs, and what others obey.
+const OF_THE_SYSTEM: [&str; 4] =
+    ["/dev/net/tun", "/dev/null", "/proc/sys/net", "/run/xtables.lock"];
 
 /// Leaves the calling thread, and what it starts from now on, the right to write below
-/// `directories` and those of the system only. False where the kernel has no Landlock.
+/// `directories` and what is the system's only. A directory that is made again is another one.
+/// False where the kernel has no Landlock.
 pub(crate) fn write_below(directories: &[PathBuf]) -> Result<bool, RightsError> {
     // To write, make, remove and rename. Later versions limit ioctl, which TUN devices need.
     let writes = AccessFs::from_write(ABI::V3);
@@ -29,13 +32,6 @@ pub(crate) fn write_below(directories: &[PathBuf]) -> Result<bool, RightsError> 
         .and_then(|rules| rules.restrict_self())
         .map_err(RightsError::Files)?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
-}
-
-/// Where a file may be written that is replaced with its directory: in that, and in the one above,
-/// should the directory be made again. Not the root of everything.
-pub(crate) fn around(directory: &Path) -> impl Iterator<Item = PathBuf> {
-    let above = directory.parent().filter(|above| above.parent().is_some());
-    [Some(directory), above].into_iter().flatten().map(Path::to_path_buf)
 }
 
 #[cfg(test)]
@@ -80,13 +76,5 @@ mod tests {
         fs::write(theirs.join("kept"), "another thread may").unwrap();
         fs::remove_dir_all(ours).unwrap();
         fs::remove_dir_all(theirs).unwrap();
-    }
-
-    #[test]
-    fn a_directory_may_be_made_again_but_not_the_root() {
-        let of = |path: &str| around(Path::new(path)).collect::<Vec<_>>();
-        assert_eq!(of("/run/flannel"), [Path::new("/run/flannel"), Path::new("/run")]);
-        assert_eq!(of("/flannel"), [Path::new("/flannel")]);
-        assert_eq!(of("/"), [Path::new("/")]);
     }
 }

@@ -127,7 +127,7 @@ fn render_peers(status: &Value) -> String {
 
 /// What the guard of the tunnel's port lets in, and what it kept out.
 fn render_guard(guard: &Value) -> String {
-    let place = if guard["in_place"] == true { "in place" } else { "NOT in place: see the log" };
+    let place = if guard["in_place"] == true { "in place" } else { "NOT kept: see the log" };
     let [port, peers, strangers, pods] =
         ["port", "peers", "dropped_from_strangers", "dropped_from_pods"].map(|name| &guard[name]);
     format!(

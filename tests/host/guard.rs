@@ -7,9 +7,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::rules::site::weftd_with;
-use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store, reserve};
 use crate::support::packet::udp;
+use crate::support::status::Status;
 use crate::support::traffic::{udp_socket, udp_socket_at};
 
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
@@ -60,7 +61,11 @@ fn only_peers_reach_the_tunnels_port() {
         // An inner source of nobody: without the guard the loose check lets it through.
         let pod = udp_socket_at(&pods[0], overlay.pod(0), 4789);
         let source = Ipv4Addr::new(10, 5, 250, 9);
-        let inner = udp((source, 7), (overlay.pod(0), 4789), b"forged");
+        let mut inner = udp((source, 7), (overlay.pod(0), 4789), b"forged");
+        if port == 8472 {
+            // A header of VXLAN, flannel's VNI, and what stands for an Ethernet frame.
+            inner.splice(..0, [8, 0, 0, 0, 0, 0, 1, 0]);
+        }
         let stranger = udp_socket(&hosts[1], STRANGER);
         for _ in 0..20 {
             stranger.send_to(&inner, SocketAddrV4::new(UNDERLAY[0], port)).expect("it is sent");
@@ -76,6 +81,14 @@ fn only_peers_reach_the_tunnels_port() {
         assert_eq!(figure(&overlay, 1, "dropped_from_strangers"), 0, "it left its host");
         from_pod.send_to(&inner, SocketAddrV4::new(UNDERLAY[0], port)).expect("it is sent");
         wait_for_drops(&overlay, 0, "dropped_from_strangers", 21);
+        if port == 8285 {
+            // Not a host of the overlay: that port is anybody's.
+            let server = udp_socket_at(&hosts[1], STRANGER, port);
+            from_pod.send_to(b"hello", SocketAddrV4::new(STRANGER, port)).expect("it is sent");
+            server.set_read_timeout(Some(SOON)).expect("a time-out is not zero");
+            let heard = server.recv(&mut [0; 64]).map_err(|error| error.to_string());
+            assert_eq!(heard, Ok(5), "a pod can't reach a server with the tunnel's port number");
+        }
         overlay.traffic_resumes(SOON, "all this");
         for host in 0..2 {
             let status = overlay.status(host);
@@ -101,11 +114,11 @@ fn it_follows_the_peers_and_comes_back() {
     std::fs::remove_file(overlay.files().join("store/subnets/10.5.200.0-24")).expect("it is there");
     wait_for_guard(&overlay, 0, 1);
     for (repairs, open) in [
-        "flush chain ip weft-guard-8285 input",
-        "add element ip weft-guard-8285 peers { 172.20.0.77 }",
-        "delete element ip weft-guard-8285 peers { 172.20.0.2 }",
-        "add table ip weft-guard-8285 { flags dormant ; }",
-        "delete table ip weft-guard-8285",
+        "flush chain ip weft-guard-10.5.0.0-16 input",
+        "add element ip weft-guard-10.5.0.0-16 peers { 172.20.0.77 }",
+        "delete element ip weft-guard-10.5.0.0-16 peers { 172.20.0.2 }",
+        "add table ip weft-guard-10.5.0.0-16 { flags dormant ; }",
+        "delete table ip weft-guard-10.5.0.0-16",
     ]
     .into_iter()
     .enumerate()
@@ -121,18 +134,48 @@ fn it_follows_the_peers_and_comes_back() {
 }
 
 #[test]
+fn two_networks_of_a_host_have_a_guard_each() {
+    let overlay = guarded(CONFIG);
+    let host = &overlay.lab.hosts[0];
+    host.address("wire0", "172.20.0.11/24");
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), &CONFIG.replace("10.5", "10.6"));
+    let own = files.path().join("own");
+    let [env, socket] = ["subnet.env", "weft.sock"].map(|name| own.join(name));
+    let all = [
+        store,
+        "--iface=172.20.0.11".to_owned(),
+        format!("--subnet-file={}", env.display()),
+        format!("--status-socket={}", socket.display()),
+    ];
+    let words: Vec<_> = all.iter().map(String::as_str).chain(GUARD.iter().copied()).collect();
+    let _second = host.spawn(&[&[WEFTD], words.as_slice()].concat());
+    let checks = || Some(Status::try_of(&own)?.0["guard"]["checks"].as_u64()? >= 3);
+    wait_until(SOON, "the second daemon keeps its guard", || checks() == Some(true));
+    assert_eq!(Status::of(&own).0["guard"]["repairs"], 0, "they undo each other");
+    assert_eq!(figure(&overlay, 0, "repairs"), 0, "they undo each other");
+    overlay.traffic_resumes(SOON, "the second daemon started");
+}
+
+#[test]
 fn a_run_without_it_removes_it() {
     let mut overlay = guarded(CONFIG);
-    overlay.lab.hosts[0].exec(&["nft", "add table ip weft-guard-9; add table ip mine"]);
+    overlay.lab.hosts[0].exec(&["nft", "add table ip weft-guard-10.9.0.0-16; add table ip mine"]);
     overlay.daemons[0].stop(Signal::TERM, SOON);
     let left = tables(&overlay.lab.hosts[0]);
-    assert!(left.contains("weft-guard-8285"), "the kernel is open while weftd restarts: {left}");
+    assert!(
+        left.contains("weft-guard-10.5.0.0-16"),
+        "the kernel is open while weftd restarts: {left}"
+    );
     overlay.restart(0, &[]);
     wait_until(SOON, "the guard of the run before is gone", || {
-        !tables(&overlay.lab.hosts[0]).contains("weft-guard-8285")
+        !tables(&overlay.lab.hosts[0]).contains("weft-guard-10.5.0.0-16")
     });
     let left = tables(&overlay.lab.hosts[0]);
-    assert!(left.contains("weft-guard-9") && left.contains("mine"), "not its own: {left}");
+    assert!(
+        left.contains("weft-guard-10.9.0.0-16") && left.contains("mine"),
+        "not its own: {left}"
+    );
     overlay.wait_for_routes();
     assert!(overlay.status(0).0["guard"].is_null());
 }
@@ -163,7 +206,7 @@ fn a_failure_later_is_shown_until_it_is_over() {
     let daemon = weftd_with(&[&path], files.path(), &lab.hosts[0], 0, &flags);
     let dir = files.path().join("h0");
     let verdict = || {
-        let status = crate::support::status::Status::try_of(&dir)?;
+        let status = Status::try_of(&dir)?;
         Some((status.0["guard"]["in_place"] == true, status.0["verdict"]["state"].to_string()))
     };
     let is = |in_place, state: &str| verdict() == Some((in_place, format!("{state:?}")));
@@ -174,5 +217,5 @@ fn a_failure_later_is_shown_until_it_is_over() {
     assert!(daemon.output().contains(why), "{}", daemon.output());
     std::os::unix::fs::symlink("/usr/sbin/nft", &nft).expect("the test's directory is writable");
     wait_until(SOON, "the guard is kept again", || is(true, "ready"));
-    assert!(daemon.output().contains("the guard of UDP port 8285 is in place"));
+    assert!(daemon.output().contains("the guard of UDP port 8285 is kept again"));
 }

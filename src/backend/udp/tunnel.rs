@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{
-    Carrier, KernelView, Reporter, Taken, View, WorkerState, send_if_new,
+    Carrier, KernelView, Reporter, Taken, TunnelEnd, View, WorkerState, send_if_new,
 };
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
@@ -340,6 +340,7 @@ impl Tunnel {
         self.reporter.follow(self.host.external(), self.mtu_bytes.into());
         self.reporter.state(|state| {
             (state.is_up, state.wrong, state.workers) = (true, self.stays.clone(), workers);
+            state.tunnel = Some(TunnelEnd::Udp(self.seats[0].socket.address));
             state.description.clone_from(&description);
             state.device = Some(self.device_name().to_owned());
         });

@@ -51,7 +51,7 @@ pub(super) fn mtu_bytes(settings: &VxlanBackendConfig, external: &ExternalInterf
 
 /// The port of devices that are made without one, where the kernel says it: a parameter of its
 /// module, which is there when a device is.
-pub fn kernels_port() -> Option<u16> {
+pub(super) fn kernels_port() -> Option<u16> {
     std::fs::read_to_string("/sys/module/vxlan/parameters/udp_port").ok()?.trim().parse().ok()
 }
 

@@ -93,9 +93,19 @@ impl Connection {
     where
         F: Future<Output = Result<T, EtcdError>>,
     {
+        self.times.measured(self.call_once(operation, request)).await
+    }
+
+    async fn call_once<T, F>(
+        &self,
+        operation: &'static str,
+        request: impl FnOnce(Client) -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, EtcdError>>,
+    {
         let session = self.session(operation).await?;
-        let answer = self.times.measured(timeout(REQUEST_TIMEOUT, request(session.client)));
-        let result = match answer.await {
+        let result = match timeout(REQUEST_TIMEOUT, request(session.client)).await {
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => classify(operation, &error),
             Err(_) => timed_out(operation),

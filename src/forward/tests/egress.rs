@@ -393,6 +393,27 @@ proptest! {
     }
 }
 
+#[test]
+fn a_panic_forgets_what_was_planned() {
+    let mut walk = Walk::plain();
+    let packet = udp(POD, FAR, b"hello");
+    walk.arena[..packet.len()].copy_from_slice(&packet);
+    let span = Span::new(0, packet.len());
+    let taken = walk.egress.process(&walk.world.context(), &mut walk.arena, &WHOLE, span);
+    assert_eq!((taken, walk.egress.current()), (Ok(()), span));
+    assert_eq!(walk.egress.plan().messages().len(), 1);
+    walk.egress.abandon();
+    assert!(walk.egress.plan().messages().is_empty(), "it is sent though it may be half done");
+}
+
+#[test]
+fn what_the_device_could_not_hand_over_is_counted() {
+    let walk = Walk::plain();
+    walk.egress.unreadable(&walk.world.context());
+    assert_eq!(walk.world.drops(), [(DropReason::BadOffloadHeader, 1)]);
+    assert_eq!((walk.world.stats.reads.get(), walk.world.stats.unaccounted()), (1, 0));
+}
+
 /// No engine reads past its arena; if one did, the packet would be lost and no more.
 #[test]
 fn a_span_beyond_the_arena_is_internal() {

@@ -307,6 +307,27 @@ fn padding_is_cut_off() {
     assert_eq!(walk.written, [hop(&packet)]);
 }
 
+/// By this the worker says of whom it heard, and which packet it was at when it panicked.
+#[test]
+fn what_was_delivered_is_told_once_and_a_panic_forgets_the_rest() {
+    let mut walk = Walk::new(NONE);
+    let packets = [marked(1), marked(2), marked(3)];
+    let bytes = packets[0].len();
+    walk.receive_batch(PEER, &packets);
+    let delivered = walk.ingress.take_delivered();
+    assert_eq!((delivered.packets, delivered.bytes), (3, 3 * bytes as u64));
+    assert_eq!(walk.ingress.current(), Span::new(2 * bytes, bytes));
+    assert_eq!(walk.ingress.take_delivered().packets, 0);
+    let mut arena = marked(4);
+    let span = Span::new(0, bytes);
+    let batch = GroBatch { span, segment_bytes: 0, sender: PEER, ecn: Ecn::NotEct };
+    assert_eq!(walk.ingress.process(&walk.world.context(), &mut arena, batch), Ok(()));
+    walk.ingress.abandon();
+    assert_eq!(walk.ingress.take_delivered().packets, 0, "written twice, once by the next turn");
+    walk.write(&mut arena);
+    assert_eq!(walk.written.len(), 3, "a packet of the batch that panicked");
+}
+
 #[test]
 fn an_empty_datagram_is_a_runt() {
     let mut walk = Walk::new(ALL);

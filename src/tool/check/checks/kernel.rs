@@ -152,15 +152,17 @@ pub(super) fn port_guard(facts: &Facts) -> Finding {
         return match guard["in_place"] == true || guard["failures"] == 0 {
             true => Finding::ok(peers),
             false => Finding::failed(
-                format!("{peers}: not in place, {} failures", guard["failures"]),
-                "weftd's log says why; until then new nodes are not heard: docs/firewall.md.",
+                format!("{peers}: can't be kept, {} failures", guard["failures"]),
+                "weftd's log says why; until then new nodes may not be heard: docs/firewall.md.",
             ),
         };
     }
-    let (Some(chains), Some(port)) = (&facts.firewall, facts.port()) else {
-        return no_firewall(facts);
+    let network = facts.leased("network").or(facts.subnet_file.network);
+    let Some(network) = network else {
+        return Finding::skipped("neither weftd nor subnet.env says the network");
     };
-    let table = table_name(port);
+    let Some(chains) = &facts.firewall else { return no_firewall(facts) };
+    let table = table_name(network);
     let is_left = chains.iter().any(|chain| chain.table == format!("ip {table}"));
     if !is_left {
         return Finding::ok("there is none");

@@ -384,11 +384,11 @@ const OF_THE_HOST: &[Fault] = &[
     ("firewall-input", Verdict::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
     }),
-    ("port-guard", Verdict::Failed, "not in place, 3 failures", |it| {
+    ("port-guard", Verdict::Failed, "can't be kept, 3 failures", |it| {
         set(it, "/guard", json!({ "port": 8285, "peers": 1, "in_place": false, "failures": 3 }));
     }),
-    ("port-guard", Verdict::Warning, "weft-guard-8285 of an earlier weftd", |it| {
-        let table = "ip weft-guard-8285".to_owned();
+    ("port-guard", Verdict::Warning, "weft-guard-10.5.0.0-16 of an earlier weftd", |it| {
+        let table = "ip weft-guard-10.5.0.0-16".to_owned();
         it.firewall = Some(vec![Chain { table, ..Chain::default() }]);
     }),
     ("firewall-forward", Verdict::Warning, "policy of FORWARD", |it| {
