@@ -12,8 +12,8 @@ use landlock::{
 use super::RightsError;
 
 /// What weftd and the firewall's programs write besides: devices, settings of the network, and
-/// the lock of iptables. Nothing more of `/dev`, `/proc`, `/run` and `/sys`: root's disks are there,
-/// programs that the kernel runs, and what others obey.
+/// the lock of iptables. Nothing more of `/dev`, `/proc`, `/run` and `/sys`: root's disks are
+/// there, programs that the kernel runs, and what others obey.
 const OF_THE_SYSTEM: [&str; 4] =
     ["/dev/net/tun", "/dev/null", "/proc/sys/net", "/run/xtables.lock"];
 
