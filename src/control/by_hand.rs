@@ -8,7 +8,7 @@ use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::Snapshot;
-use crate::control::store::Leased;
+use crate::control::store::{Leased, Store};
 use crate::route::Prefix;
 
 /// Why nothing was done.
@@ -83,7 +83,11 @@ pub enum ByHandError {
 impl SubnetManager {
     /// All that is in the store.
     pub async fn entries(&self) -> Result<Snapshot, StoreError> {
-        self.store.list().await
+        match &self.store {
+            Store::Leased(store) => store.list().await,
+            #[cfg(feature = "kube")]
+            Store::Assigned(store) => store.entries().await,
+        }
     }
 
     /// Assigns `subnet` to the node of `public_ip` for ever; it takes it when it starts.

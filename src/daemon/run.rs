@@ -51,15 +51,9 @@ use crate::route::Prefix;
 /// flanneld panics, which is exit code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
 
-/// How long a thread for files waits for more work. Those of the start have all rights, so they
-/// must be gone soon.
-const BLOCKING_THREAD_LIFE: Duration = Duration::from_millis(100);
-
 /// Runs the daemon until it is stopped or can't go on.
 pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().thread_keep_alive(BLOCKING_THREAD_LIFE);
-    let runtime = match builder.build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
             error!("cannot start the control plane: {error}");

@@ -80,6 +80,29 @@ fn knows_the_other(files: &Files, host: usize) -> bool {
     Status::try_of(&files.host(host)).is_some_and(|status| status.routes() == 1)
 }
 
+/// What there is can be listed by hand, and no more: the cluster assigns it.
+fn assert_only_listed_by_hand(lab: &Lab, files: &Files) {
+    let lease = |words: &[&str]| {
+        let conf = format!("--net-config-path={}", files.0.path().join("net-conf.json").display());
+        let url = format!("--kube-api-url=http://{}:{PORT}", UNDERLAY[0]);
+        let weft = [env!("CARGO_BIN_EXE_weft"), "lease"];
+        let flags = ["--", "--kube-subnet-mgr", &url, &conf];
+        let mut command = lab.hosts[0].command(&[&weft, words, &flags].concat());
+        let output = command.env("NODE_NAME", "n0").output().expect("weft runs");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let list = lease(&["list"]);
+    for subnet in ["10.244.0.0/24", "10.244.1.0/24"] {
+        assert!(list.contains(subnet), "{list}");
+    }
+    let shown = lease(&["show", &UNDERLAY[1].to_string()]);
+    assert!(shown.contains("10.244.1.0/24"), "{shown}");
+    for words in [&["reserve", "10.244.7.0/24", "192.0.2.7"][..], &["release", "10.244.1.0/24"]] {
+        let refusal = lease(words);
+        assert!(refusal.contains("in Kubernetes the cluster assigns subnets"), "{refusal}");
+    }
+}
+
 #[test]
 fn two_nodes_carry_packets_and_outlive_the_api() {
     let (lab, files) = (Lab::two_hosts(), Files::new());
@@ -118,6 +141,7 @@ fn two_nodes_carry_packets_and_outlive_the_api() {
         let output = daemons[0].output();
         assert!(output.contains(phrase), "operators grep for {phrase:?}:\n{output}");
     }
+    assert_only_listed_by_hand(&lab, &files);
     // A Node that goes away is nobody's peer any more, and comes back by itself.
     api.delete_node("n1");
     let gone = || Status::of(&files.host(0)).routes() == 0;

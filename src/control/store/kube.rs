@@ -115,6 +115,16 @@ impl KubeStore {
         Err(StoreError::unavailable("listing Nodes", detail))
     }
 
+    /// All leases for an operator, who is no node: what the Node of this name says is one like any
+    /// other.
+    pub(in crate::control) async fn entries(&self) -> Result<Snapshot, StoreError> {
+        let mut snapshot = self.list().await?;
+        if let Some(entry) = self.read_own().await?.and_then(|node| node.lease()) {
+            snapshot.add(entry);
+        }
+        Ok(snapshot)
+    }
+
     async fn list_once(&self) -> Result<Snapshot, StoreError> {
         let (mut snapshot, mut own, mut next) = (Snapshot::default(), None, String::new());
         for _ in 0..PAGES_MAX {

@@ -1,6 +1,8 @@
 //! A cluster of three members with certificates and users: its leader changes, tokens end,
 //! certificates are replaced, members die and fall silent.
 
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,9 @@ use crate::support::overlay::CONFIG;
 use crate::support::pace::Stopwatch;
 use crate::support::status::Status;
 use crate::traffic::site::{Plan, RECONNECT, Site};
+
+/// Who owns what is nobody's.
+const NOBODY: u32 = 65_534;
 
 /// Later than the leader's change is nobody told of anything.
 const LAG: Duration = Duration::from_secs(2);
@@ -208,6 +213,11 @@ fn plan(members: &Members) -> Plan {
     let certificate = options.client_certificate.expect("the cluster is secure");
     let credentials = options.credentials.expect("the cluster is secure");
     let authority = options.ca_file.expect("the cluster is secure");
+    // Another user's, as where a program renews it: weftd reads it at each connection, with the
+    // rights that it has kept.
+    let key = &certificate.key_file;
+    chown(key, Some(NOBODY), Some(NOBODY)).expect("tests run as root");
+    set_permissions(key, Permissions::from_mode(0o600)).expect("tests run as root");
     Plan {
         // The site's own etcd stays empty.
         config: None,
