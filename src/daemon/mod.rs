@@ -14,6 +14,7 @@ mod metrics_server;
 mod node_guard;
 mod notify;
 mod peer_rows;
+mod port_guard;
 mod process;
 mod report;
 mod rules;

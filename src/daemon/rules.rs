@@ -2,27 +2,18 @@
 //! and keeps the blackhole route.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::backend::setup::Settings;
-use crate::backend::status::{PlaneState, TunnelEnd};
 use crate::config::network::NetworkConfig;
 use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
-use crate::control::lease::Peers;
-use crate::daemon::begin::Configured;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{BLACKHOLE_METRIC, Netlink, NetlinkError};
-use crate::netfilter::guard::{Guard, Tunnel};
-use crate::netfilter::guard_keeper::{GuardKeeper, GuardState, remove_left_guard};
 use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
@@ -111,88 +102,6 @@ pub(super) fn fatal(error: RuleError) -> anyhow::Error {
     anyhow::Error::from(error).context("Failed to setup masq rules")
 }
 
-/// Who may send to the tunnel's port.
-pub(super) struct PortGuard {
-    network: Prefix,
-    /// The network of the run before, if it was another one.
-    former: Option<Prefix>,
-    /// Nothing if it was not asked for.
-    keeper: Option<GuardKeeper>,
-}
-
-impl PortGuard {
-    /// By the options. An error if it was asked for and nft can't be run: the operator counts on
-    /// it.
-    pub(super) async fn new(
-        options: RuleOptions,
-        plan: &Configured,
-        previous: &Previous,
-    ) -> anyhow::Result<Self> {
-        let network = plan.network.network;
-        let former = previous.network.filter(|former| *former != network);
-        let has_tunnel = matches!(plan.settings, Settings::Udp(_) | Settings::Vxlan(_));
-        if options.guard && !has_tunnel {
-            warn!("--guard has no effect: the {} backend has no tunnel", plan.settings.kind());
-        }
-        if !(options.guard && has_tunnel) {
-            return Ok(Self { network, former, keeper: None });
-        }
-        GuardKeeper::is_possible().await.context("--guard can't be kept")?;
-        Ok(Self { network, former, keeper: Some(GuardKeeper::new(options.resync)) })
-    }
-
-    /// For a report: the guard's state, if it is kept.
-    pub(super) fn state(&self) -> Option<watch::Receiver<GuardState>> {
-        self.keeper.as_ref().map(GuardKeeper::state)
-    }
-
-    /// Keeps it for `peers`, or removes what an earlier run left.
-    pub(super) async fn keep(
-        self,
-        mut peers: watch::Receiver<Arc<Peers>>,
-        mut plane: watch::Receiver<PlaneState>,
-    ) -> Infallible {
-        if let Some(former) = self.former {
-            remove_left_guard(former).await;
-        }
-        let Some(keeper) = self.keeper else {
-            remove_left_guard(self.network).await;
-            return pending().await;
-        };
-        let (wanted, receiver) = watch::channel(None);
-        let follow = async {
-            // Before the first time nobody knows the peers.
-            let mut is_known = peers.changed().await.is_ok();
-            while is_known {
-                let (known, plane_now) = (peers.borrow_and_update(), plane.borrow_and_update());
-                let guard = guard(&known, &plane_now, self.network);
-                wanted.send_if_modified(|last| std::mem::replace(last, guard.clone()) != guard);
-                drop((known, plane_now));
-                is_known = tokio::select! {
-                    changed = peers.changed() => changed.is_ok(),
-                    changed = plane.changed() => changed.is_ok(),
-                };
-            }
-            // Their senders go with the daemon, and so does this.
-            pending().await
-        };
-        tokio::select! {
-            never = keeper.run(receiver) => never,
-            never = follow => never,
-        }
-    }
-}
-
-/// The guard for these peers; nothing while there is no tunnel.
-fn guard(peers: &Peers, plane: &PlaneState, network: Prefix) -> Option<Guard> {
-    let tunnel = match plane.tunnel? {
-        TunnelEnd::Udp(address) => Tunnel::Udp(address),
-        TunnelEnd::Vxlan { port, vni } => Tunnel::Vxlan { port, vni },
-    };
-    let peers = peers.values().map(|lease| lease.attributes.public_ip).collect();
-    Some(Guard { tunnel, network, peers })
-}
-
 /// Keeps the blackhole route of the own subnet, if it was asked for, and removes that of the subnet
 /// that this host had before.
 pub(super) async fn keep_blackhole(
@@ -201,7 +110,7 @@ pub(super) async fn keep_blackhole(
     previous: Option<Prefix>,
 ) -> Infallible {
     if !options.blackhole_route {
-        return pending().await;
+        return std::future::pending().await;
     }
     let mut stale = previous.filter(|old| *old != subnet);
     let mut told = LogOnce::default();

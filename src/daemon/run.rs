@@ -39,6 +39,7 @@ use crate::daemon::identity;
 use crate::daemon::limits;
 use crate::daemon::metrics_server;
 use crate::daemon::notify;
+use crate::daemon::port_guard::PortGuard;
 use crate::daemon::report::{Report, Running};
 use crate::daemon::rules;
 use crate::daemon::status::StatusServer;
@@ -306,7 +307,7 @@ async fn work(
     let mut keep_rules = std::pin::pin!(reconciler.run());
     manager.status().start_is_at(Some("setting the rules"));
     rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
-    let port_guard = rules::PortGuard::new(options.rules, &plan, previous).await?;
+    let port_guard = PortGuard::new(options.rules, &plan, previous).await?;
     let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
     manager.status().start_is_at(None);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
