@@ -337,7 +337,9 @@ impl Machine {
                 OwnEntry::Rewritten { at: self.now.boot + wait }
             }
         };
-        if self.own_entry == OwnEntry::AsWritten {
+        // What a write comes to, its answer tells: the watch may be faster.
+        let is_writing = matches!(self.asked, Asked::Write { .. });
+        if self.own_entry == OwnEntry::AsWritten && !is_writing {
             self.arrived();
         }
         if self.own_expired() {

@@ -30,6 +30,18 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     assert_eq!(end(&machine.handle(stolen, at(3))), Some(End::Revoked { new_owner }));
 }
 
+/// A watch is often faster than the answer to the write that it tells of.
+#[test]
+fn moving_node_that_is_watched_takes_its_own_write_for_nobodys() {
+    let mut machine = watching(Timing::default());
+    machine.handle(Event::Moved(LeaseAttributes::udp(Ipv4Addr::new(192, 0, 2, 2))), at(2));
+    let seen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 2, 11))]));
+    machine.handle(seen, at(2));
+    let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 2, 11), 2))), at(2));
+    assert!(says(&commands, "now with PublicIP 192.0.2.2"), "{commands:?}");
+    assert!(!says(&commands, "Somebody rewrote"), "a false alarm: {commands:?}");
+}
+
 #[test]
 fn late_write_after_moving_back_keeps_running() {
     let mut machine = watching(Timing::default());
