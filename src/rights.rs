@@ -190,11 +190,6 @@ pub(crate) fn keep_for_control() -> Result<(), RightsError> {
     refuse_to_all()
 }
 
-/// Leaves the calling thread nothing but to write to files that are open already.
-pub(crate) fn keep_for_log() -> Result<(), RightsError> {
-    keep_for_worker()
-}
-
 fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
     set_no_new_privs(true).map_err(|errno| RightsError::NoNewPrivileges(errno.into()))?;
     let now = capabilities(None).map_err(|errno| RightsError::Capabilities(errno.into()))?;
@@ -210,10 +205,7 @@ fn keep(kept: CapabilitySet) -> Result<(), RightsError> {
 /// Allows the calling thread, a worker, its system calls and `more`, and answers others with
 /// `refused`.
 fn limit(more: &[libc::c_long], refused: SeccompAction) -> Result<(), RightsError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for number in OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more) {
-        rules.insert(*number, Vec::new());
-    }
+    let mut rules = with_any_arguments(OF_WORKER.iter().chain(OF_OLD_ARCHITECTURE).chain(more));
     let is = |argument, value: libc::c_int| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value as u64)
     };
@@ -227,10 +219,7 @@ fn limit(more: &[libc::c_long], refused: SeccompAction) -> Result<(), RightsErro
 
 /// Refuses the calling thread, and what it starts from now on, what nobody needs.
 fn refuse_to_all() -> Result<(), RightsError> {
-    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-    for number in OF_NOBODY {
-        rules.insert(*number, Vec::new());
-    }
+    let mut rules = with_any_arguments(OF_NOBODY);
     let with = |flag: libc::c_int| {
         let flag = u64::from(flag.cast_unsigned());
         let is_set = SeccompCmpOp::MaskedEq(flag);
@@ -240,8 +229,15 @@ fn refuse_to_all() -> Result<(), RightsError> {
     rules.insert(libc::SYS_clone, NAMESPACES.into_iter().map(with).collect::<Result<_, _>>()?);
     filter(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))?;
     // Its flags are out of a filter's sight. The C library goes on with clone.
-    let newer = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let newer = with_any_arguments(&[libc::SYS_clone3]);
     filter(newer, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))
+}
+
+/// Rules that match these system calls, whatever they are called with.
+fn with_any_arguments<'a>(
+    numbers: impl IntoIterator<Item = &'a libc::c_long>,
+) -> BTreeMap<i64, Vec<SeccompRule>> {
+    numbers.into_iter().map(|number| (*number, Vec::new())).collect()
 }
 
 /// Answers system calls that match `rules` with `matched`, others with `others`.
@@ -295,7 +291,7 @@ mod tests {
     fn a_thread_that_logs_still_writes() {
         let mut file = tempfile::tempfile().unwrap();
         std::thread::spawn(move || {
-            keep_for_log().unwrap();
+            keep_for_worker().unwrap();
             io::Write::write_all(&mut file, b"x").unwrap();
         })
         .join()

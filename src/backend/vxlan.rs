@@ -106,12 +106,12 @@ impl VxlanDevice {
         device::name(&self.settings)
     }
 
-    /// The backend in one line, for the log and the status.
     /// Where its datagrams arrive, once the device is there.
     pub(super) fn tunnel(&self) -> Option<TunnelEnd> {
         self.port.map(|port| TunnelEnd::Vxlan { port, vni: self.settings.vni })
     }
 
+    /// The backend in one line, for the log and the status.
     pub(super) fn describe(&self, external: &ExternalInterface) -> String {
         let settings = &self.settings;
         let port = self.port.map_or_else(|| "unknown".to_owned(), |port| port.to_string());

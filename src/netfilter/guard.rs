@@ -175,21 +175,10 @@ fn take_counts(object: &mut Value) -> u64 {
     counters.map(|counter| counter.take()["packets"].as_u64().unwrap_or(0)).sum()
 }
 
-/// Input for `nft -f` that removes the guards among the tables of `nft -j list tables` that
-/// `is_meant` takes by their names.
-pub fn removal(json: &str, is_meant: impl Fn(&str) -> bool) -> Result<Option<String>, ListError> {
-    let mut text = String::new();
-    for object in objects(json)? {
-        let table = &object["table"];
-        let Some(name) = table["name"].as_str().filter(|_| table["family"] == "ip") else {
-            continue;
-        };
-        let network = name.strip_prefix(TABLE_PREFIX).and_then(|key| Prefix::from_key(key).ok());
-        if network.is_some() && is_meant(name) {
-            text += &format!("delete table ip {name}\n");
-        }
-    }
-    Ok((!text.is_empty()).then_some(text))
+/// Whether a table of this family and name is the guard of some network.
+pub fn is_guard(family: &str, name: &str) -> bool {
+    let network = name.strip_prefix(TABLE_PREFIX).map(Prefix::from_key);
+    family == "ip" && network.is_some_and(|network| network.is_ok())
 }
 
 #[cfg(test)]

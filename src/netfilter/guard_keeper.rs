@@ -11,9 +11,11 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
-use crate::netfilter::guard::{Dropped, Found, Guard, Tunnel, removal, table_name};
+use crate::netfilter::guard::{Dropped, Found, Guard, Tunnel, is_guard, table_name};
 use crate::netfilter::program::{NFT, ProgramError};
-use crate::netfilter::reconciler::{RETRY, RuleError, RuleState};
+use crate::netfilter::reconciler::{
+    RETRY, RuleError, RuleState, apply_nftables, list_table, remove_tables,
+};
 use crate::route::Prefix;
 
 /// Shortest pause between two edits: each starts nft twice, and the peers of a starting cluster
@@ -136,10 +138,10 @@ impl GuardKeeper {
             && found.frame == kept.frame
         {
             let Some(text) = guard.edits(&found) else { return Ok((found.dropped, false)) };
-            NFT.run(&["-f", "-"], &text, |_| {}).await?;
+            apply_nftables(&text).await?;
             return Ok((found.dropped, true));
         }
-        NFT.run(&["-f", "-"], &guard.whole(), |_| {}).await?;
+        apply_nftables(&guard.whole()).await?;
         let frame = found(guard.network).await?.unwrap_or_default().frame;
         self.kept = Some(Kept { tunnel: guard.tunnel, frame });
         Ok((Dropped::default(), true))
@@ -149,11 +151,8 @@ impl GuardKeeper {
 /// What there is of the guard of `network`; nothing if it can't be read, as when somebody gave the
 /// table flags, which nft 1.0.6 does not print as JSON.
 async fn found(network: Prefix) -> Result<Option<Found>, RuleError> {
-    match NFT.print(&["-j", "list", "table", "ip", &table_name(network)]).await {
-        Ok(text) => Ok(Found::parse(&text).ok()),
-        Err(error) if error.is_absence() => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    let printed = list_table(&table_name(network)).await?;
+    Ok(printed.and_then(|text| Found::parse(&text).ok()))
 }
 
 /// Removes the guard of `network` that an earlier run with --guard left, or else new peers would
@@ -174,11 +173,8 @@ pub async fn remove_left_guard(network: Prefix) {
 /// Removes the guards whose tables' names `is_meant` takes; whether there were any. None were made
 /// where nft is not installed.
 pub async fn remove_guards(is_meant: impl Fn(&str) -> bool) -> Result<bool, RuleError> {
-    let tables = match NFT.print(&["-j", "list", "tables"]).await {
-        Err(ProgramError::Missing(_)) => return Ok(false),
-        tables => tables?,
-    };
-    let Some(text) = removal(&tables, is_meant)? else { return Ok(false) };
-    NFT.run(&["-f", "-"], &text, |_| {}).await?;
-    Ok(true)
+    match remove_tables(|family, name| is_guard(family, name) && is_meant(name)).await {
+        Err(RuleError::Program(ProgramError::Missing(_))) => Ok(false),
+        result => result,
+    }
 }

@@ -79,13 +79,23 @@ fn take_object(object: &Value, place: &Place, found: &mut FoundChain<Printed>) {
     }
 }
 
-/// Input for `nft -f` that removes flannel's tables among those of `nft -j list tables`.
-pub fn removal(json: &str) -> Result<Option<String>, ListError> {
-    let objects = objects(json)?;
+/// Whether a table of this family and name is flannel's.
+pub fn is_flannels(family: &str, name: &str) -> bool {
+    [("ip", TABLE), ("ip6", TABLE_IPV6)].contains(&(family, name))
+}
+
+/// Input for `nft -f` that removes those of `nft -j list tables` that `is_meant` takes by their
+/// family and name.
+pub fn removal(
+    json: &str,
+    is_meant: impl Fn(&str, &str) -> bool,
+) -> Result<Option<String>, ListError> {
     let mut text = String::new();
-    for (family, name) in [("ip", TABLE), ("ip6", TABLE_IPV6)] {
-        let mut tables = objects.iter().map(|object| &object["table"]);
-        if tables.any(|table| table["family"] == family && table["name"] == name) {
+    for object in objects(json)? {
+        let word = |key: &str| object["table"][key].as_str();
+        if let (Some(family), Some(name)) = (word("family"), word("name"))
+            && is_meant(family, name)
+        {
             text += &format!("delete table {family} {name}\n");
         }
     }

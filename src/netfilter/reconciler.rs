@@ -349,21 +349,35 @@ async fn remove_iptables() -> Result<bool, RuleError> {
     }
 }
 
-async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
+/// Has nft carry out a transaction.
+pub(super) async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
     NFT.run(&["-f", "-"], text, |_| {}).await
 }
 
+/// What nft prints of a table of IPv4; nothing if it is not there.
+pub(super) async fn list_table(name: &str) -> Result<Option<String>, ProgramError> {
+    match NFT.print(&["-j", "list", "table", "ip", name]).await {
+        Err(error) if error.is_absence() => Ok(None),
+        printed => printed.map(Some),
+    }
+}
+
 async fn read_nftables() -> Result<nftables::Found, RuleError> {
-    match NFT.print(&["-j", "list", "table", "ip", nftables::TABLE]).await {
-        Ok(text) => Ok(nftables::Found::parse(&text)?),
-        Err(error) if error.is_absence() => Ok(nftables::Found::default()),
-        Err(error) => Err(error.into()),
+    let printed = list_table(nftables::TABLE).await?;
+    let found = printed.map(|text| nftables::Found::parse(&text)).transpose()?;
+    Ok(found.unwrap_or_default())
+}
+
+/// Removes the tables that `is_meant` takes by family and name; whether there were any.
+pub(super) async fn remove_tables(
+    is_meant: impl Fn(&str, &str) -> bool,
+) -> Result<bool, RuleError> {
+    match nftables::removal(&NFT.print(&["-j", "list", "tables"]).await?, is_meant)? {
+        Some(text) => Ok(apply_nftables(&text).await.map(|()| true)?),
+        None => Ok(false),
     }
 }
 
 async fn remove_nftables() -> Result<bool, RuleError> {
-    match nftables::removal(&NFT.print(&["-j", "list", "tables"]).await?)? {
-        Some(text) => Ok(apply_nftables(&text).await.map(|()| true)?),
-        None => Ok(false),
-    }
+    remove_tables(nftables::is_flannels).await
 }

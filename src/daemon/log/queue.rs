@@ -127,8 +127,8 @@ struct Writer<W> {
 
 impl<W: Write> Writer<W> {
     fn run(mut self) {
-        // Refused, it writes with rights that it does not need.
-        rights::keep_for_log().ok();
+        // A worker's rights are enough. Refused, it writes with more than it needs.
+        rights::keep_for_worker().ok();
         loop {
             let message = if self.shared.limiter().owes() {
                 self.receiver.recv_timeout(SUMMARY_INTERVAL)

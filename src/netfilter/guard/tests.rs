@@ -1,6 +1,7 @@
 //! Golden text, and what nft 1.0.6 prints of it.
 
 use super::*;
+use crate::netfilter::nftables::removal;
 
 const WHOLE: &str = include_str!("../golden/guard.nft");
 /// `nft -j list table ip weft-guard-10.5.0.0-16` once that is in.
@@ -95,10 +96,13 @@ fn only_guards_are_removed() {
         {"table": {"family": "ip", "name": "weft-guard-of-another"}},
         {"table": {"family": "ip", "name": "flannel-ipv4"}}]}"#;
     let both = "delete table ip weft-guard-10.5.0.0-16\ndelete table ip weft-guard-10.6.0.0-16\n";
-    assert_eq!(removal(tables, |_| true).unwrap().as_deref(), Some(both));
+    let removal = |json, is_meant: &dyn Fn(&str) -> bool| {
+        removal(json, |family, name| is_guard(family, name) && is_meant(name))
+    };
+    assert_eq!(removal(tables, &|_| true).unwrap().as_deref(), Some(both));
     let second = table_name("10.6.0.0/16".parse().unwrap());
-    let one = removal(tables, |name| name == second).unwrap();
+    let one = removal(tables, &|name| name == second).unwrap();
     assert_eq!(one.as_deref(), Some("delete table ip weft-guard-10.6.0.0-16\n"));
-    assert_eq!(removal(tables, |name| name == "weft-guard-1").unwrap(), None);
-    assert!(removal("no JSON", |_| true).is_err());
+    assert_eq!(removal(tables, &|name| name == "weft-guard-1").unwrap(), None);
+    assert!(removal("no JSON", &|_| true).is_err());
 }

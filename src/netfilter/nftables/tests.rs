@@ -148,15 +148,15 @@ fn removal_names_only_flannels_tables() {
     let tables = [("ip", "filter"), ("inet", TABLE), ("ip", TABLE), ("ip6", TABLE_IPV6)];
     let objects =
         tables.map(|(family, name)| json!({ "table": { "family": family, "name": name } }));
-    let own = removal(&json!({ "nftables": objects }).to_string()).unwrap();
+    let own = removal(&json!({ "nftables": objects }).to_string(), is_flannels).unwrap();
     let text = "delete table ip flannel-ipv4\ndelete table ip6 flannel-ipv6\n";
     assert_eq!(own.as_deref(), Some(text));
-    assert_eq!(removal(r#"{"nftables":[]}"#).unwrap(), None);
+    assert_eq!(removal(r#"{"nftables":[]}"#, is_flannels).unwrap(), None);
 }
 
 #[test]
 fn malformed_listing_is_an_error() {
     for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
-        assert!(Found::parse(text).is_err() && removal(text).is_err(), "{text}");
+        assert!(Found::parse(text).is_err() && removal(text, is_flannels).is_err(), "{text}");
     }
 }
