@@ -5,6 +5,8 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::rules::site::weftd_with;
 use crate::support::cost::{ThreadStatus, threads};
 use crate::support::lab::{Lab, SubnetEnv, WEFTD, wait_until};
@@ -50,6 +52,23 @@ fn threads_keep_what_they_need(engine: &str) {
     // What the control plane does now, it does with fewer rights.
     overlay.lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
     overlay.traffic_resumes(Duration::from_secs(30), "the device was made again");
+}
+
+/// The kernel gives a signal to any thread when the first one has another to handle.
+#[test]
+fn a_signal_on_a_limited_thread_stops_weftd() {
+    for name in ["weft-worker-0", "log"] {
+        let mut overlay = Overlay::start_with(CONFIG, [&[], &[]]);
+        let daemon = &mut overlay.daemons[0];
+        let thread = threads(daemon).into_iter().find(|thread| thread.field("Name") == name);
+        let id = thread.and_then(|thread| thread.field("Pid").parse().ok());
+        let id = id.and_then(Pid::from_raw).expect("the thread runs");
+        kill_process(id, Signal::TERM).expect("the thread is there");
+        let end = format!("a signal on the thread {name} stops weftd");
+        wait_until(Duration::from_secs(5), &end, || daemon.ended().is_some());
+        let code = daemon.ended().and_then(|status| status.code());
+        assert_eq!(code, Some(0), "{name}: {}", daemon.output());
+    }
 }
 
 /// Where weftd's own programs get to, should somebody speak through them.
