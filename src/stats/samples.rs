@@ -1,25 +1,26 @@
 //! Dropped packets as samples, for an operator who asks: `weft drops`. Nobody asking, a drop costs
 //! one load; a packet that is forwarded costs nothing at any time.
 //!
-//! A ring with one writer, the worker, and any number of readers, who tell by a number around each
-//! sample whether they have read it whole.
+//! A ring (`record_ring.rs`) that the worker writes and any number of readers read.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::DropReason;
+use super::record_ring::RecordRing;
 
 /// Longest part of a packet that is kept: all headers, and the beginning of what they carry.
 pub const SAMPLE_BYTES_MAX: usize = 256;
 
 /// Samples that a ring holds. Readers come a few times a second and take what is there.
-const RING_SAMPLES: u64 = 64;
+const RING_SAMPLES: usize = 64;
 /// Most samples of one turn: a flood costs little more than it did, and leaves room for others.
 const TURN_SAMPLES_MAX: u64 = 16;
 
-const WORDS: usize = SAMPLE_BYTES_MAX / size_of::<u64>();
+/// Words of a sample: the four of `DroppedPacket::to_words`, and its bytes.
+const WORDS: usize = 4 + SAMPLE_BYTES_MAX / size_of::<u64>();
 
 /// A packet that is dropped.
 #[derive(Debug, Clone, Copy)]
@@ -59,25 +60,10 @@ pub struct Samples {
 }
 
 struct Ring {
-    slots: Box<[Slot]>,
-    /// Samples written so far.
-    written: AtomicU64,
+    records: RecordRing<RING_SAMPLES, WORDS>,
     /// The writer's own: the turn of the last sample, and how many that turn had.
     turn_ns: AtomicU64,
     of_turn: AtomicU64,
-}
-
-#[derive(Default)]
-struct Slot {
-    /// Odd while it is written; twice the number of the sample, counted from 1, once it is whole.
-    version: AtomicU64,
-    at_ns: AtomicU64,
-    /// Reason, and the length of the packet.
-    what: AtomicU64,
-    packets: AtomicU64,
-    /// Address and port; 0 for none.
-    peer: AtomicU64,
-    bytes: [AtomicU64; WORDS],
 }
 
 impl Samples {
@@ -86,9 +72,8 @@ impl Samples {
     pub fn read(&self, first: u64, until_ns: u64) -> (Vec<Sample>, u64) {
         let ring = self.ring.get_or_init(Ring::new);
         self.wanted_until_ns.fetch_max(until_ns, Ordering::Release);
-        let next = ring.written.load(Ordering::Acquire);
-        let first = first.max(next.saturating_sub(RING_SAMPLES));
-        ((first..next).filter_map(|number| ring.slot(number).read(number)).collect(), next)
+        let (records, next) = ring.records.read(first);
+        (records.iter().filter_map(Sample::from_words).collect(), next)
     }
 
     /// Keeps a sample of what is dropped for `reason`, if anybody wants it.
@@ -108,66 +93,46 @@ impl Samples {
         if ring.of_turn.fetch_add(1, Ordering::Relaxed) >= TURN_SAMPLES_MAX {
             return;
         }
-        let number = ring.written.load(Ordering::Relaxed);
-        ring.slot(number).write(number, reason, packets, dropped);
-        ring.written.store(number + 1, Ordering::Release);
+        ring.records.push(dropped.to_words(reason, packets));
     }
 }
 
 impl Ring {
     fn new() -> Self {
-        Self {
-            slots: (0..RING_SAMPLES).map(|_| Slot::default()).collect(),
-            written: AtomicU64::new(0),
-            turn_ns: AtomicU64::new(0),
-            of_turn: AtomicU64::new(0),
-        }
-    }
-
-    fn slot(&self, number: u64) -> &Slot {
-        &self.slots[(number % RING_SAMPLES) as usize]
+        Self { records: RecordRing::new(), turn_ns: AtomicU64::new(0), of_turn: AtomicU64::new(0) }
     }
 }
 
-impl Slot {
-    fn write(&self, number: u64, reason: DropReason, packets: u64, dropped: DroppedPacket<'_>) {
-        let DroppedPacket { now_ns, peer, packet } = dropped;
+impl DroppedPacket<'_> {
+    /// Time; reason and length; packets; address and port, 0 for none; then the bytes.
+    fn to_words(self, reason: DropReason, packets: u64) -> impl Iterator<Item = u64> {
+        let Self { now_ns, peer, packet } = self;
+        let what = (packet.len() as u64) << 8 | reason as u64;
         let peer = peer.map_or(0, |peer| u64::from(peer.ip().to_bits()) << 16 | peer.port() as u64);
-        self.version.store(2 * number + 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.at_ns.store(now_ns, Ordering::Relaxed);
-        self.what.store((packet.len() as u64) << 8 | reason as u64, Ordering::Relaxed);
-        self.packets.store(packets, Ordering::Relaxed);
-        self.peer.store(peer, Ordering::Relaxed);
-        for (word, bytes) in self.bytes.iter().zip(packet.chunks(size_of::<u64>())) {
-            let mut whole = [0; size_of::<u64>()];
-            whole[..bytes.len()].copy_from_slice(bytes);
-            word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
-        }
-        self.version.store(2 * (number + 1), Ordering::Release);
+        let bytes = packet.chunks(size_of::<u64>()).map(|chunk| {
+            let mut word = [0; size_of::<u64>()];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u64::from_ne_bytes(word)
+        });
+        [now_ns, what, packets, peer].into_iter().chain(bytes)
     }
+}
 
-    /// Sample `number`, if it is still there.
-    fn read(&self, number: u64) -> Option<Sample> {
-        let is_it = |version: u64| version == 2 * (number + 1);
-        if !is_it(self.version.load(Ordering::Acquire)) {
-            return None;
-        }
-        let what = self.what.load(Ordering::Relaxed);
+impl Sample {
+    /// What [`DroppedPacket::to_words`] has written.
+    fn from_words(words: &[u64; WORDS]) -> Option<Self> {
+        let [at_ns, what, packets, peer, bytes @ ..] = words;
         let length_bytes = (what >> 8) as usize;
-        let peer = self.peer.load(Ordering::Relaxed);
-        let words = self.bytes.iter().flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
-        let sample = Sample {
-            at_ns: self.at_ns.load(Ordering::Relaxed),
+        let address = Ipv4Addr::from_bits((peer >> 16) as u32);
+        let bytes = bytes.iter().flat_map(|word| word.to_ne_bytes());
+        Some(Self {
+            at_ns: *at_ns,
             reason: *DropReason::ALL.get((what & 0xff) as usize)?,
-            packets: self.packets.load(Ordering::Relaxed),
-            peer: (peer != 0)
-                .then(|| SocketAddrV4::new(Ipv4Addr::from_bits((peer >> 16) as u32), peer as u16)),
+            packets: *packets,
+            peer: (*peer != 0).then(|| SocketAddrV4::new(address, *peer as u16)),
             length_bytes,
-            bytes: words.take(length_bytes).collect(),
-        };
-        fence(Ordering::Acquire);
-        is_it(self.version.load(Ordering::Relaxed)).then_some(sample)
+            bytes: bytes.take(length_bytes).collect(),
+        })
     }
 }
 
@@ -225,7 +190,7 @@ mod tests {
         assert_eq!(samples.read(0, 0).1, TURN_SAMPLES_MAX);
         (2..1000).for_each(|now_ns| drop_at(&samples, now_ns, b"x"));
         let (found, next) = samples.read(0, 0);
-        assert_eq!((found.len() as u64, next), (RING_SAMPLES, TURN_SAMPLES_MAX + 998));
+        assert_eq!((found.len(), next), (RING_SAMPLES, TURN_SAMPLES_MAX + 998));
         assert_eq!(found.last().map(|sample| sample.at_ns), Some(999), "the last is missing");
     }
 

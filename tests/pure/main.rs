@@ -1,5 +1,6 @@
 //! What needs neither root nor a network: the oracles of packets, routes and offloads, the fuzz
-//! corpora, weft against flannel case by case, the recorded benchmark runs.
+//! corpora, weft against flannel case by case, the recorded benchmark runs, the model of the ring
+//! of dropped packets.
 
 mod bench_record;
 mod fuzz_replay;
@@ -8,6 +9,7 @@ mod golden;
 mod instructions;
 mod offload_oracle;
 mod packet_oracle;
+mod ring_model;
 
 #[path = "../support/bpf.rs"]
 mod bpf;
