@@ -5,8 +5,8 @@ use std::panic::catch_unwind;
 use std::path::Path;
 
 use crate::{
-    cache_parse, coalesce_roundtrip, forward_walk, ip_parse, lpm_model, operator_input,
-    store_values, vnet_split,
+    cache_parse, coalesce_roundtrip, firewall_listings, forward_walk, ip_parse, lpm_model,
+    operator_input, store_values, vnet_split,
 };
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
@@ -28,6 +28,11 @@ fn replay(target: &str, run: fn(&[u8])) {
 #[test]
 fn cache_parse_corpus() {
     replay("cache_parse", cache_parse::run);
+}
+
+#[test]
+fn firewall_listings_corpus() {
+    replay("firewall_listings", firewall_listings::run);
 }
 
 #[cfg(feature = "kube")]

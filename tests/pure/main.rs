@@ -18,6 +18,8 @@ mod bpf;
 mod cache_parse;
 #[path = "../../fuzz/bodies/coalesce_roundtrip.rs"]
 mod coalesce_roundtrip;
+#[path = "../../fuzz/bodies/firewall_listings.rs"]
+mod firewall_listings;
 #[path = "../../fuzz/bodies/forward_walk.rs"]
 mod forward_walk;
 #[path = "../../fuzz/bodies/ip_parse.rs"]

@@ -1,0 +1,146 @@
+//! One input of the `firewall_listings` target: what the host's firewall programs print, which
+//! anybody's rules are in.
+//!
+//! The first byte chooses the program and what is wanted. What weftd then gives to
+//! `iptables-restore` is applied by a simple twin, and must leave nothing to repair or to remove.
+//! What it gives to `nft` must be about its own tables.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use weft::netfilter::diff::Trigger;
+use weft::netfilter::guard::{self, Guard, Tunnel};
+use weft::netfilter::rules::{Purpose, Rule, Wanted};
+use weft::netfilter::{iptables, nftables};
+use weft::route::Prefix;
+
+type Chains = Vec<(Purpose, Vec<Rule>)>;
+
+/// Runs one input; panics on the first difference.
+pub(crate) fn run(data: &[u8]) {
+    let [choice, rest @ ..] = data else { return };
+    let is = |bit: u8| choice & 1 << bit != 0;
+    let prefix = |text: &str| text.parse::<Prefix>().expect("a prefix");
+    let wanted = Wanted {
+        network: prefix("10.5.0.0/16"),
+        subnet: prefix("10.5.3.0/24"),
+        masquerade: is(1),
+        forward: is(2),
+        random_ports: is(3),
+    };
+    let trigger = if is(4) { Trigger::Start } else { Trigger::Resync };
+    let text = String::from_utf8_lossy(rest);
+    if is(0) {
+        nft(&text, &wanted, trigger);
+    } else {
+        iptables(&text, &wanted.chains(), trigger);
+    }
+}
+
+/// The rules of each chain of each table.
+type Tables = BTreeMap<(String, String), Vec<String>>;
+
+fn iptables(listing: &str, wanted: &Chains, trigger: Trigger) {
+    let mut tables = Tables::new();
+    apply(&mut tables, listing, true);
+    if let Some(input) = iptables::transaction(wanted, &found(listing.lines()), trigger) {
+        apply(&mut tables, &input, false);
+    }
+    let listing = printed(&tables);
+    let now = found(listing.iter().map(String::as_str));
+    for trigger in [trigger, Trigger::Resync] {
+        assert_eq!(iptables::transaction(wanted, &now, trigger), None, "repaired twice");
+    }
+    if let Some(input) = iptables::removal(&now) {
+        apply(&mut tables, &input, false);
+        let listing = printed(&tables);
+        assert_eq!(iptables::removal(&found(listing.iter().map(String::as_str))), None);
+    }
+}
+
+fn found<'a>(lines: impl Iterator<Item = &'a str>) -> iptables::Found {
+    let mut found = iptables::Found::default();
+    lines.for_each(|line| found.take_line(line));
+    found
+}
+
+/// Does what `input` says, as `iptables-restore --noflush` does. A listing may have lines of any
+/// kind; what is made of it may not.
+fn apply(tables: &mut Tables, input: &str, is_listing: bool) {
+    let mut table = "";
+    for line in input.lines() {
+        if let Some(name) = line.strip_prefix('*') {
+            table = name.trim();
+            continue;
+        }
+        let line = line.trim_end();
+        let chain = |name: &str| (table.to_owned(), name.to_owned());
+        if let Some(name) = line.strip_prefix(':').or_else(|| line.strip_prefix("-N ")) {
+            let rules = tables.entry(chain(name.split(' ').next().unwrap_or_default()));
+            let rules = rules.or_default();
+            if !is_listing {
+                rules.clear();
+            }
+        } else if let Some((name, rule)) = rule(line, "-A ") {
+            tables.entry(chain(name)).or_default().push(rule.to_owned());
+        } else if is_listing {
+            continue;
+        } else if let Some((name, rule)) = rule(line, "-D ") {
+            let rules = tables.get_mut(&chain(name)).expect("the chain of a rule is there");
+            let at = rules.iter().position(|found| found == rule);
+            rules.remove(at.expect("a rule that is removed is there"));
+        } else if let Some(name) = line.strip_prefix("-X ") {
+            assert_eq!(tables.remove(&chain(name)), Some(Vec::new()), "{name} is not empty");
+        } else {
+            assert_eq!(line, "COMMIT");
+        }
+    }
+}
+
+fn rule<'a>(line: &'a str, verb: &str) -> Option<(&'a str, &'a str)> {
+    line.strip_prefix(verb)?.split_once(' ')
+}
+
+/// The tables as `iptables-save` prints them.
+fn printed(tables: &Tables) -> Vec<String> {
+    let chains = tables.iter().flat_map(|((table, chain), rules)| {
+        let head = [format!("*{table}"), format!(":{chain} - [0:0]")];
+        head.into_iter().chain(rules.iter().map(move |rule| format!("-A {chain} {rule}")))
+    });
+    chains.collect()
+}
+
+fn nft(json: &str, wanted: &Wanted, trigger: Trigger) {
+    if let Ok(found) = nftables::Found::parse(json) {
+        let input = nftables::transaction(&wanted.chains(), &found, trigger).unwrap_or_default();
+        for line in input.lines() {
+            let words: Vec<_> = line.split(' ').collect();
+            assert!(["add", "flush", "delete"].contains(&words[0]), "{line}");
+            assert_eq!(words[2..4], ["ip", nftables::TABLE], "{line}");
+        }
+    }
+    if let Ok(Some(input)) = nftables::removal(json, nftables::is_flannels) {
+        let ours = ["delete table ip flannel-ipv4", "delete table ip6 flannel-ipv6"];
+        assert!(input.lines().all(|line| ours.contains(&line)), "{input:?}");
+    }
+    if let Ok(Some(input)) = nftables::removal(json, guard::is_guard) {
+        for line in input.lines() {
+            let name = line.strip_prefix("delete table ip ").expect("a table of IPv4");
+            let network = name.rsplit_once("guard-").map(|(_, key)| Prefix::from_key(key));
+            let network = network.and_then(Result::ok).expect("a table of a network");
+            assert_eq!(name, guard::table_name(network));
+        }
+    }
+    let Ok(found) = guard::Found::parse(json) else { return };
+    let wanted = Guard {
+        tunnel: Tunnel::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
+        network: wanted.network,
+        peers: BTreeSet::from([Ipv4Addr::new(192, 0, 2, 2), Ipv4Addr::new(192, 0, 2, 3)]),
+    };
+    let edits = wanted.edits(&found).unwrap_or_default();
+    for line in edits.lines() {
+        let words: Vec<_> = line.split(' ').collect();
+        assert!(["add", "delete"].contains(&words[0]), "{line}");
+        assert_eq!(words[2..4], ["ip", &guard::table_name(wanted.network)], "{line}");
+    }
+}
