@@ -1,5 +1,5 @@
-//! Has the guard of the tunnel's port kept for the peers and the tunnel as they are, if it was
-//! asked for, or what an earlier run left removed.
+//! Follows the peers and the tunnel for the guard of the tunnel's port, if it was asked for; else
+//! removes what an earlier run left.
 
 use std::convert::Infallible;
 use std::future::pending;

@@ -309,7 +309,6 @@ async fn work(
     rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
     let port_guard = PortGuard::new(options.rules, &plan, previous).await?;
     let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
-    manager.status().start_is_at(None);
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     report.running(Running {
         network: plan.network.network,
@@ -323,7 +322,8 @@ async fn work(
         rules: kept_rules,
         guard: port_guard.state(),
     });
-    begins_to_serve(plan.settings.kind(), options);
+    begins_to_serve(manager);
+    let limits = limits::keep(plan.settings.kind(), options, rule_state.clone());
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);
@@ -331,6 +331,7 @@ async fn work(
     tokio::select! {
         // In this order, so that a start which is ready says so first.
         biased;
+        never = limits => match never {},
         never = ready => match never {},
         error = keep_rules => Err(rules::fatal(error)),
         never = rules::keep_blackhole(options.rules, subnet, previous.subnet) => match never {},
@@ -347,8 +348,8 @@ async fn work(
 }
 
 /// The start is over.
-fn begins_to_serve(kind: &str, options: &Options) {
-    limits::apply(kind, options);
+fn begins_to_serve(manager: &SubnetManager) {
+    manager.status().start_is_at(None);
     info!("Running backend.");
     notify::ready();
 }

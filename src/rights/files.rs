@@ -11,20 +11,17 @@ use landlock::{
 
 use super::RightsError;
 
-/// What weftd and the firewall's programs write besides: devices, settings of the network, and
-/// the lock of iptables. Nothing more of `/dev`, `/proc`, `/run` and `/sys`: root's disks are
-/// there, programs that the kernel runs, and what others obey.
-const OF_THE_SYSTEM: [&str; 4] =
-    ["/dev/net/tun", "/dev/null", "/proc/sys/net", "/run/xtables.lock"];
+/// What weftd writes besides: devices and settings of the network. Nothing more of `/dev`, `/proc`,
+/// `/run` and `/sys`: root's disks are there, programs that the kernel runs, and what others obey.
+const OF_THE_SYSTEM: [&str; 3] = ["/dev/net/tun", "/dev/null", "/proc/sys/net"];
 
-/// Leaves the calling thread, and what it starts from now on, the right to write below
-/// `directories` and what is the system's only. A directory that is made again is another one.
-/// False where the kernel has no Landlock.
-pub(crate) fn write_below(directories: &[PathBuf]) -> Result<bool, RightsError> {
+/// Leaves the calling thread, and what it starts from now on, the right to write `own` files and
+/// below directories, and what is the system's only. Those have to be there, and what is made again
+/// under their name is not the same. False where the kernel has no Landlock.
+pub(crate) fn write_below(own: &[PathBuf]) -> Result<bool, RightsError> {
     // To write, make, remove and rename. Later versions limit ioctl, which TUN devices need.
     let writes = AccessFs::from_write(ABI::V3);
-    let places =
-        OF_THE_SYSTEM.iter().map(Path::new).chain(directories.iter().map(PathBuf::as_path));
+    let places = OF_THE_SYSTEM.iter().map(Path::new).chain(own.iter().map(PathBuf::as_path));
     let status = Ruleset::default()
         .handle_access(writes)
         .and_then(Ruleset::create)

@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::Signal;
 
 use crate::rules::drop_forwarded;
 use crate::rules::site::{
     HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, weftd_with,
 };
+use crate::support::cost::threads;
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
 use crate::support::overlay::local_store;
 use crate::support::pace::Stopwatch;
@@ -190,6 +192,42 @@ fn held_lock_is_logged_and_awaited() {
     });
     println!("in place {:?} after the lock became free", released.elapsed());
     assert_eq!(variant.rules(host.files.path(), &host.lab.hosts[0]).len(), 10);
+}
+
+/// A container that starts again finds its rules, and a `/run` without the lock: the first repair
+/// comes when weftd may not make files there any more.
+#[test]
+fn a_repair_locks_after_a_start_that_changed_nothing() {
+    let variant = Variant::IptablesLegacy;
+    let host = Host::new(variant);
+    let (run, dir) = (host.files.path().join("run"), host.files.path());
+    std::fs::create_dir(&run).expect("the test's directory is writable");
+    let lock = run.join("xtables.lock");
+    let variables = [
+        format!("PATH={}:/usr/sbin:/usr/bin", variant.programs(dir).display()),
+        format!("XTABLES_LOCKFILE={}", lock.display()),
+    ];
+    let variables = variables.each_ref().map(String::as_str);
+    let rules = || variant.rules(dir, &host.lab.hosts[0]);
+    let start = || {
+        let daemon = host.weftd(&variables, &["--ip-masq", "--iptables-resync=1"]);
+        wait_until(LEASE_TIMEOUT, "the rules are in place", || {
+            host.is_ready() && rules_in_place(&host.dir()) == Some(true)
+        });
+        daemon
+    };
+    let mut first = start();
+    first.stop(Signal::TERM, Duration::from_secs(2));
+    std::fs::remove_file(&lock).expect("iptables has made its lock");
+    let whole = rules();
+    assert_eq!(whole.len(), 10, "a stop leaves the rules");
+    let daemon = start();
+    wait_until(Duration::from_secs(5), "weftd has given up rights", || {
+        threads(&daemon).iter().all(|thread| thread.field("Seccomp") == "2")
+    });
+    variant.flush(dir, &host.lab.hosts[0]);
+    wait_until(Duration::from_secs(5), "the rules are repaired", || rules() == whole);
+    assert!(!daemon.output().contains("denied"), "{}", daemon.output());
 }
 
 /// A directory with no program at all in it.
