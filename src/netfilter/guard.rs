@@ -143,7 +143,7 @@ impl Found {
                 continue;
             }
             if let Some(set) = object.get_mut("set") {
-                found.peers = addresses(&set["elem"].take());
+                found.peers = addresses(&set.get_mut("elem").map(Value::take).unwrap_or_default());
             }
             let packets = take_counts(&mut object);
             match object["rule"]["chain"].as_str() {
@@ -152,8 +152,10 @@ impl Found {
                 None => {}
             }
             for kind in object.as_object_mut().into_iter().flat_map(|it| it.values_mut()) {
-                // Another one each time the table is made.
-                kind["handle"].take();
+                if let Some(fields) = kind.as_object_mut() {
+                    // Another one each time the table is made.
+                    fields.remove("handle");
+                }
             }
             found.frame.push(object);
         }
@@ -170,7 +172,7 @@ fn addresses(elements: &Value) -> Option<BTreeSet<Ipv4Addr>> {
 /// Takes the figures out of a rule's counters, and gives the packets that they counted.
 fn take_counts(object: &mut Value) -> u64 {
     let Some(rule) = object.get_mut("rule") else { return 0 };
-    let expressions = rule["expr"].as_array_mut().into_iter().flatten();
+    let expressions = rule.get_mut("expr").and_then(Value::as_array_mut).into_iter().flatten();
     let counters = expressions.filter_map(|expression| expression.get_mut("counter"));
     counters.map(|counter| counter.take()["packets"].as_u64().unwrap_or(0)).sum()
 }
