@@ -114,6 +114,12 @@ impl DaemonLock {
         }
     }
 
+    /// Gives the lock back, as the holder's last act, and leaves no file. Whoever had opened it
+    /// finds that it is gone, and makes another.
+    pub fn remove(self) -> Result<(), LockError> {
+        fs::remove_file(&self.path).map_err(|source| unusable("remove", &self.path, source))
+    }
+
     /// Leaves the lock to the daemon that has its duplicate.
     pub fn leave(self) {
         // Its end would empty the file, and give the lock back for both.
@@ -128,8 +134,8 @@ impl DaemonLock {
 }
 
 impl Drop for DaemonLock {
-    /// Empties the file, so that no stale pid is read. The file itself stays: removing it would let
-    /// two processes lock two files of one name.
+    /// Empties the file, so that no stale pid is read. The file itself stays: were it removed,
+    /// another daemon could lock a new one of that name while this one still ends.
     fn drop(&mut self) {
         if let Err(error) = self.file.write(b"") {
             tracing::debug!("cannot empty {}: {error}", self.path.display());

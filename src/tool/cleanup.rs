@@ -47,18 +47,12 @@ impl Cleanup {
     /// Removes everything; what fails does not keep the rest in place. Refuses beside a running
     /// weftd of this subnet file.
     pub(super) fn run(&self) -> anyhow::Result<String> {
-        let _lock = match DaemonLock::acquire(&self.subnet_file) {
-            Ok(lock) => Some(lock),
-            Err(error @ LockError::Taken { .. }) => {
-                return Err(anyhow::Error::from(error).context("weftd is running"));
-            }
-            // Without its directory there has been no daemon that could have it.
-            Err(LockError::Unusable { .. } | LockError::NoFileName(_)) => None,
-        };
+        let lock = self.lock()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut account = Account::default();
         runtime.block_on(self.on_host(&mut account))?;
         self.files(&mut account);
+        lock.map(DaemonLock::remove).transpose()?;
         let Account { done, failed } = account;
         if !failed.is_empty() {
             bail!("{}\nnot removed:\n{}", done.join("\n"), failed.join("\n"));
@@ -67,6 +61,22 @@ impl Cleanup {
             return Ok("nothing to remove\n".to_owned());
         }
         Ok(done.join("\n") + "\n")
+    }
+
+    /// Keeps weftd from a start meanwhile; nothing where no weftd can have been.
+    fn lock(&self) -> anyhow::Result<Option<DaemonLock>> {
+        let directory = self.subnet_file.parent().filter(|path| !path.as_os_str().is_empty());
+        // It would be made, only to be left behind.
+        if directory.is_some_and(|directory| !directory.is_dir()) {
+            return Ok(None);
+        }
+        match DaemonLock::acquire(&self.subnet_file) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error @ LockError::Taken { .. }) => {
+                Err(anyhow::Error::from(error).context("weftd is running"))
+            }
+            Err(LockError::Unusable { .. } | LockError::NoFileName(_)) => Ok(None),
+        }
     }
 
     async fn on_host(&self, account: &mut Account) -> anyhow::Result<()> {

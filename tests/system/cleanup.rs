@@ -80,6 +80,10 @@ fn cleanup_leaves_what_is_not_flannels() {
     assert_eq!(state(host), before);
     let (is_done, text) = weft(host, &overlay.dir(0));
     assert!(is_done && text == "nothing to remove\n", "{text}");
+    let left: Vec<_> = std::fs::read_dir(overlay.dir(0)).expect("the directory is there").collect();
+    assert!(left.is_empty(), "files are left: {left:?}");
+    let never = overlay.dir(0).join("never");
+    assert!(weft(host, &never).0 && !never.exists(), "a clean host got a directory");
     let (is_done, text) = weft(&overlay.lab.hosts[1], &overlay.dir(1));
     assert!(!is_done && text.contains("weftd is running"), "{text}");
 }
