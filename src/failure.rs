@@ -4,25 +4,36 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 /// How long the same message is not repeated: the last minute of the log shows every failure that
 /// lasts.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
+
+/// What follows an error that giving up rights may be the cause of.
+pub(crate) const RIGHTS_HINT: &str = " (if weftd could do this when it started, restart it)";
 
 /// `error` and its causes, outermost first.
 pub(crate) fn with_causes(error: &dyn Error) -> String {
     described(error.to_string(), error.source())
 }
 
-/// `text`, then the causes that it does not contain already.
+/// `text`, then the causes that it does not contain already. What weftd may write at any time is
+/// what was there when it began to serve (`rights/files.rs`).
 pub(crate) fn described(mut text: String, cause: Option<&(dyn Error + 'static)>) -> String {
-    let mut next = cause;
+    let (mut next, mut is_refused) = (cause, false);
     while let Some(cause) = next {
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);
         }
+        let cause_io = cause.downcast_ref().and_then(Errno::from_io_error);
+        is_refused |= cause_io == Some(Errno::ACCESS);
         next = cause.source();
+    }
+    if is_refused {
+        text.push_str(RIGHTS_HINT);
     }
     text
 }
@@ -78,6 +89,9 @@ mod tests {
         let error = level("cannot open the lock, for there is no right to");
         assert_eq!(with_causes(&error), error.text, "a cause is repeated");
         assert_eq!(described("it failed".to_owned(), error.source()), "it failed: no right to");
+        let error = Level { text: "cannot write", source: Errno::ACCESS.into() };
+        let text = format!("cannot write: Permission denied (os error 13){RIGHTS_HINT}");
+        assert_eq!(with_causes(&error), text);
     }
 
     #[test]

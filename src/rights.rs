@@ -20,17 +20,18 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter,
 };
 
-pub(crate) use files::write_below;
+pub(crate) use files::Writable;
 
 /// What the control plane goes on with: routes, devices and rules; a tunnel port below 1024, when
 /// the address changes; raw packets for path MTUs and for iptables; programs in the kernel, whose
-/// maps count against a limit before 5.11; and files of the store or of TLS that belong to another
-/// user.
+/// maps count against a limit before 5.11; rings, whose memory is locked, for as many workers as
+/// there are; and files of the store or of TLS that belong to another user.
 const OF_CONTROL: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::NET_RAW)
     .union(CapabilitySet::BPF)
     .union(CapabilitySet::SYS_RESOURCE)
+    .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::DAC_OVERRIDE);
 
 /// System calls of a worker: packets in and out, waiting, its memory, its end. Names that not every
@@ -85,6 +86,7 @@ const REFUSED_QUIETLY: &[libc::c_long] = &[
     libc::SYS_readlinkat,
     libc::SYS_statx,
     libc::SYS_fstat,
+    libc::SYS_lseek,
     libc::SYS_prctl,
     libc::SYS_seccomp,
 ];
@@ -183,11 +185,17 @@ pub(crate) fn keep_for_worker() -> Result<(), RightsError> {
 /// Leaves the calling thread, and what it starts from now on, what the control plane needs while it
 /// runs.
 pub(crate) fn keep_for_control() -> Result<(), RightsError> {
+    keep_capabilities_of_control()?;
+    refuse_to_all()
+}
+
+/// Leaves the calling thread the capabilities that the control plane has later on: a worker that
+/// begins with no more can begin again.
+pub(crate) fn keep_capabilities_of_control() -> Result<(), RightsError> {
     // Before kernel 5.8 programs need the older one.
     let has_bpf = capabilities(None).is_ok_and(|now| now.permitted.contains(CapabilitySet::BPF));
     let older = if has_bpf { CapabilitySet::empty() } else { CapabilitySet::SYS_ADMIN };
-    keep(OF_CONTROL.union(older))?;
-    refuse_to_all()
+    keep(OF_CONTROL.union(older))
 }
 
 fn keep(kept: CapabilitySet) -> Result<(), RightsError> {

@@ -28,7 +28,7 @@ const STICKY: u32 = 0o1000;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// A system call failed.
-    #[error("cannot {operation} {path}{hint}", path = path.display(), hint = hint(source))]
+    #[error("cannot {operation} {path}", path = path.display())]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -46,14 +46,6 @@ pub enum FileError {
         /// What is wrong with it.
         problem: String,
     },
-}
-
-/// A weftd that serves keeps to the directories that were there at its start.
-fn hint(error: &io::Error) -> &'static str {
-    if error.kind() != io::ErrorKind::PermissionDenied {
-        return "";
-    }
-    " (if its directory was made again since weftd started, restart weftd)"
 }
 
 /// Writes `text` to `path` with `mode`, whatever the umask, and makes its directory if it is

@@ -5,8 +5,7 @@ use std::fs::File;
 use std::future::pending;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -14,51 +13,58 @@ use tracing::{debug, warn};
 
 use crate::config::options::{Options, StoreOptions};
 use crate::netfilter::reconciler::RuleState;
-use crate::rights;
+use crate::rights::{self, Writable};
 
-/// Whether this process has given them up.
-static APPLIED: AtomicBool = AtomicBool::new(false);
+/// What this process may still write, once it has given up the rest.
+static WRITABLE: OnceLock<Writable> = OnceLock::new();
 
-/// Leaves the control plane the rights that its work needs, and no more, as soon as the rules were
-/// set or could not be: for the first of them iptables may have to load modules of the kernel. With
-/// an operator's own commands as backend it keeps them, for those may need anything.
+/// Leaves the control plane the rights that its work needs, and no more, as soon as the subnet file
+/// is there, and the rules were set or could not be: for the first of them iptables may have to
+/// load modules of the kernel. With an operator's own commands as backend it keeps them, for those
+/// may need anything.
 pub(super) async fn keep(
     backend: &str,
     options: &Options,
     mut rules: watch::Receiver<RuleState>,
+    mut subnet_file: watch::Receiver<bool>,
 ) -> Infallible {
-    // Its sender goes with the daemon, and so does this.
+    // Their senders go with the daemon, and so does this.
     rules.wait_for(|rules| rules.is_settled).await.ok();
+    subnet_file.wait_for(|is_written| *is_written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
-    if backend != "extension" && !APPLIED.swap(true, Ordering::Relaxed) {
+    if backend != "extension" && WRITABLE.get().is_none() {
         apply(options);
     }
     pending().await
 }
 
 fn apply(options: &Options) {
-    let lock = iptables_lock();
+    let mut own = written(options);
     if options.rules.masquerade || options.rules.forward {
-        make(&lock);
+        own.push(iptables_lock());
     }
-    let written: Arc<[PathBuf]> = written(options, lock).into();
-    limit(&written);
+    let (writable, missing) = Writable::open(&own);
+    for (path, errno) in missing {
+        warn!("weftd can't write {} until it is restarted: {errno}", path.display());
+    }
+    let writable = WRITABLE.get_or_init(|| writable);
+    limit(writable);
     // What the start did with files, it did on threads that have all rights and may live on. Each
     // of as many tasks that wait for each other gets one of those, or a new one.
     let threads = waiting_threads();
     let all_run = Arc::new(Barrier::new(threads));
     for _ in 0..threads {
-        let (all_run, written) = (Arc::clone(&all_run), Arc::clone(&written));
+        let all_run = Arc::clone(&all_run);
         drop(spawn_blocking(move || {
             all_run.wait();
-            limit(&written);
+            limit(writable);
         }));
     }
 }
 
 /// Limits the calling thread, and what it starts from now on.
-fn limit(written: &[PathBuf]) {
-    match rights::keep_for_control().and_then(|()| rights::write_below(written)) {
+fn limit(writable: &Writable) {
+    match rights::keep_for_control().and_then(|()| writable.limit()) {
         Ok(true) => {}
         Ok(false) => debug!("this kernel has no Landlock: weftd may write as its user may"),
         Err(error) => {
@@ -74,30 +80,31 @@ fn waiting_threads() -> usize {
     names.filter(|name| name.trim_end() == "tokio-rt-worker").count()
 }
 
-/// The file that iptables locks, on its own tables, while it changes rules.
+/// The file that iptables locks, on its own tables, while it changes rules. It is made here as
+/// iptables would make it with the first change: that may be a repair, which is allowed to write
+/// the file but not to make it.
 fn iptables_lock() -> PathBuf {
     let named = std::env::var_os("XTABLES_LOCKFILE").map(PathBuf::from);
-    named.unwrap_or_else(|| PathBuf::from("/run/xtables.lock"))
-}
-
-/// Makes the lock as iptables would, with the first change that it makes: that may be a repair,
-/// when it is allowed to write the file but not to make it.
-fn make(lock: &Path) {
-    let opened = File::options().create(true).append(true).mode(0o600).open(lock);
-    if let Err(error) = opened {
-        debug!(%error, "cannot make {}", lock.display());
+    let path = named.unwrap_or_else(|| PathBuf::from("/run/xtables.lock"));
+    let made = File::options().create(true).append(true).mode(0o600).open(&path);
+    if let Err(error) = made {
+        debug!(%error, "cannot make {}", path.display());
     }
+    path
 }
 
-/// Where weftd, and the programs that it runs, write.
-fn written(options: &Options, lock: PathBuf) -> Vec<PathBuf> {
-    let files = [&options.subnet_file, &options.status_socket].map(|path| path.parent());
+/// The directories in which weftd, and the programs that it runs, write.
+fn written(options: &Options) -> Vec<PathBuf> {
+    let files = [&options.subnet_file, &options.status_socket];
+    let directories = files.into_iter().filter_map(|path| path.parent()).map(|directory| {
+        // Of a bare name.
+        if directory.as_os_str().is_empty() { Path::new(".") } else { directory }
+    });
     let store = match &options.store {
         StoreOptions::Local(directory) => Some(directory.as_path()),
         StoreOptions::Etcd(_) => None,
         #[cfg(feature = "kube")]
         StoreOptions::Kube(_) => None,
     };
-    let directories = files.into_iter().chain([store]).flatten().map(Path::to_path_buf);
-    directories.chain([lock]).collect()
+    directories.chain(store).map(Path::to_path_buf).collect()
 }

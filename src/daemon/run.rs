@@ -323,7 +323,7 @@ async fn work(
         guard: port_guard.state(),
     });
     begins_to_serve(manager);
-    let limits = limits::keep(plan.settings.kind(), options, rule_state.clone());
+    let limits = limits::keep(plan.settings.kind(), options, rule_state.clone(), writer.state());
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
     manager.go_by(&plan.network);

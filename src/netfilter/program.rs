@@ -10,6 +10,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufRead
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use crate::failure::RIGHTS_HINT;
+
 /// For how long `iptables-restore` waits for another program's lock, in seconds.
 pub const LOCK_WAIT_S: u32 = 5;
 
@@ -75,7 +77,7 @@ pub enum ProgramError {
         program: &'static str,
     },
     /// It failed.
-    #[error("{program} failed ({status}): {complaint}")]
+    #[error("{program} failed ({status}): {complaint}{}", hint(complaint))]
     Refused {
         /// Its name.
         program: &'static str,
@@ -84,6 +86,14 @@ pub enum ProgramError {
         /// What it wrote on standard error.
         complaint: String,
     },
+}
+
+/// Programs that weftd runs while it serves have no more rights than it has then.
+fn hint(complaint: &str) -> &'static str {
+    let is_refused = ["Permission denied", "Operation not permitted"]
+        .iter()
+        .any(|refusal| complaint.contains(refusal));
+    if is_refused { RIGHTS_HINT } else { "" }
 }
 
 impl ProgramError {

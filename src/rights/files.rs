@@ -3,11 +3,15 @@
 //! host by way of a file. Reading is left alone: certificates, tokens and the firewall's programs
 //! lie anywhere.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, path_beneath_rules,
+    ABI, AccessFs, BitFlags, PathBeneath, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
+    RulesetStatus,
 };
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::io::Errno;
 
 use super::RightsError;
 
@@ -15,20 +19,58 @@ use super::RightsError;
 /// `/run` and `/sys`: root's disks are there, programs that the kernel runs, and what others obey.
 const OF_THE_SYSTEM: [&str; 3] = ["/dev/net/tun", "/dev/null", "/proc/sys/net"];
 
-/// Leaves the calling thread, and what it starts from now on, the right to write `own` files and
-/// below directories, and what is the system's only. Those have to be there, and what is made again
-/// under their name is not the same. False where the kernel has no Landlock.
-pub(crate) fn write_below(own: &[PathBuf]) -> Result<bool, RightsError> {
-    // To write, make, remove and rename. Later versions limit ioctl, which TUN devices need.
-    let writes = AccessFs::from_write(ABI::V3);
-    let places = OF_THE_SYSTEM.iter().map(Path::new).chain(own.iter().map(PathBuf::as_path));
-    let status = Ruleset::default()
-        .handle_access(writes)
-        .and_then(Ruleset::create)
-        .and_then(|rules| rules.add_rules(path_beneath_rules(places, writes)))
-        .and_then(|rules| rules.restrict_self())
-        .map_err(RightsError::Files)?;
-    Ok(status.ruleset != RulesetStatus::NotEnforced)
+/// To write, make, remove and rename. Later versions limit ioctl, which TUN devices need.
+const VERSION: ABI = ABI::V3;
+
+/// Files, and directories with all that is below them, as they are now: what is made again under
+/// the same name is another one.
+///
+/// They stay open, because /proc forgets directories that nobody has open, and makes others.
+#[derive(Debug)]
+pub(crate) struct Writable(Vec<OwnedFd>);
+
+/// A place that is not there to be written.
+pub(crate) type Missing = (PathBuf, Errno);
+
+impl Writable {
+    /// What the system has for weftd, and `own`; and those of `own` that can't be opened.
+    pub(crate) fn open(own: &[PathBuf]) -> (Self, Vec<Missing>) {
+        let open = |path: &Path| open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let mut places: Vec<_> =
+            OF_THE_SYSTEM.iter().flat_map(|path| open(Path::new(path))).collect();
+        let mut missing = Vec::new();
+        for path in own {
+            match open(path) {
+                Ok(place) => places.push(place),
+                Err(errno) => missing.push((path.clone(), errno)),
+            }
+        }
+        (Self(places), missing)
+    }
+
+    /// Leaves the calling thread, and what it starts from now on, the right to write these and
+    /// nothing else. False where the kernel has no Landlock.
+    pub(crate) fn limit(&self) -> Result<bool, RightsError> {
+        let rules = self
+            .0
+            .iter()
+            .map(|place| Ok::<_, RulesetError>(PathBeneath::new(place.as_fd(), writes_to(place))));
+        let status = Ruleset::default()
+            .handle_access(AccessFs::from_write(VERSION))
+            .and_then(Ruleset::create)
+            .and_then(|ruleset| ruleset.add_rules(rules))
+            .and_then(|ruleset| ruleset.restrict_self())
+            .map_err(RightsError::Files)?;
+        Ok(status.ruleset != RulesetStatus::NotEnforced)
+    }
+}
+
+/// A file has no others below it.
+fn writes_to(place: &OwnedFd) -> BitFlags<AccessFs> {
+    let is_directory = fstat(place)
+        .is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::Directory);
+    let all = AccessFs::from_write(VERSION);
+    if is_directory { all } else { all & AccessFs::from_file(VERSION) }
 }
 
 #[cfg(test)]
@@ -46,7 +88,10 @@ mod tests {
         let (own, other) = (ours.clone(), theirs.clone());
         let restrict = move || {
             super::super::keep_for_control().unwrap();
-            let has_landlock = write_below(std::slice::from_ref(&own)).unwrap();
+            let absent = own.join("absent");
+            let (writable, missing) = Writable::open(&[own.clone(), absent.clone()]);
+            assert_eq!(missing, [(absent, Errno::NOENT)], "nobody is told");
+            let has_landlock = writable.limit().unwrap();
             assert!(has_landlock, "this test needs a kernel with Landlock: lsm=landlock,...");
             fs::write(own.join("file"), "1").unwrap();
             fs::rename(own.join("file"), own.join("renamed")).unwrap();

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rules::site::weftd_with;
 use crate::support::cost::{ThreadStatus, threads};
-use crate::support::lab::{Lab, SubnetEnv, WEFTD, wait_until};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::status::Status;
 
@@ -18,8 +18,9 @@ fn capabilities(thread: &ThreadStatus) -> u64 {
     u64::from_str_radix(thread.field("CapPrm"), 16).expect("hexadecimal digits")
 }
 
-/// NET_ADMIN, NET_RAW, NET_BIND_SERVICE, BPF, SYS_RESOURCE and DAC_OVERRIDE, by linux/capability.h.
-const OF_CONTROL: u64 = 1 << 12 | 1 << 13 | 1 << 10 | 1 << 39 | 1 << 24 | 1 << 1;
+/// NET_ADMIN, NET_RAW, NET_BIND_SERVICE, BPF, SYS_RESOURCE, IPC_LOCK and DAC_OVERRIDE, by
+/// linux/capability.h.
+const OF_CONTROL: u64 = 1 << 12 | 1 << 13 | 1 << 10 | 1 << 39 | 1 << 24 | 1 << 14 | 1 << 1;
 
 #[test]
 fn threads_keep_what_they_need_with_mmsg() {
@@ -114,8 +115,88 @@ fn programs_that_weftd_runs_write_in_its_own_places_only() {
     fs::create_dir(&own).unwrap();
     lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1300"]);
     wait_until(Duration::from_secs(10), "weftd says what to do about its directory", || {
-        daemon.output().contains("made again since weftd started, restart weftd")
+        daemon.output().contains("if weftd could do this when it started, restart it")
     });
+}
+
+/// A daemon of the first host, started by `before`, with its store and socket in `files`.
+fn weftd_by(before: &[&str], lab: &Lab, files: &Path, subnet_file: &str, more: &[&str]) -> Process {
+    local_store(files, CONFIG);
+    let options = [
+        format!("--local-store={}", files.join("store").display()),
+        format!("--status-socket={}", files.join("weft.sock").display()),
+        format!("--subnet-file={subnet_file}"),
+    ];
+    let options = options.each_ref().map(String::as_str);
+    let fixed = [WEFTD, "--iface=172.20.0.1", "--iptables-forward-rules=false"];
+    lab.hosts[0].spawn(&[before, &fixed, &options, more].concat())
+}
+
+#[track_caller]
+fn wait_for_fewer_rights(daemon: &Process) {
+    wait_until(Duration::from_secs(5), "weftd has given up rights", || {
+        threads(daemon).iter().all(|thread| thread.field("Seccomp") == "2")
+    });
+}
+
+fn has_mtu(file: &Path, mtu_bytes: u32) -> bool {
+    let line = format!("FLANNEL_MTU={mtu_bytes}\n");
+    fs::read_to_string(file).is_ok_and(|text| text.contains(&line))
+}
+
+#[test]
+fn files_with_bare_names_are_written_later_as_well() {
+    let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().unwrap());
+    let directory = format!("--chdir={}", files.path().display());
+    let before = ["/usr/bin/env", &directory];
+    let more = ["--status-socket=weft.sock"];
+    let mut daemon = weftd_by(&before, &lab, files.path(), "subnet.env", &more);
+    let file = files.path().join("subnet.env");
+    wait_until(LEASE_TIMEOUT, "the subnet file is written", || has_mtu(&file, 1472));
+    wait_for_fewer_rights(&daemon);
+    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
+    wait_until(Duration::from_secs(10), "subnet.env has the new MTU", || has_mtu(&file, 1372));
+    daemon.stop(Signal::TERM, Duration::from_secs(2));
+    assert!(!daemon.output().contains("denied"), "{}", daemon.output());
+    assert!(!files.path().join("weft.sock").exists(), "the socket is left behind");
+}
+
+/// What root needs no right for at the start, it must not need one for later.
+#[test]
+fn many_rings_are_made_again_with_little_locked_memory() {
+    let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().unwrap());
+    let file = files.path().join("subnet.env").display().to_string();
+    let before = ["/usr/bin/prlimit", "--memlock=65536"];
+    let more = ["--engine=io_uring", "--workers=16"];
+    let daemon = weftd_by(&before, &lab, files.path(), &file, &more);
+    wait_until(LEASE_TIMEOUT, "weftd serves", || daemon.output().contains("flannel is ready"));
+    wait_for_fewer_rights(&daemon);
+    lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
+    wait_until(Duration::from_secs(10), "the device is made again", || {
+        daemon.output().contains("made again: flannel0")
+    });
+    assert!(!daemon.output().contains("cannot make"), "{}", daemon.output());
+}
+
+/// Rights are kept until there is something to write to.
+#[test]
+fn a_subnet_file_that_can_be_written_late_is_written() {
+    let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().unwrap());
+    let in_the_way = files.path().join("run");
+    fs::write(&in_the_way, "a file, where the directory should be").unwrap();
+    let file = in_the_way.join("flannel/subnet.env");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let more = [format!("--status-socket={}", elsewhere.path().join("weft.sock").display())];
+    let more = more.each_ref().map(String::as_str);
+    let daemon = weftd_by(&[], &lab, files.path(), &file.display().to_string(), &more);
+    wait_until(LEASE_TIMEOUT, "weftd says that it can't write its file", || {
+        daemon.output().contains("Failed to write subnet file")
+    });
+    fs::remove_file(&in_the_way).unwrap();
+    wait_until(Duration::from_secs(15), "it is written after all", || has_mtu(&file, 1472));
+    wait_for_fewer_rights(&daemon);
+    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
+    wait_until(Duration::from_secs(15), "and again", || has_mtu(&file, 1372));
 }
 
 /// A root directory that every user may search, with this machine's programs, the directory of the

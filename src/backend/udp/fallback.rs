@@ -65,9 +65,9 @@ fn cure(error: &RingError, disabled: Option<u8>) -> String {
                 .to_owned()
         }
         (Some(Errno::PERM | Errno::ACCESS), Some(1)) if at_setup => format!(
-            "set the sysctl kernel.io_uring_disabled to 0, or give weftd CAP_SYS_ADMIN or the \
-             group of kernel.io_uring_group: it is 1; if that is not it, have the container's \
-             seccomp profile allow {CALLS}"
+            "set the sysctl kernel.io_uring_disabled to 0, or give weftd the group of \
+             kernel.io_uring_group: it is 1 (CAP_SYS_ADMIN does not help, because workers give it \
+             up); if that is not it, have the container's seccomp profile allow {CALLS}"
         ),
         (Some(Errno::PERM | Errno::ACCESS), _) => {
             format!("have the container's seccomp profile, or SELinux, allow {CALLS}")
