@@ -85,6 +85,10 @@ impl Flag {
 
     /// The command line wins over the environment, even with the flag's default.
     fn precedence(&self) -> Option<String> {
+        // Its default is the file of the machine's own weftd.
+        if self.name == "subnet-file" {
+            return None;
+        }
         let default = match (self.default, self.kind) {
             (_, "list") => return None,
             ("-", "bool") => "false",
