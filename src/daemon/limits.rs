@@ -29,21 +29,20 @@ pub(super) async fn keep(
     mut subnet_file: watch::Receiver<bool>,
 ) -> Infallible {
     // Their senders go with the daemon, and so does this.
-    rules.wait_for(|rules| rules.is_settled).await.ok();
+    let uses_lock = rules.wait_for(|rules| rules.is_settled).await.is_ok_and(|now| now.uses_lock);
     subnet_file.wait_for(|is_written| *is_written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
     if backend != "extension" && WRITABLE.get().is_none() {
-        apply(options);
+        apply(options, uses_lock);
     }
     pending().await
 }
 
-fn apply(options: &Options) {
-    let mut own = written(options);
-    if options.rules.masquerade || options.rules.forward {
-        own.push(iptables_lock());
+fn apply(options: &Options, uses_lock: bool) {
+    if uses_lock {
+        make_iptables_lock();
     }
-    let (writable, missing) = Writable::open(&own);
+    let (writable, missing) = Writable::open(&written(options));
     for (path, errno) in missing {
         warn!("weftd can't write {} until it is restarted: {errno}", path.display());
     }
@@ -80,17 +79,18 @@ fn waiting_threads() -> usize {
     names.filter(|name| name.trim_end() == "tokio-rt-worker").count()
 }
 
-/// The file that iptables locks, on its own tables, while it changes rules. It is made here as
-/// iptables would make it with the first change: that may be a repair, which is allowed to write
-/// the file but not to make it.
-fn iptables_lock() -> PathBuf {
+/// Makes the file that iptables locks while it changes rules, as iptables would with the first
+/// change: that may be a repair, which is allowed to read the file but not to make it.
+fn make_iptables_lock() {
     let named = std::env::var_os("XTABLES_LOCKFILE").map(PathBuf::from);
     let path = named.unwrap_or_else(|| PathBuf::from("/run/xtables.lock"));
     let made = File::options().create(true).append(true).mode(0o600).open(&path);
     if let Err(error) = made {
-        debug!(%error, "cannot make {}", path.display());
+        warn!(
+            "cannot make {}, without which iptables can't repair its rules: {error}",
+            path.display()
+        );
     }
-    path
 }
 
 /// The directories in which weftd, and the programs that it runs, write.

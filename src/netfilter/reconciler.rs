@@ -56,6 +56,8 @@ pub struct RuleState {
     pub repairs: u64,
     /// Checks and repairs that failed.
     pub failures: u64,
+    /// They are set by an iptables that has tables of its own, and a lock.
+    pub uses_lock: bool,
 }
 
 /// Why the rules could not be read or set.
@@ -211,6 +213,7 @@ impl RuleReconciler {
             Some(ability) => ability,
             None => *self.ability.insert(ask_iptables().await?),
         };
+        self.state.send_modify(|state| state.uses_lock = !ability.lists_chains);
         let random_ports = self.wanted.random_ports && ability.random_ports;
         let wanted = Wanted { random_ports, ..self.wanted }.chains();
         let mut found = iptables::Found::default();
