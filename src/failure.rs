@@ -2,6 +2,7 @@
 //! Handles no error, and writes no log itself.
 
 use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -10,16 +11,29 @@ use rustix::io::Errno;
 /// lasts.
 const REPEAT_AFTER: Duration = Duration::from_secs(60);
 
-/// What follows an error that giving up rights may be the cause of.
-pub(crate) const RIGHTS_HINT: &str = " (if weftd could do this when it started, restart it)";
+/// Whether this process has given up rights that it had at its start.
+static HAS_GIVEN_UP_RIGHTS: AtomicBool = AtomicBool::new(false);
+
+/// From now on an error may come of fewer rights.
+pub(crate) fn rights_are_given_up() {
+    HAS_GIVEN_UP_RIGHTS.store(true, Ordering::Relaxed);
+}
+
+/// What follows an error that may come of fewer rights (`rights/files.rs`).
+pub(crate) fn rights_hint() -> &'static str {
+    if HAS_GIVEN_UP_RIGHTS.load(Ordering::Relaxed) {
+        " (if weftd could do this when it started, restart it)"
+    } else {
+        ""
+    }
+}
 
 /// `error` and its causes, outermost first.
 pub(crate) fn with_causes(error: &dyn Error) -> String {
     described(error.to_string(), error.source())
 }
 
-/// `text`, then the causes that it does not contain already. What weftd may write at any time is
-/// what was there when it began to serve (`rights/files.rs`).
+/// `text`, then the causes that it does not contain already.
 pub(crate) fn described(mut text: String, cause: Option<&(dyn Error + 'static)>) -> String {
     let (mut next, mut is_refused) = (cause, false);
     while let Some(cause) = next {
@@ -33,7 +47,7 @@ pub(crate) fn described(mut text: String, cause: Option<&(dyn Error + 'static)>)
         next = cause.source();
     }
     if is_refused {
-        text.push_str(RIGHTS_HINT);
+        text.push_str(rights_hint());
     }
     text
 }
@@ -89,9 +103,19 @@ mod tests {
         let error = level("cannot open the lock, for there is no right to");
         assert_eq!(with_causes(&error), error.text, "a cause is repeated");
         assert_eq!(described("it failed".to_owned(), error.source()), "it failed: no right to");
-        let error = Level { text: "cannot write", source: Errno::ACCESS.into() };
-        let text = format!("cannot write: Permission denied (os error 13){RIGHTS_HINT}");
-        assert_eq!(with_causes(&error), text);
+    }
+
+    /// The one test that sets what holds for the whole process.
+    #[test]
+    fn what_fewer_rights_may_be_the_cause_of_says_so() {
+        let refused = Level { text: "cannot write", source: Errno::ACCESS.into() };
+        let plain = "cannot write: Permission denied (os error 13)";
+        assert_eq!(with_causes(&refused), plain, "nothing is given up yet");
+        rights_are_given_up();
+        let text = format!("{plain} (if weftd could do this when it started, restart it)");
+        assert_eq!(with_causes(&refused), text);
+        let other = Level { text: "cannot write", source: Errno::NOSPC.into() };
+        assert!(!with_causes(&other).contains("restart"), "a full disk has nothing to do with it");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use crate::config::options::{Options, StoreOptions};
+use crate::failure::rights_are_given_up;
 use crate::netfilter::reconciler::RuleState;
 use crate::rights::{self, Writable};
 
@@ -48,6 +49,7 @@ fn apply(options: &Options, uses_lock: bool) {
     }
     let writable = WRITABLE.get_or_init(|| writable);
     limit(writable);
+    rights_are_given_up();
     // What the start did with files, it did on threads that have all rights and may live on. Each
     // of as many tasks that wait for each other gets one of those, or a new one.
     let threads = waiting_threads();

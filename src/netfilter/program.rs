@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufRead
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::failure::RIGHTS_HINT;
+use crate::failure::rights_hint;
 
 /// For how long `iptables-restore` waits for another program's lock, in seconds.
 pub const LOCK_WAIT_S: u32 = 5;
@@ -93,7 +93,7 @@ fn hint(complaint: &str) -> &'static str {
     let is_refused = ["Permission denied", "Operation not permitted"]
         .iter()
         .any(|refusal| complaint.contains(refusal));
-    if is_refused { RIGHTS_HINT } else { "" }
+    if is_refused { rights_hint() } else { "" }
 }
 
 impl ProgramError {
