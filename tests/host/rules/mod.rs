@@ -239,7 +239,10 @@ fn blackhole_route_follows_the_subnet() {
     daemon.stop(Signal::TERM, Duration::from_secs(2));
     assert_eq!(blackholes().lines().count(), 1, "it stays, as flanneld leaves it");
     let (_daemon, lease) = start("10.9.0.0/16");
+    // It is removed after the new one is there.
+    wait_until(Duration::from_secs(3), "the earlier subnet's route is gone", || {
+        blackholes().lines().count() == 1
+    });
     let left = blackholes();
-    assert_eq!(left.lines().count(), 1, "the earlier subnet's is gone: {left}");
     assert!(left.contains(&lease.network().to_string()), "{left}");
 }
