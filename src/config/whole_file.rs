@@ -120,11 +120,16 @@ fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileErro
     Ok(bytes)
 }
 
-/// The directory, `.` for a bare name, and the name.
+/// The directory of the file at `path`: `.` for a bare name.
+pub fn directory_of(path: &Path) -> &Path {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    directory.unwrap_or_else(|| Path::new("."))
+}
+
+/// The directory and the name.
 fn split(path: &Path) -> Result<(&Path, &OsStr), FileError> {
     let name = path.file_name().ok_or_else(|| not_regular(path, "directory"))?;
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    Ok((directory.unwrap_or_else(|| Path::new(".")), name))
+    Ok((directory_of(path), name))
 }
 
 /// Opens the directory once, so that everything after happens in the one that was checked.

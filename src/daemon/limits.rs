@@ -1,9 +1,7 @@
 //! What weftd gives up once it serves: the rights that its work does not need.
 
 use std::convert::Infallible;
-use std::fs::File;
 use std::future::pending;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier, OnceLock};
 
@@ -12,6 +10,7 @@ use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use crate::config::options::{Options, StoreOptions};
+use crate::config::whole_file;
 use crate::failure::rights_are_given_up;
 use crate::netfilter::reconciler::RuleState;
 use crate::rights::{self, Writable};
@@ -30,19 +29,16 @@ pub(super) async fn keep(
     mut subnet_file: watch::Receiver<bool>,
 ) -> Infallible {
     // Their senders go with the daemon, and so does this.
-    let uses_lock = rules.wait_for(|rules| rules.is_settled).await.is_ok_and(|now| now.uses_lock);
+    rules.wait_for(|rules| rules.is_settled).await.ok();
     subnet_file.wait_for(|is_written| *is_written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
     if backend != "extension" && WRITABLE.get().is_none() {
-        apply(options, uses_lock);
+        apply(options);
     }
     pending().await
 }
 
-fn apply(options: &Options, uses_lock: bool) {
-    if uses_lock {
-        make_iptables_lock();
-    }
+fn apply(options: &Options) {
     let (writable, missing) = Writable::open(&written(options));
     for (path, errno) in missing {
         warn!("weftd can't write {} until it is restarted: {errno}", path.display());
@@ -81,32 +77,15 @@ fn waiting_threads() -> usize {
     names.filter(|name| name.trim_end() == "tokio-rt-worker").count()
 }
 
-/// Makes the file that iptables locks while it changes rules, as iptables would with the first
-/// change: that may be a repair, which is allowed to read the file but not to make it.
-fn make_iptables_lock() {
-    let named = std::env::var_os("XTABLES_LOCKFILE").map(PathBuf::from);
-    let path = named.unwrap_or_else(|| PathBuf::from("/run/xtables.lock"));
-    let made = File::options().create(true).append(true).mode(0o600).open(&path);
-    if let Err(error) = made {
-        warn!(
-            "cannot make {}, without which iptables can't repair its rules: {error}",
-            path.display()
-        );
-    }
-}
-
 /// The directories in which weftd, and the programs that it runs, write.
 fn written(options: &Options) -> Vec<PathBuf> {
     let files = [&options.subnet_file, &options.status_socket];
-    let directories = files.into_iter().filter_map(|path| path.parent()).map(|directory| {
-        // Of a bare name.
-        if directory.as_os_str().is_empty() { Path::new(".") } else { directory }
-    });
+    let directories = files.map(|path| whole_file::directory_of(path));
     let store = match &options.store {
         StoreOptions::Local(directory) => Some(directory.as_path()),
         StoreOptions::Etcd(_) => None,
         #[cfg(feature = "kube")]
         StoreOptions::Kube(_) => None,
     };
-    directories.chain(store).map(Path::to_path_buf).collect()
+    directories.into_iter().chain(store).map(Path::to_path_buf).collect()
 }

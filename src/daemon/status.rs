@@ -53,7 +53,7 @@ impl StatusServer {
     /// Listens on `path`, and replaces a socket that nobody serves any more. Must be called
     /// inside a tokio runtime.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
-        if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        if let Some(directory) = path.parent() {
             let mut builder = DirBuilder::new();
             builder.recursive(true).mode(DIRECTORY_MODE);
             builder.create(directory).with_context(|| failed("make the directory of", path))?;

@@ -228,11 +228,11 @@ fn run(
         // From here on this thread asks the kernel for nothing but to move packets.
         Running { engine, fallback, processor, rights: rights::keep_for_worker().err() }
     };
-    // A ring that is made later, for a device that is made again, is asked for with no more. What
-    // this can't give up, the worker can't either, and says so.
-    rights::keep_capabilities_of_control().ok();
     let mut fallback = None;
     if config.engine != EngineWanted::Only(Engine::Mmsg) {
+        // A ring that is made later, for a device that is made again, is asked for with no more.
+        // What this can't give up, the worker can't either, and says so.
+        rights::keep_capabilities_of_control().ok();
         match RingIo::open(&config) {
             Ok(ring) => {
                 tell(Ok(running(Engine::IoUring, fallback)));

@@ -71,8 +71,7 @@ impl DaemonLock {
     /// Never waits for another holder.
     pub fn acquire(subnet_file: &Path) -> Result<Self, LockError> {
         let path = lock_path(subnet_file)?;
-        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty())
-        {
+        if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)
                 .map_err(|source| unusable("make the directory", directory, source))?;
         }

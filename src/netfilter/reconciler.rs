@@ -1,7 +1,10 @@
 //! Reconciles the rules: sets them at start, checks them at each resync, and logs what it does.
 //! Decides when; `diff` decides what to change, `iptables` and `nftables` how it is spelled.
 
+use std::fs::File;
 use std::future::pending;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -56,8 +59,6 @@ pub struct RuleState {
     pub repairs: u64,
     /// Checks and repairs that failed.
     pub failures: u64,
-    /// They are set by an iptables that has tables of its own, and a lock.
-    pub uses_lock: bool,
 }
 
 /// Why the rules could not be read or set.
@@ -211,9 +212,15 @@ impl RuleReconciler {
     async fn reconcile_iptables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
         let ability = match self.ability {
             Some(ability) => ability,
-            None => *self.ability.insert(ask_iptables().await?),
+            None => {
+                let ability = ask_iptables().await?;
+                // It has tables of its own.
+                if !ability.lists_chains {
+                    make_lock();
+                }
+                *self.ability.insert(ability)
+            }
         };
-        self.state.send_modify(|state| state.uses_lock = !ability.lists_chains);
         let random_ports = self.wanted.random_ports && ability.random_ports;
         let wanted = Wanted { random_ports, ..self.wanted }.chains();
         let mut found = iptables::Found::default();
@@ -302,6 +309,20 @@ async fn ask_iptables() -> Result<Ability, ProgramError> {
     IPTABLES.run(&["--version"], "", |line| version.push_str(line)).await?;
     debug!("{version}");
     Ok(Ability::of_version(&version))
+}
+
+/// Makes the file that iptables locks while it changes rules, as iptables would with the first
+/// change: that may be a repair, when weftd may read the file but not make it any more.
+fn make_lock() {
+    let named = std::env::var_os("XTABLES_LOCKFILE").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| PathBuf::from("/run/xtables.lock"));
+    let made = File::options().create(true).append(true).mode(0o600).open(&path);
+    if let Err(error) = made {
+        warn!(
+            "cannot make {}, without which iptables can't repair its rules: {error}",
+            path.display()
+        );
+    }
 }
 
 /// Reads the two chains of `purpose`; false, and nothing read, if the kernel's own cannot be

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 
 use crate::backend::udp::{pair_names, remove_kept};
 use crate::config::subnet_file::Previous;
+use crate::config::whole_file;
 use crate::daemon::cache_writer::cache_path;
 use crate::failure::with_causes;
 use crate::host::lock::{DaemonLock, LockError};
@@ -65,9 +66,8 @@ impl Cleanup {
 
     /// Keeps weftd from a start meanwhile; nothing where no weftd can have been.
     fn lock(&self) -> anyhow::Result<Option<DaemonLock>> {
-        let directory = self.subnet_file.parent().filter(|path| !path.as_os_str().is_empty());
         // It would be made, only to be left behind.
-        if directory.is_some_and(|directory| !directory.is_dir()) {
+        if !whole_file::directory_of(&self.subnet_file).is_dir() {
             return Ok(None);
         }
         match DaemonLock::acquire(&self.subnet_file) {

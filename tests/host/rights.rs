@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rules::site::weftd_with;
-use crate::support::cost::{ThreadStatus, threads};
-use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, WEFTD, wait_until};
+use crate::support::cost::{ThreadStatus, threads, wait_for_fewer_rights};
+use crate::support::lab::{LEASE_TIMEOUT, Lab, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
 use crate::support::status::Status;
 
@@ -107,7 +107,7 @@ fn programs_that_weftd_runs_write_in_its_own_places_only() {
     let own = files.path().join("h0");
     lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
     wait_until(Duration::from_secs(10), "subnet.env has the new MTU", || {
-        fs::read_to_string(own.join("subnet.env")).is_ok_and(|text| text.contains("MTU=1372"))
+        has_mtu(&own.join("subnet.env"), 1372)
     });
     assert!(!daemon.output().contains("weftd keeps rights"), "{}", daemon.output());
     // A directory that is made again is another one, which an operator has to be told.
@@ -119,25 +119,7 @@ fn programs_that_weftd_runs_write_in_its_own_places_only() {
     });
 }
 
-/// A daemon of the first host, started by `before`, with its store and socket in `files`.
-fn weftd_by(before: &[&str], lab: &Lab, files: &Path, subnet_file: &str, more: &[&str]) -> Process {
-    local_store(files, CONFIG);
-    let options = [
-        format!("--local-store={}", files.join("store").display()),
-        format!("--status-socket={}", files.join("weft.sock").display()),
-        format!("--subnet-file={subnet_file}"),
-    ];
-    let options = options.each_ref().map(String::as_str);
-    let fixed = [WEFTD, "--iface=172.20.0.1", "--iptables-forward-rules=false"];
-    lab.hosts[0].spawn(&[before, &fixed, &options, more].concat())
-}
-
-#[track_caller]
-fn wait_for_fewer_rights(daemon: &Process) {
-    wait_until(Duration::from_secs(5), "weftd has given up rights", || {
-        threads(daemon).iter().all(|thread| thread.field("Seccomp") == "2")
-    });
-}
+const NO_RULES: &str = "--iptables-forward-rules=false";
 
 fn has_mtu(file: &Path, mtu_bytes: u32) -> bool {
     let line = format!("FLANNEL_MTU={mtu_bytes}\n");
@@ -147,10 +129,10 @@ fn has_mtu(file: &Path, mtu_bytes: u32) -> bool {
 #[test]
 fn files_with_bare_names_are_written_later_as_well() {
     let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().unwrap());
+    local_store(files.path(), CONFIG);
     let directory = format!("--chdir={}", files.path().display());
-    let before = ["/usr/bin/env", &directory];
-    let more = ["--status-socket=weft.sock"];
-    let mut daemon = weftd_by(&before, &lab, files.path(), "subnet.env", &more);
+    let names = ["--subnet-file=subnet.env", "--status-socket=weft.sock", NO_RULES];
+    let mut daemon = weftd_with(&[&directory], files.path(), &lab.hosts[0], 0, &names);
     let file = files.path().join("subnet.env");
     wait_until(LEASE_TIMEOUT, "the subnet file is written", || has_mtu(&file, 1472));
     wait_for_fewer_rights(&daemon);
@@ -165,10 +147,10 @@ fn files_with_bare_names_are_written_later_as_well() {
 #[test]
 fn many_rings_are_made_again_with_little_locked_memory() {
     let (lab, files) = (Lab::two_hosts(), tempfile::tempdir().unwrap());
-    let file = files.path().join("subnet.env").display().to_string();
-    let before = ["/usr/bin/prlimit", "--memlock=65536"];
-    let more = ["--engine=io_uring", "--workers=16"];
-    let daemon = weftd_by(&before, &lab, files.path(), &file, &more);
+    local_store(files.path(), CONFIG);
+    let little = ["/usr/bin/prlimit", "--memlock=65536"];
+    let more = ["--engine=io_uring", "--workers=16", NO_RULES];
+    let daemon = weftd_with(&little, files.path(), &lab.hosts[0], 0, &more);
     wait_until(LEASE_TIMEOUT, "weftd serves", || daemon.output().contains("flannel is ready"));
     wait_for_fewer_rights(&daemon);
     lab.hosts[0].exec(&["ip", "link", "delete", "flannel0"]);
@@ -185,10 +167,9 @@ fn a_subnet_file_that_can_be_written_late_is_written() {
     let in_the_way = files.path().join("run");
     fs::write(&in_the_way, "a file, where the directory should be").unwrap();
     let file = in_the_way.join("flannel/subnet.env");
-    let elsewhere = tempfile::tempdir().unwrap();
-    let more = [format!("--status-socket={}", elsewhere.path().join("weft.sock").display())];
-    let more = more.each_ref().map(String::as_str);
-    let daemon = weftd_by(&[], &lab, files.path(), &file.display().to_string(), &more);
+    local_store(files.path(), CONFIG);
+    let option = format!("--subnet-file={}", file.display());
+    let daemon = weftd_with(&[], files.path(), &lab.hosts[0], 0, &[&option, NO_RULES]);
     wait_until(LEASE_TIMEOUT, "weftd says that it can't write its file", || {
         daemon.output().contains("Failed to write subnet file")
     });

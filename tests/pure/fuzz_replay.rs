@@ -11,6 +11,8 @@ use crate::{
 
 /// Inputs that a corpus must hold at least: a lost corpus must not pass for a clean one.
 const INPUTS_MIN: usize = 8;
+/// And at most: a fuzzer that was given the committed folder to write in must not pass either.
+const INPUTS_MAX: usize = 64;
 
 fn replay(target: &str, run: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -23,6 +25,7 @@ fn replay(target: &str, run: fn(&[u8])) {
         inputs += 1;
     }
     assert!(inputs >= INPUTS_MIN, "only {inputs} inputs in {}", folder.display());
+    assert!(inputs <= INPUTS_MAX, "{inputs} inputs in {}: merge them", folder.display());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::lab::Process;
+use super::lab::{Process, wait_until};
 
 /// Time that the control plane's thread, which is the process's first, has had on a processor.
 pub(crate) fn control_time(daemon: &Process) -> Duration {
@@ -33,6 +33,14 @@ pub(crate) fn threads(daemon: &Process) -> Vec<ThreadStatus> {
         std::fs::read_to_string(task.expect("a thread").path().join("status")).ok()
     };
     tasks.filter_map(status).map(ThreadStatus).collect()
+}
+
+/// Waits until every thread of the daemon is limited in its system calls, the last of all limits.
+#[track_caller]
+pub(crate) fn wait_for_fewer_rights(daemon: &Process) {
+    wait_until(Duration::from_secs(5), "weftd has given up rights", || {
+        threads(daemon).iter().all(|thread| thread.field("Seccomp") == "2")
+    });
 }
 
 /// The status of one thread (proc_pid_status(5)).

@@ -13,7 +13,7 @@ use crate::rules::drop_forwarded;
 use crate::rules::site::{
     HOST_OUTSIDE, OUTSIDE, Site, Variant, rules_in_place, source_seen, weftd_with,
 };
-use crate::support::cost::threads;
+use crate::support::cost::wait_for_fewer_rights;
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, Process, wait_until};
 use crate::support::overlay::local_store;
 use crate::support::pace::Stopwatch;
@@ -222,9 +222,7 @@ fn a_repair_locks_after_a_start_that_changed_nothing() {
     let whole = rules();
     assert_eq!(whole.len(), 10, "a stop leaves the rules");
     let daemon = start();
-    wait_until(Duration::from_secs(5), "weftd has given up rights", || {
-        threads(&daemon).iter().all(|thread| thread.field("Seccomp") == "2")
-    });
+    wait_for_fewer_rights(&daemon);
     variant.flush(dir, &host.lab.hosts[0]);
     wait_until(Duration::from_secs(5), "the rules are repaired", || rules() == whole);
     assert!(!daemon.output().contains("denied"), "{}", daemon.output());

@@ -171,7 +171,7 @@ fn lock_file(dir: &Path) -> String {
     format!("XTABLES_LOCKFILE={}", dir.join("xtables.lock").display())
 }
 
-/// A daemon with these variables.
+/// A daemon with these variables; env(1) takes options and another program's words as well.
 #[track_caller]
 pub(crate) fn weftd_with(
     variables: &[&str],
