@@ -19,6 +19,10 @@ const TABLE_PREFIX: &str = "weft-guard-";
 /// The set of the peers' addresses.
 const SET: &str = "peers";
 
+/// True of a packet whose source is not routed to the interface by which it came: a pod's that
+/// poses as a peer. What rp_filter asks of all packets, asked of the tunnel's alone.
+const FOREIGN_SOURCE: &str = "fib saddr . iif oif missing";
+
 /// What the table says to whoever finds it.
 const COMMENT: &str = "kept by weftd --guard; weft cleanup removes it";
 
@@ -61,9 +65,9 @@ pub struct Found {
 /// Packets that a guard dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Sent to this host's tunnel by who is no peer.
+    /// Sent to this host's tunnel by who is no peer, or poses as one.
     pub from_strangers: u64,
-    /// Sent to another host's tunnel by a pod.
+    /// Sent to another host's tunnel by a pod, from its own address or as a peer.
     pub from_pods: u64,
 }
 
@@ -123,7 +127,10 @@ impl Guard {
              add chain ip {table} input {{ type filter hook input priority 0 ; }}\n\
              add chain ip {table} forward {{ type filter hook forward priority 0 ; }}\n\
              add rule ip {table} input {ours} ip saddr != @{SET} counter drop\n\
+             add rule ip {table} input {ours} {FOREIGN_SOURCE} counter drop\n\
              add rule ip {table} forward udp dport {port} ip saddr {network} ip daddr @{SET} \
+             counter drop\n\
+             add rule ip {table} forward udp dport {port} ip daddr @{SET} {FOREIGN_SOURCE} \
              counter drop\n"
         )
     }

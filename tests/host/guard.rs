@@ -1,10 +1,11 @@
 //! `--guard`: what strangers and pods send to the tunnel's port ends in the kernel, peers are let
 //! in as they come, and whoever opens it finds it closed again.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::rules::site::weftd_with;
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, WEFTD, wait_until};
@@ -95,6 +96,49 @@ fn only_peers_reach_the_tunnels_port() {
             assert_eq!(status.0["verdict"]["state"], "ready", "{}", status.0["verdict"]);
             assert_eq!(status.0["guard"]["repairs"], 0, "it repairs what is right");
         }
+    }
+}
+
+/// With `rp_filter` off the kernel asks nobody where an address belongs.
+#[test]
+fn a_pod_cannot_pose_as_a_peer() {
+    const PEER: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 78);
+    for (config, port) in [(CONFIG, 8285), (VXLAN, 8472)] {
+        let overlay = guarded(config);
+        let (hosts, pods) = (&overlay.lab.hosts, &overlay.lab.pods);
+        for filter in ["all", "pod0"] {
+            let off = format!("net.ipv4.conf.{filter}.rp_filter=0");
+            hosts[0].exec(&["sysctl", "-qw", &off]);
+        }
+        reserve(overlay.files(), "10.5.201.0-24", PEER);
+        (0..2).for_each(|host| wait_for_guard(&overlay, host, 2));
+        let raw = pods[0].enter(|| {
+            Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(libc::IPPROTO_RAW)))
+        });
+        let raw = raw.expect("tests are root");
+        let send = |destination, port, payload: &[u8]| {
+            let packet = udp((PEER, port), (destination, port), payload);
+            let target = SocketAddr::from((destination, 0)).into();
+            raw.send_to(&packet, &target).expect("a raw socket sends as it is told");
+        };
+        let inner = udp((Ipv4Addr::new(10, 5, 201, 9), 7), (overlay.pod(1), 4789), b"forged");
+        let victim = udp_socket_at(&pods[1], overlay.pod(1), 4789);
+        for own_or_other in UNDERLAY {
+            (0..5).for_each(|_| send(own_or_other, port, &inner));
+        }
+        wait_for_drops(&overlay, 0, "dropped_from_pods", 5);
+        if port == 8285 {
+            wait_for_drops(&overlay, 0, "dropped_from_strangers", 5);
+        }
+        assert_eq!(figure(&overlay, 1, "dropped_from_strangers"), 0, "it left its host");
+        assert!(victim.recv(&mut [0; 64]).is_err(), "port {port}: the other host's pod got it");
+        // What is not the tunnel's may come from anywhere, as before.
+        let server = udp_socket_at(&hosts[1], UNDERLAY[1], 9999);
+        send(UNDERLAY[1], 9999, b"hello");
+        server.set_read_timeout(Some(SOON)).expect("a time-out is not zero");
+        let heard = server.recv(&mut [0; 64]).map_err(|error| error.to_string());
+        assert_eq!(heard, Ok(5), "port {port}: asymmetric routing of other traffic is broken");
+        overlay.traffic_resumes(SOON, "all this");
     }
 }
 

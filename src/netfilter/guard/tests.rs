@@ -78,12 +78,10 @@ fn a_listing_differs_by_what_somebody_edited_only() {
 
 #[test]
 fn dropped_packets_are_told_apart() {
-    let counted = LISTING.replacen("\"packets\": 0", "\"packets\": 7", 1).replacen(
-        "\"packets\": 0",
-        "\"packets\": 2",
-        1,
-    );
-    let dropped = Dropped { from_strangers: 7, from_pods: 2 };
+    let counted = [7, 1, 2, 3].into_iter().fold(LISTING.to_owned(), |listing, packets| {
+        listing.replacen("\"packets\": 0", &format!("\"packets\": {packets}"), 1)
+    });
+    let dropped = Dropped { from_strangers: 7 + 1, from_pods: 2 + 3 };
     assert_eq!(parse(&counted).dropped, dropped);
 }
 
