@@ -277,7 +277,7 @@ lab_down() {
     done
     LAB_PIDS=()
     for LAB in ${LABS[@]+"${LABS[@]}"}; do
-        for namespace in h1 h2 p1 p2 store; do
+        for namespace in h1 h2 h3 p1 p2 store switch; do
             [[ -e /run/netns/$LAB-$namespace ]] || continue
             # A namespace lives on while a process is in it, whoever started that process.
             ip netns pids "$LAB-$namespace" | xargs -r kill -9 2>/dev/null || true
