@@ -20,6 +20,7 @@ pub mod fast_path;
 pub mod sys;
 
 pub mod backend;
+pub mod backend_kind;
 pub mod config;
 pub mod control;
 pub mod daemon;

@@ -18,6 +18,7 @@ use tracing::{error, info, warn};
 
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
 use crate::backend::status::Reporter;
+use crate::backend_kind::BackendKind;
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::follower::HostFollower;
@@ -30,8 +31,7 @@ use self::hosts::{Hosts, Peer, Task};
 
 pub use self::command::CommandError;
 
-/// The type in a lease.
-const TYPE: &str = "extension";
+const KIND: BackendKind = BackendKind::Extension;
 
 /// Commands that run at once: one that hangs must not keep all other hosts waiting.
 const COMMANDS_MAX: usize = 8;
@@ -77,7 +77,7 @@ pub(super) async fn introduce(
             None
         }
     };
-    let attributes = LeaseAttributes::of(TYPE, external.public_address, data);
+    let attributes = LeaseAttributes::of(KIND, external.public_address, data);
     attributes.to_json()?;
     Ok(attributes)
 }
@@ -191,7 +191,7 @@ async fn follow_leases(
 
 fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
     let (mut wanted, mut unusable) = (BTreeMap::new(), 0);
-    for lease in reporter.of_kind(peers, TYPE) {
+    for lease in reporter.of_kind(peers, KIND) {
         match data_of(&lease.attributes) {
             Some(data) => {
                 let public_ip = lease.attributes.public_ip;
@@ -275,14 +275,14 @@ mod tests {
     #[test]
     fn lease_equals_flannels_byte_for_byte() {
         let data = json_string("a \"b\" <c> & d\n").unwrap();
-        let lease = LeaseAttributes::of(TYPE, Ipv4Addr::new(1, 2, 3, 4), Some(data));
+        let lease = LeaseAttributes::of(KIND, Ipv4Addr::new(1, 2, 3, 4), Some(data));
         let flannels = concat!(
             r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"extension","#,
             r#""BackendData":"a \"b\" \u003cc\u003e \u0026 d\n"}"#
         );
         assert_eq!(String::from_utf8(lease.to_json().unwrap()).unwrap(), flannels);
         assert_eq!(data_of(&lease).as_deref(), Some("a \"b\" <c> & d\n"));
-        let none = LeaseAttributes::of(TYPE, Ipv4Addr::new(1, 2, 3, 4), None);
+        let none = LeaseAttributes::of(KIND, Ipv4Addr::new(1, 2, 3, 4), None);
         assert_eq!(data_of(&none).as_deref(), Some(""));
         let number = RawJson::from_text("7".to_owned()).unwrap();
         let odd = LeaseAttributes { backend_data: Some(number), ..none };

@@ -3,6 +3,7 @@
 
 use crate::backend::setup::SetupError;
 use crate::backend::tables::{Peer, Wanted};
+use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::host::interface::ExternalInterface;
 use crate::host::state::LinkId;
@@ -13,7 +14,7 @@ pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes,
     if address != public_address {
         return Err(SetupError::NotTheInterfacesAddress { address, public_address });
     }
-    Ok(LeaseAttributes::of("host-gw", public_address, None))
+    Ok(LeaseAttributes::of(BackendKind::HostGw, public_address, None))
 }
 
 /// The routes of `leases` over `external`.

@@ -14,6 +14,7 @@ use crate::backend::setup::{Setup, SetupError, next_leases};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::tables::{self, Actual, Step, TableDiff, Wanted};
 use crate::backend::vxlan::VxlanDevice;
+use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::Peers;
 use crate::control::status::ControlStatus;
@@ -30,7 +31,7 @@ const VXLAN_PERIOD: Duration = Duration::from_secs(30);
 
 /// A running vxlan or host-gw backend.
 pub struct KernelBackend {
-    kind: &'static str,
+    kind: BackendKind,
     host: HostFollower,
     /// Where our routes may lie.
     networks: Vec<Prefix>,

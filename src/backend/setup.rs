@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::backend::handover::Handover;
+use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::{
     BackendConfig, ExtensionBackendConfig, NetworkConfigError, UdpBackendConfig, VxlanBackendConfig,
 };
@@ -164,28 +165,30 @@ impl Settings {
     /// Parses the backend's part of the network configuration.
     pub fn parse(backend: &BackendConfig) -> Result<Self, SettingsError> {
         let settings = &backend.settings;
-        let kind = backend.kind.clone();
-        Ok(match kind.as_str() {
-            "udp" => Self::Udp(UdpBackendConfig::parse(settings)?),
-            "vxlan" => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
-            "host-gw" => Self::HostGw,
-            "alloc" => Self::Alloc,
-            "extension" => Self::Extension(ExtensionBackendConfig::parse(settings)?),
-            other if FLANNEL_TYPES.contains(&other) => {
-                return Err(SettingsError::NotBuilt { kind });
+        let kind = match &backend.kind {
+            BackendName::Known(kind) => *kind,
+            BackendName::Other(kind) if FLANNEL_TYPES.contains(&kind.as_str()) => {
+                return Err(SettingsError::NotBuilt { kind: kind.clone() });
             }
-            _ => return Err(SettingsError::Unknown { kind }),
+            BackendName::Other(kind) => return Err(SettingsError::Unknown { kind: kind.clone() }),
+        };
+        Ok(match kind {
+            BackendKind::Udp => Self::Udp(UdpBackendConfig::parse(settings)?),
+            BackendKind::Vxlan => Self::Vxlan(VxlanBackendConfig::parse(settings)?),
+            BackendKind::HostGw => Self::HostGw,
+            BackendKind::Alloc => Self::Alloc,
+            BackendKind::Extension => Self::Extension(ExtensionBackendConfig::parse(settings)?),
         })
     }
 
     /// The backend's name in the network configuration and in leases.
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> BackendKind {
         match self {
-            Self::Udp(_) => "udp",
-            Self::Vxlan(_) => "vxlan",
-            Self::HostGw => "host-gw",
-            Self::Alloc => "alloc",
-            Self::Extension(_) => "extension",
+            Self::Udp(_) => BackendKind::Udp,
+            Self::Vxlan(_) => BackendKind::Vxlan,
+            Self::HostGw => BackendKind::HostGw,
+            Self::Alloc => BackendKind::Alloc,
+            Self::Extension(_) => BackendKind::Extension,
         }
     }
 
@@ -241,7 +244,7 @@ mod tests {
     #[test]
     fn unbuilt_type_names_those_that_are_built() {
         for kind in BUILT.split(", ") {
-            assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind(), kind);
+            assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind().name(), kind);
         }
         for kind in FLANNEL_TYPES {
             let error = parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap_err().to_string();

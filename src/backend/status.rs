@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::backend::setup::Setup;
+use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::engine::Engine;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
@@ -335,9 +336,9 @@ impl Reporter {
     pub(super) fn of_kind<'a>(
         &self,
         peers: &'a Peers,
-        kind: &'static str,
+        kind: BackendKind,
     ) -> impl Iterator<Item = &'a Lease> + use<'a> {
-        let is_ours = move |lease: &&Lease| lease.attributes.backend_type == kind;
+        let is_ours = move |lease: &&Lease| lease.attributes.backend_type.is(kind);
         let ignored = peers.len() - peers.values().filter(is_ours).count();
         if self.counters.ignored.get() != ignored as u64 {
             info!("Ignoring {ignored} leases of nodes with another backend than {kind}");

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 use crate::backend::setup::{Setup, SetupError};
 use crate::backend::status::{Reporter, TunnelEnd};
 use crate::backend::tables::{Peer, Wanted};
+use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::failure::{LogOnce, with_causes};
@@ -21,9 +22,11 @@ use crate::host::netlink::{Netlink, NetlinkError, request_all};
 use crate::host::state::{Address, LinkId, MacAddress};
 use crate::route::Prefix;
 
-use self::data::{TYPE, data, vtep_mac};
+use self::data::{data, vtep_mac};
 use self::device::{DeviceSpec, Found, kernels_port, mismatch};
 use self::owner::{Resolved, resolve};
+
+const KIND: BackendKind = BackendKind::Vxlan;
 
 /// The VXLAN device of a running backend.
 #[derive(Debug)]
@@ -52,13 +55,13 @@ pub(super) async fn introduce(
     let kept = found
         .filter(|found| mismatch(&wanted, found, kernels_port()).is_none())
         .and_then(|found| found.mac);
-    let published = former.filter(|former| former.backend_type == TYPE).and_then(vtep_mac);
+    let published = former.filter(|former| former.backend_type.is(KIND)).and_then(vtep_mac);
     let mac = kept.or(published).unwrap_or_else(|| {
         let mut bytes = [0; 6];
         fastrand::fill(&mut bytes);
         MacAddress::locally_administered(bytes)
     });
-    Ok(LeaseAttributes::of(TYPE, external.public_address, Some(data(settings.vni, mac))))
+    Ok(LeaseAttributes::of(KIND, external.public_address, Some(data(settings.vni, mac))))
 }
 
 /// Refuses an interface that leaves no sensible MTU.

@@ -8,11 +8,12 @@ use std::net::Ipv4Addr;
 
 use serde_json::Value;
 
+use crate::backend_kind::{BackendKind, BackendName, UDP_PORT};
 use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
 
 use backends::number;
-pub use backends::{ExtensionBackendConfig, VXLAN_OVERHEAD_BYTES, VxlanBackendConfig};
+pub use backends::{ExtensionBackendConfig, VxlanBackendConfig};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
 /// input from outside, and etcd itself allows 1.5 MiB.
@@ -29,8 +30,6 @@ const SUBNET_LENGTH_MAX: u8 = 30;
 /// Four subnets of four addresses each.
 const NETWORK_LENGTH_MAX: u8 = 28;
 
-/// The port on which flannel's udp backends talk.
-const UDP_PORT_DEFAULT: u16 = 8285;
 /// RFC 791: every host can forward an IPv4 packet of 68 bytes.
 const MTU_BYTES_MIN: u32 = 68;
 /// The total length of an IPv4 packet has 16 bits.
@@ -56,8 +55,8 @@ pub struct NetworkConfig {
 /// How packets travel between hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendConfig {
-    /// The type in lower case; `udp` when the configuration names no backend.
-    pub kind: String,
+    /// The type, in lower case; udp when the configuration names no backend.
+    pub kind: BackendName,
     /// The whole `Backend` object, for the backend to read its own keys. An empty object when
     /// the configuration names no backend. No two keys differ only in case.
     pub settings: Value,
@@ -147,15 +146,15 @@ impl UdpBackendConfig {
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
         let port = number(settings, "Port", 1..=u32::from(u16::MAX))?;
         let mtu_bytes = number(settings, "MTU", MTU_BYTES_MIN..=MTU_BYTES_MAX)?;
-        let port = port.and_then(|port| u16::try_from(port).ok()).unwrap_or(UDP_PORT_DEFAULT);
-        Ok(Self { port, mtu_bytes })
+        let port = port.and_then(|port| u16::try_from(port).ok());
+        Ok(Self { port: port.unwrap_or(UDP_PORT), mtu_bytes })
     }
 }
 
 fn backend(raw: Option<Value>) -> Result<BackendConfig, NetworkConfigError> {
     let Some(settings) = raw else {
         let settings = Value::Object(serde_json::Map::new());
-        return Ok(BackendConfig { kind: "udp".to_owned(), settings });
+        return Ok(BackendConfig { kind: BackendKind::Udp.into(), settings });
     };
     if !settings.is_object() && !settings.is_null() {
         return Err(wrong("Backend", "an object with a Type", &settings));
@@ -163,7 +162,9 @@ fn backend(raw: Option<Value>) -> Result<BackendConfig, NetworkConfigError> {
     match json::member(&settings, "Type") {
         None | Some(Value::Null) => Err(NetworkConfigError::NoBackendType),
         Some(Value::String(kind)) if kind.is_empty() => Err(NetworkConfigError::NoBackendType),
-        Some(Value::String(kind)) => Ok(BackendConfig { kind: kind.to_lowercase(), settings }),
+        Some(Value::String(kind)) => {
+            Ok(BackendConfig { kind: kind.to_lowercase().as_str().into(), settings })
+        }
         Some(other) => Err(wrong("Backend.Type", "a string", other)),
     }
 }

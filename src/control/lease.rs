@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::backend_kind::{BackendKind, BackendName};
 use crate::control::clock;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
@@ -68,9 +69,9 @@ pub struct LeaseAttributes {
     /// The same for IPv6.
     #[serde(rename = "PublicIPv6")]
     pub public_ipv6: Option<Ipv6Addr>,
-    /// The backend; empty for `udp`.
-    #[serde(rename = "BackendType", skip_serializing_if = "String::is_empty")]
-    pub backend_type: String,
+    /// The backend.
+    #[serde(rename = "BackendType", skip_serializing_if = "BackendName::is_udp")]
+    pub backend_type: BackendName,
     /// What the backend needs to reach the node.
     #[serde(rename = "BackendData", skip_serializing_if = "Option::is_none")]
     pub backend_data: Option<RawJson>,
@@ -131,15 +132,19 @@ impl LeaseAttributes {
         Self {
             public_ip,
             public_ipv6: None,
-            backend_type: String::new(),
+            backend_type: BackendKind::Udp.into(),
             backend_data: None,
             backend_v6_data: None,
         }
     }
 
     /// The attributes of a node of another backend.
-    pub fn of(backend_type: &str, public_ip: Ipv4Addr, backend_data: Option<RawJson>) -> Self {
-        Self { backend_type: backend_type.to_owned(), backend_data, ..Self::udp(public_ip) }
+    pub fn of(
+        backend_type: impl Into<BackendName>,
+        public_ip: Ipv4Addr,
+        backend_data: Option<RawJson>,
+    ) -> Self {
+        Self { backend_type: backend_type.into(), backend_data, ..Self::udp(public_ip) }
     }
 
     /// The value's bytes; an error if it would be larger than readers accept.
@@ -224,7 +229,8 @@ impl<'de> Visitor<'de> for StoredValueVisitor {
                 "publicip" => attributes.public_ip = map.next_value()?,
                 "publicipv6" => attributes.public_ipv6 = map.next_value()?,
                 "backendtype" => {
-                    attributes.backend_type = map.next_value::<Option<_>>()?.unwrap_or_default();
+                    let text: Option<String> = map.next_value()?;
+                    attributes.backend_type = text.as_deref().unwrap_or_default().into();
                 }
                 "backenddata" => attributes.backend_data = some_json(map.next_value()?),
                 "backendv6data" => attributes.backend_v6_data = some_json(map.next_value()?),

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
+use crate::backend_kind::BackendKind;
 use crate::config::options::{Options, StoreOptions};
 use crate::config::whole_file;
 use crate::failure::rights_are_given_up;
@@ -23,7 +24,7 @@ static WRITABLE: OnceLock<Writable> = OnceLock::new();
 /// load modules of the kernel. With an operator's own commands as backend it keeps them, for those
 /// may need anything.
 pub(super) async fn keep(
-    backend: &str,
+    backend: BackendKind,
     options: &Options,
     mut rules: watch::Receiver<RuleState>,
     mut subnet_file: watch::Receiver<bool>,
@@ -32,7 +33,7 @@ pub(super) async fn keep(
     rules.wait_for(|rules| rules.is_settled).await.ok();
     subnet_file.wait_for(|is_written| *is_written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
-    if backend != "extension" && WRITABLE.get().is_none() {
+    if !backend.runs_commands() && WRITABLE.get().is_none() {
         apply(options);
     }
     pending().await

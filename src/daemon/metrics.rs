@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use crate::backend::status::{Counters, KernelState, PlaneState};
+use crate::backend_kind::BackendKind;
 use crate::control::rejected::RejectReason;
 use crate::control::request_times::{BOUNDS, Histogram};
 use crate::control::status::ControlState;
@@ -283,7 +284,7 @@ impl Metrics {
     }
 
     /// The overlay's device and what is beneath it.
-    pub(super) fn plane(&mut self, kind: &str, plane: &PlaneState) {
+    pub(super) fn plane(&mut self, kind: BackendKind, plane: &PlaneState) {
         self.family("flannel_dataplane_info", "gauge", "What carries packets, in labels.");
         let engine = plane.workers.first().map(|worker| worker.engine.to_string());
         let labels = format!(

@@ -9,7 +9,6 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::backend::setup::Settings;
 use crate::backend::status::{PlaneState, TunnelEnd};
 use crate::config::options::RuleOptions;
 use crate::config::subnet_file::Previous;
@@ -36,13 +35,12 @@ impl PortGuard {
         plan: &Configured,
         previous: &Previous,
     ) -> anyhow::Result<Self> {
-        let network = plan.network.network;
+        let (network, kind) = (plan.network.network, plan.settings.kind());
         let former = previous.network.filter(|former| *former != network);
-        let has_tunnel = matches!(plan.settings, Settings::Udp(_) | Settings::Vxlan(_));
-        if options.guard && !has_tunnel {
-            warn!("--guard has no effect: the {} backend has no tunnel", plan.settings.kind());
+        if options.guard && !kind.has_port() {
+            warn!("--guard has no effect: the {kind} backend has no tunnel");
         }
-        if !(options.guard && has_tunnel) {
+        if !(options.guard && kind.has_port()) {
             return Ok(Self { network, former, keeper: None });
         }
         GuardKeeper::is_possible().await.context("--guard can't be kept")?;

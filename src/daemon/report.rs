@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::backend::status::{Carrier, Counters, KernelState, PlaneState};
 use crate::backend::udp::pair_names;
+use crate::backend_kind::BackendKind;
 use crate::config::options::{ShownSetting, ShownSettings};
 use crate::control::clock::unix_seconds;
 use crate::control::lease::Peers;
@@ -48,7 +49,7 @@ pub(super) struct Running {
     /// The dataplane, which follows rebuilds.
     pub(super) dataplane: watch::Receiver<PlaneState>,
     /// The backend.
-    pub(super) kind: &'static str,
+    pub(super) kind: BackendKind,
     /// The data plane: workers, or the kernel.
     pub(super) carrier: Carrier,
     /// Whether the subnet file is written.

@@ -1,8 +1,10 @@
 //! The MTU of the overlay device from the MTU of the underlay.
-//! Pure arithmetic with limits; owns the 28 bytes of a UDP tunnel and nothing else.
+//! Pure arithmetic with limits.
 
-/// Bytes that the tunnel adds to each packet: IPv4 header without options (20) and UDP header (8).
-pub const TUNNEL_OVERHEAD_BYTES: u32 = 28;
+use crate::backend_kind::BackendKind;
+
+/// Bytes that the udp backend's tunnel adds to each packet.
+const TUNNEL_OVERHEAD_BYTES: u32 = BackendKind::Udp.overhead_bytes();
 
 /// Smallest MTU of an overlay. Below 68 (RFC 791, the largest packet that every IPv4 module must
 /// take unfragmented) Linux switches IPv4 off on the device: its address and route would vanish

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
+use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
 use crate::daemon::status::SCHEMA;
 use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
 use crate::packet::checksum;
@@ -17,11 +18,8 @@ use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
 use crate::route::{Peer, Prefix, Table};
 use crate::tool::style::Style;
 
-/// flannel's, where no peer shows another.
-const PORT_DEFAULT: u16 = 8285;
-
 /// Of a host that is no peer (RFC 5737).
-const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), PORT_DEFAULT);
+const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), UDP_PORT);
 
 /// What none of this looks at.
 const NOT_CONSIDERED: &str = "not considered: firewalls and network policies of both hosts and of \
@@ -66,7 +64,7 @@ struct Host {
     subnet: Prefix,
     underlay: SocketAddrV4,
     mtu_bytes: u16,
-    backend: String,
+    backend: BackendKind,
     peers: Vec<Known>,
 }
 
@@ -124,9 +122,10 @@ impl Host {
         let mtu_bytes = u16::try_from(lease["mtu_bytes"].as_u64()?).ok()?;
         let known = |peer: &Value| {
             let via = peer["via"].as_str()?;
-            let address = via.parse().ok().or_else(|| {
-                via.parse().ok().map(|address| SocketAddrV4::new(address, PORT_DEFAULT))
-            })?;
+            let address = via
+                .parse()
+                .ok()
+                .or_else(|| via.parse().ok().map(|address| SocketAddrV4::new(address, UDP_PORT)))?;
             let path = peer["path_mtu_bytes"].as_u64();
             Some(Known {
                 subnet: prefix(&peer["subnet"])?,
@@ -139,13 +138,13 @@ impl Host {
         };
         let peers: Vec<_> =
             peers["peers"].as_array().into_iter().flatten().filter_map(known).collect();
-        let port = peers.first().map_or(PORT_DEFAULT, |peer: &Known| peer.address.port());
+        let port = peers.first().map_or(UDP_PORT, |peer: &Known| peer.address.port());
         Some(Self {
             network: prefix(&lease["network"])?,
             subnet: prefix(&lease["subnet"])?,
             underlay: SocketAddrV4::new(lease["public_ip"].as_str()?.parse().ok()?, port),
             mtu_bytes,
-            backend: status["backend"]["kind"].as_str()?.to_owned(),
+            backend: BackendKind::named(status["backend"]["kind"].as_str()?)?,
             peers,
         })
     }
@@ -202,9 +201,11 @@ impl Host {
             steps.push(format!("the kernel cuts it into fragments of at most {path_mtu_bytes}"));
             length_bytes = *path_mtu_bytes;
         }
-        let mut answer = match self.backend.as_str() {
-            "udp" => self.decided_outward(question, length_bytes, peer),
-            kind => Answer::goes(format!("the kernel carries it ({kind})")),
+        let mut answer = match self.backend.carried_by() {
+            CarriedBy::Workers => self.decided_outward(question, length_bytes, peer),
+            CarriedBy::Kernel | CarriedBy::Others => {
+                Answer::goes(format!("the kernel carries it ({})", self.backend))
+            }
         };
         if answer.goes && state == "silent" {
             answer.steps.push(format!(
@@ -218,9 +219,11 @@ impl Host {
     }
 
     fn without_lease(&self, destination: Ipv4Addr) -> Answer {
-        let what = match self.backend.as_str() {
-            "udp" => "weftd drops it as no-route and answers that the network is unreachable",
-            _ => "the kernel has no route for it",
+        let what = match self.backend.carried_by() {
+            CarriedBy::Workers => {
+                "weftd drops it as no-route and answers that the network is unreachable"
+            }
+            CarriedBy::Kernel | CarriedBy::Others => "the kernel has no route for it",
         };
         Answer::ends(format!("no lease covers {destination}: {what}; see `weft peers`"))
     }
@@ -254,7 +257,7 @@ impl Host {
 
     /// A packet of another host's pods, which that host sends as it should.
     fn inward(&self, question: &Question) -> Answer {
-        if self.backend != "udp" {
+        if self.backend.carried_by() != CarriedBy::Workers {
             return Answer::goes(format!("the kernel delivers it ({})", self.backend));
         }
         let packet = packet(question, question.length_bytes);

@@ -73,14 +73,10 @@ fn list(snapshot: &Snapshot) -> String {
 }
 
 fn row(lease: &Lease) -> Vec<String> {
-    let backend = match lease.attributes.backend_type.as_str() {
-        "" => "udp",
-        other => other,
-    };
     vec![
         lease.subnet.to_string(),
         lease.attributes.public_ip.to_string(),
-        flags::visible(backend),
+        flags::visible(&lease.attributes.backend_type.to_string()),
         kind(lease.lifetime).to_owned(),
         match lease.lifetime {
             Lifetime::Leased { expires_unix: Some(seconds), .. } => format_rfc3339(seconds),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::bail;
 use serde_json::{Value, json};
 
+use crate::backend_kind::BackendKind;
 use crate::daemon::status::SCHEMA;
 use crate::route::Prefix;
 use crate::tool::echo::{self, ECHOES, Outcome, Target};
@@ -111,7 +112,8 @@ pub(super) fn run(
 fn nodes(status: &Value, peers: &Value) -> Vec<Node> {
     let overlay_mtu = status["lease"]["mtu_bytes"].as_u64();
     // Without a device of its own the other end is the bridge, which has the subnet's first host.
-    let has_device = matches!(status["backend"]["kind"].as_str(), Some("udp" | "vxlan"));
+    let kind = status["backend"]["kind"].as_str().and_then(BackendKind::named);
+    let has_device = kind.is_some_and(BackendKind::has_device);
     let node = |peer: &Value| {
         let subnet: Prefix = peer["subnet"].as_str()?.parse().ok()?;
         let via = peer["via"].as_str()?;

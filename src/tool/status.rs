@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::backend_kind::BackendKind;
 use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::tool::advice;
@@ -44,7 +45,7 @@ pub(super) fn render(status: &Value, now_unix: u64, style: Style) -> String {
     if status["guard"].is_object() {
         line("guard", render_guard(&status["guard"]));
     }
-    if status["backend"]["kind"].as_str().is_some_and(|kind| kind != "udp") {
+    if status["backend"]["kind"].as_str().is_some_and(|it| it != BackendKind::Udp.name()) {
         line("backend", render_backend(&status["backend"]));
     }
     if let Some(drops) = render_device_drops(status) {

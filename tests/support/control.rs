@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use weft::backend_kind::BackendKind;
 use weft::config::network::{BackendConfig, NetworkConfig};
 use weft::config::options::{EtcdOptions, StoreOptions};
 use weft::control::lease::{LeaseAttributes, Peers};
@@ -72,7 +73,7 @@ pub fn network() -> NetworkConfig {
         subnet_min: Ipv4Addr::new(10, 5, 1, 0),
         subnet_max: Ipv4Addr::new(10, 5, 255, 0),
         enable_nftables: false,
-        backend: BackendConfig { kind: "udp".to_owned(), settings: serde_json::Value::Null },
+        backend: BackendConfig { kind: BackendKind::Udp.into(), settings: serde_json::Value::Null },
     }
 }
 

@@ -25,7 +25,7 @@ impl PeerSet {
         let before = self.addresses();
         let mut next = BTreeMap::new();
         for (subnet, lease) in leases {
-            if !carried_by_udp(lease) {
+            if !lease.attributes.backend_type.is_udp() {
                 debug!("Ignoring lease {subnet} of a {} node", lease.attributes.backend_type);
                 continue;
             }
@@ -55,11 +55,6 @@ impl PeerSet {
     pub(super) fn table(&self) -> Table {
         Table::build(self.peers.values().cloned().collect())
     }
-}
-
-/// A udp node writes no backend type; leases of other backends have no tunnel end that listens.
-fn carried_by_udp(lease: &Lease) -> bool {
-    matches!(lease.attributes.backend_type.as_str(), "" | "udp")
 }
 
 /// What a udp node publishes beside flannel's attributes; flannel ignores it, for its udp nodes
@@ -93,7 +88,7 @@ mod tests {
     fn lease(subnet: &str, public_ip: [u8; 4], backend_type: &str) -> (Prefix, Lease) {
         let subnet: Prefix = subnet.parse().unwrap();
         let attributes = LeaseAttributes {
-            backend_type: backend_type.to_owned(),
+            backend_type: backend_type.into(),
             ..LeaseAttributes::udp(Ipv4Addr::from(public_ip))
         };
         let lease = Lease {

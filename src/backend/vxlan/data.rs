@@ -5,9 +5,6 @@ use serde_json::{Value, json};
 use crate::control::lease::{LeaseAttributes, RawJson};
 use crate::host::state::MacAddress;
 
-/// The type in a lease.
-pub(super) const TYPE: &str = "vxlan";
-
 /// `{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}`. flannel keeps 16 bits of the VNI, and its readers
 /// refuse more.
 pub(super) fn data(vni: u32, mac: MacAddress) -> RawJson {
@@ -30,6 +27,7 @@ pub(super) fn vtep_mac(attributes: &LeaseAttributes) -> Option<MacAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend_kind::BackendKind;
 
     fn attributes(json: &str) -> LeaseAttributes {
         LeaseAttributes::from_json(json.as_bytes()).unwrap()
@@ -38,7 +36,8 @@ mod tests {
     #[test]
     fn lease_equals_flannels_byte_for_byte() {
         let mac = "82:4b:b6:2f:54:4e".parse().unwrap();
-        let ours = LeaseAttributes::of(TYPE, "1.2.3.4".parse().unwrap(), Some(data(1, mac)));
+        let ours =
+            LeaseAttributes::of(BackendKind::Vxlan, "1.2.3.4".parse().unwrap(), Some(data(1, mac)));
         let flannels = concat!(
             r#"{"PublicIP":"1.2.3.4","PublicIPv6":null,"BackendType":"vxlan","#,
             r#""BackendData":{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}}"#

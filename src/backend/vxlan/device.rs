@@ -6,7 +6,8 @@ use std::net::Ipv4Addr;
 
 use tracing::{debug, info, warn};
 
-use crate::config::network::{VXLAN_OVERHEAD_BYTES, VxlanBackendConfig};
+use crate::backend_kind::BackendKind;
+use crate::config::network::VxlanBackendConfig;
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Address, Link, MacAddress, Vxlan};
@@ -46,7 +47,7 @@ pub(super) fn vxlan(settings: &VxlanBackendConfig, external: &ExternalInterface)
 /// kernel refuses more than the external interface carries (`vxlan_change_mtu`).
 pub(super) fn mtu_bytes(settings: &VxlanBackendConfig, external: &ExternalInterface) -> u32 {
     let below = settings.mtu_bytes.unwrap_or(u32::MAX).min(external.mtu_bytes);
-    below.saturating_sub(VXLAN_OVERHEAD_BYTES)
+    below.saturating_sub(BackendKind::Vxlan.overhead_bytes())
 }
 
 /// The port of devices that are made without one, where the kernel says it: a parameter of its

@@ -74,8 +74,9 @@ fn written(lease: &Lease) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::data::{TYPE, data};
+    use super::super::data::data;
     use super::*;
+    use crate::backend_kind::BackendKind;
     use crate::control::lease::LeaseAttributes;
     use crate::route::Prefix;
 
@@ -85,7 +86,7 @@ mod tests {
         let subnet: Prefix = format!("10.5.{number}.0/24").parse().unwrap();
         let data = data(1, MacAddress([2, 0, 0, 0, 0, mac]));
         let public_ip = Ipv4Addr::new(192, 0, 2, number);
-        let attributes = LeaseAttributes::of(TYPE, public_ip, Some(data));
+        let attributes = LeaseAttributes::of(BackendKind::Vxlan, public_ip, Some(data));
         let key = subnet.key();
         Lease { subnet, key, attributes, revision, created_revision: created, lifetime }
     }

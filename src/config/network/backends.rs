@@ -4,11 +4,9 @@ use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use super::{MTU_BYTES_MAX, MTU_BYTES_MIN, NetworkConfigError, json, wrong};
+use crate::backend_kind::BackendKind;
 
-/// Bytes that a vxlan tunnel over IPv4 adds: outer IPv4 (20), UDP (8), VXLAN (8), inner Ethernet
-/// (14).
-pub const VXLAN_OVERHEAD_BYTES: u32 = 50;
+use super::{MTU_BYTES_MAX, MTU_BYTES_MIN, NetworkConfigError, json, wrong};
 
 /// flannel's VNI.
 const VNI_DEFAULT: u32 = 1;
@@ -38,7 +36,7 @@ impl VxlanBackendConfig {
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
         let vni = number(settings, "VNI", 0..=VNI_MAX)?;
         let port = number(settings, "Port", 0..=u32::from(u16::MAX))?;
-        let mtu_min = MTU_BYTES_MIN + VXLAN_OVERHEAD_BYTES;
+        let mtu_min = MTU_BYTES_MIN + BackendKind::Vxlan.overhead_bytes();
         let mtu_bytes = number(settings, "MTU", mtu_min..=MTU_BYTES_MAX)?;
         Ok(Self {
             vni: vni.unwrap_or(VNI_DEFAULT),

@@ -27,7 +27,10 @@ fn summary(text: &str) -> String {
 fn defaults() {
     let config = parse(r#"{"network":"10.3.0.0/16"}"#);
     assert_eq!(config.network, "10.3.0.0/16".parse().unwrap());
-    assert_eq!(config.backend, BackendConfig { kind: "udp".to_owned(), settings: json!({}) });
+    assert_eq!(
+        config.backend,
+        BackendConfig { kind: BackendKind::Udp.into(), settings: json!({}) }
+    );
     assert!(!config.enable_nftables);
     for (text, expected) in [
         (r#"{"Network":"10.3.0.0/16"}"#, "10.3.0.0/16 /24 10.3.1.0 10.3.255.0"),
@@ -170,14 +173,14 @@ fn backend_types() {
         assert_refused(&with(backend), "unknown backend type");
     }
     let config = parse(&with(r#"{"type":"VXLAN","VNI":7}"#));
-    assert_eq!(config.backend.kind, "vxlan");
+    assert!(config.backend.kind.is(BackendKind::Vxlan));
     assert_eq!(config.backend.settings, json!({"type": "VXLAN", "VNI": 7}));
     let config = parse(&with(r#"{"Type":"udp","port":1,"PORT":2,"Port":3,"port":4}"#));
     assert_eq!(config.backend.settings, json!({"Type": "udp", "port": 4}));
     let config = parse(&with(r#"{"Type":"udp","port":1,"Port":3}"#));
     assert_eq!(config.backend.settings, json!({"Type": "udp", "Port": 3}));
     let last = r#"{"Network":"10.3.0.0/16","backend":{"Type":"vxlan"},"Backend":{"Type":"udp"}}"#;
-    assert_eq!(parse(last).backend.kind, "udp");
+    assert!(parse(last).backend.kind.is_udp());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Candidates against a slow overlap check, and which of several own leases counts.
 
 use super::*;
+use crate::backend_kind::BackendKind;
 use crate::config::network::BackendConfig;
 use crate::control::lease::LeaseAttributes;
 
@@ -11,7 +12,7 @@ pub(crate) fn config(network: &str, bits: u8, min: &str, max: &str) -> NetworkCo
         subnet_min: min.parse().unwrap(),
         subnet_max: max.parse().unwrap(),
         enable_nftables: false,
-        backend: BackendConfig { kind: "udp".to_owned(), settings: serde_json::Value::Null },
+        backend: BackendConfig { kind: BackendKind::Udp.into(), settings: serde_json::Value::Null },
     }
 }
 

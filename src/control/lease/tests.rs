@@ -83,7 +83,7 @@ fn size_bound_holds_reading_and_writing() {
     assert!(LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base).as_bytes()).is_ok());
     let error = LeaseAttributes::from_json(padded(VALUE_BYTES_MAX - base + 1).as_bytes());
     assert!(matches!(error, Err(ValueError::TooLarge(4097))));
-    long.backend_type = "x".repeat(VALUE_BYTES_MAX);
+    long.backend_type = BackendName::Other("x".repeat(VALUE_BYTES_MAX));
     assert!(matches!(long.to_json(), Err(ValueError::TooLarge(_))));
 }
 

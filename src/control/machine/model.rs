@@ -277,7 +277,7 @@ impl World {
             2 | 3 => self.store.operator_puts(subnet, value, false),
             4 => {
                 let value = value.map(|mut value| {
-                    value.backend_type = "vxlan".to_owned();
+                    value.backend_type = "vxlan".into();
                     value
                 });
                 self.store.operator_puts(subnet, value, true);

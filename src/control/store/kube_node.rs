@@ -236,7 +236,7 @@ impl Node {
         };
         let mut wanted = vec![
             ("kube-subnet-manager", "true".to_owned()),
-            ("backend-type", attributes.backend_type.clone()),
+            ("backend-type", attributes.backend_type.in_lease().to_owned()),
             ("backend-data", data.to_owned()),
             ("public-ip", public_ip),
         ];

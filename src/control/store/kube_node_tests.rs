@@ -40,7 +40,7 @@ fn node_gives_lease_with_backend_data() {
     assert_eq!((lease.key.as_str(), lease.subnet.to_string().as_str()), ("n2", "10.244.2.0/24"));
     assert_eq!((lease.revision, lease.lifetime), (42, Lifetime::Reservation));
     assert_eq!(lease.created_revision, 1_795_249_800, "the older Node would not be told");
-    assert_eq!(lease.attributes.backend_type, "vxlan");
+    assert_eq!(lease.attributes.backend_type, crate::backend_kind::BackendKind::Vxlan.into());
     let data = lease.attributes.backend_data.unwrap();
     assert_eq!(data.0.get(), r#"{"VNI":1,"VtepMAC":"aa:bb:cc:dd:ee:ff"}"#);
 }

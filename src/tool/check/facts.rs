@@ -6,13 +6,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use crate::backend_kind::{BackendKind, UDP_PORT};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
 
 use super::firewall::Chain;
-
-/// Flannel's port of the udp backend.
-pub(super) const UDP_PORT: u16 = 8285;
 
 /// Everything that was read.
 #[derive(Debug, Default)]
@@ -173,14 +171,14 @@ impl Facts {
         }
     }
 
-    /// `udp`, `vxlan`, ..., once the daemon has a backend.
-    pub(super) fn backend(&self) -> Option<&str> {
-        self.status()?["backend"]["kind"].as_str()
+    /// Once the daemon has one.
+    pub(super) fn backend(&self) -> Option<BackendKind> {
+        BackendKind::named(self.status()?["backend"]["kind"].as_str()?)
     }
 
     /// Whether this host runs udp, or may be about to.
     pub(super) fn may_be_udp(&self) -> bool {
-        self.backend().is_none_or(|kind| kind == "udp")
+        self.backend().is_none_or(|kind| kind == BackendKind::Udp)
     }
 
     /// A prefix of the daemon's lease.
@@ -212,11 +210,11 @@ impl Facts {
     /// The UDP port of the tunnel; nothing if the backend has none.
     pub(super) fn port(&self) -> Option<u16> {
         match self.backend() {
-            None | Some("udp") => {
+            None | Some(BackendKind::Udp) => {
                 let used = self.tunnel_address().map(|address| address.port());
                 used.or(self.asked.port).or(Some(UDP_PORT))
             }
-            Some("vxlan") => self.link(self.device()?)?.vxlan.as_ref()?.port,
+            Some(BackendKind::Vxlan) => self.link(self.device()?)?.vxlan.as_ref()?.port,
             Some(_) => None,
         }
     }

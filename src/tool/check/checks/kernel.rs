@@ -4,6 +4,7 @@ use super::super::Finding;
 use super::super::facts::Facts;
 use super::super::firewall::{Hook, Packet, dropped_by};
 use super::network::{external_name, strangers};
+use crate::backend_kind::BackendKind;
 use crate::netfilter::guard::table_name;
 
 /// What weftd asks for each socket.
@@ -29,7 +30,7 @@ pub(super) fn ip_forward(facts: &Facts) -> Finding {
 
 pub(super) fn device_forwarding(facts: &Facts) -> Finding {
     let into = match facts.backend() {
-        Some("host-gw") => facts.interface(),
+        Some(BackendKind::HostGw) => facts.interface(),
         _ => facts.device(),
     };
     let Some(device) = into else { return Finding::skipped("no device is known yet") };
@@ -126,7 +127,7 @@ pub(super) fn ipsec(facts: &Facts) -> Finding {
 }
 
 pub(super) fn firewall_input(facts: &Facts) -> Finding {
-    if facts.backend().is_some_and(|kind| !matches!(kind, "udp" | "vxlan")) {
+    if facts.backend().is_some_and(|kind| !kind.has_port()) {
         return Finding::skipped("this backend has no port");
     }
     let (Some(chains), Some(port)) = (&facts.firewall, facts.port()) else {
@@ -188,7 +189,7 @@ pub(super) fn firewall_forward(facts: &Facts) -> Finding {
     }
     let Some(chains) = &facts.firewall else { return no_firewall(facts) };
     let comes_by = match facts.backend() {
-        Some("host-gw") => facts.interface(),
+        Some(BackendKind::HostGw) => facts.interface(),
         _ => facts.device(),
     };
     let packet = Packet {

@@ -2,14 +2,11 @@
 
 use super::super::Finding;
 use super::super::facts::{Facts, Host};
+use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot, select};
-use crate::host::mtu::TUNNEL_OVERHEAD_BYTES;
 use crate::host::state::{Link, Route, RouteKind};
 use crate::route::Prefix;
-
-/// IPv4, UDP, VXLAN and Ethernet headers.
-const VXLAN_OVERHEAD_BYTES: u32 = 50;
 
 /// Devices of other networks, by the beginnings of their names.
 const OTHER_NETWORKS: [(&str, &str); 5] = [
@@ -137,11 +134,7 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Finding {
     let Some(external) = external_name(facts).and_then(|name| facts.link(&name)) else {
         return Finding::skipped("no external interface is known");
     };
-    let overhead = match facts.backend() {
-        Some("udp") => TUNNEL_OVERHEAD_BYTES,
-        Some("vxlan") => VXLAN_OVERHEAD_BYTES,
-        _ => 0,
-    };
+    let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
     let most = external.mtu_bytes.saturating_sub(overhead);
     let evidence = format!(
         "{} has MTU {}, {} has {}, and the headers take {overhead}",
@@ -183,7 +176,7 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Finding {
 
 pub(super) fn overlay_route(facts: &Facts) -> Finding {
     let link = match own_device(facts) {
-        Ok(link) if facts.backend() == Some("udp") => link,
+        Ok(link) if facts.backend() == Some(BackendKind::Udp) => link,
         Ok(_) => return Finding::skipped("`peers` tells of the routes to single hosts"),
         Err(finding) if finding.verdict == super::super::Verdict::Skipped => return finding,
         Err(_) => return Finding::skipped("the device is not there"),
@@ -212,7 +205,8 @@ pub(super) fn strangers(
     subnet: Prefix,
 ) -> Vec<String> {
     let external = external_name(facts);
-    let is_gateway_usual = matches!(facts.backend(), Some("host-gw" | "vxlan"));
+    let is_gateway_usual =
+        facts.backend().is_some_and(|kind| kind.carried_by() == CarriedBy::Kernel);
     // The hosts' own network may lie in the overlay's, which `address-overlap` reports.
     let is_of_hosts = |route: &Route| {
         let [hop] = route.next_hops.as_slice() else { return false };
@@ -261,7 +255,7 @@ pub(super) fn foreign_routes(facts: &Facts) -> Finding {
     let Some((network, subnet)) = lease else {
         return Finding::skipped("no weftd says its network");
     };
-    if !matches!(facts.backend(), Some("udp" | "vxlan" | "host-gw")) {
+    if facts.backend().is_none_or(|kind| kind.carried_by() == CarriedBy::Others) {
         return Finding::skipped("this backend sets no routes");
     }
     let found = strangers(facts, host, network, subnet);
@@ -313,7 +307,7 @@ pub(super) fn stale_devices(facts: &Facts) -> Finding {
     let Some(kind) = facts.backend() else {
         return Finding::skipped("no weftd says its backend");
     };
-    if !matches!(kind, "udp" | "vxlan" | "host-gw") {
+    if kind.carried_by() == CarriedBy::Others {
         return Finding::skipped("its commands may have made any device");
     }
     if !facts.others.is_empty() {

@@ -1,0 +1,193 @@
+//! The backends by name: which there are, what is the same on every host of one, and how leases
+//! and configurations spell those of others. Pure.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+/// The port on which flannel's udp backends talk.
+pub const UDP_PORT: u16 = 8285;
+
+/// A way for packets to travel between hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BackendKind {
+    /// In UDP datagrams, by weftd's own workers.
+    Udp,
+    /// In the kernel's VXLAN.
+    Vxlan,
+    /// By plain routes.
+    HostGw,
+    /// Not at all: a subnet only.
+    Alloc,
+    /// By whatever the operator's commands set up.
+    Extension,
+}
+
+/// Who carries packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CarriedBy {
+    /// weftd's workers.
+    Workers,
+    /// The kernel, by tables that weftd keeps.
+    Kernel,
+    /// Somebody else.
+    Others,
+}
+
+impl BackendKind {
+    /// Each, in the order in which operators are told of them.
+    pub const ALL: [Self; 5] = [Self::Udp, Self::Vxlan, Self::HostGw, Self::Alloc, Self::Extension];
+
+    /// The name in the network configuration, in leases and to operators.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Udp => "udp",
+            Self::Vxlan => "vxlan",
+            Self::HostGw => "host-gw",
+            Self::Alloc => "alloc",
+            Self::Extension => "extension",
+        }
+    }
+
+    /// Bytes that a tunnel over IPv4 adds to each packet.
+    pub const fn overhead_bytes(self) -> u32 {
+        match self {
+            // Outer IPv4 without options (20), UDP (8).
+            Self::Udp => 28,
+            // The same, VXLAN (8), inner Ethernet (14).
+            Self::Vxlan => 50,
+            Self::HostGw | Self::Alloc | Self::Extension => 0,
+        }
+    }
+
+    /// Whether hosts send each other UDP datagrams to a port.
+    pub const fn has_port(self) -> bool {
+        match self {
+            Self::Udp | Self::Vxlan => true,
+            Self::HostGw | Self::Alloc | Self::Extension => false,
+        }
+    }
+
+    /// Whether the overlay has a device of its own, which has an address of the subnet.
+    pub const fn has_device(self) -> bool {
+        match self {
+            Self::Udp | Self::Vxlan => true,
+            Self::HostGw | Self::Alloc | Self::Extension => false,
+        }
+    }
+
+    /// Who carries the packets.
+    pub const fn carried_by(self) -> CarriedBy {
+        match self {
+            Self::Udp => CarriedBy::Workers,
+            Self::Vxlan | Self::HostGw => CarriedBy::Kernel,
+            Self::Alloc | Self::Extension => CarriedBy::Others,
+        }
+    }
+
+    /// Whether weftd runs commands of the operator's, which may need any right.
+    pub const fn runs_commands(self) -> bool {
+        match self {
+            Self::Extension => true,
+            Self::Udp | Self::Vxlan | Self::HostGw | Self::Alloc => false,
+        }
+    }
+
+    /// The backend of this name, to the letter.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a lease or a configuration calls its backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackendName {
+    /// One of ours.
+    Known(BackendKind),
+    /// One that only other programs have, or nobody.
+    Other(String),
+}
+
+impl BackendName {
+    /// Whether it is `kind`.
+    pub fn is(&self, kind: BackendKind) -> bool {
+        *self == Self::Known(kind)
+    }
+
+    /// Whether it is udp, which flannel's nodes leave out of their leases.
+    pub fn is_udp(&self) -> bool {
+        self.is(BackendKind::Udp)
+    }
+
+    /// As leases spell it.
+    pub fn in_lease(&self) -> &str {
+        match self {
+            Self::Known(BackendKind::Udp) => "",
+            Self::Known(kind) => kind.name(),
+            Self::Other(text) => text,
+        }
+    }
+}
+
+impl From<BackendKind> for BackendName {
+    fn from(kind: BackendKind) -> Self {
+        Self::Known(kind)
+    }
+}
+
+impl From<&str> for BackendName {
+    fn from(text: &str) -> Self {
+        if text.is_empty() {
+            return Self::Known(BackendKind::Udp);
+        }
+        BackendKind::named(text).map_or_else(|| Self::Other(text.to_owned()), Self::Known)
+    }
+}
+
+impl Serialize for BackendName {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Display for BackendName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(kind) => kind.fmt(f),
+            Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_spelled_one_way_everywhere() {
+        for kind in BackendKind::ALL {
+            assert_eq!(BackendKind::named(kind.name()), Some(kind));
+            assert_eq!(serde_json::to_string(&kind).unwrap(), format!("{:?}", kind.name()));
+            assert_eq!(BackendName::from(kind.name()), BackendName::Known(kind));
+        }
+    }
+
+    #[test]
+    fn names_of_others_are_kept_as_they_are() {
+        for text in ["wireguard", "VXLAN", " udp"] {
+            let name = BackendName::from(text);
+            assert_eq!(
+                (name.clone(), name.to_string()),
+                (BackendName::Other(text.into()), text.into())
+            );
+        }
+        assert!(BackendName::from("").is_udp(), "as flannel's udp nodes publish it");
+    }
+}
