@@ -55,7 +55,7 @@ pub enum Tunnel {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     /// All but the elements of the set, without what differs from one listing to the next.
-    pub frame: Vec<Value>,
+    pub frame: Vec<(String, Value)>,
     /// Nothing if the set is not there, or has something else than addresses in it.
     peers: Option<BTreeSet<Ipv4Addr>>,
     /// Packets that it dropped since it was made.
@@ -145,26 +145,24 @@ impl Found {
     /// Reads the output of `nft -j list table ip NAME`.
     pub fn parse(text: &str) -> Result<Self, ListError> {
         let mut found = Self::default();
-        for mut object in objects(text)? {
-            if object["metainfo"].is_object() {
-                continue;
-            }
-            if let Some(set) = object.get_mut("set") {
-                found.peers = addresses(&set.get_mut("elem").map(Value::take).unwrap_or_default());
-            }
-            let packets = take_counts(&mut object);
-            match object["rule"]["chain"].as_str() {
-                Some("input") => found.dropped.from_strangers += packets,
-                Some(_) => found.dropped.from_pods += packets,
-                None => {}
-            }
-            for kind in object.as_object_mut().into_iter().flat_map(|it| it.values_mut()) {
-                if let Some(fields) = kind.as_object_mut() {
-                    // Another one each time the table is made.
-                    fields.remove("handle");
+        for (kind, mut object) in objects(text)? {
+            match kind.as_str() {
+                "metainfo" => continue,
+                "set" => {
+                    let elements = object.get_mut("elem").map(Value::take);
+                    found.peers = addresses(&elements.unwrap_or_default());
                 }
+                "rule" if object["chain"] == "input" => {
+                    found.dropped.from_strangers += take_counts(&mut object);
+                }
+                "rule" => found.dropped.from_pods += take_counts(&mut object),
+                _ => {}
             }
-            found.frame.push(object);
+            if let Some(fields) = object.as_object_mut() {
+                // Another one each time the table is made.
+                fields.remove("handle");
+            }
+            found.frame.push((kind, object));
         }
         Ok(found)
     }
@@ -177,8 +175,7 @@ fn addresses(elements: &Value) -> Option<BTreeSet<Ipv4Addr>> {
 }
 
 /// Takes the figures out of a rule's counters, and gives the packets that they counted.
-fn take_counts(object: &mut Value) -> u64 {
-    let Some(rule) = object.get_mut("rule") else { return 0 };
+fn take_counts(rule: &mut Value) -> u64 {
     let expressions = rule.get_mut("expr").and_then(Value::as_array_mut).into_iter().flatten();
     let counters = expressions.filter_map(|expression| expression.get_mut("counter"));
     counters.map(|counter| counter.take()["packets"].as_u64().unwrap_or(0)).sum()

@@ -49,7 +49,7 @@ pub struct GuardKeeper {
 struct Kept {
     tunnel: Tunnel,
     /// How nft printed it right afterwards, which differs by nft's version.
-    frame: Vec<Value>,
+    frame: Vec<(String, Value)>,
 }
 
 impl GuardKeeper {

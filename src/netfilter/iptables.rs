@@ -171,7 +171,7 @@ fn is_printed_as(rule: &Rule, comment: &str, text: &str) -> bool {
 
 /// Splits as `iptables-restore` does: at spaces outside of double quotes, a backslash keeps what
 /// comes after it.
-fn words(text: &str) -> Vec<String> {
+pub fn words(text: &str) -> Vec<String> {
     let (mut words, mut word) = (Vec::new(), None::<String>);
     let (mut is_quoted, mut is_escaped) = (false, false);
     for character in text.chars() {

@@ -1,5 +1,8 @@
 //! The rules in nftables' syntax: parses `nft -j list table`, writes input for `nft -f`. Pure.
 
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::netfilter::diff::{FoundChain, Repair, Trigger, compare};
@@ -59,23 +62,25 @@ impl Found {
     /// Reads the output of `nft -j list table ip flannel-ipv4`.
     pub fn parse(text: &str) -> Result<Self, ListError> {
         let mut found = Self::default();
-        for object in objects(text)? {
+        for (kind, object) in objects(text)? {
             for purpose in Purpose::ALL {
-                take_object(&object, &place(purpose), &mut found.chains[purpose as usize]);
+                let chain = &mut found.chains[purpose as usize];
+                take_object(&kind, &object, &place(purpose), chain);
             }
         }
         Ok(found)
     }
 }
 
-fn take_object(object: &Value, place: &Place, found: &mut FoundChain<Printed>) {
-    let (chain, rule) = (&object["chain"], &object["rule"]);
+fn take_object(kind: &str, object: &Value, place: &Place, found: &mut FoundChain<Printed>) {
     // Without its hook it is another chain of that name.
-    found.exists |= chain["name"] == place.chain && chain["hook"] == place.hook;
-    if rule["chain"] == place.chain
-        && let Some(handle) = rule["handle"].as_u64()
+    let is_hooked = || object["name"] == place.chain && object["hook"] == place.hook;
+    found.exists |= kind == "chain" && is_hooked();
+    if kind == "rule"
+        && object["chain"] == place.chain
+        && let Some(handle) = object["handle"].as_u64()
     {
-        found.rules.push((handle, rule["expr"].clone()));
+        found.rules.push((handle, object["expr"].clone()));
     }
 }
 
@@ -91,9 +96,9 @@ pub fn removal(
     is_meant: impl Fn(&str, &str) -> bool,
 ) -> Result<Option<String>, ListError> {
     let mut text = String::new();
-    for object in objects(json)? {
-        let word = |key: &str| object["table"][key].as_str();
-        if let (Some(family), Some(name)) = (word("family"), word("name"))
+    for (kind, object) in objects(json)? {
+        let word = |key: &str| object[key].as_str();
+        if let ("table", Some(family), Some(name)) = (kind.as_str(), word("family"), word("name"))
             && is_meant(family, name)
         {
             text += &format!("delete table {family} {name}\n");
@@ -102,13 +107,16 @@ pub fn removal(
     Ok((!text.is_empty()).then_some(text))
 }
 
-pub(super) fn objects(json: &str) -> Result<Vec<Value>, ListError> {
-    let mut value: Value =
-        serde_json::from_str(json).map_err(|error| ListError(error.to_string()))?;
-    match value.get_mut("nftables").map(Value::take) {
-        Some(Value::Array(objects)) => Ok(objects),
-        Some(_) | None => Err(ListError("no \"nftables\" with a list".to_owned())),
+/// The objects of a listing in nft's JSON (libnftables-json(5)), each with its kind: `table`,
+/// `chain`, `rule`, `set` and so on.
+pub fn objects(json: &str) -> Result<Vec<(String, Value)>, ListError> {
+    #[derive(Deserialize)]
+    struct Listing {
+        nftables: Vec<BTreeMap<String, Value>>,
     }
+    let listing: Listing =
+        serde_json::from_str(json).map_err(|error| ListError(error.to_string()))?;
+    Ok(listing.nftables.into_iter().flatten().collect())
 }
 
 /// Input for `nft -f` that corrects the chains of `wanted`; `None` if they are correct. It is

@@ -2,7 +2,7 @@
 
 use super::super::Finding;
 use super::super::facts::Facts;
-use super::super::firewall::{Hook, Packet, dropped_by};
+use super::super::firewall::{FORWARDED, Packet, RECEIVED, dropped_by};
 use super::network::{external_name, strangers};
 use crate::backend_kind::BackendKind;
 use crate::netfilter::guard::table_name;
@@ -135,11 +135,12 @@ pub(super) fn firewall_input(facts: &Facts) -> Finding {
     };
     let external = external_name(facts);
     let comes_by = external.as_deref();
-    let packet = Packet { udp_port: Some(port), sources: None, destinations: None, comes_by };
-    match dropped_by(chains, Hook::Input, &packet) {
+    let (sources, destinations, goes_by) = (None, None, None);
+    let packet = Packet { udp_port: Some(port), sources, destinations, comes_by, goes_by };
+    match dropped_by(chains, RECEIVED, &packet, &format!("UDP port {port} is closed")) {
         None => Finding::ok(format!("nothing surely drops UDP port {port}")),
         Some(rule) => Finding::warning(
-            format!("{rule}, so UDP port {port} is closed"),
+            rule,
             format!("Accept UDP port {port} from all nodes in front of that, in INPUT."),
         ),
     }
@@ -197,11 +198,12 @@ pub(super) fn firewall_forward(facts: &Facts) -> Finding {
         sources: Some(network),
         destinations: subnet.or(Some(network)),
         comes_by,
+        goes_by: None,
     };
-    match dropped_by(chains, Hook::Forward, &packet) {
+    match dropped_by(chains, FORWARDED, &packet, "pods do not get packets of other hosts") {
         None => Finding::ok(format!("nothing surely drops what is for {network}")),
         Some(rule) => Finding::warning(
-            format!("{rule}, so pods do not get packets of other hosts"),
+            rule,
             format!("Start weftd with --iptables-forward-rules, or accept {network} in FORWARD."),
         ),
     }

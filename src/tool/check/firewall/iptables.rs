@@ -1,29 +1,46 @@
-//! The filter table as `iptables-save` prints it.
+//! The tables that may drop packets, as `iptables-save` prints them.
+
+use crate::netfilter::iptables::words;
 
 use super::{Action, Chain, Condition, Hook, Rule, prefix};
 
-/// The chains of the filter table.
+/// The chains of the tables that may drop packets.
 pub(in crate::tool::check) fn parse(text: &str) -> Vec<Chain> {
     let mut chains: Vec<Chain> = Vec::new();
-    let mut is_filter = false;
+    let mut table = None;
     for line in text.lines() {
-        if let Some(table) = line.strip_prefix('*') {
-            is_filter = table == "filter";
-        } else if !is_filter {
-        } else if let Some(heading) = line.strip_prefix(':') {
+        if let Some(name) = line.strip_prefix('*') {
+            table = match name {
+                "filter" => Some("iptables".to_owned()),
+                "raw" | "mangle" => Some(format!("iptables' table {name}")),
+                _ => None,
+            };
+            continue;
+        }
+        let Some(table) = &table else { continue };
+        if let Some(heading) = line.strip_prefix(':') {
             let mut words = heading.split(' ');
             let name = words.next().unwrap_or_default().to_owned();
             let hook = match name.as_str() {
+                "PREROUTING" => Some(Hook::Prerouting),
                 "INPUT" => Some(Hook::Input),
                 "FORWARD" => Some(Hook::Forward),
+                "OUTPUT" => Some(Hook::Output),
+                "POSTROUTING" => Some(Hook::Postrouting),
                 _ => None,
             };
             let drops_at_end = words.next() == Some("DROP");
-            let table = "iptables".to_owned();
-            chains.push(Chain { table, name, hook, drops_at_end, rules: Vec::new() });
+            chains.push(Chain {
+                table: table.clone(),
+                name,
+                hook,
+                drops_at_end,
+                ..Chain::default()
+            });
         } else if let Some(rest) = line.strip_prefix("-A ") {
             let (name, words) = rest.split_once(' ').unwrap_or((rest, ""));
-            if let Some(chain) = chains.iter_mut().find(|chain| chain.name == name) {
+            let is_its = |chain: &&mut Chain| chain.table == *table && chain.name == name;
+            if let Some(chain) = chains.iter_mut().find(is_its) {
                 let rule = rule(words);
                 chain.rules.push(Rule { text: line.to_owned(), ..rule });
             }
@@ -86,12 +103,13 @@ fn target(name: &str) -> Action {
 fn condition(word: &str, value: &str, negated: bool) -> Condition {
     match word {
         "-p" => Condition::Protocol { is_udp: value == "udp", negated },
-        "-s" => {
-            prefix(value).map_or(Condition::Unknown, |it| Condition::Source { prefix: it, negated })
-        }
-        "-d" => prefix(value)
-            .map_or(Condition::Unknown, |it| Condition::Destination { prefix: it, negated }),
+        "-s" | "-d" => match prefix(value) {
+            Some(it) if word == "-s" => Condition::Source { prefixes: vec![it], negated },
+            Some(it) => Condition::Destination { prefixes: vec![it], negated },
+            None => Condition::Unknown,
+        },
         "-i" => Condition::ComesBy { name: value.to_owned(), negated },
+        "-o" => Condition::GoesBy { name: value.to_owned(), negated },
         "--dport" | "--dports" => match ranges(value) {
             Some(ranges) => Condition::Port { ranges, negated },
             None => Condition::Unknown,
@@ -104,22 +122,6 @@ fn condition(word: &str, value: &str, negated: bool) -> Condition {
         "--mark" if value == "0x4000/0x4000" && !negated => Condition::Never,
         _ => Condition::Unknown,
     }
-}
-
-/// Words, of which those in quotes may have blanks.
-fn words(text: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    for c in text.chars() {
-        match c {
-            '"' if !is_escaped => is_quoted = !is_quoted,
-            ' ' if !is_quoted => words.push(String::new()),
-            c => words.last_mut().into_iter().for_each(|word| word.push(c)),
-        }
-        is_escaped = c == '\\' && !is_escaped;
-    }
-    words.retain(|word| !word.is_empty());
-    words
 }
 
 /// `53`, `100:200`, `53,8285`.

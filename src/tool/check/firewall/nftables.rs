@@ -1,59 +1,69 @@
 //! The rules as `nft -j list ruleset` prints them (libnftables-json(5)).
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
+
+use crate::netfilter::nftables::objects;
+use crate::route::Prefix;
 
 use super::{Action, Chain, Condition, Hook, Rule, prefix};
 
+/// The elements of named sets, by table and name.
+type Sets = BTreeMap<(String, String), Value>;
+
 /// The chains that IPv4 packets may meet; nothing if it is not nft's JSON.
 pub(in crate::tool::check) fn parse(text: &str) -> Option<Vec<Chain>> {
-    let json: Value = serde_json::from_str(text).ok()?;
-    let items = json["nftables"].as_array()?;
-    let mut chains: Vec<Chain> = Vec::new();
-    let is_dormant = |it: &&Value| it["table"]["flags"].to_string().contains("dormant");
-    let dormant: Vec<String> = items.iter().filter(is_dormant).map(named_table).collect();
-    for item in items {
-        if item["chain"].is_object() {
-            chains.extend(chain(&item["chain"]));
-        } else if item["rule"].is_object() {
-            let rule = &item["rule"];
-            let (table, name) = (table(rule), rule["chain"].as_str());
-            let is_its = |chain: &&mut Chain| chain.table == table && Some(&*chain.name) == name;
-            if let Some(chain) = chains.iter_mut().find(is_its) {
-                chain.rules.push(parse_rule(rule));
-            }
+    let objects = objects(text).ok()?;
+    let of_kind = |kind: &'static str| {
+        objects.iter().filter(move |(other, _)| other == kind).map(|(_, object)| object)
+    };
+    let dormant: Vec<_> = of_kind("table")
+        .filter(|table| table["flags"].to_string().contains("dormant"))
+        .map(|table| named(table, "name"))
+        .collect();
+    let mut chains: Vec<_> = of_kind("chain").filter_map(chain).collect();
+    chains.retain(|chain| !dormant.contains(&chain.table));
+    let name = |object: &Value| object["name"].as_str().unwrap_or_default().to_owned();
+    let elements = |set: &Value| ((named(set, "table"), name(set)), set["elem"].clone());
+    let sets: Sets = of_kind("set").map(elements).collect();
+    for rule in of_kind("rule") {
+        let (table, name) = (named(rule, "table"), rule["chain"].as_str());
+        let is_its = |chain: &&mut Chain| chain.table == table && Some(&*chain.name) == name;
+        if let Some(chain) = chains.iter_mut().find(is_its) {
+            chain.rules.push(parse_rule(rule, &table, &sets));
         }
     }
-    chains.retain(|chain| !dormant.contains(&chain.table));
     Some(chains)
 }
 
-/// Of a table itself.
-fn named_table(item: &Value) -> String {
-    let word = |name: &str| item["table"][name].as_str().unwrap_or("?").to_owned();
-    format!("{} {}", word("family"), word("name"))
-}
-
-/// Of what lies in a table.
-fn table(object: &Value) -> String {
-    let word = |name: &str| object[name].as_str().unwrap_or("?").to_owned();
-    format!("{} {}", word("family"), word("table"))
+/// Family and name of the table that an object is, or lies in.
+fn named(object: &Value, key: &str) -> String {
+    let word = |name: &str| object[name].as_str().unwrap_or("?");
+    format!("{} {}", word("family"), word(key))
 }
 
 fn chain(object: &Value) -> Option<Chain> {
-    if !matches!(object["family"].as_str()?, "ip" | "inet") {
+    if !matches!(object["family"].as_str()?, "ip" | "inet" | "netdev") {
         return None;
     }
     let hook = match object["hook"].as_str() {
+        Some("ingress") => Some(Hook::Ingress),
+        Some("prerouting") => Some(Hook::Prerouting),
         Some("input") => Some(Hook::Input),
         Some("forward") => Some(Hook::Forward),
+        Some("output") => Some(Hook::Output),
+        Some("postrouting") => Some(Hook::Postrouting),
+        Some("egress") => Some(Hook::Egress),
         _ => None,
     };
     let name = object["name"].as_str()?.to_owned();
     let drops_at_end = object["policy"] == "drop";
-    Some(Chain { table: table(object), name, hook, drops_at_end, rules: Vec::new() })
+    let devices = words(&object["dev"]).into_iter().map(str::to_owned).collect();
+    Some(Chain { table: named(object, "table"), name, hook, devices, drops_at_end, rules: vec![] })
 }
 
-fn parse_rule(object: &Value) -> Rule {
+fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
     let mut conditions = Vec::new();
     let mut action = Action::Nothing;
     for part in object["expr"].as_array().into_iter().flatten() {
@@ -63,7 +73,7 @@ fn parse_rule(object: &Value) -> Rule {
         };
         let target = || value["target"].as_str().unwrap_or_default().to_owned();
         match word.as_str() {
-            "match" => conditions.push(condition(value)),
+            "match" => conditions.push(condition(value, table, sets)),
             "accept" => action = Action::Accept,
             "drop" | "reject" => action = Action::Drop,
             "return" => action = Action::Return,
@@ -93,6 +103,7 @@ fn described(conditions: &[Condition]) -> String {
         | Condition::Source { .. }
         | Condition::Destination { .. }
         | Condition::ComesBy { .. }
+        | Condition::GoesBy { .. }
         | Condition::State { .. }
         | Condition::Never
         | Condition::Unknown => None,
@@ -105,13 +116,18 @@ fn described(conditions: &[Condition]) -> String {
     if texts.is_empty() { String::new() } else { format!(", UDP port {}", texts.join(", ")) }
 }
 
-fn condition(object: &Value) -> Condition {
+fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
     let negated = match object["op"].as_str() {
         Some("==" | "in") => false,
         Some("!=") => true,
         _ => return Condition::Unknown,
     };
-    let (left, right) = (&object["left"], &object["right"]);
+    let (left, mut right) = (&object["left"], &object["right"]);
+    if let Some(set) = right.as_str().and_then(|word| word.strip_prefix('@'))
+        && let Some(elements) = sets.get(&(table.to_owned(), set.to_owned()))
+    {
+        right = elements;
+    }
     let payload = &left["payload"];
     match (payload["protocol"].as_str(), payload["field"].as_str()) {
         (Some("udp" | "th"), Some("dport")) => {
@@ -121,9 +137,9 @@ fn condition(object: &Value) -> Condition {
         (Some("tcp"), Some(_)) => return Condition::Protocol { is_udp: false, negated: false },
         (Some("ip"), Some("protocol")) => return protocol(right, negated),
         (Some("ip"), Some(field @ ("saddr" | "daddr"))) => {
-            return match address(right) {
-                Some(prefix) if field == "saddr" => Condition::Source { prefix, negated },
-                Some(prefix) => Condition::Destination { prefix, negated },
+            return match addresses(right) {
+                Some(prefixes) if field == "saddr" => Condition::Source { prefixes, negated },
+                Some(prefixes) => Condition::Destination { prefixes, negated },
                 None => Condition::Unknown,
             };
         }
@@ -136,8 +152,11 @@ fn condition(object: &Value) -> Condition {
         (Some("iifname" | "iif"), Some(name)) if !name.starts_with('@') => {
             return Condition::ComesBy { name: name.to_owned(), negated };
         }
-        (Some("nfproto"), Some(family)) => {
-            let is_ours = (family == "ipv4") != negated;
+        (Some("oifname" | "oif"), Some(name)) if !name.starts_with('@') => {
+            return Condition::GoesBy { name: name.to_owned(), negated };
+        }
+        (Some("nfproto" | "protocol"), Some(family)) => {
+            let is_ours = matches!(family, "ipv4" | "ip") != negated;
             return if is_ours { Condition::State { takes_new: true } } else { Condition::Never };
         }
         _ => {}
@@ -181,23 +200,39 @@ fn is_of_old_connections(map: &Value) -> bool {
         })
 }
 
-fn address(value: &Value) -> Option<crate::route::Prefix> {
-    if let Some(text) = value.as_str() {
-        return prefix(text);
-    }
-    let (network, length) = (&value["prefix"]["addr"], &value["prefix"]["len"]);
-    prefix(&format!("{}/{}", network.as_str()?, length.as_u64()?))
+/// The elements of a set, named or not; the value itself if it is none.
+fn elements(value: &Value) -> &[Value] {
+    let list = value["set"].as_array().or(value.as_array());
+    list.map_or_else(|| std::slice::from_ref(value), Vec::as_slice)
 }
 
-/// A port, a range, or a set of both. A named set can't be looked into.
+/// An element of a set with a time or a counter, without them.
+fn bare(element: &Value) -> &Value {
+    if element["elem"].is_object() { &element["elem"]["val"] } else { element }
+}
+
+/// An address, a prefix, or a set of both; an empty set has no list.
+fn addresses(value: &Value) -> Option<Vec<Prefix>> {
+    let one = |element: &Value| {
+        let element = bare(element);
+        if let Some(text) = element.as_str() {
+            return prefix(text);
+        }
+        let (network, length) = (&element["prefix"]["addr"], &element["prefix"]["len"]);
+        prefix(&format!("{}/{}", network.as_str()?, length.as_u64()?))
+    };
+    if value.is_null() { Some(Vec::new()) } else { elements(value).iter().map(one).collect() }
+}
+
+/// A port, a range, or a set of both.
 fn ranges(value: &Value) -> Option<Vec<(u16, u16)>> {
-    if let Some(list) = value["set"].as_array() {
-        let each: Option<Vec<_>> = list.iter().map(ranges).collect();
-        return each.map(|each| each.into_iter().flatten().collect());
-    }
     let port = |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok());
-    if let Some([first, last]) = value["range"].as_array().map(Vec::as_slice) {
-        return Some(vec![(port(first)?, port(last)?)]);
-    }
-    port(value).map(|port| vec![(port, port)])
+    let one = |element: &Value| {
+        let element = bare(element);
+        if let Some([first, last]) = element["range"].as_array().map(Vec::as_slice) {
+            return Some((port(first)?, port(last)?));
+        }
+        port(element).map(|port| (port, port))
+    };
+    if value.is_null() { Some(Vec::new()) } else { elements(value).iter().map(one).collect() }
 }

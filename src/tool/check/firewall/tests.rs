@@ -2,8 +2,13 @@
 
 use super::*;
 
-const DATAGRAM: Packet<'static> =
-    Packet { udp_port: Some(8285), sources: None, destinations: None, comes_by: Some("eth0") };
+const DATAGRAM: Packet<'static> = Packet {
+    udp_port: Some(8285),
+    sources: None,
+    destinations: None,
+    comes_by: Some("eth0"),
+    goes_by: None,
+};
 
 fn for_pods() -> Packet<'static> {
     Packet {
@@ -11,17 +16,24 @@ fn for_pods() -> Packet<'static> {
         sources: Some("10.5.0.0/16".parse().unwrap()),
         destinations: Some("10.5.1.0/24".parse().unwrap()),
         comes_by: Some("flannel0"),
+        goes_by: None,
     }
 }
 
-fn iptables(hook: Hook, packet: &Packet<'_>, rules: &str) -> Option<String> {
+/// By what a packet is dropped.
+fn dropped(chains: &[Chain], hooks: &[Hook], packet: &Packet<'_>) -> Option<String> {
+    let by = dropped_by(chains, hooks, packet, "it is gone")?;
+    by.strip_suffix(", so it is gone").map(str::to_owned).or(Some(by))
+}
+
+fn iptables(hooks: &[Hook], packet: &Packet<'_>, rules: &str) -> Option<String> {
     let policy = "*filter\n:INPUT DROP [0:0]\n:FORWARD DROP [0:0]\n:X - [0:0]\n";
-    dropped_by(&parse_iptables(&format!("{policy}{rules}\nCOMMIT\n")), hook, packet)
+    dropped(&parse_iptables(&format!("{policy}{rules}\nCOMMIT\n")), hooks, packet)
 }
 
 #[test]
 fn iptables_rules_are_followed() {
-    let input = |rules| iptables(Hook::Input, &DATAGRAM, rules);
+    let input = |rules| iptables(RECEIVED, &DATAGRAM, rules);
     let policy = Some("the policy of INPUT in iptables is drop".to_owned());
     assert_eq!(input(""), policy);
     let closed = "-A INPUT -i lo -j ACCEPT\n\
@@ -51,7 +63,7 @@ fn iptables_rules_are_followed() {
 
 #[test]
 fn what_is_for_pods_needs_an_accept() {
-    let forward = |rules| iptables(Hook::Forward, &for_pods(), rules);
+    let forward = |rules| iptables(FORWARDED, &for_pods(), rules);
     let docker = "-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
                   -A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n\
                   -A FORWARD -j X\n-A X -d 172.17.0.2/32 ! -i docker0 -p tcp -j ACCEPT\n\
@@ -74,7 +86,7 @@ fn nft(expressions: &str, policy: &str) -> Option<String> {
         {{"rule": {{"family": "inet", "table": "t", "chain": "in", "handle": 4,
           "expr": [{expressions}]}}}}]}}"#
     );
-    dropped_by(&parse_nftables(&text).unwrap(), Hook::Input, &DATAGRAM)
+    dropped(&parse_nftables(&text).unwrap(), RECEIVED, &DATAGRAM)
 }
 
 #[test]
@@ -118,7 +130,7 @@ fn nft_rules_are_followed() {
 #[test]
 fn chains_in_a_ring_are_given_up_on() {
     let ring = "-A INPUT -j X\n-A X -j X";
-    assert_eq!(iptables(Hook::Input, &DATAGRAM, ring), None);
+    assert_eq!(iptables(RECEIVED, &DATAGRAM, ring), None);
 }
 
 #[test]
@@ -127,7 +139,7 @@ fn sleeping_tables_and_untracked_packets_are_no_alarm() {
         "hook":"input","prio":0,"policy":"drop"}}"#;
     let ruleset = |table: &str, rule: &str| {
         let text = format!(r#"{{"nftables":[{{"table":{table}}},{base}{rule}]}}"#);
-        dropped_by(&parse_nftables(&text).unwrap(), Hook::Input, &DATAGRAM)
+        dropped(&parse_nftables(&text).unwrap(), RECEIVED, &DATAGRAM)
     };
     let awake = r#"{"family":"ip","name":"x"}"#;
     assert!(ruleset(awake, "").is_some());
@@ -139,4 +151,69 @@ fn sleeping_tables_and_untracked_packets_are_no_alarm() {
         {"match":{"op":"in","left":{"ct":{"key":"state"}},"right":"untracked"}},
         {"accept":null}]}}"#;
     assert_eq!(ruleset(awake, untracked), None);
+}
+
+#[test]
+fn named_sets_are_looked_into() {
+    let ruleset = |elements: &str, op: &str| {
+        format!(
+            r#"{{"nftables":[{{"set":{{"family":"inet","table":"t","name":"s","type":"ipv4_addr"
+            {elements}}}}},
+            {{"chain":{{"family":"inet","table":"t","name":"c","type":"filter","hook":"input",
+            "prio":0,"policy":"accept"}}}},
+            {{"rule":{{"family":"inet","table":"t","chain":"c","handle":7,"expr":[{{"match":
+            {{"op":"{op}","left":{{"payload":{{"protocol":"ip","field":"saddr"}}}},"right":"@s"}}}},
+            {{"drop":null}}]}}}}]}}"#
+        )
+    };
+    let is_dropped = |elements, op, from: &str| {
+        let packet = Packet { sources: from.parse().ok(), ..DATAGRAM };
+        dropped(&parse_nftables(&ruleset(elements, op)).unwrap(), RECEIVED, &packet).is_some()
+    };
+    let some = r#","elem":["192.0.2.7",{"prefix":{"addr":"198.51.100.0","len":24}},
+        {"elem":{"val":"192.0.2.9","timeout":60}}]"#;
+    for (from, is_in) in [
+        ("192.0.2.7/32", true),
+        ("192.0.2.8/32", false),
+        ("192.0.2.9/32", true),
+        ("198.51.100.77/32", true),
+    ] {
+        assert_eq!(is_dropped(some, "==", from), is_in, "{from} of a list of the forbidden");
+        assert_eq!(is_dropped(some, "!=", from), !is_in, "{from} of a list of the allowed");
+    }
+    assert!(is_dropped("", "!=", "192.0.2.7/32"), "nobody is allowed");
+    let ranges = r#","elem":[{"range":["192.0.2.1","192.0.2.9"]}]"#;
+    assert!(!is_dropped(ranges, "==", "192.0.2.7/32"), "a rule that is not understood is no alarm");
+}
+
+#[test]
+fn every_hook_on_the_way_counts() {
+    let chain = |family: &str, hook: &str, device: &str| {
+        format!(
+            r#"{{"nftables":[{{"chain":{{"family":"{family}","table":"t","name":"c",
+            "type":"filter","hook":"{hook}","prio":0,"policy":"drop"{device}}}}}]}}"#
+        )
+    };
+    let is_dropped = |text: String, hooks, packet: &Packet<'_>| {
+        dropped(&parse_nftables(&text).unwrap(), hooks, packet).is_some()
+    };
+    for device in [r#","dev":"eth0""#, r#","dev":["lo","eth0"]"#] {
+        assert!(is_dropped(chain("netdev", "ingress", device), RECEIVED, &DATAGRAM), "{device}");
+    }
+    let other = r#","dev":"eth1""#;
+    assert!(!is_dropped(chain("netdev", "ingress", other), RECEIVED, &DATAGRAM), "another device");
+    assert!(is_dropped(chain("inet", "prerouting", ""), RECEIVED, &DATAGRAM));
+    assert!(!is_dropped(chain("inet", "output", ""), RECEIVED, &DATAGRAM));
+    let nameless = parse_nftables(&chain("netdev", "ingress", "")).unwrap();
+    let by = dropped(&nameless, RECEIVED, &DATAGRAM).unwrap();
+    assert!(by.contains("if that is for eth0"), "a chain of any device is taken for eth0's: {by}");
+    let ours = Packet { comes_by: None, goes_by: Some("eth0"), ..DATAGRAM };
+    assert!(is_dropped(chain("inet", "output", ""), SENT, &ours));
+    assert!(is_dropped(chain("netdev", "egress", r#","dev":"eth0""#), SENT, &ours));
+    let raw = "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -p udp -m udp --dport 8285 -j DROP\n\
+               COMMIT\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
+    assert!(dropped(&parse_iptables(raw), RECEIVED, &DATAGRAM).is_some());
+    assert!(dropped(&parse_iptables(raw), SENT, &ours).is_none());
+    let out = "*filter\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -o eth+ -p udp --dport 8285 -j REJECT\n";
+    assert!(dropped(&parse_iptables(out), SENT, &ours).is_some());
 }
