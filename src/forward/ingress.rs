@@ -7,7 +7,7 @@ use crate::offload::{CoalesceLimits, Coalescer, Full};
 use crate::packet::Span;
 use crate::packet::ecn::Ecn;
 use crate::packet::ipv4::{self, Ipv4Header};
-use crate::packet::transport;
+use crate::packet::transport::{self, TCP_CHECKSUM_OFFSET};
 use crate::stats::DropReason;
 
 use super::decide::{IngressVerdict, KnownAddresses};
@@ -177,8 +177,17 @@ impl Ingress {
             ipv4::set_ecn(bytes, ecn);
             header.ecn = ecn;
         }
-        transport::complete_if_left(&header, bytes);
-        if self.coalescer.push(arena, packet, &header).is_err() {
+        let left = transport::left_checksum(&header, bytes);
+        let is_super = header.total_bytes > local.mtu_bytes && left == Some(TCP_CHECKSUM_OFFSET);
+        let pushed = if is_super && self.coalescer.limits().tcp {
+            self.coalescer.push_super(arena, packet, &header, local.mtu_bytes)
+        } else {
+            if let Some(offset) = left {
+                transport::complete(bytes, header.header_bytes.into(), offset);
+            }
+            self.coalescer.push(arena, packet, &header)
+        };
+        if pushed.is_err() {
             // Never seen: room was checked.
             return context.stats.drop(DropReason::InternalError, 1);
         }

@@ -60,6 +60,8 @@ pub struct WriteItem {
     last_flags: u8,
     verified: bool,
     sealed: bool,
+    /// Its only packet is a super-packet already.
+    is_super: bool,
 }
 
 /// A bounded set of TUN writes under construction.
@@ -168,6 +170,38 @@ impl Coalescer {
         }
         let index = self.begin(packet, Some((header, &candidate)))?;
         self.open_flow(open_at, OpenFlow { key: candidate.key, item: index as u16 });
+        Ok(())
+    }
+
+    /// Adds a TCP super-packet that was received whole, its checksum left to a device, as hosts on
+    /// one machine hand them over: it is to be cut into packets of `packet_bytes` at most.
+    pub fn push_super(
+        &mut self,
+        arena: &[u8],
+        packet: Span,
+        header: &Ipv4Header,
+        packet_bytes: u16,
+    ) -> Result<(), Full> {
+        let bytes = packet.of(arena).unwrap_or_default();
+        let tcp = bytes.get(HEADER_BYTES_MIN..).and_then(TcpHeader::parse);
+        let flow = FlowKey::of(header, bytes);
+        // The offload header is written for an IPv4 header without options.
+        let is_plain = usize::from(header.header_bytes) == HEADER_BYTES_MIN;
+        let Some((tcp, key)) = tcp.zip(flow).filter(|_| is_plain) else {
+            return self.push(arena, packet, header);
+        };
+        self.close_flows_of(header, bytes);
+        let header_bytes = HEADER_BYTES_MIN + tcp.header_bytes;
+        let candidate = Candidate {
+            key,
+            kind: SegmentationKind::Tcp,
+            header_bytes,
+            payload_bytes: usize::from(packet_bytes).saturating_sub(header_bytes),
+            sequence: tcp.sequence,
+            flags: tcp.flags,
+        };
+        let index = self.begin(packet, Some((header, &candidate)))?;
+        self.items.get_mut(index).ok_or(Full)?.is_super = true;
         Ok(())
     }
 
@@ -373,9 +407,9 @@ impl Coalescer {
 }
 
 impl WriteItem {
-    /// The transport that was merged; `None` for a single packet.
+    /// The transport of a super-packet; `None` for a single packet.
     pub fn merged(&self) -> Option<SegmentationKind> {
-        self.kind.filter(|_| self.packets > 1)
+        self.kind.filter(|_| self.packets > 1 || self.is_super)
     }
 
     /// Bytes of the packets as they were received.

@@ -109,31 +109,26 @@ pub fn complete(packet: &mut [u8], start: usize, offset: usize) -> Option<()> {
     Some(())
 }
 
-/// Completes the checksum of a TCP or UDP packet, `header.total_bytes` long, that holds no more
+/// Where in its transport header a TCP or UDP packet, `header.total_bytes` long, holds no more
 /// than the pseudo-header sum: what a kernel leaves to the device, where no device ever filled it
 /// in, because sender and receiver are on one machine. A packet whose right checksum equals that
-/// sum by chance stays as it is.
+/// sum by chance is not changed by its completion.
 #[inline]
-pub fn complete_if_left(header: &Ipv4Header, packet: &mut [u8]) {
+pub fn left_checksum(header: &Ipv4Header, packet: &[u8]) -> Option<usize> {
     let offset = match header.protocol {
-        _ if header.is_fragment() => return,
+        _ if header.is_fragment() => return None,
         protocol::TCP => TCP_CHECKSUM_OFFSET,
         protocol::UDP => UDP_CHECKSUM_OFFSET,
-        _ => return,
+        _ => return None,
     };
-    let start = usize::from(header.header_bytes);
-    let Some(field) = packet.get(start + offset..).and_then(|rest| rest.first_chunk()) else {
-        return;
-    };
+    let field = packet.get(usize::from(header.header_bytes) + offset..)?.first_chunk()?;
     let sum = checksum::pseudo_header(
         header.source,
         header.destination,
         header.protocol,
         header.payload_bytes(),
     );
-    if *field == checksum::partial(sum) {
-        complete(packet, start, offset);
-    }
+    (*field == checksum::partial(sum)).then_some(offset)
 }
 
 #[cfg(test)]

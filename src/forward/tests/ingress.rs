@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::forward::{GroBatch, Ingress};
-use crate::offload::CoalesceLimits;
+use crate::offload::{CoalesceLimits, PartialChecksum, SegmentationKind, VnetHeader};
 use crate::packet::Span;
 use crate::packet::ecn::Ecn;
 
@@ -485,4 +485,52 @@ fn a_span_beyond_the_arena_is_internal() {
     walk.write(&mut arena);
     assert_eq!(walk.written, [hop(&marked(0))]);
     assert_eq!(walk.world.drops(), [(DropReason::InternalError, 2)]);
+}
+
+/// What a host that shares the machine hands over: a whole super-packet, its checksum left to a
+/// device that there is not.
+#[test]
+fn a_received_super_packet_is_written_as_one() {
+    let data: Vec<u8> = (0..60_000_u32).map(|byte| byte as u8).collect();
+    let whole = tcp(FAR, POD, 1, &data);
+    let mut left = whole.clone();
+    let sum = checksum::pseudo_header(FAR, POD, protocol::TCP, (left.len() - 20) as u16);
+    left[36..38].copy_from_slice(&checksum::partial(sum));
+    let mut walk = Walk::new(ALL);
+    let mut arena = left.clone();
+    let batch = |bytes: &[u8]| GroBatch {
+        span: Span::new(0, bytes.len()),
+        segment_bytes: 0,
+        sender: PEER,
+        ecn: Ecn::NotEct,
+    };
+    walk.ingress.process(&walk.world.context(), &mut arena, batch(&left)).unwrap();
+    let plan = walk.ingress.coalescer_mut();
+    plan.finish(&mut arena);
+    assert_eq!((plan.items().len(), plan.items()[0].packets), (1, 1));
+    let header = VnetHeader::parse(&plan.items()[0].vnet_header).unwrap();
+    assert_eq!(header.checksum, Some(PartialChecksum { start: 20, offset: 16 }));
+    let segmentation = header.segmentation.unwrap();
+    assert_eq!(segmentation.kind, SegmentationKind::Tcp);
+    assert_eq!(segmentation.payload_bytes.get(), MTU_BYTES - 40);
+    assert_eq!(arena, hop(&left), "the device completes the checksums of what it cuts");
+    // For a device that refuses it.
+    let spans: Vec<_> = plan.unmerge(&mut arena, 0).collect();
+    assert_eq!(spans, [Span::new(0, whole.len())]);
+    assert_eq!(arena, hop(&whole));
+    plan.clear();
+    assert!(walk.world.drops().is_empty());
+
+    // Nobody's damage is made to look right, and what fits is no super-packet.
+    let mut damaged = whole;
+    damaged[100] ^= 1;
+    for packet in [damaged, tcp(FAR, POD, 1, &data[..1400])] {
+        let mut arena = packet.clone();
+        walk.ingress.process(&walk.world.context(), &mut arena, batch(&packet)).unwrap();
+        let plan = walk.ingress.coalescer_mut();
+        plan.finish(&mut arena);
+        assert!(plan.items()[0].merged().is_none());
+        assert_eq!(arena, hop(&packet));
+        plan.clear();
+    }
 }

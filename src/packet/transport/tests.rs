@@ -174,7 +174,9 @@ fn only_a_checksum_that_was_left_is_completed() {
         let right = packet(protocol, 0x4000, &payload);
         let complete = |mut packet: Vec<u8>| {
             let header = Ipv4Header::parse(&packet).unwrap();
-            complete_if_left(&header, &mut packet);
+            if let Some(offset) = left_checksum(&header, &packet) {
+                complete(&mut packet, 20, offset).unwrap();
+            }
             packet
         };
         let left = unfinished(protocol, payload, offset);
