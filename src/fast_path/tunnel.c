@@ -30,7 +30,6 @@
 
 static void *(*lookup)(void *map, const void *key) = (void *)BPF_FUNC_map_lookup_elem;
 static __u64 (*boot_ns)(void) = (void *)BPF_FUNC_ktime_get_boot_ns;
-static __u32 (*flow_hash)(struct __sk_buff *) = (void *)BPF_FUNC_get_hash_recalc;
 static __u32 (*processor)(void) = (void *)BPF_FUNC_get_smp_processor_id;
 static long (*load)(const struct __sk_buff *, __u32 at, void *to, __u32 bytes) =
     (void *)BPF_FUNC_skb_load_bytes;
@@ -111,14 +110,15 @@ struct counts {
 // As in src/stats/long_sends.rs.
 #define LONG_BYTES 512
 
-// Small datagrams of one flow that come faster than so many in so long are a stream. Workers send
-// many of them at once, and so at a fraction of what each costs here.
+// Small datagrams from one address to another that come faster than so many in so long are a
+// stream. Workers send many of them at once, and so at a fraction of what each costs here. By
+// addresses, for a fragment has no ports.
 #define STREAM_PACKETS 64
 #define STREAM_WINDOW_NS 1000000
 // The workers carry a stream until it has paused for so long: by then they have sent all of it, and
 // what follows here overtakes nothing.
 #define STREAM_PAUSE_NS 100000000
-// Flows whose hashes agree so far are counted together.
+// Addresses whose hashes agree so far are counted together.
 #define STREAMS_MAX 4096
 
 struct stream {
@@ -207,11 +207,11 @@ ALWAYS const struct settings *settings_now(void)
     return lookup(&settings_map, &only);
 }
 
-// Whether a small datagram belongs to a stream. Processors may count one flow at once, which costs
-// a count and no more.
-ALWAYS int is_of_stream(struct __sk_buff *skb, __u64 now_ns)
+// Whether a UDP packet that counts as so many belongs to a stream, which keeps its way whatever the
+// length of its packets. Processors may count one flow at once, which costs a count and no more.
+ALWAYS int is_of_stream(const struct ip *ip, __u64 now_ns, __u32 packets)
 {
-    __u32 slot = flow_hash(skb) % STREAMS_MAX;
+    __u32 slot = (ip->source ^ BIG_ENDIAN_32(ip->destination)) * 0x9e3779b1 >> 20;
     struct stream *stream = lookup(&streams_map, &slot);
     if (!stream)
         return 0;
@@ -225,7 +225,8 @@ ALWAYS int is_of_stream(struct __sk_buff *skb, __u64 now_ns)
         stream->at_ns = now_ns;
         stream->packets = 0;
     }
-    return ++stream->packets > STREAM_PACKETS;
+    stream->packets += packets;
+    return stream->packets > STREAM_PACKETS;
 }
 
 // The peer whose lease holds `address`, by the longest prefix.
@@ -245,12 +246,11 @@ ALWAYS const struct peer *peer_of(const struct settings *settings, __u32 address
 }
 
 // Bytes of the headers that each packet of a super-packet repeats: `at` is where its IPv4 header
-// begins. 0 if it is none that workers know.
+// begins. 0 if it is not TCP's: a super-packet that has left a tunnel keeps the kernel's mark of it
+// (SKB_GSO_UDP_TUNNEL), for which the next device drops datagrams.
 ALWAYS __u32 repeated_bytes(const struct __sk_buff *skb, const struct ip *ip, __u32 at)
 {
     __u8 offset;
-    if (ip->protocol == UDP)
-        return IP_BYTES + UDP_BYTES;
     if (ip->protocol != TCP || load(skb, at + IP_BYTES + 12, &offset, 1))
         return 0;
     return IP_BYTES + (offset >> 4) * 4;
@@ -273,6 +273,12 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
     if (!settings || now_ns >= settings->until_ns || skb->protocol != IPV4 ||
         load(skb, LINK_BYTES, &ip, sizeof(ip)))
         return TC_ACT_UNSPEC;
+    // What only workers send takes along what follows it, or each would overtake the other.
+    if (ip.protocol == UDP && now_ns < settings->streams_until_ns) {
+        int is_workers = segment || (ip.fragment & FRAGMENT_BITS) || total > settings->mtu_bytes;
+        if (is_of_stream(&ip, now_ns, is_workers ? STREAM_PACKETS + 1 : total <= LONG_BYTES))
+            return TC_ACT_UNSPEC;
+    }
     // What is sent, the peer's program must take: a packet whose transport checksum is still left to
     // a device would reach a worker there as it is, where both hosts share a machine.
     if (!is_plain(&ip, 2) || BIG_ENDIAN_16(ip.total_bytes) != total ||
@@ -291,9 +297,6 @@ SECTION("tc_out") int weft_out(struct __sk_buff *skb)
         return TC_ACT_UNSPEC;
     const struct peer *peer = peer_of(settings, ip.destination);
     if (!peer || !(peer->flags & PEER_SEND) || ip.destination == peer->subnet)
-        return TC_ACT_UNSPEC;
-    if (ip.protocol == UDP && total <= LONG_BYTES && !segment &&
-        now_ns < settings->streams_until_ns && is_of_stream(skb, now_ns))
         return TC_ACT_UNSPEC;
     __u32 number = peer->number;
     struct counts *counts = lookup(&counts_map, &number);

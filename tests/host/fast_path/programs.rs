@@ -387,10 +387,25 @@ fn fast_streams_of_small_datagrams_are_left_alone() {
     // Two flows of others, should one have the stream's place.
     let others = [7, 8].map(|host| ipv4(Ipv4Addr::new(10, 5, 1, host), far, 17, &[0; 16]));
     assert!(others.iter().any(|other| is_taken(other)), "a packet of another flow is left alone");
-    assert!(is_taken(&packet(17, 600)), "long datagrams gain nothing from workers");
+    assert!(!is_taken(&packet(17, 600)), "a long datagram overtakes the stream that it is of");
     assert!(is_taken(&packet(6, 32)), "TCP would change its way");
-    thread::sleep(Duration::from_millis(150));
+    let pause = || thread::sleep(Duration::from_millis(150));
+    pause();
     assert!(is_taken(&small), "after a pause nothing can be overtaken");
+    pause();
+    for _ in 0..1000 {
+        assert!(is_taken(&packet(17, 600)), "long datagrams gain nothing from workers");
+    }
+    let mut fragment = packet(17, 600);
+    fragment[6] = 0x20;
+    seal(&mut fragment);
+    for alone in [fragment, packet(17, 1500)] {
+        pause();
+        assert!(is_taken(&small));
+        assert!(!is_taken(&alone), "workers cut it, or answer that it is too long");
+        assert!(!is_taken(&small), "a datagram overtakes one that a worker has");
+    }
+    pause();
     make_stream();
     streams_until(1);
     assert!(is_taken(&small), "without a weftd nobody carries streams");
