@@ -24,10 +24,13 @@ use hyper::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::Timespec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -46,6 +49,8 @@ const PROTOCOL: &str = "weft-take-over";
 /// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
 /// that it leaves.
 const HAND_OVER_MAX: Duration = Duration::from_secs(30);
+/// How long a running one that was killed may take to end.
+const END_MAX_SECONDS: i64 = 3;
 /// After which the running one says that it still waits for the new one to carry packets.
 const START_USUAL: Duration = Duration::from_secs(60);
 
@@ -67,7 +72,8 @@ pub(super) struct Taken {
 /// The weftd that has handed over, and waits to hear that this one runs.
 pub(super) struct Predecessor(UnixStream);
 
-/// Asks the weftd behind the status socket `path` for the tunnel; `None` if there is none.
+/// Asks the weftd behind the status socket `path` for the tunnel; `None` if there is none, or if it
+/// was killed meanwhile.
 pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<Taken>> {
     let stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
@@ -77,6 +83,7 @@ pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<Taken>> {
             return Ok(None);
         }
     };
+    let process = process_behind(&stream);
     let exchange = async {
         let mut stream = upgrade(stream).await?;
         stream.write_u8(GO).await?;
@@ -84,11 +91,30 @@ pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<Taken>> {
         anyhow::Ok(Taken { lock, tunnel, predecessor: Predecessor(stream) })
     };
     let taken = timeout(HAND_OVER_MAX, exchange).await.map_err(anyhow::Error::from).flatten();
+    if let Err(error) = &taken
+        && process.is_some_and(|process| ends(&process))
+    {
+        info!("--take-over: the other weftd has ended ({error:#}), so this is an ordinary start");
+        return Ok(None);
+    }
     let taken = taken.with_context(|| {
         format!("--take-over: the weftd behind {} does not hand over", path.display())
     })?;
     info!("--take-over: going on for the weftd behind {}", path.display());
     Ok(Some(taken))
+}
+
+/// The process at the other end; `None` if it is of another pid namespace.
+fn process_behind(stream: &UnixStream) -> Option<OwnedFd> {
+    let pid = Pid::from_raw(stream.peer_cred().ok()?.pid()?)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+/// Whether a process is gone within [`END_MAX_SECONDS`], and with it all its files: the connection
+/// to it need not be the last. Nothing else runs here yet that would have to wait.
+fn ends(process: &OwnedFd) -> bool {
+    let limit = Timespec { tv_sec: END_MAX_SECONDS, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)) == Ok(1)
 }
 
 async fn upgrade(stream: UnixStream) -> anyhow::Result<UnixStream> {

@@ -107,6 +107,20 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
 }
 
 #[test]
+fn a_predecessor_that_is_killed_leaves_its_successor() {
+    let mut overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &[]]);
+    for milliseconds in [5, 10, 15, 20, 25, 30, 40, 60] {
+        let next = overlay.weftd(0, &["--take-over", "--fast-path=off"]);
+        let mut last = std::mem::replace(&mut overlay.daemons[0], next);
+        wait_until(PATIENCE, "it begins", || !overlay.daemons[0].output().is_empty());
+        thread::sleep(Duration::from_millis(milliseconds));
+        last.stop(Signal::KILL, PATIENCE);
+        wait_until(PATIENCE, "somebody carries packets", || is_ready(&overlay));
+        assert!(overlay.daemons[0].ended().is_none(), "{}", overlay.daemons[0].output());
+    }
+}
+
+#[test]
 fn a_take_over_from_nobody_or_from_another_backend() {
     let config = CONFIG.replace("udp", "vxlan");
     let mut overlay = Overlay::start_with(&config, [&["--take-over"], &[]]);
