@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -214,23 +214,56 @@ pub struct KernelView {
 pub struct Taken {
     /// None where there are no programs.
     counts: Option<Arc<Counts>>,
-    /// Each peer keeps its number, and with it its counts, when it leaves: should it come back, it
-    /// goes on counting. There are enough numbers for years; whoever gets none is the workers'.
-    numbers: Mutex<BTreeMap<(Prefix, SocketAddrV4), u32>>,
+    numbers: Mutex<Numbers>,
+}
+
+/// Which counts are whose. A peer keeps its number when it leaves: should it come back, it goes on
+/// counting. Once no number is free, those of peers that have left go to others.
+#[derive(Debug)]
+struct Numbers {
+    /// With what had been counted under the number for others before.
+    of: BTreeMap<(Prefix, SocketAddrV4), (u32, PeerCounts)>,
+    free: Vec<u32>,
+    /// Of those who have no number any more.
+    former: PeerCounts,
 }
 
 impl Taken {
     pub(super) fn new(counts: Option<Arc<Counts>>) -> Self {
-        Self { counts, numbers: Mutex::default() }
+        let free = (0..PEERS_MAX).rev().collect();
+        let numbers = Numbers { of: BTreeMap::new(), free, former: PeerCounts::default() };
+        Self { counts, numbers: Mutex::new(numbers) }
     }
 
-    /// Which counts are those of `peer`, that has leased `subnet`.
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which counts are those of `peer`, that has leased `subnet`; whoever gets none is the
+    /// workers'.
     pub(super) fn number(&self, subnet: Prefix, peer: SocketAddrV4) -> Option<u32> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = u32::try_from(numbers.len()).ok().filter(|number| *number < PEERS_MAX);
-        match numbers.entry((subnet, peer)) {
-            Entry::Occupied(known) => Some(*known.get()),
-            Entry::Vacant(free) => next.map(|next| *free.insert(next)),
+        let Numbers { of, free, .. } = &mut *self.numbers();
+        match of.entry((subnet, peer)) {
+            Entry::Occupied(known) => Some(known.get().0),
+            Entry::Vacant(place) => {
+                let number = free.pop()?;
+                Some(place.insert((number, self.of(number))).0)
+            }
+        }
+    }
+
+    /// Gives the numbers of all but those who are `kept` to others, once none is free.
+    pub(super) fn reuse(&self, kept: impl Fn(Prefix, SocketAddrV4) -> bool) {
+        let Numbers { of, free, former } = &mut *self.numbers();
+        if free.is_empty() {
+            for ((subnet, peer), (number, before)) in std::mem::take(of) {
+                if kept(subnet, peer) {
+                    of.insert((subnet, peer), (number, before));
+                } else {
+                    *former = *former + (self.of(number) - before);
+                    free.push(number);
+                }
+            }
         }
     }
 
@@ -240,17 +273,21 @@ impl Taken {
 
     /// What they took of one peer that has leased `subnet`.
     pub fn of_peer(&self, subnet: Prefix, peer: SocketAddrV4) -> PeerCounts {
-        if self.counts.is_none() {
-            return PeerCounts::default();
-        }
-        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.get(&(subnet, peer)).map_or_else(PeerCounts::default, |number| self.of(*number))
+        let known = self.numbers().of.get(&(subnet, peer)).copied();
+        known.map_or_else(PeerCounts::default, |(number, before)| self.of(number) - before)
     }
 
-    /// Every peer that ever was, with its counts.
-    pub fn each(&self) -> BTreeMap<(Prefix, SocketAddrV4), PeerCounts> {
-        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.iter().map(|(peer, number)| (*peer, self.of(*number))).collect()
+    /// Every peer that has a number, with its counts.
+    pub(super) fn each(&self) -> BTreeMap<(Prefix, SocketAddrV4), PeerCounts> {
+        let numbers = self.numbers();
+        let count = |(number, before): &(u32, PeerCounts)| self.of(*number) - *before;
+        numbers.of.iter().map(|(peer, known)| (*peer, count(known))).collect()
+    }
+
+    /// What they took of all peers that ever were.
+    pub fn total(&self) -> PeerCounts {
+        let former = self.numbers().former;
+        self.each().into_values().fold(former, |total, counts| total + counts)
     }
 }
 
@@ -401,6 +438,8 @@ fn changes<H: PartialEq + Display>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn hosts(numbers: impl IntoIterator<Item = u8>, host: &str) -> BTreeMap<Prefix, &str> {
@@ -425,5 +464,26 @@ mod tests {
         let lines = changes(&hosts([], "a"), &hosts(0..13, "a"));
         assert_eq!(lines.len(), LOGGED_PER_UPDATE_MAX + 1);
         assert_eq!(lines.last().unwrap(), "5 more changes of subnets; 13 peers now");
+    }
+    #[test]
+    fn numbers_of_peers_that_have_left_are_given_to_others() {
+        let taken = Taken::new(None);
+        let peer = |number: u32| {
+            let subnet = Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | number << 8), 24).unwrap();
+            (subnet, SocketAddrV4::new(Ipv4Addr::from_bits(0xc000_0200 + number), 8285))
+        };
+        let number = |(subnet, address)| taken.number(subnet, address);
+        let numbers: BTreeSet<_> = (0..PEERS_MAX).map(|index| number(peer(index))).collect();
+        assert_eq!(numbers, (0..PEERS_MAX).map(Some).collect(), "each has its own");
+        let (stays, new) = (peer(7), peer(PEERS_MAX));
+        let before = number(stays);
+        assert_eq!(number(new), None);
+        taken.reuse(|subnet, address| (subnet, address) == stays);
+        assert_eq!(number(stays), before);
+        assert!(number(new).is_some() && number(new) != before);
+        assert_eq!(taken.each().len(), 2);
+        // While there are free ones, nobody loses his.
+        taken.reuse(|_, _| false);
+        assert_eq!(number(stays), before);
     }
 }

@@ -13,7 +13,7 @@ use crate::control::request_times::{BOUNDS, Histogram};
 use crate::control::status::ControlState;
 use crate::daemon::log;
 use crate::daemon::process::{Process, WorkerTime};
-use crate::daemon::report::{Running, TakenByPeer};
+use crate::daemon::report::Running;
 use crate::fast_path::PeerCounts;
 use crate::host::device_drops::DeviceDrops;
 use crate::netfilter::guard_keeper::GuardState;
@@ -157,7 +157,7 @@ impl Metrics {
         self.counter("flannel_backend_repairs_total", "Things put back.", counters.repairs.get());
     }
 
-    pub(super) fn fast_path(&mut self, state: &KernelState, taken: &TakenByPeer) {
+    pub(super) fn fast_path(&mut self, state: &KernelState, taken: &PeerCounts) {
         let is_on = matches!(state, KernelState::On { .. });
         self.gauge("flannel_fast_path", "Whether the kernel's programs carry packets.", is_on);
         if let KernelState::Off(off) = state {
@@ -165,9 +165,8 @@ impl Metrics {
             self.family(name, "gauge", "Why these programs carry none, while they don't.");
             self.sample(name, &format!("{{why=\"{}\"}}", off.why), 1);
         }
-        let sum = |field: fn(&PeerCounts) -> u64| taken.values().map(field).sum::<u64>();
-        let packets = [sum(|taken| taken.packets_sent), sum(|taken| taken.packets_received)];
-        let bytes = [sum(|taken| taken.bytes_sent), sum(|taken| taken.bytes_received)];
+        let packets = [taken.packets_sent, taken.packets_received];
+        let bytes = [taken.bytes_sent, taken.bytes_received];
         for (name, help, [egress, ingress]) in [
             ("flannel_fast_path_packets_total", "Packets that these programs took.", packets),
             ("flannel_fast_path_bytes_total", "Bytes that these programs took.", bytes),

@@ -180,7 +180,7 @@ impl PeerRow {
         row["packets_received"] = (traffic.packets_received + taken.packets_received).into();
         row["bytes_received"] = (traffic.bytes_received + taken.bytes_received).into();
         row["failed_sends"] = traffic.failed_sends.into();
-        row["fast_path"] = taken_json([taken].into_iter());
+        row["fast_path"] = taken_json(taken);
         row
     }
 }

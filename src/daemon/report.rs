@@ -1,8 +1,6 @@
 //! What weftd reports on its status socket: one JSON object for `weft status`, and the
 //! same counters as Prometheus text. Reads counters; never touches the dataplane.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -177,7 +175,7 @@ impl Report {
                 Carrier::Workers { stats, kernel, .. } => {
                     let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();
                     let total = WorkerStats::total(&read);
-                    let taken = kernel.taken.each();
+                    let taken = kernel.taken.total();
                     status["fast_path"] = fast_path_json(&kernel.state.borrow(), &taken);
                     workers_json(&mut status, &plane, &total, &read);
                 }
@@ -262,7 +260,7 @@ impl Report {
                     process.iter().for_each(|process| out.workers(process));
                     out.stalled(running.stalled_workers().count());
                     out.narrow_paths(peer_rows::narrow_paths(running));
-                    out.fast_path(&kernel.state.borrow(), &kernel.taken.each());
+                    out.fast_path(&kernel.state.borrow(), &kernel.taken.total());
                     out.dataplane(&WorkerStats::total(stats.iter().map(Arc::as_ref)));
                     let rows = peer_rows::of(running);
                     out.failed_sends(peer_rows::failed_sends(&rows));
@@ -281,8 +279,6 @@ impl Report {
     }
 }
 
-pub(super) type TakenByPeer = BTreeMap<(Prefix, SocketAddrV4), PeerCounts>;
-
 /// Of the devices that the overlay's packets go through.
 fn device_drops(plane: &PlaneState) -> Vec<DeviceDrops> {
     let pair = plane.device.iter().flat_map(|device| pair_names(device));
@@ -300,8 +296,8 @@ fn device_drops_json(drops: &[DeviceDrops]) -> Value {
 }
 
 /// Whether the kernel's programs carry packets, and what they took.
-fn fast_path_json(state: &KernelState, taken: &TakenByPeer) -> Value {
-    let mut json = taken_json(taken.values());
+fn fast_path_json(state: &KernelState, taken: &PeerCounts) -> Value {
+    let mut json = taken_json(taken);
     match state {
         KernelState::On { peers } => {
             json["on"] = true.into();
@@ -316,13 +312,12 @@ fn fast_path_json(state: &KernelState, taken: &TakenByPeer) -> Value {
     json
 }
 
-pub(super) fn taken_json<'a>(counts: impl Iterator<Item = &'a PeerCounts> + Clone) -> Value {
-    let sum = |field: fn(&PeerCounts) -> u64| counts.clone().map(field).sum::<u64>();
+pub(super) fn taken_json(counts: &PeerCounts) -> Value {
     json!({
-        "packets_sent": sum(|counts| counts.packets_sent),
-        "bytes_sent": sum(|counts| counts.bytes_sent),
-        "packets_received": sum(|counts| counts.packets_received),
-        "bytes_received": sum(|counts| counts.bytes_received),
+        "packets_sent": counts.packets_sent,
+        "bytes_sent": counts.bytes_sent,
+        "packets_received": counts.packets_received,
+        "bytes_received": counts.bytes_received,
     })
 }
 

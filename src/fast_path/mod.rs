@@ -10,6 +10,7 @@ mod instructions;
 mod layout;
 
 use std::io;
+use std::ops::{Add, Sub};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,6 +116,37 @@ pub struct PeerCounts {
     pub long_packets_received: u64,
     /// The buffers that these came in: fewer than packets if the device delivers super-packets.
     pub buffers_received: u64,
+}
+
+impl PeerCounts {
+    fn with(self, other: Self, operation: fn(u64, u64) -> u64) -> Self {
+        let both = |field: fn(&Self) -> u64| operation(field(&self), field(&other));
+        Self {
+            packets_sent: both(|counts| counts.packets_sent),
+            bytes_sent: both(|counts| counts.bytes_sent),
+            long_packets_sent: both(|counts| counts.long_packets_sent),
+            packets_received: both(|counts| counts.packets_received),
+            bytes_received: both(|counts| counts.bytes_received),
+            long_packets_received: both(|counts| counts.long_packets_received),
+            buffers_received: both(|counts| counts.buffers_received),
+        }
+    }
+}
+
+impl Add for PeerCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.with(other, u64::wrapping_add)
+    }
+}
+
+impl Sub for PeerCounts {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        self.with(other, u64::wrapping_sub)
+    }
 }
 
 impl Maps {

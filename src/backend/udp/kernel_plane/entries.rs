@@ -54,6 +54,10 @@ impl Entries {
         neighbours: &BTreeMap<Ipv4Addr, MacAddress>,
         may_send_to: impl Fn(&Peer) -> bool,
     ) -> io::Result<()> {
+        // Of a peer that has left, what is published is removed first.
+        self.taken.reuse(|subnet, peer| {
+            self.published.get(&subnet).is_some_and(|entry| entry.address == *peer.ip())
+        });
         let mut wanted = BTreeMap::new();
         for peer in table.peers() {
             let hop = hops.get(peer.address.ip()).copied().flatten();
@@ -97,7 +101,9 @@ impl Entries {
     /// Those for whom something was counted since the last call.
     pub(super) fn news(&mut self) -> Vec<News> {
         let mut news = Vec::new();
-        for ((subnet, peer), now) in self.taken.each() {
+        let each = self.taken.each();
+        self.seen.retain(|peer, _| each.contains_key(peer));
+        for ((subnet, peer), now) in each {
             let before = self.seen.insert((subnet, peer), now).unwrap_or_default();
             let is_sent_long = now.long_packets_sent != before.long_packets_sent;
             let is_received_from = now.packets_received != before.packets_received;
