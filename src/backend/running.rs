@@ -90,7 +90,7 @@ impl Backend {
         let is_udp = matches!(setup.settings, Settings::Udp(_));
         let other = setup.former_network.filter(|former| *former != setup.network);
         for network in other.into_iter().chain((!is_udp).then_some(setup.network)) {
-            let removed = udp::remove_leftovers(network, &setup.external).await;
+            let removed = udp::remove_leftovers(network).await;
             removed.map_err(SetupError::Netlink)?;
         }
         if !is_udp {

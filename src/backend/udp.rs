@@ -6,6 +6,7 @@ mod fallback;
 mod kernel_plane;
 mod leftovers;
 mod open;
+mod owner;
 mod pacing;
 mod paths;
 mod peers;

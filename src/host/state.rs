@@ -34,6 +34,8 @@ pub struct Link {
     pub has_carrier: bool,
     /// Whether it leads nowhere but back (`IFF_LOOPBACK`).
     pub is_loopback: bool,
+    /// Whether it is a bridge.
+    pub is_bridge: bool,
     /// Its hardware address, if it has one of Ethernet's length.
     pub mac: Option<MacAddress>,
     /// What it was made with, if it is a VXLAN device.

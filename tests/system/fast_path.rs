@@ -1,16 +1,21 @@
 //! Daemons whose packets the kernel carries, beside ones whose workers do.
 
-use std::net::SocketAddr;
+use std::iter::once;
+use std::net::{SocketAddr, SocketAddrV4};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+
+use weft::packet::Span;
+use weft::sys::udp::{Datagrams, SendBatch};
 
 use crate::support::lab::{Namespace, PLAIN_CARD, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay};
 use crate::support::traffic::{
-    Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket,
+    Numbered, kernel_counter, port, tcp_transfer, udp_sizes, udp_socket, uninterrupted,
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -227,4 +232,175 @@ fn routing_rules_count() {
         host.exec(&["ip", "rule", "del", "pref", "100"]);
         overlay.wait_until_carried();
     }
+}
+
+/// Sends `count` datagrams of `segment_bytes` as one super-packet, the way QUIC does.
+fn send_batch(socket: &std::net::UdpSocket, target: SocketAddrV4, segment_bytes: u16, count: u16) {
+    let bytes = vec![7; usize::from(segment_bytes) * usize::from(count)];
+    let message = Datagrams {
+        destination: target,
+        segment_bytes: Some(segment_bytes),
+        spans: [Span::new(0, bytes.len())],
+    };
+    let mut batch = SendBatch::new(1, 1);
+    batch.send(socket.as_fd(), &bytes, once(message)).expect("the pod's kernel takes a batch");
+}
+
+#[test]
+fn datagrams_of_super_packets_arrive() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    overlay.wait_until_carried();
+    let near = udp_socket(&overlay.lab.pods[0], overlay.pod(0));
+    let far = udp_socket(&overlay.lab.pods[1], overlay.pod(1));
+    far.set_read_timeout(Some(PATIENCE)).expect("a time-out is not zero");
+    let target = SocketAddrV4::new(overlay.pod(1), port(&far));
+    for segment_bytes in [100, 1200, 1444] {
+        for _ in 0..40 {
+            send_batch(&near, target, segment_bytes, 10);
+            for number in 0..10 {
+                let received = uninterrupted(|| far.recv(&mut [0; 2048]));
+                let received =
+                    received.unwrap_or_else(|error| panic!("datagram {number}: {error}"));
+                assert_eq!(received, usize::from(segment_bytes));
+            }
+        }
+    }
+}
+
+#[test]
+fn flows_of_mixed_sizes_stay_in_order() {
+    let flags: &[&str] = &["--fast-path=on", "--workers=1"];
+    let overlay = Overlay::start_with(CONFIG, [flags, flags]);
+    overlay.wait_until_carried();
+    let pods = [0, 1].map(|host| overlay.pod(host));
+    let sockets = [0, 1].map(|host| udp_socket(&overlay.lab.pods[host], pods[host]));
+    let target = SocketAddr::from((pods[1], port(&sockets[1])));
+    let stream = Numbered::default();
+    let before = sent_by_workers(&overlay);
+    thread::scope(|scope| {
+        scope.spawn(|| stream.receive(&sockets[1]));
+        let mut number = 0_u64;
+        wait_until(PATIENCE, "workers carry a stream as fast as the pod can send", || {
+            for _ in 0..1000 {
+                // Small ones, one that fills a packet, and one that the pod's kernel cuts.
+                let bytes = [16, 16, 16, 16, 16, 1400, 16, 2000][number as usize % 8];
+                let mut payload = vec![0; bytes];
+                payload[..8].copy_from_slice(&number.to_be_bytes());
+                sockets[0].send_to(&payload, target).expect("the pod's kernel takes datagrams");
+                number += 1;
+                if number.is_multiple_of(200) {
+                    thread::sleep(Duration::from_millis(2));
+                }
+            }
+            sent_by_workers(&overlay) > before + 4000
+        });
+        thread::sleep(Duration::from_millis(200));
+        stream.drained.store(true, Ordering::Relaxed);
+    });
+    let received = stream.received.load(Ordering::Relaxed);
+    assert_eq!(stream.reordered.load(Ordering::Relaxed), 0, "of {received}");
+}
+
+/// Removes the program that takes what a host receives, as another tool may.
+fn remove_inward(host: &Namespace) {
+    host.exec(&["tc", "filter", "del", "dev", "wire0", "ingress"]);
+}
+
+#[test]
+fn peers_hear_at_once_that_programs_have_stopped() {
+    let kept: &[&str] = &["--fast-path=on", "--keep-tunnel"];
+    let overlay = Overlay::start_with(CONFIG, [kept, kept]);
+    overlay.wait_until_carried();
+    remove_inward(&overlay.lab.hosts[1]);
+    let removed = Instant::now();
+    wait_until(PATIENCE, "the other side leaves no checksum out any more", || {
+        overlay.status(0).0["fast_path"]["peers"] == 0
+    });
+    // As long as it takes while a device is made again.
+    assert!(removed.elapsed() < Duration::from_secs(55), "after {:?}", removed.elapsed());
+}
+
+#[test]
+fn workers_deliver_super_packets_of_programs() {
+    let kept: &[&str] = &["--fast-path=on", "--keep-tunnel"];
+    let overlay = Overlay::start_with(CONFIG, [kept, kept]);
+    overlay.wait_until_carried();
+    let [near, far] = &overlay.lab.pods;
+    // Without the store the peer cannot hear that the programs have stopped.
+    let subnets = overlay.files().join("store/subnets");
+    let away = subnets.with_extension("away");
+    std::fs::rename(&subnets, &away).expect("a directory of the test");
+    let forwarded = || overlay.status(1).count("ingress", "packets_forwarded");
+    remove_inward(&overlay.lab.hosts[1]);
+    wait_until(PATIENCE, "the fast path of the receiver is off", || {
+        overlay.status(1).0["fast_path"]["on"] == false
+    });
+    let [before, sent] = [forwarded(), taken(&overlay, 0)[0]];
+    tcp_transfer(near, far, overlay.pod(1), 32 * MIB, false);
+    assert_eq!(overlay.status(0).0["fast_path"]["peers"], 1, "the sender has heard of it");
+    assert!(taken(&overlay, 0)[0] > sent + 32 * MIB / 1472, "who has sent it?");
+    let datagrams = forwarded() - before;
+    assert!(datagrams < 32 * MIB / 1472 / 2, "{datagrams} datagrams are no super-packets");
+    std::fs::rename(&away, &subnets).expect("a directory of the test");
+}
+
+#[test]
+fn nexthop_objects_are_followed() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    overlay.wait_until_carried();
+    let host = &overlay.lab.hosts[0];
+    let [_, peer] = UNDERLAY.map(|address| address.to_string());
+    host.exec(&["sysctl", "-qw", "net.ipv4.nexthop_compat_mode=0"]);
+    host.exec(&["ip", "nexthop", "add", "id", "7", "dev", "wire0"]);
+    host.exec(&["ip", "route", "add", &peer, "nhid", "7"]);
+    overlay.wait_until_carried();
+    // Such a change is told of no route.
+    host.exec(&["ip", "nexthop", "replace", "id", "7", "via", "172.20.0.99", "dev", "wire0"]);
+    wait_until(PATIENCE, "the kernel lets go of a peer that is reached otherwise", || {
+        overlay.status(0).0["fast_path"]["peers"] == 0
+    });
+}
+
+#[test]
+fn every_length_arrives_over_the_widest_underlay() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    let set_mtu = |namespace: &Namespace, device, bytes: &str| {
+        namespace.exec(&["ip", "link", "set", device, "mtu", bytes]);
+    };
+    for host in 0..2 {
+        set_mtu(&overlay.lab.hosts[host], "wire0", "65000");
+        set_mtu(&overlay.lab.hosts[host], "pod0", "64972");
+        set_mtu(&overlay.lab.pods[host], "eth0", "64972");
+    }
+    for host in 0..2 {
+        wait_until(PATIENCE, "the overlay's MTU follows", || {
+            overlay.lab.hosts[host].exec(&["cat", "/sys/class/net/flannel0/mtu"]).trim() == "64972"
+        });
+    }
+    overlay.wait_until_carried();
+    let headers = 20 + 8;
+    for bytes in [14_000, 15_570, 15_590, 16_020, 16_030, 16_040, 20_000, 64_972] {
+        assert!(overlay.lab.ping(0, overlay.pod(1), bytes - headers), "{bytes} bytes are lost");
+    }
+}
+
+#[test]
+fn packets_merged_as_lists_arrive() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=on"], &["--fast-path=on"]]);
+    let [near, far] = &overlay.lab.pods;
+    // The pod's kernel sends single packets, and the host's merges them without copying (GRO by
+    // fraglists).
+    near.exec(&["ethtool", "-K", "eth0", "tso", "off", "gso", "off"]);
+    overlay.lab.hosts[0].exec(&["ethtool", "-K", "pod0", "gro", "on", "rx-gro-list", "on"]);
+    overlay.wait_until_carried();
+    let buffers = || received_on(&overlay.lab.hosts[1], "wire0");
+    let [before, sent, again] =
+        [buffers(), taken(&overlay, 0)[0], kernel_counter(near, "Tcp", "RetransSegs")];
+    tcp_transfer(near, far, overlay.pod(1), 32 * MIB, false);
+    let sent = taken(&overlay, 0)[0] - sent;
+    let again = kernel_counter(near, "Tcp", "RetransSegs") - again;
+    println!("{sent} sent in {} buffers, {again} again", buffers() - before);
+    assert!(sent > 32 * MIB / 1472, "workers had the packets: {sent}");
+    assert!(again < sent / 100, "{again} of {sent} were lost");
+    udp_sizes(near, far, overlay.pod(1), [1, 1444, 5000]);
 }

@@ -220,3 +220,46 @@ fn another_backend_removes_a_kept_tunnel() {
     let host = &overlay.lab.hosts[0];
     assert_eq!((device_index(host, "flannel0"), filters(host)), (None, String::new()));
 }
+
+#[test]
+fn a_kept_tunnel_follows_its_host_to_another_address_and_interface() {
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &KEPT]);
+    overlay.wait_until_carried();
+    let counted = |overlay: &Overlay| {
+        let host = &overlay.lab.hosts[0];
+        let places = [("flannel0", "egress"), ("wire0", "ingress"), ("br0", "ingress")];
+        places.map(|(device, side)| {
+            let shown = host.command(&["tc", "filter", "show", "dev", device, side]).output();
+            let shown = shown.expect("tc runs").stdout;
+            String::from_utf8_lossy(&shown).matches("weft_").count()
+        })
+    };
+    assert_eq!(counted(&overlay), [1, 1, 0]);
+    let moves: [&[&[&str]]; 2] = [
+        &[
+            &["ip", "address", "flush", "dev", "wire0"],
+            &["ip", "address", "add", "172.20.0.3/24", "dev", "wire0"],
+        ],
+        &[
+            &["ip", "address", "flush", "dev", "wire0"],
+            &["ip", "link", "add", "br0", "up", "type", "bridge"],
+            &["ip", "link", "set", "wire0", "master", "br0"],
+            &["ip", "address", "add", "172.20.0.3/24", "dev", "br0"],
+        ],
+    ];
+    for (commands, expected) in moves.into_iter().zip([[1, 1, 0], [1, 0, 1]]) {
+        overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+        for command in commands {
+            overlay.lab.hosts[0].exec(command);
+        }
+        overlay.restart(0, &[&KEPT[..], &["--iface=172.20.0.3"]].concat());
+        wait_until(PATIENCE, "the programs are where the tunnel is, and nowhere else", || {
+            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.routes() == 1)
+                && counted(&overlay) == expected
+        });
+        assert!(overlay.lab.ping(0, overlay.pod(1), 56) && overlay.lab.ping(1, overlay.pod(0), 56));
+    }
+    wait_until(PATIENCE, "on a bridge the workers are faster", || {
+        overlay.status(0).0["fast_path"]["why"] == "bridge"
+    });
+}

@@ -84,6 +84,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["setup"],
             &["status"],
             &["tables", "extension/command", "vxlan/checksum", "vxlan/data", "vxlan/device"],
+            &["udp/owner"],
             &["udp/kernel_plane/attachment", "udp/kernel_plane/hops"],
             &["udp/kernel_plane/entries", "udp/kernel_plane/obstacle"],
             &["udp/error", "udp/pacing", "udp/paths", "udp/reach", "udp/kernel_plane/merging"],

@@ -32,6 +32,7 @@ use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::LongSends;
 
+use super::owner::Owner;
 use super::peers::announcement;
 use super::prober::Unmeasured;
 
@@ -74,12 +75,18 @@ const REST_FACTOR: u32 = 20;
 /// the programs do not count as use, and what is not used for a minute may be forgotten.
 const USE: Duration = Duration::from_secs(10);
 
-/// How long this node tells the others to go on without checksums while its programs don't run: the
-/// store is not to be written for a device that is made again.
+/// How long this node tells the others to go on without checksums while its device is made again:
+/// the store is not to be written for that.
 const ANNOUNCED: Duration = Duration::from_secs(60);
+
+/// Longer packets are the workers'. The kernel makes room for headers in a packet of up to 16,064
+/// bytes, or 15,616 as it was built (`BPF_SKB_MAX_LEN` in net/core/filter.c, by `MAX_SKB_FRAGS`);
+/// the second step of that may fail where the first did not, and the packet would be lost.
+const PACKET_BYTES_MAX: u16 = 15_000;
 
 /// What the kernel plane learns from the rest of the backend.
 pub(super) struct Inputs {
+    pub(super) owner: Owner,
     pub(super) subnet: Prefix,
     pub(super) routes: Published,
     /// Changes when another table was published.
@@ -167,7 +174,7 @@ impl KernelPlane {
         loop {
             let ground = self.inputs.ground.borrow_and_update().clone();
             if let Some(ground) = ground
-                && let Err(error) = placement::clear(&ground).await
+                && let Err(error) = placement::clear(self.inputs.owner, &ground).await
             {
                 logged.once(&with_causes(&error), |text| {
                     warn!("an earlier weftd's programs may take packets of this one: {text}");
@@ -257,8 +264,8 @@ impl KernelPlane {
             self.pause();
         }
         let Some(fast_path) = &self.fast_path else { return Ok(()) };
-        let (tunnel, is_kept) = (ground.underlay, self.inputs.is_kept);
-        let attacher = Attacher { netlink, fast_path, tunnel, is_kept };
+        let Inputs { owner, is_kept, .. } = self.inputs;
+        let attacher = Attacher { netlink, fast_path, owner, is_kept };
         // Before anything may forbid it: an earlier weftd may have left programs that take packets.
         self.placement.settle(attacher, &ground).await?;
         if has_policies().await? {
@@ -271,6 +278,9 @@ impl KernelPlane {
         let Some(mac) = link.mac.filter(|_| !link.is_loopback) else {
             return Err(Obstacle::NotEthernet(ground.interface));
         };
+        if link.is_bridge {
+            return Err(Obstacle::Bridge(ground.interface));
+        }
         let unmeasured = self.inputs.unmeasured.borrow_and_update().clone();
         let unmeasured = unmeasured.ok_or(Obstacle::Unmeasured)?;
         let table = self.inputs.routes.load();
@@ -309,7 +319,7 @@ impl KernelPlane {
             tun_address: self.inputs.subnet.network(),
             underlay_address: *ground.underlay.ip(),
             port: ground.underlay.port(),
-            mtu_bytes: ground.mtu_bytes,
+            mtu_bytes: ground.mtu_bytes.min(PACKET_BYTES_MAX),
             lengths_bits: lengths.into_iter().rev().collect(),
             underlay_device: ground.underlay_device,
             hardware_address: mac.0,
@@ -349,6 +359,9 @@ impl KernelPlane {
         let reason = with_causes(obstacle);
         let now = KernelState::Off(Off { why: obstacle.word(), reason: reason.clone() });
         let before = self.state.send_replace(now.clone());
+        if !matches!(obstacle, Obstacle::NoGround) {
+            self.announce(false);
+        }
         if before != now {
             if matches!(before, KernelState::On { .. }) {
                 self.off_since = Instant::now();

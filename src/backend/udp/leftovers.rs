@@ -1,10 +1,7 @@
 //! What a weftd with the udp backend has kept, in the way of another backend.
 
-use std::net::SocketAddrV4;
-
 use tracing::info;
 
-use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::route::Prefix;
 
@@ -13,15 +10,11 @@ use super::kernel_plane::clear_pair;
 use super::tun_device::remove_kept;
 
 /// Removes the devices that were kept for `network`, with their pairs and filters.
-pub(crate) async fn remove_leftovers(
-    network: Prefix,
-    external: &ExternalInterface,
-) -> Result<(), NetlinkError> {
+pub(crate) async fn remove_leftovers(network: Prefix) -> Result<(), NetlinkError> {
     let netlink = Netlink::open()?;
     for (device, owner) in remove_kept(&netlink, Some(network)).await? {
         clear_pair(&netlink, &device.name).await?;
-        let tunnel = SocketAddrV4::new(external.address, owner.port);
-        clear_inward(&netlink, external.index, tunnel).await?;
+        clear_inward(&netlink, owner, &[]).await?;
         info!("removed {device}, which a weftd with the udp backend had kept");
     }
     Ok(())

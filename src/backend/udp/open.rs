@@ -26,9 +26,10 @@ use crate::route::Prefix;
 
 use super::error::UdpError;
 use super::kernel_plane::attachment::{AttachError, Attacher};
+use super::owner::Owner;
 use super::peers::announcement;
 use super::team;
-use super::tun_device::{self, Owner};
+use super::tun_device;
 
 /// How long obstacles at start may be a killed predecessor's.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(1);
@@ -94,7 +95,7 @@ pub(crate) async fn reserve(
     };
     let device = netlink.link_just_made(&tunnel.queues[0].name).await?.id.index;
     let probe = async |fast_path: &FastPath| {
-        let attacher = Attacher { netlink: &netlink, fast_path, tunnel: address, is_kept };
+        let attacher = Attacher { netlink: &netlink, fast_path, owner, is_kept };
         attacher.probe(device).await
     };
     let fast_path = load_fast_path(fast_path, probe).await?;

@@ -1,7 +1,6 @@
 //! The TUN device. With `--keep-tunnel` it outlives weftd, so that routes and the kernel's programs
 //! go on without it; the next weftd of the same port knows it by its alias, and goes on with it.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddrV4;
 use std::num::NonZeroU16;
@@ -18,34 +17,10 @@ use crate::host::state::{Link, LinkId};
 use crate::route::Prefix;
 
 use super::error::UdpError;
+use super::owner::Owner;
 
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
-
-/// Whose device it is: the tunnel's port, which only one weftd can have, and the overlay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Owner {
-    pub(super) port: u16,
-    pub(super) network: Prefix,
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{ALIAS_PREFIX} {} {}", self.port, self.network)
-    }
-}
-
-impl Owner {
-    /// Of the device with this alias, if it is one of ours to the letter.
-    fn of(alias: &str) -> Option<Self> {
-        let (port, network) = alias.strip_prefix(ALIAS_PREFIX)?.trim_start().split_once(' ')?;
-        let owner = Self { port: port.parse().ok()?, network: network.parse().ok()? };
-        (owner.to_string() == alias).then_some(owner)
-    }
-}
-
-/// What the alias of each kept device begins with.
-const ALIAS_PREFIX: &str = "weft udp";
 
 /// Goes on with the descriptors that the last weftd has left open, if they are what this one would
 /// open.
@@ -197,27 +172,4 @@ async fn adopt(
 
 fn is_other_kind(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::INVAL)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_our_own_alias_is_ours() {
-        let owner = Owner { port: 8285, network: "10.5.0.0/16".parse().unwrap() };
-        assert_eq!(owner.to_string(), "weft udp 8285 10.5.0.0/16");
-        assert_eq!(Owner::of(&owner.to_string()), Some(owner));
-        for alias in [
-            "",
-            "weft udp 8285 mine",
-            "weft udp  8285 10.5.0.0/16",
-            "weft udp 08285 10.5.0.0/16",
-            "weft udp 8285 10.5.0.0/16 ",
-            "weft udp 8285 10.5.0.0/16 of somebody",
-            "my weft udp 8285 10.5.0.0/16",
-        ] {
-            assert_eq!(Owner::of(alias), None, "{alias:?}");
-        }
-    }
 }

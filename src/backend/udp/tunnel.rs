@@ -36,10 +36,11 @@ use super::error::UdpError;
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs};
 use super::open::{TunnelReserved, desired, take_over};
+use super::owner::Owner;
 use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
-use super::tun_device::{self, Owner, open_queues};
+use super::tun_device::{self, open_queues};
 
 /// Paths that one change logs before it sums up: an uplink that became narrow is one event.
 const PATHS_LOGGED_MAX: usize = 8;
@@ -147,6 +148,7 @@ impl Tunnel {
     /// What the kernel's programs go by.
     pub(super) fn kernel_inputs(&self, tables: watch::Receiver<()>) -> Inputs {
         Inputs {
+            owner: self.owner(),
             subnet: self.orders.subnet,
             routes: self.orders.routes.clone(),
             tables,
@@ -371,6 +373,10 @@ impl Tunnel {
         )
     }
 
+    fn owner(&self) -> Owner {
+        Owner { port: self.settings.port, network: self.orders.network }
+    }
+
     fn device_name(&self) -> &str {
         &self.plane.overlay.desired().device.name
     }
@@ -409,8 +415,7 @@ impl Tunnel {
         }
         let queues = open_queues(name, self.offload, self.worker_count)?;
         let (netlink, subnet) = (self.host.netlink(), Some(self.orders.subnet));
-        let owner = Owner { port: self.settings.port, network: self.orders.network };
-        tun_device::settle(netlink, &queues[0], owner, self.is_kept).await?;
+        tun_device::settle(netlink, &queues[0], self.owner(), self.is_kept).await?;
         let mut desired =
             desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(self.prober.limits());

@@ -37,7 +37,7 @@ const UDP: u8 = 17;
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = message else { return None };
     let (mut name, mut mtu_bytes, mut mac, mut made) = (None, 0, None, None);
-    let (mut alias, mut linked, mut is_veth) = (None, None, false);
+    let (mut alias, mut linked, mut is_veth, mut is_bridge) = (None, None, false, false);
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
@@ -46,7 +46,9 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
             LinkAttribute::IfAlias(text) => alias = Some(text.clone()),
             LinkAttribute::Link(index) => linked = Some(*index),
             LinkAttribute::LinkInfo(infos) => {
-                (made, is_veth) = (vxlan(infos), infos.contains(&LinkInfo::Kind(InfoKind::Veth)));
+                let is = |kind| infos.contains(&LinkInfo::Kind(kind));
+                (made, is_veth, is_bridge) =
+                    (vxlan(infos), is(InfoKind::Veth), is(InfoKind::Bridge));
             }
             _ => {}
         }
@@ -57,6 +59,7 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         is_up: message.header.flags.contains(LinkFlags::Up),
         has_carrier: message.header.flags.contains(LinkFlags::LowerUp),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
+        is_bridge,
         mac,
         vxlan: made,
         veth_peer: linked.filter(|_| is_veth),

@@ -50,9 +50,10 @@ impl Events {
         Self::of(GROUPS)
     }
 
-    /// Subscribes to everything that the way to a host depends on: routing rules as well.
+    /// Subscribes to everything that the way to a host depends on: routing rules as well, and
+    /// nexthop objects, whose changes are no routes' where `nexthop_compat_mode` is 0.
     pub fn of_ways() -> Result<Self, NetlinkError> {
-        Self::of(&[GROUPS, &[MulticastGroup::Ipv4Rule]].concat())
+        Self::of(&[GROUPS, &[MulticastGroup::Ipv4Rule, MulticastGroup::Nexthop]].concat())
     }
 
     /// Subscribes to changes of neighbours alone, whose hardware addresses come and go.

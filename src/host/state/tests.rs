@@ -13,6 +13,7 @@ pub(crate) fn link(index: u32, name: &str) -> Link {
         mac: None,
         vxlan: None,
         veth_peer: None,
+        is_bridge: false,
         alias: None,
     }
 }

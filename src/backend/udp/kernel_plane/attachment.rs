@@ -3,11 +3,15 @@
 
 use std::net::SocketAddrV4;
 
+use crate::backend::udp::owner::Owner;
 use crate::fast_path::{FastPath, FastPathError, Link, Program};
 use crate::host::netlink::{Filter, FilterPlace, Netlink, NetlinkError, Side};
 
 /// The handle of a filter that only finds out whether there can be one, on a device of our own.
 const PROBE: u32 = 1;
+
+/// An odd number whose multiples differ in their upper bits as well (2^32 by the golden ratio).
+const MIX: u32 = 0x9e37_79b1;
 
 /// What the tunnel stands on; changes with each rebuild.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +57,8 @@ pub enum AttachError {
 pub(crate) struct Attacher<'a> {
     pub(crate) netlink: &'a Netlink,
     pub(crate) fast_path: &'a FastPath,
-    /// The socket's, which tells its filters from those of another weftd.
-    pub(crate) tunnel: SocketAddrV4,
+    /// Tells its filters from those of another weftd.
+    pub(crate) owner: Owner,
     /// Whether they outlive weftd, which only filters do.
     pub(crate) is_kept: bool,
 }
@@ -67,7 +71,7 @@ impl Attacher<'_> {
         program: Program,
         device: u32,
     ) -> Result<Attachment, AttachError> {
-        let place = place(program, device, self.tunnel);
+        let place = place(program, device, self.owner);
         if !self.is_kept
             && let Some(link) = self.fast_path.link(program, device)?
         {
@@ -83,7 +87,7 @@ impl Attacher<'_> {
         if !self.is_kept && self.fast_path.link(program, device)?.is_some() {
             return Ok(());
         }
-        let place = FilterPlace { handle: PROBE, ..place(program, device, self.tunnel) };
+        let place = FilterPlace { handle: PROBE, ..place(program, device, self.owner) };
         self.filter(program, place).await.map(drop)
     }
 
@@ -93,22 +97,32 @@ impl Attacher<'_> {
     }
 }
 
-fn place(program: Program, device: u32, tunnel: SocketAddrV4) -> FilterPlace {
+/// By what stays as it is when the host's address changes.
+fn place(program: Program, device: u32, owner: Owner) -> FilterPlace {
     let side = match program {
         Program::Out => Side::Egress,
         Program::In | Program::Gro => Side::Ingress,
     };
-    let handle = u32::from(*tunnel.ip()) ^ u32::from(tunnel.port()) << 16;
+    // Neighbouring networks may have neighbouring ports.
+    let handle = u32::from(owner.network.network()) ^ u32::from(owner.port).wrapping_mul(MIX);
     FilterPlace { device, side, handle: handle.max(PROBE + 1) }
 }
 
-/// Removes what a weftd has left of its program on the interface beneath the tunnel.
+/// Removes what weftd of this tunnel have left of their programs for what arrives, wherever the
+/// tunnel was then, from all devices but those with these names.
 pub(crate) async fn clear_inward(
     netlink: &Netlink,
-    device: u32,
-    tunnel: SocketAddrV4,
+    owner: Owner,
+    but: &[&str],
 ) -> Result<(), NetlinkError> {
-    place(Program::In, device, tunnel).clear(netlink).await
+    let links = netlink.links().await?;
+    for link in links.iter().filter(|link| !but.contains(&link.id.name.as_str())) {
+        match place(Program::In, link.id.index, owner).clear(netlink).await {
+            Err(error) if !error.is_already_gone() => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 impl Attached {
@@ -120,11 +134,14 @@ impl Attached {
         Ok(Self { devices, attachments: [out, inward] })
     }
 
-    /// Removes what an earlier weftd has left on these devices.
-    pub(super) async fn clear(netlink: &Netlink, ground: &Ground) -> Result<(), NetlinkError> {
-        let [tun, underlay] = devices(ground);
-        place(Program::Out, tun, ground.underlay).clear(netlink).await?;
-        clear_inward(netlink, underlay, ground.underlay).await
+    /// Removes what an earlier weftd has left.
+    pub(super) async fn clear(
+        netlink: &Netlink,
+        owner: Owner,
+        ground: &Ground,
+    ) -> Result<(), NetlinkError> {
+        place(Program::Out, ground.tun_device, owner).clear(netlink).await?;
+        clear_inward(netlink, owner, &[]).await
     }
 
     /// Whether these are the devices.

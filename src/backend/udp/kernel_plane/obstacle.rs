@@ -16,6 +16,8 @@ pub(super) enum Obstacle {
     NoInterface(String),
     #[error("{0} is no Ethernet interface")]
     NotEthernet(String),
+    #[error("{0} is a bridge, on which the kernel cuts and sums each packet of a tunnel itself")]
+    Bridge(String),
     #[error("no path can be measured without the right to a raw ICMP socket")]
     Unmeasured,
     #[error("leases have more than {LENGTHS_MAX} lengths of prefix")]
@@ -40,6 +42,7 @@ impl Obstacle {
             Self::Policies => "ipsec",
             Self::NoInterface(_) => "interface-gone",
             Self::NotEthernet(_) => "not-ethernet",
+            Self::Bridge(_) => "bridge",
             Self::Unmeasured => "unmeasured",
             Self::Lengths => "prefix-lengths",
             Self::Peers => "peers",

@@ -6,11 +6,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::backend::udp::owner::Owner;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{Netlink, NetlinkError};
 
-use super::attachment::{Attached, Attacher, Ground};
-use super::merging::{Delivery, Pair};
+use super::attachment::{Attached, Attacher, Ground, clear_inward};
+use super::merging::{Delivery, Pair, pair_names};
 use super::obstacle::Obstacle;
 
 /// How long the programs stay away from a device where another program removed them.
@@ -56,6 +57,10 @@ impl Placement {
         }
         self.attached = None;
         let attached = Attached::new(attacher, ground).await?;
+        let [first, second] = pair_names(&ground.tun_name);
+        // Behind the pair as well the next one replaces the last.
+        let but = [&ground.interface, &first, &second].map(String::as_str);
+        clear_inward(netlink, attacher.owner, &but).await?;
         if Pair::is_left(netlink, &ground.tun_name).await? {
             self.delivery.expect_single();
         }
@@ -124,9 +129,9 @@ pub(crate) async fn clear_pair(netlink: &Netlink, tun: &str) -> Result<(), Netli
     Pair::clear(netlink, tun).await
 }
 
-/// Removes what an earlier weftd has left there.
-pub(super) async fn clear(ground: &Ground) -> Result<(), NetlinkError> {
+/// Removes what an earlier weftd has left.
+pub(super) async fn clear(owner: Owner, ground: &Ground) -> Result<(), NetlinkError> {
     let netlink = Netlink::open()?;
-    Attached::clear(&netlink, ground).await?;
+    Attached::clear(&netlink, owner, ground).await?;
     Pair::clear(&netlink, &ground.tun_name).await
 }

@@ -57,6 +57,7 @@ fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
         mac: None,
         vxlan: None,
         veth_peer: None,
+        is_bridge: false,
         alias: None,
     }
 }
