@@ -28,4 +28,5 @@ mod failure;
 pub mod host;
 pub mod netfilter;
 pub mod rights;
+pub mod status;
 pub mod tool;

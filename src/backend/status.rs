@@ -20,6 +20,7 @@ use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
+use crate::status::TunnelEnd;
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
@@ -45,20 +46,6 @@ pub struct PlaneState {
     pub tunnel: Option<TunnelEnd>,
     /// The workers, in the order of their counters; none where the kernel carries the packets.
     pub workers: Vec<WorkerState>,
-}
-
-/// What tells a datagram of the tunnel from others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TunnelEnd {
-    /// Its destination.
-    Udp(SocketAddrV4),
-    /// Its destination's port and its VXLAN network identifier.
-    Vxlan {
-        /// The UDP port.
-        port: u16,
-        /// The identifier.
-        vni: u32,
-    },
 }
 
 /// One worker, as operators see it.

@@ -9,7 +9,7 @@ mod owner;
 use tracing::{info, warn};
 
 use crate::backend::setup::{Setup, SetupError};
-use crate::backend::status::{Reporter, TunnelEnd};
+use crate::backend::status::Reporter;
 use crate::backend::tables::{Peer, Wanted};
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
@@ -21,6 +21,7 @@ use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::{Netlink, NetlinkError, request_all};
 use crate::host::state::{Address, LinkId, MacAddress};
 use crate::route::Prefix;
+use crate::status::TunnelEnd;
 
 use self::data::{data, vtep_mac};
 use self::device::{DeviceSpec, Found, kernels_port, mismatch};

@@ -10,6 +10,7 @@ use crate::control::clock::unix_seconds;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::ENTRIES_MAX;
 use crate::route::Prefix;
+use crate::status::Hindrance;
 
 /// Distinct rejected entries that are remembered, to count and log each once: as many as a store
 /// may hold leases, 8 bytes each.
@@ -26,24 +27,11 @@ pub struct ControlStatus {
     hasher: RandomState,
 }
 
-/// What keeps something from going on, for as long as it does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hindrance {
-    /// What it is, and what to do about it.
-    pub text: String,
-    /// Since when there has been one, in seconds since 1970.
-    pub since_unix: u64,
-    /// How often it was met.
-    pub tries: u64,
-}
-
-impl Hindrance {
-    /// Meets one at `now_unix`, in place of the `last`, if there was one.
-    fn meet(last: &mut Option<Self>, text: String, now_unix: u64) {
-        let (since_unix, tries) =
-            last.take().map_or((now_unix, 0), |last| (last.since_unix, last.tries));
-        *last = Some(Self { text, since_unix, tries: tries + 1 });
-    }
+/// Meets a hindrance, in place of the `last`, if there was one.
+fn meet(last: &mut Option<Hindrance>, text: String) {
+    let (since_unix, tries) =
+        last.take().map_or_else(|| (unix_seconds(), 0), |last| (last.since_unix, last.tries));
+    *last = Some(Hindrance { text, since_unix, tries: tries + 1 });
 }
 
 /// Entries of the store that are not used now.
@@ -135,7 +123,7 @@ pub struct ControlState {
 impl ControlState {
     /// The store did not do what it was asked.
     pub(super) fn store_failed(&mut self, text: String) {
-        Hindrance::meet(&mut self.store_hindrance, text, unix_seconds());
+        meet(&mut self.store_hindrance, text);
         self.store_failures += 1;
     }
 
@@ -175,7 +163,7 @@ impl ControlStatus {
 
     /// The step that a start is at has failed, and is tried again.
     pub(crate) fn start_is_hindered(&self, text: &str) {
-        Hindrance::meet(&mut self.edit().start_hindrance, text.to_owned(), unix_seconds());
+        meet(&mut self.edit().start_hindrance, text.to_owned());
     }
 
     /// The store's alarm, because of which it takes no writes; `None` if it takes them.

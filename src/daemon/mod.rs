@@ -19,6 +19,7 @@ mod process;
 mod report;
 mod rules;
 mod run;
+mod running;
 pub mod status;
 mod subnet_writer;
 mod take_over;

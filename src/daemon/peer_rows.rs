@@ -2,185 +2,98 @@
 //! packets.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
-use std::time::{Duration, Instant};
+use std::net::SocketAddrV4;
+use std::time::Instant;
 
-use serde_json::{Value, json};
-
-use crate::backend::status::{Carrier, Contact, ContactState};
+use crate::backend::status::{Carrier, ContactState};
+use crate::backend_kind::BackendKind;
 use crate::control::lease::Lease;
-use crate::daemon::report::{Running, taken_json};
+use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
 use crate::route::Prefix;
-use crate::stats::{PeerTraffic, WorkerStats};
-
-/// One lease of another node.
-pub(super) struct PeerRow {
-    subnet: Prefix,
-    /// The node's name, where the store knows one.
-    node: Option<String>,
-    /// Where its packets go: an address, for udp with the port.
-    via: String,
-    state: &'static str,
-    tunnel: Option<Tunnel>,
-}
-
-/// What the udp backend knows of a peer.
-struct Tunnel {
-    address: Ipv4Addr,
-    contact: Option<Contact>,
-    /// The longest packet that the path takes.
-    path_mtu_bytes: u32,
-    /// By the workers; of all leases of one address.
-    traffic: PeerTraffic,
-    /// By the kernel's programs.
-    taken: PeerCounts,
-    at: Instant,
-}
-
-/// A peer that is sent packets and says nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SilentPeer {
-    pub(super) subnet: Prefix,
-    pub(super) via: String,
-    /// How long ago it was heard; nothing if it never was.
-    pub(super) heard: Option<Duration>,
-    /// For how long it has been sent packets.
-    pub(super) in_use: Duration,
-}
+use crate::stats::WorkerStats;
+use crate::status::{Peer, PeerState, Traffic, Via};
 
 /// The rows, in the order of the subnets.
-pub(super) fn of(running: &Running) -> Vec<PeerRow> {
+pub(super) fn of(running: &Running) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
+    let mut rows: Vec<_> = leases.iter().map(|(subnet, lease)| bare(*subnet, lease)).collect();
     match &running.carrier {
         Carrier::Workers { stats, routes, kernel, reachability } => {
             let (table, reachability) = (routes.load(), reachability.borrow().clone());
-            let at = Instant::now();
-            let mtu_bytes = running.dataplane.borrow().mtu_bytes;
+            let (now, mtu_bytes) = (Instant::now(), running.dataplane.borrow().mtu_bytes);
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
-            let row = |(subnet, lease): (&Prefix, &Lease)| {
-                let address = in_use.get(subnet);
-                let tunnel = address.map(|address| Tunnel {
-                    address: *address.ip(),
-                    contact: reachability.contacts.get(address).copied(),
-                    path_mtu_bytes: reachability
-                        .path_mtus
-                        .get(subnet)
-                        .map_or(mtu_bytes, |bytes| u32::from(*bytes)),
-                    traffic: WorkerStats::traffic(stats.iter().map(AsRef::as_ref), *address.ip()),
-                    taken: kernel.taken.of_peer(*subnet, *address),
-                    at,
+            for row in &mut rows {
+                let Some(address) = in_use.get(&row.subnet) else { continue };
+                let contact = reachability.contacts.get(address);
+                let ago = |at: Instant| now.duration_since(at).as_secs();
+                row.via = Via::Tunnel(*address);
+                row.state = contact.map_or(PeerState::Idle, |contact| match contact.state {
+                    ContactState::Idle => PeerState::Idle,
+                    ContactState::Asked => PeerState::Asked,
+                    ContactState::Heard => PeerState::Ok,
+                    ContactState::Silent => PeerState::Silent,
                 });
-                let contact = tunnel.as_ref().map(|tunnel| {
-                    tunnel.contact.map_or(ContactState::Idle, |contact| contact.state).name()
-                });
-                let via = address.map_or_else(|| public_address(lease), SocketAddrV4::to_string);
-                PeerRow {
-                    subnet: *subnet,
-                    node: node(*subnet, lease),
-                    via,
-                    state: contact.unwrap_or("other-backend"),
-                    tunnel,
-                }
-            };
-            leases.iter().map(row).collect()
+                row.heard_seconds_ago = contact.and_then(|contact| contact.heard).map(ago);
+                row.in_use_seconds = contact.and_then(|contact| contact.in_use_since).map(ago);
+                row.round_trip_microseconds = contact
+                    .and_then(|contact| contact.round_trip)
+                    .map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+                let path_mtu_bytes = reachability.path_mtus.get(&row.subnet).copied();
+                row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
+                let taken = traffic(kernel.taken.of_peer(row.subnet, *address));
+                carried(row, *address, stats.iter().map(AsRef::as_ref), taken);
+            }
         }
         Carrier::Other { hosts, .. } => {
             let hosts = hosts.borrow().clone();
-            let row = |(subnet, lease): (&Prefix, &Lease)| {
-                let host = hosts.get(subnet);
-                PeerRow {
-                    subnet: *subnet,
-                    node: node(*subnet, lease),
-                    via: host.map_or_else(|| public_address(lease), Ipv4Addr::to_string),
-                    state: if host.is_some() { "set-up" } else { "not-set-up" },
-                    tunnel: None,
-                }
-            };
-            leases.iter().map(row).collect()
+            for row in &mut rows {
+                let is_ours = leases[&row.subnet].attributes.backend_type.is(running.kind);
+                (row.via, row.state) = match hosts.get(&row.subnet) {
+                    Some(host) => (Via::Host(*host), PeerState::SetUp),
+                    None if running.kind == BackendKind::Alloc => (row.via, PeerState::Unmanaged),
+                    None if is_ours => (row.via, PeerState::NotSetUp),
+                    None => continue,
+                };
+            }
         }
     }
+    rows
 }
 
-fn public_address(lease: &Lease) -> String {
-    lease.attributes.public_ip.to_string()
+/// A lease that the backend does not know.
+fn bare(subnet: Prefix, lease: &Lease) -> Peer {
+    // In etcd a lease has no name but its subnet.
+    let node = Some(lease.key.clone()).filter(|key| !key.starts_with(&subnet.key()));
+    let via = Via::Host(lease.attributes.public_ip);
+    Peer::new(subnet, node, via, PeerState::OtherBackend)
 }
 
-/// In etcd a lease has no name but its subnet.
-fn node(subnet: Prefix, lease: &Lease) -> Option<String> {
-    let is_subnet = lease.key.starts_with(&subnet.key());
-    (!is_subnet).then(|| lease.key.clone())
-}
-
-/// How many peers are in which state.
-pub(super) fn states(rows: &[PeerRow]) -> BTreeMap<&'static str, usize> {
-    let mut states = BTreeMap::new();
-    for row in rows {
-        *states.entry(row.state).or_default() += 1;
-    }
-    states
-}
-
-/// The peers to which sends failed, by address.
-pub(super) fn failed_sends(rows: &[PeerRow]) -> impl Iterator<Item = (Ipv4Addr, u64)> {
-    let tunnels = rows.iter().filter_map(|row| row.tunnel.as_ref());
-    let failed: BTreeMap<_, _> =
-        tunnels.map(|tunnel| (tunnel.address, tunnel.traffic.failed_sends)).collect();
-    failed.into_iter()
-}
-
-/// Subnets behind paths that are narrower than the overlay's MTU.
-pub(super) fn narrow_paths(running: &Running) -> usize {
-    match &running.carrier {
-        Carrier::Workers { reachability, .. } => reachability.borrow().path_mtus.len(),
-        Carrier::Other { .. } => 0,
-    }
-}
-
-/// The silent peers, those that were heard longest ago first.
-pub(super) fn silent(running: &Running) -> Vec<SilentPeer> {
-    let Carrier::Workers { routes, reachability, .. } = &running.carrier else { return Vec::new() };
-    let (table, reachability, now) = (routes.load(), reachability.borrow().clone(), Instant::now());
-    let silent = table.peers().iter().filter_map(|peer| {
-        let contact = reachability.contacts.get(&peer.address)?;
-        let since = contact.in_use_since.unwrap_or(now);
-        (contact.state == ContactState::Silent).then(|| SilentPeer {
-            subnet: peer.subnet,
-            via: peer.address.to_string(),
-            heard: contact.heard.map(|at| now.duration_since(at)),
-            in_use: now.duration_since(since),
-        })
+/// Fills in what went to a peer and came from it: by workers, and `taken` by the kernel's programs.
+fn carried<'a>(
+    row: &mut Peer,
+    address: SocketAddrV4,
+    workers: impl Iterator<Item = &'a WorkerStats>,
+    taken: Traffic,
+) {
+    let by_workers = WorkerStats::traffic(workers, *address.ip());
+    row.traffic = Some(Traffic {
+        packets_sent: by_workers.packets_sent + taken.packets_sent,
+        bytes_sent: by_workers.bytes_sent + taken.bytes_sent,
+        packets_received: by_workers.packets_received + taken.packets_received,
+        bytes_received: by_workers.bytes_received + taken.bytes_received,
     });
-    let mut silent: Vec<_> = silent.collect();
-    silent.sort_by_key(|peer| std::cmp::Reverse(peer.heard.unwrap_or(peer.in_use)));
-    silent
+    row.failed_sends = Some(by_workers.failed_sends);
+    row.fast_path = Some(taken);
 }
 
-impl PeerRow {
-    /// As the status has it.
-    pub(super) fn to_json(&self) -> Value {
-        let mut row = json!({
-            "subnet": self.subnet.to_string(),
-            "node": self.node,
-            "via": self.via,
-            "state": self.state,
-        });
-        let Some(Tunnel { contact, path_mtu_bytes, traffic, taken, at, .. }) = &self.tunnel else {
-            return row;
-        };
-        let heard = contact.and_then(|contact| contact.heard);
-        let round_trip = contact.and_then(|contact| contact.round_trip);
-        row["heard_seconds_ago"] = heard.map(|heard| at.duration_since(heard).as_secs()).into();
-        row["round_trip_microseconds"] =
-            round_trip.map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX)).into();
-        row["path_mtu_bytes"] = (*path_mtu_bytes).into();
-        row["packets_sent"] = (traffic.packets_sent + taken.packets_sent).into();
-        row["bytes_sent"] = (traffic.bytes_sent + taken.bytes_sent).into();
-        row["packets_received"] = (traffic.packets_received + taken.packets_received).into();
-        row["bytes_received"] = (traffic.bytes_received + taken.bytes_received).into();
-        row["failed_sends"] = traffic.failed_sends.into();
-        row["fast_path"] = taken_json(taken);
-        row
+/// What the kernel's programs took.
+pub(super) fn traffic(taken: PeerCounts) -> Traffic {
+    Traffic {
+        packets_sent: taken.packets_sent,
+        bytes_sent: taken.bytes_sent,
+        packets_received: taken.packets_received,
+        bytes_received: taken.bytes_received,
     }
 }

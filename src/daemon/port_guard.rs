@@ -9,7 +9,7 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::backend::status::{PlaneState, TunnelEnd};
+use crate::backend::status::PlaneState;
 use crate::config::options::RuleOptions;
 use crate::config::subnet_file::Previous;
 use crate::control::lease::Peers;
@@ -17,6 +17,7 @@ use crate::daemon::begin::Configured;
 use crate::netfilter::guard::{Guard, Tunnel};
 use crate::netfilter::guard_keeper::{GuardKeeper, GuardState, remove_left_guard};
 use crate::route::Prefix;
+use crate::status::TunnelEnd;
 
 /// Who may send to the tunnel's port.
 pub(super) struct PortGuard {

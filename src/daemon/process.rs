@@ -4,21 +4,10 @@
 use std::fs;
 use std::time::Duration;
 
+use crate::status::Process;
+
 /// The threads of the dataplane are named so, with their numbers behind it.
 const WORKER_NAME: &str = "weft-worker-";
-
-/// This process at one moment.
-#[derive(Debug)]
-pub(super) struct Process {
-    /// Of all threads, in user space and in the kernel.
-    pub(super) processor_time: Duration,
-    pub(super) resident_bytes: u64,
-    pub(super) open_files: u64,
-    /// When it started, in seconds since 1970.
-    pub(super) start_unix: u64,
-    /// The workers, in the order of their numbers.
-    pub(super) workers: Vec<WorkerTime>,
-}
 
 /// How a worker got on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -29,23 +18,22 @@ pub(super) struct WorkerTime {
     pub(super) waited: Duration,
 }
 
-impl Process {
-    /// Reads `/proc`; `None` where there is none.
-    pub(super) fn read() -> Option<Self> {
-        let stat = fs::read_to_string("/proc/self/stat").ok()?;
-        let ticks_per_second = rustix::param::clock_ticks_per_second();
-        let page_bytes = rustix::param::page_size() as u64;
-        let boot = boot_unix(&fs::read_to_string("/proc/stat").ok()?)?;
-        let Stat { processor_ticks, start_ticks, resident_pages } = Stat::parse(&stat)?;
-        let seconds = |ticks: u64| ticks as f64 / ticks_per_second as f64;
-        Some(Self {
-            processor_time: Duration::from_secs_f64(seconds(processor_ticks)),
-            resident_bytes: resident_pages * page_bytes,
-            open_files: fs::read_dir("/proc/self/fd").ok()?.count() as u64,
-            start_unix: boot + seconds(start_ticks) as u64,
-            workers: workers(),
-        })
-    }
+/// Reads `/proc`: the process, and its workers in the order of their numbers. `None` where there is
+/// none.
+pub(super) fn read() -> Option<(Process, Vec<WorkerTime>)> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let ticks_per_second = rustix::param::clock_ticks_per_second();
+    let page_bytes = rustix::param::page_size() as u64;
+    let boot = boot_unix(&fs::read_to_string("/proc/stat").ok()?)?;
+    let Stat { processor_ticks, start_ticks, resident_pages } = Stat::parse(&stat)?;
+    let seconds = |ticks: u64| ticks as f64 / ticks_per_second as f64;
+    let process = Process {
+        processor_seconds: seconds(processor_ticks),
+        resident_bytes: resident_pages * page_bytes,
+        open_files: fs::read_dir("/proc/self/fd").ok()?.count() as u64,
+        start_unix: boot + seconds(start_ticks) as u64,
+    };
+    Some((process, workers()))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -113,7 +101,7 @@ mod tests {
 
     #[test]
     fn this_process_is_there() {
-        let process = Process::read().unwrap();
+        let (process, _) = read().unwrap();
         assert!(process.resident_bytes > 1 << 20 && process.open_files >= 3, "{process:?}");
         assert!(process.start_unix > 1_700_000_000, "{process:?}");
     }

@@ -40,8 +40,9 @@ use crate::daemon::limits;
 use crate::daemon::metrics_server;
 use crate::daemon::notify;
 use crate::daemon::port_guard::PortGuard;
-use crate::daemon::report::{Report, Running};
+use crate::daemon::report::Report;
 use crate::daemon::rules;
+use crate::daemon::running::Running;
 use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
@@ -265,7 +266,7 @@ async fn serve(
     };
     let scraped = options.metrics_address.map(|address| {
         let metrics = Arc::clone(&report);
-        metrics_server::serve(address, move || metrics.to_metrics())
+        metrics_server::serve(address, move || metrics.metrics())
     });
     tokio::select! {
         end = work(daemon, manager, &previous, &report) => end,

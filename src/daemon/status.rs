@@ -19,16 +19,13 @@ use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustix::fs::Mode;
-use serde_json::Value;
+use serde::Serialize;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::daemon::http::{self, Handler, Reply};
 use crate::daemon::{metrics_server, take_over};
-
-/// Of all JSON, the daemon's and the tool's. Fields are only ever added to a schema.
-pub(crate) const SCHEMA: u32 = 1;
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -100,8 +97,10 @@ pub struct Page {
 
 impl Page {
     /// One JSON value.
-    pub fn json(value: &Value) -> Self {
-        Self { content_type: "application/json", text: format!("{value}\n") }
+    pub fn json(value: &impl Serialize) -> Self {
+        // Only keys that are no text could be refused.
+        let text = serde_json::to_string(value).unwrap_or_else(|error| error.to_string());
+        Self { content_type: "application/json", text: text + "\n" }
     }
 
     /// Prometheus text format.

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::thread;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 

@@ -1,187 +1,171 @@
 //! What an operator has to know first: whether this node is ready, since when, and what is wrong.
-//! Pure: facts in, sentences out.
+//! Pure: a status in, sentences out.
 
 use std::time::Duration;
 
-use crate::backend::status::PlaneState;
 use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::snapshot::REJECTED_MAX;
-use crate::control::status::{ControlState, Hindrance, Unused};
-use crate::daemon::peer_rows::SilentPeer;
-use crate::netfilter::guard_keeper::GuardState;
-use crate::netfilter::reconciler::RuleState;
+use crate::status::{
+    BackendCounts, Cause, Fault, Guard, Hindrance, Peer, PeerState, State, Status,
+};
 
-/// What is known.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Facts<'a> {
-    pub(super) is_ready: bool,
-    /// Since when it has been that, in seconds since 1970.
-    pub(super) since_unix: u64,
-    pub(super) control: &'a ControlState,
-    /// Nothing before the backend runs.
-    pub(super) plane: Option<&'a PlaneState>,
-    pub(super) is_subnet_file_written: bool,
-    /// Nothing if none are kept.
-    pub(super) rules: Option<RuleState>,
-    /// The same for the guard of the tunnel's port.
-    pub(super) guard: Option<GuardState>,
-    /// Those heard longest ago first.
-    pub(super) silent: &'a [SilentPeer],
-    /// A worker that hangs.
-    pub(super) stalled: Option<&'a str>,
-    pub(super) now_unix: u64,
+/// The sum of what is wrong.
+pub(super) fn state(status: &Status, faults: &[Fault]) -> State {
+    match (status.ready, faults) {
+        (false, _) => State::NotReady,
+        (true, []) => State::Ready,
+        (true, _) => State::Degraded,
+    }
 }
 
-/// The sum of it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
-    pub(super) state: State,
-    /// Since when the node has been ready, or not.
-    pub(super) since_unix: u64,
-    /// What is wrong, the worst first: causes of not being ready, or what degrades a ready node.
-    pub(super) causes: Vec<String>,
+/// What is wrong, the worst first: causes of not being ready, then what a person has to look at
+/// though packets flow.
+pub(super) fn faults(status: &Status, now_unix: u64) -> Vec<Fault> {
+    let mut faults = Faults(Vec::new());
+    match &status.start {
+        // All else is a consequence of it.
+        Some(start) => match &start.hindrance {
+            None => faults.add(Cause::Starting, start.step.as_str()),
+            Some(why) => faults.add(Cause::StartHindered, described(why, now_unix)),
+        },
+        None => {
+            if !status.ready {
+                faults.missing(status);
+            }
+            faults.of_plane(status);
+            faults.of_store(status, now_unix);
+            faults.of_rules(status);
+            faults.of_peers(status);
+        }
+    }
+    faults.0
 }
 
-/// Whether pods can use the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// They can.
-    Ready,
-    /// They can, but something needs a person.
-    Degraded,
-    /// They can't, or not all.
-    NotReady,
-}
+struct Faults(Vec<Fault>);
 
-impl State {
-    /// As the status spells it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::Degraded => "degraded",
-            Self::NotReady => "not-ready",
+impl Faults {
+    fn add(&mut self, cause: Cause, text: impl Into<String>) {
+        self.0.push(Fault { cause, text: text.into() });
+    }
+
+    /// What keeps the node from being ready.
+    fn missing(&mut self, status: &Status) {
+        if status.dataplane_is_up != Some(true) {
+            let why = status.dataplane_wrong.as_deref();
+            self.add(Cause::DataplaneDown, why.unwrap_or("the backend is being set up"));
+        }
+        if !status.subnet_file.as_ref().is_some_and(|file| file.written) {
+            let text = "the subnet file can't be written: the log says why";
+            self.add(Cause::SubnetFile, text);
+        }
+        if status.rules.as_ref().is_some_and(|rules| !rules.kept.settled) {
+            let text = "the firewall's rules are not set yet: the log says why";
+            self.add(Cause::RulesNotSet, text);
+        }
+    }
+
+    fn of_plane(&mut self, status: &Status) {
+        if status.dataplane_is_up == Some(true)
+            && let Some(wrong) = &status.dataplane_wrong
+        {
+            self.add(Cause::DataplaneHindered, wrong.as_str());
+        }
+        let mut ages = status.workers.iter().map(|worker| (worker.index, worker.stalled_seconds));
+        if let Some((index, Some(seconds))) = ages.find(|(_, age)| age.is_some()) {
+            self.add(Cause::WorkerStalled, stalled(index, seconds));
+        }
+    }
+
+    fn of_store(&mut self, status: &Status, now_unix: u64) {
+        let store = &status.store;
+        if let Some(holder) = &store.duplicate_public_ip {
+            let text = format!("this node's PublicIP belongs to {holder}: find that host");
+            self.add(Cause::DuplicatePublicIp, text);
+        }
+        if let Some(hindrance) = &store.hindrance {
+            let ends = store.lease_expires_unix.map(|ends| {
+                let left = go_seconds(ends.saturating_sub(now_unix));
+                format!(", and this node's lease ends in {left}")
+            });
+            let text = format!(
+                "{}; packets flow to the peers known so far{}",
+                described(hindrance, now_unix),
+                ends.unwrap_or_default(),
+            );
+            self.add(Cause::StoreAway, text);
+        }
+        let said = store.hindrance.as_ref().map(|hindrance| &hindrance.text);
+        if let Some(why) = store.refused.as_ref().filter(|why| said != Some(why)) {
+            self.add(Cause::StoreRefuses, why.as_str());
+        }
+        if store.subnet_refused {
+            let other = store.refused_subnet.map(|subnet| subnet.to_string());
+            let other = other.unwrap_or_else(|| "a subnet that can't be used".to_owned());
+            let text =
+                format!("the cluster assigned {other} to this node: the log says what to do");
+            self.add(Cause::SubnetRefused, text);
+        }
+        if let Some(as_of) = status.stale_as_of_unix {
+            let time = format_rfc3339(as_of);
+            let text = format!("lease and peers are from the cache of {time}, not confirmed yet");
+            self.add(Cause::Cached, text);
+        }
+        if status.restart_needed {
+            let text =
+                "the store has another network configuration: restart weftd, then this host's pods";
+            self.add(Cause::RestartNeeded, text);
+        }
+    }
+
+    fn of_rules(&mut self, status: &Status) {
+        if status.rules.as_ref().is_some_and(|rules| rules.kept.settled && !rules.kept.in_place) {
+            let text = "the firewall's rules are not in place: the log says why";
+            self.add(Cause::RulesNotInPlace, text);
+        }
+        if status.guard.as_ref().is_some_and(|guard| guard.kept.settled && !guard.kept.in_place) {
+            let text = "the guard of the tunnel's port can't be kept, and new peers may not be \
+                        heard: the log says why";
+            self.add(Cause::GuardNotKept, text);
+        }
+    }
+
+    fn of_peers(&mut self, status: &Status) {
+        if status.peers_held > 0 {
+            let held = status.peers_held;
+            let text = format!(
+                "the leases of {held} peers vanished from the store together: restore its data"
+            );
+            self.add(Cause::LeasesVanished, text);
+        }
+        if let Some(text) = unused(status) {
+            self.add(Cause::EntryUnused, text);
+        }
+        let done = status.backend.as_ref().and_then(|backend| backend.done.as_ref());
+        if let Some(text) = done.and_then(|done| not_set_up(done, status.peers)) {
+            self.add(Cause::PeerNotSetUp, text);
+        }
+        if let Some(text) = silence(&status.routes, status.guard.as_ref()) {
+            self.add(Cause::PeerSilent, text);
         }
     }
 }
 
-impl Verdict {
-    pub(super) fn of(facts: Facts<'_>) -> Self {
-        let degrading = degrading(facts);
-        let (state, causes) = if !facts.is_ready {
-            (State::NotReady, [missing(facts), degrading].concat())
-        } else if degrading.is_empty() {
-            (State::Ready, degrading)
-        } else {
-            (State::Degraded, degrading)
-        };
-        Self { state, since_unix: facts.since_unix, causes }
-    }
-}
-
-/// What keeps the node from being ready.
-fn missing(facts: Facts<'_>) -> Vec<String> {
-    let Facts { control, now_unix, .. } = facts;
-    let Some(plane) = facts.plane else {
-        let step = control.start_step.unwrap_or("starting");
-        return vec![
-            control
-                .start_hindrance
-                .as_ref()
-                .map_or_else(|| step.to_owned(), |hindrance| described(hindrance, now_unix)),
-        ];
-    };
-    let mut missing = Vec::new();
-    if !plane.is_up {
-        let why = plane.wrong.clone();
-        missing.push(why.unwrap_or_else(|| "the backend is being set up".to_owned()));
-    }
-    if !facts.is_subnet_file_written {
-        missing.push("the subnet file can't be written: the log says why".to_owned());
-    }
-    if facts.rules.is_some_and(|rules| !rules.is_settled) {
-        missing.push("the firewall's rules are not set yet: the log says why".to_owned());
-    }
-    missing
-}
-
-/// What a person has to look at though packets flow.
-fn degrading(facts: Facts<'_>) -> Vec<String> {
-    let Facts { control, now_unix, .. } = facts;
-    let mut causes = Vec::new();
-    // Before that, it is what keeps the node from being ready.
-    if facts.plane.is_none() {
-        return causes;
-    }
-    causes.extend(facts.plane.filter(|plane| plane.is_up).and_then(|plane| plane.wrong.clone()));
-    causes.extend(facts.stalled.map(str::to_owned));
-    if let Some(holder) = &control.duplicate_public_ip {
-        causes.push(format!("this node's PublicIP belongs to {holder}: find that host"));
-    }
-    if let Some(hindrance) = &control.store_hindrance {
-        let ends = control.lease_expires_unix.map(|ends| {
-            let left = Duration::from_secs(ends.saturating_sub(now_unix));
-            format!(", and this node's lease ends in {}", format_go_duration(left))
-        });
-        causes.push(format!(
-            "{}; packets flow to the peers known so far{}",
-            described(hindrance, now_unix),
-            ends.unwrap_or_default(),
-        ));
-    }
-    let said = control.store_hindrance.as_ref().map(|hindrance| &hindrance.text);
-    causes.extend(control.refused().filter(|why| said != Some(why)));
-    if control.subnet_is_refused {
-        let other = control.refused_subnet.map(|subnet| subnet.to_string());
-        let other = other.unwrap_or_else(|| "a subnet that can't be used".to_owned());
-        causes.push(format!("the cluster assigned {other} to this node: the log says what to do"));
-    }
-    if let Some(as_of) = control.cached_as_of_unix {
-        let time = format_rfc3339(as_of);
-        causes.push(format!("lease and peers are from the cache of {time}, not confirmed yet"));
-    }
-    if control.restart_needed {
-        causes.push(
-            "the store has another network configuration: restart weftd, then this host's pods"
-                .to_owned(),
-        );
-    }
-    if facts.rules.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
-        causes.push("the firewall's rules are not in place: the log says why".to_owned());
-    }
-    let guard = facts.guard.map(|guard| guard.rules);
-    if guard.is_some_and(|rules| rules.is_settled && !rules.is_in_place) {
-        causes.push(
-            "the guard of the tunnel's port can't be kept, and new peers may not be heard: the log \
-             says why"
-                .to_owned(),
-        );
-    }
-    if control.held_peers > 0 {
-        causes.push(format!(
-            "the leases of {} peers vanished from the store together: restore its data",
-            control.held_peers
-        ));
-    }
-    causes.extend(unused(control.unused()));
-    causes.extend(silence(facts.silent, facts.guard));
-    causes
-}
-
 /// A worker that has begun no turn for so long.
-pub(super) fn stalled(worker: usize, age: Duration) -> String {
+pub(super) fn stalled(worker: usize, seconds: u64) -> String {
     format!(
         "worker {worker} has moved no packet and not looked for one for {}: does this host give it \
          a processor? If so, restart weftd and report this",
-        format_go_duration(whole_seconds(age))
+        go_seconds(seconds)
     )
 }
 
 /// Which entries of the store are not used: one in full.
-fn unused(unused: &Unused) -> Option<String> {
-    let example = unused.example.as_ref()?;
-    let others = match unused.total() - 1 {
+fn unused(status: &Status) -> Option<String> {
+    let example = status.store.unused_example.as_ref()?;
+    let total: u64 = status.store.unused.values().sum();
+    let others = match total.saturating_sub(1) {
         0 => String::new(),
-        others if unused.total() >= REJECTED_MAX as u64 => {
+        others if total >= REJECTED_MAX as u64 => {
             format!(", and at least {others} more (`weft log`)")
         }
         others => format!(", and {others} more (`weft log`)"),
@@ -192,19 +176,34 @@ fn unused(unused: &Unused) -> Option<String> {
     ))
 }
 
-/// Which peers are silent: the first in full.
-fn silence(silent: &[SilentPeer], guard: Option<GuardState>) -> Option<String> {
-    let first = silent.first()?;
-    let SilentPeer { subnet, via, heard, in_use } = first;
-    let since = match heard {
-        Some(ago) => format!("not heard for {}", format_go_duration(whole_seconds(*ago))),
-        None => format!("never heard, sent to for {}", format_go_duration(whole_seconds(*in_use))),
+/// How many peers the kernel or a command did not take, and how many can't be used.
+fn not_set_up(done: &BackendCounts, peers: usize) -> Option<String> {
+    let missing = done.peers_failed + done.leases_unusable;
+    (missing > 0).then(|| {
+        format!(
+            "{missing} of {peers} peers are not set up, and no packets go there: `weft peers` \
+             names them, and the log says why"
+        )
+    })
+}
+
+/// Which peers are silent: the one that was heard longest ago in full.
+fn silence(peers: &[Peer], guard: Option<&Guard>) -> Option<String> {
+    let in_use = |peer: &Peer| peer.in_use_seconds.unwrap_or(0);
+    let silent = peers.iter().filter(|peer| peer.state == PeerState::Silent);
+    // Of several the first in the order of the subnets.
+    let first =
+        silent.clone().rev().max_by_key(|it| it.heard_seconds_ago.unwrap_or_else(|| in_use(it)))?;
+    let Peer { subnet, via, heard_seconds_ago, .. } = first;
+    let since = match heard_seconds_ago {
+        Some(ago) => format!("not heard for {}", go_seconds(*ago)),
+        None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
     };
-    let others = match silent.len() - 1 {
+    let others = match silent.count() - 1 {
         0 => String::new(),
         others => format!(", and {others} more peers (`weft peers`)"),
     };
-    let kept_out = match guard.map_or(0, |guard| guard.dropped.from_strangers) {
+    let kept_out = match guard.map_or(0, |guard| guard.dropped_from_strangers) {
         0 => String::new(),
         packets => format!(
             " And the guard dropped {packets} packets of strangers: does that peer send from the \
@@ -217,152 +216,169 @@ fn silence(silent: &[SilentPeer], guard: Option<GuardState>) -> Option<String> {
     ))
 }
 
-fn whole_seconds(duration: Duration) -> Duration {
-    Duration::from_secs(duration.as_secs())
+fn go_seconds(seconds: u64) -> String {
+    format_go_duration(Duration::from_secs(seconds))
 }
 
 /// `etcd is unavailable: connection refused, 21 tries in 4m12s`.
 fn described(hindrance: &Hindrance, now_unix: u64) -> String {
     let Hindrance { text, since_unix, tries } = hindrance;
-    let age = Duration::from_secs(now_unix.saturating_sub(*since_unix));
     match tries {
         1 => text.clone(),
-        tries => format!("{text}, {tries} tries in {}", format_go_duration(age)),
+        tries => {
+            let age = go_seconds(now_unix.saturating_sub(*since_unix));
+            format!("{text}, {tries} tries in {age}")
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::rejected::{RejectReason, Rejected};
-    use crate::netfilter::guard::Dropped;
-    use crate::route::Prefix;
+    use crate::status::{Kept, Rules, Start, SubnetFile, Via, Worker};
 
     const NOW: u64 = 1_795_225_924;
 
-    fn verdict(is_ready: bool, control: &ControlState, plane: Option<&PlaneState>) -> Verdict {
-        Verdict::of(Facts {
-            is_ready,
-            since_unix: NOW - 252,
-            control,
-            plane,
-            is_subnet_file_written: true,
-            rules: None,
-            guard: None,
-            silent: &[],
-            stalled: None,
-            now_unix: NOW,
-        })
+    /// A node whose backend runs, and where all is well.
+    fn running() -> Status {
+        Status {
+            ready: true,
+            dataplane_is_up: Some(true),
+            subnet_file: Some(SubnetFile { written: true, failures: 0 }),
+            ..Status::default()
+        }
+    }
+
+    /// What is wrong, and the sum of it.
+    fn judged(status: &Status) -> (State, Vec<Cause>) {
+        let faults = faults(status, NOW);
+        (state(status, &faults), faults.iter().map(|fault| fault.cause).collect())
+    }
+
+    fn peer(last: u8, heard_seconds_ago: Option<u64>) -> Peer {
+        let subnet = format!("10.5.{last}.0/24").parse().unwrap();
+        let via = Via::Tunnel(format!("192.0.2.{last}:8285").parse().unwrap());
+        let peer = Peer::new(subnet, None, via, PeerState::Silent);
+        Peer { heard_seconds_ago, in_use_seconds: Some(90), ..peer }
     }
 
     #[test]
-    fn silent_peers_degrade_a_node() {
-        let peer = |last: u8, heard: Option<u64>| SilentPeer {
-            subnet: Prefix::new([10, 5, last, 0].into(), 24).unwrap(),
-            via: format!("192.0.2.{last}:8285"),
-            heard: heard.map(Duration::from_secs),
-            in_use: Duration::from_millis(90_400),
-        };
-        let one = silence(&[peer(1, None)], None).unwrap();
-        assert!(
-            one.starts_with(
-                "peer 10.5.1.0/24 at 192.0.2.1:8285 is SILENT: never heard, sent to for 1m30s: is"
-            ),
-            "{one}"
-        );
-        let all = [peer(2, Some(7200)), peer(1, None), peer(3, Some(9))];
-        let many = silence(&all, Some(GuardState::default())).unwrap();
-        assert!(many.contains("not heard for 2h0m0s, and 2 more peers (`weft peers`):"), "{many}");
-        assert!(many.ends_with("to this port?"), "{many}");
-        let dropped = Dropped { from_strangers: 4, from_pods: 1 };
-        let kept_out =
-            silence(&all, Some(GuardState { dropped, ..GuardState::default() })).unwrap();
-        assert!(kept_out.contains("the guard dropped 4 packets of strangers"), "{kept_out}");
+    fn the_peer_that_was_heard_longest_ago_is_named() {
+        for (peers, named, others) in [
+            (vec![peer(1, None)], "10.5.1.0/24 at 192.0.2.1:8285", None),
+            (vec![peer(1, None), peer(2, Some(7200)), peer(3, Some(9))], "10.5.2.0/24", Some("2")),
+            (vec![peer(1, Some(9)), peer(2, None), peer(3, None)], "10.5.2.0/24", Some("2")),
+        ] {
+            let text = silence(&peers, Some(&Guard::default())).unwrap();
+            assert!(text.contains(named) && !text.contains("guard"), "{text}");
+            assert!(
+                others.is_none_or(|count| text.contains(&format!("and {count} more"))),
+                "{text}"
+            );
+            let guard = Guard { dropped_from_strangers: 4, ..Guard::default() };
+            let kept_out = silence(&peers, Some(&guard)).unwrap();
+            assert!(kept_out.contains("the guard dropped 4 packets"), "{kept_out}");
+        }
         assert_eq!(silence(&[], None), None);
+        let status = Status { routes: vec![peer(1, None)], ..running() };
+        assert_eq!(judged(&status), (State::Degraded, vec![Cause::PeerSilent]));
     }
 
     #[test]
     fn one_unused_entry_is_named() {
-        let entry = |key: &str| Rejected {
-            key: key.to_owned(),
-            reason: RejectReason::OutsideNetwork,
-            detail: "10.6.1.0/24 lies outside the network 10.5.0.0/16".to_owned(),
-            revision: 1,
-        };
-        let text = unused(&Unused::of(&[entry("10.6.1.0-24")])).unwrap();
-        let wrong = "\"10.6.1.0-24\": 10.6.1.0/24 lies outside the network 10.5.0.0/16";
-        assert!(text.ends_with(&format!("its node: {wrong}; correct or delete it")), "{text}");
-        let text = unused(&Unused::of(&[entry("a"), entry("b"), entry("c")])).unwrap();
-        assert!(text.contains("and 2 more (`weft log`);"), "{text}");
-        assert_eq!(unused(&Unused::of(&[])), None);
-    }
-
-    fn plane() -> PlaneState {
-        PlaneState {
-            is_up: true,
-            wrong: None,
-            description: String::new(),
-            device: None,
-            interface: "eth0".to_owned(),
-            mtu_bytes: 1472,
-            public_address: std::net::Ipv4Addr::LOCALHOST,
-            tunnel: None,
-            workers: Vec::new(),
+        let mut status = running();
+        status.store.unused_example = Some("\"10.6.1.0-24\": outside".to_owned());
+        for (count, expected) in [(1, None), (3, Some("and 2 more")), (999_999, Some("at least"))] {
+            status.store.unused = [("outside_network".to_owned(), count)].into();
+            let text = unused(&status).unwrap();
+            assert!(text.contains("\"10.6.1.0-24\": outside"), "{text}");
+            assert_eq!(text.contains(expected.unwrap_or(" more")), expected.is_some(), "{text}");
         }
-    }
-
-    fn hindrance(text: &str, seconds: u64, tries: u64) -> Option<Hindrance> {
-        Some(Hindrance { text: text.to_owned(), since_unix: NOW - seconds, tries })
+        assert_eq!(judged(&status), (State::Degraded, vec![Cause::EntryUnused]));
     }
 
     #[test]
     fn a_start_says_what_it_waits_for() {
-        let mut control = ControlState::default();
-        assert_eq!(verdict(false, &control, None).causes, ["starting"]);
-        control.start_step = Some("asking the store for a subnet");
-        assert_eq!(verdict(false, &control, None).causes, ["asking the store for a subnet"]);
-        control.start_hindrance = hindrance("no subnet: etcd: connection refused", 252, 21);
+        let start = Some(Start { step: "asking the store".to_owned(), hindrance: None });
+        let mut status = Status { start, ..Status::default() };
+        let [fault] = <[Fault; 1]>::try_from(faults(&status, NOW)).unwrap();
+        assert_eq!((fault.cause, fault.text.as_str()), (Cause::Starting, "asking the store"));
+        let text = "no subnet: refused".to_owned();
+        let hindrance = Hindrance { text, since_unix: NOW - 252, tries: 21 };
+        status.start.as_mut().unwrap().hindrance = Some(hindrance.clone());
         // What the store says of itself is in there.
-        control.store_hindrance = hindrance("etcd: connection refused", 252, 21);
-        let expected = Verdict {
-            state: State::NotReady,
-            since_unix: NOW - 252,
-            causes: vec!["no subnet: etcd: connection refused, 21 tries in 4m12s".to_owned()],
-        };
-        assert_eq!(verdict(false, &control, None), expected);
+        status.store.hindrance = Some(hindrance);
+        assert_eq!(judged(&status), (State::NotReady, vec![Cause::StartHindered]));
+        assert_eq!(faults(&status, NOW)[0].text, "no subnet: refused, 21 tries in 4m12s");
     }
 
     #[test]
     fn a_ready_node_is_degraded_by_what_needs_a_person() {
-        let (mut control, plane) = (ControlState::default(), plane());
-        let ready = verdict(true, &control, Some(&plane));
-        assert_eq!((ready.state, ready.causes), (State::Ready, vec![]));
-        control.held_peers = 3;
-        control.store_hindrance = hindrance("etcd: connection refused", 60, 7);
-        control.lease_expires_unix = Some(NOW + 7200);
-        let degraded = verdict(true, &control, Some(&plane));
-        assert_eq!(degraded.state, State::Degraded);
-        assert_eq!(
-            degraded.causes,
-            [
-                "etcd: connection refused, 7 tries in 1m0s; packets flow to the peers known so \
-                 far, and this node's lease ends in 2h0m0s",
-                "the leases of 3 peers vanished from the store together: restore its data",
-            ]
-        );
+        type Wrong = (Cause, fn(&mut Status));
+        let each: [Wrong; 13] = [
+            (Cause::DataplaneHindered, |it| it.dataplane_wrong = Some("old address".to_owned())),
+            (Cause::WorkerStalled, |it| {
+                it.workers = vec![Worker { stalled_seconds: Some(20), ..Worker::default() }];
+            }),
+            (Cause::DuplicatePublicIp, |it| {
+                it.store.duplicate_public_ip = Some("host b".to_owned())
+            }),
+            (Cause::StoreAway, |it| it.store.hindrance = Some(Hindrance::default())),
+            (Cause::StoreRefuses, |it| it.store.refused = Some("full".to_owned())),
+            (Cause::SubnetRefused, |it| it.store.subnet_refused = true),
+            (Cause::Cached, |it| it.stale_as_of_unix = Some(NOW)),
+            (Cause::RestartNeeded, |it| it.restart_needed = true),
+            (Cause::RulesNotInPlace, |it| {
+                it.rules = Some(Rules {
+                    kept: Kept { settled: true, ..Kept::default() },
+                    ..Rules::default()
+                });
+            }),
+            (Cause::GuardNotKept, |it| {
+                let kept = Kept { settled: true, ..Kept::default() };
+                it.guard = Some(Guard { kept, ..Guard::default() });
+            }),
+            (Cause::LeasesVanished, |it| it.peers_held = 3),
+            (Cause::PeerNotSetUp, |it| backend(it).peers_failed = 2),
+            (Cause::PeerNotSetUp, |it| backend(it).leases_unusable = 1),
+        ];
+        assert_eq!(judged(&running()), (State::Ready, vec![]));
+        for (cause, wrong) in each {
+            let mut status = running();
+            wrong(&mut status);
+            assert_eq!(judged(&status), (State::Degraded, vec![cause]));
+        }
+        let mut all = running();
+        each.iter().for_each(|(_, wrong)| wrong(&mut all));
+        let order: Vec<_> = each[..12].iter().map(|(cause, _)| *cause).collect();
+        assert_eq!(judged(&all), (State::Degraded, order), "the worst comes first");
+    }
+
+    fn backend(status: &mut Status) -> &mut BackendCounts {
+        status.backend.get_or_insert_default().done.get_or_insert_default()
     }
 
     #[test]
-    fn a_broken_plane_comes_before_what_degrades() {
-        let (mut control, mut plane) = (ControlState::default(), plane());
-        control.restart_needed = true;
-        (plane.is_up, plane.wrong) = (false, Some("flannel0 is gone".to_owned()));
-        let verdict = verdict(false, &control, Some(&plane));
-        assert_eq!((verdict.state, verdict.causes.len()), (State::NotReady, 2));
-        assert_eq!(verdict.causes[0], "flannel0 is gone");
-        (plane.is_up, plane.wrong) = (true, Some("the tunnel stays at 192.0.2.1".to_owned()));
-        let verdict = self::verdict(true, &ControlState::default(), Some(&plane));
-        assert_eq!(verdict.state, State::Degraded);
-        assert_eq!(verdict.causes, ["the tunnel stays at 192.0.2.1"]);
+    fn what_keeps_a_node_from_being_ready_comes_first() {
+        let mut status = Status { restart_needed: true, ready: false, ..running() };
+        (status.dataplane_is_up, status.dataplane_wrong) = (Some(false), Some("gone".to_owned()));
+        status.subnet_file = None;
+        status.rules = Some(Rules::default());
+        let causes =
+            vec![Cause::DataplaneDown, Cause::SubnetFile, Cause::RulesNotSet, Cause::RestartNeeded];
+        assert_eq!(judged(&status), (State::NotReady, causes));
+        assert_eq!(faults(&status, NOW)[0].text, "gone");
+    }
+
+    #[test]
+    fn an_outage_of_the_store_is_told_with_what_is_left() {
+        let mut status = running();
+        let text = "etcd: connection refused".to_owned();
+        status.store.refused = Some(text.clone());
+        status.store.hindrance = Some(Hindrance { text, since_unix: NOW - 60, tries: 7 });
+        status.store.lease_expires_unix = Some(NOW + 7200);
+        let [fault] = <[Fault; 1]>::try_from(faults(&status, NOW)).unwrap();
+        assert_eq!(fault.cause, Cause::StoreAway, "it is said once");
+        assert!(fault.text.contains("7 tries in 1m0s") && fault.text.ends_with("ends in 2h0m0s"));
     }
 }

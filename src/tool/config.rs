@@ -1,35 +1,33 @@
 //! `weft config`: the options of a running daemon, those that were given first.
 
-use serde_json::Value;
-
+use crate::status::Setting;
 use crate::tool::table;
 
-/// The table, from what weftd answered to `/config`.
-pub(super) fn render(answer: &Value) -> String {
-    let mut settings: Vec<_> = answer["settings"].as_array().into_iter().flatten().collect();
+/// The table.
+pub(super) fn render(mut settings: Vec<Setting>) -> String {
     // Stable: each half stays in the order of the names.
-    settings.sort_by_key(|setting| setting["given_by"].is_null());
-    let row = |setting: &&Value| {
-        let text = |name: &str| setting[name].as_str().unwrap_or_default().to_owned();
-        let by = setting["given_by"].as_str().unwrap_or("default").to_owned();
-        vec![text("name"), by, text("value")]
+    settings.sort_by_key(|setting| setting.given_by.is_none());
+    let row = |Setting { name, value, given_by }| {
+        vec![name, given_by.unwrap_or_else(|| "default".to_owned()), value]
     };
-    let rows: Vec<_> = settings.iter().map(row).collect();
+    let rows: Vec<_> = settings.into_iter().map(row).collect();
     table::render(&["OPTION", "FROM", "VALUE"], &rows, |_, _, shown| shown.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn what_was_given_comes_first() {
-        let answer = json!({ "settings": [
-            { "name": "engine", "value": "auto", "given_by": null },
-            { "name": "iface", "value": "eth0", "given_by": "--iface" },
-        ] });
+        let setting = |name: &str, value: &str, given_by: Option<&str>| Setting {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            given_by: given_by.map(str::to_owned),
+        };
+        let settings =
+            vec![setting("engine", "auto", None), setting("iface", "eth0", Some("--iface"))];
         let expected = "OPTION  FROM     VALUE\niface   --iface  eth0\nengine  default  auto\n";
-        assert_eq!(render(&answer), expected);
+        assert_eq!(render(settings), expected);
     }
 }

@@ -4,19 +4,17 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use serde_json::Value;
 
 use crate::control::clock::format_rfc3339;
-use crate::daemon::status::SCHEMA;
 use crate::stats::{DropReason, SAMPLE_BYTES_MAX};
+use crate::status::{Drops, SCHEMA, Sample, Way};
 use crate::tool::arguments::{DropsArguments, Output};
-use crate::tool::pcapng::{self, Way};
-use crate::tool::{advice, ask};
+use crate::tool::{advice, ask, pcapng};
 
 /// Between two looks. A worker keeps the last 64 packets of each direction.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -34,7 +32,7 @@ struct Dropped {
     is_egress: bool,
     reason: DropReason,
     packets: u64,
-    peer: Option<String>,
+    peer: Option<SocketAddrV4>,
     length_bytes: u32,
     bytes: Vec<u8>,
 }
@@ -65,7 +63,7 @@ pub(super) fn run(arguments: &DropsArguments) -> anyhow::Result<String> {
             }
             let line = match output {
                 Some(Output::Json) => {
-                    let mut line = sample.clone();
+                    let mut line = serde_json::to_value(sample)?;
                     line["schema"] = SCHEMA.into();
                     format!("{line}\n")
                 }
@@ -112,18 +110,17 @@ impl Looks {
         Ok(looks)
     }
 
-    fn next(&mut self, socket: &Path) -> anyhow::Result<Vec<Value>> {
+    fn next(&mut self, socket: &Path) -> anyhow::Result<Vec<Sample>> {
         let answer = ask(socket, &format!("/drops/{}", self.seen));
-        let mut answer = answer.inspect_err(|_| self.seen.clear())?;
-        if let Some(error) = answer["error"].as_str() {
+        let (_, Drops { error, next, dropped, samples, .. }) =
+            answer.inspect_err(|_| self.seen.clear())?;
+        if let Some(error) = error {
             bail!("{error}");
         }
-        answer["next"].as_str().unwrap_or_default().clone_into(&mut self.seen);
-        let total = answer["dropped"].as_u64().unwrap_or(0);
         // A weftd that was started meanwhile counts from nothing.
-        self.dropped += total.checked_sub(self.total).unwrap_or(total);
-        self.total = total;
-        Ok(answer["samples"].as_array_mut().map(std::mem::take).unwrap_or_default())
+        self.dropped += dropped.checked_sub(self.total).unwrap_or(dropped);
+        (self.seen, self.total) = (next, dropped);
+        Ok(samples)
     }
 
     fn sum(&self, shown: u64, seconds: u64) -> String {
@@ -140,18 +137,16 @@ impl Looks {
 }
 
 impl Dropped {
-    fn parse(sample: &Value) -> Option<Self> {
-        let id = sample["reason"].as_str()?;
-        let hex = sample["bytes"].as_str()?.as_bytes();
+    fn parse(sample: &Sample) -> Option<Self> {
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         Some(Self {
-            at: Duration::from_nanos(sample["at_unix_nanoseconds"].as_u64()?),
-            is_egress: sample["direction"].as_str()? == "egress",
-            reason: *DropReason::ALL.iter().find(|reason| reason.id() == id)?,
-            packets: sample["packets"].as_u64()?,
-            peer: sample["peer"].as_str().map(str::to_owned),
-            length_bytes: u32::try_from(sample["length_bytes"].as_u64()?).ok()?,
-            bytes: hex.chunks(2).map(byte).collect::<Option<_>>()?,
+            at: Duration::from_nanos(sample.at_unix_nanoseconds),
+            is_egress: sample.direction == Way::Egress,
+            reason: *DropReason::ALL.iter().find(|reason| reason.id() == sample.reason)?,
+            packets: sample.packets,
+            peer: sample.peer,
+            length_bytes: sample.length_bytes,
+            bytes: sample.bytes.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?,
         })
     }
 
@@ -191,7 +186,7 @@ impl Dropped {
         );
         pcapng::packet(&pcapng::Packet {
             at: self.at,
-            way: if self.is_egress { Way::Outbound } else { Way::Inbound },
+            way: if self.is_egress { pcapng::Way::Outbound } else { pcapng::Way::Inbound },
             length_bytes: self.length_bytes,
             bytes: &self.bytes,
             comment: &comment,
@@ -234,7 +229,6 @@ fn described(bytes: &[u8], length_bytes: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn packets_are_described_however_broken() {
@@ -258,22 +252,27 @@ mod tests {
 
     #[test]
     fn a_reason_is_explained_once() {
-        let sample = json!({
-            "at_unix_nanoseconds": 1_795_225_924_123_456_789_u64, "direction": "egress",
-            "reason": "no-route", "packets": 3, "peer": null, "length_bytes": 4000, "worker": 0,
-            "bytes": "60",
-        });
+        let sample = Sample {
+            at_unix_nanoseconds: 1_795_225_924_123_456_789,
+            direction: Way::Egress,
+            worker: 0,
+            reason: "no-route".to_owned(),
+            packets: 3,
+            peer: None,
+            length_bytes: 4000,
+            bytes: "60".to_owned(),
+        };
         let dropped = Dropped::parse(&sample).unwrap();
         let line = dropped.line(false);
         let expected =
             "egress  no-route            no IPv4 packet, 4000 bytes: 60, 3 packets in one\n";
         assert!(line.ends_with(expected) && line[8..].starts_with(".123 "), "{line}");
         assert!(dropped.line(true).contains("No lease covers the destination. Look at: the dest"));
-        for broken in ["reason", "bytes", "direction"] {
-            let mut sample = sample.clone();
-            sample[broken] = json!("zz");
-            let dropped = Dropped::parse(&sample);
-            assert!(dropped.is_none_or(|dropped| !dropped.is_egress), "{broken}");
+        for broken in [
+            Sample { reason: "zz".to_owned(), ..sample.clone() },
+            Sample { bytes: "zz".to_owned(), ..sample },
+        ] {
+            assert!(Dropped::parse(&broken).is_none(), "{broken:?}");
         }
     }
 }

@@ -1,21 +1,20 @@
 //! `weft explain`: what this host does with a packet, by the rules of the dataplane itself and the
 //! peers that weftd knows now.
 
-use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
-use crate::daemon::status::SCHEMA;
 use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
 use crate::packet::checksum;
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
-use crate::route::{Peer, Prefix, Table};
+use crate::route::{self, Table};
+use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::style::Style;
 
 /// Of a host that is no peer (RFC 5737).
@@ -58,121 +57,103 @@ impl Answer {
     }
 }
 
+/// The same, for scripts as for people.
+#[derive(Debug, Serialize)]
+pub(super) struct Explained {
+    schema: u32,
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    length_bytes: u16,
+    dont_fragment: bool,
+    /// Whether the packet goes its way.
+    pub(super) goes: bool,
+    steps: Vec<String>,
+    not_considered: &'static str,
+}
+
 /// What weftd says of itself, as far as it matters here.
-struct Host {
-    network: Prefix,
-    subnet: Prefix,
-    underlay: SocketAddrV4,
+struct Host<'a> {
+    lease: &'a Lease,
     mtu_bytes: u16,
-    backend: BackendKind,
-    peers: Vec<Known>,
+    underlay: SocketAddrV4,
+    kind: BackendKind,
+    peers: &'a [Peer],
 }
 
-struct Known {
-    subnet: Prefix,
-    name: String,
-    state: String,
-    address: SocketAddrV4,
-    path_mtu_bytes: u16,
-    is_carried_by_kernel: bool,
-}
-
-/// The answer as JSON, and whether the packet goes its way.
+/// What becomes of it, by what weftd says of itself.
 pub(super) fn run(
     question: &Question,
-    status: &Value,
-    peers: &Value,
-) -> anyhow::Result<(Value, bool)> {
+    status: &Status,
+    peers: &[Peer],
+) -> anyhow::Result<Explained> {
     let host = Host::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
-    if usize::from(question.length_bytes) < HEADER_BYTES_MIN {
+    let Question { source, destination, length_bytes, dont_fragment } = *question;
+    if usize::from(length_bytes) < HEADER_BYTES_MIN {
         bail!("a packet has at least {HEADER_BYTES_MIN} bytes");
     }
     let Answer { goes, steps } = host.explain(question);
-    let answer = json!({
-        "schema": SCHEMA,
-        "source": question.source.to_string(),
-        "destination": question.destination.to_string(),
-        "length_bytes": question.length_bytes,
-        "dont_fragment": question.dont_fragment,
-        "goes": goes,
-        "steps": steps,
-        "not_considered": NOT_CONSIDERED,
-    });
-    Ok((answer, goes))
+    Ok(Explained {
+        schema: SCHEMA,
+        source,
+        destination,
+        length_bytes,
+        dont_fragment,
+        goes,
+        steps,
+        not_considered: NOT_CONSIDERED,
+    })
 }
 
 /// What [`run`] gives, for people.
-pub(super) fn render(answer: &Value, style: Style) -> String {
-    let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
-    let mut out = format!("{} to {}: ", text("source"), text("destination"));
-    let goes = answer["goes"] == true;
-    out += &if goes { style.good("goes") } else { style.bad("ends here") };
-    out.push('\n');
-    for step in answer["steps"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-        writeln!(out, "  {step}").ok();
-    }
-    writeln!(out, "  ({})", text("not_considered")).ok();
-    out
+pub(super) fn render(explained: &Explained, style: Style) -> String {
+    let Explained { source, destination, goes, steps, not_considered, .. } = explained;
+    let shown = if *goes { style.good("goes") } else { style.bad("ends here") };
+    let steps: String = steps.iter().map(|step| format!("  {step}\n")).collect();
+    format!("{source} to {destination}: {shown}\n{steps}  ({not_considered})\n")
 }
 
-impl Host {
-    fn read(status: &Value, peers: &Value) -> Option<Self> {
-        let lease = &status["lease"];
-        let prefix = |value: &Value| value.as_str()?.parse::<Prefix>().ok();
-        let mtu_bytes = u16::try_from(lease["mtu_bytes"].as_u64()?).ok()?;
-        let known = |peer: &Value| {
-            let via = peer["via"].as_str()?;
-            let address = via
-                .parse()
-                .ok()
-                .or_else(|| via.parse().ok().map(|address| SocketAddrV4::new(address, UDP_PORT)))?;
-            let path = peer["path_mtu_bytes"].as_u64();
-            Some(Known {
-                subnet: prefix(&peer["subnet"])?,
-                name: peer["node"].as_str().map(|name| format!(" ({name})")).unwrap_or_default(),
-                state: peer["state"].as_str()?.to_owned(),
-                address,
-                path_mtu_bytes: path.and_then(|path| path.try_into().ok()).unwrap_or(mtu_bytes),
-                is_carried_by_kernel: peer["fast_path"]["packets_sent"].as_u64() > Some(0),
-            })
+/// Where a packet is headed: `10.5.2.7 is in the lease 10.5.2.0/24 of 192.0.2.2:8285 (b)`.
+fn leased(address: Ipv4Addr, peer: &Peer) -> String {
+    let name = peer.node.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+    format!("{address} is in the lease {} of {}{name}", peer.subnet, peer.via)
+}
+
+impl<'a> Host<'a> {
+    fn read(status: &'a Status, peers: &'a [Peer]) -> Option<Self> {
+        let lease = status.lease.as_ref()?;
+        let port = peers.first().map_or(UDP_PORT, |peer| peer.via.tunnel(UDP_PORT).port());
+        let underlay = match status.tunnel {
+            Some(TunnelEnd::Udp(address)) => address,
+            Some(TunnelEnd::Vxlan { .. }) | None => SocketAddrV4::new(lease.public_ip, port),
         };
-        let peers: Vec<_> =
-            peers["peers"].as_array().into_iter().flatten().filter_map(known).collect();
-        let port = peers.first().map_or(UDP_PORT, |peer: &Known| peer.address.port());
-        Some(Self {
-            network: prefix(&lease["network"])?,
-            subnet: prefix(&lease["subnet"])?,
-            underlay: SocketAddrV4::new(lease["public_ip"].as_str()?.parse().ok()?, port),
-            mtu_bytes,
-            backend: BackendKind::named(status["backend"]["kind"].as_str()?)?,
-            peers,
-        })
+        let kind = status.backend.as_ref()?.kind?;
+        Some(Self { lease, mtu_bytes: lease.mtu_bytes.try_into().ok()?, underlay, kind, peers })
     }
 
     fn explain(&self, question: &Question) -> Answer {
         let Question { source, destination, .. } = *question;
         let (from_here, to_here) =
-            (self.subnet.contains(source), self.subnet.contains(destination));
+            (self.lease.subnet.contains(source), self.lease.subnet.contains(destination));
         match (from_here, to_here) {
             (true, true) => Answer::goes(format!(
                 "both are in {}, this host's subnet: its bridge carries it, weftd does not see it",
-                self.subnet
+                self.lease.subnet
             )),
-            (true, false) if !self.network.contains(destination) => Answer::goes(format!(
+            (true, false) if !self.lease.network.contains(destination) => Answer::goes(format!(
                 "{destination} is outside {}: the host routes it, and masquerades it if that is \
                  asked for; weftd does not see it",
-                self.network
+                self.lease.network
             )),
             (true, false) => self.outward(question),
             (false, true) => self.inward(question),
             (false, false) => Answer::ends(format!(
                 "neither address is in {}, this host's subnet: ask on the host of the sender",
-                self.subnet
+                self.lease.subnet
             )),
         }
     }
 
-    fn owner(&self, address: Ipv4Addr) -> Option<&Known> {
+    fn owner(&self, address: Ipv4Addr) -> Option<&Peer> {
         let holding = self.peers.iter().filter(|peer| peer.subnet.contains(address));
         holding.max_by_key(|peer| peer.subnet.length_bits())
     }
@@ -182,15 +163,16 @@ impl Host {
         let Some(peer) = self.owner(question.destination) else {
             return self.without_lease(question.destination);
         };
-        let Known { subnet, name, state, address, path_mtu_bytes, .. } = peer;
-        let lease = format!("{} is in the lease {subnet} of {address}{name}", question.destination);
-        if matches!(state.as_str(), "other-backend" | "not-set-up") {
-            let why = format!("that peer is {state}: no packets go there, see `weft peers`");
+        let lease = leased(question.destination, peer);
+        if !peer.state.is_sent_to() {
+            let why = format!("that peer is {}: no packets go there, see `weft peers`", peer.state);
             return Answer::ends(why).after(lease);
         }
+        let path_mtu_bytes = peer.path_mtu_bytes.and_then(|path| path.try_into().ok());
+        let path_mtu_bytes = path_mtu_bytes.unwrap_or(self.mtu_bytes);
         let mut length_bytes = question.length_bytes;
         let mut steps = vec![lease];
-        if length_bytes > *path_mtu_bytes {
+        if length_bytes > path_mtu_bytes {
             if question.dont_fragment {
                 return Answer::ends(format!(
                     "{length_bytes} bytes are more than the path's MTU of {path_mtu_bytes}: with \
@@ -199,18 +181,18 @@ impl Host {
                 .after(steps.remove(0));
             }
             steps.push(format!("the kernel cuts it into fragments of at most {path_mtu_bytes}"));
-            length_bytes = *path_mtu_bytes;
+            length_bytes = path_mtu_bytes;
         }
-        let mut answer = match self.backend.carried_by() {
+        let mut answer = match self.kind.carried_by() {
             CarriedBy::Workers => self.decided_outward(question, length_bytes, peer),
             CarriedBy::Kernel | CarriedBy::Others => {
-                Answer::goes(format!("the kernel carries it ({})", self.backend))
+                Answer::goes(format!("the kernel carries it ({})", self.kind))
             }
         };
-        if answer.goes && state == "silent" {
+        if answer.goes && peer.state == PeerState::Silent {
             answer.steps.push(format!(
                 "but that peer is SILENT: it answers nothing; try `weft ping {}`",
-                subnet.network()
+                peer.subnet.network()
             ));
             answer.goes = false;
         }
@@ -219,7 +201,7 @@ impl Host {
     }
 
     fn without_lease(&self, destination: Ipv4Addr) -> Answer {
-        let what = match self.backend.carried_by() {
+        let what = match self.kind.carried_by() {
             CarriedBy::Workers => {
                 "weftd drops it as no-route and answers that the network is unreachable"
             }
@@ -228,7 +210,7 @@ impl Host {
         Answer::ends(format!("no lease covers {destination}: {what}; see `weft peers`"))
     }
 
-    fn decided_outward(&self, question: &Question, length_bytes: u16, peer: &Known) -> Answer {
+    fn decided_outward(&self, question: &Question, length_bytes: u16, peer: &Peer) -> Answer {
         let packet = packet(question, length_bytes);
         let header = match Ipv4Header::parse(&packet) {
             Ok(header) => header,
@@ -237,7 +219,7 @@ impl Host {
         let (local, table) = (self.local(), self.table());
         match decide::egress(&local, &table, &header, &packet, packet.len()) {
             EgressVerdict::Send(address) => {
-                let by = match peer.is_carried_by_kernel {
+                let by = match peer.fast_path.is_some_and(|taken| taken.packets_sent > 0) {
                     true => "the kernel's programs or a worker send it",
                     false => "a worker sends it",
                 };
@@ -257,8 +239,8 @@ impl Host {
 
     /// A packet of another host's pods, which that host sends as it should.
     fn inward(&self, question: &Question) -> Answer {
-        if self.backend.carried_by() != CarriedBy::Workers {
-            return Answer::goes(format!("the kernel delivers it ({})", self.backend));
+        if self.kind.carried_by() != CarriedBy::Workers {
+            return Answer::goes(format!("the kernel delivers it ({})", self.kind));
         }
         let packet = packet(question, question.length_bytes);
         let Ok(header) = Ipv4Header::parse(&packet) else {
@@ -267,7 +249,7 @@ impl Host {
         let owner = self.owner(question.source);
         // What an honest owner sends passes the strict check; nobody else's does.
         let local = Local { is_strict: owner.is_some(), ..self.local() };
-        let sender = owner.map_or(STRANGER, |owner| owner.address);
+        let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
         let table = self.table();
         let answer = match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet) {
             IngressVerdict::Deliver(_) if owner.is_none() => Answer::ends(format!(
@@ -284,16 +266,15 @@ impl Host {
         };
         match owner {
             None => answer,
-            Some(Known { subnet, name, address, .. }) => answer
-                .after(format!("{} is in the lease {subnet} of {address}{name}", question.source)),
+            Some(owner) => answer.after(leased(question.source, owner)),
         }
     }
 
     fn local(&self) -> Local {
         Local {
-            network: self.network,
-            subnet: self.subnet,
-            tun_address: self.subnet.network(),
+            network: self.lease.network,
+            subnet: self.lease.subnet,
+            tun_address: self.lease.subnet.network(),
             underlay: self.underlay,
             mtu_bytes: self.mtu_bytes,
             is_strict: false,
@@ -301,8 +282,9 @@ impl Host {
     }
 
     fn table(&self) -> Table {
-        let used = self.peers.iter().filter(|peer| peer.state != "other-backend");
-        Table::build(used.map(|peer| Arc::new(Peer::new(peer.subnet, peer.address))).collect())
+        let used = self.peers.iter().filter(|peer| peer.state.is_sent_to());
+        let routed = used.map(|peer| route::Peer::new(peer.subnet, peer.via.tunnel(UDP_PORT)));
+        Table::build(routed.map(Arc::new).collect())
     }
 }
 
@@ -335,29 +317,41 @@ fn packet(question: &Question, length_bytes: u16) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::{Backend, Traffic};
 
     fn answered(
-        backend: &str,
+        kind: BackendKind,
         words: (&str, &str),
         length_bytes: u16,
         dont_fragment: bool,
     ) -> (String, bool) {
-        let status = json!({
-            "lease": { "network": "10.5.0.0/16", "subnet": "10.5.1.0/24", "mtu_bytes": 1472,
-                       "public_ip": "192.0.2.1" },
-            "backend": { "kind": backend },
-        });
-        let peers = json!({ "peers": [
-            { "subnet": "10.5.2.0/24", "node": "b", "via": "192.0.2.2:8285", "state": "ok",
-              "path_mtu_bytes": 1372, "fast_path": { "packets_sent": 7 } },
-            { "subnet": "10.5.3.0/24", "node": null, "via": "192.0.2.3:8285", "state": "silent",
-              "path_mtu_bytes": 1472 },
-            { "subnet": "10.5.4.0/24", "via": "192.0.2.4", "state": "other-backend" },
-        ] });
+        let status = Status {
+            lease: Some(Lease {
+                network: "10.5.0.0/16".parse().unwrap(),
+                subnet: "10.5.1.0/24".parse().unwrap(),
+                public_ip: [192, 0, 2, 1].into(),
+                mtu_bytes: 1472,
+            }),
+            backend: Some(Backend { kind: Some(kind), done: None }),
+            ..Status::default()
+        };
+        let peer = |number: u8, via: &str, state| {
+            let subnet = format!("10.5.{number}.0/24").parse().unwrap();
+            Peer::new(subnet, None, serde_json::from_value(via.into()).unwrap(), state)
+        };
+        let peers = [
+            Peer {
+                path_mtu_bytes: Some(1372),
+                fast_path: Some(Traffic { packets_sent: 7, ..Traffic::default() }),
+                ..peer(2, "192.0.2.2:8285", PeerState::Ok)
+            },
+            peer(3, "192.0.2.3:8285", PeerState::Silent),
+            peer(4, "192.0.2.4", PeerState::OtherBackend),
+        ];
         let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
         let question = Question { source, destination, length_bytes, dont_fragment };
-        let (answer, goes) = run(&question, &status, &peers).unwrap();
-        (render(&answer, Style::PLAIN), goes)
+        let answer = run(&question, &status, &peers).unwrap();
+        (render(&answer, Style::PLAIN), answer.goes)
     }
 
     #[test]
@@ -378,12 +372,12 @@ mod tests {
             (("127.0.0.1", POD), 84, true, "src-martian", false),
             (("10.5.2.7", "10.5.1.0"), 84, true, "delivered", true),
         ] {
-            let (text, goes) = answered("udp", words, length_bytes, dont_fragment);
+            let (text, goes) = answered(BackendKind::Udp, words, length_bytes, dont_fragment);
             assert!(text.contains(expected), "{words:?} {length_bytes}: {text}");
             assert_eq!(goes, expected_goes, "{words:?} {length_bytes}: {text}");
             assert!(text.contains("not considered: firewalls"), "{text}");
         }
-        let (text, goes) = answered("vxlan", (POD, "10.5.2.7"), 84, true);
+        let (text, goes) = answered(BackendKind::Vxlan, (POD, "10.5.2.7"), 84, true);
         assert!(text.contains("the kernel carries it (vxlan)") && goes, "{text}");
     }
 }

@@ -12,8 +12,8 @@ use crate::control::lease::{Lease, Lifetime};
 use crate::control::manager::SubnetManager;
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::Snapshot;
-use crate::daemon::status::SCHEMA;
 use crate::route::Prefix;
+use crate::status::SCHEMA;
 use crate::tool::arguments::{LeaseCommand, Output, StoreArguments};
 use crate::tool::table;
 

@@ -27,10 +27,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::control::clock::unix_seconds;
 use crate::daemon::status::fetch_unix;
+use crate::status::{Config, Peer, Peers, SCHEMA, State, Status};
 
 use self::arguments::{
     Answered, Arguments, CheckArguments, Command, Daemon, ExplainArguments, Output, PingArguments,
@@ -76,11 +79,14 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         }
     };
     match run(arguments.command) {
-        Ok((text, code)) => {
+        Ok((text, code)) => match io::stdout().write_all(text.as_bytes()) {
             // A reader that went away, such as `head`, has what it wanted.
-            io::stdout().write_all(text.as_bytes()).ok();
-            ExitCode::from(code)
-        }
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                writeln!(io::stderr(), "weft: cannot write to standard output: {error}").ok();
+                ExitCode::from(EXIT_FAILED)
+            }
+            Ok(()) | Err(_) => ExitCode::from(code),
+        },
         Err(error) => {
             writeln!(io::stderr(), "weft: {error:#}").ok();
             ExitCode::from(EXIT_FAILED)
@@ -132,31 +138,41 @@ fn text(socket: &Path, target: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&fetch_unix(socket, target)?).into_owned())
 }
 
-fn ask(socket: &Path, target: &str) -> anyhow::Result<Value> {
+/// What weftd answers: as it came, and as far as this tool knows it.
+fn ask<T: DeserializeOwned>(socket: &Path, target: &str) -> anyhow::Result<(Value, T)> {
     let bytes = fetch_unix(socket, target)?;
-    serde_json::from_slice(&bytes).context("weftd answered something else than JSON")
+    let answer: Value =
+        serde_json::from_slice(&bytes).context("weftd answered something else than JSON")?;
+    let known = T::deserialize(&answer).with_context(|| {
+        let theirs = &answer["schema"];
+        format!("weftd speaks schema {theirs}, this tool {SCHEMA}: use the weft of its release")
+    })?;
+    Ok((answer, known))
 }
 
 /// An answer as it was asked for: as JSON, or as `render` has it for people.
 fn shown(
     arguments: &Answered,
-    answer: &Value,
-    render: impl FnOnce(&Value, Style) -> String,
-) -> String {
-    match arguments.output {
-        Some(Output::Json) => Layout::Screen.of(answer),
-        None => render(answer, Style::of_output()),
-    }
+    answer: impl Serialize,
+    render: impl FnOnce(Style) -> String,
+) -> anyhow::Result<String> {
+    Ok(match arguments.output {
+        Some(Output::Json) => Layout::Screen.of(&serde_json::to_value(answer)?),
+        None => render(Style::of_output()),
+    })
+}
+
+fn exit_code(is_well: bool) -> u8 {
+    if is_well { 0 } else { EXIT_DEGRADED }
 }
 
 fn status(arguments: &Answered, layout: Layout) -> anyhow::Result<(String, u8)> {
-    let answer = ask(&arguments.daemon.socket, "/status")?;
+    let (answer, status): (_, Status) = ask(&arguments.daemon.socket, "/status")?;
     let text = match arguments.output {
         Some(Output::Json) => layout.of(&answer),
-        None => status::render(&answer, unix_seconds(), Style::of_output()),
+        None => status::render(&status, unix_seconds(), Style::of_output()),
     };
-    let is_well = answer["verdict"]["state"] == "ready";
-    Ok((text, if is_well { 0 } else { EXIT_DEGRADED }))
+    Ok((text, exit_code(status.verdict.state == State::Ready)))
 }
 
 /// Status again and again; a daemon that does not answer may come back.
@@ -178,19 +194,18 @@ fn watch(arguments: &StatusArguments) -> anyhow::Result<(String, u8)> {
 }
 
 fn peers(arguments: &Answered) -> anyhow::Result<(String, u8)> {
-    let answer = ask(&arguments.daemon.socket, "/peers")?;
-    let text = shown(arguments, &answer, peers::render);
-    let code = if peers::are_well(&answer) { 0 } else { EXIT_DEGRADED };
-    Ok((text, code))
+    let (answer, Peers { peers, .. }) = ask(&arguments.daemon.socket, "/peers")?;
+    let is_well = !peers.iter().any(|peer| peer.state.is_alarming());
+    Ok((shown(arguments, answer, |style| peers::render(peers, style))?, exit_code(is_well)))
 }
 
 fn ping(arguments: PingArguments) -> anyhow::Result<(String, u8)> {
-    let socket = &arguments.answered.daemon.socket;
-    let (status, peers) = (ask(socket, "/status")?, ask(socket, "/peers")?);
+    let (status, peers) = status_and_peers(&arguments.answered)?;
     let whom = arguments.node.map_or(Whom::All, Whom::Node);
-    let (answer, is_well) = ping::run(&whom, arguments.pod, &status, &peers)?;
-    let text = shown(&arguments.answered, &answer, ping::render);
-    Ok((text, if is_well { 0 } else { EXIT_DEGRADED }))
+    let answer = ping::run(&whom, arguments.pod, &status, &peers)?;
+    let is_well = answer.peers.iter().all(|report| report.well);
+    let text = shown(&arguments.answered, &answer, |style| ping::render(&answer, style))?;
+    Ok((text, exit_code(is_well)))
 }
 
 fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
@@ -201,16 +216,21 @@ fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
         length_bytes: *length,
         dont_fragment: *df,
     };
-    let socket = &answered.daemon.socket;
-    let (answer, goes) =
-        explain::run(&question, &ask(socket, "/status")?, &ask(socket, "/peers")?)?;
-    let text = shown(answered, &answer, explain::render);
-    Ok((text, if goes { 0 } else { EXIT_DEGRADED }))
+    let (status, peers) = status_and_peers(answered)?;
+    let answer = explain::run(&question, &status, &peers)?;
+    let text = shown(answered, &answer, |style| explain::render(&answer, style))?;
+    Ok((text, exit_code(answer.goes)))
+}
+
+fn status_and_peers(arguments: &Answered) -> anyhow::Result<(Status, Vec<Peer>)> {
+    let socket = &arguments.daemon.socket;
+    let ((_, status), (_, peers)) = (ask(socket, "/status")?, ask::<Peers>(socket, "/peers")?);
+    Ok((status, peers.peers))
 }
 
 fn config(arguments: &Answered) -> anyhow::Result<String> {
-    let answer = ask(&arguments.daemon.socket, "/config")?;
-    Ok(shown(arguments, &answer, |answer, _| config::render(answer)))
+    let (answer, Config { settings, .. }) = ask(&arguments.daemon.socket, "/config")?;
+    shown(arguments, answer, |_| config::render(settings))
 }
 
 fn bugreport(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {

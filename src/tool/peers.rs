@@ -2,8 +2,7 @@
 
 use std::cmp::Reverse;
 
-use serde_json::Value;
-
+use crate::status::{Peer, PeerState, Traffic};
 use crate::tool::style::Style;
 use crate::tool::table;
 
@@ -15,69 +14,69 @@ const HEADINGS: [&str; 11] = [
 /// Where in a row its state is.
 const STATE_AT: usize = 3;
 
-/// The table of `weft peers`, from what weftd answered to `/peers`.
-pub(super) fn render(answer: &Value, style: Style) -> String {
-    let mut peers: Vec<_> = answer["peers"].as_array().into_iter().flatten().collect();
+/// The table of `weft peers`.
+pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
     // Stable: those of one state stay in the order of their subnets.
-    peers.sort_by_key(|peer| Reverse(urgency(peer)));
-    let rows: Vec<_> = peers.iter().map(|peer| row(peer)).collect();
-    table::render(&HEADINGS, &rows, |column, cell, shown| match (column, cell) {
-        (STATE_AT, "SILENT" | "not-set-up") => style.bad(shown),
-        (STATE_AT, "ok" | "set-up") => style.good(shown),
-        _ => shown.to_owned(),
+    peers.sort_by_key(|peer| Reverse(urgency(peer.state)));
+    let rows: Vec<_> = peers.iter().map(row).collect();
+    table::render(&HEADINGS, &rows, |row, column, shown| {
+        match (column, urgency(peers[row].state)) {
+            (STATE_AT, URGENT) => style.bad(shown),
+            (STATE_AT, WELL) => style.good(shown),
+            _ => shown.to_owned(),
+        }
     })
-}
-
-/// Whether none of them needs a person.
-pub(super) fn are_well(answer: &Value) -> bool {
-    answer["peers"].as_array().into_iter().flatten().all(|peer| urgency(peer) < URGENT)
 }
 
 /// Of peers that need a person.
 const URGENT: u8 = 3;
+/// Of peers that are known to be well.
+const WELL: u8 = 1;
 
-fn urgency(peer: &Value) -> u8 {
-    match peer["state"].as_str() {
-        Some("silent" | "not-set-up") => URGENT,
-        Some("asked" | "other-backend") => 2,
-        Some("ok" | "set-up") => 1,
-        _ => 0,
+fn urgency(state: PeerState) -> u8 {
+    match state {
+        state if state.is_alarming() => URGENT,
+        PeerState::Ok | PeerState::SetUp => WELL,
+        PeerState::Idle | PeerState::Unmanaged => 0,
+        PeerState::Asked
+        | PeerState::Silent
+        | PeerState::NotSetUp
+        | PeerState::OtherBackend
+        | PeerState::Unknown => 2,
     }
 }
 
-fn row(peer: &Value) -> Vec<String> {
-    let text = |name: &str| peer[name].as_str().unwrap_or("-").to_owned();
-    let number = |name: &str| peer[name].as_u64();
-    let or_dash = |number: Option<String>| number.unwrap_or_else(|| "-".to_owned());
-    let traffic = |packets: &str, bytes: &str| {
-        let each = number(packets).zip(number(bytes));
-        or_dash(each.map(|(packets, bytes)| format!("{packets} ({})", scaled(bytes))))
+/// How a state is shown: loud if it needs a person.
+pub(super) fn shown(state: PeerState) -> String {
+    let name = state.name();
+    if state == PeerState::Silent { name.to_uppercase() } else { name.to_owned() }
+}
+
+fn row(peer: &Peer) -> Vec<String> {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let traffic = |packets_and_bytes: fn(&Traffic) -> (u64, u64)| {
+        let (packets, bytes) = packets_and_bytes(peer.traffic.as_ref()?);
+        Some(format!("{packets} ({})", scaled(bytes)))
     };
-    let kernel = &peer["fast_path"];
-    let kernel_packets = ["packets_sent", "packets_received"].map(|name| kernel[name].as_u64());
-    let all = ["packets_sent", "packets_received"].map(number);
     vec![
-        text("subnet"),
-        text("node"),
-        text("via"),
-        match text("state").as_str() {
-            "silent" => "SILENT".to_owned(),
-            state => state.to_owned(),
-        },
-        or_dash(number("round_trip_microseconds").map(milliseconds)),
-        or_dash(number("path_mtu_bytes").map(|bytes| bytes.to_string())),
-        or_dash(number("heard_seconds_ago").map(ago)),
-        traffic("packets_sent", "bytes_sent"),
-        traffic("packets_received", "bytes_received"),
-        or_dash(number("failed_sends").map(|packets| packets.to_string())),
-        or_dash(share(kernel_packets, all)),
+        peer.subnet.to_string(),
+        or_dash(peer.node.clone()),
+        peer.via.to_string(),
+        shown(peer.state),
+        or_dash(peer.round_trip_microseconds.map(milliseconds)),
+        or_dash(peer.path_mtu_bytes.map(|bytes| bytes.to_string())),
+        or_dash(peer.heard_seconds_ago.map(ago)),
+        or_dash(traffic(|traffic| (traffic.packets_sent, traffic.bytes_sent))),
+        or_dash(traffic(|traffic| (traffic.packets_received, traffic.bytes_received))),
+        or_dash(peer.failed_sends.map(|packets| packets.to_string())),
+        or_dash(share(peer)),
     ]
 }
 
 /// How much of all packets the kernel's programs carried.
-fn share(kernel: [Option<u64>; 2], all: [Option<u64>; 2]) -> Option<String> {
-    let sum = |both: [Option<u64>; 2]| Some(both[0]? + both[1]?);
-    let (kernel, all) = (sum(kernel)?, sum(all)?);
+fn share(peer: &Peer) -> Option<String> {
+    let packets = |traffic: Traffic| traffic.packets_sent + traffic.packets_received;
+    let (kernel, all) = (packets(peer.fast_path?), packets(peer.traffic?));
     (all > 0).then(|| format!("{}%", kernel * 100 / all))
 }
 
@@ -108,19 +107,29 @@ fn scaled(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::status::Via;
 
     #[test]
     fn a_row_says_it_all_and_silent_peers_come_first() {
-        let answer = json!({ "schema": 1, "peers": [
-            { "subnet": "10.5.1.0/24", "node": null, "via": "192.0.2.1:8285", "state": "idle" },
-            { "subnet": "10.5.2.0/24", "node": "b", "via": "192.0.2.2:8285", "state": "silent",
-              "heard_seconds_ago": 250, "round_trip_microseconds": 1234, "path_mtu_bytes": 1372,
-              "packets_sent": 2000, "bytes_sent": 1_940_000, "packets_received": 0,
-              "bytes_received": 0, "failed_sends": 3,
-              "fast_path": { "packets_sent": 500, "packets_received": 0 } },
-        ] });
-        let screen = render(&answer, Style::PLAIN);
+        let peer = |number: u8, state| {
+            let via = Via::Tunnel(format!("192.0.2.{number}:8285").parse().unwrap());
+            Peer::new(format!("10.5.{number}.0/24").parse().unwrap(), None, via, state)
+        };
+        let silent = Peer {
+            node: Some("b".to_owned()),
+            heard_seconds_ago: Some(250),
+            round_trip_microseconds: Some(1234),
+            path_mtu_bytes: Some(1372),
+            traffic: Some(Traffic {
+                packets_sent: 2000,
+                bytes_sent: 1_940_000,
+                ..Traffic::default()
+            }),
+            failed_sends: Some(3),
+            fast_path: Some(Traffic { packets_sent: 500, ..Traffic::default() }),
+            ..peer(2, PeerState::Silent)
+        };
+        let screen = render(vec![peer(1, PeerState::Idle), silent], Style::PLAIN);
         let lines: Vec<Vec<&str>> =
             screen.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0][..4], ["SUBNET", "NODE", "ADDRESS", "STATE"]);

@@ -6,11 +6,11 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::bail;
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::backend_kind::BackendKind;
-use crate::daemon::status::SCHEMA;
 use crate::route::Prefix;
+use crate::status::{Peer, SCHEMA, Status};
 use crate::tool::echo::{self, ECHOES, Outcome, Target};
 use crate::tool::style::Style;
 
@@ -40,10 +40,12 @@ struct Node {
 }
 
 /// Who answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 enum Leg {
     Host,
     Tunnel,
+    #[serde(rename = "tunnel-full")]
     FullTunnel,
     Pod,
 }
@@ -59,22 +61,58 @@ impl Leg {
     }
 }
 
-/// What came of pinging one node.
-struct Report {
-    node: Node,
-    legs: Vec<(Leg, Target, Outcome)>,
-    conclusion: &'static str,
-    is_well: bool,
+/// What came of pinging, for scripts as for people.
+#[derive(Debug, Serialize)]
+pub(super) struct Pinged {
+    schema: u32,
+    pub(super) peers: Vec<Report>,
 }
 
-/// Pings, and gives what to print and whether all is well. `status` and `peers` are what weftd
-/// says of itself.
+/// What came of pinging one node.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    subnet: Prefix,
+    node: Option<String>,
+    legs: Vec<Echoes>,
+    conclusion: &'static str,
+    pub(super) well: bool,
+}
+
+/// What came of the echoes on one leg.
+#[derive(Debug, Serialize)]
+struct Echoes {
+    leg: Leg,
+    address: Ipv4Addr,
+    bytes: u16,
+    sent: usize,
+    answered: usize,
+    round_trip_microseconds: Option<u64>,
+    /// Why this host did not send one.
+    refused: Option<String>,
+}
+
+impl Echoes {
+    fn new(leg: Leg, target: Target, outcome: Outcome) -> Self {
+        let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        Self {
+            leg,
+            address: target.address,
+            bytes: target.bytes,
+            sent: ECHOES,
+            answered: outcome.answered(),
+            round_trip_microseconds: outcome.median().map(microseconds),
+            refused: outcome.refused,
+        }
+    }
+}
+
+/// Pings. `status` and `peers` are what weftd says of itself.
 pub(super) fn run(
     whom: &Whom,
     pod: Option<Ipv4Addr>,
-    status: &Value,
-    peers: &Value,
-) -> anyhow::Result<(Value, bool)> {
+    status: &Status,
+    peers: &[Peer],
+) -> anyhow::Result<Pinged> {
     let nodes = match whom {
         Whom::All => nodes(status, peers),
         Whom::Node(name) => vec![find(nodes(status, peers), name)?],
@@ -95,39 +133,29 @@ pub(super) fn run(
         for (node, legs) in some.iter().zip(legs) {
             let legs: Vec<_> = legs
                 .into_iter()
-                .map(|(leg, target)| (leg, target, outcomes.next().unwrap_or_default()))
+                .map(|(leg, target)| Echoes::new(leg, target, outcomes.next().unwrap_or_default()))
                 .collect();
-            let (conclusion, is_well) = conclude(&legs);
-            reports.push(Report { node: node.clone(), legs, conclusion, is_well });
+            let (conclusion, well) = conclude(&legs);
+            let (subnet, node) = (node.subnet, node.name.clone());
+            reports.push(Report { subnet, node, legs, conclusion, well });
         }
     }
-    let is_well = reports.iter().all(|report| report.is_well);
-    Ok((
-        json!({ "schema": SCHEMA, "peers": reports.iter().map(to_json).collect::<Value>() }),
-        is_well,
-    ))
+    Ok(Pinged { schema: SCHEMA, peers: reports })
 }
 
 /// Every node that weftd sends to.
-fn nodes(status: &Value, peers: &Value) -> Vec<Node> {
-    let overlay_mtu = status["lease"]["mtu_bytes"].as_u64();
+fn nodes(status: &Status, peers: &[Peer]) -> Vec<Node> {
+    let overlay_mtu = status.lease.as_ref().map(|lease| lease.mtu_bytes);
     // Without a device of its own the other end is the bridge, which has the subnet's first host.
-    let kind = status["backend"]["kind"].as_str().and_then(BackendKind::named);
+    let kind = status.backend.as_ref().and_then(|backend| backend.kind);
     let has_device = kind.is_some_and(BackendKind::has_device);
-    let node = |peer: &Value| {
-        let subnet: Prefix = peer["subnet"].as_str()?.parse().ok()?;
-        let via = peer["via"].as_str()?;
-        let host = via.split_once(':').map_or(via, |(host, _)| host).parse().ok()?;
-        let mtu_bytes = peer["path_mtu_bytes"].as_u64().or(overlay_mtu)?;
-        Some(Node {
-            subnet,
-            name: peer["node"].as_str().map(str::to_owned),
-            host,
-            end: if has_device { subnet.network() } else { subnet.first_host() },
-            mtu_bytes: u16::try_from(mtu_bytes).ok()?,
-        })
+    let node = |peer: &Peer| {
+        let mtu_bytes = u16::try_from(peer.path_mtu_bytes.or(overlay_mtu)?).ok()?;
+        let subnet = peer.subnet;
+        let end = if has_device { subnet.network() } else { subnet.first_host() };
+        Some(Node { subnet, name: peer.node.clone(), host: peer.via.host(), end, mtu_bytes })
     };
-    peers["peers"].as_array().into_iter().flatten().filter_map(node).collect()
+    peers.iter().filter_map(node).collect()
 }
 
 fn find(nodes: Vec<Node>, name: &str) -> anyhow::Result<Node> {
@@ -165,13 +193,13 @@ fn legs(node: &Node, pod: Option<Ipv4Addr>) -> Vec<(Leg, Target)> {
 }
 
 /// What the answers show, and whether that is as it should be.
-fn conclude(legs: &[(Leg, Target, Outcome)]) -> (&'static str, bool) {
+fn conclude(legs: &[Echoes]) -> (&'static str, bool) {
     let answered = |which: Leg| {
-        let of_leg = legs.iter().find(|(leg, ..)| *leg == which);
-        of_leg.map(|(_, _, outcome)| outcome.answered())
+        let mut of_leg = legs.iter().filter(|echoes| echoes.leg == which);
+        of_leg.next().map(|echoes| echoes.answered)
     };
     let some = |leg| answered(leg).is_some_and(|answered| answered > 0);
-    let lossy = legs.iter().any(|(_, _, outcome)| (1..ECHOES).contains(&outcome.answered()));
+    let lossy = legs.iter().any(|echoes| (1..ECHOES).contains(&echoes.answered));
     match (some(Leg::Host), some(Leg::Tunnel), some(Leg::FullTunnel)) {
         (false, false, _) => (
             "nothing answers: the host is down, or no route leads to it, or a firewall drops both \
@@ -201,55 +229,28 @@ fn conclude(legs: &[(Leg, Target, Outcome)]) -> (&'static str, bool) {
     }
 }
 
-fn to_json(report: &Report) -> Value {
-    let leg = |(leg, target, outcome): &(Leg, Target, Outcome)| {
-        let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        json!({
-            "leg": leg.name(),
-            "address": target.address.to_string(),
-            "bytes": target.bytes,
-            "sent": ECHOES,
-            "answered": outcome.answered(),
-            "round_trip_microseconds": outcome.median().map(microseconds),
-            "refused": outcome.refused,
-        })
-    };
-    json!({
-        "subnet": report.node.subnet.to_string(),
-        "node": report.node.name,
-        "legs": report.legs.iter().map(leg).collect::<Value>(),
-        "conclusion": report.conclusion,
-        "well": report.is_well,
-    })
-}
-
 /// What [`run`] gives, for people.
-pub(super) fn render(answer: &Value, style: Style) -> String {
+pub(super) fn render(pinged: &Pinged, style: Style) -> String {
     let mut text = String::new();
-    for report in answer["peers"].as_array().into_iter().flatten() {
-        let plain = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        writeln!(text, "{} {}", plain(&report["subnet"]), plain(&report["node"])).ok();
-        for leg in report["legs"].as_array().into_iter().flatten() {
-            let [sent, answered] = ["sent", "answered"].map(|name| leg[name].as_u64().unwrap_or(0));
-            let took = leg["round_trip_microseconds"]
-                .as_u64()
+    for Report { subnet, node, legs, conclusion, well } in &pinged.peers {
+        writeln!(text, "{subnet} {}", node.as_deref().unwrap_or_default()).ok();
+        for echoes in legs {
+            let Echoes { leg, address, bytes, sent, answered, .. } = echoes;
+            let took = echoes
+                .round_trip_microseconds
                 .map(|took| format!("  {}.{:02} ms", took / 1000, took % 1000 / 10));
-            let refused = leg["refused"].as_str().map(|why| format!("  not sent: {why}"));
-            let (name, address) = (plain(&leg["leg"]), plain(&leg["address"]));
-            let bytes = leg["bytes"].as_u64().unwrap_or(0);
+            let refused = echoes.refused.as_ref().map(|why| format!("  not sent: {why}"));
             writeln!(
                 text,
-                "  {name:<11}  {address:<15}  {bytes:>5} bytes  {answered}/{sent}{}{}",
+                "  {:<11}  {:<15}  {bytes:>5} bytes  {answered}/{sent}{}{}",
+                leg.name(),
+                address.to_string(),
                 took.unwrap_or_default(),
                 refused.unwrap_or_default(),
             )
             .ok();
         }
-        let conclusion = plain(&report["conclusion"]);
-        let shown = match report["well"].as_bool() {
-            Some(true) => style.good(&conclusion),
-            _ => style.bad(&conclusion),
-        };
+        let shown = if *well { style.good(conclusion) } else { style.bad(conclusion) };
         writeln!(text, "  {shown}").ok();
     }
     text
@@ -258,17 +259,19 @@ pub(super) fn render(answer: &Value, style: Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::{Backend, Lease, PeerState, Via};
 
-    fn outcome(answered: usize) -> Outcome {
-        Outcome { round_trips: vec![Duration::from_micros(210); answered], refused: None }
+    fn echoes(leg: Leg, answered: usize) -> Echoes {
+        let target = Target { address: Ipv4Addr::LOCALHOST, bytes: 84 };
+        let round_trips = vec![Duration::from_micros(210); answered];
+        Echoes::new(leg, target, Outcome { round_trips, refused: None })
     }
 
     /// How many answers each leg got; the pod none was asked if it is absent.
     fn concluded(answers: [usize; 3], pod: Option<usize>) -> (&'static str, bool) {
-        let target = Target { address: Ipv4Addr::LOCALHOST, bytes: 84 };
         let legs = [Leg::Host, Leg::Tunnel, Leg::FullTunnel].into_iter().zip(answers);
         let legs = legs.chain(pod.map(|answers| (Leg::Pod, answers)));
-        let legs: Vec<_> = legs.map(|(leg, answers)| (leg, target, outcome(answers))).collect();
+        let legs: Vec<_> = legs.map(|(leg, answered)| echoes(leg, answered)).collect();
         conclude(&legs)
     }
 
@@ -293,13 +296,23 @@ mod tests {
 
     #[test]
     fn a_node_is_found_by_any_of_its_names() {
-        let status = json!({ "lease": { "mtu_bytes": 1472 }, "backend": { "kind": "udp" } });
-        let peers = json!({ "peers": [
-            { "subnet": "10.5.1.0/24", "node": "a", "via": "192.0.2.1:8285" },
-            { "subnet": "10.5.2.0/24", "node": "b", "via": "192.0.2.2:8285",
-              "path_mtu_bytes": 1372 },
-        ] });
-        let nodes = nodes(&status, &peers);
+        let peer = |number: u8, name: &str, path_mtu_bytes| {
+            let subnet = format!("10.5.{number}.0/24").parse().unwrap();
+            let via = Via::Tunnel(format!("192.0.2.{number}:8285").parse().unwrap());
+            let peer = Peer::new(subnet, Some(name.to_owned()), via, PeerState::Ok);
+            Peer { path_mtu_bytes, ..peer }
+        };
+        let status = Status {
+            lease: Some(Lease {
+                network: "10.5.0.0/16".parse().unwrap(),
+                subnet: "10.5.9.0/24".parse().unwrap(),
+                public_ip: Ipv4Addr::LOCALHOST,
+                mtu_bytes: 1472,
+            }),
+            backend: Some(Backend { kind: Some(BackendKind::Udp), done: None }),
+            ..Status::default()
+        };
+        let nodes = nodes(&status, &[peer(1, "a", None), peer(2, "b", Some(1372))]);
         assert_eq!((nodes[0].mtu_bytes, nodes[1].mtu_bytes), (1472, 1372));
         for name in ["b", "10.5.2.0/24", "10.5.2.77", "192.0.2.2"] {
             let node = find(nodes.clone(), name).unwrap();
@@ -313,13 +326,19 @@ mod tests {
 
     #[test]
     fn the_screen_has_a_line_for_each_leg() {
-        let answer = json!({ "peers": [{
-            "subnet": "10.5.2.0/24", "node": "b", "well": false, "conclusion": "why",
-            "legs": [{ "leg": "tunnel-full", "address": "10.5.2.0", "bytes": 1472, "sent": 5,
-                       "answered": 4, "round_trip_microseconds": 12_345, "refused": null }],
-        }] });
+        let leg = Echoes {
+            address: [10, 5, 2, 0].into(),
+            bytes: 1472,
+            round_trip_microseconds: Some(12_345),
+            ..echoes(Leg::FullTunnel, 4)
+        };
+        let (subnet, node) = ("10.5.2.0/24".parse().unwrap(), Some("b".to_owned()));
+        let report = Report { subnet, node, legs: vec![leg], conclusion: "why", well: false };
+        let pinged = Pinged { schema: SCHEMA, peers: vec![report] };
         let expected = "10.5.2.0/24 b\n  \
                         tunnel-full  10.5.2.0          1472 bytes  4/5  12.34 ms\n  why\n";
-        assert_eq!(render(&answer, Style::PLAIN), expected);
+        assert_eq!(render(&pinged, Style::PLAIN), expected);
+        let leg = &serde_json::to_value(&pinged).unwrap()["peers"][0]["legs"][0];
+        assert_eq!((&leg["leg"], &leg["address"]), (&"tunnel-full".into(), &"10.5.2.0".into()));
     }
 }

@@ -34,7 +34,7 @@ fn found(
     let output = check(host, dir, &[&["-o", "json"], more].concat());
     let answer: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!(answer["schema"], 1);
+    assert_eq!(answer["schema"], weft::status::SCHEMA);
     let checks = answer["checks"].as_array().expect("checks");
     assert!(checks.len() >= 25);
     let text = |check: &Value, name: &str| check[name].as_str().unwrap_or_default().to_owned();

@@ -235,3 +235,13 @@ fn secrets_are_never_shown() {
         assert!(!daemon.output().contains(PASSWORD), "the password is logged");
     }
 }
+
+#[test]
+fn a_tool_whose_words_are_lost_has_failed() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_weft"));
+    let socket = ["--socket", "/nowhere/weft.sock", "--subnet-file", "/nowhere/subnet.env"];
+    let output = tool.arg("bugreport").args(socket).stdout(full).output().expect("weft runs");
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(!output.stderr.is_empty(), "nobody is told");
+}

@@ -50,7 +50,7 @@ fn dropped_packets_are_shown_with_reason_and_advice() {
     let lines = String::from_utf8_lossy(&output.stdout);
     let of_pings = lines.lines().filter(|line| {
         let sample: serde_json::Value = serde_json::from_str(line).expect("a line is an object");
-        assert_eq!(sample["schema"], 1);
+        assert_eq!(sample["schema"], weft::status::SCHEMA);
         // The kernel says something in IPv6 now and then.
         sample["reason"] == "no-route"
     });

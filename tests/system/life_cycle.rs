@@ -300,7 +300,7 @@ fn a_bug_report_has_everything_but_secrets() {
     });
     let report = report();
     for part in
-        ["== weft check --verbose", "\"schema\":1", "flannel_ready 0", "] weftd ", "\"***\""]
+        ["== weft check --verbose", "\"schema\":2", "flannel_ready 0", "] weftd ", "\"***\""]
     {
         assert!(report.contains(part), "no {part}: {report}");
     }

@@ -29,7 +29,8 @@ const MAP: &[(&str, &[&str])] = &[
     ("config", &["backend_kind", "route::Prefix"]),
     ("host", &["backend_kind", "route::Prefix", "failure", "config::options", "config::lock_file"]),
     ("netfilter", &["route::Prefix", "failure"]),
-    ("control", &["backend_kind", "route::Prefix", "failure", "config"]),
+    ("status", &["backend_kind", "route::Prefix", "stats"]),
+    ("control", &["backend_kind", "route::Prefix", "failure", "config", "status"]),
     (
         "backend",
         &[
@@ -43,6 +44,7 @@ const MAP: &[(&str, &[&str])] = &[
             "packet",
             "route",
             "stats",
+            "status",
             "config",
             "failure",
         ],

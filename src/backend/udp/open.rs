@@ -23,6 +23,7 @@ use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::host::state::LinkId;
 use crate::route::Prefix;
+use crate::status::SWITCHED_OFF;
 
 use super::error::UdpError;
 use super::kernel_plane::attachment::{AttachError, Attacher};
@@ -109,7 +110,7 @@ async fn load_fast_path(
     probe: impl AsyncFn(&FastPath) -> Result<(), AttachError>,
 ) -> Result<Result<FastPath, Off>, UdpError> {
     if choice == FastPathChoice::Off {
-        return Ok(Err(Off { why: "switched-off", reason: "--fast-path=off".to_owned() }));
+        return Ok(Err(Off { why: SWITCHED_OFF, reason: "--fast-path=off".to_owned() }));
     }
     let load = async || {
         let fast_path = FastPath::load()?;

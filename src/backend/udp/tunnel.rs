@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{
-    Carrier, KernelView, Reporter, Taken, TunnelEnd, View, WorkerState, send_if_new,
+    Carrier, KernelView, Reporter, Taken, View, WorkerState, send_if_new,
 };
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
@@ -31,6 +31,7 @@ use crate::host::mtu::followed_mtu_bytes;
 use crate::host::netlink::remove_link_now;
 use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
+use crate::status::TunnelEnd;
 
 use super::error::UdpError;
 use super::fallback;

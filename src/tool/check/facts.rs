@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::PathBuf;
 
-use serde_json::Value;
-
 use crate::backend_kind::{BackendKind, UDP_PORT};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
+use crate::status::{Lease, Status, TunnelEnd};
 
 use super::firewall::Chain;
 
@@ -82,7 +81,7 @@ pub(super) enum DaemonState {
     /// It does not answer as it should.
     Mute(String),
     /// What it answered to `/status`.
-    Answered(Value),
+    Answered(Box<Status>),
 }
 
 /// Rights and limits: of the daemon if it runs, else of this process.
@@ -160,7 +159,7 @@ pub(super) struct Endpoint {
 
 impl Facts {
     /// The daemon's status, if it answers.
-    pub(super) fn status(&self) -> Option<&Value> {
+    pub(super) fn status(&self) -> Option<&Status> {
         match &self.daemon.state {
             DaemonState::Answered(status) => Some(status),
             DaemonState::Absent
@@ -171,9 +170,9 @@ impl Facts {
         }
     }
 
-    /// Once the daemon has one.
+    /// The backend, once the daemon has one.
     pub(super) fn backend(&self) -> Option<BackendKind> {
-        BackendKind::named(self.status()?["backend"]["kind"].as_str()?)
+        self.status()?.backend.as_ref()?.kind
     }
 
     /// Whether this host runs udp, or may be about to.
@@ -181,41 +180,49 @@ impl Facts {
         self.backend().is_none_or(|kind| kind == BackendKind::Udp)
     }
 
-    /// A prefix of the daemon's lease.
-    pub(super) fn leased(&self, name: &str) -> Option<Prefix> {
-        self.status()?["lease"][name].as_str()?.parse().ok()
+    /// The daemon's lease.
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        self.status()?.lease.as_ref()
     }
 
-    /// The overlay's MTU, by the daemon.
-    pub(super) fn overlay_mtu(&self) -> Option<u32> {
-        self.status()?["lease"]["mtu_bytes"].as_u64()?.try_into().ok()
+    /// The whole overlay: by the daemon, or by the last one.
+    pub(super) fn network(&self) -> Option<Prefix> {
+        self.lease().map(|lease| lease.network).or(self.subnet_file.network)
     }
 
     /// The overlay's device, if the backend has one.
     pub(super) fn device(&self) -> Option<&str> {
-        self.status()?["device"].as_str()
+        self.status()?.device.as_deref()
     }
 
     /// The external interface, by the daemon.
     pub(super) fn interface(&self) -> Option<&str> {
-        self.status()?["interface"].as_str()
+        self.status()?.interface.as_deref()
     }
 
-    /// The local end of the udp backend's tunnel: `... over eth0 at 192.0.2.1:8285: ...`.
+    /// Where what pods get comes in.
+    pub(super) fn comes_by(&self) -> Option<&str> {
+        match self.backend() {
+            Some(BackendKind::HostGw) => self.interface(),
+            Some(_) | None => self.device(),
+        }
+    }
+
+    /// The local end of the udp backend's tunnel.
     pub(super) fn tunnel_address(&self) -> Option<SocketAddrV4> {
-        let (_, rest) = self.status()?["dataplane"].as_str()?.rsplit_once(" at ")?;
-        rest.split(": ").next()?.parse().ok()
+        match self.status()?.tunnel? {
+            TunnelEnd::Udp(address) => Some(address),
+            TunnelEnd::Vxlan { .. } => None,
+        }
     }
 
     /// The UDP port of the tunnel; nothing if the backend has none.
     pub(super) fn port(&self) -> Option<u16> {
-        match self.backend() {
-            None | Some(BackendKind::Udp) => {
-                let used = self.tunnel_address().map(|address| address.port());
-                used.or(self.asked.port).or(Some(UDP_PORT))
-            }
-            Some(BackendKind::Vxlan) => self.link(self.device()?)?.vxlan.as_ref()?.port,
-            Some(_) => None,
+        match self.status().and_then(|status| status.tunnel) {
+            Some(TunnelEnd::Udp(address)) => Some(address.port()),
+            Some(TunnelEnd::Vxlan { port, .. }) => Some(port),
+            None if self.may_be_udp() => self.asked.port.or(Some(UDP_PORT)),
+            None => None,
         }
     }
 

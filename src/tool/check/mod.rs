@@ -10,19 +10,21 @@ mod read;
 
 use std::fmt::Write as _;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::checks::CHECKS;
 use self::facts::Facts;
 use super::arguments::{CheckArguments, Output};
 use super::style::Style;
-use crate::daemon::status::SCHEMA;
+use crate::status::SCHEMA;
 
 /// Exit code if a check failed.
 const EXIT_FOUND: u8 = 1;
 
 /// How it looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,
     Warning,
@@ -42,7 +44,7 @@ impl Verdict {
 }
 
 /// What a check says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     verdict: Verdict,
     /// What was seen, or why nothing was looked at.
@@ -96,12 +98,23 @@ pub(super) fn run(arguments: &CheckArguments) -> anyhow::Result<(String, u8)> {
     Ok((text, if has_failed { EXIT_FOUND } else { 0 }))
 }
 
+/// All findings, for scripts.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    checks: Vec<Found<'a>>,
+}
+
+#[derive(Serialize)]
+struct Found<'a> {
+    id: &'a str,
+    #[serde(flatten)]
+    finding: &'a Finding,
+}
+
 fn to_json(findings: &[(&str, Finding)]) -> Value {
-    let each = findings.iter().map(|(id, finding)| {
-        let Finding { verdict, evidence, cure } = finding;
-        json!({ "id": id, "verdict": verdict.name(), "evidence": evidence, "cure": cure })
-    });
-    json!({ "schema": SCHEMA, "checks": each.collect::<Vec<_>>() })
+    let checks = findings.iter().map(|(id, finding)| Found { id, finding }).collect();
+    json!(Report { schema: SCHEMA, checks })
 }
 
 /// What failed, then warnings, then the sum; all of it if `verbose`.
@@ -160,7 +173,6 @@ mod tests {
         let long = render(&findings, true, Style::PLAIN);
         assert!(long.contains("skipped d: no right\nok      a: 1\n4 checks"), "{long}");
         let json = to_json(&findings);
-        assert_eq!(json["schema"], 1);
         let c = json!({ "id": "c", "verdict": "failed", "evidence": "3", "cure": "do this" });
         assert_eq!((&json["checks"][2], &json["checks"][0]["cure"]), (&c, &Value::Null));
     }

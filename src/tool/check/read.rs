@@ -72,7 +72,7 @@ pub(super) fn facts(arguments: &CheckArguments) -> anyhow::Result<Facts> {
         asked,
         ..Facts::default()
     };
-    let networks = [facts.leased("network"), facts.subnet_file.network];
+    let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.network];
     facts.host = runtime.block_on(host(networks)).ok();
     facts.has_ipsec = runtime.block_on(has_policies()).ok();
     match firewall(&runtime) {

@@ -1,9 +1,9 @@
 //! The daemon itself: whether it answers, what it says, and who is in its way.
 
-use serde_json::Value;
-
 use super::super::Finding;
 use super::super::facts::{DaemonState, Facts, UdpSocket};
+use crate::route::Prefix;
+use crate::status::{Lease, Rules, Status, Way};
 
 /// Fewer bytes than any file system's block, for a file of some 100 bytes and its copy.
 const FREE_BYTES_MIN: u64 = 64 << 10;
@@ -22,9 +22,7 @@ pub(super) fn answers(facts: &Facts) -> Finding {
     let socket = facts.asked.socket.display();
     match &facts.daemon.state {
         DaemonState::Absent => Finding::ok(format!("no weftd runs: there is no {socket}")),
-        DaemonState::Answered(status) => {
-            Finding::ok(format!("weftd {}", status["version"].as_str().unwrap_or("?")))
-        }
+        DaemonState::Answered(status) => Finding::ok(format!("weftd {}", status.version)),
         DaemonState::Forbidden(why) => Finding::skipped(format!("{socket}: {why}; run as root")),
         DaemonState::Elsewhere => Finding::warning(
             format!("the weftd behind {socket} is in another network namespace"),
@@ -46,26 +44,23 @@ pub(super) fn answers(facts: &Facts) -> Finding {
 
 pub(super) fn state(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    let verdict = &status["verdict"];
-    let causes = verdict["causes"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let causes: Vec<_> = causes.collect();
-    let state = verdict["state"].as_str().unwrap_or("?");
-    if causes.is_empty() {
-        return Finding::ok(state);
+    let (state, texts) = (status.verdict.state, status.verdict.texts());
+    if texts.is_empty() {
+        return Finding::ok(state.name());
     }
     let cure = "See \"What weft status says\" in docs/operations.md.";
-    Finding::failed(format!("{state}: {}", causes.join("; ")), cure)
+    Finding::failed(format!("{state}: {}", texts.join("; ")), cure)
 }
 
 pub(super) fn peers(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    let count = |name: &str| status["peer_states"][name].as_u64().unwrap_or(0);
-    let (silent, unset) = (count("silent"), count("not-set-up"));
-    if silent + unset == 0 {
-        return Finding::ok(format!("{} peers", status["peers"].as_u64().unwrap_or(0)));
+    let alarming = status.peer_states.iter().filter(|(state, _)| state.is_alarming());
+    let texts: Vec<_> = alarming.map(|(state, count)| format!("{count} are {state}")).collect();
+    if texts.is_empty() {
+        return Finding::ok(format!("{} peers", status.peers));
     }
     let cure = "`weft peers` names them, and `weft ping NODE` says where it breaks.";
-    Finding::failed(format!("{silent} peers are silent, {unset} not set up"), cure)
+    Finding::failed(format!("of {} peers {}", status.peers, texts.join(", ")), cure)
 }
 
 pub(super) fn others(facts: &Facts) -> Finding {
@@ -134,9 +129,9 @@ pub(super) fn subnet_file(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else {
         return Finding::ok(if file.is_there { "left by an earlier run" } else { "not there yet" });
     };
-    if !status["lease"].is_object() {
+    let Some(Lease { network, subnet, mtu_bytes, .. }) = &status.lease else {
         return Finding::skipped("weftd has no lease yet");
-    }
+    };
     let settings = facts.daemon.settings.as_ref();
     if settings.is_some_and(|it| it.subnet_file != facts.asked.subnet_file) {
         return Finding::skipped("weftd uses another one: give its --subnet-file");
@@ -152,26 +147,19 @@ pub(super) fn subnet_file(facts: &Facts) -> Finding {
             Some(_) => Finding::failed(format!("there is no {path}"), cure),
         };
     }
-    let (network, subnet) = (facts.leased("network"), facts.leased("subnet"));
-    let text =
-        |it: Option<crate::route::Prefix>| it.map_or_else(|| "-".to_owned(), |it| it.to_string());
+    let text = |it: Option<Prefix>| it.map_or_else(|| "-".to_owned(), |it| it.to_string());
     let cure = "Another program writes this file, or it is of another daemon: pods get addresses \
                 that no node routes. Stop the other program and restart weftd.";
-    if (file.network, file.subnet) != (network, subnet) {
-        let evidence = format!(
-            "{path} has {} of {}, weftd {} of {}",
-            text(file.subnet),
-            text(file.network),
-            text(subnet),
-            text(network),
-        );
+    if (file.network, file.subnet) != (Some(*network), Some(*subnet)) {
+        let (theirs, whole) = (text(file.subnet), text(file.network));
+        let evidence = format!("{path} has {theirs} of {whole}, weftd {subnet} of {network}");
         return Finding::failed(evidence, cure);
     }
-    match (file.mtu_bytes, facts.overlay_mtu()) {
-        (Some(file), Some(overlay)) if file != overlay => {
-            Finding::warning(format!("{path} has MTU {file}, weftd {overlay}"), cure)
+    match file.mtu_bytes {
+        Some(file) if file != *mtu_bytes => {
+            Finding::warning(format!("{path} has MTU {file}, weftd {mtu_bytes}"), cure)
         }
-        _ => Finding::ok(format!("{} of {}", text(subnet), text(network))),
+        Some(_) | None => Finding::ok(format!("{subnet} of {network}")),
     }
 }
 
@@ -200,10 +188,15 @@ pub(super) fn directory(facts: &Facts) -> Finding {
     )
 }
 
+/// What of the lease is as it should be.
+fn ours(status: &Status, what: impl Fn(&Lease) -> String) -> Finding {
+    Finding::ok(status.lease.as_ref().map_or_else(|| "no lease yet".to_owned(), what))
+}
+
 pub(super) fn public_address(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    match status["store"]["duplicate_public_ip"].as_str() {
-        None => Finding::ok(status["lease"]["public_ip"].as_str().unwrap_or("no lease yet")),
+    match &status.store.duplicate_public_ip {
+        None => ours(status, |lease| lease.public_ip.to_string()),
         Some(holder) => Finding::failed(
             format!("this node's PublicIP belongs to {holder}"),
             "Find that host and give one of the two another address: docs/node-identity.md.",
@@ -213,10 +206,11 @@ pub(super) fn public_address(facts: &Facts) -> Finding {
 
 pub(super) fn node_subnet(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    if status["store"]["subnet_refused"] != true {
-        return Finding::ok(status["lease"]["subnet"].as_str().unwrap_or("no lease yet"));
+    if !status.store.subnet_refused {
+        return ours(status, |lease| lease.subnet.to_string());
     }
-    let other = status["store"]["refused_subnet"].as_str().unwrap_or("one that can't be used");
+    let other = status.store.refused_subnet.map(|subnet| subnet.to_string());
+    let other = other.unwrap_or_else(|| "one that can't be used".to_owned());
     Finding::failed(
         format!("the cluster assigned {other} to this node"),
         "The Node was made again: drain it, restart weftd, and let its pods start anew.",
@@ -225,27 +219,24 @@ pub(super) fn node_subnet(facts: &Facts) -> Finding {
 
 pub(super) fn restart_needed(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    let why = &status["restart_needed"];
-    if why.is_null() || why == false {
+    if !status.restart_needed {
         return Finding::ok("no");
     }
-    let why = why.as_str().unwrap_or("the store has another configuration");
-    Finding::warning(why, "Restart weftd, then the pods of this host.")
+    let cure = "Restart weftd, then the pods of this host.";
+    Finding::warning("the store has another configuration", cure)
 }
 
 pub(super) fn rules(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    let rules = &status["rules"];
-    let kept_by = rules["kept_by"].as_str().unwrap_or("?");
-    match rules["in_place"].as_bool() {
-        None => Finding::ok("weftd keeps none"),
-        Some(true) => Finding::ok(format!("{kept_by}, in place")),
+    let Some(Rules { kept_by, kept }) = &status.rules else {
+        return Finding::ok("weftd keeps none");
+    };
+    match kept.in_place {
+        true => Finding::ok(format!("{kept_by}, in place")),
         // The first pass is under way.
-        Some(false) if rules["checks"] == 0 && rules["failures"] == 0 => {
-            Finding::skipped("they are being set")
-        }
-        Some(false) => Finding::failed(
-            format!("{kept_by}: not in place, {} failures", rules["failures"]),
+        false if kept.checks == 0 && kept.failures == 0 => Finding::skipped("they are being set"),
+        false => Finding::failed(
+            format!("{kept_by}: not in place, {} failures", kept.failures),
             "weftd's log says why; another program may remove them: docs/firewall.md.",
         ),
     }
@@ -253,27 +244,22 @@ pub(super) fn rules(facts: &Facts) -> Finding {
 
 pub(super) fn device_drops(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else { return no_daemon() };
-    let Some(devices) = status["device_drops"].as_object() else {
+    if status.lease.is_none() {
         return Finding::skipped("not counted");
-    };
-    let mut texts = Vec::new();
-    for (device, drops) in
-        devices.iter().filter(|(device, _)| facts.interface() != Some(device.as_str()))
-    {
-        for direction in ["egress", "ingress"] {
-            let drops = drops[direction].as_u64().unwrap_or(0);
-            let packets = status[direction]["packets_received"].as_u64().unwrap_or(0);
-            let kernels = ["packets_sent", "packets_received"];
-            let kernels = kernels.map(|name| status["fast_path"][name].as_u64().unwrap_or(0));
-            let all = packets + kernels.iter().sum::<u64>();
-            if drops >= DROPS_MIN && drops > all / DROPS_SHARE {
-                texts.push(format!("{device} dropped {drops} packets on the way {direction}"));
-            }
-        }
     }
+    let by_kernel =
+        status.fast_path.as_ref().map_or(0, |it| it.taken.packets_sent + it.taken.packets_received);
+    let is_many = |(_, way, drops): &(&str, Way, u64)| {
+        let by_workers = status.of_way(*way).map_or(0, |counts| counts.packets_received);
+        *drops >= DROPS_MIN && *drops > (by_workers + by_kernel) / DROPS_SHARE
+    };
+    let many = status.own_drops().into_iter().filter(is_many);
+    let texts = many
+        .map(|(device, way, drops)| format!("{device} dropped {drops} packets on the way {way}"));
+    let texts: Vec<_> = texts.collect();
     match texts.is_empty() {
         true => Finding::ok("few or none"),
-        false if status["egress"].is_null() => Finding::ok(texts.join(", ")),
+        false if status.egress.is_none() => Finding::ok(texts.join(", ")),
         false => Finding::warning(
             texts.join(", "),
             "The host is too slow for what pods send, or was for a while: see docs/performance.md.",
@@ -282,8 +268,9 @@ pub(super) fn device_drops(facts: &Facts) -> Finding {
 }
 
 pub(super) fn overflows(facts: &Facts) -> Finding {
-    let own = facts.status().and_then(|it| it["worker"]["receive_overflows"].as_u64());
-    let own = own.map(|count| format!("{count} of weftd's datagrams since its start"));
+    let own = facts.status().and_then(|status| status.worker.as_ref());
+    let own =
+        own.map(|all| format!("{} of weftd's datagrams since its start", all.receive_overflows));
     let all = facts
         .receive_errors
         .map(|count| format!("{count} of all sockets in this network namespace"));

@@ -4,8 +4,8 @@ use super::super::Finding;
 use super::super::facts::Facts;
 use super::super::firewall::{FORWARDED, Packet, RECEIVED, dropped_by};
 use super::network::{external_name, strangers};
-use crate::backend_kind::BackendKind;
 use crate::netfilter::guard::table_name;
+use crate::status::Guard;
 
 /// What weftd asks for each socket.
 const BUFFER_BYTES: u64 = 4 << 20;
@@ -29,11 +29,7 @@ pub(super) fn ip_forward(facts: &Facts) -> Finding {
 }
 
 pub(super) fn device_forwarding(facts: &Facts) -> Finding {
-    let into = match facts.backend() {
-        Some(BackendKind::HostGw) => facts.interface(),
-        _ => facts.device(),
-    };
-    let Some(device) = into else { return Finding::skipped("no device is known yet") };
+    let Some(device) = facts.comes_by() else { return Finding::skipped("no device is known yet") };
     match facts.sysctl(&format!("net/ipv4/conf/{device}/forwarding")) {
         None => unreadable("its setting"),
         Some(0) => Finding::failed(
@@ -45,15 +41,14 @@ pub(super) fn device_forwarding(facts: &Facts) -> Finding {
 }
 
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
-    let lease = facts.leased("network").zip(facts.leased("subnet"));
-    let (Some(device), Some((network, subnet)), Some(host)) = (facts.device(), lease, &facts.host)
+    let (Some(device), Some(lease), Some(host)) = (facts.device(), facts.lease(), &facts.host)
     else {
         return Finding::skipped("no device or no network is known");
     };
     let of = |name: &str| facts.sysctl(&format!("net/ipv4/conf/{name}/rp_filter"));
     // The larger of both counts.
     let Some(effective) = of("all").max(of(device)) else { return unreadable("rp_filter") };
-    let elsewhere = strangers(facts, host, network, subnet);
+    let elsewhere = strangers(facts, host, lease);
     match (effective, elsewhere.first()) {
         (1, Some(route)) => Finding::warning(
             format!("rp_filter is 1 (strict) on {device}, and there is a route {route}"),
@@ -148,19 +143,18 @@ pub(super) fn firewall_input(facts: &Facts) -> Finding {
 
 /// That of a weftd which runs, or one that is left and that nobody keeps.
 pub(super) fn port_guard(facts: &Facts) -> Finding {
-    let guard = facts.status().map(|status| &status["guard"]).filter(|guard| guard.is_object());
-    if let Some(guard) = guard {
-        let peers = format!("UDP port {}, for {} peers", guard["port"], guard["peers"]);
-        return match guard["in_place"] == true || guard["failures"] == 0 {
+    if let Some(guard) = facts.status().and_then(|status| status.guard.as_ref()) {
+        let Guard { port, peers, kept, .. } = guard;
+        let peers = format!("UDP port {port}, for {peers} peers");
+        return match kept.in_place || kept.failures == 0 {
             true => Finding::ok(peers),
             false => Finding::failed(
-                format!("{peers}: can't be kept, {} failures", guard["failures"]),
+                format!("{peers}: can't be kept, {} failures", kept.failures),
                 "weftd's log says why; until then new nodes may not be heard: docs/firewall.md.",
             ),
         };
     }
-    let network = facts.leased("network").or(facts.subnet_file.network);
-    let Some(network) = network else {
+    let Some(network) = facts.network() else {
         return Finding::skipped("neither weftd nor subnet.env says the network");
     };
     let Some(chains) = &facts.firewall else { return no_firewall(facts) };
@@ -180,24 +174,19 @@ pub(super) fn port_guard(facts: &Facts) -> Finding {
 }
 
 pub(super) fn firewall_forward(facts: &Facts) -> Finding {
-    let network = facts.leased("network").or(facts.subnet_file.network);
-    let subnet = facts.leased("subnet").or(facts.subnet_file.subnet);
-    let Some(network) = network else {
+    let Some(network) = facts.network() else {
         return Finding::skipped("neither weftd nor subnet.env says the network");
     };
     if facts.status().is_none() {
         return Finding::skipped("weftd sets its rules when it starts");
     }
+    let subnet = facts.lease().map(|lease| lease.subnet).or(facts.subnet_file.subnet);
     let Some(chains) = &facts.firewall else { return no_firewall(facts) };
-    let comes_by = match facts.backend() {
-        Some(BackendKind::HostGw) => facts.interface(),
-        _ => facts.device(),
-    };
     let packet = Packet {
         udp_port: None,
         sources: Some(network),
         destinations: subnet.or(Some(network)),
-        comes_by,
+        comes_by: facts.comes_by(),
         goes_by: None,
     };
     match dropped_by(chains, FORWARDED, &packet, "pods do not get packets of other hosts") {

@@ -6,7 +6,7 @@ use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot, select};
 use crate::host::state::{Link, Route, RouteKind};
-use crate::route::Prefix;
+use crate::status::Lease;
 
 /// Devices of other networks, by the beginnings of their names.
 const OTHER_NETWORKS: [(&str, &str); 5] = [
@@ -149,9 +149,9 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Finding {
 
 pub(super) fn bridge_mtu(facts: &Facts) -> Finding {
     let Some(host) = &facts.host else { return unreadable() };
-    let subnet = facts.leased("subnet").or(facts.subnet_file.subnet);
-    let overlay = facts.overlay_mtu().or(facts.subnet_file.mtu_bytes);
-    let (Some(subnet), Some(overlay)) = (subnet, overlay) else {
+    let of_lease = facts.lease().map(|lease| (lease.subnet, lease.mtu_bytes));
+    let of_file = facts.subnet_file.subnet.zip(facts.subnet_file.mtu_bytes);
+    let Some((subnet, overlay)) = of_lease.or(of_file) else {
         return Finding::skipped("neither weftd nor subnet.env says the MTU");
     };
     let own = |link: &&Link| {
@@ -181,7 +181,7 @@ pub(super) fn overlay_route(facts: &Facts) -> Finding {
         Err(finding) if finding.verdict == super::super::Verdict::Skipped => return finding,
         Err(_) => return Finding::skipped("the device is not there"),
     };
-    let (Some(host), Some(network)) = (&facts.host, facts.leased("network")) else {
+    let (Some(host), Some(&Lease { network, .. })) = (&facts.host, facts.lease()) else {
         return Finding::skipped("weftd has no lease yet");
     };
     let is_ours = |route: &&Route| {
@@ -198,15 +198,10 @@ pub(super) fn overlay_route(facts: &Facts) -> Finding {
 }
 
 /// Routes that take parts of the network elsewhere, as text.
-pub(super) fn strangers(
-    facts: &Facts,
-    host: &Host,
-    network: Prefix,
-    subnet: Prefix,
-) -> Vec<String> {
+pub(super) fn strangers(facts: &Facts, host: &Host, lease: &Lease) -> Vec<String> {
+    let &Lease { network, subnet, .. } = lease;
     let external = external_name(facts);
-    let is_gateway_usual =
-        facts.backend().is_some_and(|kind| kind.carried_by() == CarriedBy::Kernel);
+    let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);
     // The hosts' own network may lie in the overlay's, which `address-overlap` reports.
     let is_of_hosts = |route: &Route| {
         let [hop] = route.next_hops.as_slice() else { return false };
@@ -251,16 +246,15 @@ pub(super) fn strangers(
 
 pub(super) fn foreign_routes(facts: &Facts) -> Finding {
     let Some(host) = &facts.host else { return unreadable() };
-    let lease = facts.leased("network").zip(facts.leased("subnet"));
-    let Some((network, subnet)) = lease else {
+    let Some(lease) = facts.lease() else {
         return Finding::skipped("no weftd says its network");
     };
     if facts.backend().is_none_or(|kind| kind.carried_by() == CarriedBy::Others) {
         return Finding::skipped("this backend sets no routes");
     }
-    let found = strangers(facts, host, network, subnet);
+    let found = strangers(facts, host, lease);
     if found.is_empty() {
-        return Finding::ok(format!("none in {network}"));
+        return Finding::ok(format!("none in {}", lease.network));
     }
     Finding::failed(
         found.join("; "),
@@ -270,8 +264,7 @@ pub(super) fn foreign_routes(facts: &Facts) -> Finding {
 
 pub(super) fn overlap(facts: &Facts) -> Finding {
     let Some(host) = &facts.host else { return unreadable() };
-    let lease = facts.leased("network").zip(facts.leased("subnet"));
-    let Some((network, subnet)) = lease else {
+    let Some(&Lease { network, subnet, .. }) = facts.lease() else {
         return Finding::skipped("no weftd says its network");
     };
     let is_stray = |address: &&crate::host::state::Address| {

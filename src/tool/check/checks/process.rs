@@ -2,6 +2,8 @@
 
 use super::super::Finding;
 use super::super::facts::Facts;
+use crate::engine::Engine;
+use crate::status::{FastPath, Status};
 
 /// Of linux/capability.h.
 const CAP_NET_ADMIN: u32 = 12;
@@ -88,9 +90,8 @@ pub(super) fn bpf(facts: &Facts) -> Finding {
         return Finding::ok(format!("{} has it", whose(facts)));
     }
     let status = facts.status();
-    let is_off = status.is_some_and(|it| it["fast_path"]["reason"] == "--fast-path=off");
-    let workers = status.and_then(|it| it["workers"].as_array()).map_or(0, Vec::len);
-    if is_off && workers == 1 {
+    let is_off = |it: &Status| it.fast_path.as_ref().is_some_and(FastPath::is_switched_off);
+    if status.is_some_and(|it| is_off(it) && it.workers.len() == 1) {
         return Finding::ok("missing and not needed: one worker, no fast path");
     }
     Finding::warning(
@@ -103,9 +104,9 @@ pub(super) fn io_uring(facts: &Facts) -> Finding {
     if let Some(skipped) = no_tunnel(facts) {
         return skipped;
     }
-    let workers = facts.status().and_then(|it| it["workers"].as_array());
-    let has_ring = |worker: &serde_json::Value| worker["engine"] == "io_uring";
-    if workers.is_some_and(|workers| !workers.is_empty() && workers.iter().all(has_ring)) {
+    let workers = facts.status().map_or(&[][..], |status| status.workers.as_slice());
+    let ring = Engine::IoUring.to_string();
+    if !workers.is_empty() && workers.iter().all(|worker| worker.engine == ring) {
         return Finding::ok("weftd's workers use it");
     }
     let disabled = facts.sysctl("kernel/io_uring_disabled");
@@ -158,7 +159,7 @@ pub(super) fn locked_memory(facts: &Facts) -> Finding {
 }
 
 pub(super) fn processors(facts: &Facts) -> Finding {
-    let workers = facts.status().and_then(|it| it["workers"].as_array()).map(Vec::len);
+    let workers = facts.status().map(|status| status.workers.len()).filter(|count| *count > 0);
     match (facts.process.processors, workers) {
         (None, _) => Finding::skipped("the allowed processors can't be read"),
         (Some(allowed), Some(workers)) if workers > allowed => Finding::warning(

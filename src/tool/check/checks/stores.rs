@@ -30,7 +30,7 @@ pub(super) fn lease_time(facts: &Facts) -> Finding {
     let Some(status) = facts.status() else {
         return Finding::skipped("no weftd answers");
     };
-    let Some(ends) = status["store"]["lease_expires_unix"].as_u64() else {
+    let Some(ends) = status.store.lease_expires_unix else {
         return Finding::ok("the lease has no end");
     };
     let duration = |seconds: u64| format_go_duration(Duration::from_secs(seconds));

@@ -4,47 +4,71 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
-
 use super::super::facts::{
     Daemon, DaemonState, Directory, Endpoint, Facts, Host, OtherDaemon, Process, Settings,
     SubnetText, UdpSocket,
 };
 use super::super::firewall::{Chain, parse_iptables};
-use super::super::{Finding, Verdict};
+use super::super::{Finding, Verdict as Judged};
 use super::CHECKS;
+use crate::backend_kind::BackendKind;
 use crate::host::state::{Address, Link, LinkId, NextHop, Route, RouteKind, RouteProtocol, Vxlan};
 use crate::route::Prefix;
+use crate::status::{
+    Backend, Cause, DeviceDrops, Direction, FastPath, Fault, Guard, Kept, Lease, PeerState, Rules,
+    State, Status, Store, TunnelEnd, Verdict, Worker, WorkerCounts,
+};
 
 const DAEMON: u32 = 100;
 
 /// They only show what there is.
 const NEVER_WRONG: [&str; 3] = ["receive-overflows", "ipsec-policies", "clock"];
 
-fn status(kind: &str) -> Value {
-    let (device, dataplane, mtu) = match kind {
-        "udp" => (json!("flannel0"), "flannel0 mtu 1472 over eth0 at 192.0.2.1:8285: engine", 1472),
-        "vxlan" => (json!("flannel.1"), "vxlan", 1450),
-        _ => (Value::Null, "host-gw", 1500),
+fn status(kind: BackendKind) -> Status {
+    let (device, tunnel, mtu_bytes) = match kind {
+        BackendKind::Udp => {
+            let end = TunnelEnd::Udp("192.0.2.1:8285".parse().unwrap());
+            (Some("flannel0"), Some(end), 1472)
+        }
+        BackendKind::Vxlan => {
+            (Some("flannel.1"), Some(TunnelEnd::Vxlan { port: 8472, vni: 1 }), 1450)
+        }
+        BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => (None, None, 1500),
     };
-    json!({
-        "schema": 1, "version": "1.0", "ready": true, "restart_needed": false,
-        "verdict": { "state": "ready", "causes": [] },
-        "store": { "up": true, "lease_expires_unix": 2000, "duplicate_public_ip": null,
-                   "subnet_refused": false, "refused_subnet": null },
-        "peers": 1, "peer_states": { "ok": 1 },
-        "lease": { "network": "10.5.0.0/16", "subnet": "10.5.1.0/24",
-                   "public_ip": "192.0.2.1", "mtu_bytes": mtu },
-        "interface": "eth0", "device": device, "dataplane": dataplane,
-        "rules": { "kept_by": "nftables", "in_place": true, "checks": 1, "failures": 0 },
-        "guard": null,
-        "backend": { "kind": kind },
-        "device_drops": { "eth0": { "egress": 900_000, "ingress": 9 },
-                          "flannel0": { "egress": 3, "ingress": 0 } },
-        "egress": { "packets_received": 1000 }, "ingress": { "packets_received": 1000 },
-        "workers": [{ "engine": "io_uring" }], "worker": { "receive_overflows": 0 },
-        "fast_path": { "on": false, "reason": "no" },
-    })
+    let counts = Direction { packets_received: 1000, ..Direction::default() };
+    Status {
+        version: "1.0".to_owned(),
+        ready: true,
+        verdict: Verdict { state: State::Ready, ..Verdict::default() },
+        store: Store { up: true, lease_expires_unix: Some(2000), ..Store::default() },
+        peers: 1,
+        peer_states: [(PeerState::Ok, 1)].into(),
+        lease: Some(Lease {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet: "10.5.1.0/24".parse().unwrap(),
+            public_ip: [192, 0, 2, 1].into(),
+            mtu_bytes,
+        }),
+        interface: Some("eth0".to_owned()),
+        device: device.map(str::to_owned),
+        tunnel,
+        rules: Some(Rules {
+            kept_by: "nftables".to_owned(),
+            kept: Kept { in_place: true, checks: 1, ..Kept::default() },
+        }),
+        backend: Some(Backend { kind: Some(kind), done: None }),
+        device_drops: [
+            ("eth0".to_owned(), DeviceDrops { egress: 900_000, ingress: 9 }),
+            ("flannel0".to_owned(), DeviceDrops { egress: 3, ingress: 0 }),
+        ]
+        .into(),
+        egress: Some(counts.clone()),
+        ingress: Some(counts),
+        worker: Some(WorkerCounts::default()),
+        workers: vec![Worker { engine: "io_uring".to_owned(), ..Worker::default() }],
+        fast_path: Some(FastPath::default()),
+        ..Status::default()
+    }
 }
 
 fn link(index: u32, name: &str, mtu_bytes: u32) -> Link {
@@ -97,23 +121,23 @@ fn prefix(text: &str) -> Option<Prefix> {
 }
 
 /// A host that is well, beside a daemon.
-fn well(kind: &str) -> Facts {
+fn well(kind: BackendKind) -> Facts {
     let mut links = vec![link(1, "lo", 65536), link(2, "eth0", 1500)];
     let mut routes =
         vec![route("0.0.0.0/0", 2, Some("192.0.2.254")), route("10.5.1.0/24", 4, None)];
     let mtu = match kind {
-        "udp" => {
+        BackendKind::Udp => {
             links.push(link(3, "flannel0", 1472));
             routes.push(route("10.5.0.0/16", 3, None));
             routes.push(route("10.5.2.0/24", 3, None));
             1472
         }
-        "vxlan" => {
+        BackendKind::Vxlan => {
             links.push(vxlan(3, 1450));
             routes.push(route("10.5.2.0/24", 3, Some("10.5.2.0")));
             1450
         }
-        _ => {
+        BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension => {
             routes.push(route("10.5.2.0/24", 2, Some("192.0.2.2")));
             1500
         }
@@ -136,7 +160,7 @@ fn well(kind: &str) -> Facts {
     ];
     let mut facts = before_start();
     facts.daemon = Daemon {
-        state: DaemonState::Answered(status(kind)),
+        state: DaemonState::Answered(Box::new(status(kind))),
         pid: Some(DAEMON),
         settings: Some(Settings {
             subnet_file: PathBuf::from("/run/flannel/subnet.env"),
@@ -203,9 +227,10 @@ fn judge(id: &str, facts: &Facts) -> Finding {
     (check.unwrap_or_else(|| panic!("no check {id}")).judge)(facts)
 }
 
-fn set(facts: &mut Facts, pointer: &str, value: Value) {
+/// What the daemon says.
+fn said(facts: &mut Facts) -> &mut Status {
     let DaemonState::Answered(status) = &mut facts.daemon.state else { panic!("no status") };
-    *status.pointer_mut(pointer).unwrap() = value;
+    status
 }
 
 fn host(facts: &mut Facts) -> &mut Host {
@@ -214,185 +239,192 @@ fn host(facts: &mut Facts) -> &mut Host {
 
 #[test]
 fn a_host_that_is_well_has_no_alarm() {
-    let hosts = ["udp", "vxlan", "host-gw", "alloc"].map(|kind| (kind, well(kind)));
-    for (kind, facts) in hosts.into_iter().chain([("before", before_start())]) {
+    let hosts = BackendKind::ALL.map(|kind| (Some(kind), well(kind)));
+    for (kind, facts) in hosts.into_iter().chain([(None, before_start())]) {
         for check in CHECKS {
             let finding = (check.judge)(&facts);
-            let is_calm = matches!(finding.verdict, Verdict::Ok | Verdict::Skipped);
-            assert!(is_calm, "{kind} {}: {finding:?}", check.id);
-            let is_ok = finding.verdict == Verdict::Ok;
-            assert!(kind != "udp" || is_ok, "beside udp all can be looked at: {}", check.id);
+            let is_calm = matches!(finding.verdict, Judged::Ok | Judged::Skipped);
+            assert!(is_calm, "{kind:?} {}: {finding:?}", check.id);
+            let is_ok = finding.verdict == Judged::Ok;
+            assert!(
+                kind != Some(BackendKind::Udp) || is_ok,
+                "beside udp all can be looked at: {}",
+                check.id
+            );
         }
     }
 }
 
-type Fault = (&'static str, Verdict, &'static str, fn(&mut Facts));
+type Wrong = (&'static str, Judged, &'static str, fn(&mut Facts));
 
 /// Faults of the daemon, of its process and of its stores.
-const OF_THE_DAEMON: &[Fault] = &[
-    ("daemon-answers", Verdict::Warning, "nobody serves", |it| {
+const OF_THE_DAEMON: &[Wrong] = &[
+    ("daemon-answers", Judged::Warning, "nobody serves", |it| {
         it.daemon.state = DaemonState::Stale;
     }),
-    ("daemon-answers", Verdict::Warning, "another network namespace", |it| {
+    ("daemon-answers", Judged::Warning, "another network namespace", |it| {
         it.daemon.state = DaemonState::Elsewhere;
     }),
-    ("daemon-answers", Verdict::Failed, "no answer", |it| {
+    ("daemon-answers", Judged::Failed, "no answer", |it| {
         it.daemon.state = DaemonState::Mute("no answer".to_owned());
     }),
-    ("daemon-state", Verdict::Failed, "degraded: a; b", |it| {
-        set(it, "/verdict", json!({ "state": "degraded", "causes": ["a", "b"] }));
+    ("daemon-state", Judged::Failed, "degraded: a; b", |it| {
+        let fault = |text: &str| Fault { cause: Cause::StoreAway, text: text.to_owned() };
+        let faults = ["a", "b"].map(fault).to_vec();
+        said(it).verdict = Verdict { state: State::Degraded, faults, ..Verdict::default() };
     }),
-    ("peers", Verdict::Failed, "2 peers are silent, 1 not set up", |it| {
-        set(it, "/peer_states", json!({ "silent": 2, "not-set-up": 1 }));
+    ("peers", Judged::Failed, "2 are silent, 1 are not-set-up", |it| {
+        said(it).peer_states = [(PeerState::Silent, 2), (PeerState::NotSetUp, 1)].into();
     }),
-    ("other-daemon", Verdict::Failed, "flanneld (pid 7) also uses", |it| {
+    ("other-daemon", Judged::Failed, "flanneld (pid 7) also uses", |it| {
         let subnet_file = it.asked.subnet_file.clone();
         it.others = vec![OtherDaemon { pid: 7, name: "flanneld".to_owned(), subnet_file }];
     }),
-    ("tunnel-port", Verdict::Failed, "8285 on 0.0.0.0 is taken by program (pid 7)", |it| {
+    ("tunnel-port", Judged::Failed, "8285 on 0.0.0.0 is taken by program (pid 7)", |it| {
         it.udp_sockets.as_mut().unwrap().push(socket([0, 0, 0, 0], 7));
     }),
-    ("subnet-file", Verdict::Failed, "weftd 10.5.1.0/24 of 10.5.0.0/16", |it| {
+    ("subnet-file", Judged::Failed, "weftd 10.5.1.0/24 of 10.5.0.0/16", |it| {
         it.subnet_file.subnet = None;
     }),
-    ("subnet-file", Verdict::Failed, "there is no", |it| it.subnet_file.is_there = false),
-    ("subnet-file", Verdict::Warning, "has MTU 1400, weftd 1472", |it| {
+    ("subnet-file", Judged::Failed, "there is no", |it| it.subnet_file.is_there = false),
+    ("subnet-file", Judged::Warning, "has MTU 1400, weftd 1472", |it| {
         it.subnet_file.mtu_bytes = Some(1400);
     }),
-    ("subnet-directory", Verdict::Failed, "can't be written", |it| {
+    ("subnet-directory", Judged::Failed, "can't be written", |it| {
         it.directory.as_mut().unwrap().is_writable = false;
     }),
-    ("subnet-directory", Verdict::Failed, "0 bytes free", |it| {
+    ("subnet-directory", Judged::Failed, "0 bytes free", |it| {
         it.directory.as_mut().unwrap().free_bytes = 0;
     }),
-    ("subnet-directory", Verdict::Failed, "0 files free", |it| {
+    ("subnet-directory", Judged::Failed, "0 files free", |it| {
         it.directory.as_mut().unwrap().free_files = 0;
     }),
-    ("public-address", Verdict::Failed, "host b", |it| {
-        set(it, "/store/duplicate_public_ip", json!("host b"));
+    ("public-address", Judged::Failed, "host b", |it| {
+        said(it).store.duplicate_public_ip = Some("host b".to_owned());
     }),
-    ("node-subnet", Verdict::Failed, "10.5.9.0/24", |it| {
-        set(it, "/store/subnet_refused", json!(true));
-        set(it, "/store/refused_subnet", json!("10.5.9.0/24"));
+    ("node-subnet", Judged::Failed, "10.5.9.0/24", |it| {
+        said(it).store.subnet_refused = true;
+        said(it).store.refused_subnet = prefix("10.5.9.0/24");
     }),
-    ("restart-needed", Verdict::Warning, "another configuration", |it| {
-        set(it, "/restart_needed", json!(true));
+    ("restart-needed", Judged::Warning, "another configuration", |it| {
+        said(it).restart_needed = true;
     }),
-    ("firewall-rules", Verdict::Failed, "nftables: not in place", |it| {
-        set(it, "/rules/in_place", json!(false));
+    ("firewall-rules", Judged::Failed, "nftables: not in place", |it| {
+        said(it).rules.as_mut().unwrap().kept.in_place = false;
     }),
-    ("device-drops", Verdict::Warning, "flannel0 dropped 5000 packets", |it| {
-        set(it, "/device_drops/flannel0/egress", json!(5000));
+    ("device-drops", Judged::Warning, "flannel0 dropped 5000 packets", |it| {
+        said(it).device_drops.get_mut("flannel0").unwrap().egress = 5000;
     }),
-    ("etcd-endpoints", Verdict::Failed, "http://a:1: refused", |it| {
+    ("etcd-endpoints", Judged::Failed, "http://a:1: refused", |it| {
         it.etcd[0].answer = Err("refused".to_owned());
     }),
-    ("etcd-endpoints", Verdict::Warning, "http://b:1: refused", |it| {
+    ("etcd-endpoints", Judged::Warning, "http://b:1: refused", |it| {
         it.etcd.push(Endpoint { url: "http://b:1".to_owned(), answer: Err("refused".to_owned()) });
     }),
-    ("lease-time", Verdict::Failed, "ended 8m20s ago", |it| it.now_unix = 2500),
-    ("tun-device", Verdict::Failed, "No such file", |it| {
+    ("lease-time", Judged::Failed, "ended 8m20s ago", |it| it.now_unix = 2500),
+    ("tun-device", Judged::Failed, "No such file", |it| {
         it.daemon.state = DaemonState::Absent;
         it.tun = Some(Err("No such file".to_owned()));
     }),
-    ("cap-net-admin", Verdict::Failed, "no CAP_NET_ADMIN", |it| it.process.capabilities = Some(0)),
-    ("cap-net-raw", Verdict::Warning, "no CAP_NET_RAW", |it| it.process.capabilities = Some(0)),
-    ("cap-bpf", Verdict::Warning, "no CAP_BPF", |it| it.process.capabilities = Some(0)),
-    ("io-uring", Verdict::Warning, "refused, kernel.io_uring_disabled is 2", |it| {
+    ("cap-net-admin", Judged::Failed, "no CAP_NET_ADMIN", |it| it.process.capabilities = Some(0)),
+    ("cap-net-raw", Judged::Warning, "no CAP_NET_RAW", |it| it.process.capabilities = Some(0)),
+    ("cap-bpf", Judged::Warning, "no CAP_BPF", |it| it.process.capabilities = Some(0)),
+    ("io-uring", Judged::Warning, "refused, kernel.io_uring_disabled is 2", |it| {
         it.io_uring = Some(Err("refused".to_owned()));
         it.sysctls.insert("kernel/io_uring_disabled".to_owned(), 2);
-        set(it, "/workers/0/engine", json!("mmsg"));
+        said(it).workers[0].engine = "mmsg".to_owned();
     }),
-    ("open-files", Verdict::Warning, "may open 64 files", |it| {
+    ("open-files", Judged::Warning, "may open 64 files", |it| {
         it.process.open_files_max = Some(64);
     }),
-    ("locked-memory", Verdict::Warning, "may lock 65536 bytes", |it| {
+    ("locked-memory", Judged::Warning, "may lock 65536 bytes", |it| {
         it.process.locked_bytes_max = Some(65536);
     }),
-    ("processors", Verdict::Warning, "workers: 1, allowed processors: 0", |it| {
+    ("processors", Judged::Warning, "workers: 1, allowed processors: 0", |it| {
         it.process.processors = Some(0);
     }),
 ];
 
 /// Faults of the host.
-const OF_THE_HOST: &[Fault] = &[
-    ("external-interface", Verdict::Failed, "no longer has 192.0.2.1", |it| {
+const OF_THE_HOST: &[Wrong] = &[
+    ("external-interface", Judged::Failed, "no longer has 192.0.2.1", |it| {
         host(it).addresses[0].address = Ipv4Addr::new(192, 0, 2, 7);
     }),
-    ("external-interface", Verdict::Failed, "eth0 is gone", |it| _ = host(it).links.remove(1)),
-    ("external-interface", Verdict::Failed, "eth9", |it| {
+    ("external-interface", Judged::Failed, "eth0 is gone", |it| _ = host(it).links.remove(1)),
+    ("external-interface", Judged::Failed, "eth9", |it| {
         it.daemon.state = DaemonState::Absent;
         it.asked.interface = Some("eth9".to_owned());
     }),
-    ("external-interface", Verdict::Warning, "to find", |it| {
+    ("external-interface", Judged::Warning, "to find", |it| {
         it.daemon.state = DaemonState::Absent;
         host(it).routes.clear();
     }),
-    ("external-link", Verdict::Failed, "eth0 is down", |it| host(it).links[1].is_up = false),
-    ("external-link", Verdict::Failed, "no carrier", |it| host(it).links[1].has_carrier = false),
-    ("overlay-device", Verdict::Failed, "flannel0 is not there", |it| {
+    ("external-link", Judged::Failed, "eth0 is down", |it| host(it).links[1].is_up = false),
+    ("external-link", Judged::Failed, "no carrier", |it| host(it).links[1].has_carrier = false),
+    ("overlay-device", Judged::Failed, "flannel0 is not there", |it| {
         host(it).links.remove(2);
     }),
-    ("overlay-device", Verdict::Failed, "flannel0 is down", |it| host(it).links[2].is_up = false),
-    ("overlay-mtu", Verdict::Failed, "flannel0 has MTU 1473", |it| {
+    ("overlay-device", Judged::Failed, "flannel0 is down", |it| host(it).links[2].is_up = false),
+    ("overlay-mtu", Judged::Failed, "flannel0 has MTU 1473", |it| {
         host(it).links[2].mtu_bytes = 1473;
     }),
-    ("bridge-mtu", Verdict::Warning, "cni0 has MTU 1500, the overlay 1472", |it| {
+    ("bridge-mtu", Judged::Warning, "cni0 has MTU 1500, the overlay 1472", |it| {
         host(it).links[3].mtu_bytes = 1500;
     }),
-    ("overlay-route", Verdict::Failed, "no route 10.5.0.0/16 dev flannel0", |it| {
+    ("overlay-route", Judged::Failed, "no route 10.5.0.0/16 dev flannel0", |it| {
         host(it).routes.remove(2);
     }),
-    ("foreign-routes", Verdict::Failed, "10.5.3.0/24 dev eth0", |it| {
+    ("foreign-routes", Judged::Failed, "10.5.3.0/24 dev eth0", |it| {
         host(it).routes.push(route("10.5.3.0/24", 2, Some("192.0.2.9")));
     }),
-    ("foreign-routes", Verdict::Failed, "10.5.0.0/16 dev eth0", |it| {
+    ("foreign-routes", Judged::Failed, "10.5.0.0/16 dev eth0", |it| {
         let all = &mut host(it).routes;
         all.iter_mut().for_each(|route| route.metric = 10);
         all.push(route("10.5.0.0/16", 2, None));
     }),
-    ("address-overlap", Verdict::Warning, "cni0 has 10.5.9.1", |it| {
+    ("address-overlap", Judged::Warning, "cni0 has 10.5.9.1", |it| {
         host(it).addresses.push(address(4, "10.5.9.1"));
     }),
-    ("stale-devices", Verdict::Warning, "flannel.1 beside backend udp", |it| {
+    ("stale-devices", Judged::Warning, "flannel.1 beside backend udp", |it| {
         host(it).links.push(vxlan(9, 1450));
     }),
-    ("other-networks", Verdict::Warning, "cilium_host is a device of Cilium", |it| {
+    ("other-networks", Judged::Warning, "cilium_host is a device of Cilium", |it| {
         host(it).links.push(link(9, "cilium_host", 1500));
     }),
-    ("ip-forward", Verdict::Failed, "is 0", |it| {
+    ("ip-forward", Judged::Failed, "is 0", |it| {
         it.sysctls.insert("net/ipv4/ip_forward".to_owned(), 0);
     }),
-    ("device-forwarding", Verdict::Failed, "flannel0.forwarding is 0", |it| {
+    ("device-forwarding", Judged::Failed, "flannel0.forwarding is 0", |it| {
         it.sysctls.insert("net/ipv4/conf/flannel0/forwarding".to_owned(), 0);
     }),
-    ("rp-filter", Verdict::Warning, "strict", |it| {
+    ("rp-filter", Judged::Warning, "strict", |it| {
         host(it).routes.push(route("10.5.3.0/24", 2, None));
     }),
-    ("bridge-netfilter", Verdict::Warning, "is 0", |it| {
+    ("bridge-netfilter", Judged::Warning, "is 0", |it| {
         it.sysctls.insert("net/bridge/bridge-nf-call-iptables".to_owned(), 0);
     }),
-    ("bridge-netfilter", Verdict::Warning, "not loaded", |it| {
+    ("bridge-netfilter", Judged::Warning, "not loaded", |it| {
         it.sysctls.remove("net/bridge/bridge-nf-call-iptables");
     }),
-    ("conntrack-table", Verdict::Warning, "800 of 1000", |it| {
+    ("conntrack-table", Judged::Warning, "800 of 1000", |it| {
         it.sysctls.insert("net/netfilter/nf_conntrack_count".to_owned(), 800);
     }),
-    ("conntrack-table", Verdict::Failed, "910 of 1000", |it| {
+    ("conntrack-table", Judged::Failed, "910 of 1000", |it| {
         it.sysctls.insert("net/netfilter/nf_conntrack_count".to_owned(), 910);
     }),
-    ("socket-buffers", Verdict::Warning, "rmem_max 212992", |it| it.process.capabilities = Some(0)),
-    ("firewall-input", Verdict::Warning, "UDP port 8285 is closed", |it| {
+    ("socket-buffers", Judged::Warning, "rmem_max 212992", |it| it.process.capabilities = Some(0)),
+    ("firewall-input", Judged::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
     }),
-    ("port-guard", Verdict::Failed, "can't be kept, 3 failures", |it| {
-        set(it, "/guard", json!({ "port": 8285, "peers": 1, "in_place": false, "failures": 3 }));
+    ("port-guard", Judged::Failed, "can't be kept, 3 failures", |it| {
+        let kept = Kept { failures: 3, ..Kept::default() };
+        said(it).guard = Some(Guard { port: 8285, peers: 1, kept, ..Guard::default() });
     }),
-    ("port-guard", Verdict::Warning, "weft-guard-10.5.0.0-16 of an earlier weftd", |it| {
+    ("port-guard", Judged::Warning, "weft-guard-10.5.0.0-16 of an earlier weftd", |it| {
         let table = "ip weft-guard-10.5.0.0-16".to_owned();
         it.firewall = Some(vec![Chain { table, ..Chain::default() }]);
     }),
-    ("firewall-forward", Verdict::Warning, "policy of FORWARD", |it| {
+    ("firewall-forward", Judged::Warning, "policy of FORWARD", |it| {
         it.firewall = Some(parse_iptables("*filter\n:FORWARD DROP [0:0]\n"));
     }),
 ];
@@ -401,7 +433,7 @@ const OF_THE_HOST: &[Fault] = &[
 fn each_fault_is_named() {
     let mut ids = BTreeSet::from(NEVER_WRONG);
     for (id, verdict, shows, break_it) in OF_THE_DAEMON.iter().chain(OF_THE_HOST) {
-        let mut facts = well("udp");
+        let mut facts = well(BackendKind::Udp);
         break_it(&mut facts);
         let finding = judge(id, &facts);
         assert_eq!(finding.verdict, *verdict, "{id}: {finding:?}");
@@ -422,38 +454,38 @@ fn what_this_user_may_not_look_at_is_skipped() {
     facts.directory.as_mut().unwrap().is_writable = false;
     facts.daemon.state = DaemonState::Forbidden("Permission denied".to_owned());
     for id in ["cap-net-admin", "cap-net-raw", "cap-bpf", "tun-device", "subnet-directory"] {
-        assert_eq!(judge(id, &facts).verdict, Verdict::Skipped, "{id}");
+        assert_eq!(judge(id, &facts).verdict, Judged::Skipped, "{id}");
     }
-    assert_eq!(judge("daemon-answers", &facts).verdict, Verdict::Skipped);
+    assert_eq!(judge("daemon-answers", &facts).verdict, Judged::Skipped);
 }
 
 #[test]
 fn what_is_usual_is_no_fault() {
-    let mut facts = well("vxlan");
+    let mut facts = well(BackendKind::Vxlan);
     host(&mut facts).routes.push(route("10.5.7.0/24", 2, Some("192.0.2.7")));
-    assert_eq!(judge("foreign-routes", &facts).verdict, Verdict::Ok, "direct routing");
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "direct routing");
 
-    let mut facts = well("udp");
+    let mut facts = well(BackendKind::Udp);
     host(&mut facts).routes.push(route("10.5.1.7/32", 4, None));
-    assert_eq!(judge("foreign-routes", &facts).verdict, Verdict::Ok, "a route to an own pod");
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "a route to an own pod");
     facts
         .udp_sockets
         .as_mut()
         .unwrap()
         .extend([socket([127, 0, 0, 1], 7), socket([9, 9, 9, 9], 7)]);
-    assert_eq!(judge("tunnel-port", &facts).verdict, Verdict::Ok, "other addresses");
+    assert_eq!(judge("tunnel-port", &facts).verdict, Judged::Ok, "other addresses");
 
     host(&mut facts).addresses.push(address(2, "10.5.90.1"));
     host(&mut facts).routes.push(route("10.5.90.0/24", 2, None));
-    assert_eq!(judge("foreign-routes", &facts).verdict, Verdict::Ok, "the hosts' own network");
-    assert_eq!(judge("address-overlap", &facts).verdict, Verdict::Warning, "but not wise");
+    assert_eq!(judge("foreign-routes", &facts).verdict, Judged::Ok, "the hosts' own network");
+    assert_eq!(judge("address-overlap", &facts).verdict, Judged::Warning, "but not wise");
 
     let mut facts = before_start();
     let mut kept = socket([192, 0, 2, 1], 1);
     kept.holders[0].1 = "systemd".to_owned();
     facts.udp_sockets.as_mut().unwrap().push(kept);
-    assert_eq!(judge("tunnel-port", &facts).verdict, Verdict::Ok, "systemd keeps it");
+    assert_eq!(judge("tunnel-port", &facts).verdict, Judged::Ok, "systemd keeps it");
     let subnet_file = PathBuf::from("/run/other/subnet.env");
     facts.others = vec![OtherDaemon { pid: 7, name: "weftd".to_owned(), subnet_file }];
-    assert_eq!(judge("other-daemon", &facts).verdict, Verdict::Ok, "another network");
+    assert_eq!(judge("other-daemon", &facts).verdict, Judged::Ok, "another network");
 }

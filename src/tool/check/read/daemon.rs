@@ -27,8 +27,8 @@ pub(super) fn read(runtime: &Runtime, socket: &Path) -> Daemon {
         // A socket's file is the same in all network namespaces.
         Ok(_) if theirs.is_some() && theirs != namespace("self") => DaemonState::Elsewhere,
         Ok(bytes) => match serde_json::from_slice(&bytes) {
-            Ok(status) => DaemonState::Answered(status),
-            Err(_) => DaemonState::Mute("it answers something else than JSON".to_owned()),
+            Ok(status) => DaemonState::Answered(Box::new(status)),
+            Err(error) => DaemonState::Mute(format!("it answers something else: {error}")),
         },
         Err(error) => DaemonState::Mute(format!("{error:#}")),
     };

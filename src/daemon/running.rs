@@ -1,0 +1,49 @@
+//! What is known once the dataplane runs, for whoever reports it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::backend::status::{Carrier, PlaneState};
+use crate::backend_kind::BackendKind;
+use crate::control::lease::Peers;
+use crate::engine::stalled_for;
+use crate::netfilter::guard_keeper::GuardState;
+use crate::netfilter::reconciler::{Flavour, RuleState};
+use crate::route::Prefix;
+
+/// What is known once the dataplane runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    /// The whole overlay.
+    pub(super) network: Prefix,
+    /// This host's lease.
+    pub(super) subnet: Prefix,
+    /// The dataplane, which follows rebuilds.
+    pub(super) dataplane: watch::Receiver<PlaneState>,
+    /// The backend.
+    pub(super) kind: BackendKind,
+    /// The data plane: workers, or the kernel.
+    pub(super) carrier: Carrier,
+    /// Whether the subnet file is written.
+    pub(super) subnet_file: watch::Receiver<bool>,
+    /// Failed tries to write the subnet file.
+    pub(super) subnet_file_failures: Arc<AtomicU64>,
+    /// The leases of all other nodes.
+    pub(super) leases: watch::Receiver<Arc<Peers>>,
+    /// The rules, if any are kept.
+    pub(super) rules: Option<(Flavour, watch::Receiver<RuleState>)>,
+    /// The state of the guard of the tunnel's port, if one is kept.
+    pub(super) guard: Option<watch::Receiver<GuardState>>,
+}
+
+impl Running {
+    /// For how long each worker has hung, if it does; none does while the device is made again.
+    pub(super) fn stalled(&self) -> Vec<Option<Duration>> {
+        let Carrier::Workers { stats, .. } = &self.carrier else { return Vec::new() };
+        let is_up = self.dataplane.borrow().is_up;
+        stats.iter().map(|stats| stalled_for(stats).filter(|_| is_up)).collect()
+    }
+}

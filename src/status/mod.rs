@@ -1,0 +1,371 @@
+//! What weftd says of itself: the answers of its status socket. weftd fills these types in once,
+//! and JSON, metrics and what `weft` shows are made of them; the comments on their fields are the
+//! schema.
+//!
+//! Fields are only ever added, and those that are replaced stay for one release. So a reader
+//! ignores what it does not know, and what an older weftd does not say is absent or has its
+//! default.
+
+mod pages;
+mod peer;
+mod verdict;
+mod words;
+mod workers;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::backend_kind::BackendKind;
+use crate::route::Prefix;
+
+pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
+pub use self::peer::{Peer, PeerState, Via};
+pub use self::verdict::{Cause, Fault, State, Verdict};
+pub use self::workers::{Direction, FastPath, SWITCHED_OFF, Traffic, Worker, WorkerCounts};
+
+/// Of all JSON, weftd's and the tool's. 2 added, among others, `verdict.faults`, `tunnel` and
+/// `process`.
+pub const SCHEMA: u32 = 2;
+
+/// The answer to `/status`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// The [`SCHEMA`] of who answers.
+    pub schema: u32,
+    /// The release of weftd.
+    pub version: String,
+    /// What `/readyz` says.
+    pub ready: bool,
+    /// The sum of it all.
+    pub verdict: Verdict,
+    /// Whether lease and peers are from the cache, and not confirmed yet.
+    pub stale: bool,
+    /// Of which time they are then, in seconds since 1970.
+    pub stale_as_of_unix: Option<u64>,
+    /// The start, until it is over. Since schema 2.
+    pub start: Option<Start>,
+    /// Leases, and the store that they are in.
+    pub store: Store,
+    /// Whether the store has another network configuration than the one in use.
+    pub restart_needed: bool,
+    /// The file for a start without the store.
+    pub cache: Cache,
+    /// Nodes with a lease, this one aside.
+    pub peers: usize,
+    /// Those of them in their grace period: their leases vanished, with most others at once.
+    pub peers_held: usize,
+    /// This host's lease; nothing, as in all that follows, before the backend runs.
+    pub lease: Option<Lease>,
+    /// The interface that carries the tunnel, by the name that it has now.
+    pub interface: Option<String>,
+    /// The overlay's own device, if it has one.
+    pub device: Option<String>,
+    /// The dataplane in one line, for people.
+    pub dataplane: Option<String>,
+    /// Whether packets can flow; false while the dataplane is made again. Since schema 2.
+    pub dataplane_is_up: Option<bool>,
+    /// Why they can't, or what else is wrong with it. Since schema 2.
+    pub dataplane_wrong: Option<String>,
+    /// Where the tunnel's datagrams arrive, if there is a tunnel. Since schema 2.
+    #[serde(deserialize_with = "if_known")]
+    pub tunnel: Option<TunnelEnd>,
+    /// `subnet.env`.
+    pub subnet_file: Option<SubnetFile>,
+    /// The masquerade and forward rules, if any are kept.
+    pub rules: Option<Rules>,
+    /// The guard of the tunnel's port, if one is kept.
+    pub guard: Option<Guard>,
+    /// Packets that the kernel dropped, by the device.
+    pub device_drops: BTreeMap<String, DeviceDrops>,
+    /// The backend.
+    pub backend: Option<Backend>,
+    /// How many peers are in which state.
+    pub peer_states: BTreeMap<PeerState, usize>,
+    /// Subnets behind paths that are narrower than the overlay's MTU.
+    pub narrow_paths: usize,
+    /// The first thousand peers; `/peers` has all.
+    pub routes: Vec<Peer>,
+    /// What the kernel's programs carry of the udp backend's packets.
+    pub fast_path: Option<FastPath>,
+    /// The sum of the workers' packets from pods to the network.
+    pub egress: Option<Direction>,
+    /// The sum of those from the network to pods.
+    pub ingress: Option<Direction>,
+    /// The sum of what else workers count.
+    pub worker: Option<WorkerCounts>,
+    /// The workers, of which these are the sums.
+    pub workers: Vec<Worker>,
+    /// weftd's process. Since schema 2.
+    pub process: Option<Process>,
+    /// Log messages by level, those that were held back as well. Since schema 2.
+    pub log_messages: BTreeMap<String, u64>,
+}
+
+/// A start that is not over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Start {
+    /// What it is at.
+    pub step: String,
+    /// Why it does not get on with that.
+    pub hindrance: Option<Hindrance>,
+}
+
+/// What keeps something from going on, for as long as it does.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hindrance {
+    /// What it is, and what to do about it.
+    pub text: String,
+    /// Since when there has been one, in seconds since 1970.
+    pub since_unix: u64,
+    /// How often it was met.
+    pub tries: u64,
+}
+
+/// The store, and what this node has in it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Store {
+    /// Whether the last exchange succeeded.
+    pub up: bool,
+    /// When the store last answered, in seconds since 1970. Since schema 2.
+    pub answered_unix: Option<u64>,
+    /// Why the last exchanges did not succeed. Since schema 2.
+    pub hindrance: Option<Hindrance>,
+    /// When the own lease ends, in seconds since 1970; nothing for a reservation or without one.
+    pub lease_expires_unix: Option<u64>,
+    /// Renewals of the own lease.
+    pub renewals: u64,
+    /// Exchanges that failed.
+    pub failures: u64,
+    /// What the store refuses, and what to do about it, until it does it again.
+    pub refused: Option<String>,
+    /// Times that somebody else wrote the own lease with this node's PublicIP.
+    pub written_by_others: u64,
+    /// The other node that has the PublicIP, while there is one.
+    pub duplicate_public_ip: Option<String>,
+    /// Tries to get a subnet that found none free.
+    pub subnets_exhausted: u64,
+    /// Entries that were ignored so far, by reason.
+    pub rejected: BTreeMap<String, u64>,
+    /// Entries that are not used now, by reason. Since schema 2.
+    pub unused: BTreeMap<String, u64>,
+    /// One of them, and what is wrong with it. Since schema 2.
+    pub unused_example: Option<String>,
+    /// Whether the cluster assigned another subnet to this node than the one it goes on with.
+    pub subnet_refused: bool,
+    /// That other subnet, if it can be used.
+    pub refused_subnet: Option<Prefix>,
+    /// How long the store took to answer, if it is no store of files. Since schema 2.
+    pub requests: Option<Requests>,
+}
+
+/// Requests by how long they took.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Requests {
+    /// Pairs of seconds, and how many requests took no longer.
+    pub up_to_seconds: Vec<(f64, u64)>,
+    /// All of them.
+    pub count: u64,
+    /// How long they took together.
+    pub seconds: f64,
+}
+
+/// Writing of the cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cache {
+    /// Times that it was written.
+    pub writes: u64,
+    /// Times that this failed.
+    pub failures: u64,
+}
+
+/// This host's lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The whole overlay.
+    pub network: Prefix,
+    /// This host's part of it.
+    pub subnet: Prefix,
+    /// The address that peers send to.
+    pub public_ip: Ipv4Addr,
+    /// The overlay's MTU.
+    pub mtu_bytes: u32,
+}
+
+/// What tells a datagram of the tunnel from others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TunnelEnd {
+    /// Its destination.
+    Udp(SocketAddrV4),
+    /// Its destination's port and its VXLAN network identifier.
+    Vxlan {
+        /// The UDP port.
+        port: u16,
+        /// The identifier.
+        vni: u32,
+    },
+}
+
+/// Writing of `subnet.env`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SubnetFile {
+    /// Whether it is written as it should be. Since schema 2.
+    pub written: bool,
+    /// Tries that failed.
+    pub failures: u64,
+}
+
+/// The firewall's rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rules {
+    /// `iptables` or `nftables`.
+    pub kept_by: String,
+    /// How they are.
+    #[serde(flatten)]
+    pub kept: Kept,
+}
+
+/// Something that is looked at from time to time, and restored.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Kept {
+    /// Whether the last look found it.
+    pub in_place: bool,
+    /// Whether nothing has to wait for it any more. Since schema 2.
+    pub settled: bool,
+    /// Looks that succeeded.
+    pub checks: u64,
+    /// Looks that found it changed.
+    pub repairs: u64,
+    /// Looks or repairs that failed.
+    pub failures: u64,
+}
+
+/// The guard of the tunnel's port.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Guard {
+    /// The UDP port.
+    pub port: u16,
+    /// Addresses that it lets in.
+    pub peers: usize,
+    /// Packets of strangers that it dropped, as of the last look.
+    pub dropped_from_strangers: u64,
+    /// The same for pods that posed as this host.
+    pub dropped_from_pods: u64,
+    /// How its rules are.
+    #[serde(flatten)]
+    pub kept: Kept,
+}
+
+/// What the kernel dropped at a device, since it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceDrops {
+    /// Packets that it was to send.
+    pub egress: u64,
+    /// Packets that it had received.
+    pub ingress: u64,
+}
+
+/// The backend.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Backend {
+    /// Its kind.
+    #[serde(deserialize_with = "if_known")]
+    pub kind: Option<BackendKind>,
+    /// What was done for it, if weftd's workers don't carry the packets.
+    #[serde(flatten)]
+    pub done: Option<BackendCounts>,
+}
+
+/// Counts of a backend whose packets weftd never sees.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackendCounts {
+    /// Peers that are set up in full.
+    pub peers_programmed: u64,
+    /// Peers that should be and are not: refused by the kernel, or by a command.
+    pub peers_failed: u64,
+    /// Leases of nodes with another backend.
+    pub leases_ignored: u64,
+    /// Leases of this backend whose data is invalid.
+    pub leases_unusable: u64,
+    /// Edits and commands that failed, ever.
+    pub failures: u64,
+    /// Routes, entries and devices that somebody removed and that were restored, ever.
+    pub repairs: u64,
+}
+
+/// weftd's process.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Process {
+    /// Processor time of all threads.
+    pub processor_seconds: f64,
+    /// Resident memory.
+    pub resident_bytes: u64,
+    /// Open file descriptors.
+    pub open_files: u64,
+    /// When it started, in seconds since 1970.
+    pub start_unix: u64,
+}
+
+impl Status {
+    /// What the kernel dropped at the overlay's own devices, by device and way; the external
+    /// interface has other traffic.
+    pub fn own_drops(&self) -> Vec<(&str, Way, u64)> {
+        let own =
+            self.device_drops.iter().filter(|(name, _)| Some(*name) != self.interface.as_ref());
+        let both = own.flat_map(|(name, drops)| {
+            [(name, Way::Egress, drops.egress), (name, Way::Ingress, drops.ingress)]
+        });
+        both.map(|(name, way, count)| (name.as_str(), way, count)).collect()
+    }
+
+    /// What workers count of one direction.
+    pub fn of_way(&self, way: Way) -> Option<&Direction> {
+        match way {
+            Way::Egress => self.egress.as_ref(),
+            Way::Ingress => self.ingress.as_ref(),
+        }
+    }
+}
+
+/// Those that ever occurred.
+pub fn counted<'a>(all: impl Iterator<Item = (&'a str, u64)>) -> BTreeMap<String, u64> {
+    all.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+/// What only a later release has a word for counts as absent.
+fn if_known<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    input: D,
+) -> Result<Option<T>, D::Error> {
+    Ok(serde_json::from_value(serde_json::Value::deserialize(input)?).ok())
+}
+
+impl Serialize for Prefix {
+    fn serialize<S: Serializer>(&self, output: S) -> Result<S::Ok, S::Error> {
+        output.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Prefix {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        String::deserialize(input)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! What weftd says of a peer.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use serde::{Deserialize, Serialize};
+
+use super::Traffic;
+use super::words::words;
+use crate::route::Prefix;
+
+words! {
+    /// What is known of the way to a peer and back.
+    PeerState {
+        /// Packets come from it, or echoes.
+        Ok = "ok",
+        /// Nobody sends to it, so nobody asks.
+        Idle = "idle",
+        /// It is sent packets and has not been heard yet.
+        Asked = "asked",
+        /// It is sent packets, and nothing comes back, not even an echo.
+        Silent = "silent",
+        /// Routes and neighbours are in place.
+        SetUp = "set-up",
+        /// They are not.
+        NotSetUp = "not-set-up",
+        /// Its lease is of another backend, so no packets go there.
+        OtherBackend = "other-backend",
+        /// Whatever carries the packets, weftd has no part in it.
+        Unmanaged = "unmanaged",
+        /// One that a later release knows.
+        #[serde(other)]
+        Unknown = "unknown",
+    }
+}
+
+impl PeerState {
+    /// Whether a person has to look at such a peer.
+    pub fn is_alarming(self) -> bool {
+        match self {
+            Self::Silent | Self::NotSetUp => true,
+            Self::Ok
+            | Self::Idle
+            | Self::Asked
+            | Self::SetUp
+            | Self::OtherBackend
+            | Self::Unmanaged
+            | Self::Unknown => false,
+        }
+    }
+
+    /// Whether this host sends packets to such a peer.
+    pub fn is_sent_to(self) -> bool {
+        match self {
+            Self::NotSetUp | Self::OtherBackend => false,
+            Self::Ok
+            | Self::Idle
+            | Self::Asked
+            | Self::Silent
+            | Self::SetUp
+            | Self::Unmanaged
+            | Self::Unknown => true,
+        }
+    }
+}
+
+/// Where a peer's packets go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Via {
+    /// Its end of the tunnel.
+    Tunnel(SocketAddrV4),
+    /// The host, if weftd makes no datagrams for it.
+    Host(Ipv4Addr),
+}
+
+impl Via {
+    /// The host's address.
+    pub fn host(self) -> Ipv4Addr {
+        match self {
+            Self::Tunnel(address) => *address.ip(),
+            Self::Host(address) => address,
+        }
+    }
+
+    /// Its end of the tunnel, which has `port` if none is known.
+    pub fn tunnel(self, port: u16) -> SocketAddrV4 {
+        match self {
+            Self::Tunnel(address) => address,
+            Self::Host(address) => SocketAddrV4::new(address, port),
+        }
+    }
+}
+
+impl std::fmt::Display for Via {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tunnel(address) => address.fmt(f),
+            Self::Host(address) => address.fmt(f),
+        }
+    }
+}
+
+/// One lease of another node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Its subnet.
+    pub subnet: Prefix,
+    /// The node's name, where the store knows one.
+    pub node: Option<String>,
+    /// Where its packets go: an address, for udp with the port.
+    pub via: Via,
+    /// What is known of the way there and back.
+    pub state: PeerState,
+    /// How long ago anything came from it; nothing if nothing ever did, or nobody listens.
+    pub heard_seconds_ago: Option<u64>,
+    /// For how long it has been sent packets. Since schema 2.
+    pub in_use_seconds: Option<u64>,
+    /// How long its last echo took.
+    pub round_trip_microseconds: Option<u64>,
+    /// The longest packet that the path takes.
+    pub path_mtu_bytes: Option<u32>,
+    /// The pods' packets, by workers and by the kernel's programs, of all leases of one address;
+    /// `packets_sent` and so on stand in the peer itself.
+    #[serde(flatten)]
+    pub traffic: Option<Traffic>,
+    /// Packets that could not be sent, for a reason that is the peer's own.
+    pub failed_sends: Option<u64>,
+    /// The part of its packets that the kernel's programs carried.
+    pub fast_path: Option<Traffic>,
+}
+
+impl Peer {
+    /// A peer of which nothing else is known.
+    pub fn new(subnet: Prefix, node: Option<String>, via: Via, state: PeerState) -> Self {
+        Self {
+            subnet,
+            node,
+            via,
+            state,
+            heard_seconds_ago: None,
+            in_use_seconds: None,
+            round_trip_microseconds: None,
+            path_mtu_bytes: None,
+            traffic: None,
+            failed_sends: None,
+            fast_path: None,
+        }
+    }
+}

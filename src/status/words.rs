@@ -1,0 +1,33 @@
+//! Closed sets of words, as the status spells them.
+
+/// An enum whose variants are words: in JSON, in labels of metrics, and to people. Mark one with
+/// `#[serde(other)]` to have it stand for words that a later release adds.
+macro_rules! words {
+    ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum $name {
+            $($(#[$doc])* #[serde(rename = $word)] $variant,)+
+        }
+
+        impl $name {
+            /// Each of them.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// As the status spells it.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $word,)+
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+pub(super) use words;
