@@ -116,7 +116,7 @@ impl SubnetManager {
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
             return self.take_over(store, config, attributes, held).await;
         }
-        let taken: Vec<Prefix> = snapshot.taken().collect();
+        let taken: Vec<Prefix> = snapshot.taken(config.network).collect();
         let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
         if let Some(previous) = previous.filter(is_free) {
             if config.leasable(previous) {

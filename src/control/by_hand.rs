@@ -139,7 +139,7 @@ fn may_reserve(
             max: config.subnet_max,
         });
     }
-    if let Some(other) = snapshot.taken().find(|other| other.overlaps(subnet)) {
+    if let Some(other) = snapshot.taken(config.network).find(|other| other.overlaps(subnet)) {
         let lease = snapshot.leases.iter().find(|lease| lease.subnet == other);
         let holder = lease.map(|lease| lease.attributes.public_ip);
         return Err(ByHandError::Taken { subnet, other, holder });
@@ -175,6 +175,10 @@ mod tests {
             may_reserve(&config(), &snapshot(), subnet, ip).map_err(|error| error.to_string())
         };
         assert_eq!(refusal("10.5.8.0/24", 8), Ok(()));
+        let mut foreign = snapshot();
+        foreign.leases[0].subnet = "10.0.0.0/8".parse().unwrap();
+        let (subnet, ip) = ("10.5.8.0/24".parse().unwrap(), Ipv4Addr::new(192, 0, 2, 8));
+        may_reserve(&config(), &foreign, subnet, ip).expect("a foreign key takes nothing");
         for (subnet, last, says) in [
             ("10.6.8.0/24", 8, "10.6.8.0/24 is no subnet that nodes lease here: a /24 from 10.5.1"),
             ("10.5.0.0/24", 8, "10.5.0.0/24 is no subnet that nodes lease here"),

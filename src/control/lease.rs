@@ -248,7 +248,8 @@ fn some_json(raw: Box<RawValue>) -> Option<RawJson> {
 }
 
 /// Reads a key below `subnets/`: `10.5.34.0-24`, or flannel's dual-stack form
-/// `10.5.34.0-24&fd00:5:34::-64`, of which the IPv4 part counts.
+/// `10.5.34.0-24&fd00:5:34::-64`, of which the IPv4 part counts. flannel's form without one,
+/// `0.0.0.0-0&fd00:5:34::-64`, names no IPv4 subnet.
 pub fn parse_key(key: &str) -> Option<Prefix> {
     let (v4, v6) = match key.split_once('&') {
         Some((v4, v6)) => (v4, Some(v6)),
@@ -263,7 +264,8 @@ pub fn parse_key(key: &str) -> Option<Prefix> {
             return None;
         }
     }
-    Prefix::from_key(v4).ok().filter(|subnet| subnet.length_bits() <= KEY_LENGTH_BITS_MAX)
+    let is_subnet = |subnet: &Prefix| (1..=KEY_LENGTH_BITS_MAX).contains(&subnet.length_bits());
+    Prefix::from_key(v4).ok().filter(is_subnet)
 }
 
 /// Where an entry stands in its store.
@@ -308,7 +310,7 @@ impl Lease {
         let Some((key, subnet)) = text.and_then(|text| Some((text.to_owned(), parse_key(text)?)))
         else {
             let shown = String::from_utf8_lossy(key).chars().take(KEY_CHARS_MAX).collect();
-            let detail = "the key is no subnet such as 10.5.34.0-24".to_owned();
+            let detail = "the key names no IPv4 subnet such as 10.5.34.0-24".to_owned();
             return Err(rejected(shown, RejectReason::BadKey, detail));
         };
         match StoredValue::from_json(value) {

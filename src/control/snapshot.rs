@@ -79,11 +79,13 @@ pub struct OwnLease {
 }
 
 impl Snapshot {
-    /// All subnets whose keys are in use, in no order: of leases, and of entries with an
-    /// unreadable value, over which nobody can write.
-    pub(crate) fn taken(&self) -> impl Iterator<Item = Prefix> + '_ {
+    /// All subnets of `network` whose keys are in use, in no order: of leases, and of entries with
+    /// an unreadable value, over which nobody can write. A key that covers the network or lies
+    /// outside of it is no node's here, and takes nothing from anybody.
+    pub(crate) fn taken(&self, network: Prefix) -> impl Iterator<Item = Prefix> + '_ {
         let unreadable = self.rejected.iter().filter_map(|rejected| parse_key(&rejected.key));
-        self.leases.iter().map(|lease| lease.subnet).chain(unreadable)
+        let all = self.leases.iter().map(|lease| lease.subnet).chain(unreadable);
+        all.filter(move |subnet| subnet.is_part_of(network))
     }
 
     pub(crate) fn add(&mut self, entry: Result<Lease, Rejected>) {

@@ -73,6 +73,11 @@ impl Prefix {
         self.length_bits <= other.length_bits && self.contains(other.network())
     }
 
+    /// Whether it lies inside `network`, and is not all of it.
+    pub fn is_part_of(self, network: Self) -> bool {
+        network.covers(self) && self != network
+    }
+
     /// Whether any address lies in both.
     pub fn overlaps(self, other: Self) -> bool {
         self.covers(other) || other.covers(self)

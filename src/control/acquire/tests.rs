@@ -113,6 +113,19 @@ async fn unreadable_entries_are_taken_subnets() {
 }
 
 #[tokio::test]
+async fn keys_that_lie_outside_or_cover_the_network_take_nothing() {
+    for key in ["0.0.0.0-0", "0.0.0.0-0&fc00::-64", "10.0.0.0-8", "10.5.0.0-16", "10.6.0.0-16"] {
+        for value in [br#"{"PublicIP":"198.51.100.9"}"#.as_slice(), b"junk"] {
+            let store = MemoryStore::new();
+            store.put(key, value, LEASED);
+            let joining = manager(&store, Some("10.5.7.0/24"));
+            let own = joining.acquire(&network(), &node(1)).await.expect("a foreign key denies it");
+            assert_eq!(own.lease.key, "10.5.7.0-24", "beside {key}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn full_network_is_a_passing_error() {
     let store = MemoryStore::new();
     let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.3.0");

@@ -168,7 +168,7 @@ fn sealed_body_is_still_validated() {
     for (from, to, phrase) in [
         ("\"revision\"", "\"surplus\":1,\"revision\"", "unknown field"),
         ("\"revision\":1234", "\"revision\":\"1\"", "invalid type"),
-        ("10.5.1.0-24", "10.5.1.0-33", "the key is no subnet"),
+        ("10.5.1.0-24", "10.5.1.0-33", "the key names no IPv4 subnet"),
         ("192.0.2.2", "192.0.2", "not a lease such as"),
         ("\"Type\":\"udp\"", "\"Type\":7", "must be a string"),
         ("10.5.0.0/16", "10.5.0.0/29", "cannot be used"),

@@ -400,8 +400,10 @@ impl Machine {
 
     /// Plans to take the lapsed subnet again, if the listing just made shows nobody else on it.
     pub(super) fn plan_retaking(&mut self) {
-        let subnet = self.own.lease.subnet;
-        let taken = self.mirror.values().find(|lease| lease.subnet.overlaps(subnet));
+        let (subnet, network) = (self.own.lease.subnet, self.own.network);
+        let mut known = self.mirror.values();
+        let taken =
+            known.find(|lease| lease.subnet.overlaps(subnet) && lease.subnet.is_part_of(network));
         let Some(taken) = taken else {
             self.own_entry = OwnEntry::Lapsed { free: true };
             return;

@@ -103,7 +103,8 @@ impl LocalStore {
             let locked = files.lock()?;
             let key = subnet.key();
             let snapshot = locked.list_and_tidy(&key)?;
-            let taken = snapshot.leases.iter().any(|lease| lease.subnet.overlaps(subnet));
+            // What covers it may be another network's; the caller knows its own.
+            let taken = snapshot.leases.iter().any(|lease| subnet.covers(lease.subnet));
             if taken || locked.revision(&key)?.is_some() {
                 return Err(StoreError::Conflict(key));
             }

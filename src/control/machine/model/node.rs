@@ -343,7 +343,7 @@ impl World {
                     let claimed = node.claims.still_claimed(node.public_ip);
                     return node.ask(Op::Update { held, claimed }, time);
                 }
-                let taken: Vec<_> = snapshot.taken().collect();
+                let taken: Vec<_> = snapshot.taken(config.network).collect();
                 let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
                 let previous = node.previous.filter(is_free);
                 let free = free_subnets(&config, taken, 100);

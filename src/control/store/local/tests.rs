@@ -89,6 +89,8 @@ async fn every_write_compares_the_revision() {
     conflict(again.map(|_| ()));
     let overlapping = lab.store.create(subnet("10.5.32.0/20"), &node(2), TTL).await;
     conflict(overlapping.map(|_| ()));
+    // The caller, who knows the network, saw this one; a key of another network takes nothing.
+    lab.store.create(subnet("10.5.34.0/26"), &node(2), TTL).await.unwrap();
     let longer = TTL + Duration::from_secs(100);
     let second = lab.store.update(&first, longer).await.unwrap().lease;
     conflict(lab.store.update(&first, TTL).await.map(|_| ()));
