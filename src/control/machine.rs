@@ -68,6 +68,8 @@ pub(super) enum Event {
     Written(Result<Granted, StoreError>),
     /// This node's attributes changed: it has another address.
     Moved(LeaseAttributes),
+    /// The store does not know what it should: it may have lost its data.
+    Doubted,
 }
 
 /// What to do. Requests are answered by one event each; the machine asks for nothing else before.
@@ -75,8 +77,8 @@ pub(super) enum Event {
 pub(super) enum Command {
     /// List all leases.
     List,
-    /// Open a watch for what comes after `revision`.
-    Watch { revision: i64 },
+    /// Open a watch for what comes after `revision`, in the history that has `own` as it is here.
+    Watch { revision: i64, own: Lease },
     /// Forget the watch, if there is one.
     DropWatch,
     /// Write `held` and extend the lease, if the entry is as of the revision in `held`, or absent
@@ -266,6 +268,10 @@ impl Machine {
         match (event, self.asked) {
             (Event::Timer, _) => {}
             (Event::Moved(attributes), _) => self.on_moved(attributes),
+            (Event::Doubted, _) => {
+                // The watch stays, and shows what comes after the listing.
+                (self.revision, self.relist_at) = (None, now.boot);
+            }
             (Event::Listed(answer), Asked::List { at }) => {
                 self.asked = Asked::Nothing;
                 self.on_listed(answer, at);
@@ -316,7 +322,8 @@ impl Machine {
         if self.asked == Asked::Nothing {
             self.ask_next();
         }
-        if self.relist_at <= self.now.boot && !matches!(self.follow, Follow::Watching { .. }) {
+        let lists_next = matches!(self.follow, Follow::Watching { .. } | Follow::Opening);
+        if self.relist_at <= self.now.boot && !lists_next {
             self.plan_relist();
         }
         let ended = self.stale.next_end().is_some_and(|at| at <= self.now.boot);
@@ -340,7 +347,8 @@ impl Machine {
             (Follow::Waiting { .. }, Some(revision)) => {
                 self.follow = Follow::Opening;
                 self.asked = Asked::Watch;
-                self.commands.push(Command::Watch { revision });
+                let own = self.own.lease.clone();
+                self.commands.push(Command::Watch { revision, own });
             }
             (Follow::Watching { .. }, _) if self.relist_at <= self.now.boot => {
                 self.plan_relist();

@@ -144,8 +144,8 @@ impl<'a> Driver<'a> {
             Command::List => {
                 self.ask(async { Answer::Other(Event::Listed(manager.store.list().await)) });
             }
-            Command::Watch { revision } => {
-                self.ask(async move { Answer::Opened(manager.store.watch(revision).await) });
+            Command::Watch { revision, own } => {
+                self.ask(async move { Answer::Opened(manager.store.watch(revision, &own).await) });
             }
             Command::Write { what, held } => {
                 self.ask(
@@ -197,6 +197,7 @@ impl<'a> Driver<'a> {
             attributes = next_attributes(&mut self.attributes) => {
                 return Event::Moved(attributes);
             }
+            () = self.manager.store.doubted() => return Event::Doubted,
             () = sleep(left.min(CLOCK_CHECK_MAX)) => return Event::Timer,
         };
         match answer {
@@ -223,7 +224,7 @@ impl<'a> Driver<'a> {
             Event::Opened(answer) => Event::Opened(manager.noted(answer)),
             Event::Changed(changes) => Event::Changed(manager.noted(changes)),
             Event::Written(answer) => Event::Written(manager.noted_write(answer)),
-            Event::Timer | Event::Moved(_) => event,
+            Event::Timer | Event::Moved(_) | Event::Doubted => event,
         }
     }
 }

@@ -282,7 +282,8 @@ fn tokens_end(version: Version) {
         let own = own_manager.acquire(&network(), &node(1)).await.expect("the password is right");
         let mut running = Running::start(own_manager, own, Duration::from_secs(1));
         let store = Leased::Etcd(Box::new(EtcdStore::new(&options).unwrap()));
-        let revision = store.list().await.unwrap().revision;
+        let listed = store.list().await.unwrap();
+        let (revision, held) = (listed.revision, listed.leases[0].clone());
         let before = members.counted(AUTHENTICATED);
         sleep(TOKEN_TTL * 4).await;
         let listed = running.manager.status().read().relists;
@@ -297,7 +298,7 @@ fn tokens_end(version: Version) {
         );
 
         // A stream is refused in other words, and is opened all the same.
-        let watch = store.watch(revision).await;
+        let watch = store.watch(revision, &held).await;
         assert!(watch.is_ok(), "an old token ends the watch: {:?}", watch.err());
         members.put_lease(0, "192.0.2.2");
         running.wait_for_peers(&["192.0.2.2"], AGAIN, "the watch is dead").await;

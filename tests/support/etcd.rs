@@ -32,6 +32,8 @@ pub struct Etcd {
     port: u16,
     peer_port: u16,
     security: Security,
+    /// The cluster's id follows from this: a wiped one must not pass for the old one.
+    token: u64,
     child: Option<Child>,
     /// `--user` for etcdctl, once authentication is on.
     pub user: Option<String>,
@@ -55,7 +57,8 @@ impl Etcd {
             make_certificates(directory.path(), host);
         }
         let (port, peer_port) = two_free_ports(host);
-        let mut etcd = Self { directory, host, port, peer_port, security, child: None, user: None };
+        let (token, child, user) = (fastrand::u64(..), None, None);
+        let mut etcd = Self { directory, host, port, peer_port, security, token, child, user };
         etcd.spawn();
         etcd
     }
@@ -72,8 +75,7 @@ impl Etcd {
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}"), "--logger", "zap"])
-            // The cluster's id follows from this: a wiped one must not pass for the old one.
-            .args(["--initial-cluster-token", &format!("{:x}", fastrand::u64(..))])
+            .args(["--initial-cluster-token", &format!("{:x}", self.token)])
             .stdout(log.try_clone().unwrap())
             .stderr(log);
         if self.security != Security::Plain {
@@ -199,6 +201,12 @@ impl Etcd {
 
     /// Removes all data of a killed server.
     pub fn wipe(&mut self) {
+        self.wipe_and_keep_id();
+        self.token = fastrand::u64(..);
+    }
+
+    /// The same, to be made again by the same bootstrap.
+    pub fn wipe_and_keep_id(&mut self) {
         self.kill();
         std::fs::remove_dir_all(self.path("data")).unwrap();
     }

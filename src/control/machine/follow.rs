@@ -202,7 +202,8 @@ impl Machine {
         }
         let found = self.mirror.get(&self.own.lease.key).map(|lease| lease.revision);
         self.own_seen(found.unwrap_or(ABSENT));
-        let watched = self.outage.is_none() && self.followed;
+        // Only a watch tells that somebody deleted it: a store that was restored lacks it, too.
+        let watched = asked_at.is_none() && self.outage.is_none() && self.followed;
         self.check_own(watched && !accident);
         match self.own_entry {
             OwnEntry::Lapsed { .. } if complete => self.plan_retaking(),

@@ -291,7 +291,7 @@ impl World {
             6 => self.store.operator_deletes(&taken),
             _ => {
                 let revision = self.random.i64(1..=self.store.revision * 2);
-                self.store.wipe(revision, &all);
+                self.store.wipe(revision, self.random.bool(), &all);
                 self.late.clear();
             }
         }
@@ -402,12 +402,16 @@ impl World {
             return;
         }
         claims.is_alarmed = matches!(kept, Err(StoreError::Duplicate { .. }));
+        let is_lost = node.claims.lease.is_some_and(|lease| claims.lease != Some(lease));
         node.claims = claims;
         node.claim_seen = store.point();
         if kept.is_ok() {
             node.keep_at = time + Duration::from_secs(10);
         }
         self.log(index, &format!("keeps its claim: {kept:?}"));
+        if is_lost {
+            self.handle(index, super::Event::Doubted);
+        }
     }
 
     /// No more faults: everything is delivered, and everybody has to agree in the end.

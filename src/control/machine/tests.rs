@@ -44,6 +44,11 @@ fn listing(leases: &[Lease], revision: i64) -> Event {
     Event::Listed(Ok(Snapshot { leases, revision, cluster: 1, ..Snapshot::default() }))
 }
 
+/// For what comes after `revision`, while the own entry is as in `machine_with`.
+fn watch_from(revision: i64) -> Command {
+    Command::Watch { revision, own: lease(OWN, 1, 7) }
+}
+
 /// A machine that watches and has published the nodes 11 to 14 on 10.5.1.0/24 to 10.5.4.0/24.
 fn watching(timing: Timing) -> Machine {
     let mut machine = machine_with(timing);
@@ -51,7 +56,7 @@ fn watching(timing: Timing) -> Machine {
     let all: Vec<_> = (1..=4).map(|n| lease(n, 10 + n, i64::from(n))).collect();
     let all = [all, vec![lease(OWN, 1, 7)]].concat();
     let commands = machine.handle(listing(&all, 10), at(0));
-    assert_eq!(commands, [Command::Watch { revision: 10 }]);
+    assert_eq!(commands, [watch_from(10)]);
     machine.handle(Event::Opened(Ok(())), at(0));
     machine.handle(Event::Changed(Ok(vec![Change::Live { revision: 10 }])), at(0));
     let commands = machine.handle(Event::Timer, at(1));

@@ -278,8 +278,8 @@ impl EtcdStore {
         Ok(())
     }
 
-    pub(super) async fn watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {
-        match self.open_watch(revision).await {
+    pub(super) async fn watch(&self, revision: i64, own: &Lease) -> Result<EtcdWatch, StoreError> {
+        let watch = match self.open_watch(revision).await {
             // The client renews an old token when a plain request is refused, not when a stream
             // is. The request distinguishes an expired token from a missing permission.
             Err(StoreError::Refused { .. }) if self.connection.has_credentials() => {
@@ -289,7 +289,24 @@ impl EtcdStore {
                 }
             }
             result => result,
-        }
+        }?;
+        self.expect_own(own, revision).await?;
+        Ok(watch)
+    }
+
+    /// Fails with lost history if the own key is not as it was at `revision`, nor written since. A
+    /// cluster that was wiped and made again may have its old id, and revisions beyond ours.
+    async fn expect_own(&self, own: &Lease, revision: i64) -> Result<(), StoreError> {
+        let path = self.path(&own.key);
+        let path = path.as_str();
+        let read = |mut client: etcd_client::Client| async move { client.get(path, None).await };
+        let found = self.connection.read("reading the own lease", read).await?;
+        let is_known = found.kvs().first().is_some_and(|found| {
+            let written = found.mod_revision();
+            found.create_revision() == own.created_revision
+                && (written == own.revision || written > revision)
+        });
+        if is_known { Ok(()) } else { Err(StoreError::HistoryLost) }
     }
 
     async fn open_watch(&self, revision: i64) -> Result<EtcdWatch, StoreError> {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
-use tokio::sync::Mutex;
-use tracing::warn;
+use tokio::sync::{Mutex, Notify};
+use tracing::{info, warn};
 
 use super::etcd_connection::Connection;
 use crate::control::error::StoreError;
@@ -28,12 +28,16 @@ pub(super) struct Claims {
     connection: Arc<Connection>,
     prefix: String,
     state: Mutex<State>,
+    /// The etcd lease ended while it was to be kept: by a pause, or with the store's data.
+    pub(super) lost: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Nobody claims anything without: a node without a name, or a user without permission.
     node: Option<NodeIdentity>,
+    /// Whether the user may not claim, which was logged.
+    is_refused: bool,
     /// The etcd lease that ends them.
     lease: Option<i64>,
     /// The revision of each; more than one while a move is under way.
@@ -49,7 +53,8 @@ impl Claims {
         prefix: &str,
     ) -> Self {
         let state = Mutex::new(State { node, ..State::default() });
-        Self { connection: Arc::clone(connection), prefix: prefix.to_owned(), state }
+        let (connection, prefix) = (Arc::clone(connection), prefix.to_owned());
+        Self { connection, prefix, state, lost: Notify::new() }
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. What was claimed
@@ -84,7 +89,9 @@ impl Claims {
         if let Some(id) = claims.lease
             && self.connection.keep_alive(id, Duration::ZERO).await?.is_none()
         {
-            *claims = State { node: Some(node.clone()), ..State::default() };
+            let is_refused = claims.is_refused;
+            *claims = State { node: Some(node.clone()), is_refused, ..State::default() };
+            self.lost.notify_one();
         }
         if claims.current == Some(public_ip) {
             self.leave_all_but(claims, public_ip).await?;

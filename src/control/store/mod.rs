@@ -125,12 +125,22 @@ impl Store {
         }
     }
 
-    /// All changes after `revision`, which a snapshot or an earlier change named.
-    pub async fn watch(&self, revision: i64) -> Result<Watch, StoreError> {
+    /// All changes after `revision`, which a snapshot or an earlier change named; an error if the
+    /// store's history up to there is not the one that has `own`.
+    pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
         match self {
-            Self::Leased(store) => store.watch(revision).await,
+            Self::Leased(store) => store.watch(revision, own).await,
             #[cfg(feature = "kube")]
             Self::Assigned(store) => Ok(Watch::Kube(Box::new(store.watch(revision).await?))),
+        }
+    }
+    /// Waits until a store that answers lacks what this node has there.
+    pub async fn doubted(&self) {
+        match self {
+            Self::Leased(Leased::Etcd(store)) => store.claims.lost.notified().await,
+            Self::Leased(_) => std::future::pending().await,
+            #[cfg(feature = "kube")]
+            Self::Assigned(_) => std::future::pending().await,
         }
     }
 }
@@ -260,10 +270,10 @@ impl Leased {
         on_each!(self, store => store.delete(held).await)
     }
 
-    /// All changes after `revision`, which a snapshot or an earlier change named.
-    pub async fn watch(&self, revision: i64) -> Result<Watch, StoreError> {
+    /// As [`Store::watch`].
+    pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
         match self {
-            Self::Etcd(store) => Ok(Watch::Etcd(Box::new(store.watch(revision).await?))),
+            Self::Etcd(store) => Ok(Watch::Etcd(Box::new(store.watch(revision, own).await?))),
             Self::Local(store) => Ok(Watch::Local(Box::new(store.watch().await?))),
             #[cfg(test)]
             Self::Memory(store) => Ok(Watch::Memory(store.watch(revision)?)),

@@ -138,6 +138,16 @@ async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
     });
 }
 
+/// Waits for the first listing of a run.
+async fn wait_until_listed(manager: &SubnetManager) {
+    let listed = async {
+        while manager.status().read().relists == 0 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within(NOTICED, listed).await.expect("it never lists");
+}
+
 #[tokio::test]
 async fn node_with_stolen_claim_alarms_and_runs_on() {
     let etcd = Etcd::start();
@@ -149,6 +159,8 @@ async fn node_with_stolen_claim_alarms_and_runs_on() {
         let id = format!("{:x}", etcd.lease_of(&path));
         etcd.ctl(&["lease", "revoke", &id]);
     };
+    wait_until_listed(&running.manager).await;
+    let listed = running.manager.status().read().relists;
     revoke();
     let started = Stopwatch::start();
     while etcd.get(&path).is_none() {
@@ -156,6 +168,11 @@ async fn node_with_stolen_claim_alarms_and_runs_on() {
         sleep(Duration::from_millis(100)).await;
     }
     println!("claimed again after {:?}", started.elapsed());
+    let relists = || running.manager.status().read().relists;
+    while relists() == listed {
+        assert!(started.elapsed() < NOTICED, "etcd lost what it had, and is not listed");
+        sleep(Duration::from_millis(100)).await;
+    }
     wait_for_duplicate(&running.manager, None).await;
     for lapses_first in [true, false] {
         if lapses_first {

@@ -92,6 +92,36 @@ async fn a_killed_etcd_takes_nothing_with_it() {
     running.assert_running("a wiped etcd ended the daemon");
 }
 
+/// Made again as it was made before, so with the same id, and written to by others until it is
+/// beyond what the node saw.
+#[tokio::test]
+async fn wiped_etcd_with_its_old_id_and_further_revisions_is_noticed() {
+    let mut etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.address());
+    let manager = manager_at(&proxy.url());
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let key = path(own.lease.subnet);
+    let mut running = Running::start(manager, own, MARGIN);
+    etcd.ctl(&["put", &subnet_path("10.5.0.0-28"), r#"{"PublicIP":"192.0.2.2"}"#]);
+    running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
+    let seen = etcd.revision();
+    proxy.set(Mode::Cut);
+    etcd.wipe_and_keep_id();
+    etcd.spawn();
+    while etcd.revision() <= seen {
+        etcd.ctl(&["put", "of somebody else", "x"]);
+    }
+    proxy.set(Mode::Open);
+    let open = Stopwatch::start();
+    while etcd.get(&key).is_none() {
+        assert!(open.elapsed() < Duration::from_secs(8), "it runs on without a lease");
+        sleep(Duration::from_millis(100)).await;
+    }
+    println!("taken again after {:?}", open.elapsed());
+    running.assert_running("a wiped etcd ended the daemon");
+    assert_eq!(addresses(&running.peers.borrow()).len(), 1, "a wiped etcd withdrew a peer");
+}
+
 #[tokio::test]
 async fn a_frozen_etcd_is_noticed_and_survived() {
     let etcd = Etcd::start();

@@ -27,8 +27,10 @@ impl World {
         point: Point,
     ) {
         let node = &mut self.nodes[index];
-        // Only a listing tells which cluster it is of.
-        let wiped = node.cluster != 0 && (node.cluster != point.0 || node.told > point);
+        // Only a listing tells which cluster it is of. Of the same one, revisions never go back.
+        let newest = if let Life::Running(machine) = &node.life { machine.newest } else { 0 };
+        let wiped =
+            node.cluster != 0 && (node.cluster != snapshot.cluster || newest > snapshot.revision);
         let readable: BTreeSet<_> = snapshot.leases.iter().map(|lease| lease.subnet).collect();
         let published = node.published.keys().filter(|subnet| !node.held.contains_key(subnet));
         let missing: Vec<_> = published.filter(|subnet| !readable.contains(subnet)).collect();
@@ -39,7 +41,7 @@ impl World {
         node.is_accident = hold(node, &missing, own, wiped, boot);
         node.mirror = point;
         node.told = point;
-        node.cluster = point.0;
+        node.cluster = snapshot.cluster;
         node.is_deceived = false;
         node.is_from_cache = false;
         node.read = Some(asked);
@@ -208,7 +210,7 @@ impl World {
         let node = &self.nodes[index];
         let claim = self.store.claims.get(&node.public_ip);
         !node.has_twin
-            || claim.is_some_and(|claim| (self.store.cluster, claim.revision) <= node.claim_seen)
+            || claim.is_some_and(|claim| (self.store.past, claim.revision) <= node.claim_seen)
     }
 
     /// Whether the node, unless its twin has the same address, knows of the entry's last change

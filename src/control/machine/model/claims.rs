@@ -22,7 +22,7 @@ pub(super) struct Entry {
 #[derive(Debug, Clone)]
 pub(super) struct Claims {
     pub(super) node: NodeIdentity,
-    lease: Option<i64>,
+    pub(super) lease: Option<i64>,
     held: BTreeMap<Ipv4Addr, i64>,
     current: Option<Ipv4Addr>,
     /// Whether it was told last that another node has its address.

@@ -23,6 +23,7 @@ pub(super) enum Op {
     List,
     Watch {
         revision: i64,
+        own: Lease,
     },
     Renew {
         held: Lease,
@@ -80,7 +81,7 @@ pub(super) enum Life {
 
 #[derive(Debug)]
 pub(super) struct Watching {
-    pub(super) cluster: u64,
+    pub(super) past: u64,
     pub(super) after: i64,
     pub(super) live: Option<i64>,
 }
@@ -100,6 +101,8 @@ pub(super) struct Node {
     pub(super) previous: Option<Prefix>,
     /// What the node remembers on disk.
     pub(super) known: Option<Known>,
+    /// The past that this is of, which the node does not know.
+    known_past: u64,
     pub(super) claims: Claims,
     /// How often it was started.
     pub(super) run: u32,
@@ -113,7 +116,7 @@ pub(super) struct Node {
     pub(super) is_from_cache: bool,
     /// Whether this run began so; the cache may be of before the node was elsewhere.
     pub(super) began_from_cache: bool,
-    /// The cluster of the last listing.
+    /// The id of the cluster of the last listing.
     pub(super) cluster: u64,
 
     /// What the node's mirror shows.
@@ -147,6 +150,7 @@ impl Node {
             wall_offset: 0,
             previous: None,
             known: None,
+            known_past: 0,
             claims: Claims::of(identity),
             run: 0,
             keep_at: Duration::ZERO,
@@ -216,7 +220,8 @@ impl Node {
 
     pub(super) fn crash(&mut self) {
         let (number, identity) = (self.addresses[0].octets()[3], self.claims.node.clone());
-        let fresh = Self { run: self.run + 1, ..Self::new(number, identity, self.boot_offset) };
+        let (run, known_past) = (self.run + 1, self.known_past);
+        let fresh = Self { run, known_past, ..Self::new(number, identity, self.boot_offset) };
         let (previous, wall_offset, is_cut) = (self.previous, self.wall_offset, self.is_cut);
         let (public_ip, known, has_twin) = (self.public_ip, self.known.take(), self.has_twin);
         *self = Self { public_ip, previous, known, has_twin, wall_offset, is_cut, ..fresh };
@@ -239,7 +244,7 @@ pub(super) fn execute(store: &mut SimStore, op: &Op, claims: &Claims, moment: Mo
     let Moment { time, asked, cluster, public_ip } = moment;
     let (written, claimed) = match op {
         Op::List => return Answer::Listed(Ok(store.list())),
-        Op::Watch { revision } => return Answer::Opened(store.watch(*revision, cluster)),
+        Op::Watch { revision, own } => return Answer::Opened(store.watch(*revision, own, cluster)),
         Op::Look => return Answer::Looked(Ok(store.claims.get(&public_ip).cloned())),
         Op::Take { revision } => {
             return Answer::Taken(store.take_claim(claims, public_ip, *revision, time));
@@ -277,7 +282,7 @@ impl World {
         let (time, node) = (self.time, &mut self.nodes[index]);
         node.previous = Some(known.own.subnet);
         node.cluster = known.cluster;
-        node.told = (known.cluster, known.revision);
+        node.told = (node.known_past, known.revision);
         node.keep_at = time;
         (node.is_from_cache, node.began_from_cache) = (true, true);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
@@ -294,8 +299,8 @@ impl World {
         else {
             panic!("there is no answer to deliver");
         };
-        if let (Op::Watch { revision }, Answer::Opened(Ok(()))) = (&op, &answer) {
-            node.watch = Some(Watching { cluster: point.0, after: *revision, live: Some(point.1) });
+        if let (Op::Watch { revision, .. }, Answer::Opened(Ok(()))) = (&op, &answer) {
+            node.watch = Some(Watching { past: point.0, after: *revision, live: Some(point.1) });
         }
         if let Answer::Listed(Ok(snapshot)) = &answer {
             self.told_listing(index, snapshot, asked, point);
@@ -385,7 +390,7 @@ impl World {
         let Some(watch) = node.watch.as_mut().filter(|_| machine.wants_changes()) else {
             return false;
         };
-        if store.is_down || node.is_cut || watch.cluster != store.cluster {
+        if store.is_down || node.is_cut || watch.past != store.past {
             self.handle(index, Event::Changed(Err(unavailable())));
             return true;
         }
@@ -403,7 +408,7 @@ impl World {
             return false;
         }
         let mut changes: Vec<_> = store.history[first..last].to_vec();
-        let point = (store.cluster, changes.last().map_or(0, |(revision, _)| *revision));
+        let point = (store.past, changes.last().map_or(0, |(revision, _)| *revision));
         watch.after = point.1;
         if loses {
             node.is_deceived = true;
@@ -433,9 +438,9 @@ impl World {
             let node = &mut self.nodes[index];
             match command {
                 Command::List => node.ask(Op::List, time),
-                Command::Watch { revision } => {
+                Command::Watch { revision, own } => {
                     assert!(node.watch.is_none(), "a second watch");
-                    node.ask(Op::Watch { revision }, time);
+                    node.ask(Op::Watch { revision, own }, time);
                 }
                 Command::DropWatch => node.watch = None,
                 Command::Write { what, held } => {
@@ -455,7 +460,9 @@ impl World {
                 }
                 Command::Count { peers, held } => counted = Some((peers, held)),
                 // The disk lags behind.
-                Command::Remember(known) if self.random.u8(..4) > 0 => node.known = Some(known),
+                Command::Remember(known) if self.random.u8(..4) > 0 => {
+                    (node.known, node.known_past) = (Some(known), node.told.0);
+                }
                 Command::Remember(_) => {}
                 Command::Confirmed => self.check_confirmed(index),
                 Command::End(end) => ended = Some(end),

@@ -14,7 +14,7 @@ use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
-/// A point in the life of the store: which cluster, which revision.
+/// A point in the life of the store: which past, which revision.
 pub(super) type Point = (u64, i64);
 
 #[derive(Debug, Clone)]
@@ -29,7 +29,10 @@ pub(super) struct Entry {
 
 #[derive(Debug, Default)]
 pub(super) struct SimStore {
-    pub(super) cluster: u64,
+    /// Goes up with each loss of data.
+    pub(super) past: u64,
+    /// The id that the nodes see, which may stay.
+    cluster: u64,
     pub(super) revision: i64,
     pub(super) compacted: i64,
     pub(super) is_down: bool,
@@ -67,13 +70,13 @@ pub(super) fn unavailable() -> StoreError {
 
 impl SimStore {
     pub(super) fn new() -> Self {
-        let mut store = Self { cluster: 1, revision: 1, ..Self::default() };
+        let mut store = Self { past: 1, cluster: 1, revision: 1, ..Self::default() };
         store.remember();
         store
     }
 
     pub(super) fn point(&self) -> Point {
-        (self.cluster, self.revision)
+        (self.past, self.revision)
     }
 
     pub(super) fn state_at(&self, point: Point) -> &[Lease] {
@@ -106,7 +109,7 @@ impl SimStore {
     pub(super) fn remember(&mut self) {
         let entries = self.entries.iter();
         let state = entries.filter_map(|(subnet, entry)| Self::decode(*subnet, entry).ok());
-        self.states.insert((self.cluster, self.revision), state.collect());
+        self.states.insert((self.past, self.revision), state.collect());
     }
 
     fn put(&mut self, subnet: Prefix, value: Option<LeaseAttributes>, lease: i64) -> Lease {
@@ -119,7 +122,7 @@ impl SimStore {
         let entry = Entry { value, revision, created, lease };
         let decoded = Self::decode(subnet, &entry);
         self.entries.insert(subnet, entry);
-        self.changed.insert(subnet, (self.cluster, revision));
+        self.changed.insert(subnet, (self.past, revision));
         let (change, lease) = match decoded {
             Ok(lease) => (Change::Put(lease.clone()), Some(lease)),
             Err(rejected) => (Change::Rejected(rejected), None),
@@ -141,7 +144,7 @@ impl SimStore {
         self.revision += 1;
         for subnet in subnets {
             self.entries.remove(subnet);
-            self.changed.insert(*subnet, (self.cluster, self.revision));
+            self.changed.insert(*subnet, (self.past, self.revision));
             let change = Change::Deleted { key: subnet.key(), revision: self.revision };
             self.history.push((self.revision, change));
         }
@@ -177,11 +180,15 @@ impl SimStore {
         snapshot
     }
 
-    pub(super) fn watch(&self, revision: i64, cluster: u64) -> Result<(), StoreError> {
+    pub(super) fn watch(&self, revision: i64, own: &Lease, cluster: u64) -> Result<(), StoreError> {
         if revision < self.compacted || revision > self.revision || cluster != self.cluster {
             return Err(StoreError::HistoryLost);
         }
-        Ok(())
+        let is_known = self.entries.get(&own.subnet).is_some_and(|found| {
+            found.created == own.created_revision
+                && (found.revision == own.revision || found.revision > revision)
+        });
+        if is_known { Ok(()) } else { Err(StoreError::HistoryLost) }
     }
 
     fn grant(&mut self, time: Duration) -> i64 {
@@ -300,9 +307,11 @@ impl SimStore {
         self.put(subnet, value, if lease { id } else { 0 });
     }
 
-    /// Another cluster, empty, in place of this one; its revisions may be ahead of ours.
-    pub(super) fn wipe(&mut self, revision: i64, all: &[Prefix]) {
-        self.cluster += 1;
+    /// Another cluster, empty, in place of this one; its revisions may be ahead of ours, and if it
+    /// was made as this one was, it has the same id.
+    pub(super) fn wipe(&mut self, revision: i64, keeps_id: bool, all: &[Prefix]) {
+        self.past += 1;
+        self.cluster += u64::from(!keeps_id);
         self.revision = revision;
         self.compacted = revision;
         self.entries.clear();
@@ -312,7 +321,7 @@ impl SimStore {
         self.ends.clear();
         self.meddled.extend(all);
         for subnet in all {
-            self.changed.insert(*subnet, (self.cluster, revision));
+            self.changed.insert(*subnet, (self.past, revision));
         }
         self.remember();
     }

@@ -41,7 +41,7 @@ fn deletion_before_live_watch_keeps_running() {
     let mut machine = watching(quiet());
     machine.handle(Event::Changed(Err(down())), at(10));
     let commands = machine.handle(Event::Timer, at(15));
-    assert!(commands.contains(&Command::Watch { revision: 10 }), "{commands:?}");
+    assert!(commands.contains(&watch_from(10)), "{commands:?}");
     machine.handle(Event::Opened(Ok(())), at(15));
     let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 11)])), at(15));
     assert_eq!(end(&commands), None, "a lease that lapsed in an outage ends the daemon");
@@ -57,6 +57,52 @@ fn listing_without_own_lease_after_outage_keeps_running() {
     assert!(commands.contains(&Command::List), "{commands:?}");
     let commands = machine.handle(listing(&peers(), 12), at(15));
     assert_eq!(end(&commands), None, "a lease that lapsed in an outage ends the daemon");
+    assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
+}
+
+#[test]
+fn own_lease_missing_from_listing_alone_is_taken_again() {
+    let mut machine = watching(Timing::default());
+    // The store has the same id as before, and revisions beyond those seen.
+    assert!(machine.handle(Event::Timer, at(3600)).contains(&Command::List));
+    let commands = machine.handle(listing(&peers(), 500), at(3600));
+    assert_eq!(end(&commands), None, "a restored store ends the daemon");
+    assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
+    let written = Event::Written(Ok(granted(lease(OWN, 1, 501), 3600)));
+    assert_eq!(end(&machine.handle(written, at(3600))), None);
+    // By hand, under the watch, it goes for good.
+    let commands = machine.handle(Event::Changed(Ok(vec![deleted(OWN, 502)])), at(3601));
+    assert_eq!(end(&commands), Some(End::Revoked { new_owner: None }));
+}
+
+#[test]
+fn doubt_about_the_store_lists_it() {
+    let mut machine = watching(Timing::default());
+    let commands = machine.handle(Event::Doubted, at(10));
+    assert_eq!(commands, [Command::List], "a watch that works is dropped, or nothing is asked");
+    let all = [peers(), vec![lease(OWN, 1, 7)]].concat();
+    machine.handle(listing(&all, 10), at(10));
+    // While the watch is being opened again, the listing follows that.
+    machine.handle(Event::Changed(Err(down())), at(11));
+    assert!(machine.handle(Event::Timer, at(20)).contains(&watch_from(10)));
+    assert_eq!(machine.handle(Event::Doubted, at(20)), []);
+    assert_eq!(machine.handle(Event::Opened(Ok(())), at(20)), [Command::List]);
+    // In an outage it is the first thing asked for when that is over.
+    let commands = machine.handle(Event::Listed(Err(down())), at(21));
+    assert!(!commands.contains(&Command::List), "{commands:?}");
+    assert_eq!(machine.handle(Event::Doubted, at(21)), [], "not sooner than is good for it");
+    assert!(machine.handle(Event::Timer, at(40)).contains(&Command::List));
+}
+
+#[test]
+fn foreign_keys_around_the_network_leave_the_own_subnet() {
+    let mut machine = watching(quiet());
+    machine.handle(Event::Changed(Err(StoreError::HistoryLost)), at(10));
+    // Another network's lease, which happens to cover this network.
+    let mut foreign = lease(0, 99, 20);
+    (foreign.subnet, foreign.key) = ("10.0.0.0/8".parse().unwrap(), "10.0.0.0-8".to_owned());
+    let commands = machine.handle(listing(&[peers(), vec![foreign]].concat(), 20), at(10));
+    assert_eq!(end(&commands), None, "a foreign key takes the own subnet");
     assert!(creates(&commands), "the own lease is not taken again: {commands:?}");
 }
 
@@ -81,7 +127,7 @@ fn backup_without_own_lease_keeps_running() {
 fn lower_revisions_after_wipe_are_news() {
     // Nothing is told of the own entry, which was last written at revision 7.
     let (mut machine, commands) = restored(peers(), false);
-    assert!(commands.contains(&Command::Watch { revision: 5 }), "{commands:?}");
+    assert!(commands.contains(&watch_from(5)), "{commands:?}");
     machine.handle(Event::Opened(Ok(())), at(10));
     let taken = Event::Changed(Ok(vec![Change::Put(lease(OWN, 9, 6))]));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 9));
@@ -99,7 +145,7 @@ fn change_during_listing_restarts_the_watch() {
     // The listing is of before the change.
     let commands =
         machine.handle(listing(&[peers(), vec![lease(OWN, 1, 7)]].concat(), 10), at(3600));
-    let again = Command::Watch { revision: 10 };
+    let again = watch_from(10);
     assert!(commands.contains(&again), "the change is lost: {commands:?}");
 }
 
