@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -294,6 +294,8 @@ pub struct View {
 pub(super) struct Reporter {
     state: watch::Sender<PlaneState>,
     attributes: watch::Sender<LeaseAttributes>,
+    /// The interface's, which is behind the PublicIP if that is `--public-ip`.
+    address: AtomicU32,
     pub(super) counters: Arc<Counters>,
     hosts: watch::Sender<Arc<PeerHosts>>,
 }
@@ -316,6 +318,7 @@ impl Reporter {
         Self {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),
+            address: external.address.to_bits().into(),
             counters: Arc::default(),
             hosts: watch::Sender::default(),
         }
@@ -346,9 +349,12 @@ impl Reporter {
 
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
     pub(super) fn follow(&self, external: &ExternalInterface, mtu_bytes: u32) {
-        let public_address = external.public_address;
+        let (public_address, address) = (external.public_address, external.address.to_bits());
+        // Told again if only the address behind it changed: connections are bound to that.
+        let is_elsewhere = self.address.swap(address, Ordering::Relaxed) != address;
         self.attributes.send_if_modified(|published| {
-            std::mem::replace(&mut published.public_ip, public_address) != public_address
+            is_elsewhere
+                | (std::mem::replace(&mut published.public_ip, public_address) != public_address)
         });
         self.state(|state| {
             state.interface.clone_from(&external.name);

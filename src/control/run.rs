@@ -108,6 +108,8 @@ struct Driver<'a> {
     manager: &'a SubnetManager,
     peers: &'a Sender<Arc<Peers>>,
     attributes: Receiver<LeaseAttributes>,
+    /// As last seen.
+    told: LeaseAttributes,
     request: Option<Pin<Box<dyn Future<Output = Answer> + Send + 'a>>>,
     watch: Option<Watch>,
     config_check: ConfigCheck<'a>,
@@ -121,7 +123,8 @@ impl<'a> Driver<'a> {
         from_cache: bool,
     ) -> Self {
         let config_check = ConfigCheck::new(manager, from_cache);
-        Self { manager, peers, attributes, request: None, watch: None, config_check }
+        let told = attributes.borrow().clone();
+        Self { manager, peers, attributes, told, request: None, watch: None, config_check }
     }
 
     async fn drive(mut self, mut machine: Machine) -> End {
@@ -195,6 +198,11 @@ impl<'a> Driver<'a> {
             }
             () = self.config_check.done() => return Event::Timer,
             attributes = next_attributes(&mut self.attributes) => {
+                let before = std::mem::replace(&mut self.told, attributes.clone());
+                // Told again without a change: another address, behind the same PublicIP.
+                if before == attributes || before.public_ip != attributes.public_ip {
+                    self.manager.store.moved();
+                }
                 return Event::Moved(attributes);
             }
             () = self.manager.store.doubted() => return Event::Doubted,

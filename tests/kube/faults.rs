@@ -1,16 +1,24 @@
 //! An API in trouble: what its watches, lists and errors do to the peers, which is nothing that
 //! the network needs.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::sleep;
+use weft::config::network::NetworkConfig;
 use weft::control::rejected::RejectReason;
 use weft::control::timing::Timing;
 
 use crate::support::kube_api::{Fault, KubeApi, PREFIX, What, flannel_node, node};
 use crate::support::pace::{Stopwatch, within};
-use crate::{Host, SOON, control, eventually};
+use crate::support::proxy::{Mode, Proxy};
+use crate::{Host, NET_CONF, SOON, control, eventually};
+
+/// Peers know a new address within this time.
+const CONVERGE: Duration = Duration::from_secs(2);
 
 /// A cluster with the own Node n1 and others, and its follower.
 async fn cluster(others: u8, timing: Timing) -> (KubeApi, control::Running) {
@@ -111,6 +119,71 @@ async fn restored_etcd_is_followed_at_once() {
     api.put_node(&other(5));
     let all = ["192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.5"];
     running.wait_for_peers(&all, SOON, "a Node joined afterwards").await;
+}
+
+/// Connections that were made from an address which the host has lost stay open, and are silent.
+#[tokio::test]
+async fn connections_of_the_address_before_are_left_at_once() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let proxy = Proxy::to(SocketAddr::from(([127, 0, 0, 1], api.port())));
+    let host = Host::at(&proxy.url(), "n1", Timing::default()).await;
+    let own = host.acquire(1).await.unwrap();
+    let (sender, peers) = watch::channel(Arc::default());
+    let (attributes, said) = watch::channel(own.lease.attributes.clone());
+    let run = async { host.manager.run(own, control::MARGIN, &sender, said).await };
+    let follow = async {
+        for number in 2..5 {
+            // The relay keeps what was silent, which the API takes for live.
+            let watches = usize::from(number) - 1;
+            eventually("the watch is open", || api.watches() == watches).await;
+            // What is open is silent from now on, and what is new works.
+            proxy.set(Mode::Silent);
+            sleep(Duration::from_millis(200)).await;
+            proxy.set(Mode::Open);
+            api.put_node(&other(number));
+            let moved = Stopwatch::start();
+            attributes.send_replace(control::node(100 + number));
+            let public_ip = format!("192.0.2.{}", 100 + number);
+            let shown = || api.annotations("n1").get(&format!("{PREFIX}public-ip")).cloned();
+            while shown().as_ref() != Some(&public_ip)
+                || peers.borrow().len() != usize::from(number) - 1
+            {
+                assert!(!moved.is_over(CONVERGE), "it waits for the dead: {:?}", peers.borrow());
+                sleep(Duration::from_millis(10)).await;
+            }
+        }
+    };
+    tokio::select! {
+        end = run => panic!("a move ended it: {end:?}"),
+        () = follow => {}
+    }
+}
+
+#[tokio::test]
+async fn changed_config_map_is_reported_while_the_api_is_away() {
+    let api = KubeApi::local();
+    api.put_node(&node("n1", Some("10.244.1.0/24")));
+    let brief = Timing { relist_period: Duration::from_secs(1), ..Timing::default() };
+    let host = Host::with_timing(&api, "n1", brief).await;
+    host.manager.go_by(&NetworkConfig::parse(NET_CONF.as_bytes()).unwrap());
+    let file = host.files.path().join("net-conf.json");
+    let own = host.acquire(1).await.unwrap();
+    let running = control::Running::start(host.manager, own, control::MARGIN);
+    eventually("the watch is open", || api.watches() == 1).await;
+    for _ in 0..1000 {
+        api.fail(What::List, Fault::Status(500, None));
+        api.fail(What::Watch, Fault::Status(500, None));
+    }
+    api.end_watches();
+    let status = running.manager.status();
+    eventually("the API is away", || !status.read().store_is_up).await;
+    assert!(!status.read().restart_needed);
+    std::fs::write(&file, NET_CONF.replace("\"udp\"", "\"vxlan\"")).unwrap();
+    eventually("the change is reported", || status.read().restart_needed).await;
+    std::fs::write(&file, NET_CONF).unwrap();
+    eventually("it was taken back", || !status.read().restart_needed).await;
+    assert!(!status.read().store_is_up, "a file passes for the API");
 }
 
 #[tokio::test]

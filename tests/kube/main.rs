@@ -54,7 +54,7 @@ fn options(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> 
 /// A node's manager.
 struct Host {
     manager: SubnetManager,
-    _files: TempDir,
+    files: TempDir,
 }
 
 impl Host {
@@ -63,11 +63,15 @@ impl Host {
     }
 
     async fn with_timing(api: &KubeApi, node: &str, timing: Timing) -> Self {
+        Self::at(&api.url(), node, timing).await
+    }
+
+    async fn at(url: &str, node: &str, timing: Timing) -> Self {
         let files = tempfile::tempdir().unwrap();
-        let url = format!("--kube-api-url={}", api.url());
+        let url = format!("--kube-api-url={url}");
         let options = options(files.path(), &[&url], &[("NODE_NAME", node)]);
         let manager = SubnetManager::connect(&options.store, None).await.unwrap();
-        Self { manager: manager.with_timing(timing), _files: files }
+        Self { manager: manager.with_timing(timing), files }
     }
 
     /// Acquires, and follows the others from then on.

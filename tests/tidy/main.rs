@@ -65,7 +65,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["error", "choose", "peers"],
             &["identity", "snapshot"],
             &["cache", "status", "timing"],
-            &["machine/stale", "machine/state"],
+            &["machine/stale", "machine/state", "store/moves"],
             &["machine"],
             &["machine/follow", "machine/own", "machine/twin"],
             &["store/etcd_tls", "store/kube_connection", "store/kube_node", "store/local_files"],

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry};
+use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE};
 use super::{Command, Machine, stale};
 use crate::control::backoff::Backoff;
 use crate::control::clock::format_go_duration;
@@ -15,9 +15,6 @@ use crate::failure::with_causes;
 
 /// Between two reports of one outage, after the first.
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
-/// Between the end of one outage and the report of the next: a store that comes and goes must
-/// not fill the log.
-const REPORT_PAUSE: Duration = Duration::from_secs(5);
 /// How long a watch must have lived for the next failure to count as new and be retried at
 /// once, instead of continuing the last one.
 const STABLE_AFTER: Duration = Duration::from_secs(10);

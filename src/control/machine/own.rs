@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::state::{ABSENT, Asked, Follow, OwnEntry, Write};
+use super::state::{ABSENT, Asked, Follow, OwnEntry, REPORT_PAUSE, Write};
 use super::{Command, Machine};
 use crate::control::backoff::jittered;
 use crate::control::clock::{format_go, format_go_duration};
@@ -192,6 +192,8 @@ impl Machine {
         }
         let before = std::mem::replace(&mut self.own.lease.attributes, attributes);
         self.moved_from.insert(before.public_ip);
+        // The store's connections end with the address: that alone is no outage to report.
+        self.quiet_until = self.quiet_until.max(self.now.boot + REPORT_PAUSE);
         self.own_entry = match self.own_entry {
             OwnEntry::AsWritten | OwnEntry::Rewritten { .. } => {
                 OwnEntry::Rewritten { at: self.now.boot }

@@ -9,6 +9,9 @@ use crate::control::error::StoreError;
 /// daemons that claim one address must not fight at the speed of the store.
 pub(super) const REWRITE_PAUSE: (Duration, Duration) =
     (Duration::from_millis(100), Duration::from_secs(300));
+/// Between the end of one outage and the report of the next: a store that comes and goes must
+/// not fill the log.
+pub(super) const REPORT_PAUSE: Duration = Duration::from_secs(5);
 /// How long a store must refuse for that to be news within an outage: a Kubernetes API that starts
 /// forbids everything until it has read its roles, a second or two.
 const REFUSED_FOR: Duration = Duration::from_secs(5);

@@ -57,6 +57,11 @@ impl EtcdStore {
         self.connection.cluster()
     }
 
+    /// This host has another address.
+    pub(super) fn moved(&self) {
+        self.connection.moves.add();
+    }
+
     /// How long it takes to answer.
     pub(super) fn times(&self) -> Arc<RequestTimes> {
         Arc::clone(&self.connection.times)

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::etcd_tls::{EtcdOptionsError, Stamp, advice, tls_options};
+use super::moves::Moves;
 use crate::config::options::{Credentials, EtcdOptions};
 use crate::control::error::StoreError;
 use crate::control::request_times::RequestTimes;
@@ -48,6 +49,7 @@ pub(super) const SPACE_ADVICE: &str = "its space quota is used up: compact and d
 pub(super) struct Connection {
     options: EtcdOptions,
     pub(super) times: Arc<RequestTimes>,
+    pub(super) moves: Moves,
     session: Mutex<Option<Session>>,
     /// The cluster that was last connected to; 0 before the first.
     cluster: AtomicU64,
@@ -60,6 +62,8 @@ struct Session {
     is_user: bool,
     /// Tells a session from its successor when a late failure comes in.
     number: u64,
+    /// How often this host had moved before.
+    moves: u64,
     /// The certificate files that it was made with, or that were tried in vain since.
     stamp: Stamp,
 }
@@ -80,7 +84,8 @@ impl Connection {
             connect_options(&options, endpoint)?;
         }
         let (session, cluster) = (Mutex::new(None), AtomicU64::new(0));
-        Ok(Self { options, times: Arc::default(), session, cluster })
+        let (times, moves) = (Arc::default(), Moves::default());
+        Ok(Self { options, times, moves, session, cluster })
     }
 
     /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
@@ -93,7 +98,9 @@ impl Connection {
     where
         F: Future<Output = Result<T, EtcdError>>,
     {
-        self.times.measured(self.call_once(operation, request)).await
+        // On the heap: the layers below are large, and so would be every future above.
+        let request = Box::pin(self.call_once(operation, request));
+        self.times.measured(self.moves.unless_moved(operation, request)).await
     }
 
     async fn call_once<T, F>(
@@ -162,8 +169,8 @@ impl Connection {
     async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
         // Held while connecting: a second caller waits for the same connection.
         let mut slot = self.session.lock().await;
-        let stamp = Stamp::of(&self.options);
-        if let Some(session) = slot.as_mut() {
+        let (stamp, moves) = (Stamp::of(&self.options), self.moves.count());
+        if let Some(session) = slot.as_mut().filter(|session| session.moves == moves) {
             // The client would go on with the certificates that it was made with, also when it
             // has to connect anew.
             if session.stamp != stamp {
@@ -172,7 +179,7 @@ impl Connection {
             return Ok(session.clone());
         }
         let (client, is_user) = self.first_that_answers(operation).await?;
-        let session = Session { client, is_user, number: fastrand::u64(..), stamp };
+        let session = Session { client, is_user, number: fastrand::u64(..), moves, stamp };
         *slot = Some(session.clone());
         Ok(session)
     }

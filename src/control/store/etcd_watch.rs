@@ -8,6 +8,7 @@ use etcd_client::{Client, EventType, KeyValue, WatchOptions, WatchResponse, Watc
 use tokio::time::{Instant, sleep_until};
 
 use super::etcd_connection::{Connection, classify, wants_connection};
+use super::moves::moved;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, Version};
 use crate::control::rejected::Rejected;
@@ -26,6 +27,8 @@ const OPERATION: &str = "watching leases";
 pub struct EtcdWatch {
     stream: WatchStream,
     connection: Arc<Connection>,
+    /// How often this host had moved before.
+    moves: u64,
     subnets: String,
     /// Announced first.
     live: Option<i64>,
@@ -49,7 +52,7 @@ impl EtcdWatch {
         subnets: String,
         from: Origin,
     ) -> Result<Self, StoreError> {
-        let revision = from.revision;
+        let (revision, moves) = (from.revision, connection.moves.count());
         let options = WatchOptions::new()
             .with_prefix()
             .with_start_revision(revision + 1)
@@ -76,7 +79,7 @@ impl EtcdWatch {
             return Err(StoreError::HistoryLost);
         }
         let (live, ask_at) = (Some(now), Instant::now() + PROGRESS_PERIOD);
-        Ok(Self { stream, connection, subnets, live, ask_at, unanswered: 0 })
+        Ok(Self { stream, connection, moves, subnets, live, ask_at, unanswered: 0 })
     }
 
     pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
@@ -84,7 +87,8 @@ impl EtcdWatch {
             return Ok(vec![Change::Live { revision }]);
         }
         let result = self.receive().await;
-        if result.as_ref().is_err_and(wants_connection) {
+        let is_of_now = self.moves == self.connection.moves.count();
+        if result.as_ref().is_err_and(wants_connection) && is_of_now {
             // The next request is to look for an endpoint that works, not to wait for this one.
             self.connection.reset().await;
         }
@@ -102,6 +106,7 @@ impl EtcdWatch {
                     }
                 }
                 () = sleep_until(self.ask_at) => self.ask().await?,
+                () = self.connection.moves.beyond(self.moves) => return Err(moved(OPERATION)),
             }
         }
     }

@@ -90,6 +90,11 @@ impl KubeStore {
         })
     }
 
+    /// This host has another address.
+    pub(super) fn moved(&self) {
+        self.connection.moves.add();
+    }
+
     /// How long the API takes to begin an answer.
     pub(super) fn times(&self) -> Arc<RequestTimes> {
         Arc::clone(&self.connection.times)

@@ -19,6 +19,7 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, ServiceBuilder};
 
+use super::moves::Moves;
 use crate::config::kube::KubeOptions;
 use crate::config::network::NetworkConfigError;
 use crate::control::error::StoreError;
@@ -66,8 +67,9 @@ pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
     options: KubeOptions,
     pub(super) times: Arc<RequestTimes>,
-    /// Built from these files when they were last read.
-    client: Mutex<Client>,
+    pub(super) moves: Moves,
+    /// Built from these files when they were last read, and how often this host had moved then.
+    client: Mutex<(Client, u64)>,
     /// The server asked not to be asked before.
     not_before: Mutex<Option<Instant>>,
 }
@@ -142,18 +144,19 @@ impl Ask {
 impl Connection {
     /// Reads who the server is and who we are. It need not be reachable yet.
     pub(super) async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
-        let client = Mutex::new(new_client(options).await?);
-        let (options, times) = (options.clone(), Arc::default());
-        Ok(Self { options, times, client, not_before: Mutex::new(None) })
+        let client = Mutex::new((new_client(options).await?, 0));
+        let (options, times, moves) = (options.clone(), Arc::default(), Moves::default());
+        Ok(Self { options, times, moves, client, not_before: Mutex::new(None) })
     }
 
     /// `detail` of a failure that files may be the cause of, after they were read again: a token or
     /// an authority that is replaced is used with the next request. kube's client looks at a
     /// token's file once a minute, by the wall clock, and never again at an authority's.
     async fn renewed(&self, detail: String) -> String {
+        let moves = self.moves.count();
         match new_client(&self.options).await {
             Ok(client) => {
-                *self.client.lock().unwrap_or_else(PoisonError::into_inner) = client;
+                *self.client.lock().unwrap_or_else(PoisonError::into_inner) = (client, moves);
                 detail
             }
             Err(error) => format!("{detail}; and {}", with_causes(&error)),
@@ -162,12 +165,21 @@ impl Connection {
 
     /// Asks, and waits for an answer that is no error.
     pub(super) async fn ask(&self, ask: &Ask) -> Result<Response<Body>, StoreError> {
+        self.moves.unless_moved(ask.operation, self.ask_once(ask)).await
+    }
+
+    async fn ask_once(&self, ask: &Ask) -> Result<Response<Body>, StoreError> {
         let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wait) = wait {
             sleep_until(wait).await;
         }
-        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let answer = timeout(REQUEST_TIMEOUT, client.send(ask.request()?));
+        let client = || self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (mut made, moves) = client();
+        if moves != self.moves.count() {
+            self.renewed(String::new()).await;
+            (made, _) = client();
+        }
+        let answer = timeout(REQUEST_TIMEOUT, made.send(ask.request()?));
         let answer = self.times.measured(answer).await;
         let answer = match answer.map_err(|_elapsed| no_answer(ask))? {
             Ok(answer) if answer.status().is_success() => return Ok(answer),
@@ -190,9 +202,12 @@ impl Connection {
         ask: &Ask,
         bytes_max: usize,
     ) -> Result<Vec<u8>, StoreError> {
-        let body = self.ask(ask).await?.into_body();
-        let bytes = timeout(REQUEST_TIMEOUT, read(body, bytes_max)).await;
-        bytes.map_err(|_elapsed| no_answer(ask))?.map_err(|detail| ask.unavailable(detail))
+        let whole = async {
+            let body = self.ask_once(ask).await?.into_body();
+            let bytes = timeout(REQUEST_TIMEOUT, read(body, bytes_max)).await;
+            bytes.map_err(|_elapsed| no_answer(ask))?.map_err(|detail| ask.unavailable(detail))
+        };
+        self.moves.unless_moved(ask.operation, whole).await
     }
 
     /// What an error of the API means, which came as a `code` or in a watch.

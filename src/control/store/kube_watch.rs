@@ -45,6 +45,8 @@ pub struct KubeWatch {
     revision: i64,
     /// The answer that is read; `None` where the next is due.
     body: Option<Body>,
+    /// How often this host had moved when it was asked for.
+    moves: u64,
     /// Whether the next answer may come from a server with another past.
     is_doubtful: bool,
     /// Until when the first watch is silent, if it is to be announced still.
@@ -102,6 +104,7 @@ impl KubeWatch {
             own,
             revision,
             body: None,
+            moves: 0,
             is_doubtful: true,
             unannounced: None,
             began: now,
@@ -114,6 +117,7 @@ impl KubeWatch {
     }
 
     async fn begin(&mut self) -> Result<(), StoreError> {
+        self.moves = self.connection.moves.count();
         if self.is_doubtful {
             expect_history(&self.connection, self.own.name(), self.revision).await?;
         }
@@ -140,6 +144,11 @@ impl KubeWatch {
                     return Ok(vec![Change::Live { revision: self.revision }]);
                 }
                 () = sleep_until(self.ends) => Err("the server went silent".to_owned()),
+                () = self.connection.moves.beyond(self.moves) => {
+                    self.line.clear();
+                    self.body = None;
+                    continue;
+                }
             };
             match bytes {
                 Err(detail) => return Err(StoreError::unavailable(OPERATION, detail)),

@@ -25,6 +25,7 @@ mod local_claim;
 mod local_files;
 #[cfg(test)]
 pub mod memory;
+mod moves;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -134,6 +135,17 @@ impl Store {
             Self::Assigned(store) => Ok(Watch::Kube(Box::new(store.watch(revision).await?))),
         }
     }
+
+    /// This host has another address: its connections are made anew.
+    pub fn moved(&self) {
+        match self {
+            Self::Leased(Leased::Etcd(store)) => store.moved(),
+            Self::Leased(_) => {}
+            #[cfg(feature = "kube")]
+            Self::Assigned(store) => store.moved(),
+        }
+    }
+
     /// Waits until a store that answers lacks what this node has there.
     pub async fn doubted(&self) {
         match self {

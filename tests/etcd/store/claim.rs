@@ -20,6 +20,7 @@ use crate::store::{
 };
 use crate::support::etcd::Etcd;
 use crate::support::pace::{Stopwatch, within};
+use crate::support::proxy::{Mode, Proxy};
 
 /// As long as a lost claim may stay unnoticed, on a busy machine.
 const NOTICED: Duration = Duration::from_secs(20);
@@ -324,6 +325,38 @@ async fn moved_node_keeps_subnet_frees_old_address() {
     assert!(claim.contains("node-b"), "it took the claim of another: {claim}");
     task.abort();
     watching.assert_running("another node ended");
+}
+
+/// Connections that were made from an address which the host has lost stay open, and are silent.
+#[tokio::test]
+async fn connections_of_the_address_before_are_left_at_once() {
+    let etcd = Etcd::start();
+    let watcher = manager_at(&etcd.url());
+    let own = watcher.acquire(&network(), &node(9)).await.unwrap();
+    let mut watching = Running::start(watcher, own, MARGIN);
+    let proxy = Proxy::to(etcd.address());
+    let manager = Arc::new(named(&proxy.url(), "node-a"));
+    let own = manager.acquire(&network(), &node(1)).await.unwrap();
+    let (attributes, task) = start_moving(Arc::clone(&manager), own);
+    watching.wait_for_peers(&["192.0.2.1"], CONVERGE, "the peer is not where it was").await;
+    wait_until_listed(&manager).await;
+    for new in 2..5 {
+        // What is open is silent from now on, and what is new works.
+        proxy.set(Mode::Silent);
+        sleep(Duration::from_millis(200)).await;
+        proxy.set(Mode::Open);
+        attributes.send_replace(node(new));
+        let peer = format!("192.0.2.{new}");
+        let took = watching.wait_for_peers(&[&peer], CONVERGE, "it waits for the dead").await;
+        println!("peers know {peer} after {took:?}");
+        let started = Stopwatch::start();
+        while etcd.get(&claim_path(&peer)).is_none() {
+            assert!(!started.is_over(CONVERGE), "the new address is not claimed");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert!(!task.is_finished(), "a move ended it");
+    task.abort();
 }
 
 #[tokio::test]
