@@ -48,11 +48,11 @@ impl SubnetManager {
             let public_ip = attributes.borrow_and_update().public_ip;
             let kept = store.claim(public_ip, ttl).await;
             match &kept {
-                Ok(()) if self.status.set_duplicate(None) => {
+                Ok(true) if self.status.set_duplicate(None) => {
                     info!("PublicIP {public_ip} is claimed by no other node any more");
                     alarm_at = Instant::now();
                 }
-                Ok(()) => _ = failures.forget(),
+                Ok(_) => _ = failures.forget(),
                 Err(error @ StoreError::Duplicate { holder, .. }) => {
                     self.status.set_duplicate(Some(holder));
                     if alarm_at <= Instant::now() {

@@ -82,12 +82,12 @@ impl NodeIdentity {
         let Some(found) = found else { return Ok(Claim { revision: 0, is_ours: false }) };
         let is_ours = lease == Some(found.lease);
         let claim = Claim { revision: found.revision, is_ours };
-        let Some(holder) = Self::from_json(found.value).filter(|_| !is_ours) else {
+        let Some(holder) = holder_of(found.value, found.lease).filter(|_| !is_ours) else {
             return Ok(claim);
         };
         let is_same = holder.is_same_as(self);
         // A claim of an earlier run would have been replaced by ours. This one replaced ours.
-        let is_copy = is_same && held && found.lease != 0;
+        let is_copy = is_same && held;
         if is_same && !is_copy {
             return Ok(claim);
         }
@@ -106,6 +106,12 @@ impl NodeIdentity {
         };
         format!("node {host:?} (machine-id {machine:?}, boot {boot:?}{what})")
     }
+}
+
+/// Who claims by `value`. What no etcd lease ends is no claim: no weftd writes one, a copy of the
+/// keys into another etcd does, and it would outlive its node.
+pub(crate) fn holder_of(value: &[u8], lease: i64) -> Option<NodeIdentity> {
+    NodeIdentity::from_json(value).filter(|_| lease != 0)
 }
 
 #[cfg(test)]
@@ -175,6 +181,7 @@ mod tests {
             let refusal = validate(&other, 6, lease, held).unwrap_err().to_string();
             assert!(refusal.contains("\"b\"") && !refusal.contains("copy"), "{refusal}");
         }
+        assert_eq!(validate(&other, 0, None, false).unwrap(), free, "it never ends");
         let junk = ClaimEntry { value: b"junk", revision: 5, lease: 6 };
         assert_eq!(own.validate(ADDRESS, Some(junk), LEASE, true).unwrap(), free);
     }

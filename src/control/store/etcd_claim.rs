@@ -15,9 +15,9 @@ use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpRes
 use tokio::sync::{Mutex, Notify};
 use tracing::{info, warn};
 
-use super::etcd_connection::Connection;
+use super::etcd_connection::{Connection, NO_PERMISSION};
 use crate::control::error::StoreError;
-use crate::control::identity::{ClaimEntry, NodeIdentity};
+use crate::control::identity::{ClaimEntry, NodeIdentity, holder_of};
 
 /// Looks at a claim that others write in the same moment, before the caller has to retry.
 const LOOKS_MAX: u32 = 3;
@@ -34,7 +34,7 @@ pub(super) struct Claims {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Nobody claims anything without: a node without a name, or a user without permission.
+    /// Nobody claims anything without.
     node: Option<NodeIdentity>,
     /// Whether the user may not claim, which was logged.
     is_refused: bool,
@@ -59,23 +59,34 @@ impl Claims {
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. What was claimed
     /// before goes with the second call, when the own entry has had time to tell the new address.
-    pub(super) async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
+    /// Returns whether etcd shows whose it is: a user who may not see that goes on without.
+    pub(super) async fn claim(
+        &self,
+        public_ip: Ipv4Addr,
+        ttl: Duration,
+    ) -> Result<bool, StoreError> {
         let mut claims = self.state.lock().await;
-        let Some(node) = claims.node.clone() else { return Ok(()) };
+        let Some(node) = claims.node.clone() else { return Ok(false) };
         let result = self.claim_as(&node, &mut claims, public_ip, ttl).await;
+        let path = self.claim_path(public_ip);
         match result {
-            Err(StoreError::Refused { detail, .. }) if detail.contains("permission denied") => {
-                claims.node = None;
-                warn!(
-                    "etcd refuses the key {}, so another node with the same PublicIP would not be \
-                     noticed; going on without. Grant the role readwrite on the prefix {}/weft/ \
-                     and restart weftd",
-                    self.claim_path(public_ip),
-                    self.prefix
-                );
-                Ok(())
+            Err(StoreError::Refused { detail, .. }) if detail.contains(NO_PERMISSION) => {
+                if !std::mem::replace(&mut claims.is_refused, true) {
+                    warn!(
+                        "etcd refuses the key {path}, so another node with the same PublicIP would \
+                         not be noticed; going on without, and trying again. Grant the role \
+                         readwrite on the prefix {}/weft/",
+                        self.prefix
+                    );
+                }
+                Ok(false)
             }
-            result => result,
+            result => {
+                if result.is_ok() && std::mem::take(&mut claims.is_refused) {
+                    info!("etcd takes the key {path} now: PublicIP {public_ip} is claimed");
+                }
+                result.map(|()| true)
+            }
         }
     }
 
@@ -191,7 +202,7 @@ impl Claims {
     /// Who claims `public_ip` now, in words.
     pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> Result<Option<String>, StoreError> {
         let found = self.look(&self.claim_path(public_ip)).await?;
-        let holder = found.and_then(|found| NodeIdentity::from_json(found.value()));
+        let holder = found.and_then(|found| holder_of(found.value(), found.lease()));
         Ok(holder.map(|holder| holder.describe(false)))
     }
 

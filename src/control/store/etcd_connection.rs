@@ -34,7 +34,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(3));
 
 /// etcd's words for a user without the permission.
-const NO_PERMISSION: &str = "permission denied";
+pub(super) const NO_PERMISSION: &str = "permission denied";
 /// etcd's words for a request whose login is missing, wrong, over, or not known any more.
 const LOGIN_REFUSALS: [&str; 3] =
     ["authentication failed", "user name is empty", "invalid auth token"];

@@ -180,13 +180,14 @@ impl Leased {
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. It lives for
-    /// `ttl` after the last call, or as long as this process.
-    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
+    /// `ttl` after the last call, or as long as this process. Returns whether it is claimed: a
+    /// store that this node may not write claims to is none to fail for.
+    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<bool, StoreError> {
         match self {
             Self::Etcd(store) => store.claims.claim(public_ip, ttl).await,
-            Self::Local(store) => store.claim(public_ip).await,
+            Self::Local(store) => store.claim(public_ip).await.map(|()| true),
             #[cfg(test)]
-            Self::Memory(_) => Ok(()),
+            Self::Memory(_) => Ok(false),
         }
     }
 

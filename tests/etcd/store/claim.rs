@@ -15,9 +15,7 @@ use weft::control::run::End;
 use weft::control::snapshot::OwnLease;
 use weft::control::timing::Timing;
 
-use crate::store::{
-    MARGIN, PREFIX, Running, manager, manager_at, network, node, options, short_leases,
-};
+use crate::store::{MARGIN, PREFIX, Running, manager, manager_at, network, node, options};
 use crate::support::etcd::Etcd;
 use crate::support::pace::{Stopwatch, within};
 use crate::support::proxy::{Mode, Proxy};
@@ -29,6 +27,9 @@ const LAPSES: Duration = Duration::from_secs(30);
 
 /// Peers know a new address within this time.
 const CONVERGE: Duration = Duration::from_secs(2);
+
+/// Short enough to be renewed within a test.
+const LEASE: Duration = Duration::from_secs(4);
 
 /// Claims short enough to lapse within a test, and long enough to be kept on a busy machine.
 fn short_claims() -> Timing {
@@ -180,7 +181,9 @@ async fn node_with_stolen_claim_alarms_and_runs_on() {
             revoke();
         }
         let other = serde_json::to_string(&identity("node-b")).unwrap();
-        etcd.ctl(&["put", &path, &other]);
+        let granted = etcd.ctl(&["lease", "grant", "600"]);
+        let id = granted.split(' ').nth(1).expect("the id of an etcd lease");
+        etcd.ctl(&["put", "--lease", id, &path, &other]);
         wait_for_duplicate(&running.manager, Some("node-b")).await;
         running.assert_running("another node has its claim");
         assert!(etcd.get(&path).unwrap().contains("node-b"), "the claim was stolen back");
@@ -189,6 +192,21 @@ async fn node_with_stolen_claim_alarms_and_runs_on() {
         assert!(etcd.get(&path).unwrap().contains("node-a"), "it does not claim again");
     }
     running.assert_running("its claim was taken twice");
+}
+
+/// As a copy of the keys into another etcd leaves it: nothing would ever end it.
+#[tokio::test]
+async fn claim_without_etcd_lease_is_nobodys() {
+    let etcd = Etcd::start();
+    let other = serde_json::to_string(&identity("node-b")).unwrap();
+    etcd.ctl(&["put", &claim_path("192.0.2.1"), &other]);
+    let manager = named(&etcd.url(), "node-a");
+    let own = manager.acquire(&network(), &node(1)).await.expect("the address is blocked for ever");
+    assert!(etcd.get(&claim_path("192.0.2.1")).unwrap().contains("node-a"));
+    etcd.ctl(&["put", &claim_path("192.0.2.1"), &other]);
+    let operator = manager_at(&etcd.url());
+    etcd.ctl(&["put", &format!("{PREFIX}/config"), r#"{"Network":"10.5.0.0/16"}"#]);
+    operator.release(own.lease.subnet, true).await.expect("a claim that never ends is no life");
 }
 
 #[tokio::test]
@@ -256,7 +274,7 @@ async fn missing_claim_permission_does_not_prevent_lease() {
     let with = EtcdOptions { credentials: Some(credentials), ..options(&[&etcd.url()]) };
     let start = async || {
         let manager = manager(with.clone()).with_identity(identity("node-a"));
-        let manager = manager.with_timing(short_leases());
+        let manager = manager.with_timing(Timing { lease_ttl: LEASE, ..short_claims() });
         let own = manager.acquire(&network(), &node(1)).await;
         (manager, own.expect("flannel's permissions are not enough"))
     };
@@ -272,6 +290,21 @@ async fn missing_claim_permission_does_not_prevent_lease() {
         sleep(Duration::from_millis(100)).await;
     }
     running.assert_running("it may not claim");
+    // The right comes, goes and comes again, and the claim with it.
+    let claims = format!("{PREFIX}/weft/");
+    let root = |arguments: &[&str]| etcd.ctl(&[&["role"], arguments].concat());
+    for _ in 0..2 {
+        root(&["grant-permission", "flannel", "--prefix=true", "readwrite", &claims]);
+        let granted = Stopwatch::start();
+        while etcd.get(&claim_path("192.0.2.1")).is_none() {
+            assert!(!granted.is_over(NOTICED), "a right that came late claims nothing");
+            sleep(Duration::from_millis(100)).await;
+        }
+        root(&["revoke-permission", "flannel", "--prefix=true", &claims]);
+        sleep(short_claims().claim_ttl / 2).await;
+        etcd.ctl(&["del", &claim_path("192.0.2.1")]);
+        running.assert_running("it may not claim any more");
+    }
 }
 
 /// A node that runs, and what it is told of its own address.
