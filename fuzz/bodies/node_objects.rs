@@ -29,20 +29,23 @@ fn node(json: &[u8]) {
             return assert_plain(&error.rejected().detail);
         }
     };
+    if let Err(detail) = node.overwrite() {
+        assert_plain(&detail);
+    }
     match node.lease() {
         None => {}
         Some(Err(rejected)) => assert_plain(&rejected.detail),
         Some(Ok(lease)) => {
             assert_eq!(node.subnet(), Ok(Some(lease.subnet)));
             assert_eq!(node.attributes().as_ref(), Ok(&lease.attributes));
-            if node.overwrite().is_none() {
+            if node.overwrite().ok().flatten().is_none() {
                 patched(json, &node, &lease.attributes);
             }
         }
     }
     let data = RawJson::from_text(r#"{"VtepMAC":"02:00:00:00:00:01"}"#.to_owned()).ok();
     let own = LeaseAttributes::of("vxlan", Ipv4Addr::new(192, 0, 2, 1), data);
-    if node.overwrite().is_none() {
+    if node.overwrite().ok().flatten().is_none() {
         patched(json, &node, &own);
     }
 }

@@ -3,8 +3,9 @@
 //! it.
 
 use std::pin::Pin;
+use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use crate::config::network::NetworkConfig;
@@ -12,6 +13,8 @@ use crate::control::backoff::Backoff;
 use crate::control::manager::SubnetManager;
 use crate::failure::with_causes;
 
+/// Between two readings of a file: as often as the kubelet brings a ConfigMap's news.
+const FILE_PERIOD: Duration = Duration::from_secs(60);
 /// Longest text of a backend's settings that is shown.
 const SHOWN_CHARS_MAX: usize = 200;
 
@@ -26,7 +29,8 @@ enum Found {
 }
 
 /// Reads the configuration again after each listing: a store that lost its data, was replaced or
-/// was edited shows at the next one.
+/// was edited shows at the next one. The file beside a store that is seldom listed is read again
+/// each minute.
 pub(super) struct ConfigCheck<'a> {
     manager: &'a SubnetManager,
     /// The configuration in use; nothing is compared without.
@@ -37,6 +41,8 @@ pub(super) struct ConfigCheck<'a> {
     is_listed: bool,
     /// What was last logged, to log it once.
     logged: Found,
+    /// When to read the file beside the store, if there is one.
+    due: Option<Instant>,
     under_way: Option<Pin<Box<dyn Future<Output = Found> + Send + 'a>>>,
 }
 
@@ -46,7 +52,8 @@ impl<'a> ConfigCheck<'a> {
     pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
         let used = manager.used_config.get().cloned();
         let (logged, under_way) = (Found::Same, None);
-        Self { manager, used, from_cache, is_listed: from_cache, logged, under_way }
+        let due = manager.store.leased().is_none().then(|| next_reading(manager));
+        Self { manager, used, from_cache, is_listed: from_cache, logged, due, under_way }
     }
 
     /// Everything was listed: asks for the configuration, beside all that goes on.
@@ -58,9 +65,14 @@ impl<'a> ConfigCheck<'a> {
     }
 
     /// Waits for the configuration, and logs what changed. Never ends if it was not
-    /// requested.
+    /// requested and will not be.
     pub(super) async fn done(&mut self) {
-        let Some(under_way) = &mut self.under_way else { return std::future::pending().await };
+        let Some(under_way) = &mut self.under_way else {
+            let Some(due) = self.due else { return std::future::pending().await };
+            sleep_until(due).await;
+            self.due = Some(next_reading(self.manager));
+            return self.begin();
+        };
         let found = under_way.await;
         self.under_way = None;
         let is_first = std::mem::take(&mut self.from_cache);
@@ -86,6 +98,10 @@ impl<'a> ConfigCheck<'a> {
         }
         self.logged = found;
     }
+}
+
+fn next_reading(manager: &SubnetManager) -> Instant {
+    Instant::now() + FILE_PERIOD.min(manager.timing.relist_period)
 }
 
 /// Reads until the store answers: a listing that comes first asks anew.

@@ -165,7 +165,9 @@ impl SubnetManager {
     /// The network configuration as its operator wrote it. An error is worth another try each
     /// second, as flannel does.
     pub async fn network_config(&self) -> Result<Vec<u8>, StoreError> {
-        self.noted(self.store.config().await)
+        let config = self.store.config().await;
+        // A file, in a store that assigns subnets: it says nothing about the store.
+        if self.store.leased().is_some() { self.noted(config) } else { config }
     }
 
     /// The etcd cluster's id once one was connected to; 0 before that, and of other stores.

@@ -78,7 +78,7 @@ impl Node {
 }
 
 /// Whether a datagram to `address` can reach one other host.
-fn is_host_address(address: Ipv4Addr) -> bool {
+pub(super) fn is_host_address(address: Ipv4Addr) -> bool {
     !(address.octets()[0] == 0
         || address.is_loopback()
         || address.is_multicast()

@@ -104,6 +104,22 @@ async fn the_operators_addresses_are_heeded() {
     })
     .await;
     running.wait_for_peers(&[], SOON, "a node is its own peer").await;
+    // One that nobody could send to is not published, but what the node has, and an address that
+    // is set right is, at once.
+    for (overwrite, published) in [
+        ("none", "192.0.2.1"),
+        ("198.51.100.2", "198.51.100.2"),
+        ("127.0.0.1", "192.0.2.1"),
+        ("fd00::1", "192.0.2.1"),
+        ("198.51.100.3", "198.51.100.3"),
+        ("224.0.0.1", "192.0.2.1"),
+    ] {
+        api.edit("n1", |node| {
+            let annotations = &mut node["metadata"]["annotations"];
+            annotations[format!("{PREFIX}public-ip-overwrite")] = overwrite.into();
+        });
+        eventually(overwrite, || said(&api, "n1")["public-ip"] == published).await;
+    }
     api.edit("n1", |node| {
         node["metadata"]["annotations"][format!("{PREFIX}node-public-ip")] = "none".into();
     });

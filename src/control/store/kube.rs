@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::io::Read;
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,7 +57,8 @@ pub struct KubeStore {
     /// What the names of flannel's annotations begin with.
     prefix: Arc<str>,
     own: Arc<OwnNode>,
-    network_config: Vec<u8>,
+    /// The file with the network configuration, a part of a ConfigMap.
+    network_config: PathBuf,
     clear_network_unavailable: bool,
     sync_timeout: Duration,
 }
@@ -72,7 +74,7 @@ impl KubeStore {
     /// the pod's name is known, for as long as it takes to answer.
     pub async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
         let connection = Connection::open(options).await?;
-        let network_config = read_network_config(options)?;
+        check_network_config(&options.network_config)?;
         let sync_timeout = if options.wait_for_ever { Duration::MAX } else { SYNC_TIMEOUT };
         let node = match &options.node {
             NodeSource::Named(name) => name.clone(),
@@ -84,7 +86,7 @@ impl KubeStore {
             connection: Arc::new(connection),
             prefix: options.annotations.name("").into(),
             own: Arc::new(OwnNode::new(node)),
-            network_config,
+            network_config: options.network_config.clone(),
             clear_network_unavailable: options.clear_network_unavailable,
             sync_timeout,
         })
@@ -105,8 +107,11 @@ impl KubeStore {
         self.own.name()
     }
 
-    pub(super) fn config(&self) -> Vec<u8> {
-        self.network_config.clone()
+    /// As the file says now: a ConfigMap that was changed is there within two minutes.
+    pub(super) fn config(&self) -> Result<Vec<u8>, StoreError> {
+        let path = self.network_config.display();
+        read_network_config(&self.network_config)
+            .map_err(|error| StoreError::NoConfig(format!("{path} ({error})")))
     }
 
     pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
@@ -339,7 +344,18 @@ impl KubeStore {
     pub(in crate::control) async fn keep(&self, status: &ControlStatus) -> Infallible {
         let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
         let (mut told, mut failures) = (Step::Rest, LogOnce::default());
+        let mut overwrites = LogOnce::default();
         loop {
+            if let Some(wrong) = self.own.wrong_overwrite() {
+                overwrites.once(&wrong, |text| {
+                    warn!(
+                        "The annotation \"{}{PUBLIC_IP_OVERWRITE}\" of the Node {:?} is {text}: \
+                         publishing the node's own address; correct the annotation or remove it",
+                        self.prefix,
+                        self.own.name()
+                    );
+                });
+            }
             match self.write_step().await {
                 // A pause, in case somebody keeps changing it back.
                 Ok(Step::Annotate { .. } | Step::TellUp(_)) => sleep(backoff.next_wait()).await,
@@ -391,14 +407,20 @@ impl KubeStore {
     }
 }
 
-fn read_network_config(options: &KubeOptions) -> Result<Vec<u8>, KubeOptionsError> {
-    let path = || options.network_config.display().to_string();
+fn check_network_config(file: &Path) -> Result<(), KubeOptionsError> {
+    let path = || file.display().to_string();
+    let bytes = read_network_config(file)
+        .map_err(|error| KubeOptionsError::ReadNetworkConfig(path(), error))?;
+    NetworkConfig::parse(&bytes)
+        .map(drop)
+        .map_err(|error| KubeOptionsError::NetworkConfig(path(), error))
+}
+
+fn read_network_config(file: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One byte more than is allowed, which the parser refuses.
-    std::fs::File::open(&options.network_config)
-        .and_then(|file| file.take(CONFIG_BYTES_MAX as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|error| KubeOptionsError::ReadNetworkConfig(path(), error))?;
-    NetworkConfig::parse(&bytes).map_err(|error| KubeOptionsError::NetworkConfig(path(), error))?;
+    let file = std::fs::File::open(file)?;
+    file.take(CONFIG_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -9,12 +9,15 @@ use serde_json::value::RawValue;
 
 use crate::control::clock;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, RawJson, VALUE_BYTES_MAX};
+use crate::control::peers::is_host_address;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::failure::with_causes;
 use crate::route::Prefix;
 
 /// Most subnets of one Node that flannel accepts: one of each family.
 const POD_CIDRS_MAX: usize = 2;
+/// Longest text of an annotation that is shown.
+const SHOWN_CHARS_MAX: usize = 64;
 /// The annotation with the address that an operator has other nodes see.
 pub(super) const PUBLIC_IP_OVERWRITE: &str = "public-ip-overwrite";
 /// The annotation with the address that an operator has the node use.
@@ -217,9 +220,19 @@ impl Node {
         checked.map_err(|error| (error.reason(), with_causes(&error)))
     }
 
-    /// The operator's address for the others to see in place of the node's own.
-    pub fn overwrite(&self) -> Option<&str> {
-        Some(self.said(PUBLIC_IP_OVERWRITE)).filter(|text| !text.is_empty())
+    /// The operator's address for the others to see in place of the node's own; an error if none of
+    /// them would use it.
+    pub fn overwrite(&self) -> Result<Option<Ipv4Addr>, String> {
+        match self.said(PUBLIC_IP_OVERWRITE) {
+            "" => Ok(None),
+            text => match text.parse().ok().filter(|address| is_host_address(*address)) {
+                None => {
+                    let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+                    Err(format!("{shown:?}, which is no host's IPv4 address"))
+                }
+                address => Ok(address),
+            },
+        }
     }
 
     /// The operator's `--public-ip`.
@@ -230,10 +243,8 @@ impl Node {
     /// The patch that makes the annotations say `attributes`; `None` if they do.
     pub fn annotation_patch(&self, attributes: &LeaseAttributes, prefix: &str) -> Option<String> {
         let data = attributes.backend_data.as_ref().map_or("null", |data| data.0.get());
-        let public_ip = match self.overwrite() {
-            Some(overwrite) => overwrite.to_owned(),
-            None => attributes.public_ip.to_string(),
-        };
+        let overwrite = self.overwrite().ok().flatten();
+        let public_ip = overwrite.unwrap_or(attributes.public_ip).to_string();
         let mut wanted = vec![
             ("kube-subnet-manager", "true".to_owned()),
             ("backend-type", attributes.backend_type.in_lease().to_owned()),

@@ -2,6 +2,7 @@
 //! cluster assigns the subnet; a Node that was deleted and created again is written again, and one
 //! with another subnet is refused, because every pod here would lose its address.
 
+use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -65,7 +66,7 @@ pub(super) enum Step {
         /// With this.
         patch: String,
         /// The operator's address, if it is what is published.
-        overwrite: Option<String>,
+        overwrite: Option<Ipv4Addr>,
         /// What they say then, but for that address.
         desired: LeaseAttributes,
     },
@@ -163,6 +164,11 @@ impl OwnNode {
         self.state().told_up = Some(uid);
     }
 
+    /// What is wrong with the operator's address for the others, if something is.
+    pub(super) fn wrong_overwrite(&self) -> Option<String> {
+        if let Seen::There(node) = &self.state().seen { node.overwrite().err() } else { None }
+    }
+
     /// What to do now.
     pub(super) fn next_step(&self, prefix: &str) -> Step {
         let state = self.state();
@@ -180,7 +186,7 @@ impl OwnNode {
             }
             Ok(Some(_)) => match node.annotation_patch(&held.desired, prefix) {
                 Some(patch) => {
-                    let overwrite = node.overwrite().map(str::to_owned);
+                    let overwrite = node.overwrite().ok().flatten();
                     Step::Annotate { patch, overwrite, desired: held.desired.clone() }
                 }
                 None if state.is_up && state.told_up.as_ref() != Some(&node.uid) => {

@@ -113,7 +113,7 @@ impl Store {
         match self {
             Self::Leased(store) => store.config().await,
             #[cfg(feature = "kube")]
-            Self::Assigned(store) => Ok(store.config()),
+            Self::Assigned(store) => store.config(),
         }
     }
 
