@@ -94,6 +94,12 @@ impl NodeIdentity {
         Err(StoreError::Duplicate { public_ip, holder: holder.describe(is_copy) })
     }
 
+    /// Its host's name, without what a terminal would obey.
+    pub(crate) fn shown_name(&self) -> String {
+        let printable = self.hostname.chars().filter(|letter| !letter.is_control());
+        printable.take(SHOWN_CHARS_MAX).collect()
+    }
+
     /// This holder of a claim in words.
     pub(crate) fn describe(&self, is_copy: bool) -> String {
         let shown = |text: &str| text.chars().take(SHOWN_CHARS_MAX).collect::<String>();
@@ -191,5 +197,7 @@ mod tests {
         let hostile = node(&format!("a\nE1121 {}", "x".repeat(5000)), Some("\u{1b}[2J"), "b");
         let text = hostile.describe(false);
         assert!(!text.contains(['\n', '\u{1b}']) && text.len() < 400, "{text}");
+        let name = hostile.shown_name();
+        assert!(name.starts_with("aE1121 x") && name.len() == 64, "{name}");
     }
 }

@@ -76,10 +76,10 @@ impl SubnetManager {
     }
 
     async fn keep(&self, machine: Machine, driver: Driver<'_>) -> End {
-        let attributes = driver.attributes.clone();
+        let (attributes, peers) = (driver.attributes.clone(), driver.peers.subscribe());
         let keep = async {
             match &self.store {
-                Store::Leased(store) => self.keep_claim(store, attributes).await,
+                Store::Leased(store) => self.keep_claim(store, attributes, peers).await,
                 #[cfg(feature = "kube")]
                 Store::Assigned(store) => store.keep(&self.status).await,
             }

@@ -1,8 +1,9 @@
 //! The status of the control plane, for the rest of the daemon. Any thread may read it at any time.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tracing::{info, warn};
 
@@ -62,6 +63,9 @@ impl Unused {
     }
 }
 
+/// Nodes' names by their PublicIPs.
+pub type Names = BTreeMap<Ipv4Addr, String>;
+
 /// The state of the control plane at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ControlState {
@@ -108,6 +112,8 @@ pub struct ControlState {
     pub written_by_others: u64,
     /// The other node that has the PublicIP, while there is one.
     pub duplicate_public_ip: Option<String>,
+    /// The names of the nodes that claim an address, where the store has claims.
+    pub names: Arc<Names>,
     /// Tries to get a subnet that found none free.
     pub subnets_exhausted: u64,
     /// What the store last refused to read, and has not shown since.

@@ -8,16 +8,18 @@ use std::time::Instant;
 use crate::backend::status::{Carrier, ContactState};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Lease;
+use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
 use crate::route::Prefix;
 use crate::stats::WorkerStats;
 use crate::status::{Peer, PeerState, Traffic, Via};
 
-/// The rows, in the order of the subnets.
-pub(super) fn of(running: &Running) -> Vec<Peer> {
+/// The rows, in the order of the subnets, with `names` where the leases have none.
+pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
-    let mut rows: Vec<_> = leases.iter().map(|(subnet, lease)| bare(*subnet, lease)).collect();
+    let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names));
+    let mut rows: Vec<_> = rows.collect();
     match &running.carrier {
         Carrier::Workers { stats, routes, kernel, reachability } => {
             let (table, reachability) = (routes.load(), reachability.borrow().clone());
@@ -63,9 +65,10 @@ pub(super) fn of(running: &Running) -> Vec<Peer> {
 }
 
 /// A lease that the backend does not know.
-fn bare(subnet: Prefix, lease: &Lease) -> Peer {
-    // In etcd a lease has no name but its subnet.
-    let node = Some(lease.key.clone()).filter(|key| !key.starts_with(&subnet.key()));
+fn bare(subnet: Prefix, lease: &Lease, names: &Names) -> Peer {
+    // In etcd a lease has no name but its subnet; the claim of its address has.
+    let own = Some(lease.key.clone()).filter(|key| !key.starts_with(&subnet.key()));
+    let node = own.or_else(|| names.get(&lease.attributes.public_ip).cloned());
     let via = Via::Host(lease.attributes.public_ip);
     Peer::new(subnet, node, via, PeerState::OtherBackend)
 }

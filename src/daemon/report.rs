@@ -12,7 +12,7 @@ use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
 use crate::control::rejected::RejectReason;
 use crate::control::request_times::{BOUNDS, RequestTimes};
-use crate::control::status::{ControlState, ControlStatus};
+use crate::control::status::{ControlState, ControlStatus, Names};
 use crate::daemon::health::Readiness;
 use crate::daemon::peer_rows;
 use crate::daemon::process;
@@ -69,7 +69,9 @@ impl Report {
             }
             "/config" => Some(Page::json(&self.config())),
             "/peers" => {
-                let peers = self.running.get().map(peer_rows::of).unwrap_or_default();
+                let names = self.control.read().names;
+                let rows = |running| peer_rows::of(running, &names);
+                let peers = self.running.get().map(rows).unwrap_or_default();
                 Some(Page::json(&Peers { schema: SCHEMA, peers }))
             }
             "/metrics" => Some(Page::metrics(self.metrics())),
@@ -106,7 +108,7 @@ impl Report {
                 status.start = Some(Start { step, hindrance: control.start_hindrance });
             }
             Some(running) => {
-                add_running(&mut status, running);
+                add_running(&mut status, running, &control.names);
                 for (worker, time) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
                     worker.ran_seconds = Some(time.ran.as_secs_f64());
                     worker.waited_seconds = Some(time.waited.as_secs_f64());
@@ -185,7 +187,7 @@ fn store(control: &ControlState, request_times: Option<&RequestTimes>) -> Store 
     }
 }
 
-fn add_running(status: &mut Status, running: &Running) {
+fn add_running(status: &mut Status, running: &Running, names: &Names) {
     let plane = running.dataplane.borrow().clone();
     status.lease = Some(Lease {
         network: running.network,
@@ -208,7 +210,7 @@ fn add_running(status: &mut Status, running: &Running) {
             (dropped.from_strangers, dropped.from_pods);
         Guard { port, peers, dropped_from_strangers, dropped_from_pods, kept: kept(rules) }
     });
-    status.routes = peer_rows::of(running);
+    status.routes = peer_rows::of(running, names);
     for peer in &status.routes {
         *status.peer_states.entry(peer.state).or_default() += 1;
     }

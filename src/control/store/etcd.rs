@@ -12,13 +12,15 @@ use super::etcd_watch::{EtcdWatch, Origin, decode};
 use crate::config::network::CONFIG_BYTES_MAX;
 use crate::config::options::EtcdOptions;
 use crate::control::error::StoreError;
-use crate::control::identity::NodeIdentity;
+use crate::control::identity::{NodeIdentity, holder_of};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
+use crate::control::status::Names;
 use crate::route::Prefix;
 use etcd_client::{
-    Compare, CompareOp, GetOptions, GetResponse, PutOptions, SortOrder, SortTarget, Txn, TxnOp,
+    Compare, CompareOp, GetOptions, GetResponse, KeyValue, PutOptions, SortOrder, SortTarget, Txn,
+    TxnOp,
 };
 
 pub use super::etcd_tls::EtcdOptionsError;
@@ -152,6 +154,28 @@ impl EtcdStore {
             async move { client.get(from, Some(options)).await }
         };
         self.connection.read("listing leases", read).await
+    }
+
+    /// The names in all claims.
+    pub(super) async fn names(&self) -> Result<Names, StoreError> {
+        let nodes = format!("{}/weft/nodes/", self.prefix);
+        // The digit zero follows the slash.
+        let end = format!("{}/weft/nodes0", self.prefix);
+        let name = |found: &KeyValue| {
+            let address = found.key_str().ok()?.strip_prefix(&nodes)?.parse().ok()?;
+            Some((address, holder_of(found.value(), found.lease())?.shown_name()))
+        };
+        let (mut names, mut from) = (Names::new(), nodes.clone().into_bytes());
+        loop {
+            let page = self.page(&from, &end, PAGE_KEYS_MAX, 0).await?;
+            names.extend(page.kvs().iter().filter_map(name));
+            match page.kvs().last() {
+                Some(last) if page.more() && names.len() < ENTRIES_MAX => {
+                    from = next_key(last.key());
+                }
+                Some(_) | None => return Ok(names),
+            }
+        }
     }
 
     pub(super) async fn create(

@@ -38,6 +38,7 @@ use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{Change, Granted, Snapshot};
+use crate::control::status::Names;
 use crate::route::Prefix;
 
 /// A place where leases live.
@@ -276,6 +277,12 @@ impl Leased {
             #[cfg(test)]
             Self::Memory(_) => Ok(None),
         }
+    }
+
+    /// The names of the nodes that claim an address, where one question is enough for all.
+    pub async fn names(&self) -> Result<Names, StoreError> {
+        let Self::Etcd(store) = self else { return Ok(Names::new()) };
+        store.names().await
     }
 
     /// Removes `held`, if nobody wrote since.

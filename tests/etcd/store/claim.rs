@@ -194,6 +194,24 @@ async fn node_with_stolen_claim_alarms_and_runs_on() {
     running.assert_running("its claim was taken twice");
 }
 
+#[tokio::test]
+async fn peers_are_known_by_the_names_in_their_claims() {
+    let etcd = Etcd::start();
+    let (a, b) = (named(&etcd.url(), "node-a"), named(&etcd.url(), "node-b"));
+    let own = a.acquire(&network(), &node(1)).await.unwrap();
+    b.acquire(&network(), &node(2)).await.unwrap();
+    let running = Running::start(a, own, MARGIN);
+    let status = running.manager.status();
+    let named = async {
+        while status.read().names.get(&Ipv4Addr::new(192, 0, 2, 2)).map(String::as_str)
+            != Some("node-b")
+        {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    within(NOTICED, named).await.expect("nobody learns what the host of 192.0.2.2 is called");
+}
+
 /// As a copy of the keys into another etcd leaves it: nothing would ever end it.
 #[tokio::test]
 async fn claim_without_etcd_lease_is_nobodys() {
