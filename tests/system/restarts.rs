@@ -254,10 +254,14 @@ fn a_kept_tunnel_follows_its_host_to_another_address_and_interface() {
         }
         overlay.restart(0, &[&KEPT[..], &["--iface=172.20.0.3"]].concat());
         wait_until(PATIENCE, "the programs are where the tunnel is, and nowhere else", || {
-            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.routes() == 1)
+            Status::try_of(&overlay.dir(0)).is_some_and(|status| status.0["ready"] == true)
                 && counted(&overlay) == expected
         });
-        assert!(overlay.lab.ping(0, overlay.pod(1), 56) && overlay.lab.ping(1, overlay.pod(0), 56));
+        // Another address leases another subnet.
+        let lease = SubnetEnv::read(&overlay.dir(0).join("subnet.env"));
+        overlay.leases[0] = lease.expect("a weftd that is ready has written the file");
+        overlay.lab.connect_pods(overlay.leases.each_ref());
+        assert!(overlay.lab.ping(1, overlay.pod(0), 56), "nobody reaches the moved host");
     }
     wait_until(PATIENCE, "on a bridge the workers are faster", || {
         overlay.status(0).0["fast_path"]["why"] == "bridge"
