@@ -218,6 +218,17 @@ impl Netlink {
         self.path(operation, decode::datagram_query(from, to)).await
     }
 
+    /// Where it would send a packet of others that comes by this interface.
+    pub async fn path_of_forwarded(
+        &self,
+        from: Ipv4Addr,
+        to: Ipv4Addr,
+        interface_index: u32,
+    ) -> Result<PathToHost, NetlinkError> {
+        let operation = format!("find the route of a packet from {from} to {to}");
+        self.path(operation, decode::forwarded_query(from, to, interface_index)).await
+    }
+
     async fn path(
         &self,
         operation: String,

@@ -1,6 +1,8 @@
 //! `weft explain`: what this host does with a packet, by the rules of the dataplane itself and the
 //! peers that weftd knows now.
 
+mod kernel;
+
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 
@@ -17,13 +19,15 @@ use crate::route::{self, Table};
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
 use crate::tool::style::Style;
 
+use self::kernel::{Answers, Asked};
+
 /// Of a host that is no peer (RFC 5737).
 const STRANGER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 1), UDP_PORT);
 
 /// What none of this looks at.
 const NOT_CONSIDERED: &str = "not considered: firewalls and network policies of both hosts and of \
-                              the network between them, masquerading, the routes of the pods, and \
-                              what the other host does";
+                              the network between them, masquerading, the routes inside the pods, \
+                              and what the other host does";
 
 /// The packet that is asked about.
 #[derive(Debug, Clone, Copy)]
@@ -80,18 +84,38 @@ struct Host<'a> {
     peers: &'a [Peer],
 }
 
-/// What becomes of it, by what weftd says of itself.
+/// What becomes of it, by what weftd says of itself and by what the kernel answers.
 pub(super) fn run(
     question: &Question,
     status: &Status,
     peers: &[Peer],
+) -> anyhow::Result<Explained> {
+    explain(question, status, peers, kernel::ask)
+}
+
+fn explain(
+    question: &Question,
+    status: &Status,
+    peers: &[Peer],
+    ask: impl FnOnce(&Asked<'_>) -> anyhow::Result<Answers>,
 ) -> anyhow::Result<Explained> {
     let host = Host::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
     let Question { source, destination, length_bytes, dont_fragment } = *question;
     if usize::from(length_bytes) < HEADER_BYTES_MIN {
         bail!("a packet has at least {HEADER_BYTES_MIN} bytes");
     }
-    let Answer { goes, steps } = host.explain(question);
+    let Answer { mut goes, mut steps } = host.explain(question);
+    if let Some(asked) = host.asked(question, status).filter(|_| goes) {
+        let parting = match ask(&asked) {
+            Ok(answers) => answers.parting(&asked),
+            Err(error) => {
+                steps.push(format!("what the kernel does with it is not known: {error:#}"));
+                None
+            }
+        };
+        goes = parting.is_none();
+        steps.extend(parting);
+    }
     Ok(Explained {
         schema: SCHEMA,
         source,
@@ -151,6 +175,32 @@ impl<'a> Host<'a> {
                 self.lease.subnet
             )),
         }
+    }
+
+    /// What the kernel is to be asked about a packet from or to another host.
+    fn asked<'b>(&self, question: &Question, status: &'b Status) -> Option<Asked<'b>> {
+        let is_outward = self.lease.subnet.contains(question.source);
+        let (near, far) = match is_outward {
+            true => (question.source, question.destination),
+            false => (question.destination, question.source),
+        };
+        let peer = self.owner(far).filter(|_| self.lease.subnet.contains(near))?;
+        let ends = |port| {
+            let from = SocketAddrV4::new(*self.underlay.ip(), port);
+            (from, SocketAddrV4::new(peer.via.host(), port))
+        };
+        Some(Asked {
+            near,
+            far,
+            is_outward,
+            device: status.device.as_deref(),
+            interface: status.interface.as_deref()?,
+            host: peer.via.host(),
+            tunnel: status.tunnel.map(|tunnel| match tunnel {
+                TunnelEnd::Udp(address) => ends(address.port()),
+                TunnelEnd::Vxlan { port, .. } => ends(port),
+            }),
+        })
     }
 
     fn owner(&self, address: Ipv4Addr) -> Option<&Peer> {
@@ -350,7 +400,8 @@ mod tests {
         ];
         let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
         let question = Question { source, destination, length_bytes, dont_fragment };
-        let answer = run(&question, &status, &peers).unwrap();
+        let not_asked = |_: &Asked<'_>| anyhow::bail!("not here");
+        let answer = explain(&question, &status, &peers, not_asked).unwrap();
         (render(&answer, Style::PLAIN), answer.goes)
     }
 

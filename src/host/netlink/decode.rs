@@ -189,6 +189,15 @@ pub(super) fn datagram_query(from: SocketAddrV4, to: SocketAddrV4) -> RouteMessa
     query
 }
 
+/// As [`path_query`], for a packet that came by an interface.
+pub(super) fn forwarded_query(from: Ipv4Addr, to: Ipv4Addr, interface_index: u32) -> RouteMessage {
+    let mut query = path_query(to);
+    query.header.source_prefix_length = HOST_LENGTH_BITS;
+    query.attributes.push(RouteAttribute::Source(RouteAddress::Inet(from)));
+    query.attributes.push(RouteAttribute::Iif(interface_index));
+    query
+}
+
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
     let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink } = route;
     let mut builder = RouteMessageBuilder::<Ipv4Addr>::new()

@@ -1,0 +1,253 @@
+//! What the kernel does with a packet that is explained, by its own answers to `ip route get`, asked
+//! as if the packet came by the interface of this host's pod. Policy rules, other tables and the
+//! source check count in these answers, and nothing is sent.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+
+use anyhow::Context;
+use rustix::io::Errno;
+
+use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::state::{Link, PathToHost};
+
+/// The way that is asked about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    /// The pod of this host.
+    pub(super) near: Ipv4Addr,
+    /// The other one.
+    pub(super) far: Ipv4Addr,
+    /// Whether the packet is the near pod's.
+    pub(super) is_outward: bool,
+    /// The overlay's device, if it has one.
+    pub(super) device: Option<&'a str>,
+    /// The interface to the other hosts.
+    pub(super) interface: &'a str,
+    /// The host of the far pod.
+    pub(super) host: Ipv4Addr,
+    /// From where to where the tunnel's datagrams go, if there is a tunnel.
+    pub(super) tunnel: Option<(SocketAddrV4, SocketAddrV4)>,
+}
+
+/// A route, or why there is none.
+pub(super) type Path = Result<PathToHost, io::Error>;
+
+/// What the kernel answered.
+#[derive(Debug)]
+pub(super) struct Answers {
+    pub(super) links: Vec<Link>,
+    /// The route to the near pod.
+    pub(super) near: Path,
+    /// That of the packet, by where it comes from; nothing if that is not known.
+    pub(super) across: Option<Path>,
+    /// That of the tunnel's datagrams.
+    pub(super) outer: Option<Path>,
+}
+
+/// Asks.
+pub(super) fn ask(asked: &Asked<'_>) -> anyhow::Result<Answers> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(ask_for_all(asked)).context("the kernel could not be asked for its routes")
+}
+
+async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
+    let netlink = Netlink::open()?;
+    let links = netlink.links().await?;
+    let near = path(netlink.path_to(asked.near).await)?;
+    let comes_by = if asked.is_outward {
+        near.as_ref().ok().map(|path| path.interface_index)
+    } else {
+        let name = asked.device.unwrap_or(asked.interface);
+        links.iter().find(|link| link.id.name == name).map(|link| link.id.index)
+    };
+    let across = match comes_by {
+        None => None,
+        Some(index) => {
+            let (from, to) = asked.ends();
+            Some(path(netlink.path_of_forwarded(from, to, index).await)?)
+        }
+    };
+    let outer = match asked.tunnel.filter(|_| asked.is_outward) {
+        None => None,
+        Some((from, to)) => Some(path(netlink.path_of_datagram(from, to).await)?),
+    };
+    Ok(Answers { links, near, across, outer })
+}
+
+/// A refusal is an answer.
+fn path(answer: Result<PathToHost, NetlinkError>) -> Result<Path, NetlinkError> {
+    match answer {
+        Ok(path) => Ok(Ok(path)),
+        Err(NetlinkError::Refused { source, .. }) => Ok(Err(source)),
+        Err(error) => Err(error),
+    }
+}
+
+impl Asked<'_> {
+    fn ends(&self) -> (Ipv4Addr, Ipv4Addr) {
+        if self.is_outward { (self.near, self.far) } else { (self.far, self.near) }
+    }
+}
+
+impl Answers {
+    /// Where the kernel parts from what the packet needs, nearest first; nothing if it doesn't.
+    pub(super) fn parting(&self, asked: &Asked<'_>) -> Option<String> {
+        let Asked { near, device, host, .. } = *asked;
+        let pods_interface = match &self.near {
+            Ok(path) if path.gateway.is_none() && Some(self.name(path)) != device => {
+                self.name(path)
+            }
+            Ok(path) => {
+                return Some(format!(
+                    "but this host has no route of its own to {near}, the kernel sends that by {}: \
+                     the pods' bridge is missing, down or without its address",
+                    self.shown(path)
+                ));
+            }
+            Err(error) => {
+                return Some(format!("but the kernel has no way to {near}: {}", why(error)));
+            }
+        };
+        let (from, to) = asked.ends();
+        let comes_by = match asked.is_outward {
+            true => pods_interface,
+            false => device.unwrap_or(asked.interface),
+        };
+        let query = format!("`ip route get {to} from {from} iif {comes_by}`");
+        match &self.across {
+            None => return Some(format!("but there is no interface {comes_by}")),
+            Some(Err(error)) => {
+                return Some(format!(
+                    "but the kernel does not forward it: {} ({query})",
+                    why(error)
+                ));
+            }
+            Some(Ok(path)) => {
+                let is_right = match asked.is_outward {
+                    true => {
+                        Some(self.name(path)) == device || path.gateway == Some(IpAddr::V4(host))
+                    }
+                    false => self.name(path) == pods_interface,
+                };
+                if !is_right {
+                    return Some(format!(
+                        "but the kernel sends it by {}: another route, rule or table wins ({query})",
+                        self.shown(path)
+                    ));
+                }
+            }
+        }
+        match self.outer.as_ref()? {
+            Err(error) => Some(format!(
+                "but this host can't send to {host}: {} (`ip route get {host}`)",
+                why(error)
+            )),
+            Ok(path) if Some(self.name(path)) == device => Some(format!(
+                "but the route to {host} leads into the overlay itself, by {}",
+                self.shown(path)
+            )),
+            Ok(_) => None,
+        }
+    }
+
+    fn name(&self, path: &PathToHost) -> &str {
+        let is_its = |link: &&Link| link.id.index == path.interface_index;
+        self.links.iter().find(is_its).map_or("?", |link| &link.id.name)
+    }
+
+    fn shown(&self, path: &PathToHost) -> String {
+        let by = self.name(path);
+        path.gateway.map_or_else(|| by.to_owned(), |gateway| format!("{by} via {gateway}"))
+    }
+}
+
+/// What an errno of a route stands for (fib_props in net/ipv4/fib_semantics.c, and
+/// fib_validate_source in net/ipv4/fib_frontend.c).
+fn why(error: &io::Error) -> String {
+    let stands_for = match Errno::from_io_error(error) {
+        Some(Errno::INVAL) => "a blackhole route, or an address that the kernel takes for forged",
+        Some(Errno::ACCESS) => "a route of type prohibit",
+        Some(Errno::HOSTUNREACH) => "a route of type unreachable, or forwarding is off there",
+        Some(Errno::NETUNREACH) => "no route",
+        Some(Errno::XDEV) => "the source check, rp_filter, refuses where it comes from",
+        _ => return error.to_string(),
+    };
+    format!("{stands_for} ({error})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::state::LinkId;
+
+    const ASKED: Asked<'static> = Asked {
+        near: Ipv4Addr::new(10, 5, 1, 9),
+        far: Ipv4Addr::new(10, 5, 2, 7),
+        is_outward: true,
+        device: Some("flannel0"),
+        interface: "eth0",
+        host: Ipv4Addr::new(192, 0, 2, 2),
+        tunnel: None,
+    };
+
+    fn by(interface_index: u32, gateway: Option<[u8; 4]>) -> Path {
+        let gateway = gateway.map(IpAddr::from);
+        Ok(PathToHost { interface_index, preferred_source: None, gateway, is_plain: true })
+    }
+
+    fn refused(errno: Errno) -> Path {
+        Err(errno.into())
+    }
+
+    /// eth0, cni0 and flannel0 are 1, 2 and 3.
+    fn parting(asked: Asked<'_>, near: Path, across: Path, outer: Path) -> Option<String> {
+        let link = |(index, name): (u32, &str)| Link {
+            id: LinkId { index, name: name.to_owned() },
+            mtu_bytes: 1500,
+            is_up: true,
+            has_carrier: true,
+            is_loopback: false,
+            is_bridge: false,
+            mac: None,
+            vxlan: None,
+            veth_peer: None,
+            alias: None,
+        };
+        let links = [(1, "eth0"), (2, "cni0"), (3, "flannel0")].map(link).to_vec();
+        Answers { links, near, across: Some(across), outer: Some(outer) }.parting(&asked)
+    }
+
+    #[test]
+    fn a_way_that_the_kernel_agrees_on_goes() {
+        assert_eq!(parting(ASKED, by(2, None), by(3, None), by(1, None)), None);
+        let routed = by(1, Some([192, 0, 2, 254]));
+        assert_eq!(parting(ASKED, by(2, None), by(3, None), routed), None);
+        let host_gw = Asked { device: None, ..ASKED };
+        let direct = by(1, Some([192, 0, 2, 2]));
+        assert_eq!(parting(host_gw, by(2, None), direct, by(1, None)), None);
+        let inward = Asked { is_outward: false, ..ASKED };
+        assert_eq!(parting(inward, by(2, None), by(2, None), by(1, None)), None);
+    }
+
+    #[test]
+    fn each_parting_is_named_with_its_evidence() {
+        let well = || by(1, None);
+        for (near, across, outer, expected) in [
+            (by(3, None), by(3, None), well(), "bridge is missing"),
+            (by(1, Some([192, 0, 2, 254])), by(3, None), well(), "by eth0 via 192.0.2.254"),
+            (refused(Errno::NETUNREACH), by(3, None), well(), "no way to 10.5.1.9"),
+            (by(2, None), by(1, Some([192, 0, 2, 254])), well(), "by eth0 via 192.0.2.254"),
+            (by(2, None), refused(Errno::XDEV), well(), "rp_filter"),
+            (by(2, None), refused(Errno::HOSTUNREACH), well(), "forwarding is off"),
+            (by(2, None), by(3, None), refused(Errno::INVAL), "can't send to 192.0.2.2: a black"),
+            (by(2, None), by(3, None), by(3, None), "into the overlay itself"),
+        ] {
+            let text = parting(ASKED, near, across, outer).unwrap_or_default();
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        let inward = Asked { is_outward: false, ..ASKED };
+        let text = parting(inward, by(2, None), by(1, None), well()).unwrap_or_default();
+        assert!(text.contains("ip route get 10.5.1.9 from 10.5.2.7 iif flannel0"), "{text}");
+    }
+}
