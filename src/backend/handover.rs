@@ -90,15 +90,21 @@ impl Handover {
         drop(lock(&self.0.lingering).take());
     }
 
-    /// The next weftd did not come: another start of this process is to go on with what was its
-    /// own, while the workers go on.
+    /// Whether another weftd waits until packets are carried here, and goes on if they never are.
+    pub fn is_awaited(&self) -> bool {
+        self.0.giver == Some(Giver::Weftd) && !*self.0.is_carrying.borrow()
+    }
+
+    /// The next weftd did not come, or the control plane panicked: another start of this process is
+    /// to go on with what was its own, while the workers go on.
     pub fn come_back(&self) -> Self {
         let offered = self.0.offered.borrow().clone();
         let descriptors = match offered {
             Offered::Tunnel(tunnel) => {
                 tunnel.iter().filter_map(|descriptor| descriptor.try_clone().ok()).collect()
             }
-            Offered::Inherited | Offered::Nothing => Vec::new(),
+            Offered::Inherited => self.take_inherited().unwrap_or_default(),
+            Offered::Nothing => Vec::new(),
         };
         let again = Self::new(descriptors, Giver::Ourselves);
         *lock(&again.0.lingering) = lock(&self.0.lingering).take();
@@ -139,9 +145,9 @@ impl Handover {
     }
 
     /// The tunnel ends, and so do its workers when they are dropped, unless they are to go on for
-    /// the next weftd.
+    /// the next weftd, or for the next start after a panic.
     pub(super) fn tunnel_ends(&self, workers: Box<dyn Any + Send>) {
-        if self.0.is_leaving.load(Ordering::Relaxed) {
+        if self.0.is_leaving.load(Ordering::Relaxed) || std::thread::panicking() {
             *lock(&self.0.lingering) = Some(workers);
         }
     }

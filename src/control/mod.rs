@@ -19,6 +19,7 @@ pub mod identity;
 pub mod lease;
 mod machine;
 pub mod manager;
+pub mod own_thread;
 pub mod peers;
 pub mod rejected;
 pub mod request_times;

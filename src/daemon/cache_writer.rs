@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use crate::config::network::NetworkConfig;
 use crate::config::whole_file;
 use crate::control::cache::{self, Known};
+use crate::control::own_thread::on_own_thread;
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
@@ -95,9 +96,8 @@ impl CacheWriter {
     async fn write(self: &Arc<Self>, known: Arc<Known>, failures: &mut LogOnce) -> bool {
         let writer = Arc::clone(self);
         // A disk that is out of order can keep a write for seconds; the lease must not wait.
-        let Ok(result) = tokio::task::spawn_blocking(move || writer.write_now(&known)).await else {
-            return false;
-        };
+        let written = on_own_thread(move || writer.write_now(&known)).await;
+        let result = written.map_err(anyhow::Error::from).flatten();
         let mut state = self.status.edit();
         state.cache_writes += u64::from(result.is_ok());
         state.cache_failures += u64::from(result.is_err());

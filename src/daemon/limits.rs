@@ -3,10 +3,9 @@
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier, OnceLock};
+use std::sync::OnceLock;
 
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
 use tracing::{debug, warn};
 
 use crate::backend_kind::BackendKind;
@@ -46,18 +45,8 @@ fn apply(options: &Options) {
     }
     let writable = WRITABLE.get_or_init(|| writable);
     limit(writable);
+    // What the start did on other threads ends with what it did: no thread waits for more work.
     rights_are_given_up();
-    // What the start did with files, it did on threads that have all rights and may live on. Each
-    // of as many tasks that wait for each other gets one of those, or a new one.
-    let threads = waiting_threads();
-    let all_run = Arc::new(Barrier::new(threads));
-    for _ in 0..threads {
-        let all_run = Arc::clone(&all_run);
-        drop(spawn_blocking(move || {
-            all_run.wait();
-            limit(writable);
-        }));
-    }
 }
 
 /// Limits the calling thread, and what it starts from now on.
@@ -69,13 +58,6 @@ fn limit(writable: &Writable) {
             warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
         }
     }
-}
-
-/// Threads of tokio's for work that blocks; none that the kernel does not show.
-fn waiting_threads() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-    names.filter(|name| name.trim_end() == "tokio-rt-worker").count()
 }
 
 /// The directories in which weftd, and the programs that it runs, write.

@@ -71,6 +71,8 @@ impl Metrics {
         let help = "Log messages, those that were held back as well.";
         let family = ["flannel_log_messages_total", "counter", help, "level"];
         self.each(family, &status.log_messages);
+        let help = "Errors in weftd's own code, which the log shows.";
+        self.counter("flannel_internal_errors_total", help, status.internal_errors);
         // By the names that Prometheus' own libraries give to this.
         let Some(process) = &status.process else { return };
         let name = "process_cpu_seconds_total";

@@ -2,6 +2,7 @@
 
 mod begin;
 pub(crate) mod cache_writer;
+mod contain;
 mod descriptors;
 mod drop_samples;
 mod health;
@@ -69,6 +70,7 @@ pub fn main_with(
             return ExitCode::FAILURE;
         }
     };
+    contain::hook_panics();
     info!("weftd {}", env!("CARGO_PKG_VERSION"));
     info!("{}", options.log_line());
     debug!("{}", options.record());

@@ -13,6 +13,7 @@ use crate::control::manager::SubnetManager;
 use crate::control::rejected::RejectReason;
 use crate::control::request_times::{BOUNDS, RequestTimes};
 use crate::control::status::{ControlState, ControlStatus, Names};
+use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::peer_rows;
 use crate::daemon::process;
@@ -99,6 +100,7 @@ impl Report {
             peers: control.peers,
             peers_held: control.held_peers,
             process,
+            internal_errors: panics(),
             log_messages: log::messages().map(|(level, count)| (level.to_owned(), count)).collect(),
             ..Status::default()
         };

@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use crate::backend::handover::{Handover, Offered};
@@ -33,6 +34,7 @@ use crate::daemon::begin::{
     read_previous,
 };
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
+use crate::daemon::contain;
 use crate::daemon::descriptors;
 use crate::daemon::health::{HealthServer, Readiness};
 use crate::daemon::identity;
@@ -50,12 +52,20 @@ use crate::host::lock::DaemonLock;
 use crate::netfilter::reconciler::RuleState;
 use crate::route::Prefix;
 
+/// Before the control plane starts again after a panic, which may have a cause that lasts.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
+
 /// flanneld panics, which is exit code 2, when the health address is taken.
 const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
 pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // A thread that has looked up a name has the rights of the start, and waits for nothing.
+        .thread_keep_alive(Duration::ZERO)
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             error!("cannot start the control plane: {error}");
@@ -63,8 +73,7 @@ pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> Exi
         }
     };
     let code = runtime.block_on(until_ended(&options, timing, passed));
-    // Work on the blocking threads, such as a wait for the local store's lock or for a name
-    // server, cannot be cancelled, and nobody needs its result any more.
+    // A wait for a name server cannot be cancelled, and nobody needs its result any more.
     runtime.shutdown_background();
     code
 }
@@ -100,14 +109,23 @@ async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) ->
     };
     loop {
         let run = Run { options, timing, handover: &handover, lock: &lock };
-        let successor = match until_stopped(&run, stop.as_mut(), predecessor.take()).await {
-            Outcome::Ended(code) => return code,
-            Outcome::Asked(successor) => successor,
-        };
-        if let Err(error) = hand_over(successor, &handover, &lock, stop.as_mut()).await {
-            error!("the weftd that was to take over failed: {error:#}");
-        } else {
-            return ExitCode::SUCCESS;
+        let running = until_stopped(&run, stop.as_mut(), predecessor.take());
+        match contain::unless_it_panics(running).await {
+            Some(Outcome::Ended(code)) => return code,
+            Some(Outcome::Asked(successor)) => {
+                let Err(error) = hand_over(successor, &handover, &lock, stop.as_mut()).await else {
+                    return ExitCode::SUCCESS;
+                };
+                error!("the weftd that was to take over failed: {error:#}");
+            }
+            // The one that has handed over goes on.
+            None if handover.is_awaited() => return ExitCode::FAILURE,
+            None => {
+                if let Ok(signal) = timeout(PANIC_PAUSE, stop.as_mut()).await {
+                    info!("shutdownHandler sent cancel signal... ({signal})");
+                    return ExitCode::SUCCESS;
+                }
+            }
         }
         info!("starting again, with the tunnel as it is");
         let held = lock.borrow();

@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
 use crate::config::whole_file::FileError;
+use crate::control::own_thread::on_own_thread;
 use crate::failure::{LogOnce, with_causes};
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
@@ -59,10 +60,11 @@ impl<'a> SubnetWriter<'a> {
                 let (path, file) = (self.path.to_owned(), self.file);
                 // A disk that is out of order can keep a write for seconds; the lease must not
                 // wait.
-                match tokio::task::spawn_blocking(move || file.write(&path)).await {
-                    Ok(result) => self.note(&result),
-                    Err(_) => _ = self.is_written.send_replace(false),
-                }
+                let written = on_own_thread(move || file.write(&path)).await;
+                let path = self.path.to_owned();
+                self.note(&written.unwrap_or_else(|source| {
+                    Err(FileError::Io { operation: "write", path, source })
+                }));
             }
             let changed = if *self.is_written.borrow() {
                 plane.changed().await

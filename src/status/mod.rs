@@ -101,6 +101,8 @@ pub struct Status {
     pub workers: Vec<Worker>,
     /// weftd's process. Since schema 2.
     pub process: Option<Process>,
+    /// Errors in weftd's own code, outside the workers, which the log shows. Since schema 2.
+    pub internal_errors: u64,
     /// Log messages by level, those that were held back as well. Since schema 2.
     pub log_messages: BTreeMap<String, u64>,
 }

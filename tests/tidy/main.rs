@@ -60,7 +60,7 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "control",
         &[
-            &["backoff", "clock", "rejected", "request_times"],
+            &["backoff", "clock", "own_thread", "rejected", "request_times"],
             &["lease"],
             &["error", "choose", "peers"],
             &["identity", "snapshot"],
@@ -167,6 +167,23 @@ const FILE_LINES_MAX: usize = 500;
 const FILE_LINES_TOTAL_MAX: usize = 800;
 /// Longest tests inside the file they test; longer ones go to a sibling file.
 const INLINE_TEST_LINES_MAX: usize = 200;
+
+/// What the package's root holds besides folders: what lies there by accident would be published.
+const OF_ROOT: &[&str] = &[
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "SECURITY.md",
+    "clippy.toml",
+    "deny.toml",
+    "justfile",
+    "rust-toolchain.toml",
+    "rustfmt.toml",
+];
 
 /// What must not be left in code, as it is written there.
 const MARKERS: &[&str] = &["todo!", "unimplemented!", "dbg!", "#[ignore"];
@@ -516,6 +533,17 @@ fn read(path: &Path) -> Source {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let relative = path.strip_prefix(root()).unwrap_or(path).to_string_lossy().into_owned();
     Source::new(&relative, &text)
+}
+
+#[test]
+fn the_root_holds_what_it_is_known_to_hold() {
+    let entries = root().read_dir().expect("the root is there").flatten();
+    let strange: Vec<_> = entries
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.') && !OF_ROOT.contains(&name.as_str()))
+        .collect();
+    assert!(strange.is_empty(), "in the root: {strange:?}: remove them, or name them in OF_ROOT");
 }
 
 /// Applies `rule` to every Rust file; `product` leaves out those that are tests.

@@ -2,6 +2,7 @@
 //! interprets the answers.
 
 use std::error::Error;
+use std::net::ToSocketAddrs;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,18 +12,20 @@ use hyper::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, Client, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Config, Error as KubeError};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout};
-use tower::{BoxError, ServiceBuilder};
+use tower::{BoxError, ServiceBuilder, service_fn};
 
 use super::moves::Moves;
 use crate::config::kube::KubeOptions;
 use crate::config::network::NetworkConfigError;
 use crate::control::error::StoreError;
+use crate::control::own_thread::on_own_thread;
 use crate::control::request_times::RequestTimes;
 use crate::failure::with_causes;
 
@@ -328,7 +331,11 @@ async fn new_client(options: &KubeOptions) -> Result<Client, KubeOptionsError> {
 }
 
 fn client(config: &Config) -> Result<Client, Box<KubeError>> {
-    let mut connector = HttpConnector::new();
+    // Its own resolver panics where the host has no thread to give.
+    let resolver = service_fn(|name: Name| async move {
+        on_own_thread(move || (name.as_str(), 0).to_socket_addrs()).await.flatten()
+    });
+    let mut connector = HttpConnector::new_with_resolver(resolver);
     connector.enforce_http(false);
     connector.set_nodelay(true);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
