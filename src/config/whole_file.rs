@@ -1,9 +1,10 @@
-//! Small files that are replaced as a whole: `subnet.env`, and the cache beside it.
+//! Small files that are replaced as a whole: `subnet.env`, the cache beside it, and the leases of a
+//! local store.
 //!
 //! A reader sees the old file or the new one, never a part, whatever fails: the new text is
-//! complete and on disk under another name before it takes the file's place. The file is never
-//! opened for writing, and nothing is written to a directory in which users other than root and
-//! this one could have planted something.
+//! complete and on disk under another name before it takes the file's place. No file that is there
+//! is ever opened for writing, whoever has put it there. weftd's own files are not written at all
+//! to a directory in which users other than root and this one could have planted something.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
@@ -13,6 +14,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 /// Mode while the text is incomplete.
 const TEMPORARY_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -53,20 +55,36 @@ pub enum FileError {
 ///
 /// On an error the old file, if any, is as it was.
 pub fn write(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
-    let (directory_path, name) = split(path)?;
+    let directory_path = directory_of(path);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(DIRECTORY_MODE)
+        .create(directory_path)
+        .map_err(|error| failed("make the directory", directory_path, error))?;
     let directory = open_directory(directory_path)?;
-    check_target(&directory, name, path)?;
-    let (temporary, file) = create_temporary(&directory, name, path)?;
+    check_directory(&directory, directory_path)?;
+    replace(&directory, path, text, mode)
+}
+
+/// As [`write`], in a directory that has to be there, and that others may share.
+pub fn write_shared(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+    replace(&open_directory(directory_of(path))?, path, text, mode)
+}
+
+fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
+    let name = path.file_name().ok_or_else(|| not_regular(path, "directory"))?;
+    check_target(directory, name, path)?;
+    let (temporary, file) = create_temporary(directory, name, path)?;
     let placed = fill(&file, text, mode, path).and_then(|()| {
-        rustix::fs::renameat(&directory, &temporary, &directory, name)
+        rustix::fs::renameat(directory, &temporary, directory, name)
             .map_err(|errno| failed("put the new text in place of", path, errno))
     });
     if let Err(error) = placed {
         // The error that matters is the first one; a left-over temporary file is harmless.
-        rustix::fs::unlinkat(&directory, &temporary, AtFlags::empty()).ok();
+        rustix::fs::unlinkat(directory, &temporary, AtFlags::empty()).ok();
         return Err(error);
     }
-    rustix::fs::fsync(&directory).map_err(|errno| failed("sync", directory_path, errno))
+    rustix::fs::fsync(directory).map_err(|errno| failed("sync", directory_of(path), errno))
 }
 
 /// The contents of the file, at most `bytes_max` bytes; `None` if there is no file.
@@ -98,7 +116,7 @@ fn open(path: &Path, further: OFlags) -> Result<Option<(File, rustix::fs::Stat)>
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | further;
     let file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
-        Err(rustix::io::Errno::NOENT) => return Ok(None),
+        Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(failed("open", path, errno)),
     };
     let status = rustix::fs::fstat(&file).map_err(|errno| failed("examine", path, errno))?;
@@ -126,23 +144,15 @@ pub fn directory_of(path: &Path) -> &Path {
     directory.unwrap_or_else(|| Path::new("."))
 }
 
-/// The directory and the name.
-fn split(path: &Path) -> Result<(&Path, &OsStr), FileError> {
-    let name = path.file_name().ok_or_else(|| not_regular(path, "directory"))?;
-    Ok((directory_of(path), name))
-}
-
 /// Opens the directory once, so that everything after happens in the one that was checked.
 fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(DIRECTORY_MODE)
-        .create(path)
-        .map_err(|error| failed("make the directory", path, error))?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = rustix::fs::openat(CWD, path, flags, Mode::empty())
-        .map_err(|errno| failed("open the directory", path, errno))?;
-    let status = rustix::fs::fstat(&directory).map_err(|errno| failed("examine", path, errno))?;
+    rustix::fs::openat(CWD, path, flags, Mode::empty())
+        .map_err(|errno| failed("open the directory", path, errno))
+}
+
+fn check_directory(directory: &OwnedFd, path: &Path) -> Result<(), FileError> {
+    let status = rustix::fs::fstat(directory).map_err(|errno| failed("examine", path, errno))?;
     if status.st_mode & WORLD_WRITABLE != 0 && status.st_mode & STICKY == 0 {
         let mode = Mode::from_raw_mode(status.st_mode).as_raw_mode();
         return Err(refused(
@@ -163,7 +173,7 @@ fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
             ),
         ));
     }
-    Ok(directory)
+    Ok(())
 }
 
 fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FileError> {
@@ -171,7 +181,7 @@ fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), Fi
         // A link is replaced, never followed: rename(2) puts the new file in the link's own place.
         Ok(status) if FileType::from_raw_mode(status.st_mode).is_symlink() => Ok(()),
         Ok(status) => check_regular(FileType::from_raw_mode(status.st_mode), path),
-        Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed("examine", path, errno)),
     }
 }
@@ -207,7 +217,11 @@ fn create_temporary(
 
 fn fill(mut file: &File, text: &[u8], mode: Mode, path: &Path) -> Result<(), FileError> {
     file.write_all(text).map_err(|error| failed("write the new text of", path, error))?;
-    rustix::fs::fchmod(file, mode).map_err(|errno| failed("set the mode of", path, errno))?;
+    match rustix::fs::fchmod(file, mode) {
+        // Of a file of our own: its file system has the same mode for all.
+        Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP) => {}
+        Err(errno) => return Err(failed("set the mode of", path, errno)),
+    }
     file.sync_all().map_err(|error| failed("sync the new text of", path, error))
 }
 

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use crate::config::network::CONFIG_BYTES_MAX;
+use crate::config::whole_file::FileError;
 use crate::control::lease::ValueError;
 
 /// Why a store did not do what it was asked.
@@ -65,6 +66,21 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl From<FileError> for StoreError {
+    fn from(error: FileError) -> Self {
+        match error {
+            FileError::Io { operation: action, path, source } => {
+                Self::File { action, path: path.display().to_string(), source }
+            }
+            FileError::Refused { path, problem } => Self::File {
+                action: "replace",
+                path: path.display().to_string(),
+                source: std::io::Error::other(format!("it {problem}")),
+            },
+        }
+    }
 }
 
 impl StoreError {

@@ -20,6 +20,7 @@ mod plain_peer;
 mod rights;
 mod route_changes;
 mod rules;
+mod shortage;
 mod steering;
 #[path = "../support/mod.rs"]
 mod support;

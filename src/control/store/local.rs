@@ -5,13 +5,16 @@
 //! flannel's readers ignore; a file without it is a reservation. The end is wall-clock time,
 //! because other programs, and other boots, must be able to read it.
 
+use std::io;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use futures_util::{FutureExt, StreamExt};
 use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{info, warn};
 
 use super::local_claim::FileClaims;
 use super::local_files::{Files, Listing, Locked, failed};
@@ -19,12 +22,17 @@ use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
+use crate::control::own_thread::on_own_thread;
 use crate::control::snapshot::{Change, Granted, Snapshot};
+use crate::failure::LogOnce;
 use crate::route::Prefix;
 
 /// How long after a change the directory is read: a burst of writes becomes one reading, and
 /// nobody notices a twentieth of a second.
 const SETTLE: Duration = Duration::from_millis(50);
+/// How often the directory is read while the kernel reports no changes of it: a peer's new address
+/// takes as long, and 10,000 leases a hundredth of a processor.
+const UNWATCHED_PERIOD: Duration = Duration::from_secs(5);
 /// Longest sleep towards the end of a lease: the wall clock may be set meanwhile.
 const EXPIRY_CHECK_MAX: Duration = Duration::from_secs(60);
 /// Room for one batch of inotify events: about 60 of our names.
@@ -44,7 +52,9 @@ pub struct LocalStore {
 /// Changes of the directory, each as a whole snapshot.
 pub struct LocalWatch {
     files: Files,
-    events: EventStream<[u8; EVENT_BUFFER_BYTES]>,
+    /// Nothing while the kernel has no watch to give.
+    events: Option<Events>,
+    told: LogOnce,
     live: bool,
     /// Set when the directory has to be read, to the time when it may be.
     due: Option<Instant>,
@@ -155,19 +165,11 @@ impl LocalStore {
 
     pub(super) async fn watch(&self) -> Result<LocalWatch, StoreError> {
         let path = self.files.subnets_path();
-        let failed = |source| failed("watch", &path, source);
-        let inotify = Inotify::init().map_err(failed)?;
-        let mask = WatchMask::CLOSE_WRITE
-            | WatchMask::MOVE
-            | WatchMask::DELETE
-            | WatchMask::ATTRIB
-            | WatchMask::DELETE_SELF
-            | WatchMask::MOVE_SELF;
-        inotify.watches().add(&path, mask).map_err(failed)?;
-        let events = inotify.into_event_stream([0; EVENT_BUFFER_BYTES]).map_err(failed)?;
+        path.metadata().map_err(|source| failed("watch", &path, source))?;
         Ok(LocalWatch {
             files: self.files.clone(),
-            events,
+            events: None,
+            told: LogOnce::default(),
             live: false,
             due: Some(Instant::now()),
             next_expiry_unix: None,
@@ -176,6 +178,20 @@ impl LocalStore {
             readings: 0,
         })
     }
+}
+
+type Events = EventStream<[u8; EVENT_BUFFER_BYTES]>;
+
+fn open_events(path: &Path) -> io::Result<Events> {
+    let inotify = Inotify::init()?;
+    let mask = WatchMask::CLOSE_WRITE
+        | WatchMask::MOVE
+        | WatchMask::DELETE
+        | WatchMask::ATTRIB
+        | WatchMask::DELETE_SELF
+        | WatchMask::MOVE_SELF;
+    inotify.watches().add(path, mask)?;
+    inotify.into_event_stream([0; EVENT_BUFFER_BYTES])
 }
 
 fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError> {
@@ -207,10 +223,12 @@ impl LocalWatch {
         loop {
             if let Some(due) = self.due {
                 sleep_until(due).await;
+                // Before the reading, so that no change falls between the two.
+                self.watch();
                 self.drain()?;
                 let files = self.files.clone();
                 let listing = blocking(move || files.list()).await?;
-                self.due = None;
+                self.due = self.events.is_none().then(|| Instant::now() + UNWATCHED_PERIOD);
                 let news = self.news(listing).map(Change::Everything);
                 // Live comes last: what vanished before the first reading was not watched.
                 let live = !std::mem::replace(&mut self.live, true);
@@ -220,7 +238,34 @@ impl LocalWatch {
                     return Ok(events);
                 }
             }
-            self.wait_for_change().await?;
+            if self.due.is_none() {
+                self.wait_for_change().await?;
+            }
+        }
+    }
+
+    /// Has the kernel report changes, as soon as it can.
+    fn watch(&mut self) {
+        if self.events.is_some() {
+            return;
+        }
+        let path = self.files.subnets_path();
+        match open_events(&path) {
+            Ok(events) => {
+                self.events = Some(events);
+                if self.told.forget() {
+                    info!("Changes of {} are reported again", path.display());
+                }
+            }
+            Err(error) => self.told.once(&error.to_string(), |text| {
+                let seconds = UNWATCHED_PERIOD.as_secs();
+                warn!(
+                    "The kernel reports no changes of {}: {text}; reading it every {seconds} s. If \
+                     it has no watch left, raise fs.inotify.max_user_instances and \
+                     fs.inotify.max_user_watches",
+                    path.display()
+                );
+            }),
         }
     }
 
@@ -243,7 +288,7 @@ impl LocalWatch {
 
     async fn wait_for_change(&mut self) -> Result<(), StoreError> {
         tokio::select! {
-            event = self.events.next() => {
+            Some(event) = OptionFuture::from(self.events.as_mut().map(StreamExt::next)) => {
                 if is_change(event)? {
                     self.due = Some(Instant::now() + SETTLE);
                 }
@@ -256,7 +301,8 @@ impl LocalWatch {
     /// Takes what is queued: the reading that follows shows it all.
     fn drain(&mut self) -> Result<(), StoreError> {
         for _ in 0..QUEUED_EVENTS_MAX {
-            let Some(event) = self.events.next().now_or_never() else { break };
+            let event = self.events.as_mut().and_then(|events| events.next().now_or_never());
+            let Some(event) = event else { break };
             is_change(event)?;
         }
         Ok(())
@@ -264,7 +310,7 @@ impl LocalWatch {
 }
 
 /// Whether the event may have changed a lease; an error if it ends the watch.
-fn is_change(event: Option<std::io::Result<inotify::EventOwned>>) -> Result<bool, StoreError> {
+fn is_change(event: Option<io::Result<inotify::EventOwned>>) -> Result<bool, StoreError> {
     let lost = |detail: &str| StoreError::unavailable("watching the local store", detail);
     match event {
         Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {
@@ -296,9 +342,8 @@ async fn until_expiry(expires_unix: Option<u64>) {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    let ended =
-        |error| StoreError::unavailable("local store", format!("its worker ended: {error}"));
-    tokio::task::spawn_blocking(work).await.map_err(ended)?
+    let failed = |error: io::Error| StoreError::unavailable("local store", error.to_string());
+    on_own_thread(work).await.map_err(failed)?
 }
 
 #[cfg(test)]

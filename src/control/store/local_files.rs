@@ -4,17 +4,20 @@
 //! Writers hold `DIR/.lock` from the read that they base a write on until the write is durable.
 //! Readers take no lock: a rename shows them the old file or the new one, never a part.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::fs::Mode;
+
 use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
+use crate::config::whole_file;
 use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
@@ -26,6 +29,9 @@ use crate::control::snapshot::Snapshot;
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause between two tries for the lock; short against a write, long against a system call.
 const LOCK_RETRY: Duration = Duration::from_millis(2);
+
+/// Mode of a lease's file: others may read it.
+const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 
 /// Version of a file that has no readable content, such as one that is too long.
 const UNREADABLE: i64 = 0;
@@ -203,19 +209,7 @@ impl Locked<'_> {
     /// Replaces the file, durably, and returns its version. `key` has passed `parse_key` or is
     /// a subnet's own spelling, so it names no other directory.
     pub(super) fn write(&self, key: &str, value: &[u8]) -> Result<i64, StoreError> {
-        let folder = self.files.subnets_path();
-        let path = folder.join(key);
-        let temporary = folder.join(format!(".{key}.new"));
-        let write = || -> io::Result<()> {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o644);
-            let mut file = options.open(&temporary)?;
-            file.write_all(value)?;
-            file.sync_all()?;
-            fs::rename(&temporary, &path)?;
-            File::open(&folder)?.sync_all()
-        };
-        write().map_err(|source| failed("write", &path, source))?;
+        whole_file::write_shared(&self.files.subnets_path().join(key), value, FILE_MODE)?;
         Ok(fingerprint(value))
     }
 

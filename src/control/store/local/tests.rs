@@ -214,6 +214,30 @@ async fn a_replaced_directory_is_an_error_once() {
     assert!(lab.store.list().await.unwrap().leases.is_empty());
 }
 
+/// Whoever may write there must not have root overwrite other files, or wait for ever.
+#[tokio::test]
+async fn what_others_plant_is_never_opened_for_writing() {
+    let lab = Lab::new();
+    let victim = lab.path("victim");
+    fs::write(&victim, "precious").unwrap();
+    let plant = |name: &str| lab.path("subnets").join(name);
+    std::os::unix::fs::symlink(&victim, plant(".10.5.1.0-24.new")).unwrap();
+    let fifo = plant(".10.5.2.0-24.new");
+    assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
+    for number in 1..=2 {
+        let subnet = subnet(&format!("10.5.{number}.0/24"));
+        let node = node(number);
+        let created = timeout(Duration::from_secs(60), lab.store.create(subnet, &node, TTL)).await;
+        let held = created.expect("it waits").unwrap().lease;
+        let file = plant(&held.key);
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&victim, &file).unwrap();
+        let revision = lab.store.list().await.unwrap().rejected.remove(0).revision;
+        lab.store.update(&Lease { revision, ..held }, TTL).await.ok();
+    }
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
+
 #[tokio::test]
 async fn oversized_file_is_replaced_by_owner_only() {
     let lab = Lab::new();

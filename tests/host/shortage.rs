@@ -1,0 +1,152 @@
+//! A host that runs out of threads or watches for a while, and an error in weftd's own code: what
+//! weftd lacks it does later, and packets flow meanwhile.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::rules::site::weftd_with;
+use crate::support::lab::{LEASE_TIMEOUT, Lab, Process, SubnetEnv, example, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store, reserve};
+use crate::support::status::{Status, metric};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A user whom nobody else is, so that what the kernel counts by user is this test's.
+fn user(number: u32) -> Vec<String> {
+    let user = 1_870_000_000 + std::process::id() % 100_000 * 10 + number;
+    let rights = "-all,+net_admin,+net_raw,+dac_override,+fowner";
+    let words = ["/usr/bin/setpriv", "--clear-groups"].map(str::to_owned);
+    let more = [
+        format!("--reuid={user}"),
+        format!("--regid={user}"),
+        format!("--inh-caps={rights}"),
+        format!("--ambient-caps={rights}"),
+    ];
+    words.into_iter().chain(more).collect()
+}
+
+/// A daemon of that user on host 0.
+fn weftd_of(user: &[String], files: &Path, lab: &Lab) -> Process {
+    local_store(files, CONFIG);
+    // A directory that others own, weftd doesn't write to.
+    let own = files.join("h0");
+    fs::create_dir(&own).expect("the test's directory is writable");
+    let id = user[2].rsplit('=').next().and_then(|id| id.parse().ok());
+    let id: u32 = id.expect("it ends in a number");
+    std::os::unix::fs::chown(&own, Some(id), None).expect("root gives files away");
+    let words: Vec<_> = user.iter().map(String::as_str).collect();
+    let flags = ["--iptables-forward-rules=false", "--workers=1", "--engine=mmsg"];
+    let daemon = weftd_with(&words, files, &lab.hosts[0], 0, &flags);
+    wait_until(LEASE_TIMEOUT, "weftd is ready", || daemon.output().contains("flannel is ready"));
+    daemon
+}
+
+/// Limits what the kernel grants the daemon's user, in whose name it is done: it takes no rights.
+fn limit_threads(user: &[String], daemon: &Process, most: u32) {
+    let pid = format!("--pid={}", daemon.pid().as_raw_nonzero());
+    let mut command = Command::new(&user[0]);
+    command.args(&user[1..]).args(["prlimit", &pid, &format!("--nproc={most}:")]);
+    assert!(command.status().expect("setpriv runs").success());
+}
+
+#[test]
+fn a_moment_without_threads_ends_nothing() {
+    let (files, lab) = (tempfile::tempdir().unwrap(), Lab::two_hosts());
+    let user = user(1);
+    let mut daemon = weftd_of(&user, files.path(), &lab);
+    let own = files.path().join("h0");
+    limit_threads(&user, &daemon, 1);
+    reserve(files.path(), "10.5.100.0-24", Ipv4Addr::new(172, 20, 0, 2));
+    lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
+    for lacks in ["Subnet watch failed", "Failed to write subnet file"] {
+        wait_until(SOON, &format!("the log says: {lacks}"), || {
+            let log = daemon.output();
+            let line = log.lines().find(|line| line.contains(lacks)).map(str::to_owned);
+            line.is_some_and(|line| line.contains("this host has no thread to give"))
+        });
+    }
+    assert!(daemon.ended().is_none(), "{}", daemon.output());
+    limit_threads(&user, &daemon, 1000);
+    wait_until(SOON, "the peer is known", || Status::of(&own).routes() == 1);
+    wait_until(SOON, "subnet.env has the new MTU", || {
+        SubnetEnv::read(&own.join("subnet.env")).is_some_and(|lease| lease.mtu_bytes == 1372)
+    });
+    wait_until(SOON, "the cache is written", || {
+        Status::of(&own).0["cache"]["writes"].as_u64().is_some_and(|writes| writes > 0)
+    });
+    assert_eq!(metric(&own, "flannel_internal_errors_total"), Some(0.0), "{}", daemon.output());
+}
+
+/// Takes all watches that a user may have, and says so.
+const TAKE_WATCHES: &str = "
+import ctypes, time
+libc = ctypes.CDLL(None)
+while libc.inotify_init() >= 0:
+    pass
+print('taken', flush=True)
+time.sleep(600)
+";
+
+#[test]
+fn a_store_that_cannot_be_watched_is_read_again_and_again() {
+    let (files, lab) = (tempfile::tempdir().unwrap(), Lab::two_hosts());
+    let user = user(2);
+    let taker: Vec<_> = user.iter().map(String::as_str).collect();
+    let taker = lab.hosts[0].spawn(&[&taker[..], &["python3", "-c", TAKE_WATCHES]].concat());
+    wait_until(SOON, "all watches are taken", || taker.output().contains("taken"));
+    let daemon = weftd_of(&user, files.path(), &lab);
+    let own = files.path().join("h0");
+    let said = |what: &str| daemon.output().lines().filter(|line| line.contains(what)).count();
+    wait_until(SOON, "the log says so", || said("The kernel reports no changes of") == 1);
+    for (peers, last) in [(1, 2), (2, 3)] {
+        reserve(files.path(), &format!("10.5.10{last}.0-24"), Ipv4Addr::new(172, 20, 0, last));
+        wait_until(SOON, "the peer is known", || Status::of(&own).routes() == peers);
+    }
+    drop(taker);
+    wait_until(SOON, "changes are reported again", || said("are reported again") == 1);
+}
+
+#[test]
+fn a_panic_of_the_control_plane_loses_no_packet() {
+    let mut overlay = Overlay::start();
+    overlay.daemons[0].stop(rustix::process::Signal::TERM, SOON);
+    let peers: Vec<_> = (1..=4).map(|last| format!("10.5.20{last}.0-24")).collect();
+    for (last, subnet) in (1..).zip(&peers) {
+        reserve(overlay.files(), subnet, Ipv4Addr::new(192, 0, 2, last));
+    }
+    let own = overlay.dir(0);
+    let program = example("brief-leases").display().to_string();
+    let file = |name: &str| own.join(name).display().to_string();
+    let mut daemon = overlay.lab.hosts[0].spawn(&[
+        "env",
+        "PANIC_WITH_PEERS=1",
+        &program,
+        &format!("--local-store={}", overlay.files().join("store").display()),
+        "--iface=172.20.0.1",
+        "--iptables-forward-rules=false",
+        &format!("--subnet-file={}", file("subnet.env")),
+        &format!("--status-socket={}", file("weft.sock")),
+    ]);
+    let knows = |count| Status::try_of(&own).is_some_and(|status| status.routes() == count);
+    wait_until(SOON, "all peers are known", || knows(5));
+    overlay.traffic_resumes(SOON, "the start");
+    let target = overlay.pod(1).to_string();
+    let ping = ["ping", "-q", "-i0.05", "-c200", "-W30", &target];
+    let mut pings = overlay.lab.pods[0].spawn(&ping);
+    for subnet in &peers {
+        fs::remove_file(overlay.files().join("store/subnets").join(subnet)).unwrap();
+    }
+    wait_until(SOON, "the panic is counted", || {
+        metric(&own, "flannel_internal_errors_total") == Some(1.0)
+    });
+    wait_until(SOON, "the control plane works again", || knows(1));
+    let log = daemon.output();
+    assert!(log.contains("Internal error in weftd, please report this line: "), "{log}");
+    pings.wait(Duration::from_secs(120));
+    assert!(pings.output().contains(" 0% packet loss"), "{}{}", pings.output(), daemon.output());
+    assert!(daemon.ended().is_none(), "{}", daemon.output());
+    assert_eq!(daemon.stop(rustix::process::Signal::TERM, SOON).code(), Some(0));
+}
