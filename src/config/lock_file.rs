@@ -1,7 +1,7 @@
 //! Lock files: flock(2) on a file that only root and this user may open, so that nobody else can
 //! hold the lock. The kernel gives a lock back when its holder dies.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -70,12 +70,13 @@ impl Drop for LockFile {
 ///
 /// A file that other users can open, as earlier versions left them, is replaced by a new one:
 /// somebody may have it open already, and could lock it at any time. Its lock is respected if
-/// root or this user holds it.
+/// root or this user holds it. Where the file system gives all files the same owner or mode, there
+/// is no more private file than that.
 pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
     for _ in 0..OPEN_ATTEMPTS_MAX {
         let file = open(path)?;
         let status = file.metadata()?;
-        let is_private = status.mode() & 0o777 & !MODE == 0 && is_trusted(status.uid());
+        let is_private = is_private(Access::of(&status), || made_beside(path));
         match lock_now(&file) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if is_private || is_held_by_trusted(status.ino()) => {
@@ -110,6 +111,33 @@ fn open(path: &Path) -> io::Result<File> {
         // The directory may be one where others can write: a planted link must not be followed.
         .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)
+}
+
+/// Who may open a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Access {
+    owner: u32,
+    mode: u32,
+}
+
+impl Access {
+    fn of(status: &Metadata) -> Self {
+        Self { owner: status.uid(), mode: status.mode() & 0o777 }
+    }
+}
+
+/// Whether only root and this user may open the file, or it is as any that is `made` there: a
+/// server takes root for nobody, or the file system knows no modes.
+fn is_private(found: Access, made: impl FnOnce() -> Option<Access>) -> bool {
+    found.mode & !MODE == 0 && is_trusted(found.owner) || made() == Some(found)
+}
+
+/// What becomes of a new file beside `path` with the mode of lock files.
+fn made_beside(path: &Path) -> Option<Access> {
+    let path = path.with_file_name(format!(".weft.{:016x}", fastrand::u64(..)));
+    let file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&path).ok()?;
+    fs::remove_file(&path).ok();
+    file.metadata().ok().as_ref().map(Access::of)
 }
 
 fn is_still_at(file: &File, path: &Path) -> bool {
@@ -181,6 +209,24 @@ mod tests {
             assert!(is_still_at(&file.0, &path));
             assert!(try_lock(&path).unwrap().is_none(), "locked twice");
         }
+    }
+
+    #[test]
+    fn a_file_system_without_owners_or_modes_is_taken_as_it_is() {
+        let access = |owner, mode| Access { owner, mode };
+        let ours = access(rustix::process::geteuid().as_raw(), 0o600);
+        let squashed = access(65_534, 0o600);
+        for fixed in [squashed, access(ours.owner, 0o755), access(1000, 0o777)] {
+            assert!(is_private(fixed, || Some(fixed)), "{fixed:?}: never locked");
+            assert!(!is_private(fixed, || Some(ours)), "{fixed:?}: of somebody else");
+            assert!(!is_private(fixed, || None), "{fixed:?}");
+        }
+        assert!(!is_private(access(65_534, 0o644), || Some(squashed)));
+        assert!(is_private(ours, || panic!("it needs no other file")));
+        let directory = tempfile::tempdir().unwrap();
+        let found = made_beside(&directory.path().join("lock"));
+        assert_eq!(found, Some(ours));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "a file is left");
     }
 
     #[test]
