@@ -2,6 +2,7 @@
 //! and routes, and keeps the external interface up to date, its next address included. Owns the
 //! connection to the kernel and replaces it when it breaks. Edits nothing.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -18,6 +19,11 @@ use crate::route::Prefix;
 /// How long the external interface may be without its address before the next one is taken:
 /// whoever replaces it removes the old one first. Also how often it is then looked for.
 const AWAY: Duration = Duration::from_millis(300);
+
+/// How long an address has to have been beside the one in use to be taken for an address of a
+/// service, such as a virtual one, and not for the next one; and how long such an address is not
+/// taken, for its service may leave with it.
+const STEADY: Duration = Duration::from_secs(10);
 
 /// Pauses before a failure is retried, doubled each time. The first is half of the second within
 /// which a repair is promised.
@@ -77,6 +83,10 @@ pub struct HostFollower {
     events: Events,
     /// Since when no link has had the external interface's address.
     away_since: Option<Instant>,
+    /// The interface's other addresses while it had its own, with when they were first seen.
+    beside: BTreeMap<Ipv4Addr, Instant>,
+    /// What was left for one of these, to return to it.
+    left: Option<ExternalInterface>,
     /// The last listing.
     begun: Instant,
     /// No event is taken before this.
@@ -99,6 +109,8 @@ impl HostFollower {
             netlink,
             events,
             away_since: None,
+            beside: BTreeMap::new(),
+            left: None,
             begun: now,
             rest_until: now,
             due: now,
@@ -150,12 +162,25 @@ impl HostFollower {
     pub async fn list(&mut self) -> Result<Listing, NetlinkError> {
         self.begun = Instant::now();
         let listing = Listing::read(&self.netlink, &self.following.networks).await?;
+        let Listing { links, addresses, .. } = &listing;
         let external = &mut self.following.external;
-        let carrier = carrier(external.address, &external.name, &listing.links, &listing.addresses);
+        if let Some(left) = self.left.take_if(|left| {
+            carrier(left.address, &left.name, links, addresses)
+                .is_some_and(|link| link.id.index == external.index)
+        }) {
+            let (name, from, to) = (&left.name, external.address, left.address);
+            info!("the address of {name} goes back from {from} to {to}, which is there again");
+            *external = left;
+        }
+        let carrier = carrier(external.address, &external.name, links, addresses);
         if let Some(link) = carrier {
             external.name.clone_from(&link.id.name);
             (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
             self.away_since = None;
+            let owned = addresses.iter().filter(|owned| owned.interface_index == link.id.index);
+            let others = owned.map(|owned| owned.address).filter(|own| *own != external.address);
+            let since = |other| (other, *self.beside.get(&other).unwrap_or(&self.begun));
+            self.beside = others.map(since).collect();
         } else if self.away_since.get_or_insert_with(Instant::now).elapsed() >= AWAY {
             self.take_next_address().await;
         }
@@ -208,8 +233,23 @@ impl HostFollower {
     async fn take_next_address(&mut self) {
         let Following { external, interface, follow_address, .. } = &mut self.following;
         let found = look(&self.netlink, interface, &mut Vec::new()).await;
+        let now = Instant::now();
+        let is_steady = found.as_ref().is_ok_and(|found| {
+            let first_seen = self.beside.get(&found.address);
+            first_seen.is_some_and(|first_seen| now.duration_since(*first_seen) >= STEADY)
+        });
+        let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
         match next_address(external, found, *follow_address) {
+            Next::Take(ExternalInterface { name, address, .. }) if is_steady && away < STEADY => {
+                let (from, seconds) = (external.address, STEADY.as_secs());
+                let text = format!("{name} no longer has the address {from}");
+                self.logged_address.once(&text, |text| {
+                    warn!("{text}; without it for {seconds} s, weftd takes {address}");
+                });
+            }
             Next::Take(found) => {
+                // A way back only from an address that stands in.
+                self.left = is_steady.then(|| external.clone());
                 let (name, from, to) = (&found.name, external.address, found.address);
                 info!("the address of {name} went from {from} to {to}; following");
                 *external = found;

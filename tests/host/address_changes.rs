@@ -151,6 +151,33 @@ fn unfollowed_address_change_asks_for_a_restart() {
     overlay.traffic_resumes(CONVERGE, "the old address came back");
 }
 
+/// As keepalived gives it to whoever serves it now.
+#[test]
+fn a_virtual_address_is_not_taken_for_the_next_one() {
+    let overlay = Overlay::start_with(CONFIG, [&[BY_NAME], &[]]);
+    let host = &overlay.lab.hosts[0];
+    let own = format!("{}/24", UNDERLAY[0]);
+    let with_own = |what: &str| host.exec(&["ip", "address", what, &own, "dev", "wire0"]);
+    host.address("wire0", "172.21.0.9/32");
+    thread::sleep(Duration::from_secs(12));
+    with_own("del");
+    wait_until(Duration::from_secs(8), "the operator hears of the loss", || {
+        overlay.daemons[0].output().contains("no longer has the address")
+    });
+    with_own("add");
+    overlay.traffic_resumes(Duration::from_secs(20), "the address came back");
+    let log = overlay.daemons[0].output();
+    assert!(!log.contains(&format!("went from {}", UNDERLAY[0])), "{log}");
+    with_own("del");
+    let public_ip = || overlay.status(0).0["lease"]["public_ip"].clone();
+    wait_until(Duration::from_secs(40), "what stays away is replaced", || {
+        public_ip() == "172.21.0.9"
+    });
+    with_own("add");
+    wait_until(Duration::from_secs(20), "its return is", || public_ip() == UNDERLAY[0].to_string());
+    overlay.traffic_resumes(Duration::from_secs(20), "the address came back");
+}
+
 #[test]
 fn duplicate_public_ip_waits_for_its_holder() {
     let files = tempfile::tempdir().expect("a directory for the test");
