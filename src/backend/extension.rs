@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
-use crate::config::network::ExtensionBackendConfig;
+use crate::config::network::{CommandLine, ExtensionBackendConfig};
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
@@ -239,7 +239,7 @@ async fn perform(
 }
 
 async fn run_for(
-    command: Option<&String>,
+    command: Option<&CommandLine>,
     subnet: Prefix,
     peer: &Peer,
 ) -> Result<(), CommandError> {
@@ -249,7 +249,7 @@ async fn run_for(
 }
 
 async fn run_and_log(
-    command: &str,
+    command: &CommandLine,
     variables: &Variables,
     stdin: &str,
 ) -> Result<String, CommandError> {

@@ -17,7 +17,7 @@ use crate::config::flag_table::{FLAGS, Settings};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
     InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, ShownSetting, ShownSettings,
-    StoreOptions, WorkersChoice,
+    StoreOptions, WorkersChoice, without_secrets,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -399,6 +399,7 @@ pub(super) enum PathPart {
 /// Reads the URL of a server.
 pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<String, OptionError> {
     let wrong = |why: &str| {
+        let text = without_secrets(text);
         Err(refused(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))
     };
     let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
@@ -417,7 +418,7 @@ pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<Stri
     }
     let has_path = url.path() != "/" && path == PathPart::Forbidden;
     if has_path || url.query().is_some() {
-        return wrong("has a path");
+        return wrong("has a path or a query");
     }
     Ok(whole)
 }

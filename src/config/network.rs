@@ -13,7 +13,7 @@ use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
 
 use backends::number;
-pub use backends::{ExtensionBackendConfig, VxlanBackendConfig};
+pub use backends::{CommandLine, ExtensionBackendConfig, VxlanBackendConfig, shown};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
 /// input from outside, and etcd itself allows 1.5 MiB.

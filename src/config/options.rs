@@ -165,6 +165,18 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// `url` without user and query, in which there may be a password or a token.
+pub fn without_secrets(url: &str) -> String {
+    let (rest, query) = match url.split_once('?') {
+        Some((rest, _)) => (rest, "?***"),
+        None => (url, ""),
+    };
+    let (scheme, rest) = rest.split_once("://").map_or(("", rest), |(scheme, rest)| (scheme, rest));
+    let colon = if scheme.is_empty() { "" } else { "://" };
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}{colon}{host}{query}")
+}
+
 /// How to find the external interface and the public address.
 #[derive(Debug, Clone, Default)]
 pub struct InterfaceOptions {

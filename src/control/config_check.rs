@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
-use crate::config::network::NetworkConfig;
+use crate::config::network::{NetworkConfig, shown};
 use crate::control::backoff::Backoff;
 use crate::control::manager::SubnetManager;
 use crate::failure::with_causes;
@@ -135,7 +135,8 @@ fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
         .into_iter()
         .filter(|key| found[key] != used[key])
         .map(|key| {
-            let text = found[key].as_str().map_or_else(|| found[key].to_string(), str::to_owned);
+            let found = if key == "Backend" { shown(&found[key]) } else { found[key].clone() };
+            let text = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
             format!("{key} {shown}")
         })
@@ -162,6 +163,10 @@ mod tests {
             (r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.9.0"}"#, "SubnetMin 10.5.9.0"),
             (r#"{"Network":"10.5.0.0/16","EnableNFTables":true}"#, "EnableNFTables true"),
             (r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp","Port":9}}"#, "\"Port\":9"),
+            (
+                r#"{"Network":"10.5.0.0/16","Backend":{"Type":"a","aCommand":"curl s3cret"}}"#,
+                "\"aCommand\":\"curl ***\"",
+            ),
         ] {
             let told = differs(text).expect("a configuration that changed goes unnoticed");
             assert!(told.contains(words), "an operator is not told {words}: {told}");

@@ -11,6 +11,8 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, Command as Process};
 use tokio::time::timeout;
 
+use crate::config::network::CommandLine;
+
 /// A command that takes longer is taken to hang. Adding a route takes milliseconds, and the slowest
 /// cloud APIs answer within half a minute.
 pub(super) const RUN_TIME_MAX: Duration = Duration::from_secs(60);
@@ -37,7 +39,7 @@ pub enum CommandError {
     #[error("failed to run command: {command}")]
     Start {
         /// As configured.
-        command: String,
+        command: CommandLine,
         /// Why.
         source: io::Error,
     },
@@ -45,7 +47,7 @@ pub enum CommandError {
     #[error("failed to run command: {command} Err: {status} Output: {output}")]
     Failed {
         /// As configured.
-        command: String,
+        command: CommandLine,
         /// How.
         status: ExitStatus,
         /// What it wrote, shortened.
@@ -58,7 +60,7 @@ pub enum CommandError {
     )]
     TooSlow {
         /// As configured.
-        command: String,
+        command: CommandLine,
         /// What it wrote until then, shortened.
         output: String,
     },
@@ -66,16 +68,16 @@ pub enum CommandError {
 
 /// Runs `command` with `variables` and `stdin` for `time_max`, and gives what it wrote, trimmed.
 pub(super) async fn run(
-    command: &str,
+    command: &CommandLine,
     variables: &Variables,
     stdin: &str,
     time_max: Duration,
 ) -> Result<String, CommandError> {
-    let words = words(command, &|name| {
+    let words = words(&command.0, &|name| {
         let own = variables.iter().find(|(own, _)| *own == name);
         own.map(|(_, value)| value.clone()).or_else(|| inherited(name))
     });
-    let start = |source| CommandError::Start { command: command.to_owned(), source };
+    let start = |source| CommandError::Start { command: command.clone(), source };
     let (mut child, mut output) = spawn(&words, variables).map_err(start)?;
     // After the child, so that it is dropped before: what is left of the group is known by it.
     let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
@@ -104,7 +106,7 @@ pub(super) async fn run(
     };
     timeout(OUTPUT_GRACE, read(&mut output, &mut written)).await.ok();
     let output = String::from_utf8_lossy(&written).trim().to_owned();
-    let command = command.to_owned();
+    let command = command.clone();
     match status {
         Some(status) if status.success() => Ok(output),
         Some(status) => Err(CommandError::Failed { command, status, output: quote(&output) }),
@@ -244,6 +246,25 @@ mod tests {
         );
         assert_eq!(split("a $NONE b$ ${} ${SUBNET"), ["a", "", "b$", "", "SUBNET"]);
         assert!(split("  ").is_empty());
+    }
+
+    async fn run(
+        text: &str,
+        variables: &Variables,
+        stdin: &str,
+        time_max: Duration,
+    ) -> Result<String, CommandError> {
+        super::run(&CommandLine(text.to_owned()), variables, stdin, time_max).await
+    }
+
+    #[test]
+    fn errors_show_no_arguments() {
+        for text in ["false s3cret", "/nonexistent/of/weft --token=s3cret"] {
+            let error = enter(run(text, &Variables::new(), "", RUN_TIME_MAX)).unwrap_err();
+            let said = format!("{error} {error:?}");
+            assert!(said.contains(text.split(' ').next().unwrap()), "{said}");
+            assert!(!said.contains("s3cret"), "{said}");
+        }
     }
 
     fn enter<T>(work: impl Future<Output = T>) -> T {

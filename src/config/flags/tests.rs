@@ -63,6 +63,17 @@ fn etcd_of(options: Options) -> EtcdOptions {
 }
 
 #[test]
+fn a_refused_url_is_shown_without_its_secrets() {
+    for url in ["http://a:1/?token=s3cret", "http://u:s3cret@a:1", "a?s3cret", "x://s3cret@a"] {
+        for flag in ["--etcd-endpoints", "--kube-api-url"] {
+            let words = ["--kube-subnet-mgr", flag, url];
+            let (message, _) = refused(&words[usize::from(flag == "--etcd-endpoints")..], &[]);
+            assert!(!message.contains("s3cret"), "{flag} {url}: {message}");
+        }
+    }
+}
+
+#[test]
 fn defaults_are_flanneld_s() {
     let options = run(&[]);
     assert_eq!(options.subnet_file, PathBuf::from("/run/flannel/subnet.env"));

@@ -1,5 +1,6 @@
 //! The `Backend` object's keys of the backends beside udp, with flannel's names and defaults.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
@@ -53,23 +54,52 @@ impl VxlanBackendConfig {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExtensionBackendConfig {
     /// Run before the lease is taken; what it prints is published with the lease.
-    pub pre_startup: Option<String>,
+    pub pre_startup: Option<CommandLine>,
     /// Run once this host has its subnet.
-    pub post_startup: Option<String>,
+    pub post_startup: Option<CommandLine>,
     /// Run for each other host.
-    pub subnet_add: Option<String>,
+    pub subnet_add: Option<CommandLine>,
     /// Run for each other host that is gone.
-    pub subnet_remove: Option<String>,
+    pub subnet_remove: Option<CommandLine>,
+}
+
+/// A command with its arguments. It shows as its program alone, for the others may hold a token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CommandLine(pub String);
+
+impl fmt::Display for CommandLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut words = self.0.split_whitespace();
+        let program = words.next().unwrap_or_default();
+        write!(f, "{program}{}", if words.next().is_some() { " ***" } else { "" })
+    }
+}
+
+impl fmt::Debug for CommandLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A backend's settings, to be shown.
+pub fn shown(settings: &Value) -> Value {
+    let mut shown = settings.clone();
+    for (name, value) in shown.as_object_mut().into_iter().flatten() {
+        if let Some(text) = value.as_str().filter(|_| name.to_lowercase().ends_with("command")) {
+            *value = CommandLine(text.to_owned()).to_string().into();
+        }
+    }
+    shown
 }
 
 impl ExtensionBackendConfig {
     /// Reads the extension backend's keys from `BackendConfig::settings`.
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
         Ok(Self {
-            pre_startup: text(settings, "PreStartupCommand")?,
-            post_startup: text(settings, "PostStartupCommand")?,
-            subnet_add: text(settings, "SubnetAddCommand")?,
-            subnet_remove: text(settings, "SubnetRemoveCommand")?,
+            pre_startup: command(settings, "PreStartupCommand")?,
+            post_startup: command(settings, "PostStartupCommand")?,
+            subnet_add: command(settings, "SubnetAddCommand")?,
+            subnet_remove: command(settings, "SubnetRemoveCommand")?,
         })
     }
 }
@@ -95,12 +125,14 @@ fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
     super::boolean(&format!("Backend.{name}"), value, false)
 }
 
-fn text(settings: &Value, name: &str) -> Result<Option<String>, NetworkConfigError> {
+fn command(settings: &Value, name: &str) -> Result<Option<CommandLine>, NetworkConfigError> {
     match json::member(settings, name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(other) => Err(wrong(&format!("Backend.{name}"), "a command in a string", other)),
+        Some(Value::String(text)) => Ok(Some(CommandLine(text.clone()))),
+        Some(_) => Err(NetworkConfigError::Invalid(format!(
+            "Backend.{name} in the network configuration must be a command in a string"
+        ))),
     }
 }
 
@@ -153,9 +185,10 @@ mod tests {
             "PreStartupCommand": "hello you", "subnetaddcommand": "add", "SubnetRemoveCommand": " ",
         }))
         .unwrap();
-        assert_eq!(config.pre_startup.as_deref(), Some("hello you"));
-        assert_eq!(config.subnet_add.as_deref(), Some("add"));
+        assert_eq!(config.pre_startup, Some(CommandLine("hello you".to_owned())));
+        assert_eq!(config.subnet_add, Some(CommandLine("add".to_owned())));
         assert_eq!((config.post_startup, config.subnet_remove), (None, None));
-        assert!(ExtensionBackendConfig::parse(&json!({"PreStartupCommand": ["a"]})).is_err());
+        let error = ExtensionBackendConfig::parse(&json!({"PreStartupCommand": ["s3cret"]}));
+        assert!(!error.unwrap_err().to_string().contains("s3cret"));
     }
 }

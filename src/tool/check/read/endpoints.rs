@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use crate::config::options::without_secrets;
 use crate::tool::check::facts::Endpoint;
 
 /// For each step: the name, the connection, the answer.
@@ -22,19 +23,12 @@ pub(super) fn ask_all(urls: &[String]) -> Vec<Endpoint> {
         urls.iter()
             .zip(answers)
             .map(|(url, answer)| Endpoint {
-                url: without_user(url),
+                // Evidence goes to reports, and passwords do not.
+                url: without_secrets(url),
                 answer: answer.unwrap_or_else(|_| lost()),
             })
             .collect()
     })
-}
-
-/// Evidence goes to reports, and passwords do not.
-fn without_user(url: &str) -> String {
-    match url.split_once("://").zip(url.rsplit_once('@')) {
-        Some(((scheme, _), (_, host))) => format!("{scheme}://{host}"),
-        None => url.to_owned(),
-    }
 }
 
 fn ask(url: &str) -> Result<(u64, String), String> {
@@ -69,7 +63,7 @@ fn parts(url: &str) -> Result<(bool, String), String> {
         "https" => false,
         other => return Err(format!("{other}:// is neither http nor https")),
     };
-    let host = rest.split('/').next().unwrap_or_default();
+    let host = rest.split(['/', '?']).next().unwrap_or_default();
     let host = host.rsplit('@').next().unwrap_or_default();
     let has_port = host.rsplit(':').next().is_some_and(|port| port.parse::<u16>().is_ok());
     match has_port && host.contains(':') {
@@ -127,8 +121,9 @@ mod tests {
         assert_eq!(parts("http://a:2379/x"), Ok((true, "a:2379".to_owned())));
         assert_eq!(parts("https://u:p@a"), Ok((false, "a:443".to_owned())));
         assert!(parts("unix://x").is_err());
-        assert_eq!(without_user("http://u:p@a:1"), "http://a:1");
-        assert_eq!(without_user("http://a:1"), "http://a:1");
+        assert_eq!(without_secrets("http://u:p@a:1"), "http://a:1");
+        assert_eq!(without_secrets("http://a:1/?token=x@y"), "http://a:1/?***");
+        assert_eq!(without_secrets("u:p@a:1"), "a:1");
     }
 
     #[test]
