@@ -7,6 +7,7 @@ use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
+use crate::control::peers::is_host_address;
 use crate::control::snapshot::Snapshot;
 use crate::control::store::{Leased, Store};
 use crate::route::Prefix;
@@ -38,6 +39,9 @@ pub enum ByHandError {
         /// The last.
         max: Ipv4Addr,
     },
+    /// No node has such an address.
+    #[error("{0} is not the address of one host")]
+    NoHost(Ipv4Addr),
     /// Somebody has it, or a part of it.
     #[error("{subnet} is taken: the store has {other}{}", of(*.holder))]
     Taken {
@@ -131,6 +135,9 @@ fn may_reserve(
     subnet: Prefix,
     public_ip: Ipv4Addr,
 ) -> Result<(), ByHandError> {
+    if !is_host_address(public_ip) {
+        return Err(ByHandError::NoHost(public_ip));
+    }
     if !config.leasable(subnet) {
         return Err(ByHandError::NotLeasable {
             subnet,
@@ -188,6 +195,11 @@ mod tests {
         ] {
             let error = refusal(subnet, last).unwrap_err();
             assert!(error.starts_with(says), "{subnet}: {error}");
+        }
+        for nobody in [[127, 0, 0, 1], [224, 0, 0, 1], [255; 4], [0; 4]] {
+            let subnet = "10.5.8.0/24".parse().unwrap();
+            let error = may_reserve(&config(), &snapshot(), subnet, nobody.into()).unwrap_err();
+            assert!(matches!(error, ByHandError::NoHost(_)), "{nobody:?}: {error}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::route::Prefix;
+use crate::route::{Prefix, PrefixError};
 
 /// Where daemons write it unless told otherwise.
 pub(super) const SUBNET_FILE: &str = "/run/flannel/subnet.env";
@@ -179,6 +179,7 @@ pub(super) enum LeaseCommand {
     /// Assigns a free subnet to a node, which takes it when it starts, and keeps it for ever.
     Reserve {
         /// Such as 10.5.7.0/24.
+        #[arg(value_parser = subnet)]
         subnet: Prefix,
         /// The node's PublicIP.
         public_ip: Ipv4Addr,
@@ -188,6 +189,7 @@ pub(super) enum LeaseCommand {
     /// Takes a lease or reservation back, of a node that is gone.
     Release {
         /// Such as 10.5.7.0/24.
+        #[arg(value_parser = subnet)]
         subnet: Prefix,
         /// Nobody uses the subnet any more: you have looked.
         #[arg(long)]
@@ -195,6 +197,12 @@ pub(super) enum LeaseCommand {
         #[command(flatten)]
         store: StoreArguments,
     },
+}
+
+/// A subnet to the letter: what `10.5.7.9/24` means is for the operator to say.
+fn subnet(text: &str) -> Result<Prefix, String> {
+    let subnet: Prefix = text.parse().map_err(|error: PrefixError| error.to_string())?;
+    if subnet.to_string() == text { Ok(subnet) } else { Err(format!("is {subnet} meant?")) }
 }
 
 /// Where the leases are.
@@ -260,6 +268,15 @@ mod tests {
     #[test]
     fn the_definitions_are_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_subnet_is_not_rounded() {
+        assert!(parse(&["lease", "reserve", "10.5.7.0/24", "192.0.2.7"]).is_ok());
+        for text in ["10.5.7.9/24", "10.5.7.0/024", "10.5.7.0"] {
+            parse(&["lease", "reserve", text, "192.0.2.7"]).expect_err(text);
+            parse(&["lease", "release", text]).expect_err(text);
+        }
     }
 
     #[test]

@@ -28,7 +28,12 @@ pub(super) fn run(command: LeaseCommand) -> anyhow::Result<String> {
 async fn answer(command: LeaseCommand) -> anyhow::Result<String> {
     match command {
         LeaseCommand::List { store, output } => {
-            let snapshot = open(&store).await?.entries().await?;
+            let store = open(&store).await?;
+            let snapshot = store.entries().await?;
+            if snapshot.leases.is_empty() && snapshot.rejected.is_empty() {
+                // An empty list may be that of a place where nobody keeps leases.
+                store.network_config().await?;
+            }
             Ok(match output {
                 Some(Output::Json) => format!("{:#}\n", list_json(&snapshot)),
                 None => list(&snapshot),

@@ -45,6 +45,10 @@ fn leases_are_listed_reserved_and_released_but_no_live_node_ends() {
         assert!(code == Some(2) && refusal.contains(says), "{words:?}: {refusal}");
     }
 
+    let nowhere = tempfile::tempdir().expect("a directory");
+    let (answer, code) = self::lease(nowhere.path(), &["list"]);
+    assert!(code == Some(2) && answer.contains("no network configuration"), "{answer}");
+
     // A reservation, and the node that it is for.
     overlay.daemons.clear();
     let (answer, code) = lease(&["release", &subnet]);
