@@ -16,6 +16,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Pause between two attempts meanwhile.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// The unix sockets of this network namespace (proc_net(5)).
+const SOCKETS: &str = "/proc/net/unix";
+
 /// A holder's kernel answers at once, unless its queue of connections is full.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 /// Pause after a connection that could not be taken, such as for lack of descriptors.
@@ -84,6 +87,19 @@ impl NodeLock {
         }
     }
 
+    /// The nodes that other daemons are in this network namespace, whatever their stores.
+    pub async fn held_by_others() -> io::Result<Vec<NodeLockError>> {
+        let mut held = Vec::new();
+        for line in std::fs::read_to_string(SOCKETS)?.lines() {
+            if let Some((name, public_ip)) = read_name(line)
+                && let taken @ NodeLockError::Taken { .. } = holder(&name, public_ip).await
+            {
+                held.push(taken);
+            }
+        }
+        Ok(held)
+    }
+
     /// Accepts connections, so that other daemons can always ask the kernel who has the lock.
     pub async fn answer(&self) -> Infallible {
         loop {
@@ -101,6 +117,13 @@ fn name(store: &str, public_ip: Ipv4Addr) -> String {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("\0weftd/{hash:016x}/{public_ip}")
+}
+
+/// The name in a line of [`SOCKETS`], which shows its first byte as `@`, if it is a daemon's.
+fn read_name(line: &str) -> Option<(String, Ipv4Addr)> {
+    let (_, name) = line.split_once('@')?;
+    let (_, public_ip) = name.strip_prefix("weftd/")?.split_once('/')?;
+    Some((format!("\0{name}"), public_ip.parse().ok()?))
 }
 
 /// Who has `name`. Only a process of root or of this user is taken for a daemon.
@@ -137,6 +160,8 @@ mod tests {
         assert!(error.to_string().contains(&format!("pid {}", std::process::id())), "{error}");
         NodeLock::acquire(&store, Ipv4Addr::LOCALHOST).await.expect("another address is free");
         NodeLock::acquire("another store", NODE).await.expect("another store is free");
+        let held = NodeLock::held_by_others().await.unwrap();
+        assert!(!held.is_empty(), "a daemon that runs is not seen");
         drop(first);
         NodeLock::acquire(&store, NODE).await.expect("the name is kept");
     }

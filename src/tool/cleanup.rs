@@ -14,6 +14,7 @@ use crate::daemon::cache_writer::cache_path;
 use crate::failure::with_causes;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::{FilterPlace, Netlink, NetlinkError};
+use crate::host::node_lock::{NodeLock, NodeLockError};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
 use crate::netfilter::guard_keeper::remove_guards;
 use crate::netfilter::reconciler::remove_rules;
@@ -46,12 +47,15 @@ impl Account {
 
 impl Cleanup {
     /// Removes everything; what fails does not keep the rest in place. Refuses beside a running
-    /// weftd of this subnet file.
+    /// weftd, for what is removed may be that one's, whatever its subnet file.
     pub(super) fn run(&self) -> anyhow::Result<String> {
         let lock = self.lock()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut account = Account::default();
-        runtime.block_on(self.on_host(&mut account))?;
+        runtime.block_on(async {
+            refuse_beside_others().await?;
+            self.on_host(&mut account).await
+        })?;
         self.files(&mut account);
         lock.map(DaemonLock::remove).transpose()?;
         let Account { done, failed } = account;
@@ -123,6 +127,16 @@ impl Cleanup {
             }
         }
     }
+}
+
+async fn refuse_beside_others() -> anyhow::Result<()> {
+    let others = NodeLock::held_by_others().await.context("cannot see whether a weftd runs")?;
+    let Some(NodeLockError::Taken { public_ip, pid }) = others.first() else { return Ok(()) };
+    let pid = pid.map_or_else(|| "in another container".to_owned(), |pid| format!("pid {pid}"));
+    bail!(
+        "weftd is running with another subnet file ({pid}, the node {public_ip}), and devices, \
+         filters, routes and rules may be its own: stop it first"
+    )
 }
 
 async fn filters(netlink: &Netlink, link: &LinkId, account: &mut Account) {

@@ -84,6 +84,8 @@ fn cleanup_leaves_what_is_not_flannels() {
     assert!(left.is_empty(), "files are left: {left:?}");
     let never = overlay.dir(0).join("never");
     assert!(weft(host, &never).0 && !never.exists(), "a clean host got a directory");
+    let (is_done, text) = weft(&overlay.lab.hosts[1], &never);
+    assert!(!is_done && text.contains("another subnet file"), "{text}");
     let (is_done, text) = weft(&overlay.lab.hosts[1], &overlay.dir(1));
     assert!(!is_done && text.contains("weftd is running"), "{text}");
 }
