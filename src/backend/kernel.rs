@@ -13,9 +13,8 @@ use crate::backend::host_gw;
 use crate::backend::setup::{Setup, SetupError, next_leases};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::tables::{self, Actual, Step, TableDiff, Wanted};
-use crate::backend::vxlan::VxlanDevice;
+use crate::backend::vxlan::{VxlanDevice, VxlanReserved};
 use crate::backend_kind::BackendKind;
-use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::Peers;
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
@@ -47,22 +46,22 @@ pub struct KernelBackend {
 impl KernelBackend {
     /// Makes the VXLAN device, or takes over the one that an earlier run left. host-gw needs
     /// nothing before the first leases.
-    pub async fn start(
+    pub(super) async fn start(
         setup: &Setup,
-        vxlan: Option<VxlanBackendConfig>,
+        vxlan: Option<VxlanReserved>,
     ) -> Result<Self, SetupError> {
         let period = if vxlan.is_some() { VXLAN_PERIOD } else { HOST_GW_PERIOD };
         let networks: Vec<_> = std::iter::once(setup.network).chain(setup.former_network).collect();
         // Whether a peer is reached without a router depends on routes to anywhere.
-        let all_route_events = vxlan.as_ref().is_some_and(|settings| settings.direct_routing);
+        let all_route_events = vxlan.as_ref().is_some_and(VxlanReserved::goes_by_routes);
         let following = setup.following(networks.clone(), period);
         let mut backend = Self {
-            kind: setup.settings.kind(),
+            kind: if vxlan.is_some() { BackendKind::Vxlan } else { BackendKind::HostGw },
             host: HostFollower::new(Following { all_route_events, ..following })?,
             networks,
             control: Arc::clone(&setup.control),
             reporter: Reporter::new(String::new(), setup.external.mtu_bytes, setup),
-            device: vxlan.map(|settings| VxlanDevice::new(settings, setup)),
+            device: vxlan.map(|reserved| VxlanDevice::new(reserved, setup)),
             set: Wanted::new(),
             logged: BTreeMap::new(),
         };

@@ -9,12 +9,14 @@ use tokio::sync::watch;
 use crate::backend::alloc::AllocBackend;
 use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
 use crate::backend::kernel::KernelBackend;
-use crate::backend::setup::{Claim, Settings, Setup, SetupError};
+use crate::backend::setup::{Claim, Settings, Setup, SetupError, warn_of_idle_flags};
 use crate::backend::status::View;
 use crate::backend::udp::{self, UdpBackend, UdpError, UdpReserved};
+use crate::backend::vxlan::VxlanReserved;
 use crate::backend::{host_gw, vxlan};
+use crate::backend_kind::CarriedBy;
+use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::host::interface::ExternalInterface;
 
 /// Why a backend cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -30,9 +32,24 @@ pub enum StartError {
     Extension(#[from] ExtensionError),
 }
 
-/// Port and device of the userspace dataplane; the kernel's backends share what they make with
-/// later runs.
-pub type Reserved = Option<UdpReserved>;
+/// A backend that has got what the host or another program might refuse: with a lease, nothing may
+/// be refused.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What the node publishes with its lease.
+    pub attributes: LeaseAttributes,
+    reserved: Reserved,
+}
+
+/// What each backend starts with.
+#[derive(Debug)]
+enum Reserved {
+    Udp(Box<UdpReserved>),
+    Vxlan(VxlanReserved),
+    HostGw,
+    Alloc,
+    Extension(ExtensionBackendConfig),
+}
 
 /// A running backend.
 pub enum Backend {
@@ -47,71 +64,73 @@ pub enum Backend {
 }
 
 impl Settings {
-    /// Reserves what another program may have, such as a port, and finds out what the host refuses.
-    /// To be done before anything is written to the store: with a lease, nothing may be refused.
-    pub async fn reserve(&self, claim: Claim<'_>) -> Result<Reserved, StartError> {
-        if !matches!(self, Self::Udp(_)) && !claim.handover.refuse() {
-            return Err(SetupError::TakeOver.into());
-        }
-        match self {
-            Self::Udp(settings) => return Ok(Some(udp::reserve(settings, claim).await?)),
-            Self::Vxlan(settings) => vxlan::check_room(settings, claim.external)?,
-            Self::HostGw | Self::Alloc | Self::Extension(_) => {}
-        }
-        Ok(None)
-    }
-
-    /// What the node publishes with its lease, before it has one. `former` is what its lease in the
-    /// store says from an earlier run, `reserved` what the host granted.
-    pub async fn introduce(
+    /// Reserves what another program may have, such as a port, and finds out what the host refuses
+    /// and what the node publishes, before anything is written to the store. `former` is what its
+    /// lease in the store says from an earlier run.
+    pub async fn prepare(
         &self,
-        external: &ExternalInterface,
+        claim: Claim<'_>,
         former: Option<&LeaseAttributes>,
-        reserved: Option<&UdpReserved>,
-    ) -> Result<LeaseAttributes, StartError> {
-        match self {
-            Self::Udp(_) => Ok(LeaseAttributes {
-                backend_data: reserved.and_then(UdpReserved::announcement),
-                ..LeaseAttributes::udp(external.public_address)
-            }),
-            Self::Alloc => Ok(LeaseAttributes::udp(external.public_address)),
-            Self::Vxlan(settings) => Ok(vxlan::introduce(settings, external, former).await?),
-            Self::HostGw => Ok(host_gw::introduce(external)?),
-            Self::Extension(settings) => Ok(extension::introduce(settings, external).await?),
+    ) -> Result<Prepared, StartError> {
+        if self.kind().carried_by() != CarriedBy::Workers {
+            if !claim.handover.refuse() {
+                return Err(SetupError::TakeOver.into());
+            }
+            warn_of_idle_flags(self.kind(), claim.dataplane);
         }
+        let external = claim.external;
+        let (attributes, reserved) = match self {
+            Self::Udp(settings) => {
+                let reserved = udp::reserve(settings, claim).await?;
+                (reserved.attributes(external.public_address), Reserved::Udp(Box::new(reserved)))
+            }
+            Self::Vxlan(settings) => {
+                let (attributes, reserved) = vxlan::prepare(settings, external, former).await?;
+                (attributes, Reserved::Vxlan(reserved))
+            }
+            Self::HostGw => (host_gw::introduce(external)?, Reserved::HostGw),
+            Self::Alloc => (LeaseAttributes::udp(external.public_address), Reserved::Alloc),
+            Self::Extension(settings) => {
+                let attributes = extension::introduce(settings, external).await?;
+                (attributes, Reserved::Extension(settings.clone()))
+            }
+        };
+        Ok(Prepared { attributes, reserved })
+    }
+}
+
+impl Prepared {
+    /// Sets up what carries the packets, peers aside.
+    pub async fn start(self, setup: Setup) -> Result<Backend, StartError> {
+        // Their routes would lead packets away.
+        let is_own = matches!(self.reserved, Reserved::Udp(_));
+        let other = setup.former_network.filter(|former| *former != setup.network);
+        for network in other.into_iter().chain((!is_own).then_some(setup.network)) {
+            let removed = udp::remove_leftovers(network).await;
+            removed.map_err(SetupError::Netlink)?;
+        }
+        if !is_own {
+            setup.handover.is_carrying();
+        }
+        Ok(match self.reserved {
+            Reserved::Udp(reserved) => {
+                Backend::Udp(Box::new(UdpBackend::start(setup, *reserved).await?))
+            }
+            Reserved::Vxlan(reserved) => {
+                Backend::Kernel(Box::new(KernelBackend::start(&setup, Some(reserved)).await?))
+            }
+            Reserved::HostGw => {
+                Backend::Kernel(Box::new(KernelBackend::start(&setup, None).await?))
+            }
+            Reserved::Alloc => Backend::Alloc(Box::new(AllocBackend::start(&setup)?)),
+            Reserved::Extension(settings) => {
+                Backend::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
+            }
+        })
     }
 }
 
 impl Backend {
-    /// Sets up what carries the packets, peers aside, with what the settings reserved.
-    pub async fn start(setup: Setup, reserved: Reserved) -> Result<Self, StartError> {
-        setup.warn_of_idle_flags();
-        // Their routes would lead packets away.
-        let is_udp = matches!(setup.settings, Settings::Udp(_));
-        let other = setup.former_network.filter(|former| *former != setup.network);
-        for network in other.into_iter().chain((!is_udp).then_some(setup.network)) {
-            let removed = udp::remove_leftovers(network).await;
-            removed.map_err(SetupError::Netlink)?;
-        }
-        if !is_udp {
-            setup.handover.is_carrying();
-        }
-        Ok(match setup.settings.clone() {
-            Settings::Udp(settings) => {
-                let reserved = reserved.expect("the udp backend reserves its port");
-                Self::Udp(Box::new(UdpBackend::start(setup, settings, reserved).await?))
-            }
-            Settings::Vxlan(settings) => {
-                Self::Kernel(Box::new(KernelBackend::start(&setup, Some(settings)).await?))
-            }
-            Settings::HostGw => Self::Kernel(Box::new(KernelBackend::start(&setup, None).await?)),
-            Settings::Alloc => Self::Alloc(Box::new(AllocBackend::start(&setup)?)),
-            Settings::Extension(settings) => {
-                Self::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
-            }
-        })
-    }
-
     /// What the rest of the daemon sees of it.
     pub fn view(&self) -> View {
         match self {

@@ -119,15 +119,13 @@ pub struct Setup {
     pub interface: InterfaceOptions,
     /// Whether the backend follows that.
     pub follow_address: bool,
-    /// The backend and its own settings.
-    pub settings: Settings,
     /// The whole overlay.
     pub network: Prefix,
     /// The overlay of the last run, if it was another: what that run left behind lies in it.
     pub former_network: Option<Prefix>,
     /// This host's lease.
     pub subnet: Prefix,
-    /// What this node publishes with it, as [`Settings::introduce`] made it.
+    /// What this node publishes with it.
     pub attributes: LeaseAttributes,
     /// Tells whether the peers are from the store, or from the cache of a start without it.
     pub control: Arc<ControlStatus>,
@@ -198,6 +196,21 @@ impl Settings {
     }
 }
 
+/// Warns of flags for workers where there are none.
+pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
+    let DataplaneOptions { engine, workers, fast_path, offload, .. } = given;
+    let given = [
+        ("--engine", engine != EngineChoice::Auto),
+        ("--workers", workers != WorkersChoice::Auto),
+        ("--offload", !offload.automatic),
+        ("--fast-path", fast_path == FastPathChoice::On),
+        ("--peer-check", given.is_peer_check_strict),
+    ];
+    for (flag, _) in given.iter().filter(|(_, is_given)| *is_given) {
+        warn!("{flag} has no effect: the {kind} backend has no workers");
+    }
+}
+
 impl Setup {
     /// What the backend follows of the host: routes to `networks`, listed every `period` at least.
     pub(super) fn following(&self, networks: Vec<Prefix>, period: Duration) -> Following {
@@ -208,25 +221,6 @@ impl Setup {
             networks,
             all_route_events: false,
             period,
-        }
-    }
-
-    /// Warns of flags for workers where there are none.
-    pub(super) fn warn_of_idle_flags(&self) {
-        if matches!(self.settings, Settings::Udp(_)) {
-            return;
-        }
-        let kind = self.settings.kind();
-        let DataplaneOptions { engine, workers, fast_path, offload, .. } = self.dataplane;
-        let given = [
-            ("--engine", engine != EngineChoice::Auto),
-            ("--workers", workers != WorkersChoice::Auto),
-            ("--offload", !offload.automatic),
-            ("--fast-path", fast_path == FastPathChoice::On),
-            ("--peer-check", self.dataplane.is_peer_check_strict),
-        ];
-        for (flag, _) in given.iter().filter(|(_, is_given)| *is_given) {
-            warn!("{flag} has no effect: the {kind} backend has no workers");
         }
     }
 }

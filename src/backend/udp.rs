@@ -24,7 +24,6 @@ use tokio::sync::watch;
 use crate::backend::handover::Handover;
 use crate::backend::setup::{Setup, next_leases};
 use crate::backend::status::View;
-use crate::config::network::UdpBackendConfig;
 use crate::control::lease::Peers;
 use crate::route::{Published, Table};
 
@@ -53,12 +52,8 @@ pub struct UdpBackend {
 
 impl UdpBackend {
     /// Configures what was reserved, and starts the workers.
-    pub async fn start(
-        setup: Setup,
-        settings: UdpBackendConfig,
-        reserved: UdpReserved,
-    ) -> Result<Self, UdpError> {
-        let UdpReserved { tunnel, fast_path } = reserved;
+    pub async fn start(setup: Setup, reserved: UdpReserved) -> Result<Self, UdpError> {
+        let UdpReserved { settings, tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let handover = setup.handover.clone();
         let mut tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone()).await?;

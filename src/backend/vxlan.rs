@@ -29,6 +29,13 @@ use self::owner::{Resolved, resolve};
 
 const KIND: BackendKind = BackendKind::Vxlan;
 
+/// A device that can be made.
+#[derive(Debug)]
+pub(super) struct VxlanReserved {
+    settings: VxlanBackendConfig,
+    mac: MacAddress,
+}
+
 /// The VXLAN device of a running backend.
 #[derive(Debug)]
 pub(super) struct VxlanDevice {
@@ -43,13 +50,17 @@ pub(super) struct VxlanDevice {
     logged: LogOnce,
 }
 
-/// What a vxlan node publishes: the hardware address of the device that can stay, else the one of
-/// its lease, so that peers need not learn another one, else a new one.
-pub(super) async fn introduce(
+/// Refuses an interface that leaves no sensible MTU. A node publishes the hardware address of the
+/// device that can stay, else the one of its lease, so that peers need not learn another one, else
+/// a new one.
+pub(super) async fn prepare(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
-) -> Result<LeaseAttributes, SetupError> {
+) -> Result<(LeaseAttributes, VxlanReserved), SetupError> {
+    if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
+        return Err(SetupError::NoRoom { external_bytes: external.mtu_bytes });
+    }
     let netlink = Netlink::open()?;
     let found = netlink.link_named(&device::name(settings)).await?;
     let wanted = device::vxlan(settings, external);
@@ -62,23 +73,22 @@ pub(super) async fn introduce(
         fastrand::fill(&mut bytes);
         MacAddress::locally_administered(bytes)
     });
-    Ok(LeaseAttributes::of(KIND, external.public_address, Some(data(settings.vni, mac))))
+    let data = Some(data(settings.vni, mac));
+    let attributes = LeaseAttributes::of(KIND, external.public_address, data);
+    Ok((attributes, VxlanReserved { settings: *settings, mac }))
 }
 
-/// Refuses an interface that leaves no sensible MTU.
-pub(super) fn check_room(
-    settings: &VxlanBackendConfig,
-    external: &ExternalInterface,
-) -> Result<(), SetupError> {
-    if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
-        return Err(SetupError::NoRoom { external_bytes: external.mtu_bytes });
+impl VxlanReserved {
+    /// Whether a peer's way depends on routes to anywhere.
+    pub(super) fn goes_by_routes(&self) -> bool {
+        self.settings.direct_routing
     }
-    Ok(())
 }
 
 impl VxlanDevice {
     /// Nothing is made yet.
-    pub(super) fn new(settings: VxlanBackendConfig, setup: &Setup) -> Self {
+    pub(super) fn new(reserved: VxlanReserved, setup: &Setup) -> Self {
+        let VxlanReserved { settings, mac } = reserved;
         let VxlanBackendConfig { vni, port, gbp, learning, direct_routing, .. } = settings;
         info!(
             "VXLAN config: VNI={vni} Port={} GBP={gbp} Learning={learning} \
@@ -94,7 +104,7 @@ impl VxlanDevice {
             settings,
             network: setup.network,
             subnet: setup.subnet,
-            mac: vtep_mac(&setup.attributes).expect("introduce made the attributes"),
+            mac,
             imposed_mtu_bytes: None,
             port: None,
             logged: LogOnce::default(),

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
-use crate::backend::running::Reserved;
+use crate::backend::running::Prepared;
 use crate::backend::setup::{Claim, Settings};
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
@@ -47,10 +47,7 @@ pub(super) struct Begun {
     /// The options by which it was found.
     pub(super) interface: InterfaceOptions,
     pub(super) held: HeldSubnet,
-    /// What this node publishes.
-    pub(super) attributes: LeaseAttributes,
-    /// What its backend reserved.
-    pub(super) reserved: Reserved,
+    pub(super) prepared: Prepared,
     /// The lock against a second daemon for this node.
     pub(super) guard: NodeGuard,
 }
@@ -81,13 +78,11 @@ impl Begun {
         let guard = NodeGuard::take(options, known.cluster, external.public_address).await?;
         let former = Some(&known.own.attributes);
         let host = Host { external: &external, previous_subnet: Some(known.own.subnet), handover };
-        let reserved = plan.reserve(options, &host).await?;
-        let introduced = plan.settings.introduce(&external, former, reserved.as_ref()).await;
-        let attributes = introduced.context(REGISTRATION_PHRASE)?;
+        let prepared = plan.prepare(options, &host, former).await?;
         // What a node publishes does not depend on the cache.
-        known.own.attributes = attributes.clone();
+        known.own.attributes = prepared.attributes.clone();
         let (interface, held) = (options.interface.clone(), HeldSubnet::Cached(known));
-        Ok(Self { plan, external, interface, held, attributes, reserved, guard })
+        Ok(Self { plan, external, interface, held, prepared, guard })
     }
 }
 
@@ -115,9 +110,9 @@ pub(super) async fn begin(
     let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
     let host = Host { external: &external, previous_subnet: previous.subnet, handover };
     match acquire_until_leased(options, manager, plan, &host, &mut warm).await? {
-        ControlFlow::Continue((plan, own, Ready { attributes, reserved })) => {
+        ControlFlow::Continue((plan, own, prepared)) => {
             let held = HeldSubnet::Leased(own);
-            Ok(Begun { plan, external, interface, held, attributes, reserved, guard })
+            Ok(Begun { plan, external, interface, held, prepared, guard })
         }
         ControlFlow::Break(remembered) => {
             // It takes its own.
@@ -140,13 +135,19 @@ impl Configured {
         Ok(Self { network, settings })
     }
 
-    /// Has the backend reserve what the host might refuse later, such as port and device.
-    async fn reserve(&self, options: &Options, host: &Host<'_>) -> anyhow::Result<Reserved> {
+    /// Has the backend get what the host might refuse later, such as port and device. `former` is
+    /// what the node has published before.
+    async fn prepare(
+        &self,
+        options: &Options,
+        host: &Host<'_>,
+        former: Option<&LeaseAttributes>,
+    ) -> anyhow::Result<Prepared> {
         let Host { external, previous_subnet, handover } = *host;
         let network = self.network.network;
         let claim =
             Claim { external, network, previous_subnet, dataplane: options.dataplane, handover };
-        self.settings.reserve(claim).await.context(REGISTRATION_PHRASE)
+        self.settings.prepare(claim, former).await.context(REGISTRATION_PHRASE)
     }
 }
 
@@ -156,14 +157,6 @@ struct Host<'a> {
     previous_subnet: Option<Prefix>,
     /// What the last weftd has left.
     handover: &'a Handover,
-}
-
-/// What a node needs before it writes to the store.
-struct Ready {
-    /// What it publishes.
-    attributes: LeaseAttributes,
-    /// What its backend reserved.
-    reserved: Reserved,
 }
 
 /// Like flanneld, waits for the configuration for ever: it may be written after the nodes start.
@@ -223,7 +216,7 @@ async fn acquire_until_leased(
     mut plan: Configured,
     host: &Host<'_>,
     warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, (Configured, OwnLease, Ready)>> {
+) -> anyhow::Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
     let mut backoff = Backoff::default();
     let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
     let mut ready = None;
@@ -280,24 +273,20 @@ async fn get_ready(
     manager: &SubnetManager,
     plan: &Configured,
     host: &Host<'_>,
-    made: Option<Ready>,
-) -> anyhow::Result<Result<Ready, StoreError>> {
+    made: Option<Prepared>,
+) -> anyhow::Result<Result<Prepared, StoreError>> {
     if let Some(made) = made {
         return Ok(Ok(made));
     }
-    let external = host.external;
     let former = if plan.settings.goes_by_former() {
-        match manager.former(&plan.network, external.public_address).await {
+        match manager.former(&plan.network, host.external.public_address).await {
             Ok(former) => former,
             Err(error) => return Ok(Err(error)),
         }
     } else {
         None
     };
-    let reserved = plan.reserve(options, host).await?;
-    let introduced = plan.settings.introduce(external, former.as_ref(), reserved.as_ref()).await;
-    let attributes = introduced.context(REGISTRATION_PHRASE)?;
-    Ok(Ok(Ready { attributes, reserved }))
+    plan.prepare(options, host, former.as_ref()).await.map(Ok)
 }
 
 pub(super) async fn external_interface(

@@ -302,24 +302,23 @@ async fn work(
     report: &Report,
 ) -> anyhow::Result<Infallible> {
     let Daemon { run: Run { options, handover, .. }, readiness, .. } = *daemon;
-    let Begun { plan, external, interface, held, attributes, reserved, guard } =
+    let Begun { plan, external, interface, held, prepared, guard } =
         begin(options, manager, previous, handover).await?;
     let subnet = held.subnet();
     let setup = Setup {
         external,
         interface,
         follow_address: options.follow_address,
-        settings: plan.settings.clone(),
         network: plan.network.network,
         former_network: previous.network,
         subnet,
-        attributes,
+        attributes: prepared.attributes.clone(),
         control: manager.status(),
         dataplane: options.dataplane,
         handover: handover.clone(),
     };
     manager.status().start_is_at(Some("setting up the backend"));
-    let backend = Backend::start(setup, reserved).await.context(REGISTRATION_PHRASE)?;
+    let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
     let View { state: plane, attributes, carrier } = backend.view();
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());

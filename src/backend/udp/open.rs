@@ -3,7 +3,7 @@
 //! find leftovers of a killed predecessor.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::backend::setup::{Claim, Setup};
 use crate::backend::status::Off;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
-use crate::control::lease::RawJson;
+use crate::control::lease::LeaseAttributes;
 use crate::device::{Tun, TunnelSocket, kernel};
 use crate::failure::with_causes;
 use crate::fast_path::FastPath;
@@ -41,6 +41,7 @@ const LEFTOVER_RETRY: Duration = Duration::from_millis(20);
 /// What the host granted.
 #[derive(Debug)]
 pub struct UdpReserved {
+    pub(super) settings: UdpBackendConfig,
     pub(super) tunnel: TunnelReserved,
     /// The kernel's programs, or why there are none.
     pub(super) fast_path: Result<FastPath, Off>,
@@ -58,9 +59,10 @@ pub(super) struct TunnelReserved {
 }
 
 impl UdpReserved {
-    /// What the node says to others of its programs, which run once it has a lease.
-    pub(crate) fn announcement(&self) -> Option<RawJson> {
-        self.fast_path.as_ref().ok().and_then(|_| announcement())
+    /// What the node publishes, its programs included, which run once it has a lease.
+    pub(crate) fn attributes(&self, public_address: Ipv4Addr) -> LeaseAttributes {
+        let backend_data = self.fast_path.as_ref().ok().and_then(|_| announcement());
+        LeaseAttributes { backend_data, ..LeaseAttributes::udp(public_address) }
     }
 }
 
@@ -100,7 +102,7 @@ pub(crate) async fn reserve(
         attacher.probe(device).await
     };
     let fast_path = load_fast_path(fast_path, probe).await?;
-    Ok(UdpReserved { tunnel, fast_path })
+    Ok(UdpReserved { settings: *settings, tunnel, fast_path })
 }
 
 /// Loads the kernel's programs, unless they are not wanted, and finds out whether they can be
