@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// The port on which flannel's udp backends talk.
 pub const UDP_PORT: u16 = 8285;
@@ -39,59 +39,47 @@ impl BackendKind {
     /// Each, in the order in which operators are told of them.
     pub const ALL: [Self; 5] = [Self::Udp, Self::Vxlan, Self::HostGw, Self::Alloc, Self::Extension];
 
+    /// Its name, the bytes that a tunnel over IPv4 adds to each packet, and who carries those.
+    const fn properties(self) -> (&'static str, u32, CarriedBy) {
+        match self {
+            // Outer IPv4 without options (20), UDP (8).
+            Self::Udp => ("udp", 28, CarriedBy::Workers),
+            // The same, VXLAN (8), inner Ethernet (14).
+            Self::Vxlan => ("vxlan", 50, CarriedBy::Kernel),
+            Self::HostGw => ("host-gw", 0, CarriedBy::Kernel),
+            Self::Alloc => ("alloc", 0, CarriedBy::Others),
+            Self::Extension => ("extension", 0, CarriedBy::Others),
+        }
+    }
+
     /// The name in the network configuration, in leases and to operators.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Udp => "udp",
-            Self::Vxlan => "vxlan",
-            Self::HostGw => "host-gw",
-            Self::Alloc => "alloc",
-            Self::Extension => "extension",
-        }
+        self.properties().0
     }
 
     /// Bytes that a tunnel over IPv4 adds to each packet.
     pub const fn overhead_bytes(self) -> u32 {
-        match self {
-            // Outer IPv4 without options (20), UDP (8).
-            Self::Udp => 28,
-            // The same, VXLAN (8), inner Ethernet (14).
-            Self::Vxlan => 50,
-            Self::HostGw | Self::Alloc | Self::Extension => 0,
-        }
-    }
-
-    /// Whether hosts send each other UDP datagrams to a port.
-    pub const fn has_port(self) -> bool {
-        match self {
-            Self::Udp | Self::Vxlan => true,
-            Self::HostGw | Self::Alloc | Self::Extension => false,
-        }
-    }
-
-    /// Whether the overlay has a device of its own, which has an address of the subnet.
-    pub const fn has_device(self) -> bool {
-        match self {
-            Self::Udp | Self::Vxlan => true,
-            Self::HostGw | Self::Alloc | Self::Extension => false,
-        }
+        self.properties().1
     }
 
     /// Who carries the packets.
     pub const fn carried_by(self) -> CarriedBy {
-        match self {
-            Self::Udp => CarriedBy::Workers,
-            Self::Vxlan | Self::HostGw => CarriedBy::Kernel,
-            Self::Alloc | Self::Extension => CarriedBy::Others,
-        }
+        self.properties().2
+    }
+
+    /// Whether hosts send each other UDP datagrams to a port.
+    pub const fn has_port(self) -> bool {
+        matches!(self, Self::Udp | Self::Vxlan)
+    }
+
+    /// Whether the overlay has a device of its own, which has an address of the subnet.
+    pub const fn has_device(self) -> bool {
+        matches!(self, Self::Udp | Self::Vxlan)
     }
 
     /// Whether weftd runs commands of the operator's, which may need any right.
     pub const fn runs_commands(self) -> bool {
-        match self {
-            Self::Extension => true,
-            Self::Udp | Self::Vxlan | Self::HostGw | Self::Alloc => false,
-        }
+        matches!(self, Self::Extension)
     }
 
     /// The backend of this name, to the letter.
@@ -107,7 +95,8 @@ impl fmt::Display for BackendKind {
 }
 
 /// What a lease or a configuration calls its backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub enum BackendName {
     /// One of ours.
     Known(BackendKind),
@@ -148,12 +137,6 @@ impl From<&str> for BackendName {
             return Self::Known(BackendKind::Udp);
         }
         BackendKind::named(text).map_or_else(|| Self::Other(text.to_owned()), Self::Known)
-    }
-}
-
-impl Serialize for BackendName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 

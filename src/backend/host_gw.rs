@@ -2,11 +2,11 @@
 //! of its host.
 
 use crate::backend::setup::SetupError;
-use crate::backend::tables::{Peer, Wanted};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::host::interface::ExternalInterface;
 use crate::host::state::LinkId;
+use crate::host::tables::{Way, Ways};
 
 /// What a host-gw node publishes.
 pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes, SetupError> {
@@ -18,16 +18,24 @@ pub(super) fn introduce(external: &ExternalInterface) -> Result<LeaseAttributes,
 }
 
 /// The routes of `leases` over `external`.
-pub(super) fn wanted<'a>(
+pub(super) fn ways<'a>(
     leases: impl Iterator<Item = &'a Lease>,
     external: &ExternalInterface,
-) -> Wanted {
+) -> Ways {
     let interface = LinkId { index: external.index, name: external.name.clone() };
-    let peer = |lease: &Lease| {
+    let way = |lease: &Lease| {
         let host = lease.attributes.public_ip;
-        (lease.subnet, Peer::direct(lease.subnet, host, interface.clone()))
+        (lease.subnet, Way::direct(lease.subnet, host, interface.clone()))
     };
-    leases.map(peer).collect()
+    leases.map(way).collect()
+}
+
+/// What helps against a refusal.
+pub(super) fn advice(external: &ExternalInterface) -> String {
+    format!(
+        "host-gw needs every host on the same link as {}; use a backend with a tunnel for others",
+        external.name
+    )
 }
 
 /// The backend in one line, for the log and the status.

@@ -1,6 +1,5 @@
 //! What a lease means on this host, per backend kind: a closed set.
 
-pub mod alloc;
 pub mod extension;
 pub mod handover;
 mod host_gw;
@@ -8,6 +7,5 @@ pub mod kernel;
 pub mod running;
 pub mod setup;
 pub mod status;
-mod tables;
 pub mod udp;
 mod vxlan;

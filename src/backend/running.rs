@@ -6,17 +6,16 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::backend::alloc::AllocBackend;
 use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
-use crate::backend::kernel::KernelBackend;
+use crate::backend::kernel::{KernelBackend, Means};
 use crate::backend::setup::{Claim, Settings, Setup, SetupError, warn_of_idle_flags};
 use crate::backend::status::View;
 use crate::backend::udp::{self, UdpBackend, UdpError, UdpReserved};
-use crate::backend::vxlan::VxlanReserved;
 use crate::backend::{host_gw, vxlan};
 use crate::backend_kind::CarriedBy;
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
+use crate::host::tables::remove_own_routes;
 
 /// Why a backend cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -45,9 +44,7 @@ pub struct Prepared {
 #[derive(Debug)]
 enum Reserved {
     Udp(Box<UdpReserved>),
-    Vxlan(VxlanReserved),
-    HostGw,
-    Alloc,
+    Kernel(Means),
     Extension(ExtensionBackendConfig),
 }
 
@@ -55,10 +52,8 @@ enum Reserved {
 pub enum Backend {
     /// The userspace dataplane.
     Udp(Box<UdpBackend>),
-    /// VXLAN or plain routes.
+    /// VXLAN, plain routes, or nothing.
     Kernel(Box<KernelBackend>),
-    /// A subnet only.
-    Alloc(Box<AllocBackend>),
     /// Commands.
     Extension(Box<ExtensionBackend>),
 }
@@ -85,11 +80,14 @@ impl Settings {
                 (reserved.attributes(external.public_address), Reserved::Udp(Box::new(reserved)))
             }
             Self::Vxlan(settings) => {
-                let (attributes, reserved) = vxlan::prepare(settings, external, former).await?;
-                (attributes, Reserved::Vxlan(reserved))
+                let (attributes, device) = vxlan::prepare(settings, external, former).await?;
+                (attributes, Reserved::Kernel(Means::Vxlan(Box::new(device))))
             }
-            Self::HostGw => (host_gw::introduce(external)?, Reserved::HostGw),
-            Self::Alloc => (LeaseAttributes::udp(external.public_address), Reserved::Alloc),
+            Self::HostGw => (host_gw::introduce(external)?, Reserved::Kernel(Means::HostGw)),
+            Self::Alloc => {
+                let attributes = LeaseAttributes::udp(external.public_address);
+                (attributes, Reserved::Kernel(Means::Alloc))
+            }
             Self::Extension(settings) => {
                 let attributes = extension::introduce(settings, external).await?;
                 (attributes, Reserved::Extension(settings.clone()))
@@ -103,27 +101,23 @@ impl Prepared {
     /// Sets up what carries the packets, peers aside.
     pub async fn start(self, setup: Setup) -> Result<Backend, StartError> {
         // Their routes would lead packets away.
-        let is_own = matches!(self.reserved, Reserved::Udp(_));
-        let other = setup.former_network.filter(|former| *former != setup.network);
-        for network in other.into_iter().chain((!is_own).then_some(setup.network)) {
+        let is_udp = matches!(self.reserved, Reserved::Udp(_));
+        for network in setup.networks().into_iter().skip(usize::from(is_udp)) {
             let removed = udp::remove_leftovers(network).await;
             removed.map_err(SetupError::Netlink)?;
         }
-        if !is_own {
+        if !is_udp {
             setup.handover.is_carrying();
         }
         Ok(match self.reserved {
             Reserved::Udp(reserved) => {
                 Backend::Udp(Box::new(UdpBackend::start(setup, *reserved).await?))
             }
-            Reserved::Vxlan(reserved) => {
-                Backend::Kernel(Box::new(KernelBackend::start(&setup, Some(reserved)).await?))
+            Reserved::Kernel(means) => {
+                Backend::Kernel(Box::new(KernelBackend::start(&setup, means).await?))
             }
-            Reserved::HostGw => {
-                Backend::Kernel(Box::new(KernelBackend::start(&setup, None).await?))
-            }
-            Reserved::Alloc => Backend::Alloc(Box::new(AllocBackend::start(&setup)?)),
             Reserved::Extension(settings) => {
+                remove_own_routes(setup.networks()).await.map_err(SetupError::Netlink)?;
                 Backend::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
             }
         })
@@ -136,7 +130,6 @@ impl Backend {
         match self {
             Self::Udp(backend) => backend.view(),
             Self::Kernel(backend) => backend.reporter.view(),
-            Self::Alloc(backend) => backend.reporter.view(),
             Self::Extension(backend) => backend.reporter.view(),
         }
     }
@@ -145,7 +138,7 @@ impl Backend {
     pub fn let_go(&mut self) {
         match self {
             Self::Udp(backend) => backend.let_go(),
-            Self::Kernel(_) | Self::Alloc(_) | Self::Extension(_) => {}
+            Self::Kernel(_) | Self::Extension(_) => {}
         }
     }
 
@@ -155,7 +148,6 @@ impl Backend {
         match self {
             Self::Udp(backend) => backend.run(leases).await,
             Self::Kernel(backend) => backend.run(leases).await,
-            Self::Alloc(backend) => backend.run().await,
             Self::Extension(backend) => backend.run(leases).await,
         }
     }

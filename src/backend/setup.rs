@@ -212,6 +212,12 @@ pub(super) fn warn_of_idle_flags(kind: BackendKind, given: DataplaneOptions) {
 }
 
 impl Setup {
+    /// Where routes of ours may lie.
+    pub(super) fn networks(&self) -> Vec<Prefix> {
+        let former = self.former_network.filter(|former| *former != self.network);
+        [self.network].into_iter().chain(former).collect()
+    }
+
     /// What the backend follows of the host: routes to `networks`, listed every `period` at least.
     pub(super) fn following(&self, networks: Vec<Prefix>, period: Duration) -> Following {
         Following {

@@ -6,46 +6,37 @@ mod data;
 mod device;
 mod owner;
 
+use std::net::Ipv4Addr;
+
 use tracing::{info, warn};
 
-use crate::backend::setup::{Setup, SetupError};
+use crate::backend::setup::SetupError;
 use crate::backend::status::Reporter;
-use crate::backend::tables::{Peer, Wanted};
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::failure::{LogOnce, with_causes};
-use crate::host::follower::HostFollower;
+use crate::host::follower::{HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
 use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
 use crate::host::netlink::{Netlink, NetlinkError, request_all};
-use crate::host::state::{Address, LinkId, MacAddress};
+use crate::host::state::{LinkId, MacAddress};
+use crate::host::tables::{Way, Ways};
 use crate::route::Prefix;
 use crate::status::TunnelEnd;
 
 use self::data::{data, vtep_mac};
-use self::device::{DeviceSpec, Found, kernels_port, mismatch};
+use self::device::{kernels_port, mismatch};
 use self::owner::{Resolved, resolve};
 
 const KIND: BackendKind = BackendKind::Vxlan;
 
-/// A device that can be made.
-#[derive(Debug)]
-pub(super) struct VxlanReserved {
-    settings: VxlanBackendConfig,
-    mac: MacAddress,
-}
-
-/// The VXLAN device of a running backend.
+/// The VXLAN device, which can be made.
 #[derive(Debug)]
 pub(super) struct VxlanDevice {
     settings: VxlanBackendConfig,
-    network: Prefix,
-    subnet: Prefix,
     mac: MacAddress,
-    /// The MTU that the device was last given.
-    imposed_mtu_bytes: Option<u32>,
-    /// The UDP port that the device has.
+    /// The UDP port that it has.
     port: Option<u16>,
     logged: LogOnce,
 }
@@ -57,7 +48,7 @@ pub(super) async fn prepare(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
-) -> Result<(LeaseAttributes, VxlanReserved), SetupError> {
+) -> Result<(LeaseAttributes, VxlanDevice), SetupError> {
     if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
         return Err(SetupError::NoRoom { external_bytes: external.mtu_bytes });
     }
@@ -75,40 +66,32 @@ pub(super) async fn prepare(
     });
     let data = Some(data(settings.vni, mac));
     let attributes = LeaseAttributes::of(KIND, external.public_address, data);
-    Ok((attributes, VxlanReserved { settings: *settings, mac }))
-}
-
-impl VxlanReserved {
-    /// Whether a peer's way depends on routes to anywhere.
-    pub(super) fn goes_by_routes(&self) -> bool {
-        self.settings.direct_routing
-    }
+    Ok((attributes, VxlanDevice::new(*settings, mac, external)))
 }
 
 impl VxlanDevice {
     /// Nothing is made yet.
-    pub(super) fn new(reserved: VxlanReserved, setup: &Setup) -> Self {
-        let VxlanReserved { settings, mac } = reserved;
+    fn new(settings: VxlanBackendConfig, mac: MacAddress, external: &ExternalInterface) -> Self {
         let VxlanBackendConfig { vni, port, gbp, learning, direct_routing, .. } = settings;
         info!(
             "VXLAN config: VNI={vni} Port={} GBP={gbp} Learning={learning} \
              DirectRouting={direct_routing}",
             port.unwrap_or(0)
         );
-        let external = &setup.external;
         if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
             let (name, most) = (&external.name, external.mtu_bytes);
             warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
         }
-        Self {
-            settings,
-            network: setup.network,
-            subnet: setup.subnet,
-            mac,
-            imposed_mtu_bytes: None,
-            port: None,
-            logged: LogOnce::default(),
-        }
+        Self { settings, mac, port: None, logged: LogOnce::default() }
+    }
+
+    /// Whether a peer's way depends on routes to anywhere.
+    pub(super) fn goes_by_routes(&self) -> bool {
+        self.settings.direct_routing
+    }
+
+    pub(super) fn mac(&self) -> MacAddress {
+        self.mac
     }
 
     pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {
@@ -141,49 +124,55 @@ impl VxlanDevice {
         )
     }
 
-    /// Makes sure that the device exists, has its address and is up.
-    pub(super) async fn establish(
+    /// Makes sure that the device exists and is of the right kind. `is_first` is for a start; a
+    /// `listing` without a device that was made is read again.
+    pub(super) async fn ensure(
         &mut self,
         host: &HostFollower,
-        addresses: &[Address],
+        listing: &mut Listing,
+        is_first: bool,
         reporter: &Reporter,
-    ) -> Result<Found, NetlinkError> {
-        let (netlink, external) = (host.netlink(), host.external());
-        let mtu_bytes = self.mtu_bytes(external);
-        let spec = DeviceSpec {
-            name: device::name(&self.settings),
-            vxlan: device::vxlan(&self.settings, external),
-            mac: self.mac,
-            mtu_bytes,
-        };
-        let before = self.imposed_mtu_bytes;
-        let impose_mtu = before != Some(mtu_bytes);
-        let found = match device::establish(netlink, &spec, impose_mtu).await {
-            Ok(found) => found,
-            Err(error) => {
-                self.report_failure(netlink, &spec, &error, reporter).await;
-                return Err(error);
-            }
-        };
-        if let Some(from) = before.filter(|_| impose_mtu) {
-            let (name, below) = (&spec.name, &external.name);
-            info!("the MTU of {name} went from {from} to {mtu_bytes}: it follows that of {below}");
+    ) -> Result<LinkId, NetlinkError> {
+        let (netlink, external, name) = (host.netlink(), host.external(), self.name());
+        let spec = device::vxlan(&self.settings, external);
+        let found = listing.links.iter().find(|link| link.id.name == name);
+        let (was_missing, mut stays) = (found.is_none(), found);
+        if let Some(link) = found
+            && let Some(why) = mismatch(&spec, link, kernels_port())
+        {
+            warn!("{name} cannot stay as it is: {why}; making it again");
+            netlink.remove_link(&link.id).await?;
+            stays = None;
         }
-        if found.was_missing && before.is_some() {
-            warn!("{} was deleted by someone else; made again, with its peers", spec.name);
+        let is_new = stays.is_none();
+        let link = match stays {
+            Some(link) => link.clone(),
+            None => match device::make(netlink, &name, &spec, self.mac, self.mtu_bytes(external))
+                .await
+            {
+                Ok(link) => link,
+                Err(error) => {
+                    self.report_failure(netlink, &error, reporter).await;
+                    return Err(error);
+                }
+            },
+        };
+        if is_new {
+            // With an old device its routes went as well.
+            *listing = host.read().await?;
+            if !is_first {
+                reporter.state(|state| state.is_up = false);
+            }
+        }
+        if was_missing && !is_first {
+            warn!("{name} was deleted by someone else; made again, with its peers");
             reporter.counters.repairs.add(1);
         }
-        if found.is_new && before.is_some() {
-            reporter.state(|state| state.is_up = false);
+        if is_new || is_first {
+            checksum::settle(&name, is_new);
         }
-        if found.is_new || before.is_none() {
-            checksum::settle(&spec.name, found.is_new);
-        }
-        self.imposed_mtu_bytes = Some(mtu_bytes);
-        self.port = found.link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
-        let address = self.subnet.network();
-        device::switch_on(netlink, &found.link, addresses, self.network, address).await?;
-        Ok(found)
+        self.port = link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
+        Ok(link.id)
     }
 
     /// Without the device no packet flows. Another one may have its place: the kernel has one for
@@ -191,12 +180,11 @@ impl VxlanDevice {
     async fn report_failure(
         &mut self,
         netlink: &Netlink,
-        spec: &DeviceSpec,
         error: &NetlinkError,
         reporter: &Reporter,
     ) {
-        let name = &spec.name;
-        if !matches!(netlink.link_named(name).await, Ok(None)) {
+        let name = self.name();
+        if !matches!(netlink.link_named(&name).await, Ok(None)) {
             return;
         }
         let why = format!("{name} cannot be made: {}", with_causes(error));
@@ -205,35 +193,41 @@ impl VxlanDevice {
             let text = format!(
                 "{name} cannot be made: another device has VNI {vni} and the same port, see \
                  `ip -d link show type vxlan`; remove it, or give one of them another VNI",
-                vni = spec.vxlan.vni
+                vni = self.settings.vni
             );
             self.logged.once(&text, |text| warn!("{text}"));
         }
     }
 
-    /// What the leases ask for, and why some of them can't be used.
-    pub(super) async fn wanted<'a>(
+    /// The ways to the hosts of `leases`, and why some of them can't be used.
+    pub(super) async fn ways<'a>(
         &self,
         netlink: &Netlink,
         leases: impl Iterator<Item = &'a Lease>,
         link: &LinkId,
-    ) -> (Wanted, Vec<String>) {
+    ) -> (Ways, Vec<String>) {
         let Resolved { usable, unusable } = resolve(leases);
-        let peers = usable.into_iter().map(|(lease, mac)| {
+        let hosts = usable.iter().map(|(lease, _)| (lease.subnet, lease.attributes.public_ip));
+        let hosts: Vec<_> = hosts.collect();
+        let ways = usable.into_iter().map(|(lease, mac)| {
             let (subnet, host) = (lease.subnet, lease.attributes.public_ip);
-            (subnet, Peer::tunnelled(subnet, host, link.clone(), mac))
+            (subnet, Way::tunnelled(subnet, host, link.clone(), mac))
         });
-        let mut wanted: Wanted = peers.collect();
+        let mut ways: Ways = ways.collect();
         if self.settings.direct_routing {
-            route_directly(netlink, &mut wanted, link).await;
+            route_directly(netlink, hosts, &mut ways, link).await;
         }
-        (wanted, unusable)
+        (ways, unusable)
     }
 }
 
 /// Peers that the kernel reaches without a router need no tunnel.
-async fn route_directly(netlink: &Netlink, wanted: &mut Wanted, link: &LinkId) {
-    let hosts: Vec<_> = wanted.iter().map(|(subnet, peer)| (*subnet, peer.public_ip)).collect();
+async fn route_directly(
+    netlink: &Netlink,
+    hosts: Vec<(Prefix, Ipv4Addr)>,
+    ways: &mut Ways,
+    link: &LinkId,
+) {
     let path = async |(subnet, host)| (subnet, host, netlink.path_to(host).await);
     for (subnet, host, path) in request_all(hosts, path).await {
         // A host without a path may get one; until then the tunnel is as good as anything.
@@ -241,7 +235,7 @@ async fn route_directly(netlink: &Netlink, wanted: &mut Wanted, link: &LinkId) {
         let index = path.interface_index;
         if path.gateway.is_none() && index != link.index {
             let interface = LinkId { index, name: format!("if{index}") };
-            wanted.insert(subnet, Peer::direct(subnet, host, interface));
+            ways.insert(subnet, Way::direct(subnet, host, interface));
         }
     }
 }

@@ -157,11 +157,16 @@ impl HostFollower {
         }
     }
 
+    /// Lists the host's tables.
+    pub async fn read(&self) -> Result<Listing, NetlinkError> {
+        Listing::read(&self.netlink, &self.following.networks).await
+    }
+
     /// Lists the host's tables and brings the external interface up to date: a link that was
     /// renamed, made again or given another MTU is known by its address.
     pub async fn list(&mut self) -> Result<Listing, NetlinkError> {
         self.begun = Instant::now();
-        let listing = Listing::read(&self.netlink, &self.following.networks).await?;
+        let listing = self.read().await?;
         let Listing { links, addresses, .. } = &listing;
         let external = &mut self.following.external;
         if let Some(left) = self.left.take_if(|left| {

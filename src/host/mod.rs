@@ -13,3 +13,4 @@ pub mod netlink;
 pub mod node_lock;
 pub mod overlay;
 pub mod state;
+pub mod tables;

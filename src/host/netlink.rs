@@ -22,7 +22,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
@@ -312,19 +312,6 @@ impl Netlink {
     pub async fn add_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
         let message = decode::route_message(route);
         self.add(format!("add route {route}"), RouteNetlinkMessage::NewRoute(message)).await
-    }
-
-    /// As [`Self::add_route`], with an MTU in bytes, which counts in place of the interface's.
-    pub async fn add_route_with_mtu(
-        &self,
-        route: &RouteSpec,
-        mtu_bytes: u32,
-    ) -> Result<(), NetlinkError> {
-        let mut message = decode::route_message(route);
-        let metrics = vec![RouteMetric::Mtu(mtu_bytes)];
-        message.attributes.push(RouteAttribute::Metrics(metrics));
-        let operation = format!("add route {route} mtu {mtu_bytes}");
-        self.add(operation, RouteNetlinkMessage::NewRoute(message)).await
     }
 
     /// Adds a route in place of the one of the same destination and metric, if there is one.

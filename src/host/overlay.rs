@@ -1,18 +1,15 @@
-//! The overlay device's part of the kernel's tables: link up, one /32 address, one route, and the
-//! routes of narrow paths. Logs what it repairs. `diff` decides what is missing, without I/O.
-
-mod diff;
+//! The TUN device's part of the host's tables: link up, one /32 address, one route, and the routes
+//! of narrow paths. Says what it repairs, and what it leaves to others.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use crate::host::follower::Listing;
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::{Link, LinkId, Route};
+use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
+use crate::host::tables::{Desired, Device, Diff, Way, Ways, apply_all, edit_device};
 use crate::route::Prefix;
-
-pub use diff::{Action, OverlayDesired};
-use diff::{OverlayDiff, diff};
 
 /// Packets that wait in the device while the worker is off its processor: 30 ms at 200,000
 /// packets a second. On a busy host of two processors the scheduler keeps a worker off for up to
@@ -46,22 +43,113 @@ pub enum OverlayError {
     Netlink(#[from] NetlinkError),
 }
 
-/// The overlay device, with the state that it must have.
+/// What the TUN device must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlayDesired {
+    /// The device, by index; the name is for people.
+    pub device: LinkId,
+    /// The network address of the own subnet.
+    pub address: Ipv4Addr,
+    /// MTU of the device, in bytes.
+    pub mtu_bytes: u16,
+    /// The whole overlay network, routed into the device.
+    pub network: Prefix,
+    /// The one of an earlier run, if it was another.
+    pub former_network: Option<Prefix>,
+    /// This host's part of it, as far as that is known.
+    pub subnet: Option<Prefix>,
+    /// The subnets whose path takes less than the device, and what it takes, in bytes. Each has a
+    /// route of its own with that MTU: the kernel then tells pods by ICMP, fragments what may be
+    /// fragmented, and treats all other subnets as before.
+    pub path_mtus: BTreeMap<Prefix, u16>,
+}
+
+impl OverlayDesired {
+    fn networks(&self) -> Vec<Prefix> {
+        [self.network].into_iter().chain(self.former_network).collect()
+    }
+
+    /// The tables that make it so, with an MTU to impose on the device or without.
+    fn tables(&self, imposed_mtu_bytes: Option<u16>) -> Desired {
+        let into_device = |destination| RouteSpec::into_device(destination, self.device.clone());
+        let way = |route| Way { route, entries: Vec::new(), yields: true };
+        let narrow = |(subnet, bytes): (&Prefix, &u16)| {
+            let (protocol, mtu_bytes) = (RouteProtocol::WEFT, Some((*bytes).into()));
+            (*subnet, way(RouteSpec { protocol, mtu_bytes, ..into_device(*subnet) }))
+        };
+        let mut ways: Ways = self.path_mtus.iter().map(narrow).collect();
+        // A host whose subnet is all of it has nothing to send into the device, and the pods'
+        // bridge has the route.
+        if self.subnet != Some(self.network) {
+            ways.insert(self.network, way(into_device(self.network)));
+        }
+        let device = Device {
+            link: self.device.clone(),
+            address: self.address,
+            mac: None,
+            mtu_bytes: imposed_mtu_bytes.map(u32::from),
+            is_ours_alone: false,
+        };
+        Desired { device: Some(device), networks: self.networks(), ways }
+    }
+
+    /// Lists, and compares.
+    async fn look(
+        &self,
+        netlink: &Netlink,
+        imposed_mtu_bytes: Option<u16>,
+    ) -> Result<(Listing, Diff), OverlayError> {
+        let listing = Listing::read(netlink, &self.networks()).await?;
+        let diff = self.compare(&listing, imposed_mtu_bytes)?;
+        Ok((listing, diff))
+    }
+
+    fn compare(&self, listing: &Listing, imposed: Option<u16>) -> Result<Diff, OverlayError> {
+        let diff = self.tables(imposed).diff(listing, &[]);
+        diff.ok_or_else(|| OverlayError::DeviceGone(self.device.clone()))
+    }
+
+    /// Makes all edits, and tells of each that is made. A refused one does not keep the others from
+    /// being tried; the first refusal is the error.
+    async fn apply(
+        &self,
+        netlink: &Netlink,
+        diff: &Diff,
+        done: &mut Vec<String>,
+    ) -> Result<(), NetlinkError> {
+        let mut refusal = None;
+        let mut take = |result, repair| match result {
+            Ok(()) => done.push(repair),
+            Err(error) => refusal = refusal.take().or(Some(error)),
+        };
+        for edit in &diff.device {
+            take(edit_device(netlink, &self.device, edit).await, edit.to_string());
+        }
+        for edits in [&diff.sets, &diff.removals] {
+            for (edit, result) in apply_all(netlink, edits).await {
+                take(result, edit.to_string());
+            }
+        }
+        refusal.map_or(Ok(()), Err)
+    }
+}
+
+/// The TUN device, with the state that it must have.
 #[derive(Debug)]
 pub struct Overlay {
     desired: OverlayDesired,
     foreign_mtu_bytes: Option<u32>,
     foreign_route: Option<String>,
     /// Repairs that were logged within the last [`REPAIR_LOG_INTERVAL`].
-    logged: Vec<(Action, Instant)>,
+    logged: Vec<(String, Instant)>,
 }
 
 impl Overlay {
     /// Refuses a host whose main table has a route to the network through another device that
     /// wins. Changes nothing.
     pub async fn check(netlink: &Netlink, desired: &OverlayDesired) -> Result<(), OverlayError> {
-        let listing = Listing::read(netlink, &[desired.network]).await?;
-        match compare(desired, &listing)?.foreign_routes.first() {
+        let (listing, diff) = desired.look(netlink, None).await?;
+        match diff.foreign_routes.first() {
             Some(route) => Err(OverlayError::ForeignRoute { route: spell(route, &listing.links) }),
             None => Ok(()),
         }
@@ -73,12 +161,10 @@ impl Overlay {
         netlink: &Netlink,
         desired: OverlayDesired,
     ) -> Result<Self, OverlayError> {
-        netlink.set_mtu(&desired.device, desired.mtu_bytes.into()).await?;
         netlink.set_transmit_queue_length(&desired.device, TRANSMIT_QUEUE_LENGTH).await?;
-        let listing = Listing::read(netlink, &[desired.network]).await?;
-        for action in compare(&desired, &listing)?.actions {
-            apply(netlink, &desired, &action).await?;
-        }
+        let (_, diff) = desired.look(netlink, Some(desired.mtu_bytes)).await?;
+        desired.apply(netlink, &diff, &mut Vec::new()).await?;
+        diff.removals.iter().for_each(|edit| tracing::info!("left of another start: {edit}"));
         Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged: Vec::new() })
     }
 
@@ -106,49 +192,40 @@ impl Overlay {
         &mut self,
         netlink: &Netlink,
         path_mtus: BTreeMap<Prefix, u16>,
-    ) -> Result<(), NetlinkError> {
-        let before = std::mem::replace(&mut self.desired.path_mtus, path_mtus);
-        let after = &self.desired.path_mtus;
-        let ended = before.iter().filter(|(subnet, bytes)| after.get(*subnet) != Some(*bytes));
-        let begun = after.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(*bytes));
-        // A route with another MTU is removed, too, and added again: meanwhile the network's route
-        // leads on.
-        let remove = ended.map(|(subnet, _)| Action::RemovePathRoute { subnet: *subnet });
-        let own_bytes = u32::from(self.desired.mtu_bytes);
-        let device_bytes = self.foreign_mtu_bytes.unwrap_or(own_bytes);
-        let add = begun.map(|(subnet, bytes)| diff::add_path_route(*subnet, *bytes, device_bytes));
-        for action in remove.chain(add) {
-            apply(netlink, &self.desired, &action).await?;
-        }
-        Ok(())
+    ) -> Result<(), OverlayError> {
+        self.desired.path_mtus = path_mtus;
+        let (_, diff) = self.desired.look(netlink, None).await?;
+        Ok(self.desired.apply(netlink, &diff, &mut Vec::new()).await?)
     }
 
-    /// Compares the device with `listing`, repairs it, and logs that. Gives the repairs. A refused
-    /// one does not keep the others from being tried; the first refusal is the error.
+    /// Compares the device with `listing`, repairs it, logs that and gives it.
     pub async fn reconcile(
         &mut self,
         netlink: &Netlink,
         listing: &Listing,
-    ) -> Result<Vec<Action>, OverlayError> {
-        let diff = compare(&self.desired, listing)?;
+    ) -> Result<Vec<String>, OverlayError> {
+        let diff = self.desired.compare(listing, None)?;
         self.log_foreign(&diff, &listing.links);
-        let mut refusal = None;
-        for action in &diff.actions {
-            match apply(netlink, &self.desired, action).await {
-                Ok(()) => self.log_repair(action),
-                Err(error) => refusal = refusal.or(Some(error)),
+        let mut repairs = Vec::new();
+        let result = self.desired.apply(netlink, &diff, &mut repairs).await;
+        self.logged.retain(|(_, at)| at.elapsed() < REPAIR_LOG_INTERVAL);
+        for repair in &repairs {
+            if self.logged.iter().all(|(logged, _)| logged != repair) {
+                let name = &self.desired.device.name;
+                tracing::warn!("{name} or its routes were changed by someone else: {repair}");
+                self.logged.push((repair.clone(), Instant::now()));
             }
         }
-        match refusal {
-            None => Ok(diff.actions),
-            Some(error) => Err(error.into()),
-        }
+        result?;
+        Ok(repairs)
     }
 
     /// Logs an MTU and a route of somebody else when they appear and when they are gone.
-    fn log_foreign(&mut self, diff: &OverlayDiff, links: &[Link]) {
+    fn log_foreign(&mut self, diff: &Diff, links: &[Link]) {
         let OverlayDesired { device, mtu_bytes: own, network, .. } = &self.desired;
-        let (name, foreign) = (&device.name, diff.foreign_mtu_bytes);
+        let name = &device.name;
+        let foreign = links.iter().find(|link| link.id.index == device.index);
+        let foreign = foreign.map(|link| link.mtu_bytes).filter(|bytes| *bytes != u32::from(*own));
         if std::mem::replace(&mut self.foreign_mtu_bytes, foreign) != foreign {
             match foreign {
                 Some(bytes) => tracing::warn!(
@@ -173,83 +250,27 @@ impl Overlay {
         }
         self.foreign_route = route;
     }
-
-    fn log_repair(&mut self, action: &Action) {
-        self.logged.retain(|(_, at)| at.elapsed() < REPAIR_LOG_INTERVAL);
-        if self.logged.iter().all(|(logged, _)| logged != action) {
-            tracing::warn!("{}", describe_repair(&self.desired, action));
-            self.logged.push((action.clone(), Instant::now()));
-        }
-    }
 }
 
-fn describe_repair(desired: &OverlayDesired, action: &Action) -> String {
-    let OverlayDesired { device, address, network, .. } = desired;
-    let name = &device.name;
-    match action {
-        Action::SetUp => {
-            format!("overlay device {name} was switched off by someone else; switched on again")
-        }
-        Action::AddAddress => format!(
-            "overlay address {address}/32 was removed from {name} by someone else; restored"
-        ),
-        Action::RemoveAddress { address, prefix_length_bits } => format!(
-            "address {address}/{prefix_length_bits} of the overlay network was added to {name} \
-             by someone else; removed"
-        ),
-        Action::AddRoute => {
-            format!("overlay route {network} dev {name} was removed by someone else; restored")
-        }
-        Action::AddPathRoute { subnet, mtu_bytes } => format!(
-            "overlay route {subnet} dev {name} mtu {mtu_bytes} of a narrow path was removed by \
-             someone else; restored"
-        ),
-        Action::RemovePathRoute { subnet } => format!(
-            "overlay route {subnet} dev {name} belongs to a path that is not narrow; removed"
-        ),
-    }
-}
-
-/// A route in the words of `ip route`, with the numbers of interfaces that have no name.
+/// A route in words that `ip route del` takes.
 fn spell(route: &Route, links: &[Link]) -> String {
-    diff::spell_route(route, |index| {
-        let link = links.iter().find(|link| link.id.index == index);
-        link.map_or_else(|| format!("if{index}"), |link| link.id.name.clone())
-    })
-}
-
-fn compare(desired: &OverlayDesired, listing: &Listing) -> Result<OverlayDiff, OverlayError> {
-    diff(desired, listing).ok_or_else(|| OverlayError::DeviceGone(desired.device.clone()))
-}
-
-/// Performs one action. Somebody who did the same meanwhile is no error: the next pass compares
-/// again.
-async fn apply(
-    netlink: &Netlink,
-    desired: &OverlayDesired,
-    action: &Action,
-) -> Result<(), NetlinkError> {
-    let device = &desired.device;
-    let result = match action {
-        Action::SetUp => netlink.set_up(device).await,
-        Action::AddAddress => {
-            netlink.add_address(device, desired.address, diff::HOST_LENGTH_BITS).await
-        }
-        Action::RemoveAddress { address, prefix_length_bits } => {
-            netlink.remove_address(device, *address, *prefix_length_bits).await
-        }
-        Action::AddRoute => netlink.add_route(&desired.route()).await,
-        Action::AddPathRoute { subnet, mtu_bytes } => {
-            netlink.add_route_with_mtu(&desired.path_route(*subnet), *mtu_bytes).await
-        }
-        Action::RemovePathRoute { subnet } => {
-            netlink.remove_route(&desired.path_route(*subnet)).await
-        }
+    // `RTN_*` of linux/rtnetlink.h.
+    let kind = match route.kind {
+        RouteKind::Unicast => "",
+        RouteKind::Other(6) => "blackhole ",
+        RouteKind::Other(7) => "unreachable ",
+        RouteKind::Other(8) => "prohibit ",
+        RouteKind::Other(_) => "throw ",
     };
-    let removes = matches!(action, Action::RemoveAddress { .. } | Action::RemovePathRoute { .. });
-    match result {
-        Err(error) if removes && error.is_already_gone() => Ok(()),
-        Err(error) if !removes && error.is_already_there() => Ok(()),
-        other => other,
-    }
+    let Some(mut spec) = route.removal() else {
+        let metric = Some(route.metric).filter(|metric| *metric != 0);
+        let metric = metric.map(|metric| format!(" metric {metric}")).unwrap_or_default();
+        return format!("{kind}{}{metric}", route.destination);
+    };
+    let link = links.iter().find(|link| link.id.index == spec.interface.index);
+    spec.interface = link.map_or(spec.interface, |link| link.id.clone());
+    format!("{kind}{spec}")
 }
+
+#[cfg(test)]
+mod tests;

@@ -113,6 +113,8 @@ pub struct Route {
     pub protocol: RouteProtocol,
     /// Type of service it is limited to; 0 means any.
     pub type_of_service: u8,
+    /// Its own MTU in bytes, in place of the interface's, if it has one.
+    pub mtu_bytes: Option<u32>,
     /// One entry normally, several for a multipath route, none for a blackhole.
     pub next_hops: Vec<NextHop>,
 }
@@ -122,6 +124,21 @@ impl Route {
     /// route has the one that weftd's routes take.
     pub fn is_in_our_place(&self) -> bool {
         self.metric == 0 && self.type_of_service == 0
+    }
+
+    /// What names this route for its removal. One of several ways or of none is not ours.
+    pub fn removal(&self) -> Option<RouteSpec> {
+        let [hop] = self.next_hops.as_slice() else { return None };
+        let gateway = match hop.gateway {
+            None => None,
+            Some(IpAddr::V4(gateway)) => Some(gateway),
+            Some(IpAddr::V6(_)) => return None,
+        };
+        let index = hop.interface_index;
+        let interface = LinkId { index, name: format!("if{index}") };
+        let (metric, protocol) = (self.metric, self.protocol);
+        let spec = RouteSpec::into_device(self.destination, interface);
+        Some(RouteSpec { gateway, metric, protocol, ..spec })
     }
 }
 
@@ -140,6 +157,24 @@ pub struct RouteSpec {
     pub protocol: RouteProtocol,
     /// Whether the router counts as reachable over the interface, whatever its address.
     pub is_onlink: bool,
+    /// Its own MTU in bytes, in place of the interface's, if it has one.
+    pub mtu_bytes: Option<u32>,
+}
+
+impl RouteSpec {
+    /// A route with flannel's attributes that leads all of `destination` into a device. Without a
+    /// metric, which is the strongest.
+    pub fn into_device(destination: Prefix, interface: LinkId) -> Self {
+        Self {
+            destination,
+            interface,
+            gateway: None,
+            metric: 0,
+            protocol: RouteProtocol::BOOT,
+            is_onlink: false,
+            mtu_bytes: None,
+        }
+    }
 }
 
 impl fmt::Display for RouteSpec {
@@ -154,6 +189,9 @@ impl fmt::Display for RouteSpec {
         }
         if self.metric != 0 {
             write!(f, " metric {}", self.metric)?;
+        }
+        if let Some(bytes) = self.mtu_bytes {
+            write!(f, " mtu {bytes}")?;
         }
         Ok(())
     }

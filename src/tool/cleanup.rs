@@ -15,7 +15,7 @@ use crate::failure::with_causes;
 use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::{FilterPlace, Netlink, NetlinkError};
 use crate::host::node_lock::{NodeLock, NodeLockError};
-use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
+use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol};
 use crate::netfilter::guard_keeper::remove_guards;
 use crate::netfilter::reconciler::remove_rules;
 use crate::route::Prefix;
@@ -178,13 +178,5 @@ async fn remove_route(
     if route.protocol != RouteProtocol::WEFT && !is_through_host {
         return None;
     }
-    let spec = RouteSpec {
-        destination: route.destination,
-        interface: LinkId { index: hop.interface_index, name: String::new() },
-        gateway: None,
-        metric: route.metric,
-        protocol: route.protocol,
-        is_onlink: false,
-    };
-    Some(netlink.remove_route(&spec).await)
+    Some(netlink.remove_route(&route.removal()?).await)
 }

@@ -137,7 +137,9 @@ pub(super) async fn take_over(
     mtu_bytes: u16,
     tun: &Tun,
 ) -> Result<Overlay, UdpError> {
-    let desired = desired(netlink, tun, setup.network, Some(setup.subnet), mtu_bytes).await?;
+    let (network, former_network) = (setup.network, setup.former_network);
+    let desired = desired(netlink, tun, network, Some(setup.subnet), mtu_bytes).await?;
+    let desired = OverlayDesired { former_network, ..desired };
     patiently(async || Ok(Overlay::check(netlink, &desired).await?)).await?;
     Ok(Overlay::establish(netlink, desired).await?)
 }
@@ -185,6 +187,7 @@ pub(super) async fn desired(
         address: subnet.unwrap_or(network).network(),
         mtu_bytes,
         network,
+        former_network: None,
         subnet,
         path_mtus: BTreeMap::new(),
     })

@@ -1,29 +1,15 @@
-//! The VXLAN device: whether the one that is there can stay, and everything about it but its
-//! peers. `mismatch` decides without I/O.
+//! The VXLAN device: whether the one that is there can stay, and how one is made. `mismatch`
+//! decides without I/O.
 
 use std::fmt::Debug;
-use std::net::Ipv4Addr;
 
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::host::state::{Address, Link, MacAddress, Vxlan};
-use crate::route::Prefix;
-
-/// Length of a prefix that is one host.
-const HOST_LENGTH_BITS: u8 = 32;
-
-/// The device as it should be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DeviceSpec {
-    pub(super) name: String,
-    pub(super) vxlan: Vxlan,
-    pub(super) mac: MacAddress,
-    pub(super) mtu_bytes: u32,
-}
+use crate::host::state::{Link, MacAddress, Vxlan};
 
 /// flannel's name for the device of a VNI.
 pub(super) fn name(settings: &VxlanBackendConfig) -> String {
@@ -86,72 +72,15 @@ fn differs<T: Debug + PartialEq>(
     (wanted != found).then(|| format!("its {what} is {} and not {}", text(&found), text(&wanted)))
 }
 
-/// The device, whether it was made now, and whether there was none before.
-#[derive(Debug)]
-pub(in crate::backend) struct Found {
-    pub(in crate::backend) link: Link,
-    pub(in crate::backend) is_new: bool,
-    pub(super) was_missing: bool,
-}
-
-/// Makes sure that the device exists as specified, peers aside. `impose_mtu` is for a start and for
-/// an MTU that changed: otherwise an operator's own MTU is respected.
-pub(super) async fn establish(
+/// Makes the device, switched off.
+pub(super) async fn make(
     netlink: &Netlink,
-    spec: &DeviceSpec,
-    impose_mtu: bool,
-) -> Result<Found, NetlinkError> {
-    let mut found = netlink.link_named(&spec.name).await?;
-    let was_missing = found.is_none();
-    if let Some(link) = &found
-        && let Some(why) = mismatch(&spec.vxlan, link, kernels_port())
-    {
-        warn!("{} cannot stay as it is: {why}; making it again", spec.name);
-        netlink.remove_link(&link.id).await?;
-        found = None;
-    }
-    let is_new = found.is_none();
-    let link = match found {
-        Some(link) => link,
-        None => make(netlink, spec).await?,
-    };
-    if link.mac != Some(spec.mac) {
-        // Some hosts' device managers give new devices an address of their own.
-        info!("{} gets its hardware address {}", spec.name, spec.mac);
-        netlink.set_mac(&link.id, spec.mac).await?;
-    }
-    if impose_mtu && link.mtu_bytes != spec.mtu_bytes {
-        netlink.set_mtu(&link.id, spec.mtu_bytes).await?;
-    }
-    Ok(Found { link, is_new, was_missing })
-}
-
-/// Adds the host's overlay address to the device, removes other addresses of the overlay, and
-/// switches the device on.
-pub(super) async fn switch_on(
-    netlink: &Netlink,
-    link: &Link,
-    addresses: &[Address],
-    network: Prefix,
-    address: Ipv4Addr,
-) -> Result<(), NetlinkError> {
-    let on_device = || addresses.iter().filter(|owned| owned.interface_index == link.id.index);
-    let is_own =
-        |owned: &Address| owned.address == address && owned.prefix_length_bits == HOST_LENGTH_BITS;
-    if !on_device().any(is_own) {
-        ignore_there(netlink.add_address(&link.id, address, HOST_LENGTH_BITS).await)?;
-    }
-    for owned in on_device().filter(|owned| network.contains(owned.address) && !is_own(owned)) {
-        let Address { address, prefix_length_bits, .. } = *owned;
-        let removed = netlink.remove_address(&link.id, address, prefix_length_bits).await;
-        removed.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })?;
-    }
-    if link.is_up { Ok(()) } else { netlink.set_up(&link.id).await }
-}
-
-async fn make(netlink: &Netlink, spec: &DeviceSpec) -> Result<Link, NetlinkError> {
-    let DeviceSpec { name, vxlan, mac, mtu_bytes } = spec;
-    let made = netlink.add_vxlan(name, vxlan, *mac, *mtu_bytes).await;
+    name: &str,
+    vxlan: &Vxlan,
+    mac: MacAddress,
+    mtu_bytes: u32,
+) -> Result<Link, NetlinkError> {
+    let made = netlink.add_vxlan(name, vxlan, mac, mtu_bytes).await;
     if let Err(error) = made {
         // Perhaps somebody made one of this name a moment ago; the next comparison validates it.
         let found = netlink.link_named(name).await?.filter(|_| error.is_already_there());
@@ -169,12 +98,10 @@ fn refuse_router_advertisements(name: &str) {
     }
 }
 
-fn ignore_there(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
-    result.or_else(|error| if error.is_already_there() { Ok(()) } else { Err(error) })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use crate::host::state::tests::link;
 

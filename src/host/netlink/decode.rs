@@ -10,8 +10,8 @@ use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
 use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteNextHop, RouteScope,
-    RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
+    RouteScope, RouteType, RouteVia,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -98,11 +98,17 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
     if header.table != RouteHeader::RT_TABLE_MAIN {
         return None;
     }
-    let (mut destination, mut metric) = (Ipv4Addr::UNSPECIFIED, 0);
+    let (mut destination, mut metric, mut mtu_bytes) = (Ipv4Addr::UNSPECIFIED, 0, None);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(RouteAddress::Inet(address)) => destination = *address,
             RouteAttribute::Priority(priority) => metric = *priority,
+            RouteAttribute::Metrics(metrics) => {
+                mtu_bytes = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(bytes) => Some(*bytes),
+                    _ => None,
+                });
+            }
             _ => {}
         }
     }
@@ -115,6 +121,7 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
         },
         protocol: RouteProtocol(header.protocol.into()),
         type_of_service: header.tos,
+        mtu_bytes,
         next_hops: next_hops(message),
     })
 }
@@ -199,7 +206,8 @@ pub(super) fn forwarded_query(from: Ipv4Addr, to: Ipv4Addr, interface_index: u32
 }
 
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
-    let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink } = route;
+    let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink, mtu_bytes } =
+        route;
     let mut builder = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(destination.network(), destination.length_bits())
         .output_interface(interface.index)
@@ -214,6 +222,9 @@ pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
     }
     let mut message = builder.build();
     message.header.flags.set(RouteFlags::Onlink, *is_onlink);
+    if let Some(bytes) = mtu_bytes {
+        message.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(*bytes)]));
+    }
     message
 }
 

@@ -167,16 +167,14 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::state::{LinkId, RouteProtocol, RouteSpec};
+    use crate::host::state::{LinkId, RouteSpec};
 
     fn bytes(destination: &str, table: u8, is_new: bool) -> Vec<u8> {
+        let interface = LinkId { index: 2, name: "eth0".to_owned() };
         let route = RouteSpec {
-            destination: destination.parse().unwrap(),
-            interface: LinkId { index: 2, name: "eth0".to_owned() },
             gateway: "192.0.2.1".parse().ok(),
             metric: 7,
-            protocol: RouteProtocol::BOOT,
-            is_onlink: false,
+            ..RouteSpec::into_device(destination.parse().unwrap(), interface)
         };
         let mut route = decode::route_message(&route);
         route.header.table = table;

@@ -39,6 +39,7 @@ pub(crate) fn route(destination: Prefix, metric: u32, interfaces: &[u32]) -> Rou
         kind: RouteKind::Unicast,
         protocol: RouteProtocol::BOOT,
         type_of_service: 0,
+        mtu_bytes: None,
         next_hops: interfaces.iter().map(hop).collect(),
     }
 }

@@ -270,3 +270,29 @@ fn host_gw_keeps_to_its_own_routes() {
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("host-gw: 1 peers set up, 1 not; 1 leases of other"), "{text}");
 }
+
+#[test]
+fn a_changed_backend_takes_the_routes_of_the_old_one_away() {
+    let mut overlay = Overlay::start_with(HOST_GW, [&[], &[]]);
+    let route = format!("{}/24 via 172.20.0.2", overlay.leases[1].network());
+    wait_for_text(&overlay, 0, ROUTES, &route, true);
+    let left = ["10.5.210.0/24", "via", "172.20.0.2", "proto"];
+    let own = [&["ip", "route", "replace"], &left[..], &["119"]].concat();
+    for kind in ["udp", "alloc", "extension"] {
+        for host in 0..2 {
+            overlay.daemons[host].stop(Signal::TERM, Duration::from_secs(5));
+        }
+        overlay.lab.hosts[0].exec(&own);
+        overlay.lab.hosts[0].exec(&["ip", "route", "replace", "10.6.1.0/24", "via", "172.20.0.2"]);
+        std::fs::write(overlay.files().join("store/config"), HOST_GW.replace("host-gw", kind)).unwrap();
+        for host in 0..2 {
+            overlay.restart(host, &[]);
+        }
+        wait_for_text(&overlay, 0, ROUTES, "10.5.210.0/24", false);
+        wait_for_text(&overlay, 0, ROUTES, &route, false);
+        assert!(overlay.lab.hosts[0].exec(ROUTES).contains("10.6.1.0/24"), "{kind}: a foreign one");
+        if kind == "udp" {
+            overlay.traffic_resumes(SOON * 2, "the backend is another one");
+        }
+    }
+}

@@ -109,6 +109,7 @@ fn route(destination: &str, interface_index: u32, gateway: Option<&str>) -> Rout
         kind: RouteKind::Unicast,
         protocol: RouteProtocol::BOOT,
         type_of_service: 0,
+        mtu_bytes: None,
         next_hops: vec![NextHop {
             interface_index,
             gateway: gateway.map(|gateway| gateway.parse().unwrap()),

@@ -1,0 +1,305 @@
+//! What the host's tables must be for the overlay, whichever backend carries it, and which edits
+//! that takes: of its device, of neighbours and forwarding entries, of routes. Pure: the caller
+//! lists, and `edit` makes the edits.
+
+mod edit;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::host::follower::Listing;
+use crate::host::state::{
+    Address, EntryTable, Link, LinkEntry, LinkId, MacAddress, Route, RouteKind, RouteProtocol,
+    RouteSpec,
+};
+use crate::route::Prefix;
+
+pub use edit::{apply_all, edit_device, remove_own_routes};
+
+/// The overlay address is a single host: no broadcast address, no on-link route.
+const HOST_LENGTH_BITS: u8 = 32;
+
+/// What leads to each part of the overlay.
+pub type Ways = BTreeMap<Prefix, Way>;
+
+/// What the tables must be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Desired {
+    /// The overlay's own device, if it has one.
+    pub device: Option<Device>,
+    /// Where addresses and routes of ours may be: the overlay, and the one of an earlier run.
+    pub networks: Vec<Prefix>,
+    /// What leads to each part of it.
+    pub ways: Ways,
+}
+
+/// The overlay's own device as it must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// By index; the name is for people.
+    pub link: LinkId,
+    /// The network address of the own subnet, set as a /32: the source of traffic from the host
+    /// itself.
+    pub address: Ipv4Addr,
+    /// Its hardware address, if it matters.
+    pub mac: Option<MacAddress>,
+    /// The MTU to give it, in bytes; nothing where an operator's own is respected.
+    pub mtu_bytes: Option<u32>,
+    /// Whether its entries and the routes into it are all ours, as those of a VXLAN device.
+    pub is_ours_alone: bool,
+}
+
+/// The way to one part of the overlay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// Of metric 0.
+    pub route: RouteSpec,
+    /// What the device of the route must know for it.
+    pub entries: Vec<LinkEntry>,
+    /// Whether somebody else's route in the place of this one is left there.
+    pub yields: bool,
+}
+
+impl Way {
+    /// The way to `subnet` by its `host`, over an interface without a router or a tunnel.
+    pub fn direct(subnet: Prefix, host: Ipv4Addr, interface: LinkId) -> Self {
+        let route = RouteSpec {
+            gateway: Some(host),
+            protocol: RouteProtocol::WEFT,
+            ..RouteSpec::into_device(subnet, interface)
+        };
+        Self { route, entries: Vec::new(), yields: false }
+    }
+
+    /// The way to `subnet` through the VXLAN device `interface`, whose other end at `host` has the
+    /// hardware address `mac`. The device marks the route as ours, so its protocol is flannel's.
+    pub fn tunnelled(subnet: Prefix, host: Ipv4Addr, interface: LinkId, mac: MacAddress) -> Self {
+        let gateway = subnet.network();
+        let entry = |table, address| LinkEntry { table, address, mac };
+        let entries =
+            vec![entry(EntryTable::Neighbours, gateway), entry(EntryTable::Forwarding, host)];
+        let route = RouteSpec {
+            gateway: Some(gateway),
+            is_onlink: true,
+            ..RouteSpec::into_device(subnet, interface)
+        };
+        Self { route, entries, yields: false }
+    }
+}
+
+/// One edit of the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceEdit {
+    /// Sets the hardware address.
+    SetMac(MacAddress),
+    /// Sets the MTU, in bytes.
+    SetMtu(u32),
+    /// Adds the overlay address as a /32.
+    AddAddress(Ipv4Addr),
+    /// Removes another address of the overlay network.
+    RemoveAddress(Address),
+    /// Switches the device on.
+    SetUp,
+}
+
+impl fmt::Display for DeviceEdit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SetMac(mac) => write!(f, "hardware address {mac} set"),
+            Self::SetMtu(bytes) => write!(f, "MTU {bytes} set"),
+            Self::AddAddress(address) => write!(f, "address {address}/{HOST_LENGTH_BITS} added"),
+            Self::RemoveAddress(Address { address, prefix_length_bits, .. }) => {
+                write!(f, "address {address}/{prefix_length_bits} removed")
+            }
+            Self::SetUp => f.write_str("switched on"),
+        }
+    }
+}
+
+/// One edit of the other tables.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Edit {
+    /// Sets what a way lacks.
+    Set(Step),
+    /// Removes a route.
+    RemoveRoute(RouteSpec),
+    /// Removes an entry of a link.
+    RemoveEntry(LinkId, LinkEntry),
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Set(Step { route: Some(route), .. }) => write!(f, "route {route} set"),
+            Self::Set(step) => write!(f, "entries for {} set", step.destination),
+            Self::RemoveRoute(route) => write!(f, "route {route} removed"),
+            Self::RemoveEntry(_, entry) => write!(f, "entry {} removed", entry.address),
+        }
+    }
+}
+
+/// What a way lacks. The entries are set first: a route without its gateway would blackhole packets
+/// that another route might take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Where the way leads.
+    pub destination: Prefix,
+    /// The link of the entries.
+    pub link: LinkId,
+    /// The entries that are missing.
+    pub entries: Vec<LinkEntry>,
+    /// The route, if it is missing or different.
+    pub route: Option<RouteSpec>,
+    /// Whether the route takes the place of whatever is there.
+    pub replaces: bool,
+}
+
+/// All edits, and what is to be told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Diff {
+    /// Those of the device, in the order that the kernel accepts.
+    pub device: Vec<DeviceEdit>,
+    /// What is set, in any order, after those.
+    pub sets: Vec<Edit>,
+    /// What is removed, in any order, at the end.
+    pub removals: Vec<Edit>,
+    /// Routes of somebody else's that win over ours.
+    pub foreign_routes: Vec<Route>,
+}
+
+impl Desired {
+    /// Whether `route` is ours to remove: by weftd's mark, whichever backend set it, or into a
+    /// device that is ours alone.
+    pub fn owns(&self, route: &Route) -> bool {
+        let into_own = |device: &Device| {
+            device.is_ours_alone
+                && route.next_hops.iter().any(|hop| hop.interface_index == device.link.index)
+        };
+        (route.protocol == RouteProtocol::WEFT || self.device.as_ref().is_some_and(into_own))
+            && self.networks.iter().any(|network| network.covers(route.destination))
+    }
+
+    /// The difference to the kernel's `listing` and the `entries` of the device; `None` if the
+    /// device is gone. Other routes than ours are left alone, unless they have the place of one
+    /// that does not yield: the main table has one place for each destination, type of service and
+    /// metric.
+    pub fn diff(&self, listing: &Listing, entries: &[LinkEntry]) -> Option<Diff> {
+        let mut diff = Diff::default();
+        let mut device_mtu_bytes = u32::MAX;
+        if let Some(device) = &self.device {
+            let link = listing.links.iter().find(|link| link.id.index == device.link.index)?;
+            diff.device = self.diff_device(device, link, &listing.addresses);
+            device_mtu_bytes = device.mtu_bytes.unwrap_or(link.mtu_bytes);
+        }
+        let mut in_place: BTreeMap<Prefix, &Route> = BTreeMap::new();
+        for route in listing.routes.iter().filter(|route| route.is_in_our_place()) {
+            // The first of a destination is the one that the kernel replaces.
+            in_place.entry(route.destination).or_insert(route);
+        }
+        let known = BTreeSet::from_iter(entries);
+        for (destination, way) in &self.ways {
+            let route = way.route_below(device_mtu_bytes);
+            let found = in_place.get(destination);
+            let stays = |found: &Route| is_same(&route, found) || way.yields && !self.owns(found);
+            let is_missing = |entry: &&LinkEntry| !known.contains(*entry);
+            let step = Step {
+                destination: *destination,
+                link: route.interface.clone(),
+                entries: way.entries.iter().filter(is_missing).copied().collect(),
+                replaces: !way.yields || found.is_some(),
+                route: (!found.is_some_and(|found| stays(found))).then_some(route),
+            };
+            if step.route.is_some() || !step.entries.is_empty() {
+                diff.sets.push(Edit::Set(step));
+            }
+        }
+        let is_replaced = |route: &Route| {
+            self.ways.contains_key(&route.destination)
+                && in_place.get(&route.destination) == Some(&route)
+        };
+        let stale = listing.routes.iter().filter(|route| self.owns(route) && !is_replaced(route));
+        diff.removals.extend(stale.filter_map(Route::removal).map(Edit::RemoveRoute));
+        if let Some(Device { link, .. }) = &self.device {
+            // Setting an entry replaces the one of its key; removing the old one by that key would
+            // take the new one away.
+            let wanted = self.ways.values().flat_map(|way| &way.entries).map(key);
+            let wanted = BTreeSet::from_iter(wanted);
+            let stale = entries.iter().filter(|entry| !wanted.contains(&key(entry)));
+            diff.removals.extend(stale.map(|entry| Edit::RemoveEntry(link.clone(), *entry)));
+        }
+        let is_foreign = |route: &&Route| {
+            let way = self.ways.get(&route.destination).filter(|way| way.yields);
+            way.is_some_and(|way| !way.has_interface_of(route) && wins(route) && !self.owns(route))
+        };
+        diff.foreign_routes = listing.routes.iter().filter(is_foreign).cloned().collect();
+        Some(diff)
+    }
+
+    /// The address comes before the removal of others, since the kernel drops a device's routes
+    /// with its last address, and the link goes up before the routes, which a link that is down
+    /// refuses. Addresses outside the networks are left alone: they cannot become the source of
+    /// overlay traffic, while one inside would be a source that peers have no lease for.
+    fn diff_device(&self, device: &Device, link: &Link, addresses: &[Address]) -> Vec<DeviceEdit> {
+        let mut edits = Vec::new();
+        let mac = device.mac.filter(|mac| link.mac != Some(*mac));
+        edits.extend(mac.map(DeviceEdit::SetMac));
+        let mtu_bytes = device.mtu_bytes.filter(|bytes| link.mtu_bytes != *bytes);
+        edits.extend(mtu_bytes.map(DeviceEdit::SetMtu));
+        let owned = || addresses.iter().filter(|owned| owned.interface_index == link.id.index);
+        let is_wanted = |owned: &Address| {
+            owned.address == device.address && owned.prefix_length_bits == HOST_LENGTH_BITS
+        };
+        if !owned().any(is_wanted) {
+            edits.push(DeviceEdit::AddAddress(device.address));
+        }
+        let is_inside = |owned: &&Address| {
+            !is_wanted(owned) && self.networks.iter().any(|it| it.contains(owned.address))
+        };
+        edits.extend(owned().filter(is_inside).copied().map(DeviceEdit::RemoveAddress));
+        if !link.is_up {
+            edits.push(DeviceEdit::SetUp);
+        }
+        edits
+    }
+}
+
+impl Way {
+    /// The MTU of a route counts more than that of its device, which may be set by hand.
+    fn route_below(&self, device_mtu_bytes: u32) -> RouteSpec {
+        let mtu_bytes = self.route.mtu_bytes.map(|bytes| bytes.min(device_mtu_bytes));
+        RouteSpec { mtu_bytes, ..self.route.clone() }
+    }
+
+    fn has_interface_of(&self, found: &Route) -> bool {
+        let [hop] = found.next_hops.as_slice() else { return false };
+        found.kind == RouteKind::Unicast && hop.interface_index == self.route.interface.index
+    }
+}
+
+/// What an entry is known by in its table.
+fn key(entry: &LinkEntry) -> (Option<Ipv4Addr>, Option<MacAddress>) {
+    match entry.table {
+        EntryTable::Neighbours => (Some(entry.address), None),
+        EntryTable::Forwarding => (None, Some(entry.mac)),
+    }
+}
+
+/// Whether a route takes packets that ours would have. Of one destination the kernel takes the
+/// routes of the packet's type of service first, then those of any; among them the lowest metric
+/// (`fib_table_lookup`, net/ipv4/fib_trie.c), than which ours is not higher.
+fn wins(route: &Route) -> bool {
+    route.type_of_service != 0 || route.metric == 0
+}
+
+fn is_same(wanted: &RouteSpec, found: &Route) -> bool {
+    let [hop] = found.next_hops.as_slice() else { return false };
+    found.kind == RouteKind::Unicast
+        && found.protocol == wanted.protocol
+        && hop.interface_index == wanted.interface.index
+        && hop.gateway == wanted.gateway.map(IpAddr::V4)
+        && (wanted.mtu_bytes.is_none() || found.mtu_bytes == wanted.mtu_bytes)
+}
+
+#[cfg(test)]
+mod tests;
