@@ -22,7 +22,8 @@ use crate::host::follower::{Following, HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::NetlinkError;
 use crate::host::state::Route;
-use crate::host::tables::{Desired, Device, Diff, Edit, Ways, apply_all, edit_device};
+use crate::host::tables::edit::{apply_all, edit_device};
+use crate::host::tables::{Desired, Device, Diff, Edit, Ways};
 use crate::route::Prefix;
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel

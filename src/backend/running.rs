@@ -15,7 +15,7 @@ use crate::backend::{host_gw, vxlan};
 use crate::backend_kind::CarriedBy;
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
-use crate::host::tables::remove_own_routes;
+use crate::host::tables::edit::remove_own_routes;
 
 /// Why a backend cannot start.
 #[derive(Debug, thiserror::Error)]

@@ -2,22 +2,21 @@
 //! an error that names the flag; nothing downstream checks an option again.
 
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hyper::Uri;
 use regex::Regex;
 
 use crate::config::build_kube::{kube, warn_of_other_stores};
+use crate::config::checked::{OptionError, PathPart, optional, refused, url};
 use crate::config::duration;
 use crate::config::flag_table::{FLAGS, Settings};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
     InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, ShownSetting, ShownSettings,
-    StoreOptions, WorkersChoice, without_secrets,
+    StoreOptions, WorkersChoice,
 };
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
@@ -28,25 +27,6 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// The subnet file's usual name; beside it the status socket is plainly `weft.sock`.
 const SUBNET_FILE_NAME: &str = "subnet.env";
-
-/// Why the values of the flags stop a start.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct OptionError(pub(super) String);
-
-impl OptionError {
-    /// `given` is the flag or variable that asks for the feature.
-    pub(super) fn not_built(missing: &str, given: &str) -> Self {
-        Self(format!("{missing} is not built into this weftd: remove {given} or run flanneld"))
-    }
-
-    /// Leases can live in one place only.
-    fn two_stores(other: &str) -> Self {
-        Self(format!(
-            "--local-store and --{other} (flag or environment) exclude each other: keep one of them"
-        ))
-    }
-}
 
 /// Checks `settings` and builds the options. What can be ignored is added to `warnings`.
 pub(super) fn options(
@@ -388,41 +368,6 @@ fn endpoint(text: &str, tls_flag: Option<&str>) -> Result<String, OptionError> {
     }
 }
 
-/// Whether a server may be below a path, as behind a proxy.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum PathPart {
-    Forbidden,
-    #[cfg(feature = "kube")]
-    Allowed,
-}
-
-/// Reads the URL of a server.
-pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<String, OptionError> {
-    let wrong = |why: &str| {
-        let text = without_secrets(text);
-        Err(refused(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))
-    };
-    let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
-    let Ok(url) = whole.parse::<Uri>() else { return wrong("is not a URL") };
-    let scheme = url.scheme_str();
-    if scheme != Some("http") && scheme != Some("https") {
-        return wrong("is not an http or https URL");
-    }
-    let Some(authority) = url.authority().filter(|authority| !authority.host().is_empty()) else {
-        return wrong("names no host");
-    };
-    // The part after the host is a port or nothing: hyper keeps a colon with a bad number.
-    let after_host = &authority.as_str()[authority.host().len()..];
-    if !after_host.is_empty() && authority.port_u16().is_none_or(|port| port == 0) {
-        return wrong("has a bad port");
-    }
-    let has_path = url.path() != "/" && path == PathPart::Forbidden;
-    if has_path || url.query().is_some() {
-        return wrong("has a path or a query");
-    }
-    Ok(whole)
-}
-
 /// The prefix as flanneld's keys have it, which Go's `path.Join` makes: no empty parts, no dots,
 /// no slash at the end. The root is the empty prefix of keys such as `/config`.
 fn clean_prefix(text: &str) -> Result<String, OptionError> {
@@ -459,14 +404,4 @@ fn both<T>(
             Err(OptionError(format!("{given} needs {absent} as well")))
         }
     }
-}
-
-/// In Go an empty text is the same as a flag left out.
-pub(super) fn optional(text: &str) -> Option<&str> {
-    (!text.is_empty()).then_some(text)
-}
-
-/// The `problem` says which value, what is wrong, and what would be right.
-pub(super) fn refused(flag: &str, problem: impl Display) -> OptionError {
-    OptionError(format!("{flag}: {problem}"))
 }

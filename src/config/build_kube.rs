@@ -4,9 +4,9 @@ use std::ffi::OsString;
 #[cfg(feature = "kube")]
 use std::path::PathBuf;
 
-use crate::config::build::OptionError;
+use crate::config::checked::OptionError;
 #[cfg(feature = "kube")]
-use crate::config::build::{PathPart, optional, refused, url};
+use crate::config::checked::{PathPart, optional, refused, url};
 use crate::config::flag_table::Settings;
 #[cfg(feature = "kube")]
 use crate::config::kube::{AnnotationPrefix, Environment, KubeOptions};

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use crate::config::build::OptionError;
+use crate::config::checked::OptionError;
 
 /// Longest name of a Node or pod (RFC 1123, as Kubernetes validates it).
 const NAME_CHARACTERS_MAX: usize = 253;

@@ -11,6 +11,7 @@ pub mod whole_file;
 
 mod build;
 mod build_kube;
+mod checked;
 mod duration;
 mod flag_table;
 mod go_flags;

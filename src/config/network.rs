@@ -8,12 +8,15 @@ use std::net::Ipv4Addr;
 
 use serde_json::Value;
 
-use crate::backend_kind::{BackendKind, BackendName, UDP_PORT};
+use crate::backend_kind::{BackendKind, BackendName};
 use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
 
-use backends::number;
-pub use backends::{CommandLine, ExtensionBackendConfig, VxlanBackendConfig, shown};
+pub use backends::{
+    CommandLine, ExtensionBackendConfig, UdpBackendConfig, VxlanBackendConfig, shown,
+};
+pub use json::NetworkConfigError;
+use json::{boolean, wrong};
 
 /// Largest configuration that is read. Real ones have a few hundred bytes; the store's value is
 /// input from outside, and etcd itself allows 1.5 MiB.
@@ -29,11 +32,6 @@ const SUBNET_LENGTH_BEYOND_NETWORK: u8 = 2;
 const SUBNET_LENGTH_MAX: u8 = 30;
 /// Four subnets of four addresses each.
 const NETWORK_LENGTH_MAX: u8 = 28;
-
-/// RFC 791: every host can forward an IPv4 packet of 68 bytes.
-const MTU_BYTES_MIN: u32 = 68;
-/// The total length of an IPv4 packet has 16 bits.
-const MTU_BYTES_MAX: u32 = 65_535;
 
 /// The cluster's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,30 +58,6 @@ pub struct BackendConfig {
     /// The whole `Backend` object, for the backend to read its own keys. An empty object when
     /// the configuration names no backend. No two keys differ only in case.
     pub settings: Value,
-}
-
-/// The udp backend's own keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UdpBackendConfig {
-    /// UDP port on every host.
-    pub port: u16,
-    /// Upper bound of the overlay's MTU; the external interface's MTU bounds it in any case.
-    pub mtu_bytes: Option<u32>,
-}
-
-/// Why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum NetworkConfigError {
-    /// The configuration names a backend without its type.
-    #[error("unknown backend type \"\": give Backend a Type such as \"udp\", or leave Backend out")]
-    NoBackendType,
-    /// No JSON, or not an object.
-    #[error("the network configuration is not a JSON object")]
-    Syntax(#[source] serde_json::Error),
-    /// Which key, what is wrong with its value, what would be right; in flannel's words where
-    /// flannel has some.
-    #[error("{0}")]
-    Invalid(String),
 }
 
 impl NetworkConfig {
@@ -138,16 +112,6 @@ impl NetworkConfig {
     pub fn leasable(&self, subnet: Prefix) -> bool {
         subnet.length_bits() == self.subnet_length_bits
             && (self.subnet_min..=self.subnet_max).contains(&subnet.network())
-    }
-}
-
-impl UdpBackendConfig {
-    /// Reads the udp backend's keys from [`BackendConfig::settings`].
-    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let port = number(settings, "Port", 1..=u32::from(u16::MAX))?;
-        let mtu_bytes = number(settings, "MTU", MTU_BYTES_MIN..=MTU_BYTES_MAX)?;
-        let port = port.and_then(|port| u16::try_from(port).ok());
-        Ok(Self { port: port.unwrap_or(UDP_PORT), mtu_bytes })
     }
 }
 
@@ -250,26 +214,6 @@ fn bound(
         )));
     }
     Ok(Some(address))
-}
-
-fn boolean(key: &str, value: &Value, default: bool) -> Result<bool, NetworkConfigError> {
-    if value.is_null() {
-        return Ok(default);
-    }
-    value.as_bool().ok_or_else(|| wrong(key, "true or false", value))
-}
-
-fn wrong(key: &str, expected: &str, value: &Value) -> NetworkConfigError {
-    /// Enough to recognise the value in a log line.
-    const SHOWN_CHARACTERS_MAX: usize = 60;
-    let mut found: String = value.to_string().chars().take(SHOWN_CHARACTERS_MAX + 1).collect();
-    if found.chars().count() > SHOWN_CHARACTERS_MAX {
-        found.pop();
-        found.push('…');
-    }
-    NetworkConfigError::Invalid(format!(
-        "{key} in the network configuration must be {expected}, it is {found}"
-    ))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::config::checked::without_secrets;
 #[cfg(feature = "kube")]
 use crate::config::kube::KubeOptions;
 
@@ -163,18 +164,6 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
-}
-
-/// `url` without user and query, in which there may be a password or a token.
-pub fn without_secrets(url: &str) -> String {
-    let (rest, query) = match url.split_once('?') {
-        Some((rest, _)) => (rest, "?***"),
-        None => (url, ""),
-    };
-    let (scheme, rest) = rest.split_once("://").map_or(("", rest), |(scheme, rest)| (scheme, rest));
-    let colon = if scheme.is_empty() { "" } else { "://" };
-    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-    format!("{scheme}{colon}{host}{query}")
 }
 
 /// How to find the external interface and the public address.

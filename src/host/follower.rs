@@ -12,7 +12,8 @@ use tracing::{info, warn};
 use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, InterfaceError, look};
-use crate::host::netlink::{Events, Netlink, NetlinkError};
+use crate::host::netlink::events::Events;
+use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
 

@@ -2,12 +2,12 @@
 //! The only owner of the netlink crates: one request per method, no policy, no retry of an edit.
 
 mod decode;
-mod events;
-mod filters;
+pub mod events;
+pub mod filters;
 mod neighbours;
-mod policies;
+pub mod policies;
 mod routes;
-mod veth;
+pub mod veth;
 mod vxlan;
 
 use std::io;
@@ -31,11 +31,6 @@ use tokio::time::timeout;
 
 use crate::host::state::{Address, Link, LinkId, MacAddress, PathToHost, RouteSpec};
 use crate::route::Prefix;
-
-pub use events::Events;
-pub use filters::{Filter, FilterPlace, Side};
-pub use policies::{PolicyEvents, has_policies};
-pub use veth::remove_link_now;
 
 /// The kernel answers a request inside the send call unless another process holds the routing
 /// lock; the longest holders seen in practice (mass deletion of links) stay below a few seconds.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use crate::host::follower::Listing;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
-use crate::host::tables::{Desired, Device, Diff, Way, Ways, apply_all, edit_device};
+use crate::host::tables::edit::{apply_all, edit_device};
+use crate::host::tables::{Desired, Device, Diff, Way, Ways};
 use crate::route::Prefix;
 
 /// Packets that wait in the device while the worker is off its processor: 30 ms at 200,000
@@ -164,7 +165,9 @@ impl Overlay {
         netlink.set_transmit_queue_length(&desired.device, TRANSMIT_QUEUE_LENGTH).await?;
         let (_, diff) = desired.look(netlink, Some(desired.mtu_bytes)).await?;
         desired.apply(netlink, &diff, &mut Vec::new()).await?;
-        diff.removals.iter().for_each(|edit| tracing::info!("left of another start: {edit}"));
+        for edit in &diff.removals {
+            tracing::info!("{edit}: an earlier start had left it");
+        }
         Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged: Vec::new() })
     }
 

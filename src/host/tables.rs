@@ -2,7 +2,7 @@
 //! that takes: of its device, of neighbours and forwarding entries, of routes. Pure: the caller
 //! lists, and `edit` makes the edits.
 
-mod edit;
+pub mod edit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,8 +14,6 @@ use crate::host::state::{
     RouteSpec,
 };
 use crate::route::Prefix;
-
-pub use edit::{apply_all, edit_device, remove_own_routes};
 
 /// The overlay address is a single host: no broadcast address, no on-link route.
 const HOST_LENGTH_BITS: u8 = 32;

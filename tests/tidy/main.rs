@@ -80,6 +80,34 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     (
+        "config",
+        &[
+            &["checked", "duration", "lock_file", "whole_file", "network/json"],
+            &["kube", "network/backends", "subnet_file"],
+            &["network", "options"],
+            &["value"],
+            &["flag_table"],
+            &["build_kube", "go_flags"],
+            &["build"],
+            &["flags"],
+        ],
+    ),
+    (
+        "host",
+        &[
+            &["device_drops", "lock", "mtu", "node_lock", "state"],
+            &["netlink/decode"],
+            &["netlink"],
+            &["netlink/filters", "netlink/neighbours", "netlink/policies", "netlink/routes"],
+            &["netlink/events", "netlink/veth", "netlink/vxlan"],
+            &["interface"],
+            &["follower"],
+            &["tables"],
+            &["tables/edit"],
+            &["overlay"],
+        ],
+    ),
+    (
         "backend",
         &[
             &["handover"],

@@ -25,9 +25,9 @@ use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::{LogOnce, with_causes};
 use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
-use crate::host::netlink::{
-    Events, Netlink, NetlinkError, PolicyEvents, has_policies, request_all,
-};
+use crate::host::netlink::events::Events;
+use crate::host::netlink::policies::{PolicyEvents, has_policies};
+use crate::host::netlink::{Netlink, NetlinkError, request_all};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::LongSends;

@@ -28,7 +28,7 @@ use crate::engine::{Engine, EngineWanted, WorkerEnd};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::mtu::followed_mtu_bytes;
-use crate::host::netlink::remove_link_now;
+use crate::host::netlink::veth::remove_link_now;
 use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
 use crate::status::TunnelEnd;

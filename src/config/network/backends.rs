@@ -1,19 +1,43 @@
-//! The `Backend` object's keys of the backends beside udp, with flannel's names and defaults.
+//! The `Backend` object's keys of each backend, with flannel's names and defaults.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
 use serde_json::Value;
 
-use crate::backend_kind::BackendKind;
+use crate::backend_kind::{BackendKind, UDP_PORT};
 
-use super::{MTU_BYTES_MAX, MTU_BYTES_MIN, NetworkConfigError, json, wrong};
+use super::json::{NetworkConfigError, boolean, member, wrong};
 
 /// flannel's VNI.
 const VNI_DEFAULT: u32 = 1;
 
 /// A device's name has 15 characters, of which `flannel.` takes eight.
 const VNI_MAX: u32 = 9_999_999;
+
+/// RFC 791: every host can forward an IPv4 packet of 68 bytes.
+const MTU_BYTES_MIN: u32 = 68;
+/// The total length of an IPv4 packet has 16 bits.
+const MTU_BYTES_MAX: u32 = 65_535;
+
+/// The udp backend's own keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UdpBackendConfig {
+    /// UDP port on every host.
+    pub port: u16,
+    /// Upper bound of the overlay's MTU; the external interface's MTU bounds it in any case.
+    pub mtu_bytes: Option<u32>,
+}
+
+impl UdpBackendConfig {
+    /// Reads the udp backend's keys from `BackendConfig::settings`.
+    pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
+        let port = number(settings, "Port", 1..=u32::from(u16::MAX))?;
+        let mtu_bytes = number(settings, "MTU", MTU_BYTES_MIN..=MTU_BYTES_MAX)?;
+        let port = port.and_then(|port| u16::try_from(port).ok());
+        Ok(Self { port: port.unwrap_or(UDP_PORT), mtu_bytes })
+    }
+}
 
 /// The vxlan backend's own keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,12 +128,12 @@ impl ExtensionBackendConfig {
     }
 }
 
-pub(super) fn number(
+fn number(
     settings: &Value,
     name: &str,
     range: RangeInclusive<u32>,
 ) -> Result<Option<u32>, NetworkConfigError> {
-    let Some(value) = json::member(settings, name).filter(|value| !value.is_null()) else {
+    let Some(value) = member(settings, name).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
@@ -121,12 +145,12 @@ pub(super) fn number(
 }
 
 fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
-    let value = json::member(settings, name).unwrap_or(&Value::Null);
-    super::boolean(&format!("Backend.{name}"), value, false)
+    let value = member(settings, name).unwrap_or(&Value::Null);
+    boolean(&format!("Backend.{name}"), value, false)
 }
 
 fn command(settings: &Value, name: &str) -> Result<Option<CommandLine>, NetworkConfigError> {
-    match json::member(settings, name) {
+    match member(settings, name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
         Some(Value::String(text)) => Ok(Some(CommandLine(text.clone()))),

@@ -1,5 +1,6 @@
 //! Go's JSON habits that serde_json does not have: keys match in any case, the last of several
-//! wins, `null` changes nothing unless the value is an address. Knows the keys, not their meaning.
+//! wins, `null` changes nothing unless the value is an address. Knows the keys, not their meaning,
+//! and what is said of values that can't be used.
 
 use std::fmt;
 
@@ -8,12 +9,25 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::config::network::{NetworkConfigError, wrong};
-
 /// How `Network` is written.
 pub(super) const NETWORK_FORM: &str = "an IPv4 network such as \"10.5.0.0/16\"";
 /// How `SubnetMin` and `SubnetMax` are written.
 pub(super) const ADDRESS_FORM: &str = "an IPv4 address such as \"10.5.16.0\"";
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkConfigError {
+    /// The configuration names a backend without its type.
+    #[error("unknown backend type \"\": give Backend a Type such as \"udp\", or leave Backend out")]
+    NoBackendType,
+    /// No JSON, or not an object.
+    #[error("the network configuration is not a JSON object")]
+    Syntax(#[source] serde_json::Error),
+    /// Which key, what is wrong with its value, what would be right; in flannel's words where
+    /// flannel has some.
+    #[error("{0}")]
+    Invalid(String),
+}
 
 /// The configuration's values; `null` where absent.
 #[derive(Debug, Default)]
@@ -120,4 +134,24 @@ impl<'de> Visitor<'de> for MembersVisitor {
         }
         Ok(Members(members))
     }
+}
+
+pub(super) fn boolean(key: &str, value: &Value, default: bool) -> Result<bool, NetworkConfigError> {
+    if value.is_null() {
+        return Ok(default);
+    }
+    value.as_bool().ok_or_else(|| wrong(key, "true or false", value))
+}
+
+pub(super) fn wrong(key: &str, expected: &str, value: &Value) -> NetworkConfigError {
+    /// Enough to recognise the value in a log line.
+    const SHOWN_CHARACTERS_MAX: usize = 60;
+    let mut found: String = value.to_string().chars().take(SHOWN_CHARACTERS_MAX + 1).collect();
+    if found.chars().count() > SHOWN_CHARACTERS_MAX {
+        found.pop();
+        found.push('…');
+    }
+    NetworkConfigError::Invalid(format!(
+        "{key} in the network configuration must be {expected}, it is {found}"
+    ))
 }

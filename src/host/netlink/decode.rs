@@ -8,17 +8,18 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
+use rtnetlink::packet_route::link::{
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
+};
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
     RouteScope, RouteType, RouteVia,
 };
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::vxlan::vxlan;
 use crate::host::state::{
     Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol,
-    RouteSpec,
+    RouteSpec, Vxlan,
 };
 use crate::route::Prefix;
 
@@ -65,6 +66,32 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
         veth_peer: linked.filter(|_| is_veth),
         alias,
     })
+}
+
+/// What a link was made with, if it is a VXLAN device.
+fn vxlan(infos: &[LinkInfo]) -> Option<Vxlan> {
+    if !infos.contains(&LinkInfo::Kind(InfoKind::Vxlan)) {
+        return None;
+    }
+    let data = infos.iter().find_map(|info| match info {
+        LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
+        _ => None,
+    });
+    let mut vxlan = Vxlan::default();
+    for info in data.into_iter().flatten() {
+        match info {
+            InfoVxlan::Id(vni) => vxlan.vni = *vni,
+            InfoVxlan::Link(index) => vxlan.parent_index = *index,
+            InfoVxlan::Local(address) => vxlan.local = Some(*address),
+            InfoVxlan::Port(port) => vxlan.port = Some(*port),
+            InfoVxlan::Gbp => vxlan.gbp = true,
+            InfoVxlan::Learning(on) => vxlan.learning = *on,
+            InfoVxlan::Group(_) | InfoVxlan::Group6(_) => vxlan.has_default_remote = true,
+            InfoVxlan::L2Miss(on) => vxlan.l2miss = *on,
+            _ => {}
+        }
+    }
+    Some(vxlan)
 }
 
 pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {

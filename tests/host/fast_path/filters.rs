@@ -4,7 +4,8 @@
 use std::os::fd::AsFd;
 
 use weft::fast_path::{IN, Maps};
-use weft::host::netlink::{Filter, FilterPlace, Netlink, Side};
+use weft::host::netlink::Netlink;
+use weft::host::netlink::filters::{Filter, FilterPlace, Side};
 
 use crate::support::lab::Namespace;
 

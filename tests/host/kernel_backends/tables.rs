@@ -284,7 +284,8 @@ fn a_changed_backend_takes_the_routes_of_the_old_one_away() {
         }
         overlay.lab.hosts[0].exec(&own);
         overlay.lab.hosts[0].exec(&["ip", "route", "replace", "10.6.1.0/24", "via", "172.20.0.2"]);
-        std::fs::write(overlay.files().join("store/config"), HOST_GW.replace("host-gw", kind)).unwrap();
+        std::fs::write(overlay.files().join("store/config"), HOST_GW.replace("host-gw", kind))
+            .unwrap();
         for host in 0..2 {
             overlay.restart(host, &[]);
         }

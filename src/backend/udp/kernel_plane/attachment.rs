@@ -5,7 +5,8 @@ use std::net::SocketAddrV4;
 
 use crate::backend::udp::owner::Owner;
 use crate::fast_path::{FastPath, FastPathError, Link, Program};
-use crate::host::netlink::{Filter, FilterPlace, Netlink, NetlinkError, Side};
+use crate::host::netlink::filters::{Filter, FilterPlace, Side};
+use crate::host::netlink::{Netlink, NetlinkError};
 
 /// The handle of a filter that only finds out whether there can be one, on a device of our own.
 const PROBE: u32 = 1;

@@ -11,7 +11,8 @@ use tracing::warn;
 
 use crate::device::features::{FeatureError, cut_tcp, merge_received};
 use crate::fast_path::Program;
-use crate::host::netlink::{Netlink, NetlinkError, remove_link_now};
+use crate::host::netlink::veth::remove_link_now;
+use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::LinkId;
 
 use super::attachment::{AttachError, Attacher, Attachment};

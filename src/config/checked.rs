@@ -1,0 +1,81 @@
+//! What checks of flags and variables have in common: their error, and how URLs are read.
+
+use std::fmt::Display;
+
+use hyper::Uri;
+
+/// Why the values of the flags stop a start.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct OptionError(pub(super) String);
+
+impl OptionError {
+    /// `given` is the flag or variable that asks for the feature.
+    pub(super) fn not_built(missing: &str, given: &str) -> Self {
+        Self(format!("{missing} is not built into this weftd: remove {given} or run flanneld"))
+    }
+
+    /// Leases can live in one place only.
+    pub(super) fn two_stores(other: &str) -> Self {
+        Self(format!(
+            "--local-store and --{other} (flag or environment) exclude each other: keep one of them"
+        ))
+    }
+}
+
+/// Whether a server may be below a path, as behind a proxy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum PathPart {
+    Forbidden,
+    #[cfg(feature = "kube")]
+    Allowed,
+}
+
+/// Reads the URL of a server.
+pub(super) fn url(flag: &'static str, text: &str, path: PathPart) -> Result<String, OptionError> {
+    let wrong = |why: &str| {
+        let text = without_secrets(text);
+        Err(refused(flag, format!("{text:?} {why}: write http://host:port or https://host:port")))
+    };
+    let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let Ok(url) = whole.parse::<Uri>() else { return wrong("is not a URL") };
+    let scheme = url.scheme_str();
+    if scheme != Some("http") && scheme != Some("https") {
+        return wrong("is not an http or https URL");
+    }
+    let Some(authority) = url.authority().filter(|authority| !authority.host().is_empty()) else {
+        return wrong("names no host");
+    };
+    // The part after the host is a port or nothing: hyper keeps a colon with a bad number.
+    let after_host = &authority.as_str()[authority.host().len()..];
+    if !after_host.is_empty() && authority.port_u16().is_none_or(|port| port == 0) {
+        return wrong("has a bad port");
+    }
+    let has_path = url.path() != "/" && path == PathPart::Forbidden;
+    if has_path || url.query().is_some() {
+        return wrong("has a path or a query");
+    }
+    Ok(whole)
+}
+
+/// `url` without user and query, in which there may be a password or a token.
+pub fn without_secrets(url: &str) -> String {
+    let (rest, query) = match url.split_once('?') {
+        Some((rest, _)) => (rest, "?***"),
+        None => (url, ""),
+    };
+    let (scheme, rest) = rest.split_once("://").map_or(("", rest), |(scheme, rest)| (scheme, rest));
+    let colon = if scheme.is_empty() { "" } else { "://" };
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}{colon}{host}{query}")
+}
+
+/// In Go an empty text is the same as a flag left out.
+pub(super) fn optional(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// The `problem` says which value, what is wrong, and what would be right.
+pub(super) fn refused(flag: &str, problem: impl Display) -> OptionError {
+    OptionError(format!("{flag}: {problem}"))
+}
