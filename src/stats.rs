@@ -31,6 +31,11 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }
 
+    /// Replaces the value, for a number that is no count.
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// The value now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -121,6 +126,9 @@ drop_reasons! {
     DontFragmentMtu = "df-mtu",
     /// The socket's send buffer or a device queue was full.
     SendBufferFull = "tx-enobufs",
+    /// Nothing has been heard from the peer since much was sent to it, and the socket's send buffer
+    /// was half full, as it is of datagrams that wait for hosts which are down.
+    SendUnanswered = "tx-unanswered",
     /// A local firewall rule forbade the send.
     SendForbidden = "tx-eperm",
     /// The kernel has no route to the peer's public address.

@@ -8,6 +8,7 @@ use std::num::NonZeroU16;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::packet::Span;
@@ -182,6 +183,14 @@ impl TunnelSocket {
         if self.always_fragmenting.swap(always, Ordering::Relaxed) != always {
             self.set_fragmenting(always);
         }
+    }
+
+    /// Whether half of the send buffer is free, which is when the kernel says that there is room
+    /// (`sock_writeable`, include/net/sock.h).
+    pub fn is_roomy(&self) -> bool {
+        let mut room = [PollFd::new(self, PollFlags::OUT)];
+        // It fails for no socket that is open.
+        poll(&mut room, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     /// The datagrams that the kernel has dropped since the last call, from `total`, its count for

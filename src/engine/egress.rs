@@ -14,6 +14,7 @@ use crate::stats::{DropReason, DroppedPacket, LONG_BYTES};
 use crate::sys::udp::{Datagrams, SendBatch};
 
 use super::contain::{Half, Progress};
+use super::errno::HELD_BACK;
 use super::idle::Moved;
 use super::io::{Io, Reads};
 use super::outcome::{Outcome, carry_out};
@@ -29,6 +30,10 @@ const HEADERS_BYTES: usize = 64 << 10;
 /// and the kernel drops what does not fit there. Receiving goes on.
 const ROOM_WAIT_NS: u64 = 2_000_000;
 
+/// Of the messages that are held back, one of so many goes nevertheless: a peer that is sent to
+/// without ever answering is not shut off by others' congestion.
+const HELD_BACK_PERIOD: u64 = 256;
+
 pub(super) struct EgressHalf {
     pub(super) reads: Reads,
     egress: Egress,
@@ -38,6 +43,8 @@ pub(super) struct EgressHalf {
     settled: usize,
     /// Until when packets wait for room in the send buffer.
     waits_until_ns: Option<u64>,
+    /// Messages that were held back because they may be for nobody.
+    held_back: u64,
     progress: Progress,
 }
 
@@ -98,6 +105,7 @@ impl EgressHalf {
             singles: SendBatch::new(SEGMENTS_MAX, SPANS_PER_MESSAGE),
             settled: 0,
             waits_until_ns: None,
+            held_back: 0,
             progress: Progress::default(),
         }
     }
@@ -142,19 +150,34 @@ impl EgressHalf {
 
     /// Sends what is left of the plan; returns whether that was all of it.
     fn send_plan(&mut self, config: &WorkerConfig, context: &Context<'_>) -> bool {
-        let Self { reads, egress, batch, singles, settled, waits_until_ns, .. } = self;
+        let Self { reads, egress, batch, singles, settled, waits_until_ns, held_back, .. } = self;
         let (arena, plan) = (&reads.arena, egress.plan());
         let messages = plan.messages();
-        let mut refusing = None;
+        let (mut refusing, mut is_roomy) = (None, None);
         *settled = carry_out(
             *settled..messages.len(),
             |index| messages[index].segments > 1,
             |first| {
-                let left = (first..).zip(&messages[first..]).map(|(index, message)| Datagrams {
-                    destination: message.destination,
-                    segment_bytes: (message.segments > 1).then_some(message.segment_bytes),
-                    spans: plan.spans(index),
-                });
+                let goes = |(_, message): &(usize, &Message)| {
+                    if !is_unanswered(config, context, message) {
+                        return true;
+                    }
+                    let is_roomy = *is_roomy.get_or_insert_with(|| config.socket.is_roomy());
+                    *held_back += u64::from(!is_roomy);
+                    is_roomy || *held_back % HELD_BACK_PERIOD == 0
+                };
+                let mut left = (first..)
+                    .zip(&messages[first..])
+                    .take_while(goes)
+                    .map(|(index, message)| Datagrams {
+                        destination: message.destination,
+                        segment_bytes: (message.segments > 1).then_some(message.segment_bytes),
+                        spans: plan.spans(index),
+                    })
+                    .peekable();
+                if left.peek().is_none() {
+                    return Err(HELD_BACK.into());
+                }
                 batch.send(config.socket.as_fd(), arena, left)
             },
             || context.now_ns < *waits_until_ns.get_or_insert(context.now_ns + ROOM_WAIT_NS),
@@ -203,6 +226,19 @@ impl EgressHalf {
         }
         replies.clear();
     }
+}
+
+/// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up the
+/// send buffer for seconds, and enough of such hosts would leave the others none.
+fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message) -> bool {
+    let Message { destination, segments, bytes, .. } = *message;
+    let heard = || config.team.iter().map(|worker| worker.by_peer.get(*destination.ip()));
+    config.stats.by_peer.is_unanswered(
+        *destination.ip(),
+        (segments.into(), bytes.into()),
+        context.now_ns,
+        || heard().map(|traffic| traffic.packets_received).sum(),
+    )
 }
 
 /// Counts message `index` for the peer that it went to, and marks the peer if its datagrams are

@@ -70,6 +70,9 @@ pub struct WorkerConfig {
     pub routes: Published,
     /// Where it counts.
     pub stats: Arc<WorkerStats>,
+    /// Where all workers of the device count, itself included: what any of them hears from a peer
+    /// shows that the peer is there.
+    pub team: Arc<[Arc<WorkerStats>]>,
     /// The limit of ICMP errors, the same one for all workers of a daemon.
     pub icmp_limit: Arc<IcmpLimiter>,
     /// How it is to do its I/O.

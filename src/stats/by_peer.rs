@@ -23,6 +23,16 @@ const SPREAD: u32 = 0x9e37_79b1;
 /// A place that no peer has: no host's address.
 const FREE: u32 = 0;
 
+/// How long a peer that was heard counts as there, whatever is sent to it.
+const HEARD_MS: u32 = 200;
+
+/// What may be sent to a peer that does not answer before it counts as unanswered: the beginnings
+/// of a few connections. What 200 hosts that are down get is less than half a send buffer.
+const UNANSWERED_MAX: u64 = 16 << 10;
+
+/// What a packet takes up in a send buffer beside its bytes: the kernel's record of it.
+const PACKET_OVERHEAD: u64 = 768;
+
 /// The packets to and from one peer, as pods see them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerTraffic {
@@ -62,6 +72,11 @@ pub struct ByPeer {
 #[repr(align(64))]
 struct Place {
     peer: AtomicU32,
+    /// When it was last found to have been heard, in milliseconds that wrap.
+    heard_ms: AtomicU32,
+    /// What all workers had received from it then, and how much it had been sent.
+    heard_packets: Counter,
+    sent_until_heard: Counter,
     packets_sent: Counter,
     bytes_sent: Counter,
     packets_received: Counter,
@@ -128,6 +143,35 @@ impl ByPeer {
         self.place(peer, || true).failed_sends.add(packets);
     }
 
+    /// Whether so much was sent to `peer` since it was last heard that another message of `packets`
+    /// and `bytes` may be for nobody. `heard_packets` says what all workers have received from it.
+    pub fn is_unanswered(
+        &self,
+        peer: Ipv4Addr,
+        (packets, bytes): (u64, u64),
+        now_ns: u64,
+        heard_packets: impl FnOnce() -> u64,
+    ) -> bool {
+        let now_ms = (now_ns / 1_000_000) as u32;
+        let place = self.place(peer, || false);
+        let is_fresh = || now_ms.wrapping_sub(place.heard_ms.load(Ordering::Relaxed)) <= HEARD_MS;
+        let sent = place.bytes_sent.get() + PACKET_OVERHEAD * place.packets_sent.get();
+        let message = bytes + PACKET_OVERHEAD * packets;
+        let is_little = || sent + message <= place.sent_until_heard.get() + UNANSWERED_MAX;
+        // Those without a place share one.
+        if std::ptr::eq(place, &raw const self.elsewhere) || is_fresh() || is_little() {
+            return false;
+        }
+        let heard_packets = heard_packets();
+        if place.heard_packets.get() == heard_packets {
+            return true;
+        }
+        place.heard_ms.store(now_ms, Ordering::Relaxed);
+        place.heard_packets.set(heard_packets);
+        place.sent_until_heard.set(sent);
+        false
+    }
+
     /// What was counted for `peer`: nothing if it found no place.
     pub fn get(&self, peer: Ipv4Addr) -> PeerTraffic {
         for place in self.tried(peer) {
@@ -177,6 +221,28 @@ impl ByPeer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_answers_or_is_sent_little_is_answered() {
+        let (counts, somebody) = (ByPeer::default(), peer(1));
+        let now_ns = |ms: u64| (ms + 60_000) * 1_000_000;
+        let is_unanswered = |packets: u64, ms, heard| {
+            counts.is_unanswered(somebody, (packets, packets * 100), now_ns(ms), || heard)
+        };
+        assert!(!is_unanswered(1000, 0, 0), "one that was never sent to");
+        counts.sent(somebody, 5, 500);
+        assert!(!is_unanswered(5, 0, 0), "a few packets may be sent to anybody");
+        assert!(is_unanswered(15, 0, 0) && is_unanswered(100, 1000, 0));
+        counts.sent(somebody, 1_000_000, 100_000_000);
+        assert!(is_unanswered(1, 2000, 0));
+        assert!(!is_unanswered(1, 2000, 7), "it was heard");
+        counts.sent(somebody, 1_000_000, 100_000_000);
+        let limit_ms = u64::from(HEARD_MS);
+        assert!(!is_unanswered(1, 2000 + limit_ms, 7), "it was heard lately");
+        assert!(is_unanswered(1, 2001 + limit_ms, 7), "it was heard once");
+        assert!(!is_unanswered(1, 2001 + limit_ms, 8), "it was heard again");
+        assert!(!is_unanswered(15, 9000, 8), "what was sent before it was heard counts");
+    }
 
     fn peer(number: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(0xAC14_0001_u32.wrapping_add(number))

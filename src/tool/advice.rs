@@ -84,9 +84,12 @@ const ADVICE: &[(DropReason, &str)] = &[
     ),
     (
         DropReason::SendBufferFull,
-        "the external interface: slower than the load, or its queue is too short; and `ip \
-         neighbour`: some 40 hosts of the same link that are down and still sent to \
-         (`FAILED`, `INCOMPLETE`) fill the buffer with what waits for them",
+        "the external interface: slower than the load, or its queue is too short",
+    ),
+    (
+        DropReason::SendUnanswered,
+        "`ip neighbour`: hosts of the same link that are down and still sent to (`FAILED`, \
+         `INCOMPLETE`); else the external interface, which is slower than the load",
     ),
     (DropReason::SendForbidden, "this host's OUTPUT rules for the tunnel's UDP port"),
     (

@@ -146,6 +146,7 @@ impl Host {
                 mtu_bytes: Arc::new(options.mtu_bytes.into()),
                 routes: routes.clone(),
                 stats: Arc::clone(&stats),
+                team: Arc::new([Arc::clone(&stats)]),
                 icmp_limit: Arc::default(),
                 engine: options.engine,
                 ring_entries: options.ring_entries,

@@ -67,6 +67,7 @@ impl Team {
     ) -> Result<Self, SpawnError> {
         let places = places(&processors(), seats.len());
         let icmp_limit = Arc::new(IcmpLimiter::new());
+        let all: Arc<[_]> = seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
         let mut team = Self { workers: Vec::with_capacity(seats.len()) };
         for (index, ((tun, seat), processor)) in
             queues.into_iter().zip(seats).zip(places).enumerate()
@@ -87,6 +88,7 @@ impl Team {
                 mtu_bytes: Arc::clone(&orders.mtu_bytes),
                 routes: orders.routes.clone(),
                 stats: Arc::clone(&seat.stats),
+                team: Arc::clone(&all),
                 icmp_limit: Arc::clone(&icmp_limit),
                 engine: orders.engine,
                 ring_entries: RING_ENTRIES,

@@ -56,6 +56,7 @@ impl Scene {
             mtu_bytes: Arc::new(1472.into()),
             routes: Published::new(Table::build(peers)),
             stats: Arc::clone(&stats),
+            team: Arc::new([Arc::clone(&stats)]),
             icmp_limit: Arc::default(),
             engine,
             ring_entries: RING_ENTRIES,
