@@ -44,6 +44,7 @@ const OF_WORKER: &[libc::c_long] = &[
     libc::SYS_recvmmsg,
     libc::SYS_sendmmsg,
     libc::SYS_sendmsg,
+    libc::SYS_getsockopt,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_ppoll,

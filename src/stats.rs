@@ -135,6 +135,9 @@ drop_reasons! {
     SendUnreachable = "tx-unreach",
     /// The send failed with an error that has no reason of its own.
     SendFailed = "tx-error",
+    /// More arrived than this host delivers, and the socket's receive buffer was nearly full: what
+    /// those send who send much goes first.
+    ReceiveOverload = "rx-overload",
     /// The TUN device's queue was full.
     TunFull = "tun-full",
     /// The TUN device refused the packet; it is down, gone, or rejects the frame.
@@ -168,14 +171,23 @@ pub struct DirectionStats {
     pub icmp_limited: Counter,
     /// Dropped packets, for whoever asks; in no total.
     pub samples: Samples,
-    drops: [Counter; DROP_REASONS],
+    drops: Drops,
+}
+
+#[derive(Debug)]
+struct Drops([Counter; DROP_REASONS]);
+
+impl Default for Drops {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Counter::default()))
+    }
 }
 
 impl DirectionStats {
     /// Counts `packets` dropped for `reason`.
     #[inline]
     pub fn drop(&self, reason: DropReason, packets: u64) {
-        self.drops[reason as usize].add(packets);
+        self.drops.0[reason as usize].add(packets);
     }
 
     /// Counts `packets` dropped for `reason`, of which `dropped` is the first, or all of them in
@@ -188,12 +200,12 @@ impl DirectionStats {
 
     /// Packets dropped for `reason` so far.
     pub fn drops(&self, reason: DropReason) -> u64 {
-        self.drops[reason as usize].get()
+        self.drops.0[reason as usize].get()
     }
 
     /// Packets dropped for any reason so far.
     pub fn drops_total(&self) -> u64 {
-        self.drops.iter().map(Counter::get).sum()
+        self.drops.0.iter().map(Counter::get).sum()
     }
 
     /// Packets received that are neither forwarded nor dropped: between two turns of the worker
@@ -215,7 +227,7 @@ impl DirectionStats {
             &self.icmp_sent,
             &self.icmp_limited,
         ];
-        named.into_iter().chain(&self.drops)
+        named.into_iter().chain(&self.drops.0)
     }
 }
 

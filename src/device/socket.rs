@@ -185,6 +185,12 @@ impl TunnelSocket {
         }
     }
 
+    /// Bytes in use of the receive buffer, and its size; none from a kernel before 4.12.
+    pub fn fill(&self) -> Option<(u64, u64)> {
+        let [used, size, ..] = sys::memory(self.as_fd()).ok()?;
+        Some((used.into(), size.into()))
+    }
+
     /// Whether half of the send buffer is free, which is when the kernel says that there is room
     /// (`sock_writeable`, include/net/sock.h).
     pub fn is_roomy(&self) -> bool {

@@ -68,7 +68,7 @@ pub(super) fn run(
             io.gather(ready, &mut egress.reads, &mut ingress.receives)
         };
         egress.begin_turn();
-        ingress.begin_turn();
+        ingress.begin_turn(config);
         let (table, local) = (routes.load(), local(config));
         let context = |stats| context(config, &local, table, stats, now_ns);
         let sent = contain::turn(&mut egress, &mut io, config, &context(&stats.egress));

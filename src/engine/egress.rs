@@ -228,8 +228,8 @@ impl EgressHalf {
     }
 }
 
-/// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up the
-/// send buffer for seconds, and enough of such hosts would leave the others none.
+/// Whether `message` may be for nobody. What waits for a neighbour that does not answer takes up
+/// the send buffer for seconds, and enough of such hosts would leave the others none.
 fn is_unanswered(config: &WorkerConfig, context: &Context<'_>, message: &Message) -> bool {
     let Message { destination, segments, bytes, .. } = *message;
     let heard = || config.team.iter().map(|worker| worker.by_peer.get(*destination.ip()));

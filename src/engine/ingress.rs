@@ -21,11 +21,17 @@ use super::errno::{WriteError, classify_write_error};
 use super::io::{Io, RECEIVE_SLOTS, Receives};
 use super::{WorkerConfig, WorkerEnd};
 
+/// Turns in a row that must leave datagrams in the socket before it is asked how full it is: bulk
+/// that comes in waves needs no such question.
+const BUSY_TURNS_MIN: u32 = 4;
+
 pub(super) struct IngressHalf {
     pub(super) receives: Receives,
     ingress: Ingress,
     writes: WriteBatch,
     reply: SendBatch,
+    /// Turns in a row that have left datagrams in the socket.
+    busy_turns: u32,
     progress: Progress,
 }
 
@@ -95,12 +101,17 @@ impl IngressHalf {
             ingress: Ingress::new(limits),
             writes: WriteBatch::new(ITEMS_MAX, ITEMS_MAX * PACKETS_PER_ITEM),
             reply: SendBatch::new(1, 1),
+            busy_turns: 0,
             progress: Progress::default(),
         }
     }
 
     /// What was received is to be moved to the last packet, whatever became of the device.
-    pub(super) fn begin_turn(&mut self) {
+    pub(super) fn begin_turn(&mut self, config: &WorkerConfig) {
+        let is_busy = !self.receives.moved.drained;
+        self.busy_turns = if is_busy { self.busy_turns.saturating_add(1) } else { 0 };
+        let fill = if self.busy_turns < BUSY_TURNS_MIN { None } else { config.socket.fill() };
+        self.ingress.set_fill(fill.unwrap_or_default());
         self.progress.start(self.receives.filled.len());
     }
 

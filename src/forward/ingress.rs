@@ -11,6 +11,7 @@ use crate::packet::transport::{self, TCP_CHECKSUM_OFFSET};
 use crate::stats::DropReason;
 
 use super::decide::{IngressVerdict, KnownAddresses};
+use super::shed::Shedder;
 use super::{Context, Replies};
 
 /// What one receive brought: a datagram, or several of equal size (UDP_GRO), the last possibly
@@ -32,6 +33,7 @@ pub struct GroBatch {
 pub struct Ingress {
     coalescer: Coalescer,
     replies: Replies,
+    shedder: Shedder,
     /// What is left of a batch that met a full plan.
     pending: Option<GroBatch>,
     /// The datagram that was decided on last.
@@ -54,6 +56,7 @@ impl Ingress {
         Self {
             coalescer: Coalescer::new(limits),
             replies: Replies::default(),
+            shedder: Shedder::new(),
             pending: None,
             current: Span::default(),
             delivered: Delivered::default(),
@@ -64,6 +67,12 @@ impl Ingress {
     /// have another sender.
     pub fn take_delivered(&mut self) -> Delivered {
         std::mem::take(&mut self.delivered)
+    }
+
+    /// Of the receive buffer's `size` bytes so many are used: if it is nearly full, who sends much
+    /// loses some.
+    pub fn set_fill(&mut self, (used, size): (u64, u64)) {
+        self.shedder.set_fill(used, size);
     }
 
     /// Where in the arena the datagram lies that was decided on last.
@@ -108,6 +117,12 @@ impl Ingress {
         context.stats.bytes_received.add(u64::from(batch.span.bytes));
         if batch.span.bytes == 0 {
             context.drop(DropReason::Runt, 1, Some(batch.sender), &[]);
+            return Ok(());
+        }
+        let packet = batch.span.of(arena).unwrap_or_default();
+        if self.shedder.sheds(packet, u64::from(packets), context.now_ns) {
+            let (reason, sender) = (DropReason::ReceiveOverload, Some(batch.sender));
+            context.drop(reason, packets as usize, sender, packet);
             return Ok(());
         }
         self.pending = Some(batch);

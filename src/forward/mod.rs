@@ -22,6 +22,7 @@ pub mod decide;
 mod egress;
 mod ingress;
 mod reply;
+mod shed;
 
 pub use decide::Local;
 pub use egress::Egress;

@@ -11,6 +11,9 @@ use crate::packet::Span;
 
 use super::{Slots, check, iovec};
 
+/// include/uapi/asm-generic/socket.h, the same number on all architectures that Rust knows but two.
+const SO_MEMINFO: c_int = 55;
+
 /// Room for the control messages of one datagram, each a header and a value with its padding:
 /// SO_RXQ_OVFL (u32), a segment size (int) and the type of service (u8).
 const CONTROL_BYTES: usize = 3 * (size_of::<libc::cmsghdr>() + size_of::<u64>());
@@ -92,6 +95,20 @@ fn get_int(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_in
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut bytes)
     })
     .map(|_zero| value)
+}
+
+/// What the buffers of a socket hold, and their sizes: `SK_MEMINFO_*` in
+/// include/uapi/linux/sock_diag.h.
+pub fn memory(socket: BorrowedFd<'_>) -> io::Result<[u32; 9]> {
+    let mut words = [0_u32; 9];
+    let mut bytes = size_of_val(&words) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes, the size of `words`, which outlives the
+    // call.
+    check(unsafe {
+        let place = (&raw mut words).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, place, &raw mut bytes)
+    })
+    .map(|_zero| words)
 }
 
 fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {

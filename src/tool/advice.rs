@@ -100,6 +100,11 @@ const ADVICE: &[(DropReason, &str)] = &[
         DropReason::SendFailed,
         "`ip -statistics link` of the external interface; then `--offload=none`",
     ),
+    (
+        DropReason::ReceiveOverload,
+        "who sends so much: `weft drops`; then CPU: the host cannot take packets as fast as they \
+         arrive",
+    ),
     (DropReason::TunFull, "CPU: the host cannot take packets as fast as they arrive"),
     (
         DropReason::TunWriteFailed,

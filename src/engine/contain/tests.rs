@@ -191,7 +191,7 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
     let (local, stats) = (&config.local, &scene.stats.ingress);
     let icmp_limit = &config.icmp_limit;
     let context = Context { local, table: &table, stats, icmp_limit, now_ns: 1 };
-    half.begin_turn();
+    half.begin_turn(config);
     let unwound = tracing::subscriber::with_default(subscriber, || {
         catch_unwind(AssertUnwindSafe(|| turn(&mut half, io, config, &context).is_ok())).is_err()
     });
