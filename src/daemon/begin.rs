@@ -10,7 +10,7 @@ use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
 use crate::backend::running::Prepared;
-use crate::backend::setup::{Claim, Settings};
+use crate::backend::setup::Claim;
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
@@ -20,25 +20,20 @@ use crate::control::error::{AcquireError, StoreError};
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::OwnLease;
+use crate::daemon::configured::{
+    BACKEND_PHRASE, Configured, MANAGER_PHRASE, REGISTRATION_PHRASE, external_interface,
+};
 use crate::daemon::node_guard::NodeGuard;
 use crate::daemon::rules;
 use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::LogOnce;
-use crate::host::interface::{ExternalInterface, discover};
+use crate::host::interface::ExternalInterface;
 use crate::host::lock::{DaemonLock, LockError};
-use crate::host::netlink::Netlink;
 use crate::route::Prefix;
 
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
 /// second; with a little less a node is ready within a second of its store.
 const CONFIG_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
-
-/// flanneld's phrase, which operators grep for.
-const BACKEND_PHRASE: &str = "Error fetching backend";
-/// flanneld's phrase for a store that cannot be used.
-pub(super) const MANAGER_PHRASE: &str = "Failed to create SubnetManager";
-/// flanneld's phrase for a node that gets no lease or no device.
-pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 
 /// A start that has its subnet.
 pub(super) struct Begun {
@@ -122,19 +117,7 @@ pub(super) async fn begin(
     }
 }
 
-/// The network configuration, with the settings of its backend.
-#[derive(Debug)]
-pub(super) struct Configured {
-    pub(super) network: NetworkConfig,
-    pub(super) settings: Settings,
-}
-
 impl Configured {
-    pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
-        let settings = Settings::parse(&network.backend).context(BACKEND_PHRASE)?;
-        Ok(Self { network, settings })
-    }
-
     /// Has the backend get what the host might refuse later, such as port and device. `former` is
     /// what the node has published before.
     async fn prepare(
@@ -287,14 +270,6 @@ async fn get_ready(
         None
     };
     plan.prepare(options, host, former.as_ref()).await.map(Ok)
-}
-
-pub(super) async fn external_interface(
-    options: &InterfaceOptions,
-) -> anyhow::Result<ExternalInterface> {
-    let netlink = Netlink::open().context("cannot talk to the kernel about its network")?;
-    let external = discover(&netlink, options).await?;
-    Ok(external)
 }
 
 /// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a

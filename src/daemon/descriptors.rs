@@ -22,9 +22,6 @@ const NAME: &str = "weft-tunnel";
 /// Pause before a service manager whose queue was full is told again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Most descriptors in one message (`SCM_MAX_FD` in include/net/scm.h).
-pub(super) const AT_ONCE_MAX: usize = 253;
-
 /// Those that the service manager passes to this process. To be called first of all.
 pub(super) fn passed() -> Vec<OwnedFd> {
     let variable =
@@ -80,7 +77,9 @@ fn store(offer: &Offered, is_stored: &mut bool) -> std::io::Result<()> {
             // Those that it has already it does not take twice. It must not watch them: each packet
             // would wake it.
             let message = format!("FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0");
-            descriptors.chunks(AT_ONCE_MAX).try_for_each(|some| notify::send(&message, some))
+            descriptors
+                .chunks(notify::AT_ONCE_MAX)
+                .try_for_each(|some| notify::send(&message, some))
         }
     }
 }

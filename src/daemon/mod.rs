@@ -2,6 +2,7 @@
 
 mod begin;
 pub(crate) mod cache_writer;
+mod configured;
 mod contain;
 mod descriptors;
 mod drop_samples;

@@ -12,7 +12,7 @@ use tracing::warn;
 
 use crate::config::options::{Options, StoreOptions};
 use crate::control::lease::LeaseAttributes;
-use crate::daemon::begin::REGISTRATION_PHRASE;
+use crate::daemon::configured::REGISTRATION_PHRASE;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
 /// The lock, if it could be taken.

@@ -18,7 +18,8 @@ use rustix::net::{
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, warn};
 
-use super::descriptors::AT_ONCE_MAX;
+/// Most descriptors in one message (`SCM_MAX_FD` in include/net/scm.h).
+pub(super) const AT_ONCE_MAX: usize = 253;
 
 /// Between two looks at what is to be told.
 const STATUS_PERIOD: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use crate::backend::status::PlaneState;
 use crate::config::options::RuleOptions;
 use crate::config::subnet_file::Previous;
 use crate::control::lease::Peers;
-use crate::daemon::begin::Configured;
+use crate::daemon::configured::Configured;
 use crate::netfilter::guard::{Guard, Tunnel};
 use crate::netfilter::guard_keeper::{GuardKeeper, GuardState, remove_left_guard};
 use crate::route::Prefix;

@@ -29,11 +29,9 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::End;
 use crate::control::timing::Timing;
-use crate::daemon::begin::{
-    Begun, Configured, HeldSubnet, MANAGER_PHRASE, REGISTRATION_PHRASE, acquire_lock, begin,
-    read_previous,
-};
+use crate::daemon::begin::{Begun, HeldSubnet, acquire_lock, begin, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
+use crate::daemon::configured::{Configured, MANAGER_PHRASE, REGISTRATION_PHRASE};
 use crate::daemon::contain;
 use crate::daemon::descriptors;
 use crate::daemon::health::{HealthServer, Readiness};

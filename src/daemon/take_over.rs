@@ -38,8 +38,8 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::backend::handover::{Handover, Offered};
-use crate::daemon::descriptors::AT_ONCE_MAX;
 use crate::daemon::http::{self, Reply};
+use crate::daemon::notify::AT_ONCE_MAX;
 
 /// Where a running weftd is asked.
 pub(super) const PATH: &str = "/take-over";

@@ -14,8 +14,8 @@ use crate::config::whole_file;
 use crate::control::cache::{self, Expected, Known};
 use crate::control::clock;
 use crate::control::error::StoreError;
-use crate::daemon::begin::{Configured, external_interface};
 use crate::daemon::cache_writer::cache_path;
+use crate::daemon::configured::{Configured, external_interface};
 use crate::host::interface::ExternalInterface;
 use crate::route::Prefix;
 

@@ -129,6 +129,34 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
             &["running"],
         ],
     ),
+    ("status", &[&["words", "workers"], &["peer", "verdict"], &["pages"]]),
+    (
+        "daemon",
+        &[
+            &["cache_writer", "configured", "contain", "http", "identity", "lately", "limits", "notify"],
+            &["process", "rules", "running", "subnet_writer", "log/line", "log/repeat"],
+            &["verdict", "metrics", "peer_rows", "drop_samples", "log/queue"],
+            &["descriptors", "health", "metrics_server", "node_guard", "port_guard", "take_over"],
+            &["log", "status", "warm_start"],
+            &["begin", "report"],
+            &["run"],
+        ],
+    ),
+    (
+        "tool",
+        &[
+            &["advice", "arguments", "cleanup", "echo", "install_conf", "pcapng", "style", "table"],
+            &["bugreport", "config", "drops", "explain", "lease", "peers", "ping"],
+            &["status", "check/firewall"],
+            &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
+            &["check/finding", "check/read/daemon", "check/read/endpoints"],
+            &["check/read/process", "check/checks/daemon", "check/checks/network"],
+            &["check/read/sockets", "check/checks/kernel", "check/checks/process"],
+            &["check/checks/stores"],
+            &["check/checks", "check/read"],
+            &["check"],
+        ],
+    ),
 ];
 
 /// What the programs in `src/bin/` may use of the library.

@@ -6,7 +6,7 @@ mod network;
 mod process;
 mod stores;
 
-use super::Check;
+use super::finding::Check;
 
 macro_rules! check {
     ($id:literal, $judge:path, $about:literal) => {

@@ -1,15 +1,12 @@
 //! What a firewall does with a packet, as far as that can be told: chains of nftables and iptables
 //! as values, and a walk through them. Where a rule can't be judged, the packet may pass.
 
-mod iptables;
-mod nftables;
+pub(super) mod iptables;
+pub(super) mod nftables;
 
 use std::net::Ipv4Addr;
 
 use crate::route::Prefix;
-
-pub(super) use iptables::parse as parse_iptables;
-pub(super) use nftables::parse as parse_nftables;
 
 /// Chains that jump to each other deeper than that are given up on.
 const DEPTH_MAX: u8 = 16;

@@ -5,6 +5,7 @@
 
 mod checks;
 mod facts;
+mod finding;
 mod firewall;
 mod read;
 
@@ -14,72 +15,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::checks::CHECKS;
-use self::facts::Facts;
+use self::finding::{Finding, Verdict};
 use super::arguments::{CheckArguments, Output};
 use super::style::Style;
 use crate::status::SCHEMA;
 
 /// Exit code if a check failed.
 const EXIT_FOUND: u8 = 1;
-
-/// How it looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    Ok,
-    Warning,
-    Failed,
-    Skipped,
-}
-
-impl Verdict {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Failed => "failed",
-            Self::Skipped => "skipped",
-        }
-    }
-}
-
-/// What a check says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Finding {
-    verdict: Verdict,
-    /// What was seen, or why nothing was looked at.
-    evidence: String,
-    /// What to do, where something is wrong.
-    cure: Option<String>,
-}
-
-impl Finding {
-    fn ok(evidence: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Ok, evidence: evidence.into(), cure: None }
-    }
-
-    fn skipped(why: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Skipped, evidence: why.into(), cure: None }
-    }
-
-    fn warning(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
-        let (evidence, cure) = (evidence.into(), Some(cure.into()));
-        Self { verdict: Verdict::Warning, evidence, cure }
-    }
-
-    fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Failed, ..Self::warning(evidence, cure) }
-    }
-}
-
-/// A question about the host.
-struct Check {
-    /// For scripts; it never changes.
-    id: &'static str,
-    /// What is well if it is well.
-    about: &'static str,
-    judge: fn(&Facts) -> Finding,
-}
 
 /// Id and meaning of each check, in their order: the table in the documents.
 pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -157,6 +99,7 @@ fn render(findings: &[(&str, Finding)], verbose: bool, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::facts::Facts;
     use super::*;
 
     #[test]

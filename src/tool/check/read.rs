@@ -150,9 +150,9 @@ fn firewall(runtime: &Runtime) -> Result<Vec<Chain>, String> {
     let nft = output(runtime, NFT, &["-j", "list", "ruleset"]);
     let iptables = output(runtime, IPTABLES_SAVE, &[]);
     let nft = nft.and_then(|text| {
-        firewall::parse_nftables(&text).ok_or_else(|| "nft answered no JSON".to_owned())
+        firewall::nftables::parse(&text).ok_or_else(|| "nft answered no JSON".to_owned())
     });
-    let iptables = iptables.map(|text| firewall::parse_iptables(&text));
+    let iptables = iptables.map(|text| firewall::iptables::parse(&text));
     match (nft, iptables) {
         (Ok(one), Ok(other)) => Ok([one, other].concat()),
         (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),

@@ -1,7 +1,7 @@
 //! The daemon itself: whether it answers, what it says, and who is in its way.
 
-use super::super::Finding;
 use super::super::facts::{DaemonState, Facts, UdpSocket};
+use super::super::finding::Finding;
 use crate::route::Prefix;
 use crate::status::{Lease, Rules, Status, Way};
 

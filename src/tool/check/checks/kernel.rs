@@ -1,7 +1,7 @@
 //! Settings of the kernel, and its firewall.
 
-use super::super::Finding;
 use super::super::facts::Facts;
+use super::super::finding::Finding;
 use super::super::firewall::{FORWARDED, Packet, RECEIVED, dropped_by};
 use super::network::{external_name, strangers};
 use crate::netfilter::guard::table_name;

@@ -1,7 +1,7 @@
 //! Interfaces, their MTUs, and routes.
 
-use super::super::Finding;
 use super::super::facts::{Facts, Host};
+use super::super::finding::{Finding, Verdict};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot, select};
@@ -128,7 +128,7 @@ pub(super) fn device(facts: &Facts) -> Finding {
 pub(super) fn overlay_mtu(facts: &Facts) -> Finding {
     let link = match own_device(facts) {
         Ok(link) => link,
-        Err(finding) if finding.verdict == super::super::Verdict::Skipped => return finding,
+        Err(finding) if finding.verdict == Verdict::Skipped => return finding,
         Err(_) => return Finding::skipped("the device is not there"),
     };
     let Some(external) = external_name(facts).and_then(|name| facts.link(&name)) else {
@@ -178,7 +178,7 @@ pub(super) fn overlay_route(facts: &Facts) -> Finding {
     let link = match own_device(facts) {
         Ok(link) if facts.backend() == Some(BackendKind::Udp) => link,
         Ok(_) => return Finding::skipped("`peers` tells of the routes to single hosts"),
-        Err(finding) if finding.verdict == super::super::Verdict::Skipped => return finding,
+        Err(finding) if finding.verdict == Verdict::Skipped => return finding,
         Err(_) => return Finding::skipped("the device is not there"),
     };
     let (Some(host), Some(&Lease { network, .. })) = (&facts.host, facts.lease()) else {

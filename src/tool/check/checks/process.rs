@@ -1,7 +1,7 @@
 //! Rights, limits, and what of the kernel a process may use.
 
-use super::super::Finding;
 use super::super::facts::Facts;
+use super::super::finding::Finding;
 use crate::engine::Engine;
 use crate::status::{FastPath, Status};
 

@@ -1,7 +1,7 @@
 //! etcd, and time.
 
-use super::super::Finding;
 use super::super::facts::Facts;
+use super::super::finding::Finding;
 use crate::control::clock::format_go_duration;
 use std::time::Duration;
 

@@ -8,8 +8,9 @@ use super::super::facts::{
     Daemon, DaemonState, Directory, Endpoint, Facts, Host, OtherDaemon, Process, Settings,
     SubnetText, UdpSocket,
 };
-use super::super::firewall::{Chain, parse_iptables};
-use super::super::{Finding, Verdict as Judged};
+use super::super::finding::{Finding, Verdict as Judged};
+use super::super::firewall::Chain;
+use super::super::firewall::iptables::parse as parse_iptables;
 use super::CHECKS;
 use crate::backend_kind::BackendKind;
 use crate::host::state::{Address, Link, LinkId, NextHop, Route, RouteKind, RouteProtocol, Vxlan};

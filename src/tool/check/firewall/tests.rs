@@ -1,5 +1,7 @@
 //! Rule sets as the programs print them, and what becomes of a tunnel's datagram.
 
+use super::iptables::parse as parse_iptables;
+use super::nftables::parse as parse_nftables;
 use super::*;
 
 const DATAGRAM: Packet<'static> = Packet {
