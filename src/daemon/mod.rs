@@ -9,6 +9,7 @@ mod drop_samples;
 mod health;
 mod http;
 mod identity;
+mod lately;
 mod limits;
 mod log;
 mod metrics;

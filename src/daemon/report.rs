@@ -2,8 +2,12 @@
 //! metrics and for the verdict alike. Never touches the dataplane.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use tokio::time::sleep;
 
 use crate::backend::status::{Carrier, Counters, KernelState, KernelView, PlaneState};
 use crate::backend::udp::pair_names;
@@ -15,6 +19,7 @@ use crate::control::request_times::{BOUNDS, RequestTimes};
 use crate::control::status::{ControlState, ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
+use crate::daemon::lately::{self, Looks};
 use crate::daemon::peer_rows;
 use crate::daemon::process;
 use crate::daemon::running::Running;
@@ -42,6 +47,8 @@ pub(super) struct Report {
     readiness: Readiness,
     settings: ShownSettings,
     running: OnceLock<Running>,
+    /// What was dropped lately.
+    looks: Looks,
 }
 
 impl Report {
@@ -52,12 +59,26 @@ impl Report {
         settings: ShownSettings,
     ) -> Self {
         let (control, request_times) = (manager.status(), manager.request_times());
-        Self { control, request_times, readiness, settings, running: OnceLock::new() }
+        let (running, looks) = (OnceLock::new(), Looks::new(Instant::now()));
+        Self { control, request_times, readiness, settings, running, looks }
     }
 
     /// The dataplane runs. Called once.
     pub(super) fn running(&self, running: Running) {
         self.running.set(running).ok();
+    }
+
+    /// Looks from time to time at what is dropped, for ever.
+    pub(super) async fn keep_looking(&self) -> Infallible {
+        loop {
+            sleep(lately::PERIOD).await;
+            if let Some(Running { carrier: Carrier::Workers { stats, .. }, .. }) =
+                self.running.get()
+            {
+                let total = WorkerStats::total(stats.iter().map(AsRef::as_ref));
+                self.looks.look(&total, Instant::now());
+            }
+        }
     }
 
     /// What a path of the status socket shows.
@@ -110,7 +131,7 @@ impl Report {
                 status.start = Some(Start { step, hindrance: control.start_hindrance });
             }
             Some(running) => {
-                add_running(&mut status, running, &control.names);
+                add_running(&mut status, running, &control.names, &self.looks);
                 for (worker, time) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
                     worker.ran_seconds = Some(time.ran.as_secs_f64());
                     worker.waited_seconds = Some(time.waited.as_secs_f64());
@@ -189,7 +210,7 @@ fn store(control: &ControlState, request_times: Option<&RequestTimes>) -> Store 
     }
 }
 
-fn add_running(status: &mut Status, running: &Running, names: &Names) {
+fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Looks) {
     let plane = running.dataplane.borrow().clone();
     status.lease = Some(Lease {
         network: running.network,
@@ -222,7 +243,9 @@ fn add_running(status: &mut Status, running: &Running, names: &Names) {
             status.narrow_paths = reachability.borrow().path_mtus.len();
             status.fast_path = Some(fast_path(kernel));
             let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();
-            add_workers(status, &plane, &read);
+            let total = WorkerStats::total(&read);
+            status.drops_lately = Some(looks.look(&total, Instant::now()));
+            add_workers(status, &plane, &total, &read);
             for (worker, stalled) in status.workers.iter_mut().zip(running.stalled()) {
                 worker.stalled_seconds = stalled.map(|age| age.as_secs());
             }
@@ -281,11 +304,10 @@ fn backend_counts(counters: &Counters) -> BackendCounts {
 }
 
 /// The workers' counters and their sums: a reader may add them up and compare.
-fn add_workers(status: &mut Status, plane: &PlaneState, read: &[WorkerStats]) {
-    let total = WorkerStats::total(read);
+fn add_workers(status: &mut Status, plane: &PlaneState, total: &WorkerStats, read: &[WorkerStats]) {
     status.egress = Some(Direction::from(&total.egress));
     status.ingress = Some(Direction::from(&total.ingress));
-    status.worker = Some(WorkerCounts::from(&total));
+    status.worker = Some(WorkerCounts::from(total));
     let workers = plane.workers.iter().zip(read).enumerate();
     status.workers = workers
         .map(|(index, (state, stats))| Worker {

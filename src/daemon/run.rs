@@ -287,6 +287,7 @@ async fn serve(
     tokio::select! {
         end = work(daemon, manager, &previous, &report) => end,
         Some(never) = OptionFuture::from(scraped) => match never {},
+        never = report.keep_looking() => match never {},
         never = notify::keep_status(|| report.headline()) => match never {},
         never = notify::keep_watchdog(|| report.stalled()) => match never {},
         Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},

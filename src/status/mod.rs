@@ -24,7 +24,7 @@ use crate::route::Prefix;
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
 pub use self::peer::{Peer, PeerState, Via};
 pub use self::verdict::{Cause, Fault, State, Verdict};
-pub use self::workers::{Direction, FastPath, SWITCHED_OFF, Traffic, Worker, WorkerCounts};
+pub use self::workers::{Direction, FastPath, Lately, SWITCHED_OFF, Traffic, Worker, WorkerCounts};
 
 /// Of all JSON, weftd's and the tool's. 2 added, among others, `verdict.faults`, `tunnel` and
 /// `process`.
@@ -95,6 +95,8 @@ pub struct Status {
     pub egress: Option<Direction>,
     /// The sum of those from the network to pods.
     pub ingress: Option<Direction>,
+    /// Those dropped in the last ten minutes, by reason; nothing if nobody looks. Since schema 2.
+    pub drops_lately: Option<BTreeMap<String, Lately>>,
     /// The sum of what else workers count.
     pub worker: Option<WorkerCounts>,
     /// The workers, of which these are the sums.

@@ -64,6 +64,16 @@ pub struct Direction {
     pub drops: BTreeMap<String, u64>,
 }
 
+/// Packets dropped lately, for one reason.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lately {
+    /// How many.
+    pub packets: u64,
+    /// When the last of them was, to ten seconds.
+    pub seconds_ago: u64,
+}
+
 /// What else workers count.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -84,7 +84,8 @@ fn milliseconds(microseconds: u64) -> String {
     format!("{}.{:02}ms", microseconds / 1000, microseconds % 1000 / 10)
 }
 
-fn ago(seconds: u64) -> String {
+/// `5s`, `4m`, `3h`.
+pub(super) fn ago(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),
         120..7200 => format!("{}m", seconds / 60),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::status::{
-    Backend, Direction, FastPath, Guard, Lease, Rules, SCHEMA, State, Status, Store, Verdict, Way,
-    Worker,
+    Backend, Direction, FastPath, Guard, Lately, Lease, Rules, SCHEMA, State, Status, Store,
+    Verdict, Way, Worker,
 };
 use crate::tool::style::Style;
 use crate::tool::{advice, peers};
@@ -51,8 +51,8 @@ pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
             line(name, render_direction(counts));
         }
     }
-    for reason in notable_drops(status) {
-        line("look at", format!("{}: {}", reason.id(), advice::of(reason)));
+    for (reason, when) in notable_drops(status) {
+        line("look at", format!("{}: {when}: {}", reason.id(), advice::of(reason)));
     }
     // A single worker's counters are the totals above.
     for worker in status.workers.iter().filter(|_| status.workers.len() > 1) {
@@ -171,17 +171,25 @@ fn render_backend(backend: &Backend) -> Option<String> {
     ))
 }
 
-/// Reasons for which packets were dropped that a person may have to look at, the most frequent
-/// first.
-fn notable_drops(status: &Status) -> Vec<DropReason> {
-    let of =
-        |counts: &Option<Direction>, reason| counts.as_ref().map_or(0, |it| it.dropped(reason));
-    let count = |reason| of(&status.egress, reason) + of(&status.ingress, reason);
+/// Reasons for which packets were dropped lately that a person may have to look at, the most
+/// frequent first, each with how many there were and how long ago the last was.
+fn notable_drops(status: &Status) -> Vec<(DropReason, String)> {
+    let of = |way, reason| status.of_way(way).map_or(0, |counts| counts.dropped(reason));
+    let seen = |reason: DropReason| match &status.drops_lately {
+        Some(lately) => lately.get(reason.id()).map(|Lately { packets, seconds_ago }| {
+            let ago = peers::ago(*seconds_ago);
+            (*packets, reason, format!("{packets} in 10 minutes, the last {ago} ago"))
+        }),
+        // An older weftd does not say when.
+        None => match of(Way::Egress, reason) + of(Way::Ingress, reason) {
+            0 => None,
+            packets => Some((packets, reason, format!("{packets} since weftd's start"))),
+        },
+    };
     let notable = DropReason::ALL.iter().filter(|reason| !advice::is_normal(**reason));
-    let mut counted: Vec<_> = notable.map(|reason| (count(*reason), *reason)).collect();
-    counted.retain(|(count, _)| *count > 0);
-    counted.sort_by_key(|(count, reason)| (Reverse(*count), *reason));
-    counted.into_iter().take(ADVICE_MAX).map(|(_, reason)| reason).collect()
+    let mut all: Vec<_> = notable.filter_map(|reason| seen(*reason)).collect();
+    all.sort_by_key(|(packets, reason, _)| (Reverse(*packets), *reason));
+    all.into_iter().take(ADVICE_MAX).map(|(_, reason, when)| (reason, when)).collect()
 }
 
 fn render_worker(worker: &Worker) -> String {
@@ -270,10 +278,19 @@ mod tests {
             ingress: drops(&[("bad-checksum", 9), ("runt", 1)]),
             ..Status::default()
         };
-        let reasons = [DropReason::BadChecksum, DropReason::NoRoute, DropReason::SendForbidden];
-        assert_eq!(notable_drops(&status), reasons);
-        let first = format!("bad-checksum: {}", advice::of(DropReason::BadChecksum));
-        assert_eq!(line(&status, "look at"), Some(first));
+        let reasons = |status: &Status| {
+            notable_drops(status).into_iter().map(|(reason, _)| reason).collect::<Vec<_>>()
+        };
+        let [checksum, no_route, forbidden] =
+            [DropReason::BadChecksum, DropReason::NoRoute, DropReason::SendForbidden];
+        assert_eq!(reasons(&status), [checksum, no_route, forbidden], "an older weftd's");
+        let lately = Lately { packets: 1, seconds_ago: 130 };
+        let lately = [("no-route".to_owned(), lately), ("ipv6".to_owned(), lately)];
+        let status = Status { drops_lately: Some(lately.into()), ..status };
+        assert_eq!(reasons(&status), [no_route], "the others are of some other day");
+        let advice = advice::of(no_route);
+        let expected = format!("no-route: 1 in 10 minutes, the last 2m ago: {advice}");
+        assert_eq!(line(&status, "look at"), Some(expected));
         assert!(
             line(&status, "egress").unwrap().ends_with("dropped: ipv6 90 no-route 3 tx-eperm 2")
         );
