@@ -19,7 +19,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!(
         "daemon-answers",
         daemon::answers,
-        "weftd answers on its status socket, or is not there"
+        "weftd answers on its status socket, or never ran here"
     ),
     check!("daemon-state", daemon::state, "`weft status` names no cause"),
     check!("peers", daemon::peers, "no peer is silent or not set up"),

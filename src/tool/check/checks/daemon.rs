@@ -21,6 +21,12 @@ fn no_daemon() -> Finding {
 pub(super) fn answers(facts: &Facts) -> Finding {
     let socket = facts.asked.socket.display();
     match &facts.daemon.state {
+        DaemonState::Absent if is_left(facts) => Finding::warning(
+            format!(
+                "weftd is not running: there is no {socket}, but a subnet file of an earlier run"
+            ),
+            "Start weftd; its log says why it ended. If it runs, give its --socket.",
+        ),
         DaemonState::Absent => Finding::ok(format!("no weftd runs: there is no {socket}")),
         DaemonState::Answered(status) => Finding::ok(format!("weftd {}", status.version)),
         DaemonState::Forbidden(why) => Finding::skipped(format!("{socket}: {why}; run as root")),
@@ -40,6 +46,12 @@ pub(super) fn answers(facts: &Facts) -> Finding {
             "Look at weftd's log; if it hangs, restart it and report it.",
         ),
     }
+}
+
+/// Whether a daemon ran here that is gone.
+fn is_left(facts: &Facts) -> bool {
+    let subnet_file = &facts.asked.subnet_file;
+    facts.subnet_file.is_there && facts.others.iter().all(|it| it.subnet_file != *subnet_file)
 }
 
 pub(super) fn state(facts: &Facts) -> Finding {

@@ -264,6 +264,9 @@ const OF_THE_DAEMON: &[Wrong] = &[
     ("daemon-answers", Judged::Warning, "nobody serves", |it| {
         it.daemon.state = DaemonState::Stale;
     }),
+    ("daemon-answers", Judged::Warning, "not running", |it| {
+        it.daemon.state = DaemonState::Absent;
+    }),
     ("daemon-answers", Judged::Warning, "another network namespace", |it| {
         it.daemon.state = DaemonState::Elsewhere;
     }),
