@@ -23,7 +23,7 @@ use crate::support::lab::{Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::members::{Members, Setup, TOKEN_TTL, Version, lease_key};
 use crate::support::overlay::CONFIG;
 use crate::support::pace::Stopwatch;
-use crate::support::status::metric;
+use crate::support::status::{Status, metric};
 
 /// To be connected again after a fault: the pause between two tries is at most 5 s.
 const AGAIN: Duration = Duration::from_secs(8);
@@ -237,16 +237,10 @@ fn full_etcd_is_reported_with_and_without_subnet() {
     wait_until(PATIENCE, "etcd is full", || !etcd.accepts(switch, &["put", "junk", &junk]));
 
     let mut second = cluster.weftd(1, &dirs[1], &[&endpoint]);
-    let weft = |dir: &std::path::Path, command: &str| {
-        let socket = dir.join("weft.sock").display().to_string();
-        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
-        let output = weft.args([command, "--socket", &socket]).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()
-    };
     for (dir, who) in [(&dirs[1], "a node without a subnet"), (&dirs[0], "a running node")] {
         wait_until(PATIENCE, &format!("{who} says that etcd is full"), || {
-            let text = weft(dir, "status");
-            text.contains("quota") && text.contains("defragment")
+            let refused = Status::of(dir).0["store"]["refused"].clone();
+            refused.as_str().is_some_and(|refused| refused.contains("defragment"))
         });
         assert_eq!(metric(dir, "flannel_store_refused"), Some(1.0), "{who}");
         let answered = metric(dir, "flannel_store_request_duration_seconds_count");
@@ -263,7 +257,9 @@ fn full_etcd_is_reported_with_and_without_subnet() {
     etcd.ctl(switch, &["alarm", "disarm"]);
     SubnetEnv::wait(&dirs[1].join("subnet.env"), &mut second);
     for dir in &dirs {
-        wait_until(PATIENCE, "the refusal is over", || !weft(dir, "status").contains("refused"));
+        wait_until(PATIENCE, "the refusal is over", || {
+            Status::of(dir).0["store"]["refused"].is_null()
+        });
     }
 }
 

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use weft::status::Cause;
 
 use crate::support::lab::{Lab, SubnetEnv, UNDERLAY, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store};
@@ -99,10 +100,10 @@ fn a_low_port_follows_and_what_is_in_the_way_is_named() {
     });
     host.exec(&["ip", "address", "del", &format!("{}/32", next(0)), "dev", "lo"]);
     replace(&overlay, UNDERLAY[0], next(0));
-    let stays = format!("the tunnel stays at {}:443", UNDERLAY[0]);
     wait_until(Duration::from_secs(20), "the status says that the tunnel stays", || {
-        let cause = overlay.status(0).0["verdict"]["causes"][0].clone();
-        cause.as_str().is_some_and(|cause| cause.starts_with(&stays))
+        let status = overlay.status(0);
+        status.causes() == [Cause::DataplaneHindered]
+            && status.0["tunnel"]["udp"] == format!("{}:443", UNDERLAY[0])
     });
     drop(taken);
     // By a control plane that has given up most of root's rights.

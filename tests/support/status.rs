@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde::Deserialize as _;
 use serde_json::Value;
 use weft::daemon::status::fetch_unix;
+use weft::status::Cause;
 
 use super::lab::wait_until;
 
@@ -67,6 +69,12 @@ impl Status {
         let routes = self.0["routes"].as_array().into_iter().flatten();
         let is_used = |state: &Value| state != "other-backend" && state != "not-set-up";
         routes.filter(|route| is_used(&route["state"])).count()
+    }
+
+    /// What is wrong, the worst first, by the words for scripts.
+    pub(crate) fn causes(&self) -> Vec<Cause> {
+        let status = weft::status::Status::deserialize(&self.0).expect("the tool reads it too");
+        status.verdict.faults.iter().map(|fault| fault.cause).collect()
     }
 
     /// Waits until in both directions packets received = forwarded + dropped, for each worker as

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
+use weft::status::Cause;
 
 use crate::support::cluster::weftd_in;
 use crate::support::lab::{LEASE_TIMEOUT, Namespace, Process, SubnetEnv, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, local_store, reserve};
+use crate::support::status::Status;
 
 /// Longest time that a stop may take.
 const STOP: Duration = Duration::from_secs(1);
@@ -252,20 +254,17 @@ fn status_begins_with_what_a_start_waits_for() {
     std::fs::remove_file(&config).unwrap();
     let _daemon = host.weftd_on(&store, &[]);
     let socket = host.subnet_env().with_file_name("weft.sock").display().to_string();
-    let first_line = || {
-        let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
-        let output = weft.args(["status", "--socket", &socket]).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.lines().next().unwrap_or_default().to_owned()
-    };
-    wait_until(LEASE_TIMEOUT, "the first line has the cause and how often it was met", || {
-        let line = first_line();
-        line.starts_with("NOT READY")
-            && line.contains("no network configuration at")
-            && line.contains("tries in")
+    let status = || Status::try_of(host.subnet_env().parent().expect("a directory"));
+    wait_until(LEASE_TIMEOUT, "the status has the cause and how often it was met", || {
+        status().is_some_and(|status| {
+            let tries = status.0["start"]["hindrance"]["tries"].as_u64();
+            status.causes() == [Cause::StartHindered] && tries > Some(1)
+        })
     });
     std::fs::write(&config, CONFIG).unwrap();
-    wait_until(LEASE_TIMEOUT, "nothing is wrong any more", || first_line().starts_with("ready "));
+    wait_until(LEASE_TIMEOUT, "nothing is wrong any more", || {
+        status().is_some_and(|status| status.0["verdict"]["state"] == "ready")
+    });
     let mut weft = std::process::Command::new(env!("CARGO_BIN_EXE_weft"));
     let output = weft.args(["log", "--socket", &socket]).output().unwrap();
     let log = String::from_utf8(output.stdout).unwrap();
