@@ -1,5 +1,5 @@
-//! Which packets were dropped lately. Counters say how many were since the start, which may be weeks
-//! ago; so they are looked at from time to time.
+//! Which packets were dropped lately. Counters say how many were since the start, which may be
+//! weeks ago; so they are looked at from time to time.
 
 use std::array;
 use std::collections::{BTreeMap, VecDeque};

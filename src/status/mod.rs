@@ -24,7 +24,9 @@ use crate::route::Prefix;
 pub use self::pages::{Config, Drops, Peers, Sample, Setting, Way};
 pub use self::peer::{Peer, PeerState, Via};
 pub use self::verdict::{Cause, Fault, State, Verdict};
-pub use self::workers::{Direction, FastPath, Lately, SWITCHED_OFF, Traffic, Worker, WorkerCounts};
+pub use self::workers::{
+    Direction, FastPath, Lately, SWITCHED_OFF, Traffic, Worker, WorkerCounts, counted,
+};
 
 /// Of all JSON, weftd's and the tool's. 2 added, among others, `verdict.faults`, `tunnel` and
 /// `process`.
@@ -345,11 +347,6 @@ impl Status {
             Way::Ingress => self.ingress.as_ref(),
         }
     }
-}
-
-/// Those that ever occurred.
-pub fn counted<'a>(all: impl Iterator<Item = (&'a str, u64)>) -> BTreeMap<String, u64> {
-    all.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 /// What only a later release has a word for counts as absent.

@@ -4,7 +4,7 @@ use std::net::SocketAddrV4;
 
 use serde::{Deserialize, Serialize};
 
-use super::Peer;
+use super::peer::Peer;
 use super::words::words;
 
 /// The answer to `/peers`.

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 
-use super::Traffic;
 use super::words::words;
+use super::workers::Traffic;
 use crate::route::Prefix;
 
 words! {

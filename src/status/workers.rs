@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::counted;
 use crate::stats::{DirectionStats, DropReason, WorkerStats};
 
 /// Why the kernel's programs carry nothing if nobody wants them to.
@@ -161,4 +160,9 @@ impl From<&WorkerStats> for WorkerCounts {
             receive_overflows: stats.receive_overflows.get(),
         }
     }
+}
+
+/// Those that ever occurred.
+pub fn counted<'a>(all: impl Iterator<Item = (&'a str, u64)>) -> BTreeMap<String, u64> {
+    all.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
 }

@@ -14,7 +14,8 @@ use crate::control::clock::format_rfc3339;
 use crate::stats::{DropReason, SAMPLE_BYTES_MAX};
 use crate::status::{Drops, SCHEMA, Sample, Way};
 use crate::tool::arguments::{DropsArguments, Output};
-use crate::tool::{advice, ask, pcapng};
+use crate::tool::ask::ask;
+use crate::tool::{advice, pcapng};
 
 /// Between two looks. A worker keeps the last 64 packets of each direction.
 const PAUSE: Duration = Duration::from_millis(200);

@@ -3,6 +3,7 @@
 
 pub mod advice;
 mod arguments;
+mod ask;
 mod bugreport;
 pub mod check;
 mod cleanup;
@@ -28,17 +29,17 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::control::clock::unix_seconds;
 use crate::daemon::status::fetch_unix;
-use crate::status::{Config, Peer, Peers, SCHEMA, State, Status};
+use crate::status::{Config, Peer, Peers, State, Status};
 
 use self::arguments::{
     Answered, Arguments, CheckArguments, Command, Daemon, ExplainArguments, Output, PingArguments,
     StatusArguments,
 };
+use self::ask::ask;
 use self::cleanup::Cleanup;
 use self::explain::Question;
 use self::ping::Whom;
@@ -136,18 +137,6 @@ impl Layout {
 
 fn text(socket: &Path, target: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&fetch_unix(socket, target)?).into_owned())
-}
-
-/// What weftd answers: as it came, and as far as this tool knows it.
-fn ask<T: DeserializeOwned>(socket: &Path, target: &str) -> anyhow::Result<(Value, T)> {
-    let bytes = fetch_unix(socket, target)?;
-    let answer: Value =
-        serde_json::from_slice(&bytes).context("weftd answered something else than JSON")?;
-    let known = T::deserialize(&answer).with_context(|| {
-        let theirs = &answer["schema"];
-        format!("weftd speaks schema {theirs}, this tool {SCHEMA}: use the weft of its release")
-    })?;
-    Ok((answer, known))
 }
 
 /// An answer as it was asked for: as JSON, or as `render` has it for people.

@@ -145,7 +145,8 @@ const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "tool",
         &[
-            &["advice", "arguments", "cleanup", "echo", "install_conf", "pcapng", "style", "table"],
+            &["advice", "arguments", "ask", "cleanup", "echo", "explain/kernel", "install_conf"],
+            &["pcapng", "style", "table"],
             &["bugreport", "config", "drops", "explain", "lease", "peers", "ping"],
             &["status", "check/firewall"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],

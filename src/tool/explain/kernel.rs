@@ -1,6 +1,6 @@
-//! What the kernel does with a packet that is explained, by its own answers to `ip route get`, asked
-//! as if the packet came by the interface of this host's pod. Policy rules, other tables and the
-//! source check count in these answers, and nothing is sent.
+//! What the kernel does with a packet that is explained, by its own answers to `ip route get`,
+//! asked as if the packet came by the interface of this host's pod. Policy rules, other tables and
+//! the source check count in these answers, and nothing is sent.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
@@ -132,7 +132,8 @@ impl Answers {
                 };
                 if !is_right {
                     return Some(format!(
-                        "but the kernel sends it by {}: another route, rule or table wins ({query})",
+                        "but the kernel sends it by {}: another route, rule or table wins \
+                         ({query})",
                         self.shown(path)
                     ));
                 }

@@ -5,7 +5,7 @@ use crate::netfilter::iptables::words;
 use super::{Action, Chain, Condition, Hook, Rule, prefix};
 
 /// The chains of the tables that may drop packets.
-pub(in crate::tool::check) fn parse(text: &str) -> Vec<Chain> {
+pub(crate) fn parse(text: &str) -> Vec<Chain> {
     let mut chains: Vec<Chain> = Vec::new();
     let mut table = None;
     for line in text.lines() {

@@ -13,7 +13,7 @@ use super::{Action, Chain, Condition, Hook, Rule, prefix};
 type Sets = BTreeMap<(String, String), Value>;
 
 /// The chains that IPv4 packets may meet; nothing if it is not nft's JSON.
-pub(in crate::tool::check) fn parse(text: &str) -> Option<Vec<Chain>> {
+pub(crate) fn parse(text: &str) -> Option<Vec<Chain>> {
     let objects = objects(text).ok()?;
     let of_kind = |kind: &'static str| {
         objects.iter().filter(move |(other, _)| other == kind).map(|(_, object)| object)
