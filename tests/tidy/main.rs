@@ -5,11 +5,13 @@
 //! proved able to fail on a few lines of source at the end of this file.
 
 mod docs;
+mod levels;
 mod source;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::levels::FLOORS;
 use crate::source::{Source, paths, words};
 
 /// What each module may import from this crate, itself aside. `*` is everything.
@@ -51,113 +53,6 @@ const MAP: &[(&str, &[&str])] = &[
     ),
     ("daemon", &["*"]),
     ("tool", &["*"]),
-];
-
-/// The floors inside a module, from the ground up; names are files below the module's folder,
-/// `store` for `store/mod.rs`. A file may import from the floors below its own only, so that no
-/// files import each other in a ring. For another module, add its table.
-const FLOORS: &[(&str, &[&[&str]])] = &[
-    (
-        "control",
-        &[
-            &["backoff", "clock", "own_thread", "rejected", "request_times"],
-            &["lease"],
-            &["error", "choose", "peers"],
-            &["identity", "snapshot"],
-            &["cache", "status", "timing"],
-            &["machine/stale", "machine/state", "store/moves"],
-            &["machine"],
-            &["machine/follow", "machine/own", "machine/twin"],
-            &["store/etcd_tls", "store/kube_connection", "store/kube_node", "store/local_files"],
-            &["store/etcd_connection", "store/kube_own", "store/local_claim"],
-            &["store/etcd_lease", "store/etcd_watch", "store/kube_watch", "store/local"],
-            &["store/etcd_claim", "store/kube"],
-            &["store/etcd"],
-            &["store"],
-            &["manager"],
-            &["acquire", "by_hand", "claim", "config_check"],
-            &["run"],
-        ],
-    ),
-    (
-        "config",
-        &[
-            &["checked", "duration", "lock_file", "whole_file", "network/json"],
-            &["kube", "network/backends", "subnet_file"],
-            &["network", "options"],
-            &["value"],
-            &["flag_table"],
-            &["build_kube", "go_flags"],
-            &["build"],
-            &["flags"],
-        ],
-    ),
-    (
-        "host",
-        &[
-            &["device_drops", "lock", "mtu", "node_lock", "state"],
-            &["netlink/decode"],
-            &["netlink"],
-            &["netlink/filters", "netlink/neighbours", "netlink/policies", "netlink/routes"],
-            &["netlink/events", "netlink/veth", "netlink/vxlan"],
-            &["interface"],
-            &["follower"],
-            &["tables"],
-            &["tables/edit"],
-            &["overlay"],
-        ],
-    ),
-    (
-        "backend",
-        &[
-            &["handover"],
-            &["setup"],
-            &["status"],
-            &["extension/command", "vxlan/checksum", "vxlan/data", "vxlan/device"],
-            &["udp/owner"],
-            &["udp/kernel_plane/attachment", "udp/kernel_plane/hops"],
-            &["udp/kernel_plane/entries", "udp/kernel_plane/obstacle"],
-            &["udp/error", "udp/pacing", "udp/paths", "udp/reach", "udp/kernel_plane/merging"],
-            &["udp/kernel_plane/placement", "udp/tun_device"],
-            &["host_gw", "extension/hosts", "vxlan/owner"],
-            &["udp/fallback", "udp/peers", "udp/team"],
-            &["extension", "vxlan", "udp/open", "udp/prober"],
-            &["kernel", "udp/kernel_plane"],
-            &["udp/leftovers"],
-            &["udp/tunnel"],
-            &["udp"],
-            &["running"],
-        ],
-    ),
-    ("status", &[&["words", "workers"], &["peer", "verdict"], &["pages"]]),
-    (
-        "daemon",
-        &[
-            &["cache_writer", "configured", "contain", "http", "identity", "lately", "limits", "notify"],
-            &["process", "rules", "running", "subnet_writer", "log/line", "log/repeat"],
-            &["verdict", "metrics", "peer_rows", "drop_samples", "log/queue"],
-            &["descriptors", "health", "metrics_server", "node_guard", "port_guard", "take_over"],
-            &["log", "status", "warm_start"],
-            &["begin", "report"],
-            &["run"],
-        ],
-    ),
-    (
-        "tool",
-        &[
-            &["advice", "arguments", "ask", "cleanup", "echo", "explain/kernel", "install_conf"],
-            &["pcapng", "style", "table"],
-            &["bugreport", "config", "drops", "explain", "lease", "peers", "ping"],
-            &["status", "check/firewall"],
-            &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
-            &["check/finding", "check/read/daemon", "check/read/endpoints"],
-            &["check/read/process", "check/checks/daemon", "check/checks/network"],
-            &["check/read/sockets", "check/checks/kernel", "check/checks/process"],
-            &["check/checks/stores"],
-            &["check/checks", "check/read"],
-            &["check"],
-        ],
-    ),
 ];
 
 /// What the programs in `src/bin/` may use of the library.
@@ -332,7 +227,7 @@ fn floors(source: &Source) -> Vec<Violation> {
     let own = &module[1..];
     // The module's own file says what is in it, and stands above all.
     let Some((name, floor)) = floor_of(own).filter(|(name, _)| *name == own.join("/")) else {
-        let advice = format!("add {} to FLOORS in tests/tidy/main.rs", own.join("/"));
+        let advice = format!("add {} to FLOORS in tests/tidy/levels.rs", own.join("/"));
         return if own.is_empty() { Vec::new() } else { vec![violation(1, "floors", advice)] };
     };
     let mut found = paths(&source.product, "crate");
