@@ -11,6 +11,7 @@ mod socket;
 mod tun;
 
 pub use crate::sys::echo::only_echo_replies;
+pub use crate::sys::steering::{LANES, Steering};
 pub use inherited::{InheritError, inherit, tun_names};
 pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};
 pub use tun::{Tun, TunError, TunOffload};

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::writev;
 
 use crate::offload::VNET_HEADER_BYTES;
-use crate::sys::{steering, tun as sys};
+use crate::sys::steering::Steering;
+use crate::sys::tun as sys;
 
 use super::InheritError;
 
@@ -93,18 +94,23 @@ impl Tun {
         // Header and offloads belong to the device: its other queues have them as well.
         let offload = negotiate(first.as_fd(), wanted);
         let mut queues = vec![Self { queue: first, name: name.clone(), offload }];
-        for _ in 1..count.get() {
-            queues.push(Self { queue: open(&name)?.0, name: name.clone(), offload });
+        for number in 1..count.get() {
+            let queue = open(&name)?.0;
+            sys::set_mark(queue.as_fd(), number)
+                .map_err(|source| TunError::Open { name: name.clone(), source })?;
+            queues.push(Self { queue, name: name.clone(), offload });
         }
         Ok(queues)
     }
 
     /// Goes on with all queues of a device, which [`Self::open`] has opened in another process.
     pub(super) fn inherit(
-        queues: Vec<OwnedFd>,
+        mut queues: Vec<OwnedFd>,
         wanted: TunOffload,
     ) -> Result<Vec<Self>, InheritError> {
         let kind = flags(queues.len());
+        // Which is which counts, and a service manager may hand them over in any order.
+        queues.sort_by_key(|queue| sys::mark(queue.as_fd()));
         let mut device: Option<(String, TunOffload)> = None;
         let mut inherit = |queue: OwnedFd| {
             let (name, found) = sys::identify(queue.as_fd())?;
@@ -134,11 +140,11 @@ impl Tun {
         sys::set_persistent(self.queue.as_fd(), is_kept)
     }
 
-    /// Has the kernel choose the queue of a packet for this host's peers by its flow alone, so
-    /// that a flow never changes queues. Without, its queue is the last one to which its other
-    /// direction was written, for three seconds, and each change may reorder it.
-    pub fn steer_by_flow(&self) -> io::Result<()> {
-        steering::steer_by_flow(self.queue.as_fd())
+    /// Has the kernel choose the queue of a packet for this host's peers by `steering` alone.
+    /// Without, its queue is the last one to which its other direction was written, for three
+    /// seconds, and each change may reorder it.
+    pub fn steer(&self, steering: &Steering) -> io::Result<()> {
+        steering.attach(self.queue.as_fd())
     }
 
     /// A queue whose other end is `queue`'s, not the kernel's: no right is needed to make one.

@@ -3,6 +3,7 @@
 //! One thread serves both directions, so a busy one can't starve the other: each turn moves at
 //! most one batch each way, bounded by bytes and by packets.
 
+use std::array::from_fn;
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -19,6 +20,7 @@ use super::egress::EgressHalf;
 use super::idle::{Idle, NAP_NS, Next};
 use super::ingress::IngressHalf;
 use super::io::{Io, Ready};
+use super::lanes::LANES_MAX;
 use super::{Stop, WorkerConfig, WorkerEnd, contain};
 
 /// How often what was refused is tried again, GSO and datagrams without fragmentation: the
@@ -152,18 +154,22 @@ fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::
     };
     let longest = Timespec { tv_sec: SLEEP_MAX_SECONDS as i64, tv_nsec: 0 };
     let room_limit = room_limit_ns.map(|ns| Timespec { tv_sec: 0, tv_nsec: ns as i64 });
-    let mut sources = [
-        PollFd::new(&config.tun, tun),
-        PollFd::new(&config.socket, socket),
-        PollFd::new(stop, readable),
-    ];
-    match poll(&mut sources, Some(&room_limit.unwrap_or(longest))) {
+    let lane = |index: usize| config.bulk.get(index).unwrap_or(&config.tun);
+    let mut sources: [_; 2 + LANES_MAX] = from_fn(|index| match index {
+        0 => PollFd::new(stop, readable),
+        1 => PollFd::new(&config.socket, socket),
+        2 => PollFd::new(&config.tun, tun),
+        further => PollFd::new(lane(further - 3), tun),
+    });
+    let sources = &mut sources[..3 + config.bulk.len()];
+    match poll(sources, Some(&room_limit.unwrap_or(longest))) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(errno) => return Err(errno.into()),
     }
     // An error or a hang-up is for the read to find out about.
     let woke = |source: &PollFd<'_>| !source.revents().is_empty();
-    Ok(Ready { tun: woke(&sources[0]), socket: woke(&sources[1]) })
+    let bulk = sources[3..].iter().rev().fold(0, |bits, lane| bits << 1 | u32::from(woke(lane)));
+    Ok(Ready { tun: bulk != 0 || woke(&sources[2]), bulk, socket: woke(&sources[1]) })
 }
 
 /// The clock that workers go by.
@@ -204,7 +210,7 @@ mod tests {
         let (scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
         let stop = Stop::new().unwrap();
         scene.give_host(b"x");
-        let tun = Ready { tun: true, socket: false };
+        let tun = Ready { tun: true, bulk: 0, socket: false };
         assert_eq!(sleep(&config, &stop, None).unwrap(), tun);
         scene.give_peer(b"x");
         // Loopback delivers within the call that sends.
@@ -213,6 +219,9 @@ mod tests {
         assert!(!room.tun, "what the device has could not be sent");
         let (_scene, config) = Scene::new(EngineWanted::Only(Engine::Mmsg));
         stop.request();
-        assert_eq!(sleep(&config, &stop, None).unwrap(), Ready { tun: false, socket: false });
+        assert_eq!(
+            sleep(&config, &stop, None).unwrap(),
+            Ready { tun: false, bulk: 0, socket: false }
+        );
     }
 }

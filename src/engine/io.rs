@@ -16,6 +16,7 @@ use crate::sys::udp::{ReceiveBatch, Received};
 use super::WorkerEnd;
 use super::errno::{ReadError, classify_read_error};
 use super::idle::Moved;
+use super::lanes::LANES_MAX;
 
 /// Bytes after which a batch ends: four super-packets, a quarter of a usual second-level cache, so
 /// that what a read fills is still there for the send that empties it. A super-packet of 45
@@ -27,6 +28,10 @@ pub(super) const BATCH_BYTES: usize = 256 << 10;
 /// waiting for tens of microseconds, not more.
 pub(super) const BATCH_PACKETS: usize = 64;
 
+/// Packets that a turn reads from the TUN device at most: a batch from the bulk lanes and one from
+/// the prompt lane, and a look at each empty one.
+pub(super) const READS_MAX: usize = 2 * BATCH_PACKETS + LANES_MAX;
+
 /// The longest packet that a TUN read can bring: IPv4's maximum, rounded up.
 pub(super) const PACKET_BYTES_MAX: usize = 64 << 10;
 
@@ -35,6 +40,10 @@ pub(super) const PACKET_BYTES_MAX: usize = 64 << 10;
 pub(super) const RECEIVE_SLOTS: Slots =
     Slots { slot_bytes: PACKET_BYTES_MAX, stride: PACKET_BYTES_MAX + 4096 + 64 };
 
+/// What a datagram weighs at least against a batch: cutting and sending a tiny one costs as much as
+/// so many bytes of bulk do.
+const DATAGRAM_LOAD: usize = 1024;
+
 /// The smallest packet that size estimates assume, so that a quiet link's next batch may fill
 /// every place.
 const MEAN_BYTES_MIN: usize = BATCH_BYTES / BATCH_PACKETS;
@@ -42,12 +51,15 @@ const MEAN_BYTES_MIN: usize = BATCH_BYTES / BATCH_PACKETS;
 /// Which sources may have something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ready {
+    /// Any lane of the TUN device.
     pub(super) tun: bool,
+    /// The bulk lanes among them, as far as a sleep has told: one bit for each.
+    pub(super) bulk: u32,
     pub(super) socket: bool,
 }
 
 impl Ready {
-    pub(super) const BOTH: Self = Self { tun: true, socket: true };
+    pub(super) const BOTH: Self = Self { tun: true, bulk: 0, socket: true };
 }
 
 /// An engine. No call waits.
@@ -96,7 +108,7 @@ impl Reads {
     pub(super) fn new(arena_bytes: usize) -> Self {
         Self {
             arena: vec![0; arena_bytes].into_boxed_slice(),
-            packets: Vec::with_capacity(BATCH_PACKETS),
+            packets: Vec::with_capacity(READS_MAX),
             unreadable: 0,
             moved: Moved::NOTHING,
         }
@@ -120,10 +132,16 @@ impl Reads {
         if self.unreadable < BATCH_PACKETS { Ok(()) } else { Err(WorkerEnd::TunGone(error)) }
     }
 
-    pub(super) fn push(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: Span) {
+    /// Returns what the packet weighs against a batch.
+    pub(super) fn push(&mut self, vnet_header: [u8; VNET_HEADER_BYTES], packet: Span) -> usize {
         self.packets.push(Read { vnet_header, packet });
         self.moved.packets += 1;
-        self.moved.bytes += packet.bytes as usize;
+        let bytes = packet.bytes as usize;
+        self.moved.bytes += bytes;
+        let [_, _, _, _, low, high, ..] = vnet_header;
+        let segment_bytes = usize::from(u16::from_le_bytes([low, high]));
+        let datagrams = 1 + bytes.checked_div(segment_bytes).unwrap_or(0);
+        bytes.max(datagrams * DATAGRAM_LOAD)
     }
 }
 
@@ -174,6 +192,11 @@ impl MeanBytes {
     /// How many more a batch of `count` with `bytes` so far may take.
     pub(super) fn room(&self, count: usize, bytes: usize) -> usize {
         BATCH_BYTES.saturating_sub(bytes).div_ceil(self.0).min(BATCH_PACKETS - count)
+    }
+
+    /// How many may come within `bytes`.
+    pub(super) fn within(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.0)
     }
 
     /// A batch brought `count` of `bytes` in all.

@@ -10,42 +10,41 @@ use crate::sys::tun_io::{Write, WriteBatch};
 
 use super::errno::receive_failed;
 use super::io::{
-    BATCH_BYTES, BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready,
-    Receives,
+    BATCH_BYTES, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready, Receives,
 };
+use super::lanes::{LANES_MAX, Lanes, Share, WHOLE};
 use super::{WorkerConfig, WorkerEnd};
 
 /// Bytes of the arena that reads fill. Packets lie one right behind the other, so that a GSO batch
-/// of small ones is a single span: the last begins before the batch is full. The first has room for
-/// its offload header before it.
-pub(super) const READ_BYTES: usize = VNET_HEADER_BYTES + BATCH_BYTES + PACKET_BYTES_MAX;
+/// of small ones is a single span: of each lane the last begins before its share is full. The first
+/// has room for its offload header before it.
+pub(super) const READ_BYTES: usize =
+    VNET_HEADER_BYTES + 2 * BATCH_BYTES + 2 * LANES_MAX * PACKET_BYTES_MAX;
 
 /// The engine's state: system calls keep none but a guess.
 pub(super) struct Mmsg<'a> {
     config: &'a WorkerConfig,
     mean_bytes: MeanBytes,
+    lanes: Lanes,
 }
 
 impl<'a> Mmsg<'a> {
     pub(super) fn new(config: &'a WorkerConfig) -> Self {
-        Self { config, mean_bytes: MeanBytes::new() }
+        Self { config, mean_bytes: MeanBytes::new(), lanes: Lanes::new(config.bulk.len()) }
     }
 
-    fn read(&self, reads: &mut Reads) -> Result<(), WorkerEnd> {
-        reads.moved.drained = false;
-        while !reads.moved.drained
-            && reads.moved.bytes < BATCH_BYTES
-            && reads.packets.len() + reads.unreadable < BATCH_PACKETS
-        {
-            let at = reads.moved.bytes;
-            let frame = &mut reads.arena[at..][..VNET_HEADER_BYTES + PACKET_BYTES_MAX];
-            match read_over(&self.config.tun, frame) {
-                Ok((vnet_header, bytes)) => {
-                    reads.push(vnet_header, Span::new(at + VNET_HEADER_BYTES, bytes));
-                }
-                Err(error) => reads.fail(error)?,
-            }
+    fn read(&mut self, reads: &mut Reads, woken: u32) -> Result<(), WorkerEnd> {
+        self.lanes.begin(woken);
+        for (index, lane) in self.config.bulk.iter().enumerate() {
+            let Some(share) = self.lanes.share(index) else { continue };
+            let load = read_lane(lane, reads, share)?;
+            self.lanes.took(index, load, !reads.moved.drained);
         }
+        let bulk = reads.packets.len();
+        read_lane(&self.config.tun, reads, WHOLE)?;
+        reads.packets.rotate_left(bulk);
+        self.lanes.prompt_has_more(!reads.moved.drained);
+        reads.moved.drained = !self.lanes.have_more();
         Ok(())
     }
 
@@ -80,7 +79,7 @@ impl Io for Mmsg<'_> {
         reads: &mut Reads,
         receives: &mut Receives,
     ) -> Result<(), WorkerEnd> {
-        let read = if ready.tun { self.read(reads) } else { Ok(()) };
+        let read = if ready.tun { self.read(reads, ready.bulk) } else { Ok(()) };
         let received = if ready.socket { self.receive(receives) } else { Ok(()) };
         read.and(received)
     }
@@ -98,6 +97,26 @@ impl Io for Mmsg<'_> {
     fn is_idle(&self) -> bool {
         true
     }
+}
+
+/// Reads a share of a lane behind what was read already; returns what it weighs.
+fn read_lane(lane: &Tun, reads: &mut Reads, share: Share) -> Result<usize, WorkerEnd> {
+    reads.moved.drained = false;
+    let (first, mut load) = (reads.packets.len(), 0);
+    while !reads.moved.drained
+        && load < share.load
+        && reads.packets.len() - first + reads.unreadable < share.packets
+    {
+        let at = reads.moved.bytes;
+        let frame = &mut reads.arena[at..][..VNET_HEADER_BYTES + PACKET_BYTES_MAX];
+        match read_over(lane, frame) {
+            Ok((vnet_header, bytes)) => {
+                load += reads.push(vnet_header, Span::new(at + VNET_HEADER_BYTES, bytes));
+            }
+            Err(error) => reads.fail(error)?,
+        }
+    }
+    Ok(load)
 }
 
 /// Reads a packet so that it follows the one before it in the arena: the offload header comes to

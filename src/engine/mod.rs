@@ -12,6 +12,7 @@ mod errno;
 mod idle;
 mod ingress;
 mod io;
+mod lanes;
 mod mmsg;
 mod outcome;
 mod ring;
@@ -57,8 +58,10 @@ pub struct WorkerConfig {
     pub index: usize,
     /// The processor to run on; `None` leaves that to the scheduler.
     pub processor: Option<usize>,
-    /// The TUN queue that it alone reads.
+    /// The TUN queue that it alone reads, or the first of them, its prompt lane.
     pub tun: Tun,
+    /// The further ones, its bulk lanes.
+    pub bulk: Vec<Tun>,
     /// The tunnel socket.
     pub socket: Arc<TunnelSocket>,
     /// This host.

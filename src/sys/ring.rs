@@ -86,18 +86,21 @@ pub fn probe() -> Result<(), RingError> {
 
 impl Ring {
     /// Makes a ring of `entries` submissions (a power of two) for batches of at most
-    /// `operations`, and reads `tun` once as the worker will do it.
+    /// `operations`, and reads `tun` once as the worker will do it. `further` are other queues of
+    /// the same device.
     pub fn open(
         entries: u32,
         operations: usize,
         tun: BorrowedFd<'_>,
         socket: BorrowedFd<'_>,
+        further: &[BorrowedFd<'_>],
     ) -> Result<Self, RingError> {
         let ring = set_up(entries).map_err(RingError::Setup)?;
         if !ring.params().is_feature_ext_arg() {
             return Err(RingError::NoTimeLimit);
         }
-        let files = [tun.as_raw_fd(), socket.as_raw_fd()];
+        let mut files = vec![tun.as_raw_fd(), socket.as_raw_fd()];
+        files.extend(further.iter().map(AsRawFd::as_raw_fd));
         ring.submitter().register_files(&files).map_err(RingError::Register)?;
         enable(&ring).map_err(RingError::Register)?;
         let mut ring = Self {
@@ -111,11 +114,12 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Reads packets of the TUN device, each with its offload header in front, into the slots of
-    /// `tun`, and receives into those of `receives`, without waiting. [`Self::answer`] tells of
-    /// the reads first, then of the receives.
+    /// Reads packets of queue `lane` of the TUN device, 0 or the number of a further one, each with
+    /// its offload header in front, into the slots of `tun`, and receives into those of `receives`,
+    /// without waiting. [`Self::answer`] tells of the reads first, then of the receives.
     pub fn gather(
         &mut self,
+        lane: usize,
         tun: &mut Lent<'_>,
         receives: &mut Lent<'_>,
         batch: &mut ReceiveBatch,
@@ -123,7 +127,8 @@ impl Ring {
         assert!(tun.layout.hold(tun.arena, tun.count), "slots lie apart in the arena");
         self.begin(tun.count + receives.count)?;
         batch.fill(receives.arena, receives.layout, 0..receives.count);
-        let held = if tun.count > 0 { self.first_packet.take() } else { None };
+        let held = if lane == 0 && tun.count > 0 { self.first_packet.take() } else { None };
+        let file = if lane == 0 { TUN } else { Fixed(SOCKET.0 + lane as u32) };
         if let Some(packet) = &held {
             tun.arena[..packet.len()].copy_from_slice(packet);
             self.answers[0] = Answer(packet.len() as i32);
@@ -132,7 +137,7 @@ impl Ring {
         for index in usize::from(held.is_some())..tun.count {
             // SAFETY: the slot lies within the arena, as asserted.
             let slot = unsafe { start.add(index * tun.layout.stride) };
-            let read = opcode::Read::new(TUN, slot, tun.layout.slot_bytes as u32);
+            let read = opcode::Read::new(file, slot, tun.layout.slot_bytes as u32);
             let read = read.rw_flags(libc::RWF_NOWAIT).build();
             // SAFETY: the slot is borrowed mutably until `finish` has returned.
             unsafe { self.push(read.user_data(index as u64)) }?;

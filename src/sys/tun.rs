@@ -12,6 +12,10 @@ use super::{check, request_for};
 pub use libc::{IFF_MULTI_QUEUE, IFF_NO_PI, IFF_TUN, IFF_VNET_HDR};
 pub use libc::{TUN_F_CSUM, TUN_F_TSO_ECN, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6};
 
+/// include/uapi/asm-generic/fcntl.h
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+
 /// Opens a TUN queue on the device `name`, which may hold `%d`, and returns it with the name that
 /// the kernel chose. Non-blocking and closed on exec; the device lives as long as one of its
 /// queues, unless it is persistent.
@@ -42,6 +46,19 @@ pub fn identify(queue: BorrowedFd<'_>) -> io::Result<(String, c_int)> {
 fn name_of(request: &libc::ifreq) -> String {
     let bytes = request.ifr_name.iter().map(|&byte| byte as u8);
     String::from_utf8_lossy(&bytes.take_while(|&byte| byte != 0).collect::<Vec<_>>()).into_owned()
+}
+
+/// Marks a queue, for as long as it is open anywhere: by the signal that it would send if it were
+/// asked to send any (fcntl(2)), the only number that an open file carries for its users.
+pub fn set_mark(queue: BorrowedFd<'_>, number: u16) -> io::Result<()> {
+    // SAFETY: F_SETSIG takes its argument by value.
+    check(unsafe { libc::fcntl(queue.as_raw_fd(), F_SETSIG, c_int::from(number)) }).map(drop)
+}
+
+/// The mark of a queue; 0 if it has none.
+pub fn mark(queue: BorrowedFd<'_>) -> c_int {
+    // SAFETY: F_GETSIG takes no argument.
+    unsafe { libc::fcntl(queue.as_raw_fd(), F_GETSIG) }
 }
 
 /// Tells the device which super-packets its reader takes. EINVAL for a bit that it doesn't know.

@@ -2,10 +2,11 @@
 //! their form. Needs root, for it makes network namespaces.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddrV4;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::num::NonZeroU16;
 
-use weft::device::{Tun, TunOffload};
+use weft::device::{LANES, Steering, Tun, TunOffload};
 use weft::offload::VNET_HEADER_BYTES;
 
 use crate::support::dataplane::*;
@@ -25,7 +26,8 @@ struct Queues {
 }
 
 impl Queues {
-    fn new() -> Self {
+    fn new(program: io::Result<Steering>) -> Self {
+        let program = program.expect("root may load the program");
         let host = Namespace::new("host");
         host.exec(&["sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.disable_ipv6=1"]);
         host.exec(&["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]);
@@ -36,7 +38,7 @@ impl Queues {
                 Tun::open("pod%d", NO_OFFLOAD, NonZeroU16::MIN).expect("we are root").remove(0),
             )
         });
-        queues[0].steer_by_flow().expect("root may load the program");
+        queues[0].steer(&program).expect("the device takes it");
         host.address("flannel0", &format!("{TUN}/32"));
         for (device, subnet) in [("flannel0", "10.5.0.0/16"), ("pod0", "10.5.1.0/24")] {
             host.exec(&["ip", "link", "set", device, "up"]);
@@ -48,7 +50,7 @@ impl Queues {
     /// The queue to which `packet` goes.
     fn of(&self, packet: &[u8]) -> usize {
         let header = [0; VNET_HEADER_BYTES];
-        let parts = [std::io::IoSlice::new(&header), std::io::IoSlice::new(packet)];
+        let parts = [io::IoSlice::new(&header), io::IoSlice::new(packet)];
         self.pod.write(&parts).expect("the device is up");
         let mut found = None;
         wait_until(PATIENCE, "a queue has the packet", || {
@@ -70,7 +72,7 @@ fn with_options(mut packet: Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn fragments_and_options_share_their_flows_queue() {
-    let queues = Queues::new();
+    let queues = Queues::new(Steering::by_flow());
     let mut used = [BTreeSet::new(), BTreeSet::new()];
     for flow in 0..FLOWS {
         let (from, to) = (SocketAddrV4::new(POD, 4000 + flow), SocketAddrV4::new(FAR, 5000));
@@ -107,10 +109,52 @@ fn fragments_and_options_share_their_flows_queue() {
 /// As Linux chooses them for `connect`: even ones, one after the other.
 #[test]
 fn even_source_ports_reach_every_queue() {
-    let queues = Queues::new();
+    let queues = Queues::new(Steering::by_flow());
     let to = SocketAddrV4::new(FAR, 443);
     let connections = (0..FLOWS * 2).map(|number| SocketAddrV4::new(POD, 40_000 + 2 * number));
     let used: BTreeSet<usize> =
         connections.map(|from| queues.of(&with(udp(from, to, &[7; 64]), 9, &[TCP]))).collect();
     assert_eq!(used.len(), usize::from(QUEUES.get()), "connections reach {used:?} only");
+}
+
+/// More datagrams than the prompt lane takes at once from one sender to one receiver, which it does
+/// within the time of the test.
+const MANY: usize = 100;
+
+#[test]
+fn who_sends_much_leaves_the_prompt_lane() {
+    let queues = Queues::new(Steering::by_sender());
+    let lanes = usize::from(LANES.get());
+    let from = |host: u8, port: u16| SocketAddrV4::new(Ipv4Addr::new(10, 5, 1, host), port);
+    let to = SocketAddrV4::new(FAR, 5000);
+    let mut bulk_lanes = BTreeSet::new();
+    for host in 10..26 {
+        let packet = udp(from(host, 4000), to, &[7; 64]);
+        let used: Vec<_> = (0..MANY).map(|_| queues.of(&packet)).collect();
+        let prompt = used[0];
+        assert_eq!(prompt % lanes, 0, "the first packet waits behind others' bulk");
+        let left = used.iter().position(|queue| *queue != prompt).expect("a flood stays");
+        assert!(left >= 16, "{left} packets are no flood");
+        let bulk = used[left];
+        assert!(used[left..].iter().all(|queue| *queue == bulk), "in and out: {used:?}");
+        assert_eq!((bulk / lanes, bulk % lanes > 0), (prompt / lanes, true), "another worker");
+        assert_eq!(queues.of(&udp(from(host, 4001), to, &[7; 64])), bulk, "by another port");
+        let ping = with(packet, 9, &[1]);
+        assert_eq!(queues.of(&ping) % lanes, 0, "forged packets take a pod's pings with them");
+        bulk_lanes.insert(bulk % lanes);
+    }
+    assert_eq!(bulk_lanes.len(), lanes - 1, "all floods meet in {bulk_lanes:?}");
+}
+
+#[test]
+fn many_receivers_do_not_keep_a_sender_prompt() {
+    let queues = Queues::new(Steering::by_sender());
+    let from = SocketAddrV4::new(Ipv4Addr::new(10, 5, 1, 30), 4000);
+    let to = |number: u16| {
+        let [high, low] = number.to_be_bytes();
+        SocketAddrV4::new(Ipv4Addr::new(10, 5, 100 + high, low), 5000)
+    };
+    let lanes = usize::from(LANES.get());
+    let is_bulk = |number| !queues.of(&udp(from, to(number), &[7; 64])).is_multiple_of(lanes);
+    assert!((0..2000).any(is_bulk), "a source with many receivers has the prompt lane to itself");
 }

@@ -279,9 +279,10 @@ fn all_workers_survive_a_deleted_device() {
         let resumed = overlay.traffic_resumes(REPAIR, "the device was deleted");
         println!("round {round}: traffic after {resumed:?}");
         assert_eq!(worker_threads(&overlay.daemons[0]), before, "not all workers came back");
+        // Four workers, four lanes each.
         let queues = "ls -d /sys/class/net/flannel0/queues/rx-* | wc -l";
         let queues = overlay.lab.hosts[0].exec(&["sh", "-c", queues]);
-        assert_eq!(queues.trim(), "4", "the new device has another number of queues");
+        assert_eq!(queues.trim(), "16", "the new device has another number of queues");
     }
     check_counters(&Status::settled(&overlay.dir(0)));
     assert!(!overlay.daemons[0].output().contains("cannot"), "{}", overlay.daemons[0].output());

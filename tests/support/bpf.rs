@@ -1,4 +1,4 @@
-//! The programs of the fast path, compiled from their source.
+//! The kernel's programs, compiled from their sources.
 #![allow(clippy::unwrap_used, reason = "what a test cannot go on without, it unwraps")]
 
 use std::path::Path;
@@ -21,21 +21,35 @@ pub(crate) struct Compiled {
 
 /// Compiles the programs for devices whose frames have `link_bytes` before the IPv4 header.
 pub(crate) fn compile(link_bytes: usize) -> Compiled {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/fast_path/tunnel.c");
+    let define = format!("-DLINK_BYTES={link_bytes}");
+    let (programs, maps) =
+        compile_file("src/fast_path/tunnel.c", &define, ["tc_out", "tc_in", "tc_gro"]);
+    let [out, inward, gro] = programs;
+    Compiled { out, inward, gro, maps }
+}
+
+/// Compiles a file; the instructions of the programs in the sections named, and the maps in the
+/// order in which the source has them, which is that of their numbers.
+pub(crate) fn compile_file<const N: usize>(
+    path: &str,
+    define: &str,
+    sections: [&str; N],
+) -> ([Vec<u64>; N], Vec<MapWords>) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     let directory = tempfile::tempdir().unwrap();
-    let output = directory.path().join("tunnel.o");
+    let output = directory.path().join("programs.o");
     let headers = format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH);
     let done = Command::new("clang-14")
         .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g0", "-Wall", "-Wextra", "-Werror", "-c"])
-        .args(["-isystem", &headers, &format!("-DLINK_BYTES={link_bytes}"), "-o"])
+        .args(["-isystem", &headers, define, "-o"])
         .args([&output, &source])
         .output()
         .expect("clang-14 is there: scripts/setup --test");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    read(&std::fs::read(&output).unwrap())
+    read(&std::fs::read(&output).unwrap(), sections)
 }
 
-fn read(file: &[u8]) -> Compiled {
+fn read<const N: usize>(file: &[u8], sections: [&str; N]) -> ([Vec<u64>; N], Vec<MapWords>) {
     let file = object::File::parse(file).unwrap();
     let maps: Vec<u32> = words(file.section_by_name("maps").unwrap().data().unwrap());
     let program = |name: &str| {
@@ -55,12 +69,8 @@ fn read(file: &[u8]) -> Compiled {
         }
         instructions
     };
-    Compiled {
-        out: program("tc_out"),
-        inward: program("tc_in"),
-        gro: program("tc_gro"),
-        maps: maps.chunks_exact(5).map(|map| map.try_into().unwrap()).collect(),
-    }
+    let maps = maps.chunks_exact(5).map(|map| map.try_into().unwrap()).collect();
+    (sections.map(program), maps)
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use weft::device::{Tun, TunOffload, TunnelSocket};
+use weft::device::{LANES, Steering, Tun, TunOffload, TunnelSocket};
 use weft::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerConfig, WorkerEnd};
 use weft::forward::Local;
 use weft::offload::{
@@ -60,6 +60,8 @@ pub struct Options {
     pub ring_entries: u32,
     /// Of the tunnel socket, where it matters.
     pub send_buffer_bytes: Option<usize>,
+    /// Whether the TUN device has lanes, chosen by sender, or one queue.
+    pub lanes: bool,
 }
 
 impl Options {
@@ -71,6 +73,7 @@ impl Options {
         engine: EngineWanted::Only(Engine::Mmsg),
         ring_entries: RING_ENTRIES,
         send_buffer_bytes: None,
+        lanes: false,
     };
 
     /// The same on `engine`, with a ring of this size.
@@ -123,8 +126,14 @@ impl Host {
         let routes = Published::new(table());
         let (tell, ended) = channel();
         let worker = namespace.enter(|| {
-            let queues = Tun::open("flannel%d", options.tun, NonZeroU16::MIN);
-            let tun = queues.expect("root may make a TUN device").remove(0);
+            let lanes = if options.lanes { LANES } else { NonZeroU16::MIN };
+            let queues = Tun::open("flannel%d", options.tun, lanes);
+            let mut bulk = queues.expect("root may make a TUN device");
+            let tun = bulk.remove(0);
+            if options.lanes {
+                let program = Steering::by_sender().expect("root may load the program");
+                tun.steer(&program).expect("the device takes it");
+            }
             let gates = (options.tun.tso, options.tun.uso);
             let got = (tun.offload.tso, tun.offload.uso);
             assert_eq!(got, gates, "this kernel has all offloads, and none is forced on");
@@ -141,6 +150,7 @@ impl Host {
                 index: 0,
                 processor: None,
                 tun,
+                bulk,
                 socket: Arc::new(socket),
                 local: local(options.mtu_bytes),
                 mtu_bytes: Arc::new(options.mtu_bytes.into()),

@@ -56,10 +56,12 @@ pub(super) struct Orders {
 #[derive(Default)]
 pub(super) struct Team {
     workers: Vec<Worker>,
+    /// Lanes of each.
+    pub(super) lanes: usize,
 }
 
 impl Team {
-    /// Starts one worker for each queue and seat.
+    /// Starts one worker for each seat, which share the queues evenly.
     pub(super) fn start(
         queues: Vec<Tun>,
         seats: &[Seat],
@@ -68,14 +70,16 @@ impl Team {
         let places = places(&processors(), seats.len());
         let icmp_limit = Arc::new(IcmpLimiter::new());
         let all: Arc<[_]> = seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
-        let mut team = Self { workers: Vec::with_capacity(seats.len()) };
-        for (index, ((tun, seat), processor)) in
-            queues.into_iter().zip(seats).zip(places).enumerate()
-        {
+        let lanes = queues.len() / seats.len().max(1);
+        let mut team = Self { workers: Vec::with_capacity(seats.len()), lanes };
+        let mut queues = queues.into_iter();
+        for (index, (seat, processor)) in seats.iter().zip(places).enumerate() {
+            let Some(tun) = queues.next() else { break };
             let config = WorkerConfig {
                 index,
                 processor,
                 tun,
+                bulk: queues.by_ref().take(lanes.saturating_sub(1)).collect(),
                 socket: Arc::clone(&seat.socket),
                 local: Local {
                     network: orders.network,

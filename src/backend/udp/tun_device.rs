@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
-use crate::device::{self, Tun, TunError, TunOffload, TunnelSocket};
+use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSocket};
 use crate::failure::with_causes;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId};
@@ -21,6 +21,10 @@ use super::owner::Owner;
 
 /// flannel's name for the device; the kernel puts the first free number in.
 const DEVICE_TEMPLATE: &str = "flannel%d";
+
+/// Workers that have lanes: more of them part the pods by themselves, and queues and sockets of so
+/// many fit one message to the next weftd.
+const WORKERS_WITH_LANES_MAX: NonZeroU16 = NonZeroU16::new(48).expect("not zero");
 
 /// Goes on with the descriptors that the last weftd has left open, if they are what this one would
 /// open.
@@ -45,10 +49,12 @@ pub(super) async fn inherit(
     let wanted = TunOffload { tso, uso };
     let reason = match device::inherit(descriptors, address, wanted, [gso, gro], worker_count) {
         Ok((sockets, queues)) => {
+            let lanes = queues.len() > sockets.len();
             let name = &queues[0].name;
             let alias = netlink.link_named(name).await?.and_then(|link| link.alias);
             if alias.as_deref().and_then(Owner::of) == Some(owner) {
-                steer(&queues);
+                let program = if lanes { Steering::by_sender() } else { Steering::by_flow() };
+                steer(&queues, program);
                 return Ok(Some((sockets, queues)));
             }
             format!("{name} is not the device of {owner}")
@@ -71,7 +77,7 @@ pub(super) async fn inherit(
     Ok(None)
 }
 
-/// Opens the device that an earlier weftd has kept, or a new one: one queue for each worker.
+/// Opens the device that an earlier weftd has kept, or a new one.
 pub(super) async fn open(
     netlink: &Netlink,
     owner: Owner,
@@ -105,21 +111,31 @@ pub(super) async fn settle(
     Ok(tun.set_kept(is_kept).map_err(keep)?)
 }
 
-/// Opens one queue of the device for each worker; never none.
+/// Opens the queues of the device: for each worker [`LANES`], or one, if the kernel can't be told
+/// which packets go where.
 pub(super) fn open_queues(
     name: &str,
     offload: OffloadChoice,
     count: NonZeroU16,
 ) -> Result<Vec<Tun>, TunError> {
     let wanted = TunOffload { tso: offload.tso, uso: offload.uso };
-    let queues = Tun::open(name, wanted, count)?;
-    steer(&queues);
+    let lanes = count.checked_mul(LANES).filter(|_| count <= WORKERS_WITH_LANES_MAX);
+    let (queues, program) = match (lanes, Steering::by_sender()) {
+        (Some(lanes), Ok(program)) => (Tun::open(name, wanted, lanes)?, Ok(program)),
+        (_, program) => {
+            if let Err(error) = program {
+                info!("one pod's flood delays all others, who share one lane: {error}");
+            }
+            (Tun::open(name, wanted, count)?, Steering::by_flow())
+        }
+    };
+    steer(&queues, program);
     Ok(queues)
 }
 
-fn steer(queues: &[Tun]) {
+fn steer(queues: &[Tun], program: io::Result<Steering>) {
     if queues.len() > 1
-        && let Err(error) = queues[0].steer_by_flow()
+        && let Err(error) = program.and_then(|program| queues[0].steer(&program))
     {
         warn!(
             "flows cannot be pinned to workers, packets may be reordered: {error}; grant CAP_BPF, \

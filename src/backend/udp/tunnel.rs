@@ -357,7 +357,8 @@ impl Tunnel {
         let mut engines: Vec<_> = workers.iter().map(|worker| worker.engine.to_string()).collect();
         engines.dedup();
         format!(
-            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {}",
+            "{} mtu {} over {} at {}: engine {}, tso {}, uso {}, gso {}, gro {}, workers {}, \
+             lanes {}",
             self.device_name(),
             self.mtu_bytes,
             self.host.external().name,
@@ -371,6 +372,7 @@ impl Tunnel {
             },
             on(socket.gro),
             workers.len(),
+            self.plane.team.lanes,
         )
     }
 

@@ -51,6 +51,7 @@ impl Scene {
             index: 0,
             processor: None,
             tun: Tun::stub(queue.into()),
+            bulk: Vec::new(),
             socket: Arc::new(socket),
             local: Local { underlay: tunnel, ..local() },
             mtu_bytes: Arc::new(1472.into()),
@@ -184,7 +185,7 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
         assert!(Instant::now() < deadline, "the datagrams do not arrive");
         half.receives.clear();
         let mut reads = Reads::new(0);
-        let ready = Ready { tun: false, socket: true };
+        let ready = Ready { tun: false, bulk: 0, socket: true };
         Mmsg::new(config).gather(ready, &mut reads, &mut half.receives).unwrap();
     }
     let table = config.routes.load();

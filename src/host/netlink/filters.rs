@@ -13,6 +13,7 @@ use rtnetlink::packet_route::tc::{
 use tracing::warn;
 
 use super::{Netlink, NetlinkError, request_now};
+use crate::host::state::LinkId;
 
 /// Its place among the filters of others: behind those with a number below it.
 const PRIORITY: u32 = 8285;
@@ -57,7 +58,7 @@ impl Filter {
         program: BorrowedFd<'_>,
     ) -> Result<Self, NetlinkError> {
         let device = place.device;
-        let discipline = RouteNetlinkMessage::NewQueueDiscipline(discipline(device));
+        let discipline = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
         let made = netlink.add(format!("add clsact to device {device}"), discipline).await;
         if let Err(error) = made
             && !error.is_already_there()
@@ -116,7 +117,7 @@ impl FilterPlace {
             netlink.edit(format!("remove a filter of device {device}"), request, 0).await?;
         }
         if !ours.is_empty() && others == 0 {
-            let request = RouteNetlinkMessage::DelQueueDiscipline(discipline(device));
+            let request = RouteNetlinkMessage::DelQueueDiscipline(clsact(device));
             netlink.edit(format!("remove clsact from device {device}"), request, 0).await?;
         }
         Ok(ours.len())
@@ -189,12 +190,23 @@ fn is_of_a_priority(filter: &TcMessage) -> bool {
     u32::from(filter.header.handle) == 0
 }
 
-fn discipline(device: u32) -> TcMessage {
-    let header = TcHeader {
-        index: device as i32,
-        handle: TcHandle { major: TcHandle::CLSACT.major, minor: 0 },
-        parent: TcHandle::CLSACT,
-        ..TcHeader::default()
-    };
-    TcMessage::from_parts(header, vec![TcAttribute::Kind("clsact".to_owned())])
+fn clsact(device: u32) -> TcMessage {
+    let handle = TcHandle { major: TcHandle::CLSACT.major, minor: 0 };
+    discipline(device, "clsact", TcHandle::CLSACT, handle)
+}
+
+fn discipline(device: u32, kind: &str, parent: TcHandle, handle: TcHandle) -> TcMessage {
+    let header = TcHeader { index: device as i32, handle, parent, ..TcHeader::default() };
+    TcMessage::from_parts(header, vec![TcAttribute::Kind(kind.to_owned())])
+}
+
+impl Netlink {
+    /// Has a link give its packets to its driver at once. In front of the queues of a TUN device
+    /// others never fill, and the kernel makes some for each of 256 that it could have: 25 MB.
+    pub async fn set_no_discipline(&self, link: &LinkId) -> Result<(), NetlinkError> {
+        let none = discipline(link.index, "noqueue", TcHandle::ROOT, TcHandle::default());
+        let flags = NLM_F_CREATE | NLM_F_REPLACE;
+        let request = RouteNetlinkMessage::NewQueueDiscipline(none);
+        self.edit(format!("take the queueing discipline off {link}"), request, flags).await
+    }
 }

@@ -3,6 +3,8 @@
 //! root, for it makes network
 //! namespaces.
 
+mod floods;
+
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
@@ -15,7 +17,7 @@ use socket2::SockRef;
 use weft::device::TunOffload;
 use weft::engine::WorkerEnd;
 use weft::packet::Span;
-use weft::route::{Peer, Table};
+use weft::route::Table;
 use weft::stats::DropReason;
 use weft::sys::udp::{Datagrams, SendBatch};
 
@@ -732,50 +734,6 @@ fn a_blocked_uplink_does_not_hold_up_receiving() {
     let is_full =
         |reason| [DropReason::SendBufferFull, DropReason::SendUnanswered].contains(&reason);
     assert!(drops(egress).into_iter().all(|(reason, _)| is_full(reason)), "{:?}", drops(egress));
-}
-
-/// Hosts of the same wire that are down, in the test of them.
-const DOWN: u8 = 100;
-
-/// What waits for a neighbour that does not answer is charged to the tunnel's one socket. A pod
-/// that sends to many such hosts must not take the others' room.
-#[test]
-fn hosts_that_are_down_leave_room_for_the_others() {
-    const ROUNDS: u32 = 200;
-    let host = Host::start(super::OPTIONS);
-    let (pod, peer) = (host.pod_device(), host.outside(PEER));
-    let down = |number: u8| SocketAddrV4::new(Ipv4Addr::new(172, 20, 0, 100 + number), 8285);
-    let absent = (0..DOWN).map(|number| {
-        Arc::new(Peer::new(format!("10.5.{}.0/24", 100 + number).parse().unwrap(), down(number)))
-    });
-    let living = Peer::new("10.5.2.0/24".parse().unwrap(), PEER);
-    host.routes.publish(Table::build(absent.chain([Arc::new(living)]).collect()));
-    let to = |number: u8| {
-        let far = SocketAddrV4::new(Ipv4Addr::new(10, 5, 100 + number, 2), 9);
-        udp(SocketAddrV4::new(POD, 9), far, &[0])
-    };
-    let inward = marked(FAR, POD, 0, 64);
-    let egress = &host.stats.egress;
-    for round in 0..ROUNDS {
-        (0..DOWN).for_each(|number| pod.write(&to(number)));
-        pod.write(&marked(POD, FAR, round, 64));
-        peer.send_to(&inward, HOST).expect("the wire is up");
-        // The device's queue loses none of them.
-        host.settle(egress, u64::from(round + 1) * (u64::from(DOWN) + 1));
-    }
-    let _beyond_what_came = peer.set_read_timeout(Some(Duration::from_millis(500)));
-    let arrived = std::iter::from_fn(|| peer.recv(&mut [0; 2048]).ok()).count() as u32;
-    println!("{arrived} of {ROUNDS} arrived; dropped: {:?}", drops(egress));
-    assert!(arrived >= ROUNDS * 9 / 10, "a pod takes the network from the others");
-    // One of them comes back.
-    host.peer.address("wire0", &format!("{}/24", down(0).ip()));
-    let again = host.outside(down(0));
-    again.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    wait_until(PATIENCE, "a host that has come back is sent to", || {
-        (0..DOWN).for_each(|number| pod.write(&to(number)));
-        again.recv(&mut [0; 2048]).is_ok()
-    });
-    wait_until(PATIENCE, "every packet has an outcome", || conserved(egress));
 }
 
 #[test]

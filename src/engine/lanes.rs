@@ -1,0 +1,221 @@
+//! Which lanes of the TUN device a turn reads, and how much of each: the prompt lane always, the
+//! bulk lanes by deficit round robin. Pure, so that all engines share alike.
+//!
+//! The kernel's program gives a sender's packets to the prompt lane until there are many, and from
+//! then on to a bulk lane (`src/sys/steering.c`). So bulk lanes are read before the prompt lane and
+//! moved behind it: what a sender put into the prompt lane first is there by then. While the prompt
+//! lane holds more than one batch, the others wait.
+
+use crate::device::LANES;
+
+use super::io::{BATCH_BYTES, BATCH_PACKETS};
+
+/// Turns after which a lane that was empty is looked at again, besides those that follow a sleep,
+/// which knows. An empty look costs 0.2 microseconds.
+const LOOK_PERIOD: u32 = 8;
+
+/// Turns in a row for which the bulk lanes wait for the prompt lane: enough for all that its ring
+/// has in them.
+const WAIT_TURNS_MAX: u32 = 64;
+
+/// Lanes of one worker.
+pub(super) const LANES_MAX: usize = LANES.get() as usize;
+
+/// What a turn may take from a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) packets: usize,
+    /// As [`super::io::load_of`] counts.
+    pub(super) load: usize,
+}
+
+/// The share of a lane that is read alone.
+pub(super) const WHOLE: Share = Share { packets: BATCH_PACKETS, load: BATCH_BYTES };
+
+#[derive(Debug)]
+pub(super) struct Lanes {
+    bulk: Vec<Lane>,
+    turns: u32,
+    waited_turns: u32,
+    is_waiting: bool,
+    prompt_has_more: bool,
+    active: usize,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    /// What it may still bring. A super-packet is read whole, so this falls below zero.
+    balance: isize,
+    is_active: bool,
+    has_more: bool,
+}
+
+impl Lanes {
+    pub(super) fn new(bulk: usize) -> Self {
+        let bulk = std::iter::repeat_with(Lane::default).take(bulk).collect();
+        let (turns, waited_turns, active) = (0, 0, 0);
+        Self { bulk, turns, waited_turns, is_waiting: false, prompt_has_more: false, active }
+    }
+
+    /// A turn begins. After a sleep, `woken` says which of the bulk lanes have packets, one bit for
+    /// each; the prompt lane is emptied before them.
+    pub(super) fn begin(&mut self, woken: u32) {
+        for (index, lane) in self.bulk.iter_mut().enumerate() {
+            lane.is_active |= woken >> index & 1 != 0;
+        }
+        self.prompt_has_more |= woken != 0;
+        self.turns = self.turns.wrapping_add(1);
+        self.is_waiting = self.prompt_has_more && self.waited_turns < WAIT_TURNS_MAX;
+        self.waited_turns = if self.is_waiting { self.waited_turns + 1 } else { 0 };
+        self.active = self.bulk.iter().filter(|lane| lane.is_active).count().max(1);
+        if !self.is_waiting {
+            let quantum = (BATCH_BYTES / self.active).cast_signed();
+            for lane in &mut self.bulk {
+                let before = if lane.is_active { lane.balance } else { 0 };
+                lane.balance = (before + quantum).min(quantum);
+            }
+        }
+    }
+
+    /// What this turn may take from bulk lane `index`, if it is to be read at all.
+    pub(super) fn share(&self, index: usize) -> Option<Share> {
+        let lane = self.bulk.get(index)?;
+        let is_due = self.turns.wrapping_add(index as u32).is_multiple_of(LOOK_PERIOD);
+        let load = usize::try_from(lane.balance).ok().filter(|load| *load > 0)?;
+        let is_read = !self.is_waiting && (lane.is_active || is_due);
+        is_read.then_some(Share { packets: BATCH_PACKETS / self.active, load })
+    }
+
+    /// What bulk lane `index` brought.
+    pub(super) fn took(&mut self, index: usize, load: usize, has_more: bool) {
+        let Some(lane) = self.bulk.get_mut(index) else { return };
+        (lane.is_active, lane.has_more) = (load > 0 || has_more, has_more);
+        lane.balance -= load.cast_signed();
+        if !has_more {
+            lane.balance = lane.balance.min(0);
+        }
+    }
+
+    /// Whether the prompt lane holds more than was read.
+    pub(super) fn prompt_has_more(&mut self, has_more: bool) {
+        self.prompt_has_more = has_more;
+    }
+
+    /// Whether any lane is known to hold more, or may, since it had to wait.
+    pub(super) fn have_more(&self) -> bool {
+        let has_more = |lane: &Lane| lane.has_more || self.is_waiting && lane.is_active;
+        self.prompt_has_more || self.bulk.iter().any(has_more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// A turn over lanes of packets, each with its load, as engines do it; returns what each bulk
+    /// lane brought.
+    fn turn(lanes: &mut Lanes, queues: &mut [VecDeque<usize>], prompt: usize) -> Vec<usize> {
+        lanes.begin(0);
+        let mut brought = Vec::new();
+        for (index, queue) in queues.iter_mut().enumerate() {
+            let (mut packets, mut load) = (0, 0);
+            if let Some(share) = lanes.share(index) {
+                while packets < share.packets && load < share.load && !queue.is_empty() {
+                    load += queue.pop_front().unwrap_or_default();
+                    packets += 1;
+                }
+                let is_drained = packets < share.packets && load < share.load;
+                lanes.took(index, load, !is_drained);
+            }
+            brought.push(load);
+        }
+        lanes.prompt_has_more(prompt > 0);
+        brought
+    }
+
+    fn full(load: usize) -> VecDeque<usize> {
+        std::iter::repeat_n(load, 10_000).collect()
+    }
+
+    /// The slow twin: whoever has packets gets an even part of each turn.
+    #[test]
+    fn lanes_with_packets_share_evenly_whatever_these_weigh() {
+        for loads in [[65_536, 131_072, 10_000], [8192, 131_072, 131_072], [20_000, 65_000, 70_001]]
+        {
+            for busy in 1..=3 {
+                let mut queues: Vec<_> = loads[..busy].iter().map(|load| full(*load)).collect();
+                queues.resize(3, VecDeque::new());
+                let mut lanes = Lanes::new(3);
+                let mut sums = [0; 3];
+                // All are found by then.
+                (0..LOOK_PERIOD).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
+                let turns = 300;
+                for _ in 0..turns {
+                    let brought = turn(&mut lanes, &mut queues, 0);
+                    sums.iter_mut().zip(brought).for_each(|(sum, load)| *sum += load);
+                }
+                let ideal = turns * (BATCH_BYTES / busy);
+                let off = BATCH_BYTES + 131_072;
+                for (index, sum) in sums.into_iter().enumerate() {
+                    let wanted = if index < busy { ideal } else { 0 };
+                    assert!(sum.abs_diff(wanted) <= off, "{loads:?}, {busy}: {sums:?}, {ideal}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiny_packets_share_the_places() {
+        let mut lanes = Lanes::new(3);
+        let mut queues = vec![full(1024), full(1024), VecDeque::new()];
+        (0..LOOK_PERIOD).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
+        let each = BATCH_PACKETS / 2 * 1024;
+        assert_eq!(turn(&mut lanes, &mut queues, 0), [each, each, 0]);
+        assert!(lanes.have_more());
+    }
+
+    #[test]
+    fn a_lane_alone_has_the_whole_batch() {
+        let mut lanes = Lanes::new(3);
+        let mut queues = vec![VecDeque::new(), full(65_536), VecDeque::new()];
+        (0..LOOK_PERIOD).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
+        assert_eq!(turn(&mut lanes, &mut queues, 0), [0, BATCH_BYTES, 0]);
+    }
+
+    #[test]
+    fn an_empty_lane_is_looked_at_now_and_then() {
+        let mut lanes = Lanes::new(3);
+        let mut looks = [0; 3];
+        for _ in 0..10 * LOOK_PERIOD {
+            lanes.begin(0);
+            for (index, looks) in looks.iter_mut().enumerate() {
+                if lanes.share(index).is_some() {
+                    *looks += 1;
+                    lanes.took(index, 0, false);
+                }
+            }
+        }
+        assert_eq!(looks, [10; 3]);
+        assert!(!lanes.have_more());
+        lanes.begin(0b010);
+        assert!(lanes.share(1).is_none(), "the prompt lane may hold what was sent before");
+        lanes.prompt_has_more(false);
+        assert!(lanes.have_more(), "who was woken gives way first");
+        lanes.begin(0);
+        assert!(lanes.share(1).is_some(), "a lane that woke the worker is forgotten");
+    }
+
+    #[test]
+    fn bulk_waits_for_a_full_prompt_lane_but_not_for_ever() {
+        let mut lanes = Lanes::new(3);
+        let mut queues = vec![full(65_536), VecDeque::new(), VecDeque::new()];
+        (0..LOOK_PERIOD).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
+        assert_eq!(turn(&mut lanes, &mut queues, 1), [BATCH_BYTES, 0, 0]);
+        let waited = (1..).find(|_| turn(&mut lanes, &mut queues, 1)[0] > 0);
+        assert_eq!(waited, Some(WAIT_TURNS_MAX + 1));
+        assert_eq!(turn(&mut lanes, &mut queues, 0), [0, 0, 0]);
+        assert_eq!(turn(&mut lanes, &mut queues, 0), [BATCH_BYTES, 0, 0]);
+    }
+}
