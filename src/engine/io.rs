@@ -29,8 +29,8 @@ pub(super) const BATCH_BYTES: usize = 256 << 10;
 pub(super) const BATCH_PACKETS: usize = 64;
 
 /// Packets that a turn reads from the TUN device at most: a batch from the bulk lanes and one from
-/// the prompt lane, and a look at each empty one.
-pub(super) const READS_MAX: usize = 2 * BATCH_PACKETS + LANES_MAX;
+/// the prompt lane, and a quarter of one from each lane that was empty.
+pub(super) const READS_MAX: usize = 2 * BATCH_PACKETS + LANES_MAX * BATCH_PACKETS / 4;
 
 /// The longest packet that a TUN read can bring: IPv4's maximum, rounded up.
 pub(super) const PACKET_BYTES_MAX: usize = 64 << 10;

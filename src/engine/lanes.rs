@@ -14,6 +14,10 @@ use super::io::{BATCH_BYTES, BATCH_PACKETS};
 /// which knows. An empty look costs 0.2 microseconds.
 const LOOK_PERIOD: u32 = 8;
 
+/// Looks in a row that must find a lane empty before it is looked at seldom: more than the turns of
+/// a worker that waits for the next packet of a ping-pong.
+const KEEN_LOOKS: u32 = 32;
+
 /// Turns in a row for which the bulk lanes wait for the prompt lane: enough for all that its ring
 /// has in them.
 const WAIT_TURNS_MAX: u32 = 64;
@@ -46,7 +50,9 @@ pub(super) struct Lanes {
 struct Lane {
     /// What it may still bring. A super-packet is read whole, so this falls below zero.
     balance: isize,
+    /// Whether it brought something the last time, and so has part in the batch.
     is_active: bool,
+    empty_looks: u32,
     has_more: bool,
 }
 
@@ -61,7 +67,9 @@ impl Lanes {
     /// each; the prompt lane is emptied before them.
     pub(super) fn begin(&mut self, woken: u32) {
         for (index, lane) in self.bulk.iter_mut().enumerate() {
-            lane.is_active |= woken >> index & 1 != 0;
+            if woken >> index & 1 != 0 {
+                (lane.is_active, lane.empty_looks) = (true, 0);
+            }
         }
         self.prompt_has_more |= woken != 0;
         self.turns = self.turns.wrapping_add(1);
@@ -81,15 +89,22 @@ impl Lanes {
     pub(super) fn share(&self, index: usize) -> Option<Share> {
         let lane = self.bulk.get(index)?;
         let is_due = self.turns.wrapping_add(index as u32).is_multiple_of(LOOK_PERIOD);
+        if self.is_waiting {
+            return None;
+        }
+        if !lane.is_active {
+            let is_read = is_due || lane.empty_looks < KEEN_LOOKS;
+            return is_read.then_some(Share { packets: BATCH_PACKETS / 4, load: BATCH_BYTES / 4 });
+        }
         let load = usize::try_from(lane.balance).ok().filter(|load| *load > 0)?;
-        let is_read = !self.is_waiting && (lane.is_active || is_due);
-        is_read.then_some(Share { packets: BATCH_PACKETS / self.active, load })
+        Some(Share { packets: BATCH_PACKETS / self.active, load })
     }
 
     /// What bulk lane `index` brought.
     pub(super) fn took(&mut self, index: usize, load: usize, has_more: bool) {
         let Some(lane) = self.bulk.get_mut(index) else { return };
         (lane.is_active, lane.has_more) = (load > 0 || has_more, has_more);
+        lane.empty_looks = if lane.is_active { 0 } else { lane.empty_looks.saturating_add(1) };
         lane.balance -= load.cast_signed();
         if !has_more {
             lane.balance = lane.balance.min(0);
@@ -188,6 +203,10 @@ mod tests {
     fn an_empty_lane_is_looked_at_now_and_then() {
         let mut lanes = Lanes::new(3);
         let mut looks = [0; 3];
+        for _ in 0..KEEN_LOOKS {
+            lanes.begin(0);
+            (0..3).for_each(|index| lanes.took(index, 0, false));
+        }
         for _ in 0..10 * LOOK_PERIOD {
             lanes.begin(0);
             for (index, looks) in looks.iter_mut().enumerate() {
