@@ -168,8 +168,7 @@ fn rebuilding_device_is_not_ready_follows_leases() {
     });
     // Beyond the hundred subnets among which weftd picked its own.
     reserve(host.dir.path(), "10.5.202.0-24", std::net::Ipv4Addr::new(172, 20, 0, 2));
-    let routes =
-        || crate::support::status::Status::try_of(host.dir.path()).map(|status| status.routes());
+    let routes = || Status::try_of(host.dir.path()).map(|status| status.routes());
     wait_until(Duration::from_secs(5), "the new lease is a route", || routes() == Some(1));
     assert_eq!(host.http("GET /readyz").0, 503, "it was the rebuilt device that followed");
     host.namespace.exec(&["ip", "link", "delete", "flannel0"]);
@@ -546,8 +545,7 @@ fn bad_store_entries_are_named_and_ignored() {
     put("10.5.202.0-24", r#"{"PublicIP":"172.20.0.2","PublicIPv6":null}"#);
     let mut daemon = host.weftd_on(&store, &[]);
     SubnetEnv::wait(&host.subnet_env(), &mut daemon);
-    let routes =
-        || crate::support::status::Status::try_of(host.dir.path()).map(|status| status.routes());
+    let routes = || Status::try_of(host.dir.path()).map(|status| status.routes());
     wait_until(Duration::from_secs(5), "the honest lease is a route", || routes() == Some(1));
     let bad = [
         ("garbage", "x"),
