@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use weft::config::flags::{self, Outcome};
-use weft::packet::echo::{self, Reply};
+use weft::packet::echo::{self, Answer, Reply, Request};
 
 const TOKEN: u64 = 0x7765_6674;
 
@@ -50,16 +50,22 @@ fn command_line(data: &[u8]) {
 
 fn answer(packet: &[u8]) {
     let reply = Reply::read(packet);
-    let expected = reply.filter(|reply| reply.token == TOKEN);
-    let expected = expected.map(|reply| (reply.source, reply.total_bytes));
-    assert_eq!(echo::read_reply(packet, TOKEN), expected);
     if let Some(reply) = reply {
         assert!(usize::from(reply.total_bytes) <= packet.len());
-        assert!(echo::is_reply_from(reply.source, packet), "two readers differ: {packet:02x?}");
+        assert!(echo::is_answer_from(reply.source, packet), "two readers differ: {packet:02x?}");
     }
-    echo::is_reply_from(Ipv4Addr::UNSPECIFIED, packet);
+    let expected = reply.filter(|reply| reply.token == TOKEN).map(Answer::Reply);
+    match Answer::read(packet, TOKEN) {
+        Some(Answer::Lost { by, .. } | Answer::Refused { by, .. }) => {
+            assert!(reply.is_none() && echo::is_answer_from(by, packet), "{packet:02x?}");
+        }
+        found => assert_eq!(found, expected),
+    }
+    echo::is_answer_from(Ipv4Addr::UNSPECIFIED, packet);
     // What we send is no answer.
     let mut request = packet.to_vec();
-    echo::write_request(&mut request, Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST, TOKEN);
-    assert_eq!(Reply::read(&request), None);
+    let [source, destination] = [Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST];
+    let sent = Request { source, destination, ttl: echo::TTL, token: TOKEN, sequence: 1 };
+    sent.write(&mut request);
+    assert_eq!(Answer::read(&request, TOKEN), None);
 }

@@ -11,8 +11,9 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::backend::host_gw;
+use crate::backend::kernel_health::KernelHealth;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, SetupError, next_leases};
-use crate::backend::status::Reporter;
+use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::VxlanDevice;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Peers;
@@ -25,6 +26,7 @@ use crate::host::state::Route;
 use crate::host::tables::edit::{apply_all, edit_device};
 use crate::host::tables::{Desired, Device, Diff, Edit, Ways};
 use crate::route::Prefix;
+use crate::status::TunnelEnd;
 
 /// The longest time between two comparisons: flannel's for routes, whose changes the kernel
 /// reports; the kernel reports no change of neighbours and forwarding entries.
@@ -85,6 +87,14 @@ impl Means {
     }
 }
 
+/// Asks the peers until this is dropped; there may be nobody to ask.
+async fn run_health(health: Option<&mut KernelHealth>) {
+    match health {
+        Some(health) => match health.run().await {},
+        None => std::future::pending().await,
+    }
+}
+
 /// A running backend of the kernel's.
 pub struct KernelBackend {
     means: Means,
@@ -99,6 +109,8 @@ pub struct KernelBackend {
     imposed_mtu_bytes: Option<u32>,
     /// What the last comparison left in place.
     set: Ways,
+    /// Of those whose packets the kernel carries.
+    health: Option<KernelHealth>,
     logged: BTreeMap<&'static str, LogOnce>,
 }
 
@@ -117,10 +129,20 @@ impl KernelBackend {
             reporter: Reporter::new(String::new(), setup.external.mtu_bytes, setup),
             imposed_mtu_bytes: None,
             set: Ways::new(),
+            health: None,
             logged: BTreeMap::new(),
         };
         let listing = backend.host.list().await?;
         backend.reconcile(listing, None).await?;
+        let port = match &backend.means {
+            Means::Vxlan(device) => device.tunnel().map(TunnelEnd::port),
+            Means::HostGw | Means::Alloc => None,
+        };
+        if !matches!(backend.means, Means::Alloc) {
+            let health = KernelHealth::open(port)?;
+            backend.reporter.reachability = health.view();
+            backend.health = Some(health);
+        }
         info!("{}", backend.report_external());
         Ok(backend)
     }
@@ -131,6 +153,7 @@ impl KernelBackend {
         loop {
             let listing = tokio::select! {
                 listing = self.host.next() => listing,
+                () = run_health(self.health.as_mut()) => continue,
                 changed = next_leases(&mut leases) => {
                     peers = Some(changed);
                     self.host.look_now();
@@ -230,7 +253,12 @@ impl KernelBackend {
         counters.failed.set(failed.len());
         counters.programmed.set(self.set.len());
         let host = |subnet: &Prefix| Some((*subnet, peers.get(subnet)?.attributes.public_ip));
-        self.reporter.hosts(self.set.keys().filter_map(host).collect());
+        let hosts: PeerHosts = self.set.keys().filter_map(host).collect();
+        if let Some(health) = &mut self.health {
+            let own = vec![self.host.external().address, self.address];
+            health.follow(&self.set, &hosts, own);
+        }
+        self.reporter.hosts(hosts);
         Ok(failed.is_empty() && is_removed)
     }
 

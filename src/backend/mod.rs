@@ -4,6 +4,8 @@ pub mod extension;
 pub mod handover;
 mod host_gw;
 pub mod kernel;
+mod kernel_health;
+pub mod peer;
 pub mod running;
 pub mod setup;
 pub mod status;

@@ -7,11 +7,11 @@ use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::backend::peer::state::Reachability;
 use crate::backend::setup::Setup;
 use crate::backend_kind::BackendKind;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
@@ -96,53 +96,6 @@ impl Number {
     }
 }
 
-/// Whether a peer can be heard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ContactState {
-    /// Nobody sends to it, so nobody asks.
-    Idle,
-    /// It is sent packets and has not been heard yet.
-    Asked,
-    /// Packets come from it, or echoes.
-    Heard,
-    /// It is sent packets, and nothing comes back, not even an echo.
-    Silent,
-}
-
-impl ContactState {
-    /// As the status spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Asked => "asked",
-            Self::Heard => "ok",
-            Self::Silent => "silent",
-        }
-    }
-}
-
-/// What is known of the way to a peer and back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Contact {
-    /// Whether it can be heard.
-    pub state: ContactState,
-    /// When it last was.
-    pub heard: Option<Instant>,
-    /// Since when it has been in use, or when it last began to be.
-    pub in_use_since: Option<Instant>,
-    /// How long its last echo took, up to a moment when this daemon's control plane ran.
-    pub round_trip: Option<Duration>,
-}
-
-/// What is known of the ways to all peers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reachability {
-    /// Of each peer that had packets.
-    pub contacts: BTreeMap<SocketAddrV4, Contact>,
-    /// The subnets behind narrow paths, and the longest packet in bytes that each takes.
-    pub path_mtus: BTreeMap<Prefix, u16>,
-}
-
 /// Who carries the packets, and where their figures are.
 #[derive(Debug, Clone)]
 pub enum Carrier {
@@ -154,7 +107,7 @@ pub enum Carrier {
         routes: Published,
         /// What the kernel's programs carry beside them.
         kernel: KernelView,
-        /// Whether peers can be heard.
+        /// How the peers are.
         reachability: watch::Receiver<Arc<Reachability>>,
     },
     /// The kernel, or whatever commands have set up.
@@ -163,6 +116,8 @@ pub enum Carrier {
         counters: Arc<Counters>,
         /// The peers that are set up.
         hosts: watch::Receiver<Arc<PeerHosts>>,
+        /// How they are, where anybody asks them.
+        reachability: watch::Receiver<Arc<Reachability>>,
     },
 }
 
@@ -298,6 +253,7 @@ pub(super) struct Reporter {
     address: AtomicU32,
     pub(super) counters: Arc<Counters>,
     hosts: watch::Sender<Arc<PeerHosts>>,
+    pub(super) reachability: watch::Receiver<Arc<Reachability>>,
 }
 
 impl Reporter {
@@ -321,12 +277,14 @@ impl Reporter {
             address: external.address.to_bits().into(),
             counters: Arc::default(),
             hosts: watch::Sender::default(),
+            reachability: watch::Sender::default().subscribe(),
         }
     }
 
     pub(super) fn view(&self) -> View {
         let (counters, hosts) = (Arc::clone(&self.counters), self.hosts.subscribe());
-        self.view_with(Carrier::Other { counters, hosts })
+        let reachability = self.reachability.clone();
+        self.view_with(Carrier::Other { counters, hosts, reachability })
     }
 
     pub(super) fn view_with(&self, carrier: Carrier) -> View {

@@ -11,7 +11,6 @@ mod pacing;
 mod paths;
 mod peers;
 mod prober;
-mod reach;
 mod team;
 mod tun_device;
 mod tunnel;

@@ -2,18 +2,19 @@
 //! packets.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
-use crate::backend::status::{Carrier, ContactState};
-use crate::backend_kind::BackendKind;
+use crate::backend::peer::state::Reachability;
+use crate::backend::status::Carrier;
+use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::control::lease::Lease;
 use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
 use crate::route::Prefix;
 use crate::stats::WorkerStats;
-use crate::status::{Peer, PeerState, Traffic, Via};
+use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
 
 /// The rows, in the order of the subnets, with `names` where the leases have none.
 pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
@@ -28,40 +29,61 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
             for row in &mut rows {
                 let Some(address) = in_use.get(&row.subnet) else { continue };
-                let contact = reachability.contacts.get(address);
-                let ago = |at: Instant| now.duration_since(at).as_secs();
                 row.via = Via::Tunnel(*address);
-                row.state = contact.map_or(PeerState::Idle, |contact| match contact.state {
-                    ContactState::Idle => PeerState::Idle,
-                    ContactState::Asked => PeerState::Asked,
-                    ContactState::Heard => PeerState::Ok,
-                    ContactState::Silent => PeerState::Silent,
-                });
-                row.heard_seconds_ago = contact.and_then(|contact| contact.heard).map(ago);
-                row.in_use_seconds = contact.and_then(|contact| contact.in_use_since).map(ago);
-                row.round_trip_microseconds = contact
-                    .and_then(|contact| contact.round_trip)
-                    .map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+                row.state = PeerState::Idle;
+                asked(row, &reachability, *address.ip(), Some(address.port()), now);
                 let path_mtu_bytes = reachability.path_mtus.get(&row.subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
+                if let (PeerState::Ok, Some(bytes)) = (row.state, path_mtu_bytes) {
+                    row.state = PeerState::Narrow;
+                    row.why = Some(format!(
+                        "the path takes no packets of more than {bytes} bytes, and the kernel is \
+                         told so; if most are so narrow, set MTU in the Backend of the network \
+                         configuration"
+                    ));
+                }
                 let taken = traffic(kernel.taken.of_peer(row.subnet, *address));
                 carried(row, *address, stats.iter().map(AsRef::as_ref), taken);
             }
         }
-        Carrier::Other { hosts, .. } => {
-            let hosts = hosts.borrow().clone();
+        Carrier::Other { hosts, reachability, .. } => {
+            let (hosts, reachability) = (hosts.borrow().clone(), reachability.borrow().clone());
+            let port = running.dataplane.borrow().tunnel.map(TunnelEnd::port);
+            let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
+            let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
             for row in &mut rows {
                 let is_ours = leases[&row.subnet].attributes.backend_type.is(running.kind);
                 (row.via, row.state) = match hosts.get(&row.subnet) {
-                    Some(host) => (Via::Host(*host), PeerState::SetUp),
+                    Some(host) => (Via::Host(*host), unasked),
                     None if running.kind == BackendKind::Alloc => (row.via, PeerState::Unmanaged),
                     None if is_ours => (row.via, PeerState::NotSetUp),
                     None => continue,
                 };
+                if let Some(host) = hosts.get(&row.subnet) {
+                    asked(row, &reachability, *host, port, Instant::now());
+                }
             }
         }
     }
     rows
+}
+
+/// Fills in how a peer is that is asked.
+fn asked(
+    row: &mut Peer,
+    reachability: &Reachability,
+    host: Ipv4Addr,
+    port: Option<u16>,
+    now: Instant,
+) {
+    let Some(contact) = reachability.contacts.get(&host) else { return };
+    let ago = |at: Instant| now.duration_since(at).as_secs();
+    row.state = contact.state.word();
+    row.why = contact.state.why(host, port);
+    row.heard_seconds_ago = contact.heard.map(ago);
+    row.in_use_seconds = contact.in_use_since.map(ago);
+    row.round_trip_microseconds =
+        contact.round_trip.map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
 }
 
 /// A lease that the backend does not know.

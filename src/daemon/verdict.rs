@@ -144,8 +144,8 @@ impl Faults {
         if let Some(text) = done.and_then(|done| not_set_up(done, status.peers)) {
             self.add(Cause::PeerNotSetUp, text);
         }
-        if let Some(text) = silence(&status.routes, status.guard.as_ref()) {
-            self.add(Cause::PeerSilent, text);
+        if let Some((cause, text)) = unreached(&status.routes, status.guard.as_ref()) {
+            self.add(cause, text);
         }
     }
 }
@@ -187,14 +187,14 @@ fn not_set_up(done: &BackendCounts, peers: usize) -> Option<String> {
     })
 }
 
-/// Which peers are silent: the one that was heard longest ago in full.
-fn silence(peers: &[Peer], guard: Option<&Guard>) -> Option<String> {
+/// Which peers can't be reached: the one that was heard longest ago in full.
+fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
     let in_use = |peer: &Peer| peer.in_use_seconds.unwrap_or(0);
-    let silent = peers.iter().filter(|peer| peer.state == PeerState::Silent);
+    let silent = peers.iter().filter(|peer| cause_of(peer.state).is_some());
     // Of several the first in the order of the subnets.
     let first =
         silent.clone().rev().max_by_key(|it| it.heard_seconds_ago.unwrap_or_else(|| in_use(it)))?;
-    let Peer { subnet, via, heard_seconds_ago, .. } = first;
+    let Peer { subnet, via, state, why, heard_seconds_ago, .. } = first;
     let since = match heard_seconds_ago {
         Some(ago) => format!("not heard for {}", go_seconds(*ago)),
         None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
@@ -210,10 +210,30 @@ fn silence(peers: &[Peer], guard: Option<&Guard>) -> Option<String> {
              address of its lease?"
         ),
     };
-    Some(format!(
-        "peer {subnet} at {via} is SILENT: {since}{others}: is weftd or flanneld running there, \
-         and does every firewall on the way let UDP through to this port?{kept_out}"
-    ))
+    let (state, why) = (state.name().to_uppercase(), why.as_deref().unwrap_or_default());
+    let text = format!("peer {subnet} at {via} is {state}: {since}{others}: {why}{kept_out}");
+    Some((cause_of(first.state)?, text))
+}
+
+/// What it is that keeps a peer from being reached.
+fn cause_of(state: PeerState) -> Option<Cause> {
+    match state {
+        PeerState::Silent => Some(Cause::PeerSilent),
+        PeerState::OneWay => Some(Cause::PeerOneWay),
+        PeerState::Refused => Some(Cause::PeerRefused),
+        PeerState::Unsendable => Some(Cause::PeerUnsendable),
+        PeerState::Lossy => Some(Cause::PeerLossy),
+        PeerState::Ok
+        | PeerState::Narrow
+        | PeerState::Deaf
+        | PeerState::Idle
+        | PeerState::Asked
+        | PeerState::SetUp
+        | PeerState::NotSetUp
+        | PeerState::OtherBackend
+        | PeerState::Unmanaged
+        | PeerState::Unknown => None,
+    }
 }
 
 fn go_seconds(seconds: u64) -> String {
@@ -269,19 +289,24 @@ mod tests {
             (vec![peer(1, None), peer(2, Some(7200)), peer(3, Some(9))], "10.5.2.0/24", Some("2")),
             (vec![peer(1, Some(9)), peer(2, None), peer(3, None)], "10.5.2.0/24", Some("2")),
         ] {
-            let text = silence(&peers, Some(&Guard::default())).unwrap();
+            let (_, text) = unreached(&peers, Some(&Guard::default())).unwrap();
             assert!(text.contains(named) && !text.contains("guard"), "{text}");
             assert!(
                 others.is_none_or(|count| text.contains(&format!("and {count} more"))),
                 "{text}"
             );
             let guard = Guard { dropped_from_strangers: 4, ..Guard::default() };
-            let kept_out = silence(&peers, Some(&guard)).unwrap();
+            let (_, kept_out) = unreached(&peers, Some(&guard)).unwrap();
             assert!(kept_out.contains("the guard dropped 4 packets"), "{kept_out}");
         }
-        assert_eq!(silence(&[], None), None);
+        assert_eq!(unreached(&[], None), None);
         let status = Status { routes: vec![peer(1, None)], ..running() };
         assert_eq!(judged(&status), (State::Degraded, vec![Cause::PeerSilent]));
+        for state in PeerState::ALL {
+            let is_counted = *state == PeerState::NotSetUp;
+            let is_named = cause_of(*state).is_some() || is_counted;
+            assert_eq!(state.is_alarming(), is_named, "{state} alarms whom?");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub mod kernel;
 mod socket;
 mod tun;
 
-pub use crate::sys::echo::only_echo_replies;
+pub use crate::sys::echo::only_types;
 pub use crate::sys::steering::{LANES, Steering};
 pub use inherited::{InheritError, inherit, tun_names};
 pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};

@@ -249,7 +249,7 @@ fn count_for_peer(config: &WorkerConfig, arena: &[u8], plan: &SendPlan, index: u
     let Message { destination, segment_bytes, segments, bytes, .. } = plan.messages()[index];
     let packet = plan.spans(index).first().and_then(|span| span.of(arena));
     let is_answer =
-        packet.is_some_and(|packet| echo::is_reply_from(config.local.tun_address, packet));
+        packet.is_some_and(|packet| echo::is_answer_from(config.local.tun_address, packet));
     if !is_answer && segment_bytes > LONG_BYTES {
         config.stats.long_sends.mark(destination);
     }

@@ -221,6 +221,16 @@ pub enum TunnelEnd {
     },
 }
 
+impl TunnelEnd {
+    /// The UDP port.
+    pub fn port(self) -> u16 {
+        match self {
+            Self::Udp(address) => address.port(),
+            Self::Vxlan { port, .. } => port,
+        }
+    }
+}
+
 /// Writing of `subnet.env`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

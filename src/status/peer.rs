@@ -11,15 +11,27 @@ use crate::route::Prefix;
 words! {
     /// What is known of the way to a peer and back.
     PeerState {
-        /// Packets come from it, or echoes.
+        /// It answers.
         Ok = "ok",
+        /// The same, but the path takes no packets as long as the overlay's MTU allows.
+        Narrow = "narrow",
+        /// It answers no echoes, but packets pass: no fault.
+        Deaf = "deaf",
+        /// Some of the echoes are lost.
+        Lossy = "lossy",
+        /// One way works, and the other doesn't.
+        OneWay = "one-way",
         /// Nobody sends to it, so nobody asks.
         Idle = "idle",
-        /// It is sent packets and has not been heard yet.
+        /// It is sent packets and has not been heard yet; until schema 2.
         Asked = "asked",
         /// It is sent packets, and nothing comes back, not even an echo.
         Silent = "silent",
-        /// Routes and neighbours are in place.
+        /// Somebody answers that our packets are not wanted.
+        Refused = "refused",
+        /// This host can't send to it.
+        Unsendable = "unsendable",
+        /// Routes and neighbours are in place, and nobody asks it.
         SetUp = "set-up",
         /// They are not.
         NotSetUp = "not-set-up",
@@ -37,8 +49,15 @@ impl PeerState {
     /// Whether a person has to look at such a peer.
     pub fn is_alarming(self) -> bool {
         match self {
-            Self::Silent | Self::NotSetUp => true,
+            Self::Silent
+            | Self::OneWay
+            | Self::Refused
+            | Self::Unsendable
+            | Self::Lossy
+            | Self::NotSetUp => true,
             Self::Ok
+            | Self::Narrow
+            | Self::Deaf
             | Self::Idle
             | Self::Asked
             | Self::SetUp
@@ -53,6 +72,12 @@ impl PeerState {
         match self {
             Self::NotSetUp | Self::OtherBackend => false,
             Self::Ok
+            | Self::Narrow
+            | Self::Deaf
+            | Self::Lossy
+            | Self::OneWay
+            | Self::Refused
+            | Self::Unsendable
             | Self::Idle
             | Self::Asked
             | Self::Silent
@@ -111,6 +136,8 @@ pub struct Peer {
     pub via: Via,
     /// What is known of the way there and back.
     pub state: PeerState,
+    /// What is wrong with it, or remarkable, and what to do. Since schema 2.
+    pub why: Option<String>,
     /// How long ago anything came from it; nothing if nothing ever did, or nobody listens.
     pub heard_seconds_ago: Option<u64>,
     /// For how long it has been sent packets. Since schema 2.
@@ -137,6 +164,7 @@ impl Peer {
             node,
             via,
             state,
+            why: None,
             heard_seconds_ago: None,
             in_use_seconds: None,
             round_trip_microseconds: None,

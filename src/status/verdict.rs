@@ -58,6 +58,14 @@ words! {
         EntryUnused = "entry-unused",
         /// A peer is sent packets and says nothing.
         PeerSilent = "peer-silent",
+        /// Of a peer one way works, and the other doesn't.
+        PeerOneWay = "peer-one-way",
+        /// A peer's host, or a firewall, refuses what is sent to it.
+        PeerRefused = "peer-refused",
+        /// This host can't send to a peer.
+        PeerUnsendable = "peer-unsendable",
+        /// Much of what is sent to a peer is lost.
+        PeerLossy = "peer-lossy",
         /// The kernel or a command refused a peer, or its lease lacks what the backend needs.
         PeerNotSetUp = "peer-not-set-up",
         /// One that a later release knows.

@@ -8,8 +8,8 @@ use super::udp::set_int;
 /// The option that holds back types of ICMP (include/uapi/linux/icmp.h).
 const ICMP_FILTER: libc::c_int = 1;
 
-/// Has the kernel hand over echo replies, type 0, and nothing else.
-pub fn only_echo_replies(socket: BorrowedFd<'_>) -> io::Result<()> {
-    const ECHO_REPLY: libc::c_int = 1 << 0;
-    set_int(socket, libc::SOL_RAW, ICMP_FILTER, !ECHO_REPLY)
+/// Has the kernel hand over these types of messages, below 32, and nothing else.
+pub fn only_types(socket: BorrowedFd<'_>, types: &[u8]) -> io::Result<()> {
+    let wanted: libc::c_int = types.iter().map(|kind| 1 << kind).sum();
+    set_int(socket, libc::SOL_RAW, ICMP_FILTER, !wanted)
 }

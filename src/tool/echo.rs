@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::device::only_echo_replies;
+use crate::device::only_types;
 use crate::packet::checksum;
-use crate::packet::echo::{ECHO_BYTES_MIN, Reply};
+use crate::packet::echo::{ANSWERS, ECHO_BYTES_MIN, Reply};
 use crate::sys::udp::set_fragmenting;
 
 /// Echoes to each target.
@@ -90,7 +90,7 @@ pub(super) fn ping(targets: &[Target]) -> anyhow::Result<Vec<Outcome>> {
 
 fn open() -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
-    only_echo_replies(socket.as_fd())?;
+    only_types(socket.as_fd(), &ANSWERS[..1])?;
     set_fragmenting(socket.as_fd(), false)?;
     socket.set_recv_buffer_size(4 << 20)?;
     Ok(socket)

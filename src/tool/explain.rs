@@ -16,7 +16,7 @@ use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
 use crate::route::{self, Table};
-use crate::status::{Lease, Peer, PeerState, SCHEMA, Status, TunnelEnd};
+use crate::status::{Lease, Peer, SCHEMA, Status, TunnelEnd};
 use crate::tool::style::Style;
 
 use self::kernel::{Answers, Asked};
@@ -239,9 +239,11 @@ impl<'a> Host<'a> {
                 Answer::goes(format!("the kernel carries it ({})", self.kind))
             }
         };
-        if answer.goes && peer.state == PeerState::Silent {
+        if answer.goes && peer.state.is_alarming() {
             answer.steps.push(format!(
-                "but that peer is SILENT: it answers nothing; try `weft ping {}`",
+                "but that peer is {}: {}; try `weft ping {}`",
+                peer.state.name().to_uppercase(),
+                peer.why.as_deref().unwrap_or("it answers nothing"),
                 peer.subnet.network()
             ));
             answer.goes = false;
@@ -367,7 +369,7 @@ fn packet(question: &Question, length_bytes: u16) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Backend, Traffic};
+    use crate::status::{Backend, PeerState, Traffic};
 
     fn answered(
         kind: BackendKind,

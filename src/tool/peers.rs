@@ -1,6 +1,7 @@
 //! `weft peers`: a row for each lease of another node, those that need a person first.
 
 use std::cmp::Reverse;
+use std::fmt::Write as _;
 
 use crate::status::{Peer, PeerState, Traffic};
 use crate::tool::style::Style;
@@ -19,14 +20,22 @@ pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
     // Stable: those of one state stay in the order of their subnets.
     peers.sort_by_key(|peer| Reverse(urgency(peer.state)));
     let rows: Vec<_> = peers.iter().map(row).collect();
-    table::render(&HEADINGS, &rows, |row, column, shown| {
+    let mut screen = table::render(&HEADINGS, &rows, |row, column, shown| {
         match (column, urgency(peers[row].state)) {
             (STATE_AT, URGENT) => style.bad(shown),
             (STATE_AT, WELL) => style.good(shown),
             _ => shown.to_owned(),
         }
-    })
+    });
+    let explained = peers.iter().filter_map(|peer| Some((peer.subnet, peer.why.as_deref()?)));
+    for (subnet, why) in explained.take(EXPLAINED_MAX) {
+        writeln!(screen, "{subnet}: {why}").ok();
+    }
+    screen
 }
+
+/// Peers below the table of which it is told what is wrong; the others mostly have the same.
+const EXPLAINED_MAX: usize = 5;
 
 /// Of peers that need a person.
 const URGENT: u8 = 3;
@@ -36,10 +45,14 @@ const WELL: u8 = 1;
 fn urgency(state: PeerState) -> u8 {
     match state {
         state if state.is_alarming() => URGENT,
-        PeerState::Ok | PeerState::SetUp => WELL,
+        PeerState::Ok | PeerState::Narrow | PeerState::Deaf | PeerState::SetUp => WELL,
         PeerState::Idle | PeerState::Unmanaged => 0,
         PeerState::Asked
         | PeerState::Silent
+        | PeerState::OneWay
+        | PeerState::Refused
+        | PeerState::Unsendable
+        | PeerState::Lossy
         | PeerState::NotSetUp
         | PeerState::OtherBackend
         | PeerState::Unknown => 2,
@@ -49,7 +62,8 @@ fn urgency(state: PeerState) -> u8 {
 /// How a state is shown: loud if it needs a person.
 pub(super) fn shown(state: PeerState) -> String {
     let name = state.name();
-    if state == PeerState::Silent { name.to_uppercase() } else { name.to_owned() }
+    let is_loud = state.is_alarming() && state != PeerState::NotSetUp;
+    if is_loud { name.to_uppercase() } else { name.to_owned() }
 }
 
 fn row(peer: &Peer) -> Vec<String> {

@@ -16,6 +16,7 @@ mod kernel_backends;
 mod namespace;
 mod netns;
 mod path_mtu;
+mod peer_health;
 mod plain_peer;
 mod rights;
 mod route_changes;

@@ -1,28 +1,22 @@
-//! Measures the paths to peers in use, and hears whether they answer: sends the echoes that `paths`
-//! and `reach` ask for, through the tunnel like any packet, and receives the answers on a raw
-//! socket. Decides nothing.
+//! Measures the paths to peers in use, and asks how the peers are: sends the echoes that `paths`
+//! asks for, through the tunnel's socket, and has `health` do the rest. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::UdpSocket;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
-use tracing::warn;
 
-use crate::backend::status::{Reachability, Taken, send_if_new};
-use crate::device::only_echo_replies;
-use crate::packet::echo::{read_reply, write_request};
+use crate::backend::peer::echoes::ECHO_BYTES;
+use crate::backend::peer::evidence::{Hosts, LOOK as LOOK_AT_COUNTS, Reached, Sample, Use};
+use crate::backend::peer::health::{Health, Manner};
+use crate::backend::peer::state::Reachability;
+use crate::backend::status::{Taken, send_if_new};
 use crate::route::{Peer, Prefix, Published, Table};
 use crate::stats::{LongSends, WorkerStats};
 
 use super::paths::{Paths, Probe};
-use super::reach::{self, Reach, Sample};
 use super::team::Seat;
 
 /// How often the workers' marks are looked at while some peer is in use, and while none is: a
@@ -34,18 +28,9 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Between two rounds at least, should something be due all the time.
 const ROUND_MIN: Duration = Duration::from_millis(10);
 
-/// Room for the answers to several searches at once.
-const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
-
-/// Answers received in one go, far more than were asked for: a flood of unsolicited ones must not
-/// block the control plane.
-const ANSWERS_MAX: usize = 1024;
-
-/// Length of an echo that asks whether a peer is there: as a usual ping.
-const ECHO_BYTES: usize = 84;
-
-/// Any packet fits.
-const PACKET_BYTES_MAX: usize = 64 << 10;
+/// An echo by way of the TUN device expires at the peer with this: the workers of both hosts, and
+/// flanneld as well, count it down, before the kernel there wants to.
+const TTL_BEYOND: u8 = 3;
 
 /// Peers whose paths can't be measured, so that datagrams to them must be allowed to be fragmented;
 /// `None` if nobody's can.
@@ -54,14 +39,10 @@ pub(super) type Unmeasured = Option<BTreeSet<SocketAddrV4>>;
 /// The measuring of one daemon's paths.
 pub(super) struct Prober {
     paths: Paths,
-    reach: Reach,
-    next_look: Instant,
-    reachability: watch::Sender<Arc<Reachability>>,
-    /// `None` without the right to open it; then nothing is measured.
-    answers: Option<UdpSocket>,
+    health: Health,
+    /// The peers that `health` knows.
+    table: Option<Arc<Table>>,
     own: Ipv4Addr,
-    token: u64,
-    buffer: Box<[u8]>,
     /// The subnets behind narrow paths and what each path carries.
     limits: BTreeMap<Prefix, u16>,
     unmeasured: watch::Sender<Unmeasured>,
@@ -72,27 +53,20 @@ pub(super) struct Prober {
 }
 
 impl Prober {
-    /// For the host with the TUN address `own`, which must be configured.
-    pub(super) fn open(own: Ipv4Addr, ceiling_bytes: u16) -> Self {
-        let answers = open(own).inspect_err(|error| {
-            warn!(
-                "path-MTU probing is off: no raw ICMP socket ({error}); routers may fragment long \
-                 datagrams, which is slower; grant CAP_NET_RAW"
-            );
-        });
-        let unmeasured = answers.is_ok().then(BTreeSet::new);
+    /// For the host with the TUN address `own`, and the tunnel's port.
+    pub(super) fn open(own: Ipv4Addr, port: u16, ceiling_bytes: u16) -> Self {
+        let manner = Manner { port: Some(port), ttl: TTL_BEYOND, is_use_rare: false };
+        let mut health = Health::open(manner);
+        // Without echoes, routers may fragment long datagrams.
+        let unmeasured = health.echoes().map(|_| BTreeSet::new());
         Self {
             paths: Paths::new(ceiling_bytes, fastrand::u64(..)),
-            reach: Reach::default(),
-            next_look: Instant::now(),
-            reachability: watch::Sender::default(),
+            health,
+            table: None,
             unmeasured: watch::Sender::new(unmeasured),
             kernel_sends: Arc::default(),
             taken: Arc::new(Taken::new(None)),
-            answers: answers.ok(),
             own,
-            token: fastrand::u64(..),
-            buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
             limits: BTreeMap::new(),
         }
     }
@@ -107,9 +81,9 @@ impl Prober {
         self.unmeasured.subscribe()
     }
 
-    /// Which peers can be heard, and how wide their paths are.
+    /// How the peers are, and how wide their paths.
     pub(super) fn reachability(&self) -> watch::Receiver<Arc<Reachability>> {
-        self.reachability.subscribe()
+        self.health.view()
     }
 
     /// What the kernel's programs take counts for the peers as well.
@@ -132,12 +106,13 @@ impl Prober {
     pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
         loop {
             // With Don't Fragment, a narrow path that can't be measured would go unnoticed.
-            let always_fragmenting = self.answers.is_none() || self.paths.mute().next().is_some();
+            let is_measuring = self.health.echoes().is_some();
+            let always_fragmenting = !is_measuring || self.paths.mute().next().is_some();
             for seat in seats {
                 seat.socket.set_always_fragmenting(always_fragmenting);
             }
-            self.round(seats, routes);
-            if self.answers.is_some() {
+            self.round(seats, &routes.load());
+            if is_measuring {
                 let unknown = self.paths.unknown(Instant::now()).collect();
                 send_if_new(&self.unmeasured, Some(unknown));
             }
@@ -146,77 +121,59 @@ impl Prober {
                 self.limits = limits;
                 return;
             }
-            self.pause().await;
+            let now = Instant::now();
+            let pause = match self.paths.next_due() {
+                Some(due) => due.duration_since(now).clamp(ROUND_MIN, LOOK),
+                None => LOOK_IDLE,
+            };
+            self.health.pause(pause).await;
         }
-    }
-
-    /// Until there may be something to do.
-    async fn pause(&self) {
-        let now = Instant::now();
-        let pause = match self.paths.next_due() {
-            Some(due) => due.duration_since(now).clamp(ROUND_MIN, LOOK),
-            None => LOOK_IDLE,
-        };
-        // Other answers wait in the socket: none is urgent before something is due.
-        let Some(answers) = self.answers.as_ref().filter(|_| self.reach.is_waiting(now)) else {
-            return sleep(pause).await;
-        };
-        timeout(pause, answers.readable()).await.ok();
     }
 
     /// Receives answers, then sends the echoes that are due: in this order, so that an answer that
     /// came before a late look is not taken for lost.
-    fn round(&mut self, seats: &[Seat], routes: &Published) {
+    fn round(&mut self, seats: &[Seat], table: &Arc<Table>) {
         let now = Instant::now();
-        self.receive_answers(now);
-        let table = routes.load();
-        if now >= self.next_look {
-            self.next_look = now + reach::LOOK;
-            self.look(seats, &table, now);
+        if self.table.as_ref().is_none_or(|known| !Arc::ptr_eq(known, table)) {
+            self.table = Some(Arc::clone(table));
+            self.health.set_hosts(hosts(table));
         }
-        if self.answers.is_none() {
-            return;
+        let (tunnel, paths) = (*seats[0].socket.address.ip(), &mut self.paths);
+        let others = |target, bytes| paths.answered(target, bytes, now);
+        self.health.receive(&[self.own, tunnel], now, others);
+        if self.health.is_look_due(LOOK_AT_COUNTS, now) {
+            let taken = &self.taken;
+            let count = |host, leases: &[Reached]| sample(seats, taken, host, leases);
+            self.health.look(count, &self.limits, now);
         }
-        self.note_use(seats, &table, now);
+        for ask in self.health.tick(now) {
+            // The tunnel's own socket is told why it can't send.
+            let endpoint = SocketAddrV4::new(ask.host, seats[0].socket.address.port());
+            self.ask(seats, endpoint, ask.target, ECHO_BYTES, ask.sequence);
+        }
+        self.note_use(seats, table, now);
         for Probe { endpoint, target, bytes } in self.paths.tick(now) {
-            self.ask(seats, endpoint, target, bytes.into());
+            self.ask(seats, endpoint, target, bytes.into(), 0);
         }
     }
 
     /// Asks a TUN address for an echo. One that the kernel refuses to send counts as lost, like one
     /// that a router drops.
-    fn ask(&mut self, seats: &[Seat], endpoint: SocketAddrV4, target: Ipv4Addr, bytes: usize) {
-        let packet = &mut self.buffer[..bytes];
-        write_request(packet, self.own, target, self.token);
-        seats[0].socket.send_whole(packet, endpoint).ok();
-    }
-
-    /// Looks at what was counted of each peer, and asks those who ought to have been heard.
-    fn look(&mut self, seats: &[Seat], table: &Table, now: Instant) {
-        let mut samples = BTreeMap::new();
-        for peer in table.peers() {
-            let by_kernel = self.taken.of_peer(peer.subnet, peer.address);
-            let sample = samples.entry(peer.address).or_insert_with(|| {
-                let workers = seats.iter().map(|seat| &*seat.stats);
-                let by_workers = WorkerStats::traffic(workers, *peer.address.ip());
-                let (sent, received) = (by_workers.packets_sent, by_workers.packets_received);
-                Sample { targets: Vec::new(), sent, received }
-            });
-            sample.targets.push(peer.subnet.network());
-            sample.sent += by_kernel.packets_sent;
-            sample.received += by_kernel.packets_received;
+    fn ask(
+        &mut self,
+        seats: &[Seat],
+        endpoint: SocketAddrV4,
+        target: Ipv4Addr,
+        bytes: usize,
+        sequence: u16,
+    ) {
+        let Some(echoes) = self.health.echoes() else { return };
+        let packet = echoes.packet([self.own, target], bytes, sequence);
+        if let Err(error) = seats[0].socket.send_whole(packet, endpoint)
+            && bytes == ECHO_BYTES
+        {
+            self.health.note_error(*endpoint.ip(), &error);
         }
-        // Whoever never had a packet is nobody's business yet.
-        samples.retain(|_, sample| sample.sent > 0 || sample.received > 0);
-        let due = self.reach.look(samples, now);
-        if self.answers.is_some() {
-            for (endpoint, target) in due {
-                self.ask(seats, endpoint, target, ECHO_BYTES);
-            }
-        }
-        let contacts = self.reach.contacts(now);
-        let path_mtus = self.limits.clone();
-        send_if_new(&self.reachability, Arc::new(Reachability { contacts, path_mtus }));
     }
 
     /// A peer may have several leases, all at the end of one path.
@@ -227,18 +184,6 @@ impl Prober {
         }
         let limit = |peer: &Arc<Peer>| Some((peer.subnet, *by_peer.get(&peer.address)?));
         table.peers().iter().filter_map(limit).collect()
-    }
-
-    fn receive_answers(&mut self, now: Instant) {
-        let Some(answers) = &self.answers else { return };
-        for _ in 0..ANSWERS_MAX {
-            let Ok(received) = answers.try_recv(&mut self.buffer) else { return };
-            let packet = &self.buffer[..received];
-            if let Some((target, bytes)) = read_reply(packet, self.token) {
-                self.paths.answered(target, bytes, now);
-                self.reach.answered(target, now);
-            }
-        }
     }
 
     fn note_use(&mut self, seats: &[Seat], table: &Table, now: Instant) {
@@ -264,12 +209,26 @@ impl Prober {
     }
 }
 
-/// A raw socket under tokio's only type for datagrams: for both the kernel's calls are the same.
-fn open(own: Ipv4Addr) -> io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
-    only_echo_replies(socket.as_fd())?;
-    socket.set_nonblocking(true)?;
-    socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
-    socket.bind(&SocketAddr::from((own, 0)).into())?;
-    UdpSocket::from_std(OwnedFd::from(socket).into())
+/// The peers' leases by their hosts.
+fn hosts(table: &Table) -> Hosts {
+    let mut hosts = Hosts::new();
+    for peer in table.peers() {
+        let lease = Reached { subnet: peer.subnet, target: peer.subnet.network() };
+        hosts.entry(*peer.address.ip()).or_default().push(lease);
+    }
+    hosts
+}
+
+/// What was counted of a peer by workers and by the kernel's programs.
+fn sample(seats: &[Seat], taken: &Taken, host: Ipv4Addr, leases: &[Reached]) -> Sample {
+    let by_workers = WorkerStats::traffic(seats.iter().map(|seat| &*seat.stats), host);
+    let (mut sent, mut received) =
+        (by_workers.packets_sent + by_workers.failed_sends, by_workers.packets_received);
+    let endpoint = SocketAddrV4::new(host, seats[0].socket.address.port());
+    for lease in leases {
+        let by_kernel = taken.of_peer(lease.subnet, endpoint);
+        sent += by_kernel.packets_sent;
+        received += by_kernel.packets_received;
+    }
+    Sample { used: Use::Sent(sent), received }
 }

@@ -85,6 +85,7 @@ impl Tunnel {
         routes: Published,
     ) -> Result<Self, UdpError> {
         let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
+        let port = settings.port;
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
         let overlay = take_over(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
@@ -114,7 +115,7 @@ impl Tunnel {
             host,
             reporter: Reporter::new(String::new(), mtu_bytes.into(), setup),
             mtu_bytes,
-            prober: Prober::open(subnet.network(), mtu_bytes),
+            prober: Prober::open(subnet.network(), port, mtu_bytes),
             worker_count,
             is_kept,
             handover,

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use rtnetlink::packet_route::neighbour::{
@@ -15,22 +16,15 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::{Netlink, NetlinkError};
 use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
 
+/// In which the kernel gives ages (`USER_HZ`): on every architecture that matters the same.
+const TICKS_PER_SECOND: u32 = 100;
+
 impl Netlink {
     /// The permanent entries of both tables of a VXLAN device.
     pub async fn entries(&self, link: &LinkId) -> Result<Vec<LinkEntry>, NetlinkError> {
         let mut entries = Vec::new();
         for table in [EntryTable::Neighbours, EntryTable::Forwarding] {
-            let mut query = NeighbourMessage::default();
-            query.header.family = family(table);
-            match table {
-                EntryTable::Neighbours => {
-                    query.attributes.push(NeighbourAttribute::IfIndex(link.index));
-                }
-                EntryTable::Forwarding => query.header.ifindex = link.index,
-            }
-            let operation = format!("list {} of {link}", name(table));
-            let request = RouteNetlinkMessage::GetNeighbour(query);
-            let answer = self.list(&operation, request).await?;
+            let answer = self.list_entries(link.index, table).await?;
             entries.extend(answer.iter().filter_map(|message| entry(message, table, link.index)));
         }
         Ok(entries)
@@ -41,12 +35,50 @@ impl Netlink {
         &self,
         index: u32,
     ) -> Result<BTreeMap<Ipv4Addr, MacAddress>, NetlinkError> {
-        let mut query = NeighbourMessage::default();
-        query.header.family = AddressFamily::Inet;
-        query.attributes.push(NeighbourAttribute::IfIndex(index));
-        let operation = format!("list neighbours of device {index}");
-        let answer = self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await?;
+        let answer = self.list_entries(index, EntryTable::Neighbours).await?;
         Ok(answer.iter().filter_map(|message| neighbour(message, index)).collect())
+    }
+
+    /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
+    /// entries that it only made are left out. Of a neighbour whose hardware address is certain, it
+    /// notes no use until it asks for it again.
+    pub async fn used(
+        &self,
+        index: u32,
+        table: EntryTable,
+    ) -> Result<BTreeMap<Ipv4Addr, Duration>, NetlinkError> {
+        let answer = self.list_entries(index, table).await?;
+        let used = |message: &RouteNetlinkMessage| {
+            let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
+            let times = message.attributes.iter().find_map(|attribute| {
+                if let NeighbourAttribute::CacheInfo(times) = attribute {
+                    Some(times)
+                } else {
+                    None
+                }
+            })?;
+            let is_only_made =
+                table == EntryTable::Forwarding && times.used.abs_diff(times.updated) <= 1;
+            let age = Duration::from_secs(times.used.into()) / TICKS_PER_SECOND;
+            Some((destination(message)?, age))
+                .filter(|_| message.header.ifindex == index && !is_only_made)
+        };
+        Ok(answer.iter().filter_map(used).collect())
+    }
+
+    async fn list_entries(
+        &self,
+        index: u32,
+        table: EntryTable,
+    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+        let mut query = NeighbourMessage::default();
+        query.header.family = family(table);
+        match table {
+            EntryTable::Neighbours => query.attributes.push(NeighbourAttribute::IfIndex(index)),
+            EntryTable::Forwarding => query.header.ifindex = index,
+        }
+        let operation = format!("list {} of device {index}", name(table));
+        self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await
     }
 
     /// Has the kernel find out whether the neighbour is still where it was, as if a packet had been
@@ -132,17 +164,23 @@ fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option
 
 /// Who it is, and where.
 fn addresses(message: &NeighbourMessage) -> Option<(Ipv4Addr, MacAddress)> {
-    let (mut address, mut mac) = (None, None);
-    for attribute in &message.attributes {
+    let mac = message.attributes.iter().find_map(|attribute| {
+        let NeighbourAttribute::LinkLayerAddress(bytes) = attribute else { return None };
+        MacAddress::from_bytes(bytes)
+    });
+    Some((destination(message)?, mac?))
+}
+
+fn destination(message: &NeighbourMessage) -> Option<Ipv4Addr> {
+    message.attributes.iter().find_map(|attribute| {
         if let NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) = attribute {
-            address = Some(*found);
-        } else if let NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) = attribute {
-            address = <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from);
-        } else if let NeighbourAttribute::LinkLayerAddress(bytes) = attribute {
-            mac = MacAddress::from_bytes(bytes);
+            return Some(*found);
         }
-    }
-    Some((address?, mac?))
+        let NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) = attribute else {
+            return None;
+        };
+        <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from)
+    })
 }
 
 /// States in which the kernel sends to the hardware address that it has (NUD_VALID).

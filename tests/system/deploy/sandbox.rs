@@ -84,6 +84,7 @@ fn of_the_unit() -> Sandbox {
             "AF_INET" => libc::AF_INET,
             "AF_INET6" => libc::AF_INET6,
             "AF_NETLINK" => libc::AF_NETLINK,
+            "AF_PACKET" => libc::AF_PACKET,
             other => panic!("the test does not know the family {other}"),
         })
         .map(|family| (0, u32::MAX, family as u32))

@@ -1,0 +1,121 @@
+//! How the peers of the vxlan and host-gw backends are. The kernel carries their packets and counts
+//! none of them apart, but it notes when it last sent to each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::backend::peer::evidence::{Hosts, Reached, Sample, Use};
+use crate::backend::peer::health::{Health, Manner};
+use crate::backend::peer::state::Reachability;
+use crate::backend::status::PeerHosts;
+use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::state::EntryTable;
+use crate::host::tables::{Way, Ways};
+use crate::route::Prefix;
+
+/// Between two looks at whom the kernel has sent to: with the four seconds in which a peer that was
+/// idle and is dead leaves its echoes unanswered, it is known within nine.
+const LOOK: Duration = Duration::from_secs(4);
+
+/// What was sent by the kernel expires at the peer, which wants to route it.
+const TTL_BEYOND: u8 = 1;
+
+/// The longest wait, should nothing ever be due.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+pub(super) struct KernelHealth {
+    health: Health,
+    netlink: Netlink,
+    port: Option<u16>,
+    /// Which peers there are, and the tables in which the kernel notes their use.
+    hosts: Hosts,
+    tables: BTreeSet<(u32, EntryTable)>,
+    own: Vec<Ipv4Addr>,
+}
+
+impl KernelHealth {
+    /// `port` of the tunnel, if there is one.
+    pub(super) fn open(port: Option<u16>) -> Result<Self, NetlinkError> {
+        let manner = Manner { port, ttl: TTL_BEYOND, is_use_rare: true };
+        Ok(Self {
+            health: Health::open(manner),
+            netlink: Netlink::open()?,
+            port,
+            hosts: Hosts::new(),
+            tables: BTreeSet::new(),
+            own: Vec::new(),
+        })
+    }
+
+    pub(super) fn view(&self) -> watch::Receiver<Arc<Reachability>> {
+        self.health.view()
+    }
+
+    /// Those that are `set` up are the peers from now on, with their hosts; this one has the `own`
+    /// addresses.
+    pub(super) fn follow(&mut self, set: &Ways, peers: &PeerHosts, own: Vec<Ipv4Addr>) {
+        self.own = own;
+        let mut hosts = Hosts::new();
+        for (subnet, host) in peers {
+            // What answers there: the VXLAN device, or the host itself.
+            let target = if self.port.is_some() { subnet.network() } else { *host };
+            hosts.entry(*host).or_default().push(Reached { subnet: *subnet, target });
+        }
+        let table = |way: &Way| match way.entries.is_empty() {
+            true => EntryTable::Neighbours,
+            false => EntryTable::Forwarding,
+        };
+        self.tables = set.values().map(|way| (way.route.interface.index, table(way))).collect();
+        if hosts != self.hosts {
+            self.health.set_hosts(hosts.clone());
+            self.hosts = hosts;
+        }
+    }
+
+    /// Asks them. Runs until it is dropped. Cancel-safe.
+    pub(super) async fn run(&mut self) -> Infallible {
+        loop {
+            self.round().await;
+            self.health.pause(PAUSE_MAX).await;
+        }
+    }
+
+    async fn round(&mut self) {
+        let now = Instant::now();
+        self.health.receive(&self.own, now, |_, _| {});
+        if self.health.is_look_due(LOOK, now) {
+            let ages = self.ages().await;
+            let used = |host: &Ipv4Addr| ages.get(host).and_then(|age| now.checked_sub(*age));
+            let count = |host, _: &[Reached]| Sample { used: Use::At(used(&host)), received: 0 };
+            self.health.look(count, &BTreeMap::<Prefix, u16>::new(), now);
+        }
+        for ask in self.health.tick(now) {
+            // A tunnel's packets are lost without a word where no route leads.
+            let path = match (self.port, self.own.first()) {
+                (Some(port), Some(from)) => {
+                    let [from, to] = [*from, ask.host].map(|host| SocketAddrV4::new(host, port));
+                    self.netlink.path_of_datagram(from, to).await
+                }
+                _ => self.netlink.path_to(ask.host).await,
+            };
+            if let Err(NetlinkError::Refused { source, .. }) = path {
+                self.health.note_error(ask.host, &source);
+            }
+        }
+    }
+
+    /// How long ago the kernel last sent to each.
+    async fn ages(&self) -> BTreeMap<Ipv4Addr, Duration> {
+        let mut all = BTreeMap::new();
+        for (index, table) in &self.tables {
+            // One that can't be listed now can be at the next look.
+            all.extend(self.netlink.used(*index, *table).await.unwrap_or_default());
+        }
+        all
+    }
+}

@@ -1,0 +1,257 @@
+//! What arrives from peers that leave echoes unanswered, seen before any firewall of this host:
+//! whether their packets reach the interface, whether they come out of the tunnel, and whether
+//! connections go on, which they only do if our packets arrive there. Runs while a peer is in
+//! question, sees the first bytes of packets from a few of them, and takes none away.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use socket2::{Domain, Protocol, SockFilter, SockRef, Socket, Type};
+use tokio::net::UdpSocket;
+use tracing::info;
+
+use super::evidence::{Evidence, Reached};
+use crate::packet::ipv4::protocol;
+
+/// Peers that are watched at a time, and leases of each.
+const HOSTS_MAX: usize = 16;
+const LEASES_MAX: usize = 4;
+
+/// Of a packet: an ICMP error about an echo of ours with all that it quotes.
+const PACKET_BYTES: usize = 128;
+
+/// Packets that are taken between two ticks; more tell no more.
+const PACKETS_MAX: usize = 256;
+const BUFFER_BYTES: usize = 128 << 10;
+
+/// Connections that are followed; when more go on, those seen last.
+const FLOWS_MAX: usize = 256;
+
+/// IPv4, as an Ethernet frame has it (include/uapi/linux/if_ether.h).
+const ETH_P_IP: u16 = 0x0800;
+
+const ACK: u8 = 0x10;
+
+/// A TCP flow of a peer's pod: addresses and ports.
+type Flow = [u8; 12];
+
+#[derive(Debug)]
+pub(super) struct Capture {
+    /// Of the tunnel, if there is one.
+    port: Option<u16>,
+    watched: Vec<(Ipv4Addr, Vec<Reached>)>,
+    socket: Option<UdpSocket>,
+    is_refused: bool,
+    /// What each flow has acknowledged.
+    flows: HashMap<Flow, u32>,
+}
+
+impl Capture {
+    pub(super) fn new(port: Option<u16>) -> Self {
+        let (watched, flows) = (Vec::new(), HashMap::new());
+        Self { port, watched, socket: None, is_refused: false, flows }
+    }
+
+    /// Watches the first of these peers, and no others.
+    pub(super) fn watch<'a>(&mut self, hosts: impl Iterator<Item = (Ipv4Addr, &'a [Reached])>) {
+        let cut = |leases: &[Reached]| leases[..leases.len().min(LEASES_MAX)].to_vec();
+        let watched: Vec<_> =
+            hosts.take(HOSTS_MAX).map(|(host, leases)| (host, cut(leases))).collect();
+        if watched == self.watched || self.is_refused {
+            return;
+        }
+        self.watched = watched;
+        if self.watched.is_empty() {
+            (self.socket, self.flows) = (None, HashMap::new());
+            return;
+        }
+        let filter = filter(&self.watched, self.port);
+        let attached = match &self.socket {
+            Some(socket) => SockRef::from(socket).attach_filter(&filter),
+            None => open(&filter).map(|socket| self.socket = Some(socket)),
+        };
+        if let Err(error) = attached {
+            self.is_refused = true;
+            info!(
+                "cannot see what arrives from peers that do not answer ({error}): less will be \
+                 known of them; allow sockets of the family AF_PACKET"
+            );
+        }
+    }
+
+    /// Takes what has arrived: whole packets of ICMP as they are, and what the others show.
+    pub(super) fn receive(&mut self, mut each: impl FnMut(&[u8], Option<(Ipv4Addr, Evidence)>)) {
+        let Some(socket) = &self.socket else { return };
+        let mut buffer = [0; PACKET_BYTES];
+        for _ in 0..PACKETS_MAX {
+            let Ok(received) = socket.try_recv(&mut buffer) else { return };
+            let packet = &buffer[..received];
+            for evidence in seen(packet, self.port, &self.watched, &mut self.flows) {
+                each(packet, Some(evidence));
+            }
+            each(packet, None);
+        }
+    }
+}
+
+/// A socket that is given IPv4 packets as they come from any device.
+fn open(filter: &[SockFilter]) -> io::Result<UdpSocket> {
+    let socket = Socket::new(
+        Domain::PACKET,
+        Type::DGRAM.nonblocking(),
+        Some(Protocol::from(i32::from(ETH_P_IP.to_be()))),
+    )?;
+    socket.attach_filter(filter)?;
+    SockRef::from(&socket.as_fd()).set_recv_buffer_size(BUFFER_BYTES)?;
+    UdpSocket::from_std(OwnedFd::from(socket).into())
+}
+
+/// Of a packet from a peer: whether it is the tunnel's or came out of it, and what that shows.
+fn seen(
+    packet: &[u8],
+    port: Option<u16>,
+    watched: &[(Ipv4Addr, Vec<Reached>)],
+    flows: &mut HashMap<Flow, u32>,
+) -> Vec<(Ipv4Addr, Evidence)> {
+    let Some(source) = packet.get(12..16).and_then(|bytes| bytes.first_chunk::<4>()) else {
+        return Vec::new();
+    };
+    let source = Ipv4Addr::from(*source);
+    let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
+    if port.is_some() && packet[9] == protocol::UDP {
+        let to = transport.get(2..4).and_then(|bytes| bytes.first_chunk().copied());
+        if to.map(u16::from_be_bytes) == port && watched.iter().any(|(host, _)| *host == source) {
+            return vec![(source, Evidence::Arrived)];
+        }
+    }
+    let is_its = |(_, leases): &&(Ipv4Addr, Vec<Reached>)| {
+        leases.iter().any(|lease| lease.subnet.contains(source))
+    };
+    let Some((host, _)) = watched.iter().find(is_its) else { return Vec::new() };
+    let mut evidence = vec![(*host, Evidence::Heard)];
+    if packet[9] == protocol::TCP && has_advanced(packet, transport, flows) {
+        evidence.push((*host, Evidence::Acknowledged));
+    }
+    evidence
+}
+
+/// Whether a TCP packet acknowledges more than an earlier one of its flow.
+fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>) -> bool {
+    let (Some(ports), Some(number), Some(flags)) = (
+        transport.first_chunk::<4>(),
+        transport.get(8..12).and_then(|bytes| bytes.first_chunk::<4>()),
+        transport.get(13),
+    ) else {
+        return false;
+    };
+    if flags & ACK == 0 {
+        return false;
+    }
+    if flows.len() >= FLOWS_MAX {
+        flows.clear();
+    }
+    let mut flow = [0; 12];
+    flow[..8].copy_from_slice(&packet[12..20]);
+    flow[8..].copy_from_slice(ports);
+    let number = u32::from_be_bytes(*number);
+    let before = flows.insert(flow, number);
+    before.is_some_and(|before| (1..1 << 31).contains(&number.wrapping_sub(before)))
+}
+
+// Classic BPF (include/uapi/linux/filter.h): load a word, a half or a byte; the length of the
+// header; a half behind it; mask; compare; end.
+const WORD: u16 = 0x20;
+const BYTE: u16 = 0x30;
+const HEADER: u16 = 0xb1;
+const HALF_BEHIND: u16 = 0x48;
+const AND: u16 = 0x54;
+const EQUAL: u16 = 0x15;
+const END: u16 = 0x06;
+
+/// Datagrams of these peers to the tunnel's port, and whatever is from their subnets.
+fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], port: Option<u16>) -> Vec<SockFilter> {
+    let one = |code, value| SockFilter::new(code, 0, 0, value);
+    // Goes on if it is equal, else skips so many.
+    let unless = |value, skip| SockFilter::new(EQUAL, 0, skip, value);
+    let taken = || one(END, PACKET_BYTES as u32);
+    let mut program = Vec::new();
+    for (host, leases) in watched {
+        if let Some(port) = port {
+            program.extend([one(WORD, 12), unless(host.to_bits(), 6)]);
+            program.extend([one(BYTE, 9), unless(protocol::UDP.into(), 4)]);
+            program.extend([one(HEADER, 0), one(HALF_BEHIND, 2), unless(port.into(), 1), taken()]);
+        }
+        for Reached { subnet, .. } in leases {
+            program.extend([one(WORD, 12), one(AND, subnet.mask())]);
+            program.extend([unless(subnet.network().to_bits(), 1), taken()]);
+        }
+    }
+    program.push(one(END, 0));
+    program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    const PORT: Option<u16> = Some(8285);
+
+    fn watched() -> Vec<(Ipv4Addr, Vec<Reached>)> {
+        let lease =
+            Reached { subnet: "10.5.1.0/24".parse().unwrap(), target: Ipv4Addr::new(10, 5, 1, 0) };
+        vec![(HOST, vec![lease])]
+    }
+
+    fn packet(source: [u8; 4], kind: u8, transport: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0; 20];
+        (packet[0], packet[9]) = (0x45, kind);
+        packet[12..16].copy_from_slice(&source);
+        packet.extend(transport);
+        packet
+    }
+
+    fn tcp(acknowledged: u32, flags: u8) -> Vec<u8> {
+        let mut segment = vec![0; 20];
+        segment[8..12].copy_from_slice(&acknowledged.to_be_bytes());
+        segment[13] = flags;
+        packet([10, 5, 1, 7], protocol::TCP, &segment)
+    }
+
+    fn all(packets: &[Vec<u8>]) -> Vec<Evidence> {
+        let (watched, mut flows) = (watched(), HashMap::new());
+        let each = packets.iter().flat_map(|packet| seen(packet, PORT, &watched, &mut flows));
+        each.map(|(host, evidence)| (assert_eq!(host, HOST), evidence).1).collect()
+    }
+
+    #[test]
+    fn the_tunnel_and_what_comes_out_of_it_are_told_apart() {
+        let datagram = [0, 0, 0x20, 0x5d, 0, 8, 0, 0];
+        assert_eq!(all(&[packet(HOST.octets(), protocol::UDP, &datagram)]), [Evidence::Arrived]);
+        let inner = packet([10, 5, 1, 9], protocol::UDP, &datagram);
+        assert_eq!(all(&[inner]), [Evidence::Heard]);
+        let other_port = packet(HOST.octets(), protocol::UDP, &[0; 8]);
+        let stranger = packet([192, 0, 2, 9], protocol::UDP, &datagram);
+        assert_eq!(all(&[other_port, stranger, vec![0x45; 11], vec![]]), []);
+    }
+
+    #[test]
+    fn only_an_advance_shows_that_our_packets_arrive() {
+        let [heard, goes_on] = [Evidence::Heard, Evidence::Acknowledged];
+        assert_eq!(all(&[tcp(7, ACK), tcp(7, ACK)]), [heard, heard], "sent again");
+        assert_eq!(all(&[tcp(7, ACK), tcp(8, ACK)]), [heard, heard, goes_on]);
+        assert_eq!(all(&[tcp(u32::MAX, ACK), tcp(3, ACK)]), [heard, heard, goes_on], "wrapped");
+        assert_eq!(all(&[tcp(7, ACK), tcp(6, ACK)]), [heard, heard], "reordered");
+        assert_eq!(all(&[tcp(0, 2), tcp(1, 2)]), [heard, heard], "nothing acknowledged");
+    }
+
+    #[test]
+    fn a_filter_fits_the_kernel() {
+        let leases = vec![watched()[0].1[0]; LEASES_MAX];
+        let most = vec![(HOST, leases); HOSTS_MAX];
+        assert!(filter(&most, PORT).len() < 4096, "BPF_MAXINSNS");
+        assert_eq!(filter(&watched(), None).len(), 5);
+    }
+}

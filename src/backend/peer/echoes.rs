@@ -1,0 +1,103 @@
+//! The socket of the daemon's echoes: sends them like any packet of this host, so that routes, the
+//! tunnel and firewalls see nothing unusual, and receives the answers.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::net::UdpSocket;
+
+use crate::device::only_types;
+use crate::packet::echo::{ANSWERS, Answer, REQUESTS, Request, TTL};
+
+/// Room for the answers to several searches for a path's MTU at once.
+const RECEIVE_BUFFER_BYTES: usize = 1 << 20;
+
+/// Answers received in one go, far more than were asked for: a flood of unsolicited ones must not
+/// block the control plane.
+const ANSWERS_MAX: usize = 2048;
+
+/// Length of an echo that asks whether a peer is there: as a usual ping.
+pub(in crate::backend) const ECHO_BYTES: usize = 84;
+
+/// Any packet fits.
+const PACKET_BYTES_MAX: usize = 64 << 10;
+
+/// What came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Message {
+    /// Something about what this daemon sent.
+    Answer(Answer),
+    /// This host was asked for an echo, by this one.
+    Asked(Ipv4Addr),
+}
+
+#[derive(Debug)]
+pub(in crate::backend) struct Echoes {
+    /// A raw socket under tokio's only type for datagrams: for both the kernel's calls are the
+    /// same.
+    socket: UdpSocket,
+    token: u64,
+    buffer: Box<[u8]>,
+}
+
+impl Echoes {
+    /// Wants the right to raw sockets.
+    pub(super) fn open() -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
+        let [reply, unreachable, expired] = ANSWERS;
+        only_types(socket.as_fd(), &[reply, unreachable, expired, REQUESTS])?;
+        socket.set_header_included_v4(true)?;
+        SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
+        Ok(Self {
+            socket: UdpSocket::from_std(OwnedFd::from(socket).into())?,
+            token: fastrand::u64(..),
+            buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
+        })
+    }
+
+    /// Sends an echo as the kernel routes it.
+    pub(super) fn send(&mut self, to: Ipv4Addr, ttl: u8, sequence: u16) -> io::Result<()> {
+        let (token, source) = (self.token, Ipv4Addr::UNSPECIFIED);
+        let request = Request { source, destination: to, ttl, token, sequence };
+        request.write(&mut self.buffer[..ECHO_BYTES]);
+        let to = SocketAddr::from((to, 0));
+        // What readiness tokio knows of is that for answers.
+        SockRef::from(&self.socket).send_to(&self.buffer[..ECHO_BYTES], &to.into()).map(drop)
+    }
+
+    /// An echo of this length, for another way to send it.
+    pub(in crate::backend) fn packet(
+        &mut self,
+        [source, destination]: [Ipv4Addr; 2],
+        bytes: usize,
+        sequence: u16,
+    ) -> &[u8] {
+        let token = self.token;
+        let packet = &mut self.buffer[..bytes];
+        Request { source, destination, ttl: TTL, token, sequence }.write(packet);
+        packet
+    }
+
+    /// What a packet says, however it came.
+    pub(super) fn read(&self, packet: &[u8]) -> Option<Message> {
+        let answer = Answer::read(packet, self.token).map(Message::Answer);
+        answer.or_else(|| Answer::asker(packet).map(Message::Asked))
+    }
+
+    /// Takes what has come.
+    pub(super) fn receive(&mut self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        for _ in 0..ANSWERS_MAX {
+            let Ok(received) = self.socket.try_recv(&mut self.buffer) else { break };
+            messages.extend(self.read(&self.buffer[..received]));
+        }
+        messages
+    }
+
+    /// Until something has come. Cancel-safe.
+    pub(super) async fn readable(&self) {
+        self.socket.readable().await.ok();
+    }
+}

@@ -1,0 +1,85 @@
+//! What the state machine of the peers is told, and what it asks for.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use super::state::Obstacle;
+use crate::route::Prefix;
+
+/// Between two ticks while something is in question, and between two looks at counts, which cost
+/// more.
+pub(in crate::backend) const TICK: Duration = Duration::from_millis(200);
+pub(in crate::backend) const LOOK: Duration = Duration::from_secs(1);
+
+/// An echo to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) struct Ask {
+    /// The peer's host.
+    pub(in crate::backend) host: Ipv4Addr,
+    /// Whose echo is asked for.
+    pub(in crate::backend) target: Ipv4Addr,
+    /// Behind the peer: an echo to it is to expire there. `None` while echoes are answered.
+    pub(in crate::backend) beyond: Option<Ipv4Addr>,
+    /// Whether to ask the host as well, and the kernel for the way to it.
+    pub(in crate::backend) asks_host: bool,
+    /// What comes back in the answer.
+    pub(in crate::backend) sequence: u16,
+}
+
+/// How the sending of packets to a peer shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) enum Use {
+    /// So many were sent so far, those that failed and our own included.
+    Sent(u64),
+    /// The last one was sent at this time, perhaps our own.
+    At(Option<Instant>),
+}
+
+/// What was counted of one peer so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) struct Sample {
+    pub(in crate::backend) used: Use,
+    /// Packets received from it and accepted; 0 where nobody counts.
+    pub(in crate::backend) received: u64,
+}
+
+/// What came to be known of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) enum Evidence {
+    /// It answered this echo.
+    Echoed(u16),
+    /// It said that this one expired there.
+    Expired(u16),
+    /// Its host answered, outside of the tunnel.
+    HostAnswered,
+    /// It asked us for an echo, and the kernel answered: no use of the peer.
+    Asked,
+    /// A packet came out of the tunnel.
+    Heard,
+    /// One of its connections goes on, so our packets arrive there.
+    Acknowledged,
+    /// Something of it reached this host's interface.
+    Arrived,
+    /// Our datagrams are refused.
+    Refused {
+        /// By whom.
+        by: Ipv4Addr,
+        /// The code, of type 3.
+        code: u8,
+    },
+    /// They can't be sent.
+    Unsendable(Obstacle),
+}
+
+/// One lease of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::backend) struct Reached {
+    /// The subnet of its pods.
+    pub(in crate::backend) subnet: Prefix,
+    /// What answers echoes there.
+    pub(in crate::backend) target: Ipv4Addr,
+}
+
+/// The leases of each host.
+pub(in crate::backend) type Hosts = BTreeMap<Ipv4Addr, Vec<Reached>>;

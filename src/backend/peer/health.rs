@@ -1,0 +1,250 @@
+//! Asks the peers of one backend how they are, and publishes it: carries out what `machine`
+//! decides, and tells it what came.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::capture::Capture;
+use super::echoes::{ECHO_BYTES, Echoes, Message};
+use super::evidence::{Ask, Evidence, Hosts, Reached, Sample};
+use super::machine::Machine;
+use super::state::{Obstacle, Reachability};
+use crate::packet::echo::{Answer, TTL};
+use crate::route::Prefix;
+
+/// Codes of ICMP's type 3 by which somebody refuses a datagram: no such protocol or port, and
+/// firewalls. The others say that a router knows no way.
+const REFUSALS: [u8; 5] = [2, 3, 9, 10, 13];
+
+/// Messages that come within this time are taken together, so that a flood of them is no load.
+const GATHER: Duration = Duration::from_millis(10);
+
+/// Until a tick that only a look brings forward.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What is particular to a backend.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::backend) struct Manner {
+    /// Of the tunnel, if there is one.
+    pub(in crate::backend) port: Option<u16>,
+    /// With so many routers left, an echo expires at the peer.
+    pub(in crate::backend) ttl: u8,
+    /// Whether the kernel tells of use at times only.
+    pub(in crate::backend) is_use_rare: bool,
+}
+
+#[derive(Debug)]
+pub(in crate::backend) struct Health {
+    manner: Manner,
+    machine: Machine,
+    /// `None` without the right to raw sockets; then nobody is asked.
+    echoes: Option<Echoes>,
+    capture: Capture,
+    next_look: Instant,
+    next_tick: Instant,
+    /// Whether an answer may come any moment, from which the round trip is measured.
+    is_waiting: bool,
+    /// When messages were last taken.
+    received: Instant,
+    published: watch::Sender<Arc<Reachability>>,
+}
+
+impl Health {
+    pub(in crate::backend) fn open(manner: Manner) -> Self {
+        let echoes = Echoes::open().inspect_err(|error| {
+            warn!(
+                "peers are not asked how they are, and paths not measured: no raw ICMP socket \
+                 ({error}); grant CAP_NET_RAW"
+            );
+        });
+        Self {
+            manner,
+            machine: Machine::new(manner.is_use_rare, fastrand::u64(..)),
+            echoes: echoes.ok(),
+            capture: Capture::new(manner.port),
+            next_look: Instant::now(),
+            next_tick: Instant::now(),
+            is_waiting: false,
+            received: Instant::now(),
+            published: watch::Sender::default(),
+        }
+    }
+
+    /// How the peers are, and each change of it.
+    pub(in crate::backend) fn view(&self) -> watch::Receiver<Arc<Reachability>> {
+        self.published.subscribe()
+    }
+
+    pub(in crate::backend) fn echoes(&mut self) -> Option<&mut Echoes> {
+        self.echoes.as_mut()
+    }
+
+    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts) {
+        self.machine.set_hosts(hosts);
+    }
+
+    /// Whether to look at counts now; the next look is `period` later.
+    pub(in crate::backend) fn is_look_due(&mut self, period: Duration, now: Instant) -> bool {
+        let is_due = now >= self.next_look;
+        if is_due {
+            self.next_look = now + period;
+        }
+        is_due
+    }
+
+    /// Takes in what was counted of each peer, and publishes how they are.
+    pub(in crate::backend) fn look(
+        &mut self,
+        count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
+        path_mtus: &BTreeMap<Prefix, u16>,
+        now: Instant,
+    ) {
+        self.machine.look(count, now);
+        self.next_tick = now;
+        let contacts = self.machine.contacts(now);
+        let path_mtus = path_mtus.clone();
+        self.published.send_replace(Arc::new(Reachability { contacts, path_mtus }));
+    }
+
+    /// Takes in what came. `own` are this host's addresses; echoes of other lengths than ours are
+    /// handed to `others`.
+    pub(in crate::backend) fn receive(
+        &mut self,
+        own: &[Ipv4Addr],
+        now: Instant,
+        mut others: impl FnMut(Ipv4Addr, u16),
+    ) {
+        self.received = now;
+        let Self { manner, machine, echoes: Some(echoes), capture, .. } = self else { return };
+        let mut messages = echoes.receive();
+        capture.receive(|packet, evidence| match evidence {
+            Some((host, evidence)) => machine.note(host, evidence, now),
+            None => messages.extend(echoes.read(packet)),
+        });
+        for message in messages {
+            if let Message::Answer(Answer::Reply(reply)) = message
+                && usize::from(reply.total_bytes) != ECHO_BYTES
+            {
+                others(reply.source, reply.total_bytes);
+            } else if let Some((host, evidence)) = meaning(message, machine, manner.port, own) {
+                machine.note(host, evidence, now);
+            }
+        }
+    }
+
+    /// Sends the echoes that are due. Gives those with which to try the way to the host itself.
+    pub(in crate::backend) fn tick(&mut self, now: Instant) -> Vec<Ask> {
+        if now < self.next_tick {
+            return Vec::new();
+        }
+        self.next_tick = now + LONG;
+        let Self { manner, machine, echoes: Some(echoes), capture, .. } = self else {
+            return Vec::new();
+        };
+        let mut asks = machine.tick(now);
+        for ask in &asks {
+            let beyond = ask.beyond.map(|beyond| (beyond, manner.ttl));
+            for (to, ttl) in [(ask.target, TTL)].into_iter().chain(beyond) {
+                machine.sends_own(ask.host, now);
+                if let Some(errno) = echoes.send(to, ttl, ask.sequence).err().and_then(obstacle) {
+                    machine.note(ask.host, Evidence::Unsendable(errno), now);
+                }
+            }
+            if ask.asks_host && ask.host != ask.target {
+                // One that goes unanswered says nothing.
+                echoes.send(ask.host, TTL, ask.sequence).ok();
+            }
+        }
+        capture.watch(machine.in_question(now));
+        self.is_waiting = machine.is_waiting(now);
+        self.next_tick = now + machine.until_tick(now).unwrap_or(LONG);
+        asks.retain(|ask| ask.asks_host);
+        asks
+    }
+
+    /// This host can't send to that one.
+    pub(in crate::backend) fn note_error(&mut self, host: Ipv4Addr, error: &io::Error) {
+        // A firewall of this host may drop echoes, and not be meant for what carries packets.
+        if let Some(errno) = error.raw_os_error() {
+            let evidence = Evidence::Unsendable(Obstacle::Errno(errno));
+            self.machine.note(host, evidence, Instant::now());
+        }
+    }
+
+    /// Until there may be something to do, `at_most` so long. Cancel-safe.
+    pub(in crate::backend) async fn pause(&self, at_most: Duration) {
+        let now = Instant::now();
+        let until = self.next_look.min(self.next_tick).saturating_duration_since(now);
+        let pause = at_most.min(until);
+        // Where use is told at times only, it must be known when the kernel answered others.
+        let is_urgent = self.is_waiting || self.manner.is_use_rare;
+        match self.echoes.as_ref().filter(|_| is_urgent) {
+            Some(echoes) => {
+                sleep((self.received + GATHER).saturating_duration_since(now).min(pause)).await;
+                timeout(pause, echoes.readable()).await.ok();
+            }
+            // Other answers wait in the socket: none is urgent before something is due.
+            None => sleep(pause).await,
+        }
+    }
+}
+
+/// What a message shows of which peer.
+fn meaning(
+    message: Message,
+    machine: &Machine,
+    port: Option<u16>,
+    own: &[Ipv4Addr],
+) -> Option<(Ipv4Addr, Evidence)> {
+    let neighbour = Evidence::Unsendable(Obstacle::Neighbour);
+    match message {
+        Message::Asked(by) => Some((machine.host_of(by)?, Evidence::Asked)),
+        Message::Answer(Answer::Reply(reply)) => {
+            let host = machine.host_of(reply.source)?;
+            let is_target = machine.is_target(reply.source);
+            let evidence =
+                if is_target { Evidence::Echoed(reply.sequence) } else { Evidence::HostAnswered };
+            Some((host, evidence))
+        }
+        Message::Answer(Answer::Lost { by, destination, sequence, .. }) => {
+            let host = machine.host_of(destination)?;
+            if own.contains(&by) {
+                return Some((host, neighbour));
+            }
+            // Another router, to which a wrong route leads, is no peer.
+            (machine.host_of(by) == Some(host)).then_some((host, Evidence::Expired(sequence)))
+        }
+        Message::Answer(Answer::Refused { by, code, destination }) => {
+            let host = machine.host_of(*destination.ip())?;
+            if Some(destination.port()) != port {
+                None
+            } else if own.contains(&by) {
+                Some((host, neighbour))
+            } else {
+                REFUSALS.contains(&code).then_some((host, Evidence::Refused { by, code }))
+            }
+        }
+    }
+}
+
+/// What a refused send says of this host's routes; of a firewall or a full buffer it says nothing.
+fn obstacle(error: io::Error) -> Option<Obstacle> {
+    let of_routes = [
+        Errno::INVAL,
+        Errno::ACCESS,
+        Errno::NETUNREACH,
+        Errno::HOSTUNREACH,
+        Errno::NETDOWN,
+        Errno::NODEV,
+    ];
+    let errno = Errno::from_io_error(&error).filter(|errno| of_routes.contains(errno))?;
+    Some(Obstacle::Errno(errno.raw_os_error()))
+}

@@ -1,0 +1,160 @@
+//! How each peer is: a state machine over counts, answers, errors and the caller's clock, without
+//! I/O.
+//!
+//! Whoever is sent packets is asked, however much is heard from it: an answer alone shows that both
+//! ways work. To ask is to send an echo through the tunnel, which any kernel answers; where it goes
+//! unanswered, with it goes an echo that expires at the peer, about which any router has to say
+//! so, though it may answer no echoes. Only when both stay unanswered, several times, something is
+//! wrong, and what else is known tells what: what the kernel says to a send, ICMP errors, what is
+//! heard. An ICMP error alone counts for nothing, for anybody may forge one. Peers that nobody
+//! sends to are left alone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use super::evidence::{Ask, Evidence, Hosts, Reached, Sample, TICK};
+use super::one::{IN_QUESTION, IN_USE, Peer, Urgency, beyond};
+use super::state::Contact;
+
+/// Echoes of one tick: what 5,000 peers in use need, and a fifth more to catch up. Of them to
+/// peers in question: each has three companions, so a megabit, and 1,600 dead peers are asked in
+/// time. Beyond these, peers take turns.
+const TICK_MAX: usize = 256;
+const TICK_QUESTIONS_MAX: usize = 80;
+
+/// All peers of one backend, by their hosts.
+#[derive(Debug)]
+pub(in crate::backend) struct Machine {
+    peers: BTreeMap<Ipv4Addr, Peer>,
+    /// Whose target this is, or whose echoes expire on the way to it.
+    addresses: HashMap<Ipv4Addr, Ipv4Addr>,
+    /// How long a peer counts as in use.
+    in_use: Duration,
+    random: fastrand::Rng,
+}
+
+impl Machine {
+    /// Nobody is known yet. `in_use` where use is known at times only.
+    pub(in crate::backend) fn new(is_use_rare: bool, seed: u64) -> Self {
+        Self {
+            peers: BTreeMap::new(),
+            addresses: HashMap::new(),
+            in_use: if is_use_rare { IN_QUESTION } else { IN_USE },
+            random: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    /// These are the peers from now on.
+    pub(in crate::backend) fn set_hosts(&mut self, hosts: Hosts) {
+        self.peers.retain(|host, _| hosts.contains_key(host));
+        self.addresses.clear();
+        for (host, leases) in hosts {
+            for Reached { subnet, target } in &leases {
+                self.addresses.extend([(*target, host), (beyond(*subnet), host)]);
+            }
+            self.peers.entry(host).or_default().leases = leases;
+        }
+    }
+
+    /// The host that answers at this address, or behind which it is.
+    pub(in crate::backend) fn host_of(&self, address: Ipv4Addr) -> Option<Ipv4Addr> {
+        let host = self.addresses.get(&address).copied();
+        host.or_else(|| self.peers.contains_key(&address).then_some(address))
+    }
+
+    /// Whether this is an address whose echo is asked for.
+    pub(in crate::backend) fn is_target(&self, address: Ipv4Addr) -> bool {
+        self.addresses.contains_key(&address)
+    }
+
+    /// Looks at what was counted of each peer.
+    pub(in crate::backend) fn look(
+        &mut self,
+        mut count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
+        now: Instant,
+    ) {
+        for (host, peer) in &mut self.peers {
+            let sample = count(*host, &peer.leases);
+            peer.note(sample, self.in_use, now);
+        }
+    }
+
+    /// Gives the echoes that are due.
+    pub(in crate::backend) fn tick(&mut self, now: Instant) -> Vec<Ask> {
+        let in_use = self.in_use;
+        let mut due: Vec<_> = self
+            .peers
+            .iter_mut()
+            .filter_map(|(host, peer)| Some((peer.urgency(in_use, now)?, *host, peer)))
+            .collect();
+        // Of equally urgent ones, who has waited longest.
+        due.sort_by_key(|(urgency, _, peer)| (*urgency, peer.last_asked()));
+        let mut questions = 0;
+        due.retain(|(urgency, ..)| {
+            questions += usize::from(*urgency != Urgency::Steady);
+            *urgency == Urgency::Steady || questions <= TICK_QUESTIONS_MAX
+        });
+        let random = &mut self.random;
+        let asked = due.into_iter().take(TICK_MAX);
+        asked.filter_map(|(_, host, peer)| peer.ask(host, random, now)).collect()
+    }
+
+    /// Takes in what came to be known of a peer.
+    pub(in crate::backend) fn note(&mut self, host: Ipv4Addr, evidence: Evidence, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(&host) {
+            peer.take_in(evidence, now);
+        }
+    }
+
+    /// A packet of our own goes to this peer, which is no use of it.
+    pub(in crate::backend) fn sends_own(&mut self, host: Ipv4Addr, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(&host) {
+            peer.own_sent += 1;
+            peer.own_sent_at = Some(now);
+        }
+    }
+
+    /// Whether an answer is waited for, or one was missed of late.
+    pub(in crate::backend) fn is_waiting(&self, now: Instant) -> bool {
+        let in_use = self.in_use;
+        self.peers.values().any(|peer| {
+            peer.is_in_use(in_use, now) && (peer.unanswered > 0 || peer.lost(now).0 > 0)
+        })
+    }
+
+    /// How long until the next tick; `None` while no peer is in use.
+    pub(in crate::backend) fn until_tick(&self, now: Instant) -> Option<Duration> {
+        if self.is_waiting(now) {
+            return Some(TICK);
+        }
+        let used = self.peers.values().filter(|peer| peer.is_in_use(self.in_use, now));
+        let next = used.map(|peer| peer.last_asked().map_or(now, |at| at + peer.steady)).min()?;
+        Some(next.saturating_duration_since(now).max(TICK))
+    }
+
+    /// The peers in use that left an echo unanswered, with their leases.
+    pub(in crate::backend) fn in_question(
+        &self,
+        now: Instant,
+    ) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
+        let is_meant = move |peer: &Peer| peer.is_in_use(self.in_use, now) && peer.missed(now) > 0;
+        let meant = self.peers.iter().filter(move |(_, peer)| is_meant(peer));
+        meant.map(|(host, peer)| (*host, peer.leases.as_slice()))
+    }
+
+    /// What is known of each peer.
+    pub(in crate::backend) fn contacts(&self, now: Instant) -> BTreeMap<Ipv4Addr, Contact> {
+        let contact = |peer: &Peer| Contact {
+            state: peer.state(self.in_use, now),
+            heard: peer.noted.heard,
+            answered: peer.noted.answered,
+            in_use_since: peer.used.map(|(since, _)| since),
+            round_trip: peer.round_trip,
+        };
+        self.peers.iter().map(|(host, peer)| (*host, contact(peer))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

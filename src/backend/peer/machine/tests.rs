@@ -1,0 +1,593 @@
+//! One peer in a world whose faults are switched on and off, and a clock that the tests turn.
+
+use super::*;
+use crate::backend::peer::evidence::{LOOK, Use};
+use crate::backend::peer::state::{Obstacle, PeerState, Way};
+use crate::route::Prefix;
+
+const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const TARGET: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 0);
+const BEYOND: Ipv4Addr = Ipv4Addr::new(10, 5, 1, 254);
+const BY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// A fault is known, and its end.
+const KNOWN: u64 = 10_000;
+const WELL: u64 = 5_000;
+
+/// What carries the packets, and so what shows that a peer is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plane {
+    /// Workers count what they send and receive, the daemon's echoes as well.
+    Counts,
+    /// The kernel says when it sent last, and to nobody what it received.
+    Times,
+}
+
+const PLANES: [Plane; 2] = [Plane::Counts, Plane::Times];
+
+struct World {
+    plane: Plane,
+    machine: Machine,
+    start: Instant,
+    at_ms: u64,
+    random: fastrand::Rng,
+    sent: u64,
+    received: u64,
+    used_ms: Option<u64>,
+    /// Packets of pods each way in a tick.
+    sends: u64,
+    hears: u64,
+    /// Percent that are lost on the way there, and on the way back.
+    lost_there: u32,
+    lost_back: u32,
+    /// What this host drops reached its interface.
+    is_dropped_here: bool,
+    answers_echoes: bool,
+    says_expired: bool,
+    host_answers: bool,
+    acknowledges: bool,
+    refuses: Option<u8>,
+    obstacle: Option<Obstacle>,
+    delay_ms: u64,
+    /// Answers under way.
+    coming: Vec<(u64, Evidence)>,
+    asks: u64,
+}
+
+impl World {
+    fn new(plane: Plane) -> Self {
+        let mut machine = Machine::new(plane == Plane::Times, 7);
+        let lease = Reached { subnet: "10.5.1.0/24".parse().unwrap(), target: TARGET };
+        machine.set_hosts(BTreeMap::from([(HOST, vec![lease])]));
+        let mut world = Self {
+            plane,
+            machine,
+            start: Instant::now(),
+            at_ms: 0,
+            random: fastrand::Rng::with_seed(3),
+            sent: 7,
+            received: 7,
+            used_ms: None,
+            sends: 0,
+            hears: 0,
+            lost_there: 0,
+            lost_back: 0,
+            is_dropped_here: false,
+            answers_echoes: true,
+            says_expired: true,
+            host_answers: true,
+            acknowledges: false,
+            refuses: None,
+            obstacle: None,
+            delay_ms: 3,
+            coming: Vec::new(),
+            asks: 0,
+        };
+        world.pass(1000);
+        world
+    }
+
+    /// One that is used, both ways.
+    fn used(plane: Plane) -> Self {
+        let mut world = Self::new(plane);
+        (world.sends, world.hears) = (3, 3);
+        world
+    }
+
+    fn at(&self, ms: u64) -> Instant {
+        self.start + Duration::from_secs(3600) + Duration::from_millis(ms)
+    }
+
+    fn now(&self) -> Instant {
+        self.at(self.at_ms)
+    }
+
+    fn state(&self) -> PeerState {
+        self.machine.contacts(self.now())[&HOST].state
+    }
+
+    fn passes(&mut self, lost: u32) -> bool {
+        self.obstacle.is_none() && self.random.u32(0..100) >= lost
+    }
+
+    fn tell(&mut self, evidence: Evidence) {
+        self.machine.note(HOST, evidence, self.now());
+    }
+
+    fn pass(&mut self, ms: u64) {
+        let end = self.at_ms + ms;
+        while self.at_ms < end {
+            self.tick();
+        }
+    }
+
+    fn tick(&mut self) {
+        self.at_ms += TICK.as_millis() as u64;
+        self.traffic();
+        let (now_ms, coming) = (self.at_ms, std::mem::take(&mut self.coming));
+        let (here, coming): (Vec<_>, _) = coming.into_iter().partition(|(at, _)| *at <= now_ms);
+        self.coming = coming;
+        for (at, evidence) in here {
+            self.received += 1;
+            self.machine.note(HOST, evidence, self.at(at));
+        }
+        let now = self.now();
+        if self.at_ms.is_multiple_of(LOOK.as_millis() as u64) {
+            let used = match self.plane {
+                Plane::Counts => Use::Sent(self.sent),
+                Plane::Times => Use::At(self.used_ms.map(|ms| self.at(ms))),
+            };
+            let received = if self.plane == Plane::Counts { self.received } else { 0 };
+            self.machine.look(|_, _| Sample { used, received }, now);
+        }
+        for ask in self.machine.tick(now) {
+            self.carry(ask);
+        }
+    }
+
+    fn traffic(&mut self) {
+        if self.sends > 0 {
+            self.sent += self.sends;
+            self.used_ms = Some(self.at_ms - 100);
+        }
+        let heard = (0..self.hears).filter(|_| self.passes(self.lost_back)).count();
+        self.received += heard as u64;
+        let is_in_question = self.machine.in_question(self.now()).next().is_some();
+        // As a capture sees it, which runs while something is in question.
+        if is_in_question && self.hears > 0 {
+            if heard > 0 || self.is_dropped_here {
+                self.tell(Evidence::Arrived);
+            }
+            if heard > 0 {
+                self.tell(Evidence::Heard);
+            }
+            if heard > 0 && self.acknowledges {
+                self.tell(Evidence::Acknowledged);
+            }
+        }
+    }
+
+    fn carry(&mut self, ask: Ask) {
+        assert_eq!((ask.host, ask.target), (HOST, TARGET));
+        self.asks += 1;
+        let own = 1 + u64::from(ask.beyond.is_some());
+        let now = self.now();
+        for _ in 0..own {
+            self.machine.sends_own(HOST, now);
+            self.sent += 1;
+            self.used_ms = Some(self.at_ms);
+        }
+        let comes = self.at_ms + self.delay_ms;
+        let both =
+            |world: &mut Self| world.passes(world.lost_there) && world.passes(world.lost_back);
+        if both(self) && self.answers_echoes {
+            self.coming.push((comes, Evidence::Echoed(ask.sequence)));
+        }
+        if ask.beyond.is_some() {
+            assert_eq!(ask.beyond, Some(BEYOND));
+            if both(self) && self.says_expired {
+                self.coming.push((comes, Evidence::Expired(ask.sequence)));
+            }
+        }
+        if let Some(code) = self.refuses {
+            self.tell(Evidence::Refused { by: BY, code });
+        }
+        if ask.asks_host {
+            if let Some(obstacle) = self.obstacle {
+                self.tell(Evidence::Unsendable(obstacle));
+            } else if self.host_answers {
+                self.tell(Evidence::HostAnswered);
+            }
+        }
+    }
+
+    /// Turns the clock until the state is this; within so many milliseconds.
+    fn becomes(&mut self, id: &str, within_ms: u64) -> PeerState {
+        let end = self.at_ms + within_ms;
+        while self.state().word().name() != id {
+            assert!(self.at_ms < end, "{:?}: {:?}, not {id}", self.plane, self.state());
+            self.tick();
+        }
+        self.state()
+    }
+
+    /// For so long, it must not be anything else.
+    fn stays(&mut self, ids: &[&str], ms: u64) {
+        let end = self.at_ms + ms;
+        while self.at_ms < end {
+            self.tick();
+            let state = self.state();
+            assert!(
+                ids.contains(&state.word().name()),
+                "{:?}: {state:?} after {} ms",
+                self.plane,
+                self.at_ms
+            );
+        }
+    }
+}
+
+/// Tries a fault at many moments: of one that answered before, and of one that never did.
+fn at_any_moment(
+    plane: Plane,
+    fault: impl Fn(&mut World),
+    repair: impl Fn(&mut World),
+    id: &str,
+) -> PeerState {
+    let mut state = PeerState::Idle;
+    for moment in 0..40 {
+        let mut world = World::used(plane);
+        world.becomes("ok", WELL);
+        world.pass(moment * 200);
+        fault(&mut world);
+        state = world.becomes(id, KNOWN);
+        world.stays(&[id], 30_000);
+        world.pass(moment * 200);
+        repair(&mut world);
+        world.becomes("ok", WELL);
+        world.stays(&["ok"], 60_000);
+    }
+    let mut world = World::new(plane);
+    fault(&mut world);
+    world.pass(5000);
+    assert_eq!(world.state(), PeerState::Idle, "nobody uses it");
+    world.sends = 3;
+    world.hears = 3;
+    world.becomes(id, KNOWN);
+    repair(&mut world);
+    world.becomes("ok", WELL);
+    state
+}
+
+#[test]
+fn an_unused_peer_is_left_alone() {
+    for plane in PLANES {
+        let mut world = World::new(plane);
+        world.stays(&["idle"], 60_000);
+        // What it sends is no use of it.
+        world.hears = 3;
+        world.stays(&["idle"], 60_000);
+        assert_eq!(world.asks, 0);
+    }
+}
+
+#[test]
+fn echoes_end_with_the_use_and_keep_nothing_in_use() {
+    for plane in PLANES {
+        for lost in [0, 100] {
+            let mut world = World::used(plane);
+            world.lost_there = lost;
+            world.pass(20_000);
+            world.sends = 0;
+            world.pass(61_000);
+            let asks = world.asks;
+            world.stays(&["idle"], 120_000);
+            assert_eq!(world.asks, asks, "{plane:?}: nobody uses it, and it is asked");
+            world.sends = 1;
+            world.becomes(if lost == 0 { "ok" } else { "one-way" }, KNOWN);
+        }
+    }
+}
+
+#[test]
+fn echoes_of_the_peer_are_no_use_of_it() {
+    let mut world = World::new(Plane::Times);
+    for second in 0..120 {
+        world.pass(1000);
+        if second % 5 == 0 {
+            // The kernel has answered.
+            world.used_ms = Some(world.at_ms);
+            world.tell(Evidence::Asked);
+        }
+        assert_eq!((world.state(), world.asks), (PeerState::Idle, 0));
+    }
+}
+
+#[test]
+fn one_that_asks_us_is_seen_to_be_used() {
+    let mut world = World::used(Plane::Times);
+    for _ in 0..24 {
+        world.tell(Evidence::Asked);
+        world.pass(5000);
+        assert_eq!(world.state(), PeerState::Ok);
+    }
+}
+
+#[test]
+fn one_that_answers_is_asked_every_five_seconds() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        world.becomes("ok", WELL);
+        let before = world.asks;
+        world.stays(&["ok"], 300_000);
+        let asks = world.asks - before;
+        assert!((59..=68).contains(&asks), "{asks} in 300 s");
+        let contact = world.machine.contacts(world.now())[&HOST];
+        assert_eq!(contact.round_trip, Some(Duration::from_millis(3)));
+    }
+}
+
+#[test]
+fn our_packets_dropped_there_are_one_way() {
+    for plane in PLANES {
+        let state = at_any_moment(plane, |w| w.lost_there = 100, |w| w.lost_there = 0, "one-way");
+        assert_eq!(state, PeerState::OneWay(Way::There));
+    }
+}
+
+#[test]
+fn what_this_host_drops_is_one_way_back() {
+    let fault = |world: &mut World| (world.lost_back, world.is_dropped_here) = (100, true);
+    let repair = |world: &mut World| (world.lost_back, world.is_dropped_here) = (0, false);
+    for plane in PLANES {
+        let state = at_any_moment(plane, fault, repair, "one-way");
+        assert_eq!(state, PeerState::OneWay(Way::Back));
+    }
+}
+
+#[test]
+fn a_dead_path_is_silent_and_the_host_is_asked_too() {
+    for plane in PLANES {
+        for host_answers in [true, false] {
+            let fault = |world: &mut World| {
+                (world.lost_there, world.lost_back, world.host_answers) = (100, 100, host_answers);
+            };
+            let repair = |world: &mut World| (world.lost_there, world.lost_back) = (0, 0);
+            let state = at_any_moment(plane, fault, repair, "silent");
+            assert_eq!(state, PeerState::Silent { host_answers });
+        }
+    }
+}
+
+#[test]
+fn refused_datagrams_are_named() {
+    for plane in PLANES {
+        let fault = |world: &mut World| {
+            (world.lost_there, world.lost_back, world.refuses) = (100, 100, Some(3));
+        };
+        let repair = |world: &mut World| {
+            (world.lost_there, world.lost_back, world.refuses) = (0, 0, None);
+        };
+        let state = at_any_moment(plane, fault, repair, "refused");
+        assert_eq!(state, PeerState::Refused { by: BY, code: 3 });
+    }
+}
+
+#[test]
+fn a_forged_error_changes_nothing() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        world.becomes("ok", WELL);
+        world.refuses = Some(3);
+        world.stays(&["ok"], 60_000);
+    }
+}
+
+#[test]
+fn what_the_kernel_refuses_is_unsendable() {
+    for plane in PLANES {
+        for obstacle in [Obstacle::Errno(22), Obstacle::Neighbour] {
+            let fault = |world: &mut World| world.obstacle = Some(obstacle);
+            let repair = |world: &mut World| world.obstacle = None;
+            let state = at_any_moment(plane, fault, repair, "unsendable");
+            assert_eq!(state, PeerState::Unsendable(obstacle));
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_answers_no_echoes_is_deaf_and_no_alarm() {
+    for plane in PLANES {
+        for hears in [0, 3] {
+            let mut world = World::used(plane);
+            (world.answers_echoes, world.hears) = (false, hears);
+            let state = world.becomes("deaf", KNOWN);
+            assert!(!state.word().is_alarming());
+            world.stays(&["deaf"], 120_000);
+            world.answers_echoes = true;
+            world.becomes("ok", WELL + 1000);
+            // It stopped to answer them, as `icmp_echo_ignore_all` has it.
+            world.answers_echoes = false;
+            world.stays(&["ok", "deaf"], 120_000);
+            assert_eq!(world.state(), PeerState::Deaf);
+            // A deaf one may die as well.
+            (world.lost_there, world.lost_back) = (100, 100);
+            world.becomes("silent", KNOWN);
+        }
+    }
+}
+
+#[test]
+fn one_that_answers_nothing_while_its_connections_go_on_is_deaf() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        (world.answers_echoes, world.says_expired, world.acknowledges) = (false, false, true);
+        world.becomes("deaf", KNOWN);
+        world.stays(&["deaf"], 60_000);
+        // They stall.
+        (world.lost_there, world.acknowledges) = (100, false);
+        world.becomes("one-way", 15_000);
+    }
+}
+
+#[test]
+fn lost_echoes_are_counted() {
+    for plane in PLANES {
+        for lost in [30, 60] {
+            let mut world = World::used(plane);
+            world.becomes("ok", WELL);
+            world.lost_there = lost;
+            world.becomes("lossy", 3 * KNOWN);
+            let (mut lossy, mut sum) = (0, 0);
+            for _ in 0..600 {
+                world.tick();
+                if let PeerState::Lossy(percent) = world.state() {
+                    (lossy, sum) = (lossy + 1, sum + u32::from(percent));
+                }
+            }
+            assert!(lossy > 540, "{plane:?} {lost} %: lossy {lossy} times of 600");
+            let mean = sum / lossy;
+            assert!(mean.abs_diff(lost) < 15, "{plane:?}: {mean} for {lost} %");
+            world.lost_there = 0;
+            world.becomes("ok", WELL);
+        }
+    }
+}
+
+#[test]
+fn a_short_outage_is_no_loss_for_long() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        world.becomes("ok", WELL);
+        for _ in 0..10 {
+            world.lost_there = 100;
+            world.pass(1000);
+            world.lost_there = 0;
+            world.pass(6000);
+            world.stays(&["ok"], 20_000);
+        }
+    }
+}
+
+#[test]
+fn a_long_way_is_no_fault() {
+    for plane in PLANES {
+        for delay_ms in [600, 900, 1400] {
+            let mut world = World::used(plane);
+            world.delay_ms = delay_ms;
+            world.becomes("ok", WELL);
+            world.stays(&["ok"], 120_000);
+        }
+    }
+}
+
+#[test]
+fn one_that_is_used_now_and_then_does_not_look_well() {
+    for plane in PLANES {
+        let mut world = World::new(plane);
+        (world.lost_there, world.lost_back) = (100, 100);
+        for second in 0..200 {
+            world.sends = u64::from(second % 12 == 0);
+            world.pass(1000);
+            if second > 15 {
+                assert_eq!(world.state().word().name(), "silent", "{plane:?} after {second} s");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_live_lease_of_several_is_enough() {
+    let subnet = |number: u8| Prefix::new([10, 5, number, 0].into(), 24).unwrap();
+    let lease = |number| Reached { subnet: subnet(number), target: subnet(number).network() };
+    for live in 0..7 {
+        let mut machine = Machine::new(false, 1);
+        machine.set_hosts(BTreeMap::from([(HOST, (0..7).map(lease).collect())]));
+        let start = Instant::now();
+        for tick in 0..300_u64 {
+            let now = start + TICK * tick as u32;
+            if tick.is_multiple_of(5) {
+                let used = Use::Sent(100 * tick);
+                machine.look(|_, _| Sample { used, received: 0 }, now);
+            }
+            for ask in machine.tick(now) {
+                if ask.target == lease(live).target {
+                    machine.note(HOST, Evidence::Echoed(ask.sequence), now);
+                }
+            }
+            let state = machine.contacts(now)[&HOST].state;
+            assert!([PeerState::Idle, PeerState::Ok].contains(&state), "{live}: {state:?}");
+        }
+        assert_eq!(machine.contacts(start + TICK * 300)[&HOST].state, PeerState::Ok);
+        assert_eq!(machine.host_of(lease(live).target), Some(HOST));
+    }
+}
+
+/// So many peers in use, of which none answers; the states after a time.
+fn many_dead(count: u32, ms: u64) -> (usize, usize) {
+    let mut machine = Machine::new(false, 1);
+    let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
+    let subnet = |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0A00_0000 + number * 256), 24);
+    let lease = |number| {
+        let subnet = subnet(number).unwrap();
+        Reached { subnet, target: subnet.network() }
+    };
+    machine.set_hosts((0..count).map(|number| (host(number), vec![lease(number)])).collect());
+    let (start, mut most) = (Instant::now(), 0);
+    for tick in 0..ms / 200 {
+        let now = start + TICK * tick as u32;
+        if tick.is_multiple_of(5) {
+            machine.look(|_, _| Sample { used: Use::Sent(1000 * tick), received: 0 }, now);
+        }
+        most = most.max(machine.tick(now).len());
+    }
+    let now = start + Duration::from_millis(ms);
+    let contacts = machine.contacts(now);
+    (contacts.values().filter(|contact| contact.state.word().is_alarming()).count(), most)
+}
+
+#[test]
+fn of_many_dead_peers_some_are_known_in_time_and_all_in_the_end() {
+    let (known, most) = many_dead(5000, 10_000);
+    assert!(known >= 100 && most <= TICK_MAX, "{known} known, {most} echoes at once");
+    let (known, _) = many_dead(1000, 20_000);
+    assert_eq!(known, 1000);
+    let (known, _) = many_dead(5000, 120_000);
+    assert_eq!(known, 5000);
+}
+
+#[test]
+fn five_thousand_live_peers_are_all_asked_in_time() {
+    let mut machine = Machine::new(false, 1);
+    let host = |number: u32| Ipv4Addr::from_bits(0xC000_0000 + number);
+    let subnet = "10.5.1.0/24".parse().unwrap();
+    let lease = |number| vec![Reached { subnet, target: host(number) }];
+    machine.set_hosts((0..5000).map(|number| (host(number), lease(number))).collect());
+    let start = Instant::now();
+    let mut asks = 0;
+    for tick in 0..300_u64 {
+        let now = start + TICK * tick as u32;
+        if tick.is_multiple_of(5) {
+            machine.look(|_, _| Sample { used: Use::Sent(1000 * tick), received: 0 }, now);
+        }
+        let due = machine.tick(now);
+        assert!(due.len() <= TICK_MAX);
+        for ask in due {
+            asks += usize::from(tick >= 50);
+            machine.note(ask.host, Evidence::Echoed(ask.sequence), now);
+        }
+        if tick > 50 {
+            assert!(machine.contacts(now).values().all(|it| it.state == PeerState::Ok), "{tick}");
+        }
+    }
+    assert!((5000 * 9..5000 * 12).contains(&asks), "{asks} echoes in 50 s");
+}
+
+#[test]
+fn peers_that_left_are_forgotten() {
+    let mut world = World::used(Plane::Counts);
+    world.becomes("ok", WELL);
+    world.machine.set_hosts(Hosts::new());
+    assert!(world.machine.contacts(world.now()).is_empty());
+    assert_eq!(world.machine.host_of(TARGET), None);
+}

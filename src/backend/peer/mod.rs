@@ -1,0 +1,11 @@
+//! How the peers are, whatever carries the packets: who is asked, and what follows from all that is
+//! known of each.
+
+mod capture;
+pub(super) mod echoes;
+pub(super) mod evidence;
+pub(super) mod health;
+mod machine;
+mod one;
+pub mod state;
+mod words;

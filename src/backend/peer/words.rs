@@ -1,0 +1,66 @@
+//! A peer's state in the words of whoever has to do something about it.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use rustix::io::Errno;
+
+use super::state::{Obstacle, PeerState, Way};
+
+impl PeerState {
+    /// What is known of the peer at `host`, why, and what to do; nothing if all is well. `port` is
+    /// the tunnel's, if there is one.
+    pub fn why(self, host: Ipv4Addr, port: Option<u16>) -> Option<String> {
+        let what = port.map_or_else(|| "packets".to_owned(), |port| format!("UDP to port {port}"));
+        let daemon = "is weftd or flanneld running there, with the same backend";
+        let port_too = if port.is_some() { " and port" } else { "" };
+        Some(match self {
+            Self::Unsendable(Obstacle::Errno(errno)) => {
+                let error = io::Error::from_raw_os_error(errno);
+                let place = match Errno::from_raw_os_error(errno) {
+                    Errno::PERM => "the OUTPUT rules of this host's firewall",
+                    _ => "this host's routes and routing rules",
+                };
+                format!(
+                    "this host can't send to it: {error}; look at {place} (`ip route get {host}`)"
+                )
+            }
+            Self::Unsendable(Obstacle::Neighbour) => format!(
+                "nobody on the link answers for {host}, or for the router to it: is that host up, \
+                 and on this network (`ip neighbour show {host}`)?"
+            ),
+            Self::Refused { by, code: 2 | 3 } if by == host => format!(
+                "{by} answers that the port is unreachable: {daemon}{port_too}, or does a firewall \
+                 there reject {what}?"
+            ),
+            Self::Refused { by, code } => {
+                format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
+            }
+            Self::OneWay(Way::There) => format!(
+                "its packets arrive here, and nothing that is sent to it is answered: is {what} \
+                 dropped at {host}, or on the way there? It is no fault only if that host drops \
+                 all ICMP and no connection to its pods goes on"
+            ),
+            Self::OneWay(Way::Back) => format!(
+                "its packets reach this host's interface and do not come out of the tunnel: is \
+                 {what} from {host} dropped by this host's firewall or rp_filter, or its source no \
+                 peer's (`weft check`, `weft drops`)?"
+            ),
+            Self::Silent { host_answers: true } => format!(
+                "nothing comes back through the tunnel, and the host itself answers pings: \
+                 {daemon}{port_too}, and does every firewall on the way let {what} through, both \
+                 ways?"
+            ),
+            Self::Silent { host_answers: false } => format!(
+                "nothing comes back, and the host itself answers no pings: is it up, do routes \
+                 lead there and back, and does every firewall on the way let {what} through?"
+            ),
+            Self::Lossy(percent) => format!(
+                "{percent} of 100 echoes are lost: look for a broken or full link to {host}, and \
+                 at drops on both hosts (`weft drops`)"
+            ),
+            Self::Deaf => "packets pass, and it answers no pings, which is no fault".to_owned(),
+            Self::Idle | Self::Ok => return None,
+        })
+    }
+}

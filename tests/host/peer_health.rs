@@ -1,0 +1,184 @@
+//! How peers are: each fault, in each backend, is known by its state soon after the first packet is
+//! lost, and the peer is `ok` soon after the repair.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::lab::{Namespace, Process, wait_until};
+use crate::support::overlay::Overlay;
+use crate::support::status::Status;
+
+/// Ten seconds are promised for a state and five for the repair, on a machine that has time.
+const KNOWN: Duration = Duration::from_secs(30);
+
+const UDP: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"udp"}}"#;
+const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+const HOST_GW: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}"#;
+
+/// Two hosts whose pods ping each other all the time, both ways.
+struct Used {
+    pings: Vec<Process>,
+    overlay: Overlay,
+}
+
+impl Used {
+    fn start(config: &str, arguments: &[&str]) -> Self {
+        let overlay = Overlay::start_with(config, [arguments, arguments]);
+        let mut used = Self { overlay, pings: Vec::new() };
+        for (from, to) in [(0, 1), (1, 0)] {
+            assert_eq!(used.state(from), "idle", "nobody sends to it");
+            let address = used.overlay.pod(to).to_string();
+            let ping = used.overlay.lab.pods[from].spawn(&["ping", "-q", "-i0.2", &address]);
+            used.pings.push(ping);
+        }
+        used.becomes(0, "ok");
+        used.becomes(1, "ok");
+        used
+    }
+
+    fn host(&self, host: usize) -> &Namespace {
+        &self.overlay.lab.hosts[host]
+    }
+
+    /// A busy machine may not answer now and then.
+    fn told(&self, host: usize, pointer: &str) -> String {
+        let status = Status::try_of(&self.overlay.dir(host));
+        let word = status.and_then(|status| Some(status.0.pointer(pointer)?.as_str()?.to_owned()));
+        word.unwrap_or_default()
+    }
+
+    fn state(&self, host: usize) -> String {
+        self.told(host, "/routes/0/state")
+    }
+
+    fn verdict(&self, host: usize) -> String {
+        self.told(host, "/verdict/state")
+    }
+
+    #[track_caller]
+    fn becomes(&self, host: usize, state: &str) {
+        let what = format!("host {host} says {state} of its peer; it says {}", self.state(host));
+        wait_until(KNOWN, &what, || self.state(host) == state);
+    }
+
+    /// Host 0 says `first` of its peer while the fault lasts, host 1 one of `second`, and both `ok`
+    /// once it is gone. The hosts' verdicts follow.
+    #[track_caller]
+    fn fault(&self, fault: [(usize, &str); 2], first: &str, second: &[&str]) {
+        let [(host, inject), (_, repair)] = fault;
+        self.host(host).exec(&["sh", "-ec", inject]);
+        self.becomes(0, first);
+        let is_alarm = first != "deaf";
+        let what = format!("{inject}: the verdict of host 0 follows {first}");
+        let verdict = if is_alarm { "degraded" } else { "ready" };
+        wait_until(KNOWN, &what, || self.verdict(0) == verdict);
+        let what = format!("{inject}: host 1 says one of {second:?}, not {}", self.state(1));
+        wait_until(KNOWN, &what, || second.contains(&self.state(1).as_str()));
+        self.host(host).exec(&["sh", "-ec", repair]);
+        self.becomes(0, "ok");
+        self.becomes(1, "ok");
+    }
+
+    /// What happens to datagrams of the tunnel, whose port this is.
+    fn tunnel_faults(&self, port: u16) {
+        let table = |chains: &str| format!("nft 'table inet wall {{ {chains} }}'");
+        let repair = "nft delete table inet wall";
+        let inward =
+            format!("chain a {{ type filter hook input priority 0; udp dport {port} drop; }}");
+        let outward =
+            format!("chain b {{ type filter hook output priority 0; udp dport {port} drop; }}");
+        // What is lost there comes from here; to host 1 nothing comes, and it must not say that
+        // host 0 sends nothing.
+        let there = table(&inward);
+        self.fault([(1, &there), (1, repair)], "one-way", &["one-way"]);
+        self.fault([(0, &there), (0, repair)], "one-way", &["one-way"]);
+        // A wall that lets pings through.
+        let wall = table(&format!("{inward} {outward}"));
+        self.fault([(1, &wall), (1, repair)], "silent", &["one-way", "unsendable", "silent"]);
+        let refusing = table(&format!(
+            "chain a {{ type filter hook input priority 0; udp dport {port} reject; }}"
+        ));
+        self.fault([(1, &refusing), (1, repair)], "refused", &["one-way"]);
+    }
+
+    /// What any host may do.
+    fn common_faults(&self) {
+        let blackhole = "ip route add blackhole 172.20.0.2/32";
+        let repair = "ip route del blackhole 172.20.0.2/32";
+        self.fault([(0, blackhole), (0, repair)], "unsendable", &["silent", "one-way"]);
+        let ignore = "sysctl -qw net.ipv4.icmp_echo_ignore_all=1";
+        let repair = "sysctl -qw net.ipv4.icmp_echo_ignore_all=0";
+        self.fault([(1, ignore), (1, repair)], "deaf", &["ok"]);
+        let closed = "nft 'table inet wall { chain a { type filter hook input priority 0; policy \
+                      drop; udp dport { 8285, 8472 } accept; ct state established,related accept; \
+                      }; }'";
+        let repair = "nft delete table inet wall";
+        self.fault([(1, closed), (1, repair)], "deaf", &["ok"]);
+    }
+}
+
+#[test]
+fn udp_peers_are_what_they_are() {
+    let used = Used::start(UDP, &["--fast-path=off"]);
+    used.common_faults();
+    used.tunnel_faults(8285);
+}
+
+#[test]
+fn udp_peers_of_the_fast_path_are_what_they_are() {
+    let used = Used::start(UDP, &["--fast-path=auto"]);
+    used.common_faults();
+    used.tunnel_faults(8285);
+}
+
+#[test]
+fn vxlan_peers_are_what_they_are() {
+    let used = Used::start(VXLAN, &[]);
+    used.common_faults();
+    used.tunnel_faults(8472);
+}
+
+#[test]
+fn host_gw_peers_are_what_they_are() {
+    let used = Used::start(HOST_GW, &[]);
+    used.common_faults();
+    // Nobody is at that address any more.
+    let gone = "ip link set wire0 arp off";
+    let repair = "ip link set wire0 arp on";
+    used.host(0).exec(&["ip", "neighbour", "flush", "dev", "wire0"]);
+    used.fault([(1, gone), (1, repair)], "unsendable", &["ok", "silent", "unsendable"]);
+}
+
+#[test]
+fn a_closed_port_is_refused() {
+    let mut used = Used::start(UDP, &["--fast-path=off"]);
+    used.overlay.daemons[1].stop(Signal::KILL, Duration::from_secs(5));
+    used.becomes(0, "refused");
+    used.overlay.restart(1, &["--fast-path=off"]);
+    used.becomes(0, "ok");
+}
+
+#[test]
+fn nobody_is_asked_on_an_idle_network() {
+    for config in [UDP, VXLAN, HOST_GW] {
+        let used = Used::start(config, &[]);
+        let Used { pings, overlay } = used;
+        drop(pings);
+        let state = |host: usize| overlay.status(host).0["routes"][0]["state"].clone();
+        let limit = Duration::from_secs(120);
+        wait_until(limit, "the daemons leave each other in peace", || {
+            (0..2).all(|host| state(host) == "idle")
+        });
+        let sent = || {
+            let all =
+                overlay.lab.hosts[0].exec(&["cat", "/sys/class/net/wire0/statistics/tx_packets"]);
+            all.trim().parse::<u64>().expect("a number")
+        };
+        // Neighbours are asked for once more.
+        std::thread::sleep(Duration::from_secs(2));
+        let before = sent();
+        std::thread::sleep(Duration::from_secs(20));
+        assert!(sent() - before <= 4, "{config}: {} packets in 20 s", sent() - before);
+    }
+}
