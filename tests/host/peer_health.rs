@@ -85,9 +85,9 @@ impl Used {
         let table = |chains: &str| format!("nft 'table inet wall {{ {chains} }}'");
         let repair = "nft delete table inet wall";
         let inward =
-            format!("chain a {{ type filter hook input priority 0; udp dport {port} drop; }}");
+            format!("chain a {{ type filter hook input priority 0; udp dport {port} drop; }};");
         let outward =
-            format!("chain b {{ type filter hook output priority 0; udp dport {port} drop; }}");
+            format!("chain b {{ type filter hook output priority 0; udp dport {port} drop; }};");
         // What is lost there comes from here; to host 1 nothing comes, and it must not say that
         // host 0 sends nothing.
         let there = table(&inward);
@@ -97,7 +97,7 @@ impl Used {
         let wall = table(&format!("{inward} {outward}"));
         self.fault([(1, &wall), (1, repair)], "silent", &["one-way", "unsendable", "silent"]);
         let refusing = table(&format!(
-            "chain a {{ type filter hook input priority 0; udp dport {port} reject; }}"
+            "chain a {{ type filter hook input priority 0; udp dport {port} reject; }};"
         ));
         self.fault([(1, &refusing), (1, repair)], "refused", &["one-way"]);
     }
