@@ -281,7 +281,15 @@ impl Peer {
                     self.round_trip = took.or(self.round_trip);
                 }
             }
-            Evidence::Expired(sequence) => _ = self.answered(sequence, now),
+            Evidence::Expired(sequence) => {
+                // Kernels say so once a second at most: what they leave unsaid is no loss.
+                let answers_none = self.noted.echoed.is_none_or(|at| now >= at + LATE);
+                if let Some(age) = self.answered(sequence, now)
+                    && answers_none
+                {
+                    self.asked &= u64::MAX >> (63 - age);
+                }
+            }
             Evidence::HostAnswered => self.noted.host_answered = Some(now),
             Evidence::Asked => self.noted.asked_us = Some(now),
             Evidence::Heard => self.noted.heard = Some(now),
