@@ -94,6 +94,8 @@ drop_reasons! {
     TtlZero = "ttl-zero",
     /// No lease covers the destination.
     NoRoute = "no-route",
+    /// The destination is in this host's subnet, and the host's routes lead it into the overlay.
+    OwnSubnet = "own-subnet",
     /// The inner source can't be a host: 0/8, 127/8, 169.254/16, multicast, class E, our own TUN
     /// address.
     SourceMartian = "src-martian",

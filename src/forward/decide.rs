@@ -104,7 +104,9 @@ pub fn egress(
         return Drop(DropReason::TtlZero);
     }
     let Some(peer) = table.tunnel_address(header.destination) else {
-        return Answer(ErrorKind::NetUnreachable, DropReason::NoRoute);
+        let is_own = local.subnet.contains(header.destination);
+        let reason = if is_own { DropReason::OwnSubnet } else { DropReason::NoRoute };
+        return Answer(ErrorKind::NetUnreachable, reason);
     };
     if header.ttl == 1 {
         return Answer(ErrorKind::TimeExceeded, DropReason::TtlExpired);

@@ -47,6 +47,10 @@ const ADVICE: &[(DropReason, &str)] = &[
     (DropReason::TtlExpired, "traceroute causes a few; many mean a routing loop in the pods"),
     (DropReason::TtlZero, "a peer that forwards expired packets"),
     (DropReason::NoRoute, "the destination pod's host: does `weft peers` list its subnet?"),
+    (
+        DropReason::OwnSubnet,
+        "this host's bridge for pods: is it there and up, with the subnet's first address?",
+    ),
     (DropReason::SourceMartian, "the pod or peer that sends with such an address"),
     (DropReason::SourceIsLocalSubnet, "a second host with this subnet, or a forger"),
     (DropReason::SourceNotPeerLease, "the peer: address translation, two addresses, or a forger"),

@@ -1,13 +1,30 @@
 //! Asks a running weftd.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::net::UnixStream;
 
 use crate::daemon::status::fetch_unix;
 use crate::status::SCHEMA;
+
+/// Whether the process `pid` is in this one's network namespace; nothing if that can't be told. A
+/// socket's file is the same in all of them.
+pub(super) fn shares_network(pid: u32) -> Option<bool> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    Some(namespace(&pid.to_string())? == namespace("self")?)
+}
+
+/// The process behind `socket`; of another pid namespace it is not known.
+pub(super) fn pid_behind(socket: &Path) -> Option<u32> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    let stream = runtime.block_on(UnixStream::connect(socket)).ok()?;
+    // Of another pid namespace it is 0.
+    stream.peer_cred().ok()?.pid().filter(|pid| *pid > 0)?.try_into().ok()
+}
 
 /// What weftd answers: as it came, and as far as this tool knows it.
 pub(super) fn ask<T: DeserializeOwned>(socket: &Path, target: &str) -> anyhow::Result<(Value, T)> {

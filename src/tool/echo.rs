@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::device::only_types;
@@ -42,7 +43,7 @@ pub(super) struct Outcome {
     /// Of those that were answered, in the order of the answers.
     pub(super) round_trips: Vec<Duration>,
     /// Why this host did not send one.
-    pub(super) refused: Option<String>,
+    pub(super) refused: Option<Errno>,
 }
 
 impl Outcome {
@@ -79,7 +80,7 @@ pub(super) fn ping(targets: &[Target]) -> anyhow::Result<Vec<Outcome>> {
             sent.push(Sent { target: number, at: Instant::now(), is_answered: false });
             let to = SocketAddrV4::new(target.address, 0);
             if let Err(error) = socket.send_to(message, &to.into()) {
-                outcomes[number].refused = Some(error.to_string());
+                outcomes[number].refused = Errno::from_io_error(&error);
             }
         }
         receive(&socket, round_ends, first_token, &mut sent, &mut outcomes)?;

@@ -84,13 +84,19 @@ struct Host<'a> {
     peers: &'a [Peer],
 }
 
-/// What becomes of it, by what weftd says of itself and by what the kernel answers.
+/// What becomes of it, by what weftd says of itself and, if it `is_here`, by what the kernel answers:
+/// of another network namespace this one's knows nothing.
 pub(super) fn run(
     question: &Question,
     status: &Status,
     peers: &[Peer],
+    is_here: bool,
 ) -> anyhow::Result<Explained> {
-    explain(question, status, peers, kernel::ask)
+    let ask = |asked: &Asked<'_>| match is_here {
+        true => kernel::ask(asked),
+        false => bail!("weftd is in another network namespace"),
+    };
+    explain(question, status, peers, ask)
 }
 
 fn explain(

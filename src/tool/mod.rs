@@ -16,6 +16,7 @@ mod lease;
 mod pcapng;
 mod peers;
 mod ping;
+mod refusal;
 mod status;
 mod style;
 mod table;
@@ -206,7 +207,9 @@ fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
         dont_fragment: *df,
     };
     let (status, peers) = status_and_peers(answered)?;
-    let answer = explain::run(&question, &status, &peers)?;
+    let pid = ask::pid_behind(&answered.daemon.socket);
+    let is_here = pid.and_then(ask::shares_network) != Some(false);
+    let answer = explain::run(&question, &status, &peers, is_here)?;
     let text = shown(answered, &answer, |style| explain::render(&answer, style))?;
     Ok((text, exit_code(answer.goes)))
 }

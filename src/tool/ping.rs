@@ -10,8 +10,9 @@ use serde::Serialize;
 
 use crate::backend_kind::BackendKind;
 use crate::route::Prefix;
-use crate::status::{Peer, SCHEMA, Status};
+use crate::status::{Peer, PeerState, SCHEMA, Status};
 use crate::tool::echo::{self, ECHOES, Outcome, Target};
+use crate::tool::refusal::why;
 use crate::tool::style::Style;
 
 /// Of an ordinary ping.
@@ -37,6 +38,9 @@ struct Node {
     /// What answers at the other end of the overlay.
     end: Ipv4Addr,
     mtu_bytes: u16,
+    /// What weftd knows of it.
+    state: PeerState,
+    why: Option<String>,
 }
 
 /// Who answered.
@@ -74,8 +78,43 @@ pub(super) struct Report {
     subnet: Prefix,
     node: Option<String>,
     legs: Vec<Echoes>,
-    conclusion: &'static str,
+    finding: Finding,
+    conclusion: String,
     pub(super) well: bool,
+}
+
+/// What the answers show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Finding {
+    AllWays,
+    /// The host answers no pings, the rest does.
+    HostIsDeaf,
+    /// Nothing there answers pings, and weftd knows that packets pass.
+    Deaf,
+    /// The cause is this host.
+    Unsendable,
+    Nothing,
+    /// The host alone answers.
+    HostOnly,
+    /// Full packets are lost.
+    FullAreLost,
+    PodIsSilent,
+    Lossy,
+}
+
+impl Finding {
+    fn is_well(self) -> bool {
+        match self {
+            Self::AllWays | Self::HostIsDeaf | Self::Deaf => true,
+            Self::Unsendable
+            | Self::Nothing
+            | Self::HostOnly
+            | Self::FullAreLost
+            | Self::PodIsSilent
+            | Self::Lossy => false,
+        }
+    }
 }
 
 /// What came of the echoes on one leg.
@@ -101,7 +140,7 @@ impl Echoes {
             sent: ECHOES,
             answered: outcome.answered(),
             round_trip_microseconds: outcome.median().map(microseconds),
-            refused: outcome.refused,
+            refused: outcome.refused.map(|errno| why(&errno.into())),
         }
     }
 }
@@ -113,6 +152,7 @@ pub(super) fn run(
     status: &Status,
     peers: &[Peer],
 ) -> anyhow::Result<Pinged> {
+    let kind = status.backend.as_ref().and_then(|backend| backend.kind);
     let nodes = match whom {
         Whom::All => nodes(status, peers),
         Whom::Node(name) => vec![find(nodes(status, peers), name)?],
@@ -135,9 +175,13 @@ pub(super) fn run(
                 .into_iter()
                 .map(|(leg, target)| Echoes::new(leg, target, outcomes.next().unwrap_or_default()))
                 .collect();
-            let (conclusion, well) = conclude(&legs);
-            let (subnet, node) = (node.subnet, node.name.clone());
-            reports.push(Report { subnet, node, legs, conclusion, well });
+            let finding = find_out(&legs, node.state);
+            let mut conclusion = finding.conclusion(&legs, kind);
+            if let Some(why) = node.why.as_ref().filter(|_| !finding.is_well()) {
+                write!(conclusion, ". weftd says of it: {why}").ok();
+            }
+            let (subnet, node, well) = (node.subnet, node.name.clone(), finding.is_well());
+            reports.push(Report { subnet, node, legs, finding, conclusion, well });
         }
     }
     Ok(Pinged { schema: SCHEMA, peers: reports })
@@ -153,7 +197,8 @@ fn nodes(status: &Status, peers: &[Peer]) -> Vec<Node> {
         let mtu_bytes = u16::try_from(peer.path_mtu_bytes.or(overlay_mtu)?).ok()?;
         let subnet = peer.subnet;
         let end = if has_device { subnet.network() } else { subnet.first_host() };
-        Some(Node { subnet, name: peer.node.clone(), host: peer.via.host(), end, mtu_bytes })
+        let (name, state, why) = (peer.node.clone(), peer.state, peer.why.clone());
+        Some(Node { subnet, name, host: peer.via.host(), end, mtu_bytes, state, why })
     };
     peers.iter().filter_map(node).collect()
 }
@@ -192,47 +237,104 @@ fn legs(node: &Node, pod: Option<Ipv4Addr>) -> Vec<(Leg, Target)> {
     legs
 }
 
-/// What the answers show, and whether that is as it should be.
-fn conclude(legs: &[Echoes]) -> (&'static str, bool) {
-    let answered = |which: Leg| {
-        let mut of_leg = legs.iter().filter(|echoes| echoes.leg == which);
-        of_leg.next().map(|echoes| echoes.answered)
-    };
-    let some = |leg| answered(leg).is_some_and(|answered| answered > 0);
-    let lossy = legs.iter().any(|echoes| (1..ECHOES).contains(&echoes.answered));
+/// What the answers show, with what weftd knows of the peer.
+fn find_out(legs: &[Echoes], state: PeerState) -> Finding {
+    let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
+    let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
+    let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
+    let is_deaf = matches!(state, PeerState::Deaf | PeerState::Ok);
     match (some(Leg::Host), some(Leg::Tunnel), some(Leg::FullTunnel)) {
-        (false, false, _) => (
-            "nothing answers: the host is down, or no route leads to it, or a firewall drops both \
-             ICMP and the tunnel",
-            false,
-        ),
-        (true, false, _) => (
-            "the host answers and the tunnel does not: is weftd or flanneld running there, with \
-             this subnet and the same backend and port? Does every firewall on the way, a cloud's \
-             as well, let the tunnel's packets through both ways?",
-            false,
-        ),
-        (_, true, false) => (
-            "small packets pass and full ones do not: the path is narrower than the overlay's MTU. \
-             While TCP is in use weftd measures it within seconds, if the peer answers; else set a \
-             smaller MTU in the Backend of the network configuration",
-            false,
-        ),
-        (_, true, true) if answered(Leg::Pod) == Some(0) => (
-            "the tunnel carries packets and the pod does not answer: look at that host's bridge, \
-             its FORWARD rules, network policies, and whether the pod runs",
-            false,
-        ),
-        (_, true, true) if lossy => ("packets pass, but some are lost", false),
-        (false, true, true) => ("the tunnel works; the host itself answers no pings", true),
-        (true, true, true) => ("all ways work", true),
+        (_, false, _) if of(Leg::Tunnel).is_some_and(is_refused) => Finding::Unsendable,
+        (false, false, _) if of(Leg::Host).is_some_and(is_refused) => Finding::Unsendable,
+        (_, false, _) if is_deaf => Finding::Deaf,
+        (false, false, _) => Finding::Nothing,
+        (true, false, _) => Finding::HostOnly,
+        (_, true, false) => Finding::FullAreLost,
+        (_, true, true) if of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0) => {
+            Finding::PodIsSilent
+        }
+        (_, true, true) if legs.iter().any(|echoes| (1..ECHOES).contains(&echoes.answered)) => {
+            Finding::Lossy
+        }
+        (false, true, true) => Finding::HostIsDeaf,
+        (true, true, true) => Finding::AllWays,
     }
+}
+
+impl Finding {
+    /// What follows, and where two causes fit how to tell them apart.
+    fn conclusion(self, legs: &[Echoes], kind: Option<BackendKind>) -> String {
+        let text = match self {
+            Self::AllWays => "all ways work",
+            Self::HostIsDeaf => "the overlay works; the host itself answers no pings",
+            Self::Deaf => "it answers no pings, but packets pass, as weftd knows",
+            Self::Unsendable => return unsendable(legs),
+            Self::Nothing => {
+                "nothing answers, and this host sends without complaint: the host is down, or what \
+                 is sent or the answers are lost on the way or in a firewall, or it answers no \
+                 pings at all. `weft explain` and `weft check` here look at this host; `weft \
+                 status` there says whether anything arrives"
+            }
+            Self::HostOnly => match kind.is_some_and(BackendKind::has_device) {
+                true => {
+                    "the host answers, its end of the overlay does not: the tunnel's packets are \
+                     lost there or back (a firewall on the way, in a cloud as well, or another \
+                     backend or port), or weftd or flanneld does not run there with this subnet. \
+                     `weft check` on both hosts; `weft status` there says whether they arrive"
+                }
+                false => {
+                    "the host answers, the bridge of its pods does not: it may have none yet, or \
+                     packets of the pods' network are lost there or on the way. `weft check` there"
+                }
+            },
+            Self::FullAreLost => return full_are_lost(kind),
+            Self::PodIsSilent => {
+                "the overlay carries packets and the pod does not answer: look at that host's \
+                 bridge, its FORWARD rules, network policies, and whether the pod runs"
+            }
+            Self::Lossy => {
+                let lost = |echoes: &Echoes| echoes.sent - echoes.answered;
+                let (lost, sent) = legs.iter().fold((0, 0), |(all_lost, all_sent), echoes| {
+                    (all_lost + lost(echoes), all_sent + echoes.sent)
+                });
+                return format!("packets pass, but {lost} of {sent} are lost");
+            }
+        };
+        text.to_owned()
+    }
+}
+
+fn unsendable(legs: &[Echoes]) -> String {
+    let refused = legs.iter().find_map(|echoes| Some((echoes.address, echoes.refused.as_ref()?)));
+    let each = refused.map(|(address, why)| format!("this host can't send to {address}: {why}"));
+    each.unwrap_or_default() + ". `ip route get` and `weft check` here show more"
+}
+
+/// The pause between echoes is long enough for any link, so a slow one is not the first guess.
+fn full_are_lost(kind: Option<BackendKind>) -> String {
+    let cure = match kind {
+        Some(BackendKind::Udp) => {
+            "while TCP is in use weftd measures such a path, if the peer answers, and tells the \
+             pods: `weft peers` says narrow"
+        }
+        Some(BackendKind::Vxlan) => {
+            "if it is, correct the link, or set a smaller MTU in the Backend of the network \
+             configuration"
+        }
+        Some(BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension) | None => {
+            "if it is, correct the link, or lower the MTU of the hosts' interfaces"
+        }
+    };
+    format!(
+        "small packets pass and full ones do not: a link of the path is narrower than the \
+         overlay's MTU, or too slow for them (then some pass after a pause); {cure}"
+    )
 }
 
 /// What [`run`] gives, for people.
 pub(super) fn render(pinged: &Pinged, style: Style) -> String {
     let mut text = String::new();
-    for Report { subnet, node, legs, conclusion, well } in &pinged.peers {
+    for Report { subnet, node, legs, conclusion, well, .. } in &pinged.peers {
         writeln!(text, "{subnet} {}", node.as_deref().unwrap_or_default()).ok();
         for echoes in legs {
             let Echoes { leg, address, bytes, sent, answered, .. } = echoes;
@@ -253,13 +355,19 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
         let shown = if *well { style.good(conclusion) } else { style.bad(conclusion) };
         writeln!(text, "  {shown}").ok();
     }
+    if let [_, _, ..] = pinged.peers.as_slice() {
+        let well = pinged.peers.iter().filter(|report| report.well).count();
+        writeln!(text, "{well} of {} nodes are well", pinged.peers.len()).ok();
+    }
     text
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
-    use crate::status::{Backend, Lease, PeerState, Via};
+    use crate::status::{Backend, Lease, Via};
 
     fn echoes(leg: Leg, answered: usize) -> Echoes {
         let target = Target { address: Ipv4Addr::LOCALHOST, bytes: 84 };
@@ -267,31 +375,49 @@ mod tests {
         Echoes::new(leg, target, Outcome { round_trips, refused: None })
     }
 
-    /// How many answers each leg got; the pod none was asked if it is absent.
-    fn concluded(answers: [usize; 3], pod: Option<usize>) -> (&'static str, bool) {
+    /// What was found of a peer in this state; how many answers each leg got, the pod none was
+    /// asked if it is absent, and what the tunnel's end was refused with.
+    fn found(
+        answers: [usize; 3],
+        pod: Option<usize>,
+        state: PeerState,
+        refused: Option<Errno>,
+    ) -> Finding {
         let legs = [Leg::Host, Leg::Tunnel, Leg::FullTunnel].into_iter().zip(answers);
         let legs = legs.chain(pod.map(|answers| (Leg::Pod, answers)));
-        let legs: Vec<_> = legs.map(|(leg, answered)| echoes(leg, answered)).collect();
-        conclude(&legs)
+        let mut legs: Vec<_> = legs.map(|(leg, answered)| echoes(leg, answered)).collect();
+        legs[1].refused = refused.map(|errno| why(&errno.into()));
+        let finding = find_out(&legs, state);
+        assert!(!finding.conclusion(&legs, Some(BackendKind::Udp)).is_empty());
+        finding
     }
 
     #[test]
     fn the_broken_leg_is_named() {
-        for (answers, pod, words, is_well) in [
-            ([5, 5, 5], None, "all ways work", true),
-            ([5, 5, 5], Some(5), "all ways work", true),
-            ([0, 5, 5], None, "answers no pings", true),
-            ([0, 0, 0], None, "nothing answers", false),
-            ([5, 0, 0], None, "the tunnel does not", false),
-            ([5, 5, 0], None, "full ones do not", false),
-            ([0, 5, 0], None, "full ones do not", false),
-            ([5, 5, 5], Some(0), "the pod does not answer", false),
-            ([5, 4, 5], None, "some are lost", false),
+        for (answers, pod, finding) in [
+            ([5, 5, 5], None, Finding::AllWays),
+            ([5, 5, 5], Some(5), Finding::AllWays),
+            ([0, 5, 5], None, Finding::HostIsDeaf),
+            ([0, 0, 0], None, Finding::Nothing),
+            ([5, 0, 0], None, Finding::HostOnly),
+            ([5, 5, 0], None, Finding::FullAreLost),
+            ([0, 5, 0], None, Finding::FullAreLost),
+            ([5, 5, 5], Some(0), Finding::PodIsSilent),
+            ([5, 4, 5], None, Finding::Lossy),
         ] {
-            let (text, well) = concluded(answers, pod);
-            assert!(text.contains(words), "{answers:?} {pod:?}: {text}");
-            assert_eq!(well, is_well, "{answers:?} {pod:?}: {text}");
+            assert_eq!(found(answers, pod, PeerState::Idle, None), finding, "{answers:?} {pod:?}");
         }
+    }
+
+    #[test]
+    fn what_weftd_and_the_kernel_know_counts() {
+        for answers in [[0, 0, 0], [5, 0, 0]] {
+            let deaf = found(answers, None, PeerState::Deaf, None);
+            assert_eq!(deaf, Finding::Deaf, "a healthy peer that answers no pings: {answers:?}");
+            let here = found(answers, None, PeerState::Silent, Some(Errno::INVAL));
+            assert_eq!(here, Finding::Unsendable, "a blackhole route of this host: {answers:?}");
+        }
+        assert_ne!(found([0, 0, 0], None, PeerState::Silent, None), Finding::Deaf);
     }
 
     #[test]
@@ -333,7 +459,8 @@ mod tests {
             ..echoes(Leg::FullTunnel, 4)
         };
         let (subnet, node) = ("10.5.2.0/24".parse().unwrap(), Some("b".to_owned()));
-        let report = Report { subnet, node, legs: vec![leg], conclusion: "why", well: false };
+        let (finding, conclusion) = (Finding::Lossy, "why".to_owned());
+        let report = Report { subnet, node, legs: vec![leg], finding, conclusion, well: false };
         let pinged = Pinged { schema: SCHEMA, peers: vec![report] };
         let expected = "10.5.2.0/24 b\n  \
                         tunnel-full  10.5.2.0          1472 bytes  4/5  12.34 ms\n  why\n";

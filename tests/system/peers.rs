@@ -124,7 +124,7 @@ fn ping_names_the_broken_leg() {
     };
     let (text, code) = explain(&[&near, &pod, "--length=1472", "--df"]);
     assert!(text.contains("a worker sends it in a UDP datagram from 172.20.0.1:8285"), "{text}");
-    assert_eq!(code, Some(0));
+    assert_eq!(code, Some(0), "{text}");
     let (text, code) = explain(&[&near, &pod, "--length=1473", "--df"]);
     assert!(text.contains("more than the path's MTU of 1472"), "{text}");
     assert_eq!(code, Some(1));

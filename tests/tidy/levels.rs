@@ -105,15 +105,15 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "tool",
         &[
-            &["advice", "arguments", "ask", "cleanup", "echo", "explain/kernel", "install_conf"],
-            &["pcapng", "style", "table"],
+            &["advice", "arguments", "ask", "cleanup", "echo", "install_conf", "pcapng", "refusal"],
+            &["explain/kernel", "style", "table"],
             &["bugreport", "config", "drops", "explain", "lease", "peers", "ping"],
             &["status", "check/firewall"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
             &["check/finding", "check/read/daemon", "check/read/endpoints"],
             &["check/read/process", "check/checks/daemon", "check/checks/network"],
             &["check/read/sockets", "check/checks/kernel", "check/checks/process"],
-            &["check/checks/stores"],
+            &["check/checks/stores", "check/checks/ways"],
             &["check/checks", "check/read"],
             &["check"],
         ],

@@ -28,7 +28,8 @@ fn egress_verdicts() {
     let own_tunnel = udp_with((8285, 9), (*US.ip(), FAR), &[0; 8]);
     let silent = |reason| Err((reason, None));
     let expired = Err((R::TtlExpired, Some(ErrorKind::TimeExceeded)));
-    let unreachable = Err((R::NoRoute, Some(ErrorKind::NetUnreachable)));
+    let [unreachable, no_bridge] =
+        [R::NoRoute, R::OwnSubnet].map(|reason| Err((reason, Some(ErrorKind::NetUnreachable))));
     let cases: Vec<(&str, Vec<u8>, Egressed)> = vec![
         ("plain", packet(), Ok(PEER)),
         ("first of the lease", destination([10, 5, 2, 0]), Ok(PEER)),
@@ -36,7 +37,7 @@ fn egress_verdicts() {
         ("other lease", destination([10, 5, 3, 1]), Ok(OTHER)),
         ("beyond the leases", destination([10, 5, 4, 0]), unreachable),
         ("outside the overlay", destination([8, 8, 8, 8]), unreachable),
-        ("our own subnet", destination([10, 5, 1, 9]), unreachable),
+        ("our own subnet", destination([10, 5, 1, 9]), no_bridge),
         ("time to live 255", ttl(255), Ok(PEER)),
         ("time to live 2", ttl(2), Ok(PEER)),
         ("time to live 1", ttl(1), expired),

@@ -5,6 +5,7 @@ mod kernel;
 mod network;
 mod process;
 mod stores;
+mod ways;
 
 use super::finding::Check;
 
@@ -61,6 +62,9 @@ pub(super) const CHECKS: &[Check] = &[
     check!("conntrack-table", kernel::conntrack, "the table of connections is not full"),
     check!("socket-buffers", kernel::socket_buffers, "large buffers are allowed, or not asked for"),
     check!("ipsec-policies", kernel::ipsec, "shows policies, which keep the fast path off"),
+    check!("way-to-peers", ways::to_peers, "this host's routes and rules lead to every peer"),
+    check!("way-from-peers", ways::from_peers, "its source check, rp_filter, lets every peer in"),
+    check!("firewall-output", ways::firewall_output, "no rule drops what the tunnel sends"),
     check!("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
     check!("port-guard", kernel::port_guard, "the tunnel's port is open to all peers"),
     check!("firewall-forward", kernel::firewall_forward, "no rule drops what pods get"),

@@ -22,6 +22,8 @@ pub(super) struct Facts {
     pub(super) io_uring: Option<Result<(), String>>,
     /// Nothing if the kernel did not tell.
     pub(super) host: Option<Host>,
+    /// The ways to the peers and back; nothing without peers, or if the kernel did not tell.
+    pub(super) ways: Option<Vec<Way>>,
     /// Below `/proc/sys`, such as `net/ipv4/ip_forward`.
     pub(super) sysctls: BTreeMap<String, u64>,
     pub(super) udp_sockets: Option<Vec<UdpSocket>>,
@@ -106,6 +108,18 @@ pub(super) struct Host {
     pub(super) links: Vec<Link>,
     pub(super) addresses: Vec<Address>,
     pub(super) routes: Vec<Route>,
+}
+
+/// The way to a peer's host and back: why the kernel refuses it, if it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) host: Ipv4Addr,
+    /// What the tunnel, or the peer's route, sends.
+    pub(super) to: Result<(), String>,
+    /// What comes from there, if that is by the external interface.
+    pub(super) from: Result<(), String>,
+    /// Whether weftd has an alarm about it.
+    pub(super) is_alarming: bool,
 }
 
 /// A UDP socket of this network namespace.

@@ -31,7 +31,6 @@ pub(super) const RECEIVED: &[Hook] = &[Hook::Ingress, Hook::Prerouting, Hook::In
 pub(super) const FORWARDED: &[Hook] =
     &[Hook::Ingress, Hook::Prerouting, Hook::Forward, Hook::Postrouting];
 /// Of one that it sends.
-#[allow(dead_code, reason = "for the tests")]
 pub(super) const SENT: &[Hook] = &[Hook::Output, Hook::Postrouting, Hook::Egress];
 
 /// A chain of rules.

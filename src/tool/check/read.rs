@@ -8,12 +8,13 @@ mod sockets;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statvfs};
 use tokio::runtime::Runtime;
 
-use super::facts::{Asked, Directory, Facts, Host, SubnetText};
+use super::facts::{Asked, Directory, Facts, Host, SubnetText, Way};
 use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
 use crate::config::whole_file;
@@ -24,9 +25,13 @@ use crate::host::netlink::{Netlink, NetlinkError};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program, ProgramError};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
+use crate::tool::refusal::why;
 
 /// Far beyond any `subnet.env`.
 const SUBNET_FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// Peers whose ways are asked about: milliseconds.
+const WAYS_MAX: usize = 256;
 
 /// Single files below `/proc/sys`.
 const SYSCTLS: [&str; 7] = [
@@ -75,6 +80,7 @@ pub(super) fn facts(arguments: &CheckArguments) -> anyhow::Result<Facts> {
     };
     let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.network];
     facts.host = runtime.block_on(host(networks)).ok();
+    facts.ways = runtime.block_on(ways(&facts)).ok().flatten();
     facts.has_ipsec = runtime.block_on(has_policies()).ok();
     match firewall(&runtime) {
         Ok(chains) => facts.firewall = Some(chains),
@@ -102,6 +108,39 @@ async fn host(networks: [Option<Prefix>; 2]) -> Result<Host, NetlinkError> {
         addresses: netlink.addresses().await?,
         routes: Netlink::routes_to(wanted).await?,
     })
+}
+
+/// The kernel's routes to the peers and back, of the first of very many.
+async fn ways(facts: &Facts) -> Result<Option<Vec<Way>>, NetlinkError> {
+    let (Some(status), Some(lease)) = (facts.status(), facts.lease()) else { return Ok(None) };
+    let Some(index) = facts.interface().and_then(|name| facts.link(name)).map(|link| link.id.index)
+    else {
+        return Ok(None);
+    };
+    let netlink = Netlink::open()?;
+    let local = facts.tunnel_address().map_or(lease.public_ip, |address| *address.ip());
+    let mut ways = Vec::new();
+    let mut hosts = BTreeMap::new();
+    for peer in &status.routes {
+        *hosts.entry(peer.via.host()).or_default() |= peer.state.is_alarming();
+    }
+    for (host, is_alarming) in hosts.into_iter().take(WAYS_MAX) {
+        let to = match facts.port() {
+            Some(port) => {
+                let [from, to] = [local, host].map(|end| SocketAddrV4::new(end, port));
+                netlink.path_of_datagram(from, to).await
+            }
+            None => netlink.path_to(host).await,
+        };
+        let from = netlink.path_of_forwarded(host, local, index).await;
+        let [to, from] = [to, from].map(|path| match path {
+            Ok(_) => Ok(Ok(())),
+            Err(NetlinkError::Refused { source, .. }) => Ok(Err(why(&source))),
+            Err(error) => Err(error),
+        });
+        ways.push(Way { host, to: to?, from: from?, is_alarming });
+    }
+    Ok(Some(ways).filter(|ways| !ways.is_empty()))
 }
 
 fn sysctls() -> BTreeMap<String, u64> {

@@ -6,10 +6,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 use anyhow::Context;
-use rustix::io::Errno;
 
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Link, PathToHost};
+use crate::tool::refusal::why;
 
 /// The way that is asked about.
 #[derive(Debug, Clone, Copy)]
@@ -163,22 +163,10 @@ impl Answers {
     }
 }
 
-/// What an errno of a route stands for (fib_props in net/ipv4/fib_semantics.c, and
-/// fib_validate_source in net/ipv4/fib_frontend.c).
-fn why(error: &io::Error) -> String {
-    let stands_for = match Errno::from_io_error(error) {
-        Some(Errno::INVAL) => "a blackhole route, or an address that the kernel takes for forged",
-        Some(Errno::ACCESS) => "a route of type prohibit",
-        Some(Errno::HOSTUNREACH) => "a route of type unreachable, or forwarding is off there",
-        Some(Errno::NETUNREACH) => "no route",
-        Some(Errno::XDEV) => "the source check, rp_filter, refuses where it comes from",
-        _ => return error.to_string(),
-    };
-    format!("{stands_for} ({error})")
-}
-
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
     use crate::host::state::LinkId;
 

@@ -5,6 +5,7 @@ use super::super::finding::Finding;
 use super::super::firewall::{FORWARDED, Packet, RECEIVED, dropped_by};
 use super::network::{external_name, strangers};
 use crate::netfilter::guard::table_name;
+use crate::route::Prefix;
 use crate::status::Guard;
 
 /// What weftd asks for each socket.
@@ -130,9 +131,15 @@ pub(super) fn firewall_input(facts: &Facts) -> Finding {
     };
     let external = external_name(facts);
     let comes_by = external.as_deref();
-    let (sources, destinations, goes_by) = (None, None, None);
-    let packet = Packet { udp_port: Some(port), sources, destinations, comes_by, goes_by };
-    match dropped_by(chains, RECEIVED, &packet, &format!("UDP port {port} is closed")) {
+    // From anybody, or from one of the peers: a list may have some of them.
+    let peers = facts.ways.iter().flatten().filter_map(|way| Prefix::new(way.host, 32));
+    let closed = std::iter::once(None).chain(peers.map(Some)).find_map(|sources| {
+        let (destinations, goes_by) = (None, None);
+        let packet = Packet { udp_port: Some(port), sources, destinations, comes_by, goes_by };
+        let whom = sources.map_or(String::new(), |peer| format!(" to {}", peer.network()));
+        dropped_by(chains, RECEIVED, &packet, &format!("UDP port {port} is closed{whom}"))
+    });
+    match closed {
         None => Finding::ok(format!("nothing surely drops UDP port {port}")),
         Some(rule) => Finding::warning(
             rule,
@@ -198,6 +205,6 @@ pub(super) fn firewall_forward(facts: &Facts) -> Finding {
     }
 }
 
-fn no_firewall(facts: &Facts) -> Finding {
+pub(super) fn no_firewall(facts: &Facts) -> Finding {
     Finding::skipped(facts.firewall_error.clone().unwrap_or_else(|| "not read".to_owned()))
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::super::facts::{
     Daemon, DaemonState, Directory, Endpoint, Facts, Host, OtherDaemon, Process, Settings,
-    SubnetText, UdpSocket,
+    SubnetText, UdpSocket, Way,
 };
 use super::super::finding::{Finding, Verdict as Judged};
 use super::super::firewall::Chain;
@@ -171,6 +171,8 @@ fn well(kind: BackendKind) -> Facts {
     };
     facts.process.is_daemon = true;
     facts.host = Some(Host { links, addresses, routes });
+    let host = Ipv4Addr::new(192, 0, 2, 2);
+    facts.ways = Some(vec![Way { host, to: Ok(()), from: Ok(()), is_alarming: false }]);
     facts.sysctls = sysctls.map(|(name, value)| (name.to_owned(), value)).into();
     facts.udp_sockets = Some(vec![socket([192, 0, 2, 1], DAEMON)]);
     let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.1.0/24"));
@@ -211,6 +213,7 @@ fn before_start() -> Facts {
         clock_is_synchronised: Some(true),
         receive_errors: Some(7),
         has_ipsec: Some(true),
+        ways: None,
         now_unix: 1000,
         ..Facts::default()
     };
@@ -418,6 +421,20 @@ const OF_THE_HOST: &[Wrong] = &[
         it.sysctls.insert("net/netfilter/nf_conntrack_count".to_owned(), 910);
     }),
     ("socket-buffers", Judged::Warning, "rmem_max 212992", |it| it.process.capabilities = Some(0)),
+    ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a blackhole", |it| {
+        it.ways.as_mut().unwrap()[0].to = Err("a blackhole route".to_owned());
+    }),
+    ("way-from-peers", Judged::Failed, "192.0.2.2: the source check", |it| {
+        let way = &mut it.ways.as_mut().unwrap()[0];
+        (way.from, way.is_alarming) = (Err("the source check".to_owned()), true);
+    }),
+    ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
+        it.firewall = Some(parse_iptables("*filter\n:OUTPUT DROP [0:0]\n"));
+    }),
+    ("firewall-input", Judged::Warning, "is closed to 192.0.2.2", |it| {
+        let rules = "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -s 192.0.2.0/24 -j DROP\n";
+        it.firewall = Some(parse_iptables(rules));
+    }),
     ("firewall-input", Judged::Warning, "UDP port 8285 is closed", |it| {
         it.firewall = Some(parse_iptables("*filter\n:INPUT DROP [0:0]\n"));
     }),

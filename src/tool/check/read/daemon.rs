@@ -9,6 +9,7 @@ use tokio::runtime::Runtime;
 
 use crate::daemon::status::fetch_unix;
 use crate::tool::arguments::SUBNET_FILE;
+use crate::tool::ask::shares_network;
 use crate::tool::check::facts::{Daemon, DaemonState, Settings};
 
 pub(super) fn read(runtime: &Runtime, socket: &Path) -> Daemon {
@@ -21,11 +22,8 @@ pub(super) fn read(runtime: &Runtime, socket: &Path) -> Daemon {
         Ok(pid) => pid.and_then(|pid| u32::try_from(pid).ok()),
         Err(error) => return Daemon { state: unreachable(&error), ..Daemon::default() },
     };
-    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
-    let theirs = pid.and_then(|pid| namespace(&pid.to_string()));
     let state = match fetch_unix(socket, "/status") {
-        // A socket's file is the same in all network namespaces.
-        Ok(_) if theirs.is_some() && theirs != namespace("self") => DaemonState::Elsewhere,
+        Ok(_) if pid.and_then(shares_network) == Some(false) => DaemonState::Elsewhere,
         Ok(bytes) => match serde_json::from_slice(&bytes) {
             Ok(status) => DaemonState::Answered(Box::new(status)),
             Err(error) => DaemonState::Mute(format!("it answers something else: {error}")),

@@ -1,0 +1,21 @@
+//! What an errno of a route or of a send stands for, in words.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// What the kernel means, and its own words. Of routes: `fib_props` in net/ipv4/fib_semantics.c
+/// and `fib_validate_source` in net/ipv4/fib_frontend.c.
+pub(super) fn why(error: &io::Error) -> String {
+    let stands_for = match Errno::from_io_error(error) {
+        Some(Errno::INVAL) => "a blackhole route, or an address that the kernel takes for forged",
+        Some(Errno::ACCESS) => "a route of type prohibit",
+        Some(Errno::HOSTUNREACH) => "a route of type unreachable, or forwarding is off there",
+        Some(Errno::NETUNREACH) => "no route",
+        Some(Errno::XDEV) => "the source check, rp_filter, refuses where it comes from",
+        Some(Errno::PERM) => "a firewall rule for what this host sends, or an IPsec policy",
+        Some(Errno::MSGSIZE) => "longer than the path's MTU, as this host knows it",
+        _ => return error.to_string(),
+    };
+    format!("{stands_for} ({error})")
+}
