@@ -4,6 +4,7 @@
 //! The module map is data here. A failure names file, line, rule and what to do; each rule is
 //! proved able to fail on a few lines of source at the end of this file.
 
+mod counts;
 mod docs;
 mod levels;
 mod source;
@@ -498,14 +499,19 @@ fn the_root_holds_what_it_is_known_to_hold() {
     assert!(strange.is_empty(), "in the root: {strange:?}: remove them, or name them in OF_ROOT");
 }
 
+/// What the paths of files begin with that are test modules of `sources`, or below one.
+fn test_paths(sources: &[Source]) -> BTreeSet<String> {
+    let files = sources.iter().flat_map(Source::test_files);
+    files.map(|file| file.trim_end_matches(".rs").to_owned()).collect()
+}
+
 /// Applies `rule` to every Rust file; `product` leaves out those that are tests.
 fn hold(rule: Rule, product: bool) {
     let sources: Vec<_> =
         files(|name| name.ends_with(".rs")).iter().map(|path| read(path)).collect();
     assert!(sources.len() > 50, "only {} files found: is this the package?", sources.len());
-    let tests: BTreeSet<_> = sources.iter().flat_map(Source::test_files).collect();
-    let is_below =
-        |path: &str| tests.iter().any(|test| path.starts_with(test.trim_end_matches(".rs")));
+    let tests = test_paths(&sources);
+    let is_below = |path: &str| tests.iter().any(|test| path.starts_with(test));
     let held = sources
         .iter()
         .filter(|source| !product || !(is_test_file(source) || is_below(&source.path)));

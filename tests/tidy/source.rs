@@ -50,6 +50,20 @@ impl Source {
         Self { path: path.to_owned(), text: text.to_owned(), code, comments, product, test_items }
     }
 
+    /// The product with its literals: what is neither comment nor test.
+    pub(crate) fn product_text(&self) -> String {
+        let mut text = self.text.clone().into_bytes();
+        for (byte, comment) in text.iter_mut().zip(self.comments.bytes()) {
+            if !comment.is_ascii_whitespace() && *byte != b'\n' {
+                *byte = b' ';
+            }
+        }
+        for item in &self.test_items {
+            blank(&mut text[item.clone()]);
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
     /// The line of an offset, from 1.
     pub(crate) fn line(&self, offset: usize) -> usize {
         let newlines = self.text.bytes().take(offset).filter(|byte| *byte == b'\n');
@@ -204,6 +218,17 @@ fn split(text: &str) -> (String, String) {
     }
     let string = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     (string(code), string(comments))
+}
+
+/// How many words, literals and signs `text` has.
+pub(crate) fn token_count(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let (mut at, mut count) = (0, 0);
+    while at < bytes.len() {
+        count += usize::from(!bytes[at].is_ascii_whitespace());
+        at = token(bytes, at).1.max(at + 1);
+    }
+    count
 }
 
 /// The token at `at`: its kind and the offset after it.
