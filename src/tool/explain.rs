@@ -84,8 +84,8 @@ struct Host<'a> {
     peers: &'a [Peer],
 }
 
-/// What becomes of it, by what weftd says of itself and, if it `is_here`, by what the kernel answers:
-/// of another network namespace this one's knows nothing.
+/// What becomes of it, by what weftd says of itself and, if it `is_here`, by what the kernel
+/// answers: of another network namespace this one's knows nothing.
 pub(super) fn run(
     question: &Question,
     status: &Status,

@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 380, 3400),
     ("status", 590, 4200),
     ("sys", 1160, 11400),
-    ("tool", 4740, 48000),
+    ("tool", 4750, 48200),
 ];
 
 /// Lines and tokens.
@@ -97,7 +97,8 @@ fn the_product_stays_small() {
 
 #[test]
 fn comments_blank_lines_and_tests_are_not_counted() {
-    let text = "//! A file.\n\nuse std::fmt; // why\n/* more\n of it */ fn f() {\n    \"//\\\n    x\"\n}\n";
+    let text = "//! A file.\n\nuse std::fmt; // why\n/* more\n of it */ fn f() {\n    \"//\\\n\
+                x\"\n}\n";
     let tests = "#[cfg(test)]\nmod tests {\n    fn g() {}\n}\n";
     let found = size(&Source::new("src/stats.rs", &format!("{text}\n{tests}")));
     // use std : : fmt ; fn f ( ) { "..." }
