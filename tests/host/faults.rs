@@ -242,6 +242,9 @@ impl Three {
     }
 }
 
+/// More than weftd sends to one peer that does not answer while a fault lasts.
+const ECHOES_MAX: u64 = 50;
+
 #[test]
 fn unreachable_peer_costs_other_peers_nothing() {
     let mut three = Three::start();
@@ -288,16 +291,23 @@ fn unreachable_peer_costs_other_peers_nothing() {
             sent[1]
         );
         assert_eq!(good.missing(), 0, "{what} at one peer loses another's packets, of {}", sent[0]);
+        // And perhaps echoes of weftd's own, which go the same way.
+        let expected = match reason.is_empty() {
+            true => 0..=0,
+            false => sent[1]..=sent[1] + ECHOES_MAX,
+        };
         if !reason.is_empty() {
             let counted = after.drops("egress", reason) - before.drops("egress", reason);
-            assert_eq!(counted, sent[1], "{what} is not counted as {reason}: {}", after.0);
+            assert!(expected.contains(&counted), "{what}: {counted} as {reason}: {}", after.0);
         }
         let failed = [1, 2].map(|host| {
             let peer = host_address(host);
             after.failed_sends(peer) - before.failed_sends(peer)
         });
-        let expected = if reason.is_empty() { 0 } else { sent[1] };
-        assert_eq!(failed, [0, expected], "{what}: the operator is not shown which peer it is");
+        assert!(
+            failed[0] == 0 && expected.contains(&failed[1]),
+            "{what}: the operator is not shown which peer it is: {failed:?} of {expected:?}"
+        );
         assert!(told <= 2 * LOG_LINES_MAX, "{what}: {told} lines: {}", three.daemons[0].output());
         host.exec(end);
     }

@@ -354,7 +354,7 @@ async fn reconcile(netlink: &Netlink, overlay: &mut Overlay) -> Vec<String> {
 /// What `ip` says about the device, in the form of a flannel host.
 fn assert_complete(namespace: &Namespace) {
     let link = namespace.ip("link show flannel0");
-    assert!(link.contains("mtu 1472") && link.contains("qlen 6000"), "{link}");
+    assert!(link.contains("mtu 1472") && link.contains("qlen 3000"), "{link}");
     assert!(link.contains(",UP"), "{link}");
     let addresses = namespace.ip("-4 -oneline address show dev flannel0");
     assert!(addresses.contains("inet 10.5.72.0/32 scope global flannel0"), "{addresses}");
