@@ -95,7 +95,25 @@ impl Used {
         self.host(host).exec(&["sh", "-ec", repair]);
     }
 
-    /// What happens to datagrams of the tunnel, whose port this is.
+    fn route_fault(&self) {
+        let blackhole = "ip route add blackhole 172.20.0.2/32";
+        let repair = "ip route del blackhole 172.20.0.2/32";
+        self.fault([(0, blackhole), (0, repair)], "unsendable", &["silent", "one-way"]);
+    }
+
+    /// What happens to all datagrams of one way, whoever sends them: those of the kernel's programs
+    /// pass no firewall.
+    fn network_faults(&self) {
+        // Classic BPF on an Ethernet frame: a datagram is dropped, all else goes on.
+        let lose = "tc qdisc add dev wire0 clsact 2>/dev/null || true; \
+                    tc filter add dev wire0 egress prio 7 bpf da bytecode \
+                    '4,48 0 0 23,21 0 1 17,6 0 0 2,6 0 0 4294967295'";
+        let repair = "tc filter del dev wire0 egress prio 7";
+        self.fault([(0, lose), (0, repair)], "one-way", &["silent"]);
+        self.fault([(1, lose), (1, repair)], "silent", &["one-way"]);
+    }
+
+    /// What a firewall does to datagrams of the tunnel, whose port this is.
     fn tunnel_faults(&self, port: u16) {
         let table = |chains: &str| format!("nft 'table inet wall {{ {chains} }}'");
         let repair = "nft delete table inet wall";
@@ -103,9 +121,6 @@ impl Used {
             format!("chain a {{ type filter hook input priority 0; udp dport {port} drop; }};");
         let outward =
             format!("chain b {{ type filter hook output priority 0; udp dport {port} drop; }};");
-        let blackhole = "ip route add blackhole 172.20.0.2/32";
-        let repair_route = "ip route del blackhole 172.20.0.2/32";
-        self.fault([(0, blackhole), (0, repair_route)], "unsendable", &["silent", "one-way"]);
         // What is lost there comes from here; to host 1 nothing comes, and it must not say that
         // host 0 sends nothing.
         let there = table(&inward);
@@ -136,6 +151,7 @@ impl Used {
 fn udp_peers_are_what_they_are() {
     let used = Used::start(UDP, &["--fast-path=off"]);
     used.common_faults();
+    used.route_fault();
     used.tunnel_faults(8285);
 }
 
@@ -143,13 +159,15 @@ fn udp_peers_are_what_they_are() {
 fn udp_peers_of_the_fast_path_are_what_they_are() {
     let used = Used::start(UDP, &["--fast-path=auto"]);
     used.common_faults();
-    used.tunnel_faults(8285);
+    used.route_fault();
+    used.network_faults();
 }
 
 #[test]
 fn vxlan_peers_are_what_they_are() {
     let used = Used::start(VXLAN, &[]);
     used.common_faults();
+    used.route_fault();
     used.tunnel_faults(8472);
 }
 
