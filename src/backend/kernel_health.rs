@@ -36,6 +36,8 @@ pub(super) struct KernelHealth {
     hosts: Hosts,
     tables: BTreeSet<(u32, EntryTable)>,
     own: Vec<Ipv4Addr>,
+    /// Whom the kernel listed at the last look.
+    listed: BTreeSet<Ipv4Addr>,
 }
 
 impl KernelHealth {
@@ -49,6 +51,7 @@ impl KernelHealth {
             hosts: Hosts::new(),
             tables: BTreeSet::new(),
             own: Vec::new(),
+            listed: BTreeSet::new(),
         })
     }
 
@@ -86,13 +89,17 @@ impl KernelHealth {
     }
 
     async fn round(&mut self) {
-        let now = Instant::now();
+        let mut now = Instant::now();
         self.health.receive(&self.own, now, |_, _| {});
         if self.health.is_look_due(LOOK, now) {
             let ages = self.ages().await;
-            let used = |host: &Ipv4Addr| ages.get(host).and_then(|age| now.checked_sub(*age));
-            let count = |host, _: &[Reached]| Sample { used: Use::At(used(&host)), received: 0 };
+            now = Instant::now();
+            let used = |host: Ipv4Addr| {
+                ages.get(&host).copied().flatten().and_then(|age| now.checked_sub(age))
+            };
+            let count = |host, _: &[Reached]| Sample { used: Use::At(used(host)), received: 0 };
             self.health.look(count, &BTreeMap::<Prefix, u16>::new(), now);
+            self.listed = ages.into_keys().collect();
         }
         for ask in self.health.tick(now) {
             // A tunnel's packets are lost without a word where no route leads.
@@ -109,12 +116,12 @@ impl KernelHealth {
         }
     }
 
-    /// How long ago the kernel last sent to each.
-    async fn ages(&self) -> BTreeMap<Ipv4Addr, Duration> {
+    /// How long ago the kernel last sent to each that it lists.
+    async fn ages(&self) -> BTreeMap<Ipv4Addr, Option<Duration>> {
         let mut all = BTreeMap::new();
         for (index, table) in &self.tables {
             // One that can't be listed now can be at the next look.
-            all.extend(self.netlink.used(*index, *table).await.unwrap_or_default());
+            all.extend(self.netlink.used(*index, *table, &self.listed).await.unwrap_or_default());
         }
         all
     }

@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 590, 4600),
-    ("backend", 5550, 53200),
+    ("backend", 5560, 53250),
     ("bin", 10, 200),
     ("config", 2050, 18600),
     ("control", 6530, 61700),
@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1650, 15000),
     ("fast_path", 840, 7100),
     ("forward", 760, 6500),
-    ("host", 2810, 26900),
+    ("host", 2810, 26950),
     ("netfilter", 1230, 11800),
     ("offload", 820, 7300),
     ("packet", 690, 6600),

@@ -2,7 +2,7 @@
 //! ones, and what the kernel learnt by itself is neither listed nor changed; of another device
 //! those whose hardware address the kernel knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -40,13 +40,15 @@ impl Netlink {
     }
 
     /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
-    /// entries that it only made are left out. Of a neighbour whose hardware address is certain, it
-    /// notes no use until it asks for it again.
+    /// `None` of entries that it only made. Of a neighbour whose hardware address is certain, it
+    /// notes no use until it asks for it again; that answer it notes as use (Linux 6.18), so
+    /// of the `known` ones it is none.
     pub async fn used(
         &self,
         index: u32,
         table: EntryTable,
-    ) -> Result<BTreeMap<Ipv4Addr, Duration>, NetlinkError> {
+        known: &BTreeSet<Ipv4Addr>,
+    ) -> Result<BTreeMap<Ipv4Addr, Option<Duration>>, NetlinkError> {
         let answer = self.list_entries(index, table).await?;
         let used = |message: &RouteNetlinkMessage| {
             let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
@@ -57,11 +59,16 @@ impl Netlink {
                     None
                 }
             })?;
-            let is_only_made =
-                table == EntryTable::Forwarding && times.used.abs_diff(times.updated) <= 1;
+            let to = destination(message)?;
+            let is_only_noted = match table {
+                EntryTable::Forwarding => times.used.abs_diff(times.updated) <= 1,
+                EntryTable::Neighbours => {
+                    known.contains(&to) && times.used.abs_diff(times.confirmed) <= 1
+                }
+            };
             let age = Duration::from_secs(times.used.into()) / TICKS_PER_SECOND;
-            Some((destination(message)?, age))
-                .filter(|_| message.header.ifindex == index && !is_only_made)
+            let is_its = message.header.ifindex == index;
+            is_its.then_some((to, (!is_only_noted).then_some(age)))
         };
         Ok(answer.iter().filter_map(used).collect())
     }
