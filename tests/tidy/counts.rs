@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 590, 4600),
-    ("backend", 5560, 53250),
+    ("backend", 5570, 53300),
     ("bin", 10, 200),
     ("config", 2050, 18600),
     ("control", 6530, 61700),

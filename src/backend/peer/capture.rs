@@ -160,6 +160,11 @@ fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>)
     before.is_some_and(|before| (1..1 << 31).contains(&number.wrapping_sub(before)))
 }
 
+/// What a packet is for this host: one in a frame for another host, which a switch or a wrong
+/// neighbour entry brought here, has not arrived (SKF_AD_PKTTYPE, PACKET_OTHERHOST).
+const PACKET_TYPE: u32 = 0xffff_f004;
+const OTHER_HOST: u32 = 3;
+
 // Classic BPF (include/uapi/linux/filter.h): load a word, a half or a byte; the length of the
 // header; a half behind it; mask; compare; end.
 const WORD: u16 = 0x20;
@@ -176,7 +181,7 @@ fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], port: Option<u16>) -> Vec<SockFi
     // Goes on if it is equal, else skips so many.
     let unless = |value, skip| SockFilter::new(EQUAL, 0, skip, value);
     let taken = || one(END, PACKET_BYTES as u32);
-    let mut program = Vec::new();
+    let mut program = vec![one(WORD, PACKET_TYPE), unless(OTHER_HOST, 1), one(END, 0)];
     for (host, leases) in watched {
         if let Some(port) = port {
             program.extend([one(WORD, 12), unless(host.to_bits(), 6)]);
@@ -252,6 +257,6 @@ mod tests {
         let leases = vec![watched()[0].1[0]; LEASES_MAX];
         let most = vec![(HOST, leases); HOSTS_MAX];
         assert!(filter(&most, PORT).len() < 4096, "BPF_MAXINSNS");
-        assert_eq!(filter(&watched(), None).len(), 5);
+        assert_eq!(filter(&watched(), None).len(), 8);
     }
 }

@@ -18,7 +18,9 @@ impl PeerState {
             Self::Unsendable(Obstacle::Errno(errno)) => {
                 let error = io::Error::from_raw_os_error(errno);
                 let place = match Errno::from_raw_os_error(errno) {
-                    Errno::PERM => "the OUTPUT rules of this host's firewall",
+                    Errno::PERM => {
+                        "the OUTPUT rules of this host's firewall and its IPsec policies"
+                    }
                     _ => "this host's routes and routing rules",
                 };
                 format!(
@@ -31,20 +33,24 @@ impl PeerState {
             ),
             Self::Refused { by, code: 2 | 3 } if by == host => format!(
                 "{by} answers that the port is unreachable: {daemon}{port_too}, or does a firewall \
-                 there reject {what}?"
+                 there reject {what}? If weftd there receives none, another answers: a second \
+                 machine with that address (`ip neighbour show {host}`), or this host's own NAT"
             ),
             Self::Refused { by, code } => {
                 format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
             }
             Self::OneWay(Way::There) => format!(
                 "its packets arrive here, and nothing that is sent to it is answered: is {what} \
-                 dropped at {host}, or on the way there? It is no fault only if that host drops \
-                 all ICMP and no connection to its pods goes on"
+                 dropped at {host}, on the way there, or as it leaves this host (nft, tc, IPsec, a \
+                 wrong `ip neighbour show {host}`)? If weftd there receives it, its answers are \
+                 lost. It is no fault only if that host drops all ICMP and no connection to its \
+                 pods goes on"
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: is \
-                 {what} from {host} dropped by this host's firewall or rp_filter, or its source no \
-                 peer's (`weft check`, `weft drops`)?"
+                 {what} from {host} dropped by this host's firewall or rp_filter, is its source no \
+                 peer's (`weft check`, `weft drops`), or is it damaged on the way (InCsumErrors of \
+                 `nstat -az`)?"
             ),
             Self::Silent { host_answers: true } => format!(
                 "nothing comes back through the tunnel, and the host itself answers pings: \
