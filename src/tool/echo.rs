@@ -35,6 +35,8 @@ pub(super) struct Target {
     pub(super) address: Ipv4Addr,
     /// Length of the IPv4 packets. They may not be fragmented.
     pub(super) bytes: u16,
+    /// Whether it is behind the host, so that the answers are to come back as a pod's do.
+    pub(super) is_inner: bool,
 }
 
 /// What became of the echoes to one target.
@@ -65,9 +67,18 @@ struct Sent {
     is_answered: bool,
 }
 
-/// Pings all targets, in less than three seconds whatever their number.
-pub(super) fn ping(targets: &[Target]) -> anyhow::Result<Vec<Outcome>> {
+/// Pings all targets, in less than three seconds whatever their number; inner ones from the
+/// `pods_gateway`, if this host has that address.
+pub(super) fn ping(
+    targets: &[Target],
+    pods_gateway: Option<Ipv4Addr>,
+) -> anyhow::Result<Vec<Outcome>> {
     let socket = open().context("cannot open a raw ICMP socket: run as root (CAP_NET_RAW)")?;
+    let inner = pods_gateway.and_then(|from| {
+        let socket = open().ok()?;
+        socket.bind(&SocketAddrV4::new(from, 0).into()).ok()?;
+        Some(socket)
+    });
     let first_token = fastrand::u64(..);
     let mut sent: Vec<Sent> = Vec::new();
     let mut outcomes = vec![Outcome::default(); targets.len()];
@@ -79,7 +90,8 @@ pub(super) fn ping(targets: &[Target]) -> anyhow::Result<Vec<Outcome>> {
             let message = write_message(&mut packet, usize::from(target.bytes), token);
             sent.push(Sent { target: number, at: Instant::now(), is_answered: false });
             let to = SocketAddrV4::new(target.address, 0);
-            if let Err(error) = socket.send_to(message, &to.into()) {
+            let by = inner.as_ref().filter(|_| target.is_inner).unwrap_or(&socket);
+            if let Err(error) = by.send_to(message, &to.into()) {
                 outcomes[number].refused = Errno::from_io_error(&error);
             }
         }

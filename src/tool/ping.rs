@@ -90,7 +90,7 @@ enum Finding {
     AllWays,
     /// The host answers no pings, the rest does.
     HostIsDeaf,
-    /// Nothing there answers pings, and weftd knows that packets pass.
+    /// Nothing there answers pings, and weftd knows that packets pass all the same.
     Deaf,
     /// The cause is this host.
     Unsendable,
@@ -153,6 +153,9 @@ pub(super) fn run(
     peers: &[Peer],
 ) -> anyhow::Result<Pinged> {
     let kind = status.backend.as_ref().and_then(|backend| backend.kind);
+    // Without a device the host's own address would be the source, which is no pod's.
+    let subnet = status.lease.as_ref().map(|lease| lease.subnet);
+    let gateway = subnet.filter(|_| !has_device(kind)).map(Prefix::first_host);
     let nodes = match whom {
         Whom::All => nodes(status, peers),
         Whom::Node(name) => vec![find(nodes(status, peers), name)?],
@@ -169,7 +172,7 @@ pub(super) fn run(
     for some in nodes.chunks(PEERS_AT_ONCE) {
         let legs: Vec<_> = some.iter().map(|node| legs(node, pod)).collect();
         let targets: Vec<_> = legs.iter().flatten().map(|(_, target)| *target).collect();
-        let mut outcomes = echo::ping(&targets)?.into_iter();
+        let mut outcomes = echo::ping(&targets, gateway)?.into_iter();
         for (node, legs) in some.iter().zip(legs) {
             let legs: Vec<_> = legs
                 .into_iter()
@@ -191,8 +194,7 @@ pub(super) fn run(
 fn nodes(status: &Status, peers: &[Peer]) -> Vec<Node> {
     let overlay_mtu = status.lease.as_ref().map(|lease| lease.mtu_bytes);
     // Without a device of its own the other end is the bridge, which has the subnet's first host.
-    let kind = status.backend.as_ref().and_then(|backend| backend.kind);
-    let has_device = kind.is_some_and(BackendKind::has_device);
+    let has_device = has_device(status.backend.as_ref().and_then(|backend| backend.kind));
     let node = |peer: &Peer| {
         let mtu_bytes = u16::try_from(peer.path_mtu_bytes.or(overlay_mtu)?).ok()?;
         let subnet = peer.subnet;
@@ -201,6 +203,10 @@ fn nodes(status: &Status, peers: &[Peer]) -> Vec<Node> {
         Some(Node { subnet, name, host: peer.via.host(), end, mtu_bytes, state, why })
     };
     peers.iter().filter_map(node).collect()
+}
+
+fn has_device(kind: Option<BackendKind>) -> bool {
+    kind.is_some_and(BackendKind::has_device)
 }
 
 fn find(nodes: Vec<Node>, name: &str) -> anyhow::Result<Node> {
@@ -225,14 +231,15 @@ fn find(nodes: Vec<Node>, name: &str) -> anyhow::Result<Node> {
 }
 
 fn legs(node: &Node, pod: Option<Ipv4Addr>) -> Vec<(Leg, Target)> {
-    let target = |address, bytes| Target { address, bytes };
+    let inner = |address, bytes| Target { address, bytes, is_inner: true };
+    let host = Target { address: node.host, bytes: SMALL_BYTES, is_inner: false };
     let mut legs = vec![
-        (Leg::Host, target(node.host, SMALL_BYTES)),
-        (Leg::Tunnel, target(node.end, SMALL_BYTES)),
-        (Leg::FullTunnel, target(node.end, node.mtu_bytes)),
+        (Leg::Host, host),
+        (Leg::Tunnel, inner(node.end, SMALL_BYTES)),
+        (Leg::FullTunnel, inner(node.end, node.mtu_bytes)),
     ];
     if let Some(pod) = pod {
-        legs.push((Leg::Pod, target(pod, SMALL_BYTES)));
+        legs.push((Leg::Pod, inner(pod, SMALL_BYTES)));
     }
     legs
 }
@@ -242,11 +249,10 @@ fn find_out(legs: &[Echoes], state: PeerState) -> Finding {
     let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
     let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
     let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
-    let is_deaf = matches!(state, PeerState::Deaf | PeerState::Ok);
     match (some(Leg::Host), some(Leg::Tunnel), some(Leg::FullTunnel)) {
         (_, false, _) if of(Leg::Tunnel).is_some_and(is_refused) => Finding::Unsendable,
         (false, false, _) if of(Leg::Host).is_some_and(is_refused) => Finding::Unsendable,
-        (_, false, _) if is_deaf => Finding::Deaf,
+        (_, false, _) if state == PeerState::Deaf => Finding::Deaf,
         (false, false, _) => Finding::Nothing,
         (true, false, _) => Finding::HostOnly,
         (_, true, false) => Finding::FullAreLost,
@@ -265,17 +271,16 @@ impl Finding {
     /// What follows, and where two causes fit how to tell them apart.
     fn conclusion(self, legs: &[Echoes], kind: Option<BackendKind>) -> String {
         let text = match self {
-            Self::AllWays => "all ways work",
-            Self::HostIsDeaf => "the overlay works; the host itself answers no pings",
+            Self::AllWays | Self::HostIsDeaf => return all_ways(self, legs),
             Self::Deaf => "it answers no pings, but packets pass, as weftd knows",
             Self::Unsendable => return unsendable(legs),
             Self::Nothing => {
                 "nothing answers, and this host sends without complaint: the host is down, or what \
-                 is sent or the answers are lost on the way or in a firewall, or it answers no \
-                 pings at all. `weft explain` and `weft check` here look at this host; `weft \
-                 status` there says whether anything arrives"
+                 is sent or the answers are lost on the way or in a firewall, or go to a wrong \
+                 machine, or it answers no pings at all. `weft check` here looks at this host, its \
+                 neighbours too; `weft status` there says whether anything arrives"
             }
-            Self::HostOnly => match kind.is_some_and(BackendKind::has_device) {
+            Self::HostOnly => match has_device(kind) {
                 true => {
                     "the host answers, its end of the overlay does not: the tunnel's packets are \
                      lost there or back (a firewall on the way, in a cloud as well, or another \
@@ -283,8 +288,10 @@ impl Finding {
                      `weft check` on both hosts; `weft status` there says whether they arrive"
                 }
                 false => {
-                    "the host answers, the bridge of its pods does not: it may have none yet, or \
-                     packets of the pods' network are lost there or on the way. `weft check` there"
+                    "the host answers, the bridge of its pods does not answer this host's pods: it \
+                     may have none yet, or packets of the pods' network are lost there or on the \
+                     way, or the way back to this host's subnet is another one (`weft check` and \
+                     `ip route get` there)"
                 }
             },
             Self::FullAreLost => return full_are_lost(kind),
@@ -302,6 +309,20 @@ impl Finding {
         };
         text.to_owned()
     }
+}
+
+/// The echoes are this host's own: what that leaves out is said.
+fn all_ways(finding: Finding, legs: &[Echoes]) -> String {
+    let whom = if legs.iter().any(|it| it.leg == Leg::Pod) { "the pod" } else { "its overlay" };
+    let deaf =
+        if finding == Finding::HostIsDeaf { "; the host itself answers no pings" } else { "" };
+    let untried = match whom {
+        "the pod" => "what this host's pods send also passes its bridge, firewall and rules",
+        _ => {
+            "not tried: the pods' bridges, and the firewalls for what is forwarded (--pod ADDRESS)"
+        }
+    };
+    format!("{whom} answers this host, with full packets too{deaf}; {untried} (`weft explain`)")
 }
 
 fn unsendable(legs: &[Echoes]) -> String {
@@ -370,7 +391,7 @@ mod tests {
     use crate::status::{Backend, Lease, Via};
 
     fn echoes(leg: Leg, answered: usize) -> Echoes {
-        let target = Target { address: Ipv4Addr::LOCALHOST, bytes: 84 };
+        let target = Target { address: Ipv4Addr::LOCALHOST, bytes: 84, is_inner: true };
         let round_trips = vec![Duration::from_micros(210); answered];
         Echoes::new(leg, target, Outcome { round_trips, refused: None })
     }
@@ -417,7 +438,11 @@ mod tests {
             let here = found(answers, None, PeerState::Silent, Some(Errno::INVAL));
             assert_eq!(here, Finding::Unsendable, "a blackhole route of this host: {answers:?}");
         }
-        assert_ne!(found([0, 0, 0], None, PeerState::Silent, None), Finding::Deaf);
+        // `ok` may be from before the fault, or of the host alone.
+        for state in [PeerState::Silent, PeerState::Ok, PeerState::Idle] {
+            assert_eq!(found([0, 0, 0], None, state, None), Finding::Nothing);
+            assert_eq!(found([5, 0, 0], None, state, None), Finding::HostOnly);
+        }
     }
 
     #[test]

@@ -10,11 +10,11 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 590, 4600),
-    ("backend", 5570, 53300),
+    ("backend", 5600, 53800),
     ("bin", 10, 200),
     ("config", 2050, 18600),
-    ("control", 6530, 61700),
-    ("daemon", 3700, 36500),
+    ("control", 6540, 61900),
+    ("daemon", 3710, 36500),
     ("device", 450, 4600),
     ("engine", 1650, 15000),
     ("fast_path", 840, 7100),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 380, 3400),
     ("status", 590, 4200),
     ("sys", 1160, 11400),
-    ("tool", 4750, 48200),
+    ("tool", 4790, 48500),
 ];
 
 /// Lines and tokens.
