@@ -131,7 +131,7 @@ drop_reasons! {
     /// Nothing has been heard from the peer since much was sent to it, and the socket's send buffer
     /// was half full, as it is of datagrams that wait for hosts which are down.
     SendUnanswered = "tx-unanswered",
-    /// A local firewall rule forbade the send.
+    /// The kernel forbade the send: a firewall rule, a route or an IPsec policy.
     SendForbidden = "tx-eperm",
     /// The kernel has no route to the peer's public address.
     SendUnreachable = "tx-unreach",

@@ -95,14 +95,20 @@ const ADVICE: &[(DropReason, &str)] = &[
         "`ip neighbour`: hosts of the same link that are down and still sent to (`FAILED`, \
          `INCOMPLETE`); else the external interface, which is slower than the load",
     ),
-    (DropReason::SendForbidden, "this host's OUTPUT rules for the tunnel's UDP port"),
+    (
+        DropReason::SendForbidden,
+        "`ip route get` the peer's public address, which shows a route of type prohibit; if that \
+         is well, this host's OUTPUT rules for the tunnel's UDP port, and `ip xfrm policy`",
+    ),
     (
         DropReason::SendUnreachable,
         "this host's route to the peer: `ip route get` its public address",
     ),
     (
         DropReason::SendFailed,
-        "`ip -statistics link` of the external interface; then `--offload=none`",
+        "`ip route get` the peer's public address, which shows a blackhole route; if that is \
+         well, `ip -statistics link` of the external interface; if that counts errors, \
+         `--offload=none`",
     ),
     (
         DropReason::ReceiveOverload,
