@@ -15,6 +15,8 @@ use crate::failure::with_causes;
 
 /// Between two readings of a file: as often as the kubelet brings a ConfigMap's news.
 const FILE_PERIOD: Duration = Duration::from_secs(60);
+/// Between two readings of one that was missing.
+const MISSING_PERIOD: Duration = Duration::from_secs(5);
 /// Longest text of a backend's settings that is shown.
 const SHOWN_CHARS_MAX: usize = 200;
 
@@ -76,7 +78,22 @@ impl<'a> ConfigCheck<'a> {
         let found = under_way.await;
         self.under_way = None;
         let is_first = std::mem::take(&mut self.from_cache);
-        self.manager.status.edit().restart_needed = matches!(found, Found::Other(_));
+        {
+            let mut state = self.manager.status.edit();
+            state.restart_needed = matches!(found, Found::Other(_));
+            state.config_missing = match &found {
+                Found::Unreadable(why) => {
+                    let next = "this node goes on with the last one, and a restart would wait";
+                    Some(format!("{why}; {next}"))
+                }
+                Found::Same | Found::Other(_) => None,
+            };
+        }
+        let is_file = self.manager.store.leased().is_none();
+        self.due = match &found {
+            Found::Unreadable(_) => Some(Instant::now() + MISSING_PERIOD),
+            Found::Same | Found::Other(_) => is_file.then(|| next_reading(self.manager)),
+        };
         if found == self.logged && !is_first {
             return;
         }

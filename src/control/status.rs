@@ -121,6 +121,8 @@ pub struct ControlState {
     /// What the store last refused to write, and has not written since.
     pub(super) refused_write: Option<String>,
     alarm: Option<String>,
+    /// Why the store's network configuration can't be read, though it was at the start.
+    pub(super) config_missing: Option<String>,
     /// The entries that are not used now.
     pub(super) unused: Unused,
     rejected: [u64; RejectReason::NAMES.len()],
@@ -133,10 +135,10 @@ impl ControlState {
         self.store_failures += 1;
     }
 
-    /// What the store refuses, and what to do about it, until it does it again.
+    /// What the store refuses or lacks, and what to do about it, until it does it again.
     pub fn refused(&self) -> Option<String> {
         let refused = self.refused_read.as_ref().or(self.refused_write.as_ref());
-        refused.or(self.alarm.as_ref()).cloned()
+        refused.or(self.alarm.as_ref()).or(self.config_missing.as_ref()).cloned()
     }
 
     /// The entries of the store that are not used now.

@@ -429,6 +429,41 @@ async fn replaced_directory_gets_own_lease_again() {
     }
 }
 
+#[tokio::test]
+async fn a_missing_configuration_is_told_until_it_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("store");
+    let store = Leased::Local(LocalStore::open(root.clone()).unwrap());
+    let timing = Timing { relist_period: Duration::from_millis(100), ..Timing::default() };
+    let manager = SubnetManager::over(Store::Leased(store), None).with_timing(timing);
+    let network = config("10.5.0.0/16", 24, "10.5.1.0", "10.5.255.0");
+    let text = r#"{"Network":"10.5.0.0/16"}"#;
+    let write = || std::fs::write(root.join("config"), text).unwrap();
+    write();
+    manager.used_config.set(network.clone()).unwrap();
+    let own = manager.acquire(&network, &LeaseAttributes::udp(OWN_IP)).await.unwrap();
+    let (sender, _peers) = tokio::sync::watch::channel(Arc::default());
+    let margin = Duration::from_secs(3600);
+    let told = async |is_missing: bool| {
+        let refused = || manager.status().read().refused();
+        while refused().is_some_and(|why| why.contains("no network configuration")) != is_missing {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let story = async {
+        sleep(NEVER).await;
+        assert_eq!(manager.status().read().refused(), None);
+        std::fs::remove_file(root.join("config")).unwrap();
+        timeout(10 * SOON, told(true)).await.expect("a missing configuration goes untold");
+        write();
+        timeout(10 * SOON, told(false)).await.expect("it is back, and still said to be missing");
+    };
+    tokio::select! {
+        end = run(&manager, own, margin, &sender) => panic!("{end:?}"),
+        () = story => {}
+    }
+}
+
 /// Collects what is logged on this thread while it lives.
 struct Log {
     text: Arc<Mutex<Vec<u8>>>,
