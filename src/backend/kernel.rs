@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -32,6 +32,9 @@ use crate::status::TunnelEnd;
 /// reports; the kernel reports no change of neighbours and forwarding entries.
 const HOST_GW_PERIOD: Duration = Duration::from_secs(10);
 const VXLAN_PERIOD: Duration = Duration::from_secs(30);
+
+/// What is repaired again within this time, somebody else removes.
+const REMOVED_AGAIN: Duration = Duration::from_secs(60);
 
 /// What is particular to each of these backends.
 #[derive(Debug)]
@@ -87,10 +90,10 @@ impl Means {
     }
 }
 
-/// Asks the peers until this is dropped; there may be nobody to ask.
+/// Asks the peers until the tables want a look; there may be nobody to ask.
 async fn run_health(health: Option<&mut KernelHealth>) {
     match health {
-        Some(health) => match health.run().await {},
+        Some(health) => health.run().await,
         None => std::future::pending().await,
     }
 }
@@ -109,6 +112,8 @@ pub struct KernelBackend {
     imposed_mtu_bytes: Option<u32>,
     /// What the last comparison left in place.
     set: Ways,
+    /// When what somebody had removed was last set again.
+    repaired: BTreeMap<Prefix, Instant>,
     /// Of those whose packets the kernel carries.
     health: Option<KernelHealth>,
     logged: BTreeMap<&'static str, LogOnce>,
@@ -129,6 +134,7 @@ impl KernelBackend {
             reporter: Reporter::new(String::new(), setup.external.mtu_bytes, setup),
             imposed_mtu_bytes: None,
             set: Ways::new(),
+            repaired: BTreeMap::new(),
             health: None,
             logged: BTreeMap::new(),
         };
@@ -153,7 +159,10 @@ impl KernelBackend {
         loop {
             let listing = tokio::select! {
                 listing = self.host.next() => listing,
-                () = run_health(self.health.as_mut()) => continue,
+                () = run_health(self.health.as_mut()) => {
+                    self.host.look_now();
+                    continue;
+                }
                 changed = next_leases(&mut leases) => {
                     peers = Some(changed);
                     self.host.look_now();
@@ -239,7 +248,7 @@ impl KernelBackend {
             }
         }
         let Some(peers) = peers else { return Ok(true) };
-        let failed = self.set(&diff, desired).await;
+        let [failed, removed] = self.set(&diff, desired).await;
         if desired.device.is_none() {
             // A peer that moved to where no route leads must not get its packets at the old place.
             let old = listing.routes.iter().filter(|route| desired.owns(route));
@@ -250,14 +259,15 @@ impl KernelBackend {
         self.set.clone_from(&desired.ways);
         self.set.retain(|subnet, _| !failed.contains(subnet));
         let counters = &self.reporter.counters;
-        counters.failed.set(failed.len());
-        counters.programmed.set(self.set.len());
+        counters.failed.set(failed.len() + removed.len());
+        counters.programmed.set(self.set.len() - removed.len());
         let host = |subnet: &Prefix| Some((*subnet, peers.get(subnet)?.attributes.public_ip));
-        let hosts: PeerHosts = self.set.keys().filter_map(host).collect();
+        let mut hosts: PeerHosts = self.set.keys().filter_map(host).collect();
         if let Some(health) = &mut self.health {
             let own = vec![self.host.external().address, self.address];
             health.follow(&self.set, &hosts, own);
         }
+        hosts.retain(|subnet, _| !removed.contains(subnet));
         self.reporter.hosts(hosts);
         Ok(failed.is_empty() && is_removed)
     }
@@ -276,9 +286,12 @@ impl KernelBackend {
         description
     }
 
-    /// Gives peers what they lack. Returns those that could not be set up in full.
-    async fn set(&mut self, diff: &Diff, desired: &Desired) -> BTreeSet<Prefix> {
-        let (mut failed, mut errors, mut repaired) = (BTreeSet::new(), Vec::new(), Vec::new());
+    /// Gives peers what they lack. Returns those that could not be set up in full, and those whose
+    /// entries or routes somebody removes again and again.
+    async fn set(&mut self, diff: &Diff, desired: &Desired) -> [BTreeSet<Prefix>; 2] {
+        let (mut failed, mut removed) = (BTreeSet::new(), BTreeSet::new());
+        let (mut errors, mut repaired) = (Vec::new(), Vec::new());
+        self.repaired.retain(|_, at| at.elapsed() < REMOVED_AGAIN);
         for (edit, result) in apply_all(self.host.netlink(), &diff.sets).await {
             let Edit::Set(step) = edit else { continue };
             if let Err(error) = result {
@@ -286,17 +299,24 @@ impl KernelBackend {
                 errors.push(error);
             } else if self.set.get(&step.destination) == desired.ways.get(&step.destination) {
                 repaired.push(step.destination);
+                if self.repaired.insert(step.destination, Instant::now()).is_some() {
+                    removed.insert(step.destination);
+                }
             }
         }
         self.reporter.counters.repairs.add(repaired.len());
         if let Some(first) = repaired.first() {
             let more = repaired.len() - 1;
             let what = if desired.device.is_some() { "Entries and route" } else { "Route" };
-            self.log("repaired", &format!("{what} recovered for {first} (and {more} more)"));
+            let why = match removed.contains(first) {
+                true => "; another program removes them again and again, find it (`ip monitor`)",
+                false => "",
+            };
+            self.log("repaired", &format!("{what} recovered for {first} (and {more} more){why}"));
         }
         let advice = self.means.advice(self.host.external());
         self.refused("peer", &errors, &advice);
-        failed
+        [failed, removed]
     }
 
     /// Removes what no peer asks for; whether all of it is gone. Not while the peers are from the

@@ -2,7 +2,6 @@
 //! none of them apart, but it notes when it last sent to each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,8 +35,11 @@ pub(super) struct KernelHealth {
     hosts: Hosts,
     tables: BTreeSet<(u32, EntryTable)>,
     own: Vec<Ipv4Addr>,
-    /// Whom the kernel listed at the last look.
+    /// Those that must be in a forwarding database.
+    forwarded: BTreeSet<Ipv4Addr>,
+    /// Whom the kernel listed at the last look, and whether one of those was missing.
     listed: BTreeSet<Ipv4Addr>,
+    was_missing: bool,
 }
 
 impl KernelHealth {
@@ -51,7 +53,9 @@ impl KernelHealth {
             hosts: Hosts::new(),
             tables: BTreeSet::new(),
             own: Vec::new(),
+            forwarded: BTreeSet::new(),
             listed: BTreeSet::new(),
+            was_missing: false,
         })
     }
 
@@ -73,6 +77,9 @@ impl KernelHealth {
             true => EntryTable::Neighbours,
             false => EntryTable::Forwarding,
         };
+        let entries = set.values().flat_map(|way| &way.entries);
+        let forwarded = entries.filter(|entry| entry.table == EntryTable::Forwarding);
+        self.forwarded = forwarded.map(|entry| entry.address).collect();
         self.tables = set.values().map(|way| (way.route.interface.index, table(way))).collect();
         if hosts != self.hosts {
             self.health.set_hosts(hosts.clone());
@@ -80,16 +87,16 @@ impl KernelHealth {
         }
     }
 
-    /// Asks them. Runs until it is dropped. Cancel-safe.
-    pub(super) async fn run(&mut self) -> Infallible {
-        loop {
-            self.round().await;
+    /// Asks them, until the kernel lacks the forwarding entry of one, or has it again. Cancel-safe.
+    pub(super) async fn run(&mut self) {
+        while !self.round().await {
             self.health.pause(PAUSE_MAX).await;
         }
     }
 
-    async fn round(&mut self) {
-        let mut now = Instant::now();
+    /// Whether the kernel's tables are to be compared with what must be there.
+    async fn round(&mut self) -> bool {
+        let (mut now, mut wants_comparison) = (Instant::now(), false);
         self.health.receive(&self.own, now, |_, _| {});
         if self.health.is_look_due(LOOK, now) {
             let ages = self.ages().await;
@@ -100,6 +107,9 @@ impl KernelHealth {
             let count = |host, _: &[Reached]| Sample { used: Use::At(used(host)), received: 0 };
             self.health.look(count, &BTreeMap::<Prefix, u16>::new(), now);
             self.listed = ages.into_keys().collect();
+            let is_missing = !self.forwarded.is_subset(&self.listed);
+            wants_comparison = is_missing || self.was_missing;
+            self.was_missing = is_missing;
         }
         for ask in self.health.tick(now) {
             // A tunnel's packets are lost without a word where no route leads.
@@ -114,6 +124,7 @@ impl KernelHealth {
                 self.health.note_error(ask.host, &source);
             }
         }
+        wants_comparison
     }
 
     /// How long ago the kernel last sent to each that it lists.

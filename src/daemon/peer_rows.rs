@@ -16,6 +16,9 @@ use crate::route::Prefix;
 use crate::stats::WorkerStats;
 use crate::status::{Peer, PeerState, Traffic, TunnelEnd, Via};
 
+const NOT_SET_UP: &str = "the kernel or the backend's command does not take what leads there, or \
+                          another program removes it again and again: weftd's log says which";
+
 /// The rows, in the order of the subnets, with `names` where the leases have none.
 pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
@@ -59,6 +62,9 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                     None if is_ours => (row.via, PeerState::NotSetUp),
                     None => continue,
                 };
+                if row.state == PeerState::NotSetUp {
+                    row.why = Some(NOT_SET_UP.to_owned());
+                }
                 if let Some(host) = hosts.get(&row.subnet) {
                     asked(row, &reachability, *host, port, Instant::now());
                 }
