@@ -196,7 +196,7 @@ fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
         silent.clone().rev().max_by_key(|it| it.heard_seconds_ago.unwrap_or_else(|| in_use(it)))?;
     let Peer { subnet, via, state, why, heard_seconds_ago, .. } = first;
     let since = match heard_seconds_ago {
-        Some(ago) => format!("not heard for {}", go_seconds(*ago)),
+        Some(ago) => format!("last heard {} ago", go_seconds(*ago)),
         None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
     };
     let others = match silent.count() - 1 {
@@ -227,7 +227,7 @@ fn cause_of(state: PeerState) -> Option<Cause> {
         | PeerState::Narrow
         | PeerState::Deaf
         | PeerState::Idle
-        | PeerState::Asked
+        | PeerState::InGrace
         | PeerState::SetUp
         | PeerState::NotSetUp
         | PeerState::OtherBackend

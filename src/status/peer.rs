@@ -23,8 +23,8 @@ words! {
         OneWay = "one-way",
         /// Nobody sends to it, so nobody asks.
         Idle = "idle",
-        /// It is sent packets and has not been heard yet; until schema 2.
-        Asked = "asked",
+        /// It is new, is sent packets, and has had no time to answer. Since schema 2.
+        InGrace = "in-grace",
         /// It is sent packets, and nothing comes back, not even an echo.
         Silent = "silent",
         /// Somebody answers that our packets are not wanted.
@@ -59,7 +59,7 @@ impl PeerState {
             | Self::Narrow
             | Self::Deaf
             | Self::Idle
-            | Self::Asked
+            | Self::InGrace
             | Self::SetUp
             | Self::OtherBackend
             | Self::Unmanaged
@@ -79,7 +79,7 @@ impl PeerState {
             | Self::Refused
             | Self::Unsendable
             | Self::Idle
-            | Self::Asked
+            | Self::InGrace
             | Self::Silent
             | Self::SetUp
             | Self::Unmanaged

@@ -47,7 +47,7 @@ fn urgency(state: PeerState) -> u8 {
         state if state.is_alarming() => URGENT,
         PeerState::Ok | PeerState::Narrow | PeerState::Deaf | PeerState::SetUp => WELL,
         PeerState::Idle | PeerState::Unmanaged => 0,
-        PeerState::Asked
+        PeerState::InGrace
         | PeerState::Silent
         | PeerState::OneWay
         | PeerState::Refused

@@ -47,6 +47,10 @@ const LOSS_PERCENT_MIN: u32 = 10;
 /// Between two echoes to a peer that does not answer: repaired, it is `ok` within five seconds.
 const PATIENT: Duration = Duration::from_secs(4);
 
+/// How long a peer that never answered is given after its lease came: to write that, to make its
+/// device, and to hear of ours.
+const GRACE: Duration = Duration::from_secs(15);
+
 /// What was counted so soon after the first echo that is missed may have been on its way: a look
 /// late, and an answer.
 const LATE: Duration = Duration::from_secs(2);
@@ -72,6 +76,8 @@ const HOST_EVERY: u32 = 2;
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) leases: Vec<Reached>,
+    /// Since when it has been one.
+    since: Option<Instant>,
     /// Which of them is asked.
     at: usize,
     sent: Option<u64>,
@@ -127,6 +133,7 @@ pub(super) fn beyond(subnet: Prefix) -> Ipv4Addr {
 
 impl Peer {
     pub(super) fn note(&mut self, sample: Sample, in_use: Duration, now: Instant) {
+        self.since.get_or_insert(now);
         let own = std::mem::take(&mut self.own_sent);
         let used = match sample.used {
             Use::Sent(sent) => {
@@ -326,7 +333,9 @@ impl Peer {
         if !self.is_in_use(in_use, now) {
             PeerState::Idle
         } else if self.is_gone(now) {
-            self.what_is_wrong(now)
+            let wrong = self.what_is_wrong(now);
+            let is_certain = matches!(wrong, PeerState::Unsendable(_) | PeerState::Deaf);
+            if is_certain || !self.is_new(now) { wrong } else { PeerState::InGrace }
         } else if self.answers == 0 {
             // Not known yet.
             PeerState::Idle
@@ -337,6 +346,11 @@ impl Peer {
         } else {
             PeerState::Ok
         }
+    }
+
+    fn is_new(&self, now: Instant) -> bool {
+        let is_young = self.since.is_none_or(|since| now.duration_since(since) < GRACE);
+        is_young && self.noted.answered.is_none()
     }
 
     /// What explains that it does not answer: the nearest to this host first.

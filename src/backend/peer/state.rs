@@ -20,6 +20,8 @@ pub enum PeerState {
     Lossy(u8),
     /// One way works, and this one doesn't.
     OneWay(Way),
+    /// It is new here, and has not answered yet: it may still be starting.
+    InGrace,
     /// Nothing comes back.
     Silent {
         /// Whether the host itself answers pings, outside of the tunnel.
@@ -63,6 +65,7 @@ impl PeerState {
             Self::Deaf => status::PeerState::Deaf,
             Self::Lossy(_) => status::PeerState::Lossy,
             Self::OneWay(_) => status::PeerState::OneWay,
+            Self::InGrace => status::PeerState::InGrace,
             Self::Silent { .. } => status::PeerState::Silent,
             Self::Refused { .. } => status::PeerState::Refused,
             Self::Unsendable(_) => status::PeerState::Unsendable,

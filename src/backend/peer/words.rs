@@ -19,32 +19,33 @@ impl PeerState {
                 let error = io::Error::from_raw_os_error(errno);
                 let place = match Errno::from_raw_os_error(errno) {
                     Errno::PERM => {
-                        "the OUTPUT rules of this host's firewall and its IPsec policies"
+                        "the OUTPUT rules of this host's firewall, and its IPsec policies (`ip \
+                         xfrm policy`)"
+                            .to_owned()
                     }
-                    _ => "this host's routes and routing rules",
+                    _ => format!("this host's routes and rules (`ip route get {host}`, `ip rule`)"),
                 };
-                format!(
-                    "this host can't send to it: {error}; look at {place} (`ip route get {host}`)"
-                )
+                format!("this host can't send to it: {error}; look at {place}")
             }
             Self::Unsendable(Obstacle::Neighbour) => format!(
                 "nobody on the link answers for {host}, or for the router to it: is that host up, \
                  and on this network (`ip neighbour show {host}`)?"
             ),
+            Self::InGrace => "it is new here and has not answered yet".to_owned(),
             Self::Refused { by, code: 2 | 3 } if by == host => format!(
                 "{by} answers that the port is unreachable: {daemon}{port_too}, or does a firewall \
                  there reject {what}? If weftd there receives none, another answers: a second \
-                 machine with that address (`ip neighbour show {host}`), or this host's own NAT"
+                 machine with that address (`weft check` here asks), or this host's own NAT"
             ),
             Self::Refused { by, code } => {
                 format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
             }
             Self::OneWay(Way::There) => format!(
-                "its packets arrive here, and nothing that is sent to it is answered: is {what} \
-                 dropped at {host}, on the way there, or as it leaves this host (nft, tc, IPsec, a \
-                 wrong `ip neighbour show {host}`)? If weftd there receives it, its answers are \
-                 lost. It is no fault only if that host drops all ICMP and no connection to its \
-                 pods goes on"
+                "its packets arrive here, and nothing that is sent to it is answered: `weft \
+                 check` here looks for what this host does with it (firewall, tc, IPsec, a wrong \
+                 neighbour entry); else is {what} dropped at {host}, or dropped or damaged on the \
+                 way there? If weftd there receives it, its answers are lost. It is no fault only \
+                 if that host drops all ICMP and no connection to its pods goes on"
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: is \

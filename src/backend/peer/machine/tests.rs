@@ -360,6 +360,26 @@ fn a_dead_path_is_silent_and_the_host_is_asked_too() {
 }
 
 #[test]
+fn a_new_peer_is_given_time_to_start() {
+    for plane in PLANES {
+        let mut world = World::used(plane);
+        (world.lost_there, world.refuses) = (100, Some(3));
+        world.becomes("in-grace", KNOWN);
+        assert!(!world.state().word().is_alarming());
+        let mut slow = World::used(plane);
+        (slow.lost_there, slow.lost_back) = (100, 100);
+        slow.pass(8000);
+        (slow.lost_there, slow.lost_back) = (0, 0);
+        slow.becomes("ok", WELL);
+        // What is certain is said at once, and the rest when the time is over.
+        world.becomes("refused", 2 * KNOWN);
+        let mut own = World::used(plane);
+        own.obstacle = Some(Obstacle::Errno(22));
+        own.becomes("unsendable", KNOWN);
+    }
+}
+
+#[test]
 fn refused_datagrams_are_named() {
     for plane in PLANES {
         let fault = |world: &mut World| {
@@ -533,7 +553,11 @@ fn many_dead(count: u32, ms: u64) -> (usize, usize) {
         Reached { subnet, target: subnet.network() }
     };
     machine.set_hosts((0..count).map(|number| (host(number), vec![lease(number)])).collect());
-    let (start, mut most) = (Instant::now(), 0);
+    let mut most = 0;
+    let known = Instant::now();
+    machine.look(|_, _| Sample { used: Use::Sent(0), received: 0 }, known);
+    // Past the time that new ones are given.
+    let start = known + Duration::from_secs(60);
     for tick in 0..ms / 200 {
         let now = start + TICK * tick as u32;
         if tick.is_multiple_of(5) {
