@@ -6,13 +6,16 @@ pub(super) mod nftables;
 
 use std::net::Ipv4Addr;
 
+use serde::Deserialize;
+
 use crate::route::Prefix;
 
 /// Chains that jump to each other deeper than that are given up on.
 const DEPTH_MAX: u8 = 16;
 
 /// Where packets meet a base chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Hook {
     /// Of one device, before all others.
     Ingress,
@@ -51,52 +54,39 @@ pub(super) struct Chain {
 /// One rule: all conditions hold, and then the action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Rule {
-    /// As people write or read it.
+    /// As people write or find it.
     pub(super) text: String,
     pub(super) conditions: Vec<Condition>,
     pub(super) action: Action,
 }
 
 /// What a rule asks of a packet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Condition {
+    /// Nothing if it is not understood.
+    pub(super) property: Option<Property>,
+    /// Whether the packet must not have it.
+    pub(super) negated: bool,
+}
+
+/// What a packet may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Condition {
-    /// A protocol of IP.
+pub(super) enum Property {
+    /// One of some protocols, and whether UDP is among them.
     Protocol {
         is_udp: bool,
-        negated: bool,
     },
     /// One of these ranges of ports of the destination, of UDP or any protocol with ports.
-    Port {
-        ranges: Vec<(u16, u16)>,
-        negated: bool,
-    },
+    Port(Vec<(u16, u16)>),
     /// From one of these.
-    Source {
-        prefixes: Vec<Prefix>,
-        negated: bool,
-    },
-    Destination {
-        prefixes: Vec<Prefix>,
-        negated: bool,
-    },
+    Source(Vec<Prefix>),
+    Destination(Vec<Prefix>),
     /// The interface that it came in by; a name that ends in `*` or `+` stands for many.
-    ComesBy {
-        name: String,
-        negated: bool,
-    },
+    ComesBy(String),
     /// The one that it leaves by.
-    GoesBy {
-        name: String,
-        negated: bool,
-    },
-    /// Whether it may begin a connection.
-    State {
-        takes_new: bool,
-    },
-    /// Something about it that nobody else sets, such as kube-proxy's mark.
-    Never,
-    /// Anything else.
-    Unknown,
+    GoesBy(String),
+    /// What all packets have that begin a connection of IPv4, or none.
+    Known(bool),
 }
 
 /// What a rule does.
@@ -115,7 +105,7 @@ pub(super) enum Action {
 }
 
 /// A packet that begins a connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Packet<'a> {
     /// Port of the destination, if it is UDP; nothing if it may be of any protocol.
     pub(super) udp_port: Option<u16>,
@@ -127,23 +117,14 @@ pub(super) struct Packet<'a> {
     pub(super) goes_by: Option<&'a str>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Match {
-    Always,
-    Maybe,
-    Never,
-}
-
 /// What becomes of a packet in a chain.
-#[derive(Debug, Clone, PartialEq, Eq)]
 enum End {
-    Accepted,
+    /// It may be accepted, or taken elsewhere.
+    MayPass,
     /// By this rule or policy.
     Dropped(String),
     /// It left the chain again.
     Continues,
-    /// It may be accepted, or taken elsewhere.
-    Unsure,
 }
 
 /// What surely drops `packet` at one of these hooks, and what follows from that, in one sentence:
@@ -154,25 +135,21 @@ pub(super) fn dropped_by(
     packet: &Packet<'_>,
     so: &str,
 ) -> Option<String> {
-    let device = |chain: &Chain| match chain.hook {
-        Some(Hook::Egress) => packet.goes_by,
-        _ => packet.comes_by,
-    };
-    let is_met = |chain: &&Chain| {
-        let is_its = |name: &String| Some(name.as_str()) == device(chain);
-        chain.hook.is_some_and(|hook| hooks.contains(&hook))
-            && (chain.devices.is_empty() || chain.devices.iter().any(is_its))
-    };
-    chains.iter().filter(is_met).find_map(|base| {
+    chains.iter().find_map(|base| {
+        let hook = base.hook.filter(|hook| hooks.contains(hook))?;
+        let device = if hook == Hook::Egress { packet.goes_by } else { packet.comes_by };
+        if !base.devices.is_empty() && !base.devices.iter().any(|it| Some(it.as_str()) == device) {
+            return None;
+        }
         let by = match walk(chains, base, packet, 0) {
             End::Continues if base.drops_at_end => {
                 format!("the policy of {} in {} is drop", base.name, base.table)
             }
             End::Dropped(by) => by,
-            End::Accepted | End::Continues | End::Unsure => return None,
+            End::Continues | End::MayPass => return None,
         };
         let is_known = !base.table.starts_with("netdev ") || !base.devices.is_empty();
-        Some(match device(base).filter(|_| !is_known) {
+        Some(match device.filter(|_| !is_known) {
             None => format!("{by}, so {so}"),
             Some(name) => {
                 format!("{by}, so {so} if that is for {name}: `nft list ruleset` names the device")
@@ -182,126 +159,91 @@ pub(super) fn dropped_by(
 }
 
 fn walk(chains: &[Chain], chain: &Chain, packet: &Packet<'_>, depth: u8) -> End {
-    let mut is_unsure = false;
-    let target = |name: &str| {
-        let found = chains.iter().find(|other| other.table == chain.table && other.name == name);
-        found.filter(|_| depth < DEPTH_MAX)
-    };
     for rule in &chain.rules {
-        let matched = matched(&rule.conditions, packet);
-        if matched == Match::Never {
+        let holds = rule.holds(packet);
+        if holds == Some(false) {
             continue;
         }
         let end = match &rule.action {
-            Action::Accept => End::Accepted,
+            Action::Accept | Action::Unknown => End::MayPass,
             Action::Drop => End::Dropped(format!("{}: {}", chain.table, rule.text)),
             Action::Jump(name) | Action::Goto(name) => {
-                target(name).map_or(End::Unsure, |next| walk(chains, next, packet, depth + 1))
+                let is_meant = |it: &&Chain| it.table == chain.table && it.name == *name;
+                match chains.iter().find(is_meant).filter(|_| depth < DEPTH_MAX) {
+                    Some(next) => walk(chains, next, packet, depth + 1),
+                    None => End::MayPass,
+                }
             }
-            Action::Unknown => End::Unsure,
-            Action::Return if matched == Match::Always => break,
-            // The rest of the chain may not see it.
-            Action::Return => End::Unsure,
-            Action::Nothing => End::Continues,
+            Action::Return | Action::Nothing => End::Continues,
         };
-        let leaves = matches!(rule.action, Action::Goto(_));
-        match (end, matched) {
-            (End::Dropped(_), _) if is_unsure => return End::Unsure,
-            (end @ (End::Accepted | End::Dropped(_)), Match::Always) => return end,
-            (End::Accepted | End::Unsure, _) => is_unsure = true,
-            (End::Continues, Match::Always) if leaves => break,
-            (End::Continues, _) if leaves => is_unsure = true,
+        let leaves = matches!(rule.action, Action::Goto(_) | Action::Return);
+        match (end, holds) {
+            (End::Dropped(by), Some(_)) => return End::Dropped(by),
+            (End::Continues, Some(_)) if leaves => return End::Continues,
+            // The rest of the chain may not see it.
+            (End::Continues, None) if leaves => return End::MayPass,
+            (End::MayPass, _) => return End::MayPass,
             (End::Continues | End::Dropped(_), _) => {}
         }
     }
-    if is_unsure { End::Unsure } else { End::Continues }
+    End::Continues
 }
 
-fn matched(conditions: &[Condition], packet: &Packet<'_>) -> Match {
-    let each = conditions.iter().map(|condition| condition.meets(packet));
-    each.fold(Match::Always, |all, one| match (all, one) {
-        (Match::Never, _) | (_, Match::Never) => Match::Never,
-        (Match::Maybe, _) | (_, Match::Maybe) => Match::Maybe,
-        (Match::Always, Match::Always) => Match::Always,
-    })
-}
-
-impl Match {
-    fn of(holds: bool) -> Self {
-        if holds { Self::Always } else { Self::Never }
-    }
-
-    fn negated_if(self, negated: bool) -> Self {
-        match (self, negated) {
-            (Self::Always, true) => Self::Never,
-            (Self::Never, true) => Self::Always,
-            (same, _) => same,
+impl Rule {
+    /// Nothing if that can't be told.
+    fn holds(&self, packet: &Packet<'_>) -> Option<bool> {
+        let mut is_known = true;
+        for condition in &self.conditions {
+            match condition.holds(packet) {
+                Some(true) => {}
+                Some(false) => return Some(false),
+                None => is_known = false,
+            }
         }
+        is_known.then_some(true)
     }
 }
 
 impl Condition {
-    fn meets(&self, packet: &Packet<'_>) -> Match {
-        match self {
-            Self::Protocol { is_udp, negated } => match packet.udp_port {
-                Some(_) => Match::of(*is_udp).negated_if(*negated),
-                None => Match::Maybe,
-            },
-            Self::Port { ranges, negated } => match packet.udp_port {
-                Some(port) => {
-                    let within = |(first, last): &(u16, u16)| (*first..=*last).contains(&port);
-                    Match::of(ranges.iter().any(within)).negated_if(*negated)
-                }
-                None => Match::Maybe,
-            },
-            Self::Source { prefixes, negated } => {
-                within(packet.sources, prefixes).negated_if(*negated)
-            }
-            Self::Destination { prefixes, negated } => {
-                within(packet.destinations, prefixes).negated_if(*negated)
-            }
-            Self::ComesBy { name, negated } => by(packet.comes_by, name).negated_if(*negated),
-            Self::GoesBy { name, negated } => by(packet.goes_by, name).negated_if(*negated),
-            Self::State { takes_new } => Match::of(*takes_new),
-            Self::Never => Match::Never,
-            Self::Unknown => Match::Maybe,
-        }
+    fn holds(&self, packet: &Packet<'_>) -> Option<bool> {
+        let holds = match self.property.as_ref()? {
+            Property::Protocol { is_udp } => packet.udp_port.map(|_| *is_udp),
+            Property::Port(ranges) => packet
+                .udp_port
+                .map(|port| ranges.iter().any(|(first, last)| (*first..=*last).contains(&port))),
+            Property::Source(prefixes) => within(packet.sources, prefixes),
+            Property::Destination(prefixes) => within(packet.destinations, prefixes),
+            Property::ComesBy(name) => by(packet.comes_by, name),
+            Property::GoesBy(name) => by(packet.goes_by, name),
+            Property::Known(holds) => Some(*holds),
+        };
+        holds.map(|holds| holds != self.negated)
     }
 }
 
-fn within(packets: Option<Prefix>, prefixes: &[Prefix]) -> Match {
+fn within(packets: Option<Prefix>, prefixes: &[Prefix]) -> Option<bool> {
     if prefixes.iter().any(|prefix| prefix.length_bits() == 0) {
-        return Match::Always;
+        return Some(true);
     }
-    match packets {
-        Some(packets) if prefixes.iter().any(|prefix| prefix.covers(packets)) => Match::Always,
-        Some(packets) if !prefixes.iter().any(|prefix| prefix.overlaps(packets)) => Match::Never,
-        Some(_) | None => Match::Maybe,
-    }
+    let packets = packets?;
+    let is_within = prefixes.iter().any(|prefix| prefix.covers(packets));
+    (is_within || !prefixes.iter().any(|prefix| prefix.overlaps(packets))).then_some(is_within)
 }
 
-fn by(device: Option<&str>, name: &str) -> Match {
+fn by(device: Option<&str>, name: &str) -> Option<bool> {
     match device {
-        Some(device) => Match::of(is_named(device, name)),
         // No packet from or to another host passes the loopback.
-        None if name == "lo" => Match::Never,
-        None => Match::Maybe,
-    }
-}
-
-fn is_named(device: &str, pattern: &str) -> bool {
-    match pattern.strip_suffix(['*', '+']) {
-        Some(beginning) => device.starts_with(beginning),
-        None => device == pattern,
+        None => (name == "lo").then_some(false),
+        Some(device) => Some(match name.strip_suffix(['*', '+']) {
+            Some(beginning) => device.starts_with(beginning),
+            None => device == name,
+        }),
     }
 }
 
 /// `10.0.0.0/8` or `10.0.0.1`.
 fn prefix(text: &str) -> Option<Prefix> {
-    match text.split_once('/') {
-        Some(_) => text.parse().ok(),
-        None => Prefix::new(text.parse::<Ipv4Addr>().ok()?, 32),
-    }
+    text.parse().ok().or_else(|| Prefix::new(text.parse::<Ipv4Addr>().ok()?, 32))
 }
 
 #[cfg(test)]

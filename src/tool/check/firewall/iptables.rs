@@ -1,8 +1,11 @@
 //! The tables that may drop packets, as `iptables-save` prints them.
 
+use serde::Deserialize;
+use serde_json::Value;
+
 use crate::netfilter::iptables::words;
 
-use super::{Action, Chain, Condition, Hook, Rule, prefix};
+use super::{Action, Chain, Condition, Hook, Property, Rule, prefix};
 
 /// The chains of the tables that may drop packets.
 pub(crate) fn parse(text: &str) -> Vec<Chain> {
@@ -19,41 +22,33 @@ pub(crate) fn parse(text: &str) -> Vec<Chain> {
         }
         let Some(table) = &table else { continue };
         if let Some(heading) = line.strip_prefix(':') {
-            let mut words = heading.split(' ');
-            let name = words.next().unwrap_or_default().to_owned();
-            let hook = match name.as_str() {
-                "PREROUTING" => Some(Hook::Prerouting),
-                "INPUT" => Some(Hook::Input),
-                "FORWARD" => Some(Hook::Forward),
-                "OUTPUT" => Some(Hook::Output),
-                "POSTROUTING" => Some(Hook::Postrouting),
-                _ => None,
-            };
-            let drops_at_end = words.next() == Some("DROP");
+            let (name, policy) = heading.split_once(' ').unwrap_or((heading, ""));
+            // Other chains have `-` for a policy.
+            let is_base = !policy.starts_with('-');
+            let hook = Hook::deserialize(Value::from(name.to_lowercase())).ok();
             chains.push(Chain {
                 table: table.clone(),
-                name,
-                hook,
-                drops_at_end,
+                name: name.to_owned(),
+                hook: hook.filter(|_| is_base),
+                drops_at_end: policy.starts_with("DROP"),
                 ..Chain::default()
             });
-        } else if let Some(rest) = line.strip_prefix("-A ") {
-            let (name, words) = rest.split_once(' ').unwrap_or((rest, ""));
+        } else if let Some((name, words)) =
+            line.strip_prefix("-A ").and_then(|rest| rest.split_once(' '))
+        {
             let is_its = |chain: &&mut Chain| chain.table == *table && chain.name == name;
             if let Some(chain) = chains.iter_mut().find(is_its) {
-                let rule = rule(words);
-                chain.rules.push(Rule { text: line.to_owned(), ..rule });
+                chain.rules.push(rule(line, words));
             }
         }
     }
     chains
 }
 
-fn rule(text: &str) -> Rule {
+fn rule(line: &str, text: &str) -> Rule {
     let words = words(text);
     let mut words = words.iter().map(String::as_str).peekable();
-    let mut conditions = Vec::new();
-    let mut action = Action::Nothing;
+    let mut rule = Rule { text: line.to_owned(), conditions: Vec::new(), action: Action::Nothing };
     let mut negated = false;
     while let Some(option) = words.next() {
         if option == "!" {
@@ -67,26 +62,24 @@ fn rule(text: &str) -> Rule {
         let value = words.next_if(|word| !word.starts_with('-') && *word != "!");
         let value = value.unwrap_or_default();
         match option {
-            "-j" => {
-                action = target(value);
-                // What follows describes the target.
-                break;
-            }
-            "-g" => {
-                action = Action::Goto(value.to_owned());
+            // What follows describes the target.
+            "-j" | "-g" => {
+                rule.action =
+                    if option == "-j" { target(value) } else { Action::Goto(value.to_owned()) };
                 break;
             }
             "--comment" => {}
             // The conditions of these have names of their own.
-            "-m" => match value {
-                "udp" | "tcp" | "comment" | "conntrack" | "state" | "mark" | "multiport" => {}
-                _ => conditions.push(Condition::Unknown),
-            },
-            _ => conditions.push(condition(option, value, negated)),
+            "-m" if is_understood(value) => {}
+            _ => rule.conditions.push(condition(option, value, negated)),
         }
         negated = false;
     }
-    Rule { text: String::new(), conditions, action }
+    rule
+}
+
+fn is_understood(module: &str) -> bool {
+    ["udp", "tcp", "comment", "conntrack", "state", "mark", "multiport"].contains(&module)
 }
 
 fn target(name: &str) -> Action {
@@ -100,28 +93,23 @@ fn target(name: &str) -> Action {
     }
 }
 
-fn condition(word: &str, value: &str, negated: bool) -> Condition {
-    match word {
-        "-p" => Condition::Protocol { is_udp: value == "udp", negated },
-        "-s" | "-d" => match prefix(value) {
-            Some(it) if word == "-s" => Condition::Source { prefixes: vec![it], negated },
-            Some(it) => Condition::Destination { prefixes: vec![it], negated },
-            None => Condition::Unknown,
-        },
-        "-i" => Condition::ComesBy { name: value.to_owned(), negated },
-        "-o" => Condition::GoesBy { name: value.to_owned(), negated },
-        "--dport" | "--dports" => match ranges(value) {
-            Some(ranges) => Condition::Port { ranges, negated },
-            None => Condition::Unknown,
-        },
+fn condition(option: &str, value: &str, negated: bool) -> Condition {
+    let property = match option {
+        "-p" => Some(Property::Protocol { is_udp: value == "udp" }),
+        "-s" => prefix(value).map(|it| Property::Source(vec![it])),
+        "-d" => prefix(value).map(|it| Property::Destination(vec![it])),
+        "-i" => Some(Property::ComesBy(value.to_owned())),
+        "-o" => Some(Property::GoesBy(value.to_owned())),
+        "--dport" | "--dports" => ranges(value).map(Property::Port),
         // Which packets are not tracked, other rules say.
-        "--ctstate" | "--state" if value.contains("UNTRACKED") => Condition::Unknown,
-        "--ctstate" | "--state" => {
-            Condition::State { takes_new: value.split(',').any(|it| it == "NEW") != negated }
+        "--ctstate" | "--state" if !value.contains("UNTRACKED") => {
+            Some(Property::Known(value.split(',').any(|it| it == "NEW")))
         }
-        "--mark" if value == "0x4000/0x4000" && !negated => Condition::Never,
-        _ => Condition::Unknown,
-    }
+        // Nobody but kube-proxy sets its mark.
+        "--mark" if value == "0x4000/0x4000" => (!negated).then_some(Property::Known(false)),
+        _ => None,
+    };
+    Condition { property, negated }
 }
 
 /// `53`, `100:200`, `53,8285`.

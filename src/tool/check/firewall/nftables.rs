@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::netfilter::nftables::objects;
 use crate::route::Prefix;
 
-use super::{Action, Chain, Condition, Hook, Rule, prefix};
+use super::{Action, Chain, Condition, Hook, Property, Rule, prefix};
 
 /// The elements of named sets, by table and name.
 type Sets = BTreeMap<(String, String), Value>;
@@ -47,80 +48,49 @@ fn chain(object: &Value) -> Option<Chain> {
     if !matches!(object["family"].as_str()?, "ip" | "inet" | "netdev") {
         return None;
     }
-    let hook = match object["hook"].as_str() {
-        Some("ingress") => Some(Hook::Ingress),
-        Some("prerouting") => Some(Hook::Prerouting),
-        Some("input") => Some(Hook::Input),
-        Some("forward") => Some(Hook::Forward),
-        Some("output") => Some(Hook::Output),
-        Some("postrouting") => Some(Hook::Postrouting),
-        Some("egress") => Some(Hook::Egress),
-        _ => None,
-    };
-    let name = object["name"].as_str()?.to_owned();
-    let drops_at_end = object["policy"] == "drop";
-    let devices = words(&object["dev"]).into_iter().map(str::to_owned).collect();
-    Some(Chain { table: named(object, "table"), name, hook, devices, drops_at_end, rules: vec![] })
+    Some(Chain {
+        table: named(object, "table"),
+        name: object["name"].as_str()?.to_owned(),
+        hook: Hook::deserialize(&object["hook"]).ok(),
+        devices: words(&object["dev"]).into_iter().map(str::to_owned).collect(),
+        drops_at_end: object["policy"] == "drop",
+        rules: Vec::new(),
+    })
 }
 
 fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
-    let mut conditions = Vec::new();
-    let mut action = Action::Nothing;
+    let (handle, name) = (&object["handle"], object["chain"].as_str().unwrap_or("?"));
+    let text = format!("the rule with handle {handle} of chain {name}");
+    let mut rule = Rule { text, conditions: Vec::new(), action: Action::Nothing };
+    let no_condition = Value::Null;
     for part in object["expr"].as_array().into_iter().flatten() {
-        let Some((word, value)) = part.as_object().and_then(|it| it.iter().next()) else {
-            conditions.push(Condition::Unknown);
-            continue;
-        };
+        let parts = part.as_object().and_then(|it| it.iter().next());
+        let (word, value) = parts.map_or(("", &no_condition), |(word, value)| (word, value));
         let target = || value["target"].as_str().unwrap_or_default().to_owned();
-        match word.as_str() {
-            "match" => conditions.push(condition(value, table, sets)),
-            "accept" => action = Action::Accept,
-            "drop" | "reject" => action = Action::Drop,
-            "return" => action = Action::Return,
-            "jump" => action = Action::Jump(target()),
-            "goto" => action = Action::Goto(target()),
-            "counter" | "log" | "mangle" | "comment" => {}
-            "vmap" if is_of_old_connections(value) => {}
-            "vmap" | "queue" | "fwd" | "tproxy" => action = Action::Unknown,
-            _ => conditions.push(Condition::Unknown),
-        }
+        rule.action = match word {
+            "accept" => Action::Accept,
+            "drop" | "reject" => Action::Drop,
+            "return" => Action::Return,
+            "jump" => Action::Jump(target()),
+            "goto" => Action::Goto(target()),
+            "counter" | "log" | "mangle" | "comment" => continue,
+            "vmap" if is_of_old_connections(value) => continue,
+            "vmap" | "queue" | "fwd" | "tproxy" => Action::Unknown,
+            _ => {
+                rule.conditions.push(condition(value, table, sets));
+                continue;
+            }
+        };
     }
-    let text = format!(
-        "rule {} of chain {}{}",
-        object["handle"],
-        object["chain"].as_str().unwrap_or("?"),
-        described(&conditions),
-    );
-    Rule { text, conditions, action }
+    rule
 }
 
-/// What of a rule helps to find it again.
-fn described(conditions: &[Condition]) -> String {
-    let ports = conditions.iter().find_map(|condition| match condition {
-        Condition::Port { ranges, negated: false } => Some(ranges),
-        Condition::Port { .. }
-        | Condition::Protocol { .. }
-        | Condition::Source { .. }
-        | Condition::Destination { .. }
-        | Condition::ComesBy { .. }
-        | Condition::GoesBy { .. }
-        | Condition::State { .. }
-        | Condition::Never
-        | Condition::Unknown => None,
-    });
-    let texts = ports.into_iter().flatten().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    });
-    let texts: Vec<_> = texts.collect();
-    if texts.is_empty() { String::new() } else { format!(", UDP port {}", texts.join(", ")) }
-}
-
+/// What `match` asks; of anything else it is not known.
 fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
     let negated = match object["op"].as_str() {
         Some("==" | "in") => false,
         Some("!=") => true,
-        _ => return Condition::Unknown,
+        _ => return Condition::default(),
     };
     let (left, mut right) = (&object["left"], &object["right"]);
     if let Some(set) = right.as_str().and_then(|word| word.strip_prefix('@'))
@@ -128,57 +98,38 @@ fn condition(object: &Value, table: &str, sets: &Sets) -> Condition {
     {
         right = elements;
     }
-    let payload = &left["payload"];
-    match (payload["protocol"].as_str(), payload["field"].as_str()) {
-        (Some("udp" | "th"), Some("dport")) => {
-            let Some(ranges) = ranges(right) else { return Condition::Unknown };
-            return Condition::Port { ranges, negated };
+    let (payload, meta) = (&left["payload"], left["meta"]["key"].as_str());
+    let always = |property| Condition { property: Some(property), negated: false };
+    let property = match (payload["protocol"].as_str(), payload["field"].as_str(), meta) {
+        (Some("udp" | "th"), Some("dport"), _) => elements(right, range).map(Property::Port),
+        // Whatever is asked of it, the packet has to be one.
+        (Some("tcp" | "icmp"), ..) => return always(Property::Protocol { is_udp: false }),
+        (Some("ip6" | "icmpv6"), ..) => return always(Property::Known(false)),
+        (Some("ip"), Some("saddr"), _) => elements(right, address).map(Property::Source),
+        (Some("ip"), Some("daddr"), _) => elements(right, address).map(Property::Destination),
+        (Some("ip"), Some("protocol"), _) | (.., Some("l4proto")) => {
+            any_word(right, &["udp"]).map(|is_udp| Property::Protocol { is_udp })
         }
-        (Some("tcp"), Some(_)) => return Condition::Protocol { is_udp: false, negated: false },
-        (Some("ip"), Some("protocol")) => return protocol(right, negated),
-        (Some("ip"), Some(field @ ("saddr" | "daddr"))) => {
-            return match addresses(right) {
-                Some(prefixes) if field == "saddr" => Condition::Source { prefixes, negated },
-                Some(prefixes) => Condition::Destination { prefixes, negated },
-                None => Condition::Unknown,
-            };
-        }
-        (Some("ip6" | "icmpv6"), _) => return Condition::Never,
-        (Some("icmp"), _) => return Condition::Protocol { is_udp: false, negated: false },
-        _ => {}
-    }
-    match (left["meta"]["key"].as_str(), right.as_str()) {
-        (Some("l4proto"), _) => return protocol(right, negated),
-        (Some("iifname" | "iif"), Some(name)) if !name.starts_with('@') => {
-            return Condition::ComesBy { name: name.to_owned(), negated };
-        }
-        (Some("oifname" | "oif"), Some(name)) if !name.starts_with('@') => {
-            return Condition::GoesBy { name: name.to_owned(), negated };
-        }
-        (Some("nfproto" | "protocol"), Some(family)) => {
-            let is_ours = matches!(family, "ipv4" | "ip") != negated;
-            return if is_ours { Condition::State { takes_new: true } } else { Condition::Never };
-        }
-        _ => {}
-    }
-    if left["ct"]["key"] == "state" {
-        let states = words(right);
-        let takes_new = states.contains(&"new") != negated;
+        (.., Some("iifname" | "iif")) => device(right).map(Property::ComesBy),
+        (.., Some("oifname" | "oif")) => device(right).map(Property::GoesBy),
+        (.., Some("nfproto" | "protocol")) => any_word(right, &["ipv4", "ip"]).map(Property::Known),
         // Which packets are not tracked, other rules say.
-        return match states.is_empty() || states.contains(&"untracked") {
-            true => Condition::Unknown,
-            false => Condition::State { takes_new },
-        };
-    }
-    Condition::Unknown
+        _ if left["ct"]["key"] == "state" && any_word(right, &["untracked"]) == Some(false) => {
+            any_word(right, &["new"]).map(Property::Known)
+        }
+        _ => None,
+    };
+    Condition { property, negated }
 }
 
-fn protocol(right: &Value, negated: bool) -> Condition {
-    let named = words(right);
-    match named.is_empty() {
-        true => Condition::Unknown,
-        false => Condition::Protocol { is_udp: named.contains(&"udp"), negated },
-    }
+fn device(name: &Value) -> Option<String> {
+    name.as_str().filter(|name| !name.starts_with('@')).map(str::to_owned)
+}
+
+/// Whether one of `wanted` is among the words; nothing if it is not known which those are.
+fn any_word(value: &Value, wanted: &[&str]) -> Option<bool> {
+    let found = words(value);
+    (!found.is_empty()).then(|| found.iter().any(|word| wanted.contains(word)))
 }
 
 /// A word, or those of a set, a list or flags; none if a named set is among them.
@@ -200,39 +151,32 @@ fn is_of_old_connections(map: &Value) -> bool {
         })
 }
 
-/// The elements of a set, named or not; the value itself if it is none.
-fn elements(value: &Value) -> &[Value] {
-    let list = value["set"].as_array().or(value.as_array());
-    list.map_or_else(|| std::slice::from_ref(value), Vec::as_slice)
+/// Each element of a set, named or not, or the value itself if it is none; an empty set has no
+/// list. Some have a time or a counter.
+fn elements<T>(value: &Value, read: fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+    match value["set"].as_array().or(value.as_array()) {
+        Some(list) => list.iter().map(bare).map(read).collect(),
+        None if value.is_null() => Some(Vec::new()),
+        None => Some(vec![read(value)?]),
+    }
 }
 
-/// An element of a set with a time or a counter, without them.
 fn bare(element: &Value) -> &Value {
     if element["elem"].is_object() { &element["elem"]["val"] } else { element }
 }
 
-/// An address, a prefix, or a set of both; an empty set has no list.
-fn addresses(value: &Value) -> Option<Vec<Prefix>> {
-    let one = |element: &Value| {
-        let element = bare(element);
-        if let Some(text) = element.as_str() {
-            return prefix(text);
-        }
-        let (network, length) = (&element["prefix"]["addr"], &element["prefix"]["len"]);
-        prefix(&format!("{}/{}", network.as_str()?, length.as_u64()?))
-    };
-    if value.is_null() { Some(Vec::new()) } else { elements(value).iter().map(one).collect() }
+fn address(value: &Value) -> Option<Prefix> {
+    let (network, length) = (&value["prefix"]["addr"], &value["prefix"]["len"]);
+    match value.as_str() {
+        Some(text) => prefix(text),
+        None => prefix(&format!("{}/{}", network.as_str()?, length.as_u64()?)),
+    }
 }
 
-/// A port, a range, or a set of both.
-fn ranges(value: &Value) -> Option<Vec<(u16, u16)>> {
-    let port = |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok());
-    let one = |element: &Value| {
-        let element = bare(element);
-        if let Some([first, last]) = element["range"].as_array().map(Vec::as_slice) {
-            return Some((port(first)?, port(last)?));
-        }
-        port(element).map(|port| (port, port))
-    };
-    if value.is_null() { Some(Vec::new()) } else { elements(value).iter().map(one).collect() }
+/// A port, or a range of them.
+fn range(value: &Value) -> Option<(u16, u16)> {
+    if value["range"].is_array() {
+        return <(u16, u16)>::deserialize(&value["range"]).ok();
+    }
+    u16::deserialize(value).ok().map(|port| (port, port))
 }

@@ -104,7 +104,7 @@ fn nft_rules_are_followed() {
     assert!(nft(&matching(port, "53", accept), "drop").unwrap().contains("policy of in"));
     assert_eq!(
         nft(&matching(port, "8285", drop), "accept").unwrap(),
-        "inet t: rule 4 of chain in, UDP port 8285"
+        "inet t: the rule with handle 4 of chain in"
     );
     let source = r#"{"payload": {"protocol": "ip", "field": "saddr"}}"#;
     let some = r#"{"prefix": {"addr": "192.0.2.0", "len": 24}}"#;
