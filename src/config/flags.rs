@@ -7,6 +7,7 @@
 //! or warns when it only modifies such a feature; the password is never shown.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use crate::config::build;
 use crate::config::flag_table::Settings;
@@ -55,6 +56,30 @@ pub fn parse(
     match build::options(&settings, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
         Err(error) => Outcome::End(visible(&error.to_string()) + "\n", EXIT_INVALID),
+    }
+}
+
+/// What tells one daemon of a host from another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    /// `--subnet-file`.
+    pub subnet_file: PathBuf,
+    /// `--kube-subnet-mgr`.
+    pub is_kubernetes: bool,
+}
+
+impl Given {
+    /// By the arguments, without the program's name, and variables of any weftd or flanneld, as far
+    /// as this release knows them.
+    pub fn of(
+        arguments: impl IntoIterator<Item = OsString>,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Self {
+        let mut settings = Settings::default();
+        // What stands in front of a mistake was read.
+        go_flags::read_arguments(arguments, &mut settings).ok();
+        go_flags::read_environment(variable, &mut settings);
+        Self { subnet_file: settings.subnet_file.into(), is_kubernetes: settings.kube_subnet_mgr }
     }
 }
 

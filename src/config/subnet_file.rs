@@ -10,6 +10,7 @@ use crate::route::Prefix;
 
 const NETWORK_KEY: &str = "FLANNEL_NETWORK";
 const SUBNET_KEY: &str = "FLANNEL_SUBNET";
+const MTU_KEY: &str = "FLANNEL_MTU";
 
 /// Largest file that is read back; ours has about 100 bytes, others may have added their own.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
@@ -37,6 +38,8 @@ pub struct Previous {
     pub network: Option<Prefix>,
     /// The subnet that this host had.
     pub subnet: Option<Prefix>,
+    /// MTU of the overlay then.
+    pub mtu_bytes: Option<u32>,
     /// For the log: what in the file could not be used.
     pub complaints: Vec<String>,
 }
@@ -48,7 +51,7 @@ impl SubnetFile {
         let (address, length) = (subnet.first_host(), subnet.length_bits());
         format!(
             "{NETWORK_KEY}={network}\n{SUBNET_KEY}={address}/{length}\n\
-             FLANNEL_MTU={mtu_bytes}\nFLANNEL_IPMASQ={masquerade}\n"
+             {MTU_KEY}={mtu_bytes}\nFLANNEL_IPMASQ={masquerade}\n"
         )
     }
 
@@ -79,6 +82,7 @@ impl Previous {
             match assignment(line) {
                 Some((NETWORK_KEY, value)) => network = Some(value),
                 Some((SUBNET_KEY, value)) => subnet = Some(value),
+                Some((MTU_KEY, value)) => previous.mtu_bytes = value.parse().ok(),
                 Some(_) => {}
                 None => {
                     let complaint = format!("line {} of the subnet file has no key", index + 1);

@@ -248,7 +248,9 @@ fn what_cannot_be_used_is_said() {
         assert_eq!(previous.complaints.len(), 1, "{text:?}: {:?}", previous.complaints);
         assert!(previous.complaints[0].contains(complaint), "{:?}", previous.complaints);
     }
-    assert_eq!(Previous::parse("FLANNEL_MTU=1472\n"), Previous::default());
+    let mtu_bytes = Some(1472);
+    let expected = Previous { mtu_bytes, ..Previous::default() };
+    assert_eq!(Previous::parse("FLANNEL_MTU=1472\n"), expected);
     let network = Previous::parse("FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=x\n");
     assert_eq!(network.network, Some(prefix("10.5.0.0/16")));
 }

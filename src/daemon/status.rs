@@ -21,6 +21,7 @@ use hyper_util::rt::TokioIo;
 use rustix::fs::Mode;
 use serde::Serialize;
 use socket2::{Domain, SockAddr, Socket, Type};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
@@ -198,7 +199,8 @@ async fn fetch(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
             path.display()
         )
     })?;
-    let reply = exchange(stream, target).await.context("weftd did not answer completely")?;
+    let reply =
+        exchange(stream, "weft", target).await.context("weftd did not answer completely")?;
     let (status, body) = (reply.status(), reply.into_body());
     if status != StatusCode::OK {
         bail!("weftd answered {} to {target}", status.as_u16());
@@ -206,12 +208,19 @@ async fn fetch(path: &Path, target: &str) -> anyhow::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// One request and its whole reply.
-async fn exchange(stream: UnixStream, target: &str) -> anyhow::Result<Response<Vec<u8>>> {
+/// One request to `host` and its whole reply.
+pub(crate) async fn exchange<S>(
+    stream: S,
+    host: &str,
+    target: &str,
+) -> anyhow::Result<Response<Vec<u8>>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // It ends with the runtime.
     tokio::spawn(connection);
-    let request = Request::get(target).header(HOST, "weft").body(Empty::<Bytes>::new())?;
+    let request = Request::get(target).header(HOST, host).body(Empty::<Bytes>::new())?;
     let (head, body) = sender.send_request(request).await?.into_parts();
     let body = Limited::new(body, REPLY_BYTES_MAX).collect().await;
     let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes().into();

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde::Serialize;
 
 use crate::route::{Prefix, PrefixError};
 
 /// Where daemons write it unless told otherwise.
-pub(super) const SUBNET_FILE: &str = "/run/flannel/subnet.env";
+const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 
 /// Below the lists of every help text.
 const EXIT_CODES: &str = "\
@@ -119,7 +120,7 @@ pub(super) struct PingArguments {
     pub(super) answered: Answered,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct CheckArguments {
     #[command(flatten)]
     pub(super) daemon: Daemon,
@@ -145,18 +146,26 @@ pub(super) struct CheckArguments {
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
+    #[command(flatten)]
+    pub(super) question: Question,
+    #[command(flatten)]
+    pub(super) answered: Answered,
+}
+
+/// A packet that is asked about.
+#[derive(Debug, Clone, Copy, Args, Serialize)]
+pub(super) struct Question {
     /// Where the packet comes from, such as a pod's address.
     pub(super) source: Ipv4Addr,
     /// Where it goes.
     pub(super) destination: Ipv4Addr,
     /// Bytes of the IPv4 packet, header included.
-    #[arg(long, value_name = "BYTES", default_value_t = 84)]
-    pub(super) length: u16,
+    #[arg(long = "length", value_name = "BYTES", default_value_t = 84,
+          value_parser = clap::value_parser!(u16).range(20..))]
+    pub(super) length_bytes: u16,
     /// It may not be fragmented, as TCP asks for.
-    #[arg(long)]
-    pub(super) df: bool,
-    #[command(flatten)]
-    pub(super) answered: Answered,
+    #[arg(long = "df")]
+    pub(super) dont_fragment: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -241,7 +250,7 @@ pub(super) struct Answered {
 }
 
 /// Whom to ask.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(super) struct Daemon {
     /// The daemon's --status-socket.
     #[arg(long, value_name = "PATH", default_value = "/run/flannel/weft.sock")]

@@ -1,7 +1,7 @@
 //! Asks a running weftd.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::Context;
 use serde::de::DeserializeOwned;
@@ -11,6 +11,14 @@ use tokio::net::UnixStream;
 use crate::daemon::status::fetch_unix;
 use crate::status::SCHEMA;
 
+/// Runs `work` to its end. What it leaves behind, such as a resolver, is not waited for.
+pub(super) fn wait_for<F: Future>(work: F) -> io::Result<F::Output> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let output = runtime.block_on(work);
+    runtime.shutdown_background();
+    Ok(output)
+}
+
 /// Whether the process `pid` is in this one's network namespace; nothing if that can't be told. A
 /// socket's file is the same in all of them.
 pub(super) fn shares_network(pid: u32) -> Option<bool> {
@@ -19,11 +27,11 @@ pub(super) fn shares_network(pid: u32) -> Option<bool> {
 }
 
 /// The process behind `socket`; of another pid namespace it is not known.
-pub(super) fn pid_behind(socket: &Path) -> Option<u32> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let stream = runtime.block_on(UnixStream::connect(socket)).ok()?;
+pub(super) fn pid_behind(socket: &Path) -> io::Result<Option<u32>> {
+    let stream = wait_for(UnixStream::connect(socket))??;
     // Of another pid namespace it is 0.
-    stream.peer_cred().ok()?.pid().filter(|pid| *pid > 0)?.try_into().ok()
+    let pid = stream.peer_cred()?.pid().and_then(|pid| pid.try_into().ok());
+    Ok(pid.filter(|pid| *pid > 0))
 }
 
 /// What weftd answers: as it came, and as far as this tool knows it.

@@ -2,35 +2,35 @@
 //! what the other commands print, and those know no passwords.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::PathBuf;
 
 use crate::control::clock::{format_rfc3339, unix_seconds};
 use crate::daemon::status::fetch_unix;
+use crate::tool::arguments::{CheckArguments, Daemon};
+use crate::tool::check;
 
 /// What weftd is asked for.
 const PAGES: [&str; 5] = ["/config", "/status", "/peers", "/log", "/metrics"];
 
-/// The report; `check` is what `weft check --verbose` says.
-pub(super) fn of(socket: &Path, check: &str) -> String {
+/// The report.
+pub(super) fn run(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {
+    let socket = daemon.socket.clone();
+    let check = CheckArguments { daemon, subnet_file, verbose: true, ..CheckArguments::default() };
     let kernel = rustix::system::uname();
     let mut report = format!(
-        "weft {} at {}, kernel {} {}\n",
+        "weft {} at {}, kernel {} {}\n\n== weft check --verbose\n{}",
         env!("CARGO_PKG_VERSION"),
         format_rfc3339(unix_seconds()),
         kernel.release().to_string_lossy(),
         kernel.machine().to_string_lossy(),
+        check::run(check)?.0,
     );
-    section(&mut report, "weft check --verbose", check);
     for page in PAGES {
-        let text = match fetch_unix(socket, page) {
+        let text = match fetch_unix(&socket, page) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) => format!("{error:#}\n"),
         };
-        section(&mut report, page, &text);
+        write!(report, "\n== {page}\n{text}").ok();
     }
-    report
-}
-
-fn section(report: &mut String, title: &str, text: &str) {
-    write!(report, "\n== {title}\n{text}").ok();
+    Ok(report)
 }

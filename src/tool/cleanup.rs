@@ -1,9 +1,11 @@
 //! `weft cleanup`: removes what weftd and flanneld leave on a host when they end, for a host that
 //! leaves the network, or is to run another backend.
 
+use std::error::Error;
 use std::fmt::Display;
-use std::io;
-use std::path::PathBuf;
+use std::fs::remove_file;
+use std::io::ErrorKind;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 
@@ -16,19 +18,14 @@ use crate::host::lock::{DaemonLock, LockError};
 use crate::host::netlink::filters::FilterPlace;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::node_lock::{NodeLock, NodeLockError};
-use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol};
+use crate::host::state::{Link, Route, RouteKind, RouteProtocol};
 use crate::netfilter::guard_keeper::remove_guards;
 use crate::netfilter::reconciler::remove_rules;
 use crate::route::Prefix;
+use crate::tool::ask::wait_for;
 
 /// `RTN_BLACKHOLE`.
 const BLACKHOLE: RouteKind = RouteKind::Other(6);
-
-/// What is removed, and of which daemon.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cleanup {
-    pub(super) subnet_file: PathBuf,
-}
 
 /// What was done, line by line.
 #[derive(Debug, Default)]
@@ -38,95 +35,54 @@ struct Account {
 }
 
 impl Account {
-    fn take<E: std::error::Error + 'static>(&mut self, what: impl Display, result: Result<(), E>) {
-        match result {
-            Ok(()) => self.done.push(format!("removed {what}")),
+    /// Whether there was anything to remove, or why it stays.
+    fn take<E: Error + 'static>(&mut self, what: impl Display, removed: Result<bool, E>) {
+        match removed {
+            Ok(true) => self.done.push(format!("removed {what}")),
+            Ok(false) => {}
             Err(error) => self.failed.push(format!("{what}: {}", with_causes(&error))),
         }
     }
 }
 
-impl Cleanup {
-    /// Removes everything; what fails does not keep the rest in place. Refuses beside a running
-    /// weftd, for what is removed may be that one's, whatever its subnet file.
-    pub(super) fn run(&self) -> anyhow::Result<String> {
-        let lock = self.lock()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let mut account = Account::default();
-        runtime.block_on(async {
-            refuse_beside_others().await?;
-            self.on_host(&mut account).await
-        })?;
-        self.files(&mut account);
-        lock.map(DaemonLock::remove).transpose()?;
-        let Account { done, failed } = account;
-        if !failed.is_empty() {
-            bail!("{}\nnot removed:\n{}", done.join("\n"), failed.join("\n"));
-        }
-        if done.is_empty() {
-            return Ok("nothing to remove\n".to_owned());
-        }
-        Ok(done.join("\n") + "\n")
-    }
-
-    /// Keeps weftd from a start meanwhile; nothing where no weftd can have been.
-    fn lock(&self) -> anyhow::Result<Option<DaemonLock>> {
-        // It would be made, only to be left behind.
-        if !whole_file::directory_of(&self.subnet_file).is_dir() {
-            return Ok(None);
-        }
-        match DaemonLock::acquire(&self.subnet_file) {
-            Ok(lock) => Ok(Some(lock)),
-            Err(error @ LockError::Taken { .. }) => {
-                Err(anyhow::Error::from(error).context("weftd is running"))
-            }
-            Err(LockError::Unusable { .. } | LockError::NoFileName(_)) => Ok(None),
-        }
-    }
-
-    async fn on_host(&self, account: &mut Account) -> anyhow::Result<()> {
-        let previous = Previous::read(&self.subnet_file).unwrap_or_default();
-        let netlink = Netlink::open()?;
-        // First what packets are taken by, last what keeps them from going elsewhere.
-        for link in netlink.links().await.context("cannot list links")? {
-            filters(&netlink, &link.id, account).await;
-        }
-        match remove_kept(&netlink, None).await {
-            Ok(removed) => {
-                account.done.extend(removed.iter().map(|(link, _)| format!("removed {link}")))
-            }
-            Err(error) => account.take("a kept device", Err(error)),
-        }
-        let links = netlink.links().await.context("cannot list links")?;
-        for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
-            account.take(&link.id, netlink.remove_link(&link.id).await);
-        }
-        let in_network = |destination| {
-            previous.network.is_some_and(|network: Prefix| network.covers(destination))
+/// Removes everything, of the daemon with this subnet file too; what fails does not keep the rest
+/// in place. Refuses beside a running weftd, for what is removed may be that one's, whatever its
+/// subnet file.
+pub(super) fn run(subnet_file: &Path) -> anyhow::Result<String> {
+    let lock = lock(subnet_file)?;
+    let mut account = Account::default();
+    wait_for(async {
+        refuse_beside_others().await?;
+        clean_host(subnet_file, &mut account).await
+    })??;
+    for path in [subnet_file, &cache_path(subnet_file)] {
+        let removed = match remove_file(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            result => result.map(|()| true),
         };
-        let routes = Netlink::routes_to(|_| true).await.context("cannot list routes")?;
-        for route in routes {
-            if let Some(result) = remove_route(&netlink, &route, in_network).await {
-                account.take(format!("the route to {}", route.destination), result);
-            }
-        }
-        for (flavour, result) in remove_rules().await {
-            account.take(format!("the rules of {}", flavour.name()), result);
-        }
-        match remove_guards(|_| true).await {
-            Ok(false) => {}
-            result => account.take("the guard of the tunnel's port", result.map(|_removed| ())),
-        }
-        Ok(())
+        account.take(path.display(), removed);
     }
+    lock.map(DaemonLock::remove).transpose()?;
+    let Account { mut done, failed } = account;
+    if !failed.is_empty() {
+        bail!("{}\nnot removed:\n{}", done.join("\n"), failed.join("\n"));
+    }
+    if done.is_empty() {
+        done.push("nothing to remove".to_owned());
+    }
+    Ok(done.join("\n") + "\n")
+}
 
-    fn files(&self, account: &mut Account) {
-        for path in [&self.subnet_file, &cache_path(&self.subnet_file)] {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                result => account.take(path.display(), result),
-            }
-        }
+/// Keeps weftd from a start meanwhile; nothing where no weftd can have been.
+fn lock(subnet_file: &Path) -> anyhow::Result<Option<DaemonLock>> {
+    // It would be made, only to be left behind.
+    if !whole_file::directory_of(subnet_file).is_dir() {
+        return Ok(None);
+    }
+    match DaemonLock::acquire(subnet_file) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error @ LockError::Taken { .. }) => Err(error).context("weftd is running"),
+        Err(LockError::Unusable { .. } | LockError::NoFileName(_)) => Ok(None),
     }
 }
 
@@ -140,12 +96,32 @@ async fn refuse_beside_others() -> anyhow::Result<()> {
     )
 }
 
-async fn filters(netlink: &Netlink, link: &LinkId, account: &mut Account) {
-    match FilterPlace::clear_all(netlink, link.index).await {
-        Ok(0) => {}
-        Ok(count) => account.done.push(format!("removed {count} filters of {link}")),
-        Err(error) => account.take(format!("filters of {link}"), Err(error)),
+async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result<()> {
+    let netlink = Netlink::open()?;
+    // First what packets are taken by, last what keeps them from going elsewhere.
+    for link in netlink.links().await.context("cannot list links")? {
+        let cleared = FilterPlace::clear_all(&netlink, link.id.index).await;
+        account.take(format!("the filters of {}", link.id), cleared.map(|count| count > 0));
     }
+    match remove_kept(&netlink, None).await {
+        Ok(removed) => account.done.extend(removed.iter().map(|(id, _)| format!("removed {id}"))),
+        Err(error) => account.take("a kept device", Err(error)),
+    }
+    let links = netlink.links().await.context("cannot list links")?;
+    for link in links.iter().filter(|link| is_vxlan(link) || is_of_a_pair(link, &links)) {
+        account.take(&link.id, netlink.remove_link(&link.id).await.map(|()| true));
+    }
+    let network = Previous::read(subnet_file).unwrap_or_default().network;
+    let in_network = |prefix| network.is_some_and(|network: Prefix| network.covers(prefix));
+    for route in Netlink::routes_to(|_| true).await.context("cannot list routes")? {
+        let removed = remove_route(&netlink, &route, in_network).await;
+        account.take(format!("the route to {}", route.destination), removed);
+    }
+    for (flavour, result) in remove_rules().await {
+        account.take(format!("the rules of {}", flavour.name()), result.map(|()| true));
+    }
+    account.take("the guard of the tunnel's port", remove_guards(|_| true).await);
+    Ok(())
 }
 
 /// `flannel.1` and the like.
@@ -169,15 +145,15 @@ async fn remove_route(
     netlink: &Netlink,
     route: &Route,
     in_network: impl Fn(Prefix) -> bool,
-) -> Option<Result<(), NetlinkError>> {
+) -> Result<bool, NetlinkError> {
     let is_flannels = route.protocol == RouteProtocol::BOOT && in_network(route.destination);
     if route.kind == BLACKHOLE && is_flannels {
-        return Some(netlink.remove_blackhole(route.destination, route.metric).await);
+        netlink.remove_blackhole(route.destination, route.metric).await?;
+        return Ok(true);
     }
-    let [hop] = route.next_hops.as_slice() else { return None };
-    let is_through_host = is_flannels && hop.gateway.is_some();
-    if route.protocol != RouteProtocol::WEFT && !is_through_host {
-        return None;
-    }
-    Some(netlink.remove_route(&route.removal()?).await)
+    // Of several ways or of none it is not ours.
+    let is_through_host = is_flannels && route.next_hops.iter().any(|hop| hop.gateway.is_some());
+    let is_ours = route.protocol == RouteProtocol::WEFT || is_through_host;
+    let Some(removal) = route.removal().filter(|_| is_ours) else { return Ok(false) };
+    netlink.remove_route(&removal).await.map(|()| true)
 }

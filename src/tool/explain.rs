@@ -11,12 +11,13 @@ use serde::Serialize;
 
 use crate::backend_kind::{BackendKind, CarriedBy, UDP_PORT};
 use crate::forward::decide::{self, EgressVerdict, IngressVerdict, Local};
-use crate::packet::checksum;
 use crate::packet::ecn::Ecn;
 use crate::packet::icmp::ErrorKind;
 use crate::packet::ipv4::{HEADER_BYTES_MIN, Ipv4Header};
 use crate::route::{self, Table};
+use crate::stats::DropReason;
 use crate::status::{Lease, Peer, SCHEMA, Status, TunnelEnd};
+use crate::tool::arguments::Question;
 use crate::tool::style::Style;
 
 use self::kernel::{Answers, Asked};
@@ -29,54 +30,24 @@ const NOT_CONSIDERED: &str = "not considered: firewalls and network policies of 
                               the network between them, masquerading, the routes inside the pods, \
                               and what the other host does";
 
-/// The packet that is asked about.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Question {
-    pub(super) source: Ipv4Addr,
-    pub(super) destination: Ipv4Addr,
-    pub(super) length_bytes: u16,
-    pub(super) dont_fragment: bool,
-}
-
-/// What becomes of it.
-#[derive(Debug, PartialEq, Eq)]
-struct Answer {
-    goes: bool,
-    /// From the pod on, a step each.
-    steps: Vec<String>,
-}
-
-impl Answer {
-    fn goes(step: impl Into<String>) -> Self {
-        Self { goes: true, steps: vec![step.into()] }
-    }
-
-    fn ends(step: impl Into<String>) -> Self {
-        Self { goes: false, steps: vec![step.into()] }
-    }
-
-    fn after(mut self, step: impl Into<String>) -> Self {
-        self.steps.insert(0, step.into());
-        self
-    }
-}
-
-/// The same, for scripts as for people.
+/// What becomes of a packet, for scripts as for people.
 #[derive(Debug, Serialize)]
 pub(super) struct Explained {
     schema: u32,
-    source: Ipv4Addr,
-    destination: Ipv4Addr,
-    length_bytes: u16,
-    dont_fragment: bool,
+    #[serde(flatten)]
+    question: Question,
     /// Whether the packet goes its way.
     pub(super) goes: bool,
+    /// From the pod on.
     steps: Vec<String>,
     not_considered: &'static str,
 }
 
+/// The last step: the packet goes, or it ends here.
+type LastStep = Result<String, String>;
+
 /// What weftd says of itself, as far as it matters here.
-struct Host<'a> {
+struct ThisHost<'a> {
     lease: &'a Lease,
     mtu_bytes: u16,
     underlay: SocketAddrV4,
@@ -87,7 +58,7 @@ struct Host<'a> {
 /// What becomes of it, by what weftd says of itself and, if it `is_here`, by what the kernel
 /// answers: of another network namespace this one's knows nothing.
 pub(super) fn run(
-    question: &Question,
+    question: Question,
     status: &Status,
     peers: &[Peer],
     is_here: bool,
@@ -100,46 +71,33 @@ pub(super) fn run(
 }
 
 fn explain(
-    question: &Question,
+    question: Question,
     status: &Status,
     peers: &[Peer],
     ask: impl FnOnce(&Asked<'_>) -> anyhow::Result<Answers>,
 ) -> anyhow::Result<Explained> {
-    let host = Host::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
-    let Question { source, destination, length_bytes, dont_fragment } = *question;
-    if usize::from(length_bytes) < HEADER_BYTES_MIN {
-        bail!("a packet has at least {HEADER_BYTES_MIN} bytes");
-    }
-    let Answer { mut goes, mut steps } = host.explain(question);
-    if let Some(asked) = host.asked(question, status).filter(|_| goes) {
-        let parting = match ask(&asked) {
-            Ok(answers) => answers.parting(&asked),
-            Err(error) => {
-                steps.push(format!("what the kernel does with it is not known: {error:#}"));
-                None
-            }
+    let host =
+        ThisHost::read(status, peers).context("weftd has no lease yet: see `weft status`")?;
+    let mut steps = Vec::new();
+    let last = host.explain(&question, &mut steps);
+    let mut goes = last.is_ok();
+    steps.extend(last.map_or_else(Some, Some));
+    if let Some(asked) = host.asked(&question, status).filter(|_| goes) {
+        let step = match ask(&asked) {
+            Ok(answers) => answers.parting(&asked).inspect(|_| goes = false),
+            Err(error) => Some(format!("what the kernel does with it is not known: {error:#}")),
         };
-        goes = parting.is_none();
-        steps.extend(parting);
+        steps.extend(step);
     }
-    Ok(Explained {
-        schema: SCHEMA,
-        source,
-        destination,
-        length_bytes,
-        dont_fragment,
-        goes,
-        steps,
-        not_considered: NOT_CONSIDERED,
-    })
+    Ok(Explained { schema: SCHEMA, question, goes, steps, not_considered: NOT_CONSIDERED })
 }
 
 /// What [`run`] gives, for people.
 pub(super) fn render(explained: &Explained, style: Style) -> String {
-    let Explained { source, destination, goes, steps, not_considered, .. } = explained;
+    let Explained { question: Question { source, destination, .. }, goes, .. } = explained;
     let shown = if *goes { style.good("goes") } else { style.bad("ends here") };
-    let steps: String = steps.iter().map(|step| format!("  {step}\n")).collect();
-    format!("{source} to {destination}: {shown}\n{steps}  ({not_considered})\n")
+    let steps: String = explained.steps.iter().map(|step| format!("  {step}\n")).collect();
+    format!("{source} to {destination}: {shown}\n{steps}  ({NOT_CONSIDERED})\n")
 }
 
 /// Where a packet is headed: `10.5.2.7 is in the lease 10.5.2.0/24 of 192.0.2.2:8285 (b)`.
@@ -148,7 +106,11 @@ fn leased(address: Ipv4Addr, peer: &Peer) -> String {
     format!("{address} is in the lease {} of {}{name}", peer.subnet, peer.via)
 }
 
-impl<'a> Host<'a> {
+fn dropped(reason: DropReason) -> String {
+    format!("dropped as {}: {}", reason.id(), reason.describe())
+}
+
+impl<'a> ThisHost<'a> {
     fn read(status: &'a Status, peers: &'a [Peer]) -> Option<Self> {
         let lease = status.lease.as_ref()?;
         let port = peers.first().map_or(UDP_PORT, |peer| peer.via.tunnel(UDP_PORT).port());
@@ -160,51 +122,41 @@ impl<'a> Host<'a> {
         Some(Self { lease, mtu_bytes: lease.mtu_bytes.try_into().ok()?, underlay, kind, peers })
     }
 
-    fn explain(&self, question: &Question) -> Answer {
+    fn explain(&self, question: &Question, steps: &mut Vec<String>) -> LastStep {
         let Question { source, destination, .. } = *question;
-        let (from_here, to_here) =
-            (self.lease.subnet.contains(source), self.lease.subnet.contains(destination));
-        match (from_here, to_here) {
-            (true, true) => Answer::goes(format!(
-                "both are in {}, this host's subnet: its bridge carries it, weftd does not see it",
-                self.lease.subnet
+        let Lease { network, subnet, .. } = self.lease;
+        match (subnet.contains(source), subnet.contains(destination)) {
+            (true, true) => Ok(format!(
+                "both are in {subnet}, this host's subnet: its bridge carries it, weftd does not \
+                 see it"
             )),
-            (true, false) if !self.lease.network.contains(destination) => Answer::goes(format!(
-                "{destination} is outside {}: the host routes it, and masquerades it if that is \
-                 asked for; weftd does not see it",
-                self.lease.network
+            (true, false) if !network.contains(destination) => Ok(format!(
+                "{destination} is outside {network}: the host routes it, and masquerades it if \
+                 that is asked for; weftd does not see it"
             )),
-            (true, false) => self.outward(question),
-            (false, true) => self.inward(question),
-            (false, false) => Answer::ends(format!(
-                "neither address is in {}, this host's subnet: ask on the host of the sender",
-                self.lease.subnet
+            (true, false) => self.outward(question, steps),
+            (false, true) => self.inward(question, steps),
+            (false, false) => Err(format!(
+                "neither address is in {subnet}, this host's subnet: ask on the host of the sender"
             )),
         }
     }
 
     /// What the kernel is to be asked about a packet from or to another host.
     fn asked<'b>(&self, question: &Question, status: &'b Status) -> Option<Asked<'b>> {
-        let is_outward = self.lease.subnet.contains(question.source);
-        let (near, far) = match is_outward {
-            true => (question.source, question.destination),
-            false => (question.destination, question.source),
-        };
-        let peer = self.owner(far).filter(|_| self.lease.subnet.contains(near))?;
-        let ends = |port| {
-            let from = SocketAddrV4::new(*self.underlay.ip(), port);
-            (from, SocketAddrV4::new(peer.via.host(), port))
-        };
+        let Question { source, destination, .. } = *question;
+        let is_outward = self.lease.subnet.contains(source);
+        let (near, far) = if is_outward { (source, destination) } else { (destination, source) };
+        let host = self.owner(far).filter(|_| self.lease.subnet.contains(near))?.via.host();
         Some(Asked {
             near,
             far,
             is_outward,
             device: status.device.as_deref(),
             interface: status.interface.as_deref()?,
-            host: peer.via.host(),
-            tunnel: status.tunnel.map(|tunnel| match tunnel {
-                TunnelEnd::Udp(address) => ends(address.port()),
-                TunnelEnd::Vxlan { port, .. } => ends(port),
+            host,
+            tunnel: status.tunnel.map(|tunnel| {
+                [*self.underlay.ip(), host].map(|end| SocketAddrV4::new(end, tunnel.port()))
             }),
         })
     }
@@ -215,128 +167,101 @@ impl<'a> Host<'a> {
     }
 
     /// A packet of this host's pods.
-    fn outward(&self, question: &Question) -> Answer {
-        let Some(peer) = self.owner(question.destination) else {
-            return self.without_lease(question.destination);
+    fn outward(&self, question: &Question, steps: &mut Vec<String>) -> LastStep {
+        let destination = question.destination;
+        let Some(peer) = self.owner(destination) else {
+            let what = match self.kind.carried_by() {
+                CarriedBy::Workers => {
+                    "weftd drops it as no-route and answers that the network is unreachable"
+                }
+                CarriedBy::Kernel | CarriedBy::Others => "the kernel has no route for it",
+            };
+            return Err(format!("no lease covers {destination}: {what}; see `weft peers`"));
         };
-        let lease = leased(question.destination, peer);
+        steps.push(leased(destination, peer));
         if !peer.state.is_sent_to() {
-            let why = format!("that peer is {}: no packets go there, see `weft peers`", peer.state);
-            return Answer::ends(why).after(lease);
+            let state = peer.state;
+            return Err(format!("that peer is {state}: no packets go there, see `weft peers`"));
         }
         let path_mtu_bytes = peer.path_mtu_bytes.and_then(|path| path.try_into().ok());
         let path_mtu_bytes = path_mtu_bytes.unwrap_or(self.mtu_bytes);
-        let mut length_bytes = question.length_bytes;
-        let mut steps = vec![lease];
+        let length_bytes = question.length_bytes;
         if length_bytes > path_mtu_bytes {
             if question.dont_fragment {
-                return Answer::ends(format!(
+                return Err(format!(
                     "{length_bytes} bytes are more than the path's MTU of {path_mtu_bytes}: with \
                      Don't Fragment the kernel drops it and tells the sender so"
-                ))
-                .after(steps.remove(0));
+                ));
             }
             steps.push(format!("the kernel cuts it into fragments of at most {path_mtu_bytes}"));
-            length_bytes = path_mtu_bytes;
         }
-        let mut answer = match self.kind.carried_by() {
-            CarriedBy::Workers => self.decided_outward(question, length_bytes, peer),
+        let sent = match self.kind.carried_by() {
+            CarriedBy::Workers => self.sent(question, length_bytes.min(path_mtu_bytes), peer)?,
             CarriedBy::Kernel | CarriedBy::Others => {
-                Answer::goes(format!("the kernel carries it ({})", self.kind))
+                format!("the kernel carries it ({})", self.kind)
             }
         };
-        if answer.goes && peer.state.is_alarming() {
-            answer.steps.push(format!(
-                "but that peer is {}: {}; try `weft ping {}`",
-                peer.state.name().to_uppercase(),
-                peer.why.as_deref().unwrap_or("it answers nothing"),
-                peer.subnet.network()
-            ));
-            answer.goes = false;
+        if !peer.state.is_alarming() {
+            return Ok(sent);
         }
-        steps.append(&mut answer.steps);
-        Answer { goes: answer.goes, steps }
+        steps.push(sent);
+        Err(format!(
+            "but that peer is {}: {}; try `weft ping {}`",
+            peer.state.name().to_uppercase(),
+            peer.why.as_deref().unwrap_or("it answers nothing"),
+            peer.subnet.network()
+        ))
     }
 
-    fn without_lease(&self, destination: Ipv4Addr) -> Answer {
-        let what = match self.kind.carried_by() {
-            CarriedBy::Workers => {
-                "weftd drops it as no-route and answers that the network is unreachable"
-            }
-            CarriedBy::Kernel | CarriedBy::Others => "the kernel has no route for it",
-        };
-        Answer::ends(format!("no lease covers {destination}: {what}; see `weft peers`"))
-    }
-
-    fn decided_outward(&self, question: &Question, length_bytes: u16, peer: &Peer) -> Answer {
-        let packet = packet(question, length_bytes);
-        let header = match Ipv4Header::parse(&packet) {
-            Ok(header) => header,
-            Err(reason) => return Answer::ends(reason.describe()),
-        };
-        let (local, table) = (self.local(), self.table());
+    /// What the udp backend does with it.
+    fn sent(&self, question: &Question, length_bytes: u16, peer: &Peer) -> LastStep {
+        let (header, packet) = packet(question, length_bytes);
+        let (local, table) = (self.local(false), self.table());
         match decide::egress(&local, &table, &header, &packet, packet.len()) {
             EgressVerdict::Send(address) => {
                 let by = match peer.fast_path.is_some_and(|taken| taken.packets_sent > 0) {
                     true => "the kernel's programs or a worker send it",
                     false => "a worker sends it",
                 };
-                Answer::goes(format!("{by} in a UDP datagram from {} to {address}", self.underlay))
+                Ok(format!("{by} in a UDP datagram from {} to {address}", self.underlay))
             }
-            EgressVerdict::Answer(kind, reason) => Answer::ends(format!(
-                "dropped as {}: {} Its sender is told: {}.",
-                reason.id(),
-                reason.describe(),
-                told(kind)
-            )),
-            EgressVerdict::Drop(reason) => {
-                Answer::ends(format!("dropped as {}: {}", reason.id(), reason.describe()))
+            EgressVerdict::Answer(kind, reason) => {
+                Err(format!("{} Its sender is told: {}.", dropped(reason), told(kind)))
             }
+            EgressVerdict::Drop(reason) => Err(dropped(reason)),
         }
     }
 
     /// A packet of another host's pods, which that host sends as it should.
-    fn inward(&self, question: &Question) -> Answer {
+    fn inward(&self, question: &Question, steps: &mut Vec<String>) -> LastStep {
         if self.kind.carried_by() != CarriedBy::Workers {
-            return Answer::goes(format!("the kernel delivers it ({})", self.kind));
+            return Ok(format!("the kernel delivers it ({})", self.kind));
         }
-        let packet = packet(question, question.length_bytes);
-        let Ok(header) = Ipv4Header::parse(&packet) else {
-            return Answer::ends("no IPv4 packet is like that");
-        };
         let owner = self.owner(question.source);
+        steps.extend(owner.map(|owner| leased(question.source, owner)));
+        let (header, packet) = packet(question, question.length_bytes);
         // What an honest owner sends passes the strict check; nobody else's does.
-        let local = Local { is_strict: owner.is_some(), ..self.local() };
+        let (local, table) = (self.local(owner.is_some()), self.table());
         let sender = owner.map_or(STRANGER, |owner| owner.via.tunnel(UDP_PORT));
-        let table = self.table();
-        let answer = match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet) {
-            IngressVerdict::Deliver(_) if owner.is_none() => Answer::ends(format!(
+        match decide::ingress(&local, &table, sender, Ecn::NotEct, &header, &packet) {
+            IngressVerdict::Deliver(_) if owner.is_none() => Err(format!(
                 "no lease covers {}: with --peer-check=strict it is dropped as src-not-leased, \
                  otherwise delivered, whoever sends it",
                 question.source
             )),
             IngressVerdict::Deliver(_) => {
-                Answer::goes("received from there, it is delivered to the host's routes")
+                Ok("received from there, it is delivered to the host's routes".to_owned())
             }
             IngressVerdict::Drop(reason) | IngressVerdict::Answer(_, reason, _) => {
-                Answer::ends(format!("dropped as {}: {}", reason.id(), reason.describe()))
+                Err(dropped(reason))
             }
-        };
-        match owner {
-            None => answer,
-            Some(owner) => answer.after(leased(question.source, owner)),
         }
     }
 
-    fn local(&self) -> Local {
-        Local {
-            network: self.lease.network,
-            subnet: self.lease.subnet,
-            tun_address: self.lease.subnet.network(),
-            underlay: self.underlay,
-            mtu_bytes: self.mtu_bytes,
-            is_strict: false,
-        }
+    fn local(&self, is_strict: bool) -> Local {
+        let Self { underlay, mtu_bytes, lease: Lease { network, subnet, .. }, .. } = *self;
+        let tun_address = subnet.network();
+        Local { network: *network, subnet: *subnet, tun_address, underlay, mtu_bytes, is_strict }
     }
 
     fn table(&self) -> Table {
@@ -354,22 +279,24 @@ fn told(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// An ordinary packet with nothing in it.
-fn packet(question: &Question, length_bytes: u16) -> Vec<u8> {
-    const TTL: u8 = 64;
-    /// For experiments (RFC 3692): nothing looks for ports in it.
-    const PROTOCOL: u8 = 253;
-    let mut packet = vec![0; usize::from(length_bytes)];
-    packet[0] = 0x45;
-    packet[2..4].copy_from_slice(&length_bytes.to_be_bytes());
-    packet[6] = if question.dont_fragment { 0x40 } else { 0 };
-    packet[8] = TTL;
-    packet[9] = PROTOCOL;
-    packet[12..16].copy_from_slice(&question.source.octets());
-    packet[16..20].copy_from_slice(&question.destination.octets());
-    let sum = checksum::finish(checksum::sum(&packet[..HEADER_BYTES_MIN]));
-    packet[10..12].copy_from_slice(&sum);
-    packet
+/// An ordinary packet with nothing in it, behind its header.
+fn packet(question: &Question, total_bytes: u16) -> (Ipv4Header, Vec<u8>) {
+    let Question { source, destination, dont_fragment, .. } = *question;
+    let header = Ipv4Header {
+        header_bytes: HEADER_BYTES_MIN as u8,
+        ecn: Ecn::NotEct,
+        total_bytes,
+        id: 0,
+        dont_fragment,
+        more_fragments: false,
+        fragment_offset_bytes: 0,
+        ttl: 64,
+        // For experiments (RFC 3692): nothing looks for ports in it.
+        protocol: 253,
+        source,
+        destination,
+    };
+    (header, vec![0; total_bytes.into()])
 }
 
 #[cfg(test)]
@@ -409,7 +336,7 @@ mod tests {
         let (source, destination) = (words.0.parse().unwrap(), words.1.parse().unwrap());
         let question = Question { source, destination, length_bytes, dont_fragment };
         let not_asked = |_: &Asked<'_>| anyhow::bail!("not here");
-        let answer = explain(&question, &status, &peers, not_asked).unwrap();
+        let answer = explain(question, &status, &peers, not_asked).unwrap();
         (render(&answer, Style::PLAIN), answer.goes)
     }
 

@@ -15,14 +15,14 @@ use crate::control::snapshot::Snapshot;
 use crate::route::Prefix;
 use crate::status::SCHEMA;
 use crate::tool::arguments::{LeaseCommand, Output, StoreArguments};
+use crate::tool::ask::wait_for;
 use crate::tool::table;
 
 const HEADINGS: [&str; 5] = ["SUBNET", "PUBLIC IP", "BACKEND", "KIND", "UNTIL"];
 
 /// Does what was asked for; returns what to print.
 pub(super) fn run(command: LeaseCommand) -> anyhow::Result<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(answer(command))
+    wait_for(answer(command))?
 }
 
 async fn answer(command: LeaseCommand) -> anyhow::Result<String> {
@@ -78,32 +78,26 @@ fn list(snapshot: &Snapshot) -> String {
 }
 
 fn row(lease: &Lease) -> Vec<String> {
+    let (kind, expires_unix) = kind_and_end(lease);
     vec![
         lease.subnet.to_string(),
         lease.attributes.public_ip.to_string(),
         flags::visible(&lease.attributes.backend_type.to_string()),
-        kind(lease.lifetime).to_owned(),
-        match lease.lifetime {
-            Lifetime::Leased { expires_unix: Some(seconds), .. } => format_rfc3339(seconds),
-            Lifetime::Leased { expires_unix: None, .. } | Lifetime::Reservation => "-".to_owned(),
-        },
+        kind.to_owned(),
+        expires_unix.map_or_else(|| "-".to_owned(), format_rfc3339),
     ]
 }
 
-fn kind(lifetime: Lifetime) -> &'static str {
-    match lifetime {
-        Lifetime::Reservation => "reservation",
-        Lifetime::Leased { .. } => "lease",
+fn kind_and_end(lease: &Lease) -> (&'static str, Option<u64>) {
+    match lease.lifetime {
+        Lifetime::Reservation => ("reservation", None),
+        Lifetime::Leased { expires_unix, .. } => ("lease", expires_unix),
     }
 }
 
 fn list_json(snapshot: &Snapshot) -> Value {
-    let rejected = snapshot.rejected.iter().map(|rejected| {
-        json!({
-            "key": rejected.key,
-            "reason": rejected.reason.name(),
-            "detail": rejected.detail,
-        })
+    let rejected = snapshot.rejected.iter().map(|Rejected { key, reason, detail, .. }| {
+        json!({ "key": key, "reason": reason.name(), "detail": detail })
     });
     json!({
         "schema": SCHEMA,
@@ -113,14 +107,11 @@ fn list_json(snapshot: &Snapshot) -> Value {
 }
 
 fn lease_json(lease: &Lease) -> Value {
-    let expires_unix = match lease.lifetime {
-        Lifetime::Leased { expires_unix, .. } => expires_unix,
-        Lifetime::Reservation => None,
-    };
+    let (kind, expires_unix) = kind_and_end(lease);
     json!({
         "subnet": lease.subnet.to_string(),
         "key": lease.key,
-        "kind": kind(lease.lifetime),
+        "kind": kind,
         "expires_unix": expires_unix,
         "revision": lease.revision,
         "value": lease.attributes,

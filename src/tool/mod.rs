@@ -30,19 +30,15 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::control::clock::unix_seconds;
 use crate::daemon::status::fetch_unix;
 use crate::status::{Config, Peer, Peers, State, Status};
 
 use self::arguments::{
-    Answered, Arguments, CheckArguments, Command, Daemon, ExplainArguments, Output, PingArguments,
-    StatusArguments,
+    Answered, Arguments, Command, ExplainArguments, Output, PingArguments, StatusArguments,
 };
 use self::ask::ask;
-use self::cleanup::Cleanup;
-use self::explain::Question;
 use self::ping::Whom;
 use self::style::Style;
 
@@ -80,60 +76,43 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_FAILED));
         }
     };
-    match run(arguments.command) {
-        Ok((text, code)) => match io::stdout().write_all(text.as_bytes()) {
+    let printed = run(arguments.command).and_then(|(text, code)| {
+        match io::stdout().write_all(text.as_bytes()) {
             // A reader that went away, such as `head`, has what it wanted.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                writeln!(io::stderr(), "weft: cannot write to standard output: {error}").ok();
-                ExitCode::from(EXIT_FAILED)
+                Err(error).context("cannot write to standard output")
             }
-            Ok(()) | Err(_) => ExitCode::from(code),
-        },
-        Err(error) => {
-            writeln!(io::stderr(), "weft: {error:#}").ok();
-            ExitCode::from(EXIT_FAILED)
+            Ok(()) | Err(_) => Ok(code),
         }
-    }
+    });
+    ExitCode::from(printed.unwrap_or_else(|error| {
+        writeln!(io::stderr(), "weft: {error:#}").ok();
+        EXIT_FAILED
+    }))
 }
 
 /// What to print, and the exit code.
 fn run(command: Command) -> anyhow::Result<(String, u8)> {
     let text = match command {
         Command::Status(arguments) if arguments.watch => return watch(&arguments),
-        Command::Status(arguments) => return status(&arguments.answered, Layout::Screen),
+        Command::Status(arguments) => return status(&arguments.answered, false),
         Command::Peers(arguments) => return peers(&arguments),
         Command::Ping(arguments) => return ping(arguments),
-        Command::Check(arguments) => return check::run(&arguments),
+        Command::Check(arguments) => return check::run(arguments),
         Command::Explain(arguments) => return explain(&arguments),
         Command::Drops(arguments) => drops::run(&arguments)?,
         Command::Lease(arguments) => lease::run(arguments)?,
-        Command::Bugreport { daemon, subnet_file } => bugreport(daemon, subnet_file)?,
+        Command::Bugreport { daemon, subnet_file } => bugreport::run(daemon, subnet_file)?,
         Command::Config(arguments) => config(&arguments)?,
         Command::Log(daemon) => text(&daemon.socket, "/log")?,
         Command::Metrics(daemon) => text(&daemon.socket, "/metrics")?,
-        Command::Cleanup { subnet_file } => Cleanup { subnet_file }.run()?,
+        Command::Cleanup { subnet_file } => cleanup::run(&subnet_file)?,
         Command::InstallConf { file, place } => install_conf::copy(&file, &place)?,
         Command::Completions { shell } => completions(shell),
         Command::Man { directory } => manual_pages(directory)?,
         Command::Version => format!("{}\n", env!("CARGO_PKG_VERSION")),
     };
     Ok((text, 0))
-}
-
-/// How JSON is laid out.
-#[derive(Clone, Copy)]
-enum Layout {
-    Screen,
-    Line,
-}
-
-impl Layout {
-    fn of(self, json: &Value) -> String {
-        match self {
-            Self::Screen => format!("{json:#}\n"),
-            Self::Line => format!("{json}\n"),
-        }
-    }
 }
 
 fn text(socket: &Path, target: &str) -> anyhow::Result<String> {
@@ -147,7 +126,7 @@ fn shown(
     render: impl FnOnce(Style) -> String,
 ) -> anyhow::Result<String> {
     Ok(match arguments.output {
-        Some(Output::Json) => Layout::Screen.of(&serde_json::to_value(answer)?),
+        Some(Output::Json) => format!("{:#}\n", serde_json::to_value(answer)?),
         None => render(Style::of_output()),
     })
 }
@@ -156,13 +135,14 @@ fn exit_code(is_well: bool) -> u8 {
     if is_well { 0 } else { EXIT_DEGRADED }
 }
 
-fn status(arguments: &Answered, layout: Layout) -> anyhow::Result<(String, u8)> {
+fn status(arguments: &Answered, is_watched: bool) -> anyhow::Result<(String, u8)> {
     let (answer, status): (_, Status) = ask(&arguments.daemon.socket, "/status")?;
-    let text = match arguments.output {
-        Some(Output::Json) => layout.of(&answer),
-        None => status::render(&status, unix_seconds(), Style::of_output()),
-    };
-    Ok((text, exit_code(status.verdict.state == State::Ready)))
+    let code = exit_code(status.verdict.state == State::Ready);
+    if is_watched && arguments.output.is_some() {
+        return Ok((format!("{answer}\n"), code));
+    }
+    let render = |style| status::render(&status, unix_seconds(), style);
+    Ok((shown(arguments, answer, render)?, code))
 }
 
 /// Status again and again; a daemon that does not answer may come back.
@@ -171,7 +151,7 @@ fn watch(arguments: &StatusArguments) -> anyhow::Result<(String, u8)> {
     let is_screen = answered.output.is_none() && out.is_terminal();
     let clear = if is_screen { CLEAR } else { "" };
     loop {
-        let text = match status(answered, Layout::Line) {
+        let text = match status(answered, true) {
             Ok((text, _)) => text,
             Err(error) if answered.output.is_none() => format!("weft: {error:#}\n"),
             Err(error) => format!("{}\n", serde_json::json!({ "error": format!("{error:#}") })),
@@ -199,17 +179,11 @@ fn ping(arguments: PingArguments) -> anyhow::Result<(String, u8)> {
 }
 
 fn explain(arguments: &ExplainArguments) -> anyhow::Result<(String, u8)> {
-    let ExplainArguments { source, destination, length, df, answered } = arguments;
-    let question = Question {
-        source: *source,
-        destination: *destination,
-        length_bytes: *length,
-        dont_fragment: *df,
-    };
+    let ExplainArguments { question, answered } = arguments;
     let (status, peers) = status_and_peers(answered)?;
-    let pid = ask::pid_behind(&answered.daemon.socket);
+    let pid = ask::pid_behind(&answered.daemon.socket).ok().flatten();
     let is_here = pid.and_then(ask::shares_network) != Some(false);
-    let answer = explain::run(&question, &status, &peers, is_here)?;
+    let answer = explain::run(*question, &status, &peers, is_here)?;
     let text = shown(answered, &answer, |style| explain::render(&answer, style))?;
     Ok((text, exit_code(answer.goes)))
 }
@@ -223,20 +197,6 @@ fn status_and_peers(arguments: &Answered) -> anyhow::Result<(Status, Vec<Peer>)>
 fn config(arguments: &Answered) -> anyhow::Result<String> {
     let (answer, Config { settings, .. }) = ask(&arguments.daemon.socket, "/config")?;
     shown(arguments, answer, |_| config::render(settings))
-}
-
-fn bugreport(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String> {
-    let socket = daemon.socket.clone();
-    let check = CheckArguments {
-        daemon,
-        output: None,
-        subnet_file,
-        port: None,
-        iface: None,
-        etcd_endpoints: Vec::new(),
-        verbose: true,
-    };
-    Ok(bugreport::of(&socket, &check::run(&check)?.0))
 }
 
 fn completions(shell: clap_complete::Shell) -> String {

@@ -4,6 +4,19 @@ use std::io;
 
 use rustix::io::Errno;
 
+use crate::host::netlink::NetlinkError;
+
+/// An answer of the kernel to a question, of which a refusal is one.
+pub(super) fn or_refused<T>(
+    answer: Result<T, NetlinkError>,
+) -> Result<Result<T, io::Error>, NetlinkError> {
+    match answer {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(NetlinkError::Refused { source, .. }) => Ok(Err(source)),
+        Err(error) => Err(error),
+    }
+}
+
 /// What the kernel means, and its own words. Of routes: `fib_props` in net/ipv4/fib_semantics.c
 /// and `fib_validate_source` in net/ipv4/fib_frontend.c.
 pub(super) fn why(error: &io::Error) -> String {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::control::clock::format_go_duration;
 use crate::stats::DropReason;
 use crate::status::{
-    Backend, Direction, FastPath, Guard, Lately, Lease, Rules, SCHEMA, State, Status, Store,
-    Verdict, Way, Worker,
+    Backend, BackendCounts, Direction, FastPath, Guard, Kept, Lately, Lease, Rules, SCHEMA, State,
+    Status, Store, Verdict, Way, Worker,
 };
 use crate::tool::style::Style;
 use crate::tool::{advice, peers};
@@ -20,36 +20,22 @@ const ADVICE_MAX: usize = 3;
 pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
     let mut out = render_verdict(&status.verdict, now_unix, style);
     let mut line = |name: &str, value: String| writeln!(out, "{name:<10} {value}").ok();
-    line("weftd", render_version(status));
-    line("store", render_store(&status.store));
-    if let Some(Lease { network, subnet, public_ip, .. }) = &status.lease {
-        line("lease", format!("{subnet} of {network}, public address {public_ip}"));
-    }
-    if let Some(dataplane) = &status.dataplane {
-        line("dataplane", dataplane.clone());
-    }
-    if let Some(Rules { kept_by, kept }) = &status.rules {
-        let place = if kept.in_place { "in place" } else { "NOT in place: see the log" };
-        let (repairs, failures) = (kept.repairs, kept.failures);
-        line("rules", format!("{kept_by}, {place}; {repairs} repairs, {failures} failures"));
-    }
-    if let Some(guard) = &status.guard {
-        line("guard", render_guard(guard));
-    }
-    if let Some(backend) = status.backend.as_ref().and_then(render_backend) {
-        line("backend", backend);
-    }
-    if let Some(drops) = render_device_drops(status) {
-        line("devices", drops);
-    }
-    line("peers", render_peers(status));
-    if let Some(fast_path) = &status.fast_path {
-        line("fast path", render_fast_path(fast_path));
-    }
-    for (name, counts) in [("egress", &status.egress), ("ingress", &status.ingress)] {
-        if let Some(counts) = counts {
-            line(name, render_direction(counts));
-        }
+    let lines = [
+        ("weftd", Some(render_version(status))),
+        ("store", Some(render_store(&status.store))),
+        ("lease", status.lease.as_ref().map(render_lease)),
+        ("dataplane", status.dataplane.clone()),
+        ("rules", status.rules.as_ref().map(render_rules)),
+        ("guard", status.guard.as_ref().map(render_guard)),
+        ("backend", status.backend.as_ref().and_then(render_backend)),
+        ("devices", render_device_drops(status)),
+        ("peers", Some(render_peers(status))),
+        ("fast path", status.fast_path.as_ref().map(render_fast_path)),
+        ("egress", status.egress.as_ref().map(render_direction)),
+        ("ingress", status.ingress.as_ref().map(render_direction)),
+    ];
+    for (name, value) in lines {
+        value.and_then(|value| line(name, value));
     }
     for (reason, when) in notable_drops(status) {
         line("look at", format!("{}: {when}: {}", reason.id(), advice::of(reason)));
@@ -94,11 +80,21 @@ fn render_store(store: &Store) -> String {
         write!(text, ", our lease written by others {} times", store.written_by_others).ok();
     }
     if !store.rejected.is_empty() {
-        let each = store.rejected.iter().map(|(why, count)| format!("{why} {count}"));
-        let each = each.collect::<Vec<_>>().join(", ");
+        let each = joined(store.rejected.iter().map(|(why, count)| format!("{why} {count}")));
         write!(text, ", entries ignored so far: {each}").ok();
     }
     text
+}
+
+fn render_lease(lease: &Lease) -> String {
+    let Lease { network, subnet, public_ip, .. } = lease;
+    format!("{subnet} of {network}, public address {public_ip}")
+}
+
+fn render_rules(rules: &Rules) -> String {
+    let Rules { kept_by, kept: Kept { in_place, repairs, failures, .. } } = rules;
+    let place = if *in_place { "in place" } else { "NOT in place: see the log" };
+    format!("{kept_by}, {place}; {repairs} repairs, {failures} failures")
 }
 
 /// How many there are, and how they are.
@@ -107,7 +103,7 @@ fn render_peers(status: &Status) -> String {
     if !status.peer_states.is_empty() {
         let each = status.peer_states.iter();
         let each = each.map(|(state, count)| format!("{count} {}", peers::shown(*state)));
-        write!(text, ": {} (`weft peers`)", each.collect::<Vec<_>>().join(", ")).ok();
+        write!(text, ": {} (`weft peers`)", joined(each)).ok();
     }
     if status.peers_held > 0 {
         let held = status.peers_held;
@@ -146,48 +142,47 @@ fn render_fast_path(fast_path: &FastPath) -> String {
 
 /// What the kernel dropped at the overlay's own devices; the external interface has other traffic.
 fn render_device_drops(status: &Status) -> Option<String> {
-    let texts = status.own_drops().into_iter().filter(|(.., count)| *count > 0);
-    let texts = texts.map(|(device, way, count)| match way {
+    let drops = status.own_drops().into_iter().filter(|(.., count)| *count > 0);
+    let texts = joined(drops.map(|(device, way, count)| match way {
         Way::Egress => format!("{device} {count} on the way out"),
         Way::Ingress => format!("{device} {count} on the way in"),
-    });
-    let texts: Vec<_> = texts.collect();
-    (!texts.is_empty()).then(|| format!("dropped by the kernel: {}", texts.join(", ")))
+    }));
+    (!texts.is_empty()).then(|| format!("dropped by the kernel: {texts}"))
 }
 
 /// A backend whose packets weftd never sees.
 fn render_backend(backend: &Backend) -> Option<String> {
-    let done = backend.done.as_ref()?;
+    let BackendCounts {
+        peers_programmed,
+        peers_failed,
+        leases_ignored,
+        leases_unusable,
+        failures,
+        repairs,
+    } = backend.done.as_ref()?;
     Some(format!(
-        "{}: {} peers set up, {} not; {} leases of other backends, {} unusable; {} failures, {} \
-         repairs",
+        "{}: {peers_programmed} peers set up, {peers_failed} not; {leases_ignored} leases of other \
+         backends, {leases_unusable} unusable; {failures} failures, {repairs} repairs",
         backend.kind.map_or("-", |kind| kind.name()),
-        done.peers_programmed,
-        done.peers_failed,
-        done.leases_ignored,
-        done.leases_unusable,
-        done.failures,
-        done.repairs,
     ))
 }
 
 /// Reasons for which packets were dropped lately that a person may have to look at, the most
 /// frequent first, each with how many there were and how long ago the last was.
 fn notable_drops(status: &Status) -> Vec<(DropReason, String)> {
-    let of = |way, reason| status.of_way(way).map_or(0, |counts| counts.dropped(reason));
+    let ways = || status.egress.iter().chain(&status.ingress);
+    let ever = |reason| ways().map(|counts| counts.dropped(reason)).sum::<u64>();
     let seen = |reason: DropReason| match &status.drops_lately {
         Some(lately) => lately.get(reason.id()).map(|Lately { packets, seconds_ago }| {
             let ago = peers::ago(*seconds_ago);
             (*packets, reason, format!("{packets} in 10 minutes, the last {ago} ago"))
         }),
         // An older weftd does not say when.
-        None => match of(Way::Egress, reason) + of(Way::Ingress, reason) {
-            0 => None,
-            packets => Some((packets, reason, format!("{packets} since weftd's start"))),
-        },
+        None => Some((ever(reason), reason, format!("{} since weftd's start", ever(reason)))),
     };
     let notable = DropReason::ALL.iter().filter(|reason| !advice::is_normal(**reason));
-    let mut all: Vec<_> = notable.filter_map(|reason| seen(*reason)).collect();
+    let all = notable.filter_map(|reason| seen(*reason)).filter(|(packets, ..)| *packets > 0);
+    let mut all: Vec<_> = all.collect();
     all.sort_by_key(|(packets, reason, _)| (Reverse(*packets), *reason));
     all.into_iter().take(ADVICE_MAX).map(|(_, reason, when)| (reason, when)).collect()
 }
@@ -205,25 +200,25 @@ fn render_worker(worker: &Worker) -> String {
 }
 
 fn render_direction(counts: &Direction) -> String {
-    let mut text = format!(
-        "{} packets, {} bytes forwarded in {} writes",
-        counts.packets_forwarded, counts.bytes_forwarded, counts.writes
-    );
-    if counts.drops.is_empty() {
-        return text + "; nothing dropped";
-    }
-    text.push_str("; dropped:");
-    for (reason, count) in &counts.drops {
-        write!(text, " {reason} {count}").ok();
-    }
-    text
+    let Direction { packets_forwarded, bytes_forwarded, writes, drops, .. } = counts;
+    let dropped: String =
+        drops.iter().map(|(reason, count)| format!(" {reason} {count}")).collect();
+    let dropped = if drops.is_empty() { "nothing dropped" } else { &format!("dropped:{dropped}") };
+    format!(
+        "{packets_forwarded} packets, {bytes_forwarded} bytes forwarded in {writes} writes; \
+         {dropped}"
+    )
+}
+
+fn joined(each: impl Iterator<Item = String>) -> String {
+    each.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::status::Cause;
-    use crate::status::{DeviceDrops, Fault, Kept, PeerState};
+    use crate::status::{DeviceDrops, Fault, PeerState};
 
     const NOW: u64 = 1_795_225_924;
 

@@ -7,11 +7,21 @@ mod process;
 mod stores;
 mod ways;
 
-use super::finding::Check;
+use super::facts::Facts;
+use super::finding::Finding;
+
+/// A question about the host.
+pub(super) struct Check {
+    /// For scripts; it never changes.
+    pub(super) id: &'static str,
+    /// What is well if it is well.
+    pub(super) about: &'static str,
+    pub(super) judge: fn(&Facts) -> Finding,
+}
 
 macro_rules! check {
     ($id:literal, $judge:path, $about:literal) => {
-        Check { id: $id, about: $about, judge: $judge }
+        Check { id: $id, about: $about, judge: |facts| $judge(facts).into() }
     };
 }
 
@@ -64,7 +74,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("ipsec-policies", kernel::ipsec, "shows policies, which keep the fast path off"),
     check!("way-to-peers", ways::to_peers, "this host's routes and rules lead to every peer"),
     check!("way-from-peers", ways::from_peers, "its source check, rp_filter, lets every peer in"),
-    check!("firewall-output", ways::firewall_output, "no rule drops what the tunnel sends"),
+    check!("firewall-output", kernel::firewall_output, "no rule drops what the tunnel sends"),
     check!("firewall-input", kernel::firewall_input, "no rule drops the tunnel's UDP port"),
     check!("port-guard", kernel::port_guard, "the tunnel's port is open to all peers"),
     check!("firewall-forward", kernel::firewall_forward, "no rule drops what pods get"),

@@ -1,29 +1,37 @@
 //! What `weft check` knows of a host, as plain values. Checks read it; only `read` fills it in.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
+use rustix::thread::CapabilitySet;
+
 use crate::backend_kind::{BackendKind, UDP_PORT};
-use crate::host::state::{Address, Link, Route};
+use crate::config::flags::Given;
+use crate::config::subnet_file::Previous;
+use crate::host::interface::Snapshot;
+use crate::host::state::Link;
 use crate::route::Prefix;
 use crate::status::{Lease, Status, TunnelEnd};
+use crate::tool::arguments::CheckArguments;
 
+use super::finding::Finding;
 use super::firewall::Chain;
 
 /// Everything that was read.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    pub(super) asked: Asked,
-    pub(super) daemon: Daemon,
-    pub(super) process: Process,
-    pub(super) tun: Option<Result<(), String>>,
-    /// What a ring of io_uring said when it was opened.
-    pub(super) io_uring: Option<Result<(), String>>,
-    /// Nothing if the kernel did not tell.
-    pub(super) host: Option<Host>,
-    /// The ways to the peers and back; nothing without peers, or if the kernel did not tell.
-    pub(super) ways: Option<Vec<Way>>,
+    pub(super) asked: CheckArguments,
+    pub(super) daemon: DaemonFacts,
+    pub(super) process: ProcessFacts,
+    /// Why `/dev/net/tun` can't be opened.
+    pub(super) tun_error: Option<String>,
+    /// Why no ring of io_uring can be made.
+    pub(super) io_uring_error: Option<String>,
+    /// Links, addresses, and the routes that matter; nothing if the kernel did not tell.
+    pub(super) host: Option<Snapshot>,
+    /// The ways to the peers and back; none without peers, or if the kernel did not tell.
+    pub(super) ways: Vec<PeerWay>,
     /// Below `/proc/sys`, such as `net/ipv4/ip_forward`.
     pub(super) sysctls: BTreeMap<String, u64>,
     pub(super) udp_sockets: Option<Vec<UdpSocket>>,
@@ -31,41 +39,25 @@ pub(super) struct Facts {
     pub(super) others: Vec<OtherDaemon>,
     pub(super) firewall: Option<Vec<Chain>>,
     /// Why there is nothing in `firewall`.
-    pub(super) firewall_error: Option<String>,
-    pub(super) subnet_file: SubnetText,
+    pub(super) firewall_error: String,
+    pub(super) subnet_file: SubnetFacts,
     pub(super) directory: Option<Directory>,
     pub(super) etcd: Vec<Endpoint>,
     /// Datagrams that any socket of this namespace lost because its buffer was full.
     pub(super) receive_errors: Option<u64>,
     /// Whether systemd's client of a time server says that the clock is right.
-    pub(super) clock_is_synchronised: Option<bool>,
+    pub(super) clock_is_synchronised: bool,
     pub(super) has_ipsec: Option<bool>,
     pub(super) now_unix: u64,
 }
 
-/// What the command line said.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Asked {
-    pub(super) socket: PathBuf,
-    pub(super) subnet_file: PathBuf,
-    pub(super) port: Option<u16>,
-    pub(super) interface: Option<String>,
-}
-
 /// The weftd behind the status socket.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Daemon {
+pub(super) struct DaemonFacts {
     pub(super) state: DaemonState,
     pub(super) pid: Option<u32>,
     /// How it was set up, as far as the process may be looked at.
-    pub(super) settings: Option<Settings>,
-}
-
-/// Flags of a weftd or flanneld, from its arguments and its environment.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Settings {
-    pub(super) subnet_file: PathBuf,
-    pub(super) is_kubernetes: bool,
+    pub(super) given: Option<Given>,
 }
 
 /// Whether it answers.
@@ -78,8 +70,8 @@ pub(super) enum DaemonState {
     Stale,
     /// Only another user may ask.
     Forbidden(String),
-    /// It answers, and is in another network namespace: nothing here is about it.
-    Elsewhere,
+    /// It answers, and this pid is in another network namespace: nothing here is about it.
+    Elsewhere(u32),
     /// It does not answer as it should.
     Mute(String),
     /// What it answered to `/status`.
@@ -88,38 +80,28 @@ pub(super) enum DaemonState {
 
 /// Rights and limits: of the daemon if it runs, else of this process.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Process {
+pub(super) struct ProcessFacts {
     /// Whether they are the daemon's.
     pub(super) is_daemon: bool,
+    /// Whether this process is root's.
     pub(super) is_root: bool,
-    /// `CapEff`.
-    pub(super) capabilities: Option<u64>,
+    pub(super) capabilities: Option<CapabilitySet>,
     pub(super) open_files_max: Option<u64>,
-    /// In bytes.
     pub(super) locked_bytes_max: Option<u64>,
     pub(super) processors: Option<usize>,
-    /// Of the kernel, such as (6, 1).
-    pub(super) kernel: Option<(u32, u32)>,
+    /// The kernel's release, such as `6.1.0-18-amd64`.
+    pub(super) kernel: String,
 }
 
-/// Links, addresses, and the routes that matter.
-#[derive(Debug, Default, Clone)]
-pub(super) struct Host {
-    pub(super) links: Vec<Link>,
-    pub(super) addresses: Vec<Address>,
-    pub(super) routes: Vec<Route>,
-}
-
-/// The way to a peer's host and back: why the kernel refuses it, if it does.
+/// The way to a peer's host and back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct PeerWay {
     pub(super) host: Ipv4Addr,
-    /// What the tunnel, or the peer's route, sends.
-    pub(super) to: Result<(), String>,
-    /// What comes from there, if that is by the external interface.
-    pub(super) from: Result<(), String>,
-    /// Whether weftd has an alarm about it.
-    pub(super) is_alarming: bool,
+    /// Why the kernel refuses what the tunnel, or the peer's route, sends.
+    pub(super) to_refused: Option<String>,
+    /// The same for what comes from there by the external interface. Of peers that weftd has no
+    /// alarm about it is not asked: their packets come by another one.
+    pub(super) from_refused: Option<String>,
 }
 
 /// A UDP socket of this network namespace.
@@ -141,15 +123,13 @@ pub(super) struct OtherDaemon {
     pub(super) subnet_file: PathBuf,
 }
 
-/// What is in the subnet file.
+/// The subnet file.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct SubnetText {
+pub(super) struct SubnetFacts {
     pub(super) is_there: bool,
     /// Why it can't be read.
     pub(super) error: Option<String>,
-    pub(super) network: Option<Prefix>,
-    pub(super) subnet: Option<Prefix>,
-    pub(super) mtu_bytes: Option<u32>,
+    pub(super) says: Previous,
 }
 
 /// Where the subnet file is, or the nearest directory above that exists.
@@ -158,30 +138,33 @@ pub(super) struct Directory {
     pub(super) path: PathBuf,
     pub(super) is_writable: bool,
     pub(super) free_bytes: u64,
-    pub(super) free_files: u64,
-    /// Some file systems do not count files.
-    pub(super) counts_files: bool,
+    /// Nothing of file systems that do not count files.
+    pub(super) free_files: Option<u64>,
 }
 
 /// An etcd endpoint that was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) url: String,
-    /// What was learned: milliseconds and an answer, or what went wrong.
-    pub(super) answer: Result<(u64, String), String>,
+    /// What was learned, or what went wrong.
+    pub(super) answer: Result<String, String>,
 }
 
 impl Facts {
     /// The daemon's status, if it answers.
     pub(super) fn status(&self) -> Option<&Status> {
-        match &self.daemon.state {
-            DaemonState::Answered(status) => Some(status),
-            DaemonState::Absent
-            | DaemonState::Stale
-            | DaemonState::Forbidden(_)
-            | DaemonState::Elsewhere
-            | DaemonState::Mute(_) => None,
-        }
+        let DaemonState::Answered(status) = &self.daemon.state else { return None };
+        Some(status)
+    }
+
+    /// The daemon's status, or that there is none to look at.
+    pub(super) fn answered(&self) -> Result<&Status, Finding> {
+        self.status().ok_or_else(|| "no weftd answers".into())
+    }
+
+    /// The firewall's rules, or why they can't be looked at.
+    pub(super) fn firewall(&self) -> Result<&[Chain], Finding> {
+        self.firewall.as_deref().ok_or_else(|| self.firewall_error.as_str().into())
     }
 
     /// The backend, once the daemon has one.
@@ -200,8 +183,9 @@ impl Facts {
     }
 
     /// The whole overlay: by the daemon, or by the last one.
-    pub(super) fn network(&self) -> Option<Prefix> {
-        self.lease().map(|lease| lease.network).or(self.subnet_file.network)
+    pub(super) fn network(&self) -> Result<Prefix, Finding> {
+        let network = self.lease().map(|lease| lease.network).or(self.subnet_file.says.network);
+        network.ok_or_else(|| "neither weftd nor subnet.env says the network".into())
     }
 
     /// The overlay's device, if the backend has one.
@@ -222,10 +206,10 @@ impl Facts {
         }
     }
 
-    /// The local end of the udp backend's tunnel.
-    pub(super) fn tunnel_address(&self) -> Option<SocketAddrV4> {
+    /// The address of the local end of the udp backend's tunnel.
+    pub(super) fn tunnel_address(&self) -> Option<Ipv4Addr> {
         match self.status()?.tunnel? {
-            TunnelEnd::Udp(address) => Some(address),
+            TunnelEnd::Udp(address) => Some(*address.ip()),
             TunnelEnd::Vxlan { .. } => None,
         }
     }
@@ -233,10 +217,8 @@ impl Facts {
     /// The UDP port of the tunnel; nothing if the backend has none.
     pub(super) fn port(&self) -> Option<u16> {
         match self.status().and_then(|status| status.tunnel) {
-            Some(TunnelEnd::Udp(address)) => Some(address.port()),
-            Some(TunnelEnd::Vxlan { port, .. }) => Some(port),
-            None if self.may_be_udp() => self.asked.port.or(Some(UDP_PORT)),
-            None => None,
+            Some(end) => Some(end.port()),
+            None => self.may_be_udp().then(|| self.asked.port.unwrap_or(UDP_PORT)),
         }
     }
 
@@ -247,8 +229,8 @@ impl Facts {
 
     /// The name of a link.
     pub(super) fn link_name(&self, index: u32) -> &str {
-        let links = self.host.as_ref().map_or(&[][..], |host| host.links.as_slice());
-        links.iter().find(|link| link.id.index == index).map_or("?", |link| &link.id.name)
+        let mut links = self.host.iter().flat_map(|host| &host.links);
+        links.find(|link| link.id.index == index).map_or("?", |link| &link.id.name)
     }
 
     /// A number below `/proc/sys`.
@@ -256,8 +238,8 @@ impl Facts {
         self.sysctls.get(name).copied()
     }
 
-    /// Whether the process that is looked at has a capability, by its number.
-    pub(super) fn may(&self, capability: u32) -> Option<bool> {
-        self.process.capabilities.map(|all| all & (1 << capability) != 0)
+    /// Whether the process that is looked at has these capabilities.
+    pub(super) fn may(&self, wanted: CapabilitySet) -> Option<bool> {
+        self.process.capabilities.map(|all| all.contains(wanted))
     }
 }

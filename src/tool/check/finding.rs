@@ -1,64 +1,79 @@
-//! A question about the host, and what is found.
+//! What is found of one thing that is looked at.
 
 use serde::Serialize;
-
-use super::facts::Facts;
 
 /// How it looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
+pub(super) enum Judgement {
     Ok,
     Warning,
     Failed,
     Skipped,
 }
 
-impl Verdict {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Failed => "failed",
-            Self::Skipped => "skipped",
-        }
-    }
-}
-
 /// What a check says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    pub(super) verdict: Verdict,
+    pub(super) verdict: Judgement,
     /// What was seen, or why nothing was looked at.
     pub(super) evidence: String,
     /// What to do, where something is wrong.
     pub(super) cure: Option<String>,
 }
 
-impl Finding {
-    pub(super) fn ok(evidence: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Ok, evidence: evidence.into(), cure: None }
-    }
+/// The evidence that all is well, or what was found instead.
+pub(super) type Checked = Result<String, Finding>;
 
-    pub(super) fn skipped(why: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Skipped, evidence: why.into(), cure: None }
-    }
-
-    pub(super) fn warning(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
-        let (evidence, cure) = (evidence.into(), Some(cure.into()));
-        Self { verdict: Verdict::Warning, evidence, cure }
-    }
-
-    pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Failed, ..Self::warning(evidence, cure) }
+impl From<Checked> for Finding {
+    fn from(checked: Checked) -> Self {
+        let well = |evidence| Self { verdict: Judgement::Ok, evidence, cure: None };
+        checked.map_or_else(|finding| finding, well)
     }
 }
 
-/// A question about the host.
-pub(super) struct Check {
-    /// For scripts; it never changes.
-    pub(super) id: &'static str,
-    /// What is well if it is well.
-    pub(super) about: &'static str,
-    pub(super) judge: fn(&Facts) -> Finding,
+/// A plain text says why nothing was looked at.
+impl From<&str> for Finding {
+    fn from(why: &str) -> Self {
+        Self { verdict: Judgement::Skipped, evidence: why.to_owned(), cure: None }
+    }
+}
+
+pub(super) fn well(evidence: impl Into<String>) -> Checked {
+    Ok(evidence.into())
+}
+
+pub(super) fn skipped(why: impl AsRef<str>) -> Checked {
+    Err(why.as_ref().into())
+}
+
+pub(super) fn warning(evidence: impl Into<String>, cure: impl Into<String>) -> Checked {
+    let (evidence, cure) = (evidence.into(), Some(cure.into()));
+    Err(Finding { verdict: Judgement::Warning, evidence, cure })
+}
+
+pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Checked {
+    let found = |finding| Finding { verdict: Judgement::Failed, ..finding };
+    warning(evidence, cure).map_err(found)
+}
+
+// For `checks/network.rs`, until it is written as the others are.
+pub(super) use Judgement as Verdict;
+
+impl Finding {
+    pub(super) fn ok(evidence: impl Into<String>) -> Self {
+        well(evidence).into()
+    }
+
+    pub(super) fn skipped(why: impl AsRef<str>) -> Self {
+        skipped(why).into()
+    }
+
+    pub(super) fn warning(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
+        warning(evidence, cure).into()
+    }
+
+    pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
+        failed(evidence, cure).into()
+    }
 }

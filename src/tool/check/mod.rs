@@ -15,13 +15,24 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::checks::CHECKS;
-use self::finding::{Finding, Verdict};
-use super::arguments::{CheckArguments, Output};
+use self::finding::{Finding, Judgement};
+use super::arguments::CheckArguments;
 use super::style::Style;
 use crate::status::SCHEMA;
 
 /// Exit code if a check failed.
 const EXIT_FOUND: u8 = 1;
+
+/// What findings are called, one and many, and how they are shown.
+type Words = (Judgement, [&'static str; 2], fn(Style, &str) -> String);
+
+/// In the order of the report; the sum has it the other way round.
+const WORDS: [Words; 4] = [
+    (Judgement::Failed, ["failed"; 2], Style::bad),
+    (Judgement::Warning, ["warning", "warnings"], Style::doubtful),
+    (Judgement::Skipped, ["skipped"; 2], |_, text| text.to_owned()),
+    (Judgement::Ok, ["ok"; 2], Style::good),
+];
 
 /// Id and meaning of each check, in their order: the table in the documents.
 pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -29,87 +40,69 @@ pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// All checks: the report, and the exit code.
-pub(super) fn run(arguments: &CheckArguments) -> anyhow::Result<(String, u8)> {
+pub(super) fn run(arguments: CheckArguments) -> anyhow::Result<(String, u8)> {
     let facts = read::facts(arguments)?;
-    let findings: Vec<_> = CHECKS.iter().map(|check| (check.id, (check.judge)(&facts))).collect();
-    let text = match arguments.output {
-        Some(Output::Json) => format!("{:#}\n", to_json(&findings)),
-        None => render(&findings, arguments.verbose, Style::of_output()),
+    let found = CHECKS.iter().map(|check| Answer { id: check.id, finding: (check.judge)(&facts) });
+    let found: Vec<_> = found.collect();
+    let text = match facts.asked.output {
+        Some(_) => format!("{:#}\n", to_json(&found)),
+        None => render(&found, facts.asked.verbose, Style::of_output()),
     };
-    let has_failed = findings.iter().any(|(_, finding)| finding.verdict == Verdict::Failed);
+    let has_failed = found.iter().any(|it| it.finding.verdict == Judgement::Failed);
     Ok((text, if has_failed { EXIT_FOUND } else { 0 }))
 }
 
-/// All findings, for scripts.
+/// What one check says.
 #[derive(Serialize)]
-struct Report<'a> {
-    schema: u32,
-    checks: Vec<Found<'a>>,
-}
-
-#[derive(Serialize)]
-struct Found<'a> {
-    id: &'a str,
+struct Answer {
+    id: &'static str,
     #[serde(flatten)]
-    finding: &'a Finding,
+    finding: Finding,
 }
 
-fn to_json(findings: &[(&str, Finding)]) -> Value {
-    let checks = findings.iter().map(|(id, finding)| Found { id, finding }).collect();
-    json!(Report { schema: SCHEMA, checks })
+/// All of it, for scripts.
+fn to_json(found: &[Answer]) -> Value {
+    json!({ "schema": SCHEMA, "checks": found })
 }
 
 /// What failed, then warnings, then the sum; all of it if `verbose`.
-fn render(findings: &[(&str, Finding)], verbose: bool, style: Style) -> String {
-    let mut out = String::new();
-    let shown: &[Verdict] = match verbose {
-        true => &[Verdict::Failed, Verdict::Warning, Verdict::Skipped, Verdict::Ok],
-        false => &[Verdict::Failed, Verdict::Warning],
-    };
-    let of = |verdict| findings.iter().filter(move |(_, finding)| finding.verdict == verdict);
-    for verdict in shown {
-        for (id, finding) in of(*verdict) {
-            let word = format!("{:<7}", verdict.name());
-            let word = match verdict {
-                Verdict::Ok => style.good(&word),
-                Verdict::Warning => style.doubtful(&word),
-                Verdict::Failed => style.bad(&word),
-                Verdict::Skipped => word,
-            };
+fn render(found: &[Answer], verbose: bool, style: Style) -> String {
+    let (mut out, mut counts) = (String::new(), Vec::new());
+    for (verdict, [one, many], paint) in WORDS {
+        let of: Vec<_> = found.iter().filter(|it| it.finding.verdict == verdict).collect();
+        let is_bad = matches!(verdict, Judgement::Failed | Judgement::Warning);
+        for Answer { id, finding } in of.iter().filter(|_| verbose || is_bad) {
+            let word = paint(style, &format!("{one:<7}"));
             writeln!(out, "{word} {id}: {}", finding.evidence).ok();
             if let Some(cure) = &finding.cure {
                 writeln!(out, "        {cure}").ok();
             }
         }
+        match of.len() {
+            0 => {}
+            1 => counts.insert(0, format!("1 {one}")),
+            count => counts.insert(0, format!("{count} {many}")),
+        }
     }
-    let counts = [
-        (Verdict::Ok, "ok", "ok"),
-        (Verdict::Skipped, "skipped", "skipped"),
-        (Verdict::Warning, "warning", "warnings"),
-        (Verdict::Failed, "failed", "failed"),
-    ];
-    let counts = counts.map(|(verdict, one, many)| (of(verdict).count(), one, many));
-    let present = counts.iter().filter(|(count, ..)| *count > 0);
-    let texts: Vec<_> = present
-        .map(|(count, one, many)| format!("{count} {}", if *count == 1 { one } else { many }))
-        .collect();
-    writeln!(out, "{} checks: {}", findings.len(), texts.join(", ")).ok();
+    writeln!(out, "{} checks: {}", found.len(), counts.join(", ")).ok();
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::facts::Facts;
+    use super::finding::{failed, skipped, warning, well};
     use super::*;
 
     #[test]
     fn what_failed_comes_first_and_the_sum_last() {
         let findings = [
-            ("a", Finding::ok("1")),
-            ("b", Finding::warning("2", "do that")),
-            ("c", Finding::failed("3", "do this")),
-            ("d", Finding::skipped("no right")),
+            ("a", well("1")),
+            ("b", warning("2", "do that")),
+            ("c", failed("3", "do this")),
+            ("d", skipped("no right")),
         ];
+        let findings = findings.map(|(id, checked)| Answer { id, finding: checked.into() });
         let short = "failed  c: 3\n        do this\nwarning b: 2\n        do that\n\
                      4 checks: 1 ok, 1 skipped, 1 warning, 1 failed\n";
         assert_eq!(render(&findings, false, Style::PLAIN), short);
@@ -134,7 +127,7 @@ mod tests {
     fn nothing_is_wrong_where_nothing_is_known() {
         for check in CHECKS {
             let finding = (check.judge)(&Facts::default());
-            let is_calm = matches!(finding.verdict, Verdict::Ok | Verdict::Skipped);
+            let is_calm = matches!(finding.verdict, Judgement::Ok | Judgement::Skipped);
             assert!(is_calm, "{}: {finding:?}", check.id);
         }
     }

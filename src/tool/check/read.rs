@@ -12,23 +12,20 @@ use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statvfs};
-use tokio::runtime::Runtime;
 
-use super::facts::{Asked, Directory, Facts, Host, SubnetText, Way};
+use super::facts::{Directory, Facts, PeerWay, SubnetFacts};
 use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
-use crate::config::whole_file;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
+use crate::host::interface::Snapshot;
 use crate::host::netlink::policies::has_policies;
 use crate::host::netlink::{Netlink, NetlinkError};
-use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program, ProgramError};
+use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
-use crate::tool::refusal::why;
-
-/// Far beyond any `subnet.env`.
-const SUBNET_FILE_BYTES_MAX: u64 = 64 << 10;
+use crate::tool::ask::wait_for;
+use crate::tool::refusal::{or_refused, why};
 
 /// Peers whose ways are asked about: milliseconds.
 const WAYS_MAX: usize = 256;
@@ -51,79 +48,70 @@ const DEVICE_SYSCTLS: [&str; 2] = ["forwarding", "rp_filter"];
 const SYNCHRONISED: &str = "/run/systemd/timesync/synchronized";
 
 /// Everything that the checks look at.
-pub(super) fn facts(arguments: &CheckArguments) -> anyhow::Result<Facts> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let daemon = daemon::read(&runtime, &arguments.daemon.socket);
-    let asked = Asked {
-        socket: arguments.daemon.socket.clone(),
-        subnet_file: arguments.subnet_file.clone(),
-        port: arguments.port,
-        interface: arguments.iface.clone(),
-    };
+pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
+    let daemon = daemon::read(&asked.daemon.socket);
     let processes = process::list();
     let mut facts = Facts {
         process: process::read(daemon.pid),
         others: process::others(&processes, daemon.pid),
         udp_sockets: sockets::read(&processes),
         receive_errors: sockets::receive_errors(),
-        tun: Some(open_tun()),
-        io_uring: Some(crate::sys::ring::probe().map_err(|error| with_causes(&error))),
+        tun_error: open_tun().err().map(|error| error.to_string()),
+        io_uring_error: crate::sys::ring::probe().err().map(|error| with_causes(&error)),
         sysctls: sysctls(),
         subnet_file: subnet_file(&asked.subnet_file),
         directory: directory(&asked.subnet_file),
-        etcd: endpoints::ask_all(&arguments.etcd_endpoints),
-        clock_is_synchronised: Some(Path::new(SYNCHRONISED).exists()),
+        clock_is_synchronised: Path::new(SYNCHRONISED).exists(),
         now_unix: unix_seconds(),
         daemon,
         asked,
         ..Facts::default()
     };
-    let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.network];
-    facts.host = runtime.block_on(host(networks)).ok();
-    facts.ways = runtime.block_on(ways(&facts)).ok().flatten();
-    facts.has_ipsec = runtime.block_on(has_policies()).ok();
-    match firewall(&runtime) {
-        Ok(chains) => facts.firewall = Some(chains),
-        Err(why) => facts.firewall_error = Some(why),
-    }
+    wait_for(async {
+        facts.etcd = endpoints::ask_all(&facts.asked.etcd_endpoints).await;
+        let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
+        facts.host = host(networks).await.ok();
+        facts.ways = ways(&facts).await.unwrap_or_default();
+        facts.has_ipsec = has_policies().await.ok();
+        match firewall().await {
+            Ok(chains) => facts.firewall = Some(chains),
+            Err(why) => facts.firewall_error = why,
+        }
+    })?;
     Ok(facts)
 }
 
 /// Opening alone makes no device.
-fn open_tun() -> Result<(), String> {
-    let mut options = fs::OpenOptions::new();
-    let opened = options.read(true).write(true).open("/dev/net/tun");
-    opened.map(drop).map_err(|error| error.to_string())
+fn open_tun() -> std::io::Result<fs::File> {
+    fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun")
 }
 
 /// Default routes and those in the networks: hosts may have many others.
-async fn host(networks: [Option<Prefix>; 2]) -> Result<Host, NetlinkError> {
+async fn host(networks: [Option<Prefix>; 2]) -> Result<Snapshot, NetlinkError> {
     let netlink = Netlink::open()?;
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
     };
-    Ok(Host {
+    Ok(Snapshot {
         links: netlink.links().await?,
         addresses: netlink.addresses().await?,
         routes: Netlink::routes_to(wanted).await?,
+        path_to_can_reach: None,
     })
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.
-async fn ways(facts: &Facts) -> Result<Option<Vec<Way>>, NetlinkError> {
-    let (Some(status), Some(lease)) = (facts.status(), facts.lease()) else { return Ok(None) };
-    let Some(index) = facts.interface().and_then(|name| facts.link(name)).map(|link| link.id.index)
-    else {
-        return Ok(None);
-    };
-    let netlink = Netlink::open()?;
-    let local = facts.tunnel_address().map_or(lease.public_ip, |address| *address.ip());
-    let mut ways = Vec::new();
+async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
+    let (status, lease) = (facts.status()?, facts.lease()?);
+    let index = facts.link(facts.interface()?)?.id.index;
+    let netlink = Netlink::open().ok()?;
+    let local = facts.tunnel_address().unwrap_or(lease.public_ip);
     let mut hosts = BTreeMap::new();
     for peer in &status.routes {
         *hosts.entry(peer.via.host()).or_default() |= peer.state.is_alarming();
     }
+    let mut ways = Vec::new();
     for (host, is_alarming) in hosts.into_iter().take(WAYS_MAX) {
         let to = match facts.port() {
             Some(port) => {
@@ -133,14 +121,11 @@ async fn ways(facts: &Facts) -> Result<Option<Vec<Way>>, NetlinkError> {
             None => netlink.path_to(host).await,
         };
         let from = netlink.path_of_forwarded(host, local, index).await;
-        let [to, from] = [to, from].map(|path| match path {
-            Ok(_) => Ok(Ok(())),
-            Err(NetlinkError::Refused { source, .. }) => Ok(Err(why(&source))),
-            Err(error) => Err(error),
-        });
-        ways.push(Way { host, to: to?, from: from?, is_alarming });
+        let refused = |answer| Some(or_refused(answer).ok()?.err().map(|error| why(&error)));
+        let (to_refused, from_refused) = (refused(to)?, refused(from)?.filter(|_| is_alarming));
+        ways.push(PeerWay { host, to_refused, from_refused });
     }
-    Ok(Some(ways).filter(|ways| !ways.is_empty()))
+    Some(ways)
 }
 
 fn sysctls() -> BTreeMap<String, u64> {
@@ -156,20 +141,10 @@ fn sysctls() -> BTreeMap<String, u64> {
     names.into_iter().filter_map(read).collect()
 }
 
-fn subnet_file(path: &Path) -> SubnetText {
-    let is_there = path.exists();
-    let text = match whole_file::read(path, SUBNET_FILE_BYTES_MAX) {
-        Ok(Some(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-        Ok(None) => return SubnetText { is_there, ..SubnetText::default() },
-        Err(error) => {
-            let error = Some(with_causes(&error));
-            return SubnetText { is_there, error, ..SubnetText::default() };
-        }
-    };
-    let Previous { network, subnet, .. } = Previous::parse(&text);
-    let mtu = text.lines().find_map(|line| line.trim().strip_prefix("FLANNEL_MTU="));
-    let mtu_bytes = mtu.and_then(|mtu| mtu.trim().parse().ok());
-    SubnetText { is_there, error: None, network, subnet, mtu_bytes }
+fn subnet_file(path: &Path) -> SubnetFacts {
+    let (is_there, read) = (path.exists(), Previous::read(path));
+    let error = read.as_ref().err().map(|error| with_causes(error));
+    SubnetFacts { is_there, error, says: read.unwrap_or_default() }
 }
 
 fn directory(subnet_file: &Path) -> Option<Directory> {
@@ -179,19 +154,16 @@ fn directory(subnet_file: &Path) -> Option<Directory> {
         path: PathBuf::from(path),
         is_writable: access(path, Access::WRITE_OK).is_ok(),
         free_bytes: space.f_bavail.saturating_mul(space.f_frsize),
-        free_files: space.f_favail,
-        counts_files: space.f_files > 0,
+        free_files: (space.f_files > 0).then_some(space.f_favail),
     })
 }
 
 /// The rules of both firewalls.
-fn firewall(runtime: &Runtime) -> Result<Vec<Chain>, String> {
-    let nft = output(runtime, NFT, &["-j", "list", "ruleset"]);
-    let iptables = output(runtime, IPTABLES_SAVE, &[]);
-    let nft = nft.and_then(|text| {
+async fn firewall() -> Result<Vec<Chain>, String> {
+    let nft = output(NFT, &["-j", "list", "ruleset"]).await.and_then(|text| {
         firewall::nftables::parse(&text).ok_or_else(|| "nft answered no JSON".to_owned())
     });
-    let iptables = iptables.map(|text| firewall::iptables::parse(&text));
+    let iptables = output(IPTABLES_SAVE, &[]).await.map(|text| firewall::iptables::parse(&text));
     match (nft, iptables) {
         (Ok(one), Ok(other)) => Ok([one, other].concat()),
         (Ok(one), Err(_)) | (Err(_), Ok(one)) => Ok(one),
@@ -199,13 +171,8 @@ fn firewall(runtime: &Runtime) -> Result<Vec<Chain>, String> {
     }
 }
 
-fn output(runtime: &Runtime, program: Program, arguments: &[&str]) -> Result<String, String> {
+async fn output(program: Program, arguments: &[&str]) -> Result<String, String> {
     let mut text = String::new();
-    let take = |line: &str| {
-        text.push_str(line);
-        text.push('\n');
-    };
-    let result: Result<(), ProgramError> = runtime.block_on(program.run(arguments, "", take));
-    result.map_err(|error| with_causes(&error))?;
-    Ok(text)
+    let result = program.run(arguments, "", |line| text.extend([line, "\n"])).await;
+    result.map(|()| text).map_err(|error| with_causes(&error))
 }

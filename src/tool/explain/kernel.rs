@@ -9,7 +9,8 @@ use anyhow::Context;
 
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Link, PathToHost};
-use crate::tool::refusal::why;
+use crate::tool::ask::wait_for;
+use crate::tool::refusal::{or_refused, why};
 
 /// The way that is asked about.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +28,7 @@ pub(super) struct Asked<'a> {
     /// The host of the far pod.
     pub(super) host: Ipv4Addr,
     /// From where to where the tunnel's datagrams go, if there is a tunnel.
-    pub(super) tunnel: Option<(SocketAddrV4, SocketAddrV4)>,
+    pub(super) tunnel: Option<[SocketAddrV4; 2]>,
 }
 
 /// A route, or why there is none.
@@ -47,97 +48,79 @@ pub(super) struct Answers {
 
 /// Asks.
 pub(super) fn ask(asked: &Asked<'_>) -> anyhow::Result<Answers> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(ask_for_all(asked)).context("the kernel could not be asked for its routes")
+    wait_for(ask_for_all(asked))?.context("the kernel could not be asked for its routes")
 }
 
 async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
     let netlink = Netlink::open()?;
     let links = netlink.links().await?;
-    let near = path(netlink.path_to(asked.near).await)?;
-    let comes_by = if asked.is_outward {
-        near.as_ref().ok().map(|path| path.interface_index)
-    } else {
-        let name = asked.device.unwrap_or(asked.interface);
-        links.iter().find(|link| link.id.name == name).map(|link| link.id.index)
-    };
-    let across = match comes_by {
-        None => None,
-        Some(index) => {
-            let (from, to) = asked.ends();
-            Some(path(netlink.path_of_forwarded(from, to, index).await)?)
+    let near = or_refused(netlink.path_to(asked.near).await)?;
+    let comes_by = match (&near, asked.is_outward) {
+        (near, true) => near.as_ref().ok().map(|path| path.interface_index),
+        (_, false) => {
+            let name = asked.comes_by();
+            links.iter().find(|link| link.id.name == name).map(|link| link.id.index)
         }
     };
-    let outer = match asked.tunnel.filter(|_| asked.is_outward) {
-        None => None,
-        Some((from, to)) => Some(path(netlink.path_of_datagram(from, to).await)?),
-    };
+    let (mut across, mut outer) = (None, None);
+    if let Some(index) = comes_by {
+        let (from, to) = asked.ends();
+        across = Some(or_refused(netlink.path_of_forwarded(from, to, index).await)?);
+    }
+    if let Some([from, to]) = asked.tunnel.filter(|_| asked.is_outward) {
+        outer = Some(or_refused(netlink.path_of_datagram(from, to).await)?);
+    }
     Ok(Answers { links, near, across, outer })
 }
 
-/// A refusal is an answer.
-fn path(answer: Result<PathToHost, NetlinkError>) -> Result<Path, NetlinkError> {
-    match answer {
-        Ok(path) => Ok(Ok(path)),
-        Err(NetlinkError::Refused { source, .. }) => Ok(Err(source)),
-        Err(error) => Err(error),
-    }
-}
-
-impl Asked<'_> {
+impl<'a> Asked<'a> {
     fn ends(&self) -> (Ipv4Addr, Ipv4Addr) {
         if self.is_outward { (self.near, self.far) } else { (self.far, self.near) }
+    }
+
+    /// By which interface what other hosts send comes in.
+    fn comes_by(&self) -> &'a str {
+        self.device.unwrap_or(self.interface)
     }
 }
 
 impl Answers {
     /// Where the kernel parts from what the packet needs, nearest first; nothing if it doesn't.
     pub(super) fn parting(&self, asked: &Asked<'_>) -> Option<String> {
-        let Asked { near, device, host, .. } = *asked;
+        let Asked { near, device, host, is_outward, .. } = *asked;
         let pods_interface = match &self.near {
-            Ok(path) if path.gateway.is_none() && Some(self.name(path)) != device => {
-                self.name(path)
+            Err(error) => {
+                return Some(format!("but the kernel has no way to {near}: {}", why(error)));
             }
-            Ok(path) => {
+            Ok(path) if path.gateway.is_some() || Some(self.name(path)) == device => {
                 return Some(format!(
                     "but this host has no route of its own to {near}, the kernel sends that by {}: \
                      the pods' bridge is missing, down or without its address",
                     self.shown(path)
                 ));
             }
-            Err(error) => {
-                return Some(format!("but the kernel has no way to {near}: {}", why(error)));
-            }
+            Ok(path) => self.name(path),
         };
         let (from, to) = asked.ends();
-        let comes_by = match asked.is_outward {
-            true => pods_interface,
-            false => device.unwrap_or(asked.interface),
-        };
+        let comes_by = if is_outward { pods_interface } else { asked.comes_by() };
         let query = format!("`ip route get {to} from {from} iif {comes_by}`");
+        let is_right = |path: &PathToHost| match is_outward {
+            true => Some(self.name(path)) == device || path.gateway == Some(IpAddr::V4(host)),
+            false => self.name(path) == pods_interface,
+        };
         match &self.across {
             None => return Some(format!("but there is no interface {comes_by}")),
             Some(Err(error)) => {
+                let why = why(error);
+                return Some(format!("but the kernel does not forward it: {why} ({query})"));
+            }
+            Some(Ok(path)) if !is_right(path) => {
                 return Some(format!(
-                    "but the kernel does not forward it: {} ({query})",
-                    why(error)
+                    "but the kernel sends it by {}: another route, rule or table wins ({query})",
+                    self.shown(path)
                 ));
             }
-            Some(Ok(path)) => {
-                let is_right = match asked.is_outward {
-                    true => {
-                        Some(self.name(path)) == device || path.gateway == Some(IpAddr::V4(host))
-                    }
-                    false => self.name(path) == pods_interface,
-                };
-                if !is_right {
-                    return Some(format!(
-                        "but the kernel sends it by {}: another route, rule or table wins \
-                         ({query})",
-                        self.shown(path)
-                    ));
-                }
-            }
+            Some(Ok(_)) => {}
         }
         match self.outer.as_ref()? {
             Err(error) => Some(format!(

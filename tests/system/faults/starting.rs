@@ -15,7 +15,7 @@ const NO_INTERFACE: Fault = at_check("--iface names no interface", "external-int
 const NO_TUN: Fault = at_check("/dev/net/tun is missing", "tun-device");
 const NO_RIGHTS: Fault = at_check("weftd lacks CAP_NET_ADMIN", "cap-net-admin");
 const NO_STORE: Fault =
-    at_check("no etcd endpoint answers", "http://127.0.0.1:9: connection refused");
+    at_check("no etcd endpoint answers", "http://127.0.0.1:9: it can't be connected to");
 const LEFT: Fault = at_check("weftd was killed", "daemon-answers");
 const NOT_RUNNING: Fault =
     Fault { name: "weftd does not run", screen: Screen::Status, says: "weftd is not running" };

@@ -1,8 +1,10 @@
 //! Settings of the kernel, and its firewall.
 
+use rustix::thread::CapabilitySet;
+
 use super::super::facts::Facts;
-use super::super::finding::Finding;
-use super::super::firewall::{FORWARDED, Packet, RECEIVED, dropped_by};
+use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
+use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
 use super::network::{external_name, strangers};
 use crate::netfilter::guard::table_name;
 use crate::route::Prefix;
@@ -11,200 +13,193 @@ use crate::status::Guard;
 /// What weftd asks for each socket.
 const BUFFER_BYTES: u64 = 4 << 20;
 
-/// Of linux/capability.h.
-const CAP_NET_ADMIN: u32 = 12;
-
-fn unreadable(name: &str) -> Finding {
-    Finding::skipped(format!("{name} can't be read"))
-}
-
-pub(super) fn ip_forward(facts: &Facts) -> Finding {
-    match facts.sysctl("net/ipv4/ip_forward") {
-        None => unreadable("net.ipv4.ip_forward"),
-        Some(0) => Finding::failed(
-            "net.ipv4.ip_forward is 0",
-            "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.",
-        ),
-        Some(_) => Finding::ok("net.ipv4.ip_forward is 1"),
+/// A setting below `/proc/sys`, as text and as number.
+fn setting(facts: &Facts, path: &str) -> Result<(String, u64), Finding> {
+    let name = path.replace('/', ".");
+    match facts.sysctl(path) {
+        Some(value) => Ok((format!("{name} is {value}"), value)),
+        None => Err(format!("{name} can't be read").as_str().into()),
     }
 }
 
-pub(super) fn device_forwarding(facts: &Facts) -> Finding {
-    let Some(device) = facts.comes_by() else { return Finding::skipped("no device is known yet") };
-    match facts.sysctl(&format!("net/ipv4/conf/{device}/forwarding")) {
-        None => unreadable("its setting"),
-        Some(0) => Finding::failed(
-            format!("net.ipv4.conf.{device}.forwarding is 0"),
-            "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.",
-        ),
-        Some(_) => Finding::ok(format!("{device} forwards")),
+pub(super) fn ip_forward(facts: &Facts) -> Checked {
+    let (evidence, value) = setting(facts, "net/ipv4/ip_forward")?;
+    if value > 0 {
+        return Ok(evidence);
     }
+    failed(evidence, "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.")
 }
 
-pub(super) fn rp_filter(facts: &Facts) -> Finding {
+pub(super) fn device_forwarding(facts: &Facts) -> Checked {
+    let device = facts.comes_by().ok_or("no device is known yet")?;
+    let (evidence, value) = setting(facts, &format!("net/ipv4/conf/{device}/forwarding"))?;
+    if value > 0 {
+        return Ok(evidence);
+    }
+    failed(evidence, "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.")
+}
+
+pub(super) fn rp_filter(facts: &Facts) -> Checked {
     let (Some(device), Some(lease), Some(host)) = (facts.device(), facts.lease(), &facts.host)
     else {
-        return Finding::skipped("no device or no network is known");
+        return skipped("no device or no network is known");
     };
     let of = |name: &str| facts.sysctl(&format!("net/ipv4/conf/{name}/rp_filter"));
     // The larger of both counts.
-    let Some(effective) = of("all").max(of(device)) else { return unreadable("rp_filter") };
-    let elsewhere = strangers(facts, host, lease);
-    match (effective, elsewhere.first()) {
-        (1, Some(route)) => Finding::warning(
+    let effective = of("all").max(of(device)).ok_or("rp_filter can't be read")?;
+    match strangers(facts, host, lease).first().filter(|_| effective == 1) {
+        None => Ok(format!("{effective} on {device}, routes are symmetric or it is loose")),
+        Some(route) => warning(
             format!("rp_filter is 1 (strict) on {device}, and there is a route {route}"),
             format!("Remove the route, or sysctl -w net.ipv4.conf.{device}.rp_filter=2 (loose)."),
         ),
-        (value, _) => {
-            Finding::ok(format!("{value} on {device}, routes are symmetric or it is loose"))
-        }
     }
 }
 
-pub(super) fn bridge_netfilter(facts: &Facts) -> Finding {
-    if !facts.daemon.settings.as_ref().is_some_and(|it| it.is_kubernetes) {
-        return Finding::skipped("no weftd with --kube-subnet-mgr was found");
+pub(super) fn bridge_netfilter(facts: &Facts) -> Checked {
+    if !facts.daemon.given.as_ref().is_some_and(|it| it.is_kubernetes) {
+        return skipped("no weftd with --kube-subnet-mgr was found");
     }
     let cure = "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1. Services do \
                 not work between pods of one host without it, unless rules are in nftables.";
     match facts.sysctl("net/bridge/bridge-nf-call-iptables") {
-        Some(0) => Finding::warning("net.bridge.bridge-nf-call-iptables is 0", cure),
-        Some(_) => Finding::ok("iptables sees what passes a bridge"),
-        None => Finding::warning("the module br_netfilter is not loaded", cure),
+        Some(0) => warning("net.bridge.bridge-nf-call-iptables is 0", cure),
+        Some(_) => well("iptables sees what passes a bridge"),
+        None => warning("the module br_netfilter is not loaded", cure),
     }
 }
 
-pub(super) fn conntrack(facts: &Facts) -> Finding {
+pub(super) fn conntrack(facts: &Facts) -> Checked {
     let number = |name: &str| facts.sysctl(&format!("net/netfilter/nf_conntrack_{name}"));
     let (Some(count), Some(most)) = (number("count"), number("max")) else {
-        return Finding::ok("connections are not tracked here");
+        return well("connections are not tracked here");
     };
     let evidence = format!("{count} of {most} connections");
     let cure = "Raise net.netfilter.nf_conntrack_max, or find who opens so many connections: new \
                 ones are refused when it is full.";
-    if most == 0 {
-        return Finding::ok(format!("{count} connections, no limit"));
-    }
-    match count.saturating_mul(100) / most {
-        91.. => Finding::failed(evidence, cure),
-        76.. => Finding::warning(evidence, cure),
-        _ => Finding::ok(evidence),
+    // Of 0 there is no limit.
+    match count.saturating_mul(100).checked_div(most) {
+        Some(91..) => failed(evidence, cure),
+        Some(76..) => warning(evidence, cure),
+        Some(_) => Ok(evidence),
+        None => Ok(format!("{count} connections, no limit")),
     }
 }
 
-pub(super) fn socket_buffers(facts: &Facts) -> Finding {
+pub(super) fn socket_buffers(facts: &Facts) -> Checked {
     if !facts.may_be_udp() {
-        return Finding::skipped("only the udp backend has a socket");
+        return skipped("only the udp backend has a socket");
     }
     let both = ["rmem_max", "wmem_max"].map(|name| facts.sysctl(&format!("net/core/{name}")));
     let [Some(receive), Some(send)] = both else {
-        return Finding::skipped("net.core.rmem_max is not visible in this network namespace");
+        return skipped("net.core.rmem_max is not visible in this network namespace");
     };
     let evidence = format!("net.core.rmem_max {receive}, wmem_max {send}");
     if receive.min(send) >= BUFFER_BYTES {
-        return Finding::ok(evidence);
+        return Ok(evidence);
     }
-    match facts.may(CAP_NET_ADMIN) {
-        Some(true) => Finding::ok(format!("{evidence}; CAP_NET_ADMIN may exceed them")),
-        Some(false) if facts.process.is_daemon => Finding::warning(
+    match facts.may(CapabilitySet::NET_ADMIN) {
+        Some(true) => Ok(format!("{evidence}; CAP_NET_ADMIN may exceed them")),
+        Some(false) if facts.process.is_daemon => warning(
             format!("{evidence}, and weftd has no CAP_NET_ADMIN"),
             format!("Raise both to {BUFFER_BYTES}: bursts of packets get lost."),
         ),
-        Some(false) | None => Finding::skipped("weftd's rights are not known"),
+        Some(false) | None => skipped("weftd's rights are not known"),
     }
 }
 
-pub(super) fn ipsec(facts: &Facts) -> Finding {
-    match facts.has_ipsec {
-        None => Finding::skipped("the kernel does not say"),
-        Some(false) => Finding::ok("none"),
-        Some(true) => Finding::ok("there are some: the fast path stays off"),
+pub(super) fn ipsec(facts: &Facts) -> Checked {
+    match facts.has_ipsec.ok_or("the kernel does not say")? {
+        false => well("none"),
+        true => well("there are some: the fast path stays off"),
     }
 }
 
-pub(super) fn firewall_input(facts: &Facts) -> Finding {
+/// Whether something surely drops the tunnel's datagrams at these hooks: those of anybody, or those
+/// of one of the peers, for a list may have some of them. `so` is what follows, of all or of one.
+fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> Checked {
     if facts.backend().is_some_and(|kind| !kind.has_port()) {
-        return Finding::skipped("this backend has no port");
+        return skipped("this backend has no port");
     }
-    let (Some(chains), Some(port)) = (&facts.firewall, facts.port()) else {
-        return no_firewall(facts);
-    };
+    let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
     let external = external_name(facts);
-    let comes_by = external.as_deref();
-    // From anybody, or from one of the peers: a list may have some of them.
-    let peers = facts.ways.iter().flatten().filter_map(|way| Prefix::new(way.host, 32));
-    let closed = std::iter::once(None).chain(peers.map(Some)).find_map(|sources| {
-        let (destinations, goes_by) = (None, None);
-        let packet = Packet { udp_port: Some(port), sources, destinations, comes_by, goes_by };
-        let whom = sources.map_or(String::new(), |peer| format!(" to {}", peer.network()));
-        dropped_by(chains, RECEIVED, &packet, &format!("UDP port {port} is closed{whom}"))
+    let (external, udp_port) = (external.as_deref(), Some(port));
+    let (chain, way, of) = match hooks == SENT {
+        true => ("OUTPUT", "to", "of"),
+        false => ("INPUT", "from", "to"),
+    };
+    let peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
+    let dropped = std::iter::once(None).chain(peers.map(Some)).find_map(|peer| {
+        let packet = match hooks == SENT {
+            true => Packet { udp_port, destinations: peer, goes_by: external, ..Packet::default() },
+            false => Packet { udp_port, sources: peer, comes_by: external, ..Packet::default() },
+        };
+        let whom = peer.map_or(String::new(), |peer| format!(" {of} {}", peer.network()));
+        dropped_by(chains, hooks, &packet, &so(port, &whom))
     });
-    match closed {
-        None => Finding::ok(format!("nothing surely drops UDP port {port}")),
-        Some(rule) => Finding::warning(
+    match dropped {
+        None => Ok(format!("nothing surely drops UDP port {port} there")),
+        Some(rule) => warning(
             rule,
-            format!("Accept UDP port {port} from all nodes in front of that, in INPUT."),
+            format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}."),
         ),
     }
+}
+
+pub(super) fn firewall_output(facts: &Facts) -> Checked {
+    tunnel_passes(facts, SENT, |port, whom| format!("nothing is sent to UDP port {port}{whom}"))
+}
+
+pub(super) fn firewall_input(facts: &Facts) -> Checked {
+    tunnel_passes(facts, RECEIVED, |port, whom| format!("UDP port {port} is closed{whom}"))
 }
 
 /// That of a weftd which runs, or one that is left and that nobody keeps.
-pub(super) fn port_guard(facts: &Facts) -> Finding {
-    if let Some(guard) = facts.status().and_then(|status| status.guard.as_ref()) {
-        let Guard { port, peers, kept, .. } = guard;
+pub(super) fn port_guard(facts: &Facts) -> Checked {
+    if let Some(Guard { port, peers, kept, .. }) =
+        facts.status().and_then(|status| status.guard.as_ref())
+    {
         let peers = format!("UDP port {port}, for {peers} peers");
-        return match kept.in_place || kept.failures == 0 {
-            true => Finding::ok(peers),
-            false => Finding::failed(
-                format!("{peers}: can't be kept, {} failures", kept.failures),
-                "weftd's log says why; until then new nodes may not be heard: docs/firewall.md.",
-            ),
-        };
+        if kept.in_place || kept.failures == 0 {
+            return Ok(peers);
+        }
+        return failed(
+            format!("{peers}: can't be kept, {} failures", kept.failures),
+            "weftd's log says why; until then new nodes may not be heard: docs/firewall.md.",
+        );
     }
-    let Some(network) = facts.network() else {
-        return Finding::skipped("neither weftd nor subnet.env says the network");
-    };
-    let Some(chains) = &facts.firewall else { return no_firewall(facts) };
-    let table = table_name(network);
-    let is_left = chains.iter().any(|chain| chain.table == format!("ip {table}"));
-    if !is_left {
-        return Finding::ok("there is none");
+    let table = table_name(facts.network()?);
+    let is_its = |table_of: &str| table_of.strip_prefix("ip ") == Some(&table);
+    if !facts.firewall()?.iter().any(|chain| is_its(&chain.table)) {
+        return well("there is none");
     }
-    let is_kept = facts.status().is_none() && facts.others.is_empty();
-    match is_kept {
-        true => Finding::ok("that of the last weftd, which the next one keeps or removes"),
-        false => Finding::warning(
-            format!("the nftables table {table} of an earlier weftd keeps new nodes out"),
-            format!("Remove it: nft delete table ip {table}."),
-        ),
+    if facts.status().is_none() && facts.others.is_empty() {
+        return well("that of the last weftd, which the next one keeps or removes");
     }
+    warning(
+        format!("the nftables table {table} of an earlier weftd keeps new nodes out"),
+        format!("Remove it: nft delete table ip {table}."),
+    )
 }
 
-pub(super) fn firewall_forward(facts: &Facts) -> Finding {
-    let Some(network) = facts.network() else {
-        return Finding::skipped("neither weftd nor subnet.env says the network");
-    };
+pub(super) fn firewall_forward(facts: &Facts) -> Checked {
+    let network = facts.network()?;
     if facts.status().is_none() {
-        return Finding::skipped("weftd sets its rules when it starts");
+        return skipped("weftd sets its rules when it starts");
     }
-    let subnet = facts.lease().map(|lease| lease.subnet).or(facts.subnet_file.subnet);
-    let Some(chains) = &facts.firewall else { return no_firewall(facts) };
+    let subnet = facts.lease().map(|lease| lease.subnet).or(facts.subnet_file.says.subnet);
     let packet = Packet {
-        udp_port: None,
         sources: Some(network),
         destinations: subnet.or(Some(network)),
         comes_by: facts.comes_by(),
-        goes_by: None,
+        ..Packet::default()
     };
-    match dropped_by(chains, FORWARDED, &packet, "pods do not get packets of other hosts") {
-        None => Finding::ok(format!("nothing surely drops what is for {network}")),
-        Some(rule) => Finding::warning(
+    let so = "pods do not get packets of other hosts";
+    match dropped_by(facts.firewall()?, FORWARDED, &packet, so) {
+        None => Ok(format!("nothing surely drops what is for {network}")),
+        Some(rule) => warning(
             rule,
             format!("Start weftd with --iptables-forward-rules, or accept {network} in FORWARD."),
         ),
     }
-}
-
-pub(super) fn no_firewall(facts: &Facts) -> Finding {
-    Finding::skipped(facts.firewall_error.clone().unwrap_or_else(|| "not read".to_owned()))
 }

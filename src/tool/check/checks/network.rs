@@ -1,10 +1,10 @@
 //! Interfaces, their MTUs, and routes.
 
-use super::super::facts::{Facts, Host};
+use super::super::facts::Facts;
 use super::super::finding::{Finding, Verdict};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
-use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot, select};
+use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot as Host, select};
 use crate::host::state::{Link, Route, RouteKind};
 use crate::status::Lease;
 
@@ -23,15 +23,9 @@ fn unreadable() -> Finding {
 
 /// The interface that weftd would choose now.
 fn chosen(facts: &Facts, host: &Host) -> Result<ExternalInterface, InterfaceError> {
-    let options = InterfaceOptions {
-        interfaces: facts.asked.interface.clone().into_iter().collect(),
-        regexes: Vec::new(),
-        can_reach: None,
-        public_ip: None,
-    };
-    let Host { links, addresses, routes } = host.clone();
-    let snapshot = Snapshot { links, addresses, routes, path_to_can_reach: None };
-    select(&options, &snapshot, &mut Vec::new())
+    let interfaces = facts.asked.iface.clone().into_iter().collect();
+    let options = InterfaceOptions { interfaces, ..InterfaceOptions::default() };
+    select(&options, host, &mut Vec::new())
 }
 
 /// The name of the external interface: weftd's, or the one it would choose.
@@ -48,14 +42,14 @@ pub(super) fn external(facts: &Facts) -> Finding {
         }
         return match chosen(facts, host) {
             Ok(found) => Finding::ok(format!("{} with {}", found.name, found.address)),
-            Err(error) if facts.asked.interface.is_none() => Finding::warning(
+            Err(error) if facts.asked.iface.is_none() => Finding::warning(
                 crate::failure::with_causes(&error),
                 "Start weftd with --iface=NAME, and give --iface here: there is no default route.",
             ),
             Err(error) => Finding::failed(
                 format!(
                     "--iface={}: {}",
-                    facts.asked.interface.as_deref().unwrap_or_default(),
+                    facts.asked.iface.as_deref().unwrap_or_default(),
                     crate::failure::with_causes(&error)
                 ),
                 "Give --iface the name or an address of an interface that has an IPv4 address.",
@@ -67,7 +61,7 @@ pub(super) fn external(facts: &Facts) -> Finding {
         return Finding::failed(format!("{name} is gone"), cure);
     };
     let mut own = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
-    let wanted = facts.tunnel_address().map(|address| *address.ip());
+    let wanted = facts.tunnel_address();
     match (own.clone().next(), wanted) {
         (None, _) => Finding::failed(format!("{name} has no IPv4 address"), "Give it one."),
         (Some(_), Some(wanted)) if !own.any(|it| it.address == wanted) => Finding::failed(
@@ -150,7 +144,7 @@ pub(super) fn overlay_mtu(facts: &Facts) -> Finding {
 pub(super) fn bridge_mtu(facts: &Facts) -> Finding {
     let Some(host) = &facts.host else { return unreadable() };
     let of_lease = facts.lease().map(|lease| (lease.subnet, lease.mtu_bytes));
-    let of_file = facts.subnet_file.subnet.zip(facts.subnet_file.mtu_bytes);
+    let of_file = facts.subnet_file.says.subnet.zip(facts.subnet_file.says.mtu_bytes);
     let Some((subnet, overlay)) = of_lease.or(of_file) else {
         return Finding::skipped("neither weftd nor subnet.env says the MTU");
     };

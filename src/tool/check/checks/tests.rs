@@ -4,15 +4,20 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
+use rustix::thread::CapabilitySet;
+
 use super::super::facts::{
-    Daemon, DaemonState, Directory, Endpoint, Facts, Host, OtherDaemon, Process, Settings,
-    SubnetText, UdpSocket, Way,
+    DaemonFacts, DaemonState, Directory, Endpoint, Facts, OtherDaemon, PeerWay, ProcessFacts,
+    SubnetFacts, UdpSocket,
 };
-use super::super::finding::{Finding, Verdict as Judged};
+use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::Chain;
 use super::super::firewall::iptables::parse as parse_iptables;
 use super::CHECKS;
 use crate::backend_kind::BackendKind;
+use crate::config::flags::Given;
+use crate::config::subnet_file::Previous;
+use crate::host::interface::Snapshot;
 use crate::host::state::{Address, Link, LinkId, NextHop, Route, RouteKind, RouteProtocol, Vxlan};
 use crate::route::Prefix;
 use crate::status::{
@@ -161,44 +166,43 @@ fn well(kind: BackendKind) -> Facts {
         ("net/core/wmem_max", 212_992),
     ];
     let mut facts = before_start();
-    facts.daemon = Daemon {
+    facts.daemon = DaemonFacts {
         state: DaemonState::Answered(Box::new(status(kind))),
         pid: Some(DAEMON),
-        settings: Some(Settings {
+        given: Some(Given {
             subnet_file: PathBuf::from("/run/flannel/subnet.env"),
             is_kubernetes: true,
         }),
     };
     facts.process.is_daemon = true;
-    facts.host = Some(Host { links, addresses, routes });
+    facts.host = Some(Snapshot { links, addresses, routes, path_to_can_reach: None });
     let host = Ipv4Addr::new(192, 0, 2, 2);
-    facts.ways = Some(vec![Way { host, to: Ok(()), from: Ok(()), is_alarming: false }]);
+    facts.ways = vec![PeerWay { host, to_refused: None, from_refused: None }];
     facts.sysctls = sysctls.map(|(name, value)| (name.to_owned(), value)).into();
     facts.udp_sockets = Some(vec![socket([192, 0, 2, 1], DAEMON)]);
     let (network, subnet) = (prefix("10.5.0.0/16"), prefix("10.5.1.0/24"));
-    let mtu_bytes = Some(mtu);
-    facts.subnet_file = SubnetText { is_there: true, error: None, network, subnet, mtu_bytes };
+    let says = Previous { network, subnet, mtu_bytes: Some(mtu), ..Previous::default() };
+    facts.subnet_file = SubnetFacts { is_there: true, error: None, says };
     facts
 }
 
 /// A host that is well, and weftd is yet to start.
 fn before_start() -> Facts {
     let mut facts = Facts {
-        process: Process {
+        process: ProcessFacts {
             is_daemon: false,
             is_root: true,
-            capabilities: Some(u64::MAX),
+            capabilities: Some(CapabilitySet::all()),
             open_files_max: Some(1024),
             locked_bytes_max: Some(u64::MAX),
             processors: Some(2),
-            kernel: Some((5, 10)),
+            kernel: "5.10.0-21-amd64".to_owned(),
         },
-        tun: Some(Ok(())),
-        io_uring: Some(Ok(())),
-        host: Some(Host {
+        host: Some(Snapshot {
             links: vec![link(1, "lo", 65536), link(2, "eth0", 1500)],
             addresses: vec![address(2, "192.0.2.1")],
             routes: vec![route("0.0.0.0/0", 2, Some("192.0.2.254"))],
+            path_to_can_reach: None,
         }),
         udp_sockets: Some(Vec::new()),
         firewall: Some(Vec::new()),
@@ -206,14 +210,12 @@ fn before_start() -> Facts {
             path: PathBuf::from("/run/flannel"),
             is_writable: true,
             free_bytes: 1 << 30,
-            free_files: 1000,
-            counts_files: true,
+            free_files: Some(1000),
         }),
-        etcd: vec![Endpoint { url: "http://a:1".to_owned(), answer: Ok((1, "etcd 3".to_owned())) }],
-        clock_is_synchronised: Some(true),
+        etcd: vec![Endpoint { url: "http://a:1".to_owned(), answer: Ok("etcd 3".to_owned()) }],
+        clock_is_synchronised: true,
         receive_errors: Some(7),
         has_ipsec: Some(true),
-        ways: None,
         now_unix: 1000,
         ..Facts::default()
     };
@@ -238,7 +240,7 @@ fn said(facts: &mut Facts) -> &mut Status {
     status
 }
 
-fn host(facts: &mut Facts) -> &mut Host {
+fn host(facts: &mut Facts) -> &mut Snapshot {
     facts.host.as_mut().unwrap()
 }
 
@@ -271,7 +273,7 @@ const OF_THE_DAEMON: &[Wrong] = &[
         it.daemon.state = DaemonState::Absent;
     }),
     ("daemon-answers", Judged::Warning, "another network namespace", |it| {
-        it.daemon.state = DaemonState::Elsewhere;
+        it.daemon.state = DaemonState::Elsewhere(7);
     }),
     ("daemon-answers", Judged::Failed, "no answer", |it| {
         it.daemon.state = DaemonState::Mute("no answer".to_owned());
@@ -292,11 +294,11 @@ const OF_THE_DAEMON: &[Wrong] = &[
         it.udp_sockets.as_mut().unwrap().push(socket([0, 0, 0, 0], 7));
     }),
     ("subnet-file", Judged::Failed, "weftd 10.5.1.0/24 of 10.5.0.0/16", |it| {
-        it.subnet_file.subnet = None;
+        it.subnet_file.says.subnet = None;
     }),
     ("subnet-file", Judged::Failed, "there is no", |it| it.subnet_file.is_there = false),
     ("subnet-file", Judged::Warning, "has MTU 1400, weftd 1472", |it| {
-        it.subnet_file.mtu_bytes = Some(1400);
+        it.subnet_file.says.mtu_bytes = Some(1400);
     }),
     ("subnet-directory", Judged::Failed, "can't be written", |it| {
         it.directory.as_mut().unwrap().is_writable = false;
@@ -305,7 +307,7 @@ const OF_THE_DAEMON: &[Wrong] = &[
         it.directory.as_mut().unwrap().free_bytes = 0;
     }),
     ("subnet-directory", Judged::Failed, "0 files free", |it| {
-        it.directory.as_mut().unwrap().free_files = 0;
+        it.directory.as_mut().unwrap().free_files = Some(0);
     }),
     ("public-address", Judged::Failed, "host b", |it| {
         said(it).store.duplicate_public_ip = Some("host b".to_owned());
@@ -332,13 +334,19 @@ const OF_THE_DAEMON: &[Wrong] = &[
     ("lease-time", Judged::Failed, "ended 8m20s ago", |it| it.now_unix = 2500),
     ("tun-device", Judged::Failed, "No such file", |it| {
         it.daemon.state = DaemonState::Absent;
-        it.tun = Some(Err("No such file".to_owned()));
+        it.tun_error = Some("No such file".to_owned());
     }),
-    ("cap-net-admin", Judged::Failed, "no CAP_NET_ADMIN", |it| it.process.capabilities = Some(0)),
-    ("cap-net-raw", Judged::Warning, "no CAP_NET_RAW", |it| it.process.capabilities = Some(0)),
-    ("cap-bpf", Judged::Warning, "no CAP_BPF", |it| it.process.capabilities = Some(0)),
+    ("cap-net-admin", Judged::Failed, "no CAP_NET_ADMIN", |it| {
+        it.process.capabilities = Some(CapabilitySet::empty())
+    }),
+    ("cap-net-raw", Judged::Warning, "no CAP_NET_RAW", |it| {
+        it.process.capabilities = Some(CapabilitySet::empty())
+    }),
+    ("cap-bpf", Judged::Warning, "no CAP_BPF", |it| {
+        it.process.capabilities = Some(CapabilitySet::empty())
+    }),
     ("io-uring", Judged::Warning, "refused, kernel.io_uring_disabled is 2", |it| {
-        it.io_uring = Some(Err("refused".to_owned()));
+        it.io_uring_error = Some("refused".to_owned());
         it.sysctls.insert("kernel/io_uring_disabled".to_owned(), 2);
         said(it).workers[0].engine = "mmsg".to_owned();
     }),
@@ -361,7 +369,7 @@ const OF_THE_HOST: &[Wrong] = &[
     ("external-interface", Judged::Failed, "eth0 is gone", |it| _ = host(it).links.remove(1)),
     ("external-interface", Judged::Failed, "eth9", |it| {
         it.daemon.state = DaemonState::Absent;
-        it.asked.interface = Some("eth9".to_owned());
+        it.asked.iface = Some("eth9".to_owned());
     }),
     ("external-interface", Judged::Warning, "to find", |it| {
         it.daemon.state = DaemonState::Absent;
@@ -420,13 +428,14 @@ const OF_THE_HOST: &[Wrong] = &[
     ("conntrack-table", Judged::Failed, "910 of 1000", |it| {
         it.sysctls.insert("net/netfilter/nf_conntrack_count".to_owned(), 910);
     }),
-    ("socket-buffers", Judged::Warning, "rmem_max 212992", |it| it.process.capabilities = Some(0)),
+    ("socket-buffers", Judged::Warning, "rmem_max 212992", |it| {
+        it.process.capabilities = Some(CapabilitySet::empty())
+    }),
     ("way-to-peers", Judged::Failed, "such as 192.0.2.2: a blackhole", |it| {
-        it.ways.as_mut().unwrap()[0].to = Err("a blackhole route".to_owned());
+        it.ways[0].to_refused = Some("a blackhole route".to_owned());
     }),
     ("way-from-peers", Judged::Failed, "192.0.2.2: the source check", |it| {
-        let way = &mut it.ways.as_mut().unwrap()[0];
-        (way.from, way.is_alarming) = (Err("the source check".to_owned()), true);
+        it.ways[0].from_refused = Some("the source check".to_owned());
     }),
     ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
         it.firewall = Some(parse_iptables("*filter\n:OUTPUT DROP [0:0]\n"));
@@ -471,8 +480,8 @@ fn each_fault_is_named() {
 fn what_this_user_may_not_look_at_is_skipped() {
     let mut facts = before_start();
     facts.process.is_root = false;
-    facts.process.capabilities = Some(0);
-    facts.tun = Some(Err("Permission denied".to_owned()));
+    facts.process.capabilities = Some(CapabilitySet::empty());
+    facts.tun_error = Some("Permission denied".to_owned());
     facts.directory.as_mut().unwrap().is_writable = false;
     facts.daemon.state = DaemonState::Forbidden("Permission denied".to_owned());
     for id in ["cap-net-admin", "cap-net-raw", "cap-bpf", "tun-device", "subnet-directory"] {

@@ -1,9 +1,15 @@
 //! Processes of this host: rights and limits of one, and who else is there.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt as _;
 
-use super::daemon::settings;
-use crate::tool::check::facts::{OtherDaemon, Process};
+use rustix::process::Pid;
+use rustix::thread::{capabilities, sched_getaffinity};
+
+use crate::config::flags::Given;
+use crate::tool::ask::shares_network;
+use crate::tool::check::facts::{OtherDaemon, ProcessFacts};
 
 /// A process by pid and name.
 pub(super) type Named = (u32, String);
@@ -21,37 +27,47 @@ pub(super) fn list() -> Vec<Named> {
 
 /// Other daemons of this network namespace.
 pub(super) fn others(processes: &[Named], daemon: Option<u32>) -> Vec<OtherDaemon> {
-    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-    let Some(own) = namespace("self") else { return Vec::new() };
     let is_other = |(pid, name): &&Named| {
         matches!(name.as_str(), "weftd" | "flanneld")
             && Some(*pid) != daemon
-            && namespace(&pid.to_string()).as_ref() == Some(&own)
+            && shares_network(*pid) == Some(true)
     };
     let others = processes.iter().filter(is_other).filter_map(|(pid, name)| {
-        let subnet_file = settings(*pid)?.subnet_file;
+        let subnet_file = given(*pid)?.subnet_file;
         Some(OtherDaemon { pid: *pid, name: name.clone(), subnet_file })
     });
     others.collect()
 }
 
-/// Of the daemon, or of this process.
-pub(super) fn read(daemon: Option<u32>) -> Process {
-    let pid = daemon.map_or_else(|| "self".to_owned(), |pid| pid.to_string());
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.map(str::trim).map(str::to_owned)
+/// How a daemon was set up; nothing if that can't be read.
+pub(super) fn given(pid: u32) -> Option<Given> {
+    let words = |file: &str| -> Option<Vec<OsString>> {
+        let bytes = fs::read(format!("/proc/{pid}/{file}")).ok()?;
+        let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+        Some(words.map(|word| OsString::from_vec(word.to_vec())).collect())
     };
-    Process {
+    let (arguments, variables) = (words("cmdline")?, words("environ")?);
+    let variable = |name: &str| {
+        let value =
+            |it: &OsString| Some(it.to_str()?.strip_prefix(name)?.strip_prefix('=')?.into());
+        variables.iter().find_map(value)
+    };
+    Some(Given::of(arguments.into_iter().skip(1), variable))
+}
+
+/// Of the daemon, or of this process.
+pub(super) fn read(daemon: Option<u32>) -> ProcessFacts {
+    let pid = daemon.and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
+    let path = format!("/proc/{}/limits", pid.unwrap_or_else(rustix::process::getpid));
+    let limits = fs::read_to_string(path).unwrap_or_default();
+    ProcessFacts {
         is_daemon: daemon.is_some(),
         is_root: rustix::process::geteuid().is_root(),
-        capabilities: field("CapEff:").and_then(|it| u64::from_str_radix(&it, 16).ok()),
+        capabilities: capabilities(pid).ok().map(|sets| sets.effective),
         open_files_max: limit(&limits, "Max open files"),
         locked_bytes_max: limit(&limits, "Max locked memory"),
-        processors: field("Cpus_allowed_list:").and_then(|it| count(&it)),
-        kernel: kernel(&crate::device::kernel::release()),
+        processors: sched_getaffinity(pid).ok().map(|set| set.count() as usize),
+        kernel: crate::device::kernel::release(),
     }
 }
 
@@ -62,22 +78,6 @@ fn limit(limits: &str, name: &str) -> Option<u64> {
         "unlimited" => Some(u64::MAX),
         number => number.parse().ok(),
     }
-}
-
-/// How many are in `0-3,8`.
-fn count(list: &str) -> Option<usize> {
-    let one = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        Some((last + 1).saturating_sub(first))
-    };
-    list.split(',').map(one).sum()
-}
-
-/// The first two numbers of a release.
-fn kernel(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 #[cfg(test)]
@@ -92,10 +92,12 @@ mod tests {
         assert_eq!(limit(limits, "Max open files"), Some(1024));
         assert_eq!(limit(limits, "Max locked memory"), Some(u64::MAX));
         assert_eq!(limit(limits, "Max processes"), None);
-        assert_eq!((count("0-3,8"), count("1"), count("x")), (Some(5), Some(1), None));
-        assert_eq!(kernel("5.10.0-21-amd64"), Some((5, 10)));
         let own = read(None);
         assert!(own.capabilities.is_some() && own.processors > Some(0), "{own:?}");
+        assert!(own.open_files_max.is_some(), "{own:?}");
+        let by_pid = read(Some(std::process::id()));
+        assert_eq!((by_pid.capabilities, by_pid.is_daemon), (own.capabilities, true));
         assert!(list().iter().any(|(pid, _)| *pid == std::process::id()));
+        assert!(given(std::process::id()).is_some());
     }
 }

@@ -10,8 +10,7 @@ use crate::tool::check::facts::UdpSocket;
 pub(super) fn read(processes: &[Named]) -> Option<Vec<UdpSocket>> {
     let mut sockets = parse(&fs::read_to_string("/proc/self/net/udp").ok()?);
     // Only its wildcard takes IPv4 as well, and not always; a host without IPv6 has no file.
-    let sockets_of_both = fs::read_to_string("/proc/self/net/udp6").unwrap_or_default();
-    sockets.extend(parse(&sockets_of_both));
+    sockets.extend(parse(&fs::read_to_string("/proc/self/net/udp6").unwrap_or_default()));
     let holders = holders(processes);
     for socket in &mut sockets {
         socket.holders = holders.get(&socket.inode).cloned().unwrap_or_default();
@@ -42,10 +41,10 @@ fn holders(processes: &[Named]) -> BTreeMap<u64, Vec<Named>> {
     for (pid, name) in processes {
         let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         for file in files {
-            let Ok(target) = fs::read_link(file.path()) else { continue };
-            let inode = target.to_str().and_then(|it| it.strip_prefix("socket:["));
-            let inode = inode.and_then(|it| it.strip_suffix(']')?.parse().ok());
-            if let Some(inode) = inode {
+            let target = fs::read_link(file.path()).unwrap_or_default();
+            let inode =
+                target.to_str().and_then(|it| it.strip_prefix("socket:[")?.strip_suffix(']'));
+            if let Some(inode) = inode.and_then(|it| it.parse().ok()) {
                 holders.entry(inode).or_default().push((*pid, name.clone()));
             }
         }
