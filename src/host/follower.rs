@@ -97,6 +97,8 @@ pub struct HostFollower {
     retry: Duration,
     logged: LogOnce,
     logged_address: LogOnce,
+    logged_carrier: LogOnce,
+    had_carrier: bool,
 }
 
 impl HostFollower {
@@ -118,6 +120,8 @@ impl HostFollower {
             retry: RETRY.0,
             logged: LogOnce::default(),
             logged_address: LogOnce::default(),
+            logged_carrier: LogOnce::default(),
+            had_carrier: true,
         })
     }
 
@@ -183,6 +187,14 @@ impl HostFollower {
             external.name.clone_from(&link.id.name);
             (external.index, external.mtu_bytes) = (link.id.index, link.mtu_bytes);
             self.away_since = None;
+            if std::mem::replace(&mut self.had_carrier, link.has_carrier) && !link.has_carrier {
+                let text = format!(
+                    "the link of {} went down: look at the cable, the switch or the virtual \
+                     machine's network; said once a minute if it comes and goes",
+                    external.name
+                );
+                self.logged_carrier.once(&text, |text| warn!("{text}"));
+            }
             let owned = addresses.iter().filter(|owned| owned.interface_index == link.id.index);
             let others = owned.map(|owned| owned.address).filter(|own| *own != external.address);
             let since = |other| (other, *self.beside.get(&other).unwrap_or(&self.begun));
