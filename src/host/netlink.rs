@@ -23,6 +23,7 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
+use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
@@ -213,15 +214,25 @@ impl Netlink {
         self.path(operation, decode::datagram_query(from, to)).await
     }
 
-    /// Where it would send a packet of others that comes by this interface.
+    /// Where it would send a packet of others that comes by this interface, if a firewall gives it
+    /// this mark; 0 is none.
     pub async fn path_of_forwarded(
         &self,
         from: Ipv4Addr,
         to: Ipv4Addr,
         interface_index: u32,
+        mark: u32,
     ) -> Result<PathToHost, NetlinkError> {
         let operation = format!("find the route of a packet from {from} to {to}");
-        self.path(operation, decode::forwarded_query(from, to, interface_index)).await
+        self.path(operation, decode::forwarded_query(from, to, interface_index, mark)).await
+    }
+
+    /// The marks of packets by which routing rules go.
+    pub async fn marks(&self) -> Result<Vec<u32>, NetlinkError> {
+        let mut query = RuleMessage::default();
+        query.header.family = decode::IPV4;
+        let answer = self.list("list routing rules", RouteNetlinkMessage::GetRule(query)).await?;
+        Ok(answer.iter().filter_map(decode::mark).collect())
     }
 
     async fn path(

@@ -84,7 +84,10 @@ fn explain(
     steps.extend(last.map_or_else(Some, Some));
     if let Some(asked) = host.asked(&question, status).filter(|_| goes) {
         let step = match ask(&asked) {
-            Ok(answers) => answers.parting(&asked).inspect(|_| goes = false),
+            Ok(answers) => match answers.parting(&asked) {
+                None => answers.parting_by_mark(&asked),
+                parting => parting.inspect(|_| goes = false),
+            },
             Err(error) => Some(format!("what the kernel does with it is not known: {error:#}")),
         };
         steps.extend(step);

@@ -15,6 +15,7 @@ use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
     RouteScope, RouteType, RouteVia,
 };
+use rtnetlink::packet_route::rule::RuleAttribute;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::host::state::{
@@ -224,12 +225,25 @@ pub(super) fn datagram_query(from: SocketAddrV4, to: SocketAddrV4) -> RouteMessa
 }
 
 /// As [`path_query`], for a packet that came by an interface.
-pub(super) fn forwarded_query(from: Ipv4Addr, to: Ipv4Addr, interface_index: u32) -> RouteMessage {
+pub(super) fn forwarded_query(
+    from: Ipv4Addr,
+    to: Ipv4Addr,
+    interface_index: u32,
+    mark: u32,
+) -> RouteMessage {
     let mut query = path_query(to);
     query.header.source_prefix_length = HOST_LENGTH_BITS;
     query.attributes.push(RouteAttribute::Source(RouteAddress::Inet(from)));
-    query.attributes.push(RouteAttribute::Iif(interface_index));
+    query.attributes.extend([RouteAttribute::Iif(interface_index), RouteAttribute::Mark(mark)]);
     query
+}
+
+/// The mark of a routing rule.
+pub(super) fn mark(message: &RouteNetlinkMessage) -> Option<u32> {
+    let RouteNetlinkMessage::NewRule(message) = message else { return None };
+    message.attributes.iter().find_map(|attribute| {
+        if let RuleAttribute::FwMark(mark) = attribute { Some(*mark) } else { None }
+    })
 }
 
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {

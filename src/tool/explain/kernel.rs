@@ -42,6 +42,8 @@ pub(super) struct Answers {
     pub(super) near: Path,
     /// That of the packet, by where it comes from; nothing if that is not known.
     pub(super) across: Option<Path>,
+    /// The same with the marks by which routing rules go, of a packet that leaves.
+    pub(super) marked: Vec<(u32, Path)>,
     /// That of the tunnel's datagrams.
     pub(super) outer: Option<Path>,
 }
@@ -62,15 +64,20 @@ async fn ask_for_all(asked: &Asked<'_>) -> Result<Answers, NetlinkError> {
             links.iter().find(|link| link.id.name == name).map(|link| link.id.index)
         }
     };
-    let (mut across, mut outer) = (None, None);
+    let (mut across, mut outer, mut marked) = (None, None, Vec::new());
     if let Some(index) = comes_by {
         let (from, to) = asked.ends();
-        across = Some(or_refused(netlink.path_of_forwarded(from, to, index).await)?);
+        across = Some(or_refused(netlink.path_of_forwarded(from, to, index, 0).await)?);
+        let marks = if asked.is_outward { netlink.marks().await? } else { Vec::new() };
+        for mark in marks {
+            let path = netlink.path_of_forwarded(from, to, index, mark).await;
+            marked.push((mark, or_refused(path)?));
+        }
     }
     if let Some([from, to]) = asked.tunnel.filter(|_| asked.is_outward) {
         outer = Some(or_refused(netlink.path_of_datagram(from, to).await)?);
     }
-    Ok(Answers { links, near, across, outer })
+    Ok(Answers { links, near, across, marked, outer })
 }
 
 impl<'a> Asked<'a> {
@@ -105,7 +112,7 @@ impl Answers {
         let comes_by = if is_outward { pods_interface } else { asked.comes_by() };
         let query = format!("`ip route get {to} from {from} iif {comes_by}`");
         let is_right = |path: &PathToHost| match is_outward {
-            true => Some(self.name(path)) == device || path.gateway == Some(IpAddr::V4(host)),
+            true => self.leads_to_peer(path, asked),
             false => self.name(path) == pods_interface,
         };
         match &self.across {
@@ -133,6 +140,25 @@ impl Answers {
             )),
             Ok(_) => None,
         }
+    }
+
+    fn leads_to_peer(&self, path: &PathToHost, asked: &Asked<'_>) -> bool {
+        let gateway = Some(IpAddr::V4(asked.host));
+        Some(self.name(path)) == asked.device || path.gateway == gateway
+    }
+
+    /// Where it goes if a firewall marks it, which nobody can ask about; nothing if that is the
+    /// same.
+    pub(super) fn parting_by_mark(&self, asked: &Asked<'_>) -> Option<String> {
+        let (mark, what) = self.marked.iter().find_map(|(mark, path)| match path {
+            Ok(path) if self.leads_to_peer(path, asked) => None,
+            Ok(path) => Some((mark, format!("sends it by {}", self.shown(path)))),
+            Err(error) => Some((mark, format!("does not forward it: {}", why(error)))),
+        })?;
+        Some(format!(
+            "unless a firewall marks it {mark:#x}: then the kernel {what} (`ip rule`). Does a rule \
+             mark what pods send (`nft list ruleset`)?"
+        ))
     }
 
     fn name(&self, path: &PathToHost) -> &str {
@@ -187,7 +213,14 @@ mod tests {
             alias: None,
         };
         let links = [(1, "eth0"), (2, "cni0"), (3, "flannel0")].map(link).to_vec();
-        Answers { links, near, across: Some(across), outer: Some(outer) }.parting(&asked)
+        let marked = vec![(7, across)];
+        let mut answers = Answers { links, near, across: None, marked, outer: Some(outer) };
+        let by_mark = answers.parting_by_mark(&asked).filter(|_| asked.is_outward);
+        answers.across = answers.marked.pop().map(|(_, path)| path);
+        let parting = answers.parting(&asked);
+        let is_across = parting.as_ref().is_some_and(|text| text.contains("ip route get 10.5.2.7"));
+        assert_eq!(by_mark.is_some(), is_across, "{by_mark:?} {parting:?}");
+        parting
     }
 
     #[test]
