@@ -14,6 +14,7 @@ pub mod bpf;
 pub mod echo;
 pub mod ethtool;
 pub mod inherited;
+pub mod link;
 pub mod ring;
 pub mod steering;
 pub mod tun;

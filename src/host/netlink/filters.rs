@@ -123,6 +123,20 @@ impl FilterPlace {
         Ok(ours.len())
     }
 
+    /// The kinds of the filters that are not ours and see what leaves a device.
+    pub async fn of_others(netlink: &Netlink, device: u32) -> Result<Vec<String>, NetlinkError> {
+        let filters = Self { device, side: Side::Egress, handle: 0 }.list(netlink).await?;
+        let others = filters.iter().filter(|it| handle_of_ours(it).is_none());
+        let mut kinds: Vec<_> = others
+            .flat_map(|it| &it.attributes)
+            .filter_map(
+                |it| if let TcAttribute::Kind(kind) = it { Some(kind.clone()) } else { None },
+            )
+            .collect();
+        kinds.dedup();
+        Ok(kinds)
+    }
+
     async fn is_taken(self, netlink: &Netlink) -> Result<bool, NetlinkError> {
         let filters = self.list(netlink).await?;
         Ok(filters.iter().any(|found| handle_of_ours(found) == Some(self.handle)))

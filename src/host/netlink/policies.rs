@@ -3,14 +3,16 @@
 //! output must not run where one could match.
 
 use std::io;
+use std::net::Ipv4Addr;
 
-use rtnetlink::packet_core::{NLM_F_REQUEST, NlasIterator};
+use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
 use rtnetlink::sys::protocols::NETLINK_XFRM;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
-use super::{NetlinkError, REQUEST_TIMEOUT};
+use super::{NetlinkError, REQUEST_TIMEOUT, routes};
+use crate::route::Prefix;
 
 /// `XFRMNLGRP_POLICY`.
 const POLICY_GROUP: u32 = 4;
@@ -26,6 +28,26 @@ const DEFAULTS: u16 = 0x28;
 /// `XFRM_USERPOLICY_BLOCK`, in a byte for each direction (`struct xfrm_userpolicy_default`).
 const BLOCK: u8 = 1;
 
+/// `XFRM_MSG_GETPOLICY` and `XFRM_MSG_NEWPOLICY`: `struct xfrm_userpolicy_info`, which begins with
+/// `struct xfrm_selector`; where in it things are, and `XFRMA_TMPL`, which asks for IPsec.
+const GET_POLICY: u16 = 0x15;
+const POLICY: u16 = 0x13;
+const POLICY_BYTES: usize = 168;
+const PORT_AT: usize = 32;
+const PORT_MASK_AT: usize = 34;
+const FAMILY_AT: usize = 40;
+const LENGTH_AT: usize = 42;
+const PROTOCOL_AT: usize = 44;
+const DIRECTION_AT: usize = 160;
+const ACTION_AT: usize = 161;
+const OUT: u8 = 1;
+const IPV4: u8 = 2;
+const UDP: u8 = 17;
+const TEMPLATE: u16 = 5;
+
+/// Of one listing as the kernel fills it (`netlink_dump`).
+const LISTING_BYTES_MAX: usize = 32 << 10;
+
 /// `struct nlmsghdr`, and what a question has behind it: the flags that precede the attributes of
 /// an answer, or room for defaults.
 const HEADER_BYTES: usize = 16;
@@ -33,6 +55,17 @@ const FLAG_BYTES: usize = 4;
 const ANSWER_BYTES_MAX: usize = 1024;
 
 const OPERATION: &str = "tell its IPsec policies";
+
+/// A policy that blocks what this host sends, or has it encrypted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    /// What is sent there.
+    pub destination: Prefix,
+    /// To this port of UDP only, if there is one.
+    pub port: Option<u16>,
+    /// Whether it blocks; else it wants IPsec.
+    pub blocks: bool,
+}
 
 /// A subscription to changes of policies. A kernel that knows none never reports one.
 pub struct PolicyEvents(Option<TokioSocket>);
@@ -75,6 +108,48 @@ pub async fn has_policies() -> Result<bool, NetlinkError> {
     let numbers = numbers(&ask(&socket, GET_NUMBERS).await?)
         .ok_or_else(|| NetlinkError::Incomplete { operation: OPERATION.to_owned(), missing })?;
     Ok(numbers.iter().any(|number| *number > 0) || blocks(&ask(&socket, DEFAULTS).await?))
+}
+
+/// Those for UDP that this host sends by IPv4.
+pub async fn for_sent() -> Result<Vec<Policy>, NetlinkError> {
+    let refused = |source| NetlinkError::Refused { operation: OPERATION.to_owned(), source };
+    let list = async {
+        let socket = open(0)?;
+        let mut question = request(GET_POLICY);
+        question[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
+        socket.send_to(&question, &SocketAddr::new(0, 0)).await?;
+        let mut policies = Vec::new();
+        loop {
+            let mut answer = Vec::with_capacity(LISTING_BYTES_MAX);
+            socket.recv(&mut answer).await?;
+            let mut left = answer.as_slice();
+            while let Some((message, rest)) = routes::split(left) {
+                if let Some(end) = routes::end(message) {
+                    return end.map(|()| policies);
+                }
+                policies.extend(policy(message));
+                left = rest;
+            }
+        }
+    };
+    let listed = timeout(REQUEST_TIMEOUT, list).await;
+    listed.map_err(|_elapsed| NetlinkError::TimedOut(OPERATION.to_owned()))?.map_err(refused)
+}
+
+fn policy(message: &[u8]) -> Option<Policy> {
+    let info = message.get(HEADER_BYTES..HEADER_BYTES + POLICY_BYTES)?;
+    let attributes = message.get(HEADER_BYTES + POLICY_BYTES..)?;
+    let number = |at: usize| u16::from_be_bytes([info[at], info[at + 1]]);
+    let blocks = info[ACTION_AT] == BLOCK;
+    let mut attributes = NlasIterator::new(attributes).map_while(Result::ok);
+    let is_meant = is_answer(message, POLICY)
+        && info[DIRECTION_AT] == OUT
+        && info[FAMILY_AT..].first_chunk() == Some(&u16::from(IPV4).to_ne_bytes())
+        && [0, UDP].contains(&info[PROTOCOL_AT])
+        && (blocks || attributes.any(|attribute| attribute.kind() == TEMPLATE));
+    let to = Ipv4Addr::from(*info.first_chunk::<4>().filter(|_| is_meant)?);
+    let port = Some(number(PORT_AT)).filter(|_| number(PORT_MASK_AT) != 0);
+    Some(Policy { destination: Prefix::new(to, info[LENGTH_AT])?, port, blocks })
 }
 
 async fn ask(socket: &TokioSocket, question: u16) -> Result<Vec<u8>, NetlinkError> {
@@ -152,6 +227,35 @@ mod tests {
         assert_eq!(numbers(&answer[..answer.len() - 16]), None);
         answer[4] = 2; // NLMSG_ERROR
         assert_eq!(numbers(&answer), None);
+    }
+
+    #[test]
+    fn a_policy_is_read_as_far_as_it_takes_what_is_sent() {
+        let read = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut message = vec![0; HEADER_BYTES + POLICY_BYTES];
+            message[4..6].copy_from_slice(&POLICY.to_ne_bytes());
+            let info = &mut message[HEADER_BYTES..];
+            info[..4].copy_from_slice(&[192, 0, 2, 2]);
+            info[FAMILY_AT..FAMILY_AT + 2].copy_from_slice(&u16::from(IPV4).to_ne_bytes());
+            (info[LENGTH_AT], info[DIRECTION_AT], info[ACTION_AT]) = (32, OUT, BLOCK);
+            change(&mut message);
+            policy(&message)
+        };
+        let at = |at: usize| HEADER_BYTES + at;
+        let destination = "192.0.2.2/32".parse().unwrap();
+        let blocking = Policy { destination, port: None, blocks: true };
+        assert_eq!(read(&|_| {}), Some(blocking.clone()));
+        let of_port =
+            read(&|it| it[at(PORT_AT)..at(PORT_AT) + 4].copy_from_slice(&[32, 93, 255, 255]));
+        assert_eq!(of_port, Some(Policy { port: Some(8285), ..blocking.clone() }));
+        assert_eq!(read(&|it| it[at(DIRECTION_AT)] = 0), None, "for what arrives");
+        assert_eq!(read(&|it| it[at(PROTOCOL_AT)] = 6), None, "for TCP");
+        assert_eq!(read(&|it| it[at(ACTION_AT)] = 0), None, "lets it pass");
+        let wants_ipsec = read(&|it| {
+            it[at(ACTION_AT)] = 0;
+            it.extend([4_u16.to_ne_bytes(), TEMPLATE.to_ne_bytes()].concat());
+        });
+        assert_eq!(wants_ipsec, Some(Policy { blocks: false, ..blocking }));
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn parse(message: &[u8]) -> Option<RouteNetlinkMessage> {
 }
 
 /// How the listing ended, if this message is its end.
-fn end(message: &[u8]) -> Option<io::Result<()>> {
+pub(super) fn end(message: &[u8]) -> Option<io::Result<()>> {
     let payload = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message).ok()?.payload;
     let code = if let NetlinkPayload::Done(done) = payload {
         done.code
@@ -154,7 +154,7 @@ fn destination(message: &[u8]) -> Option<Ipv4Addr> {
 }
 
 /// The first message of `bytes`, and what follows.
-fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(super) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
     let message = bytes.get(..length).filter(|message| message.len() >= HEADER_BYTES)?;
     Some((message, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))

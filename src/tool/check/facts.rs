@@ -1,6 +1,6 @@
 //! What `weft check` knows of a host, as plain values. Checks read it; only `read` fills it in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
@@ -10,7 +10,8 @@ use crate::backend_kind::{BackendKind, UDP_PORT};
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
 use crate::host::interface::Snapshot;
-use crate::host::state::Link;
+use crate::host::netlink::policies::Policy;
+use crate::host::state::{Link, MacAddress};
 use crate::route::Prefix;
 use crate::status::{Lease, Status, TunnelEnd};
 use crate::tool::arguments::CheckArguments;
@@ -32,6 +33,11 @@ pub(super) struct Facts {
     pub(super) host: Option<Snapshot>,
     /// The ways to the peers and back; none without peers, or if the kernel did not tell.
     pub(super) ways: Vec<PeerWay>,
+    /// Who has the underlay's addresses on the external link; nothing if nobody could be asked.
+    pub(super) resolved: Option<Vec<Resolved>>,
+    /// IPsec policies for what is sent, and filters of others for what leaves the external link.
+    pub(super) policies: Vec<Policy>,
+    pub(super) filters: Vec<String>,
     /// Below `/proc/sys`, such as `net/ipv4/ip_forward`.
     pub(super) sysctls: BTreeMap<String, u64>,
     pub(super) udp_sockets: Option<Vec<UdpSocket>>,
@@ -102,6 +108,18 @@ pub(super) struct PeerWay {
     /// The same for what comes from there by the external interface. Of peers that weftd has no
     /// alarm about it is not asked: their packets come by another one.
     pub(super) from_refused: Option<String>,
+}
+
+/// An address of the underlay, and who has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Resolved {
+    pub(super) address: Ipv4Addr,
+    /// Whether this host has it; else it is of a peer about which weftd has an alarm.
+    pub(super) is_own: bool,
+    /// Other machines that answer for it by ARP.
+    pub(super) answers: BTreeSet<MacAddress>,
+    /// Where the kernel sends to, if somebody has set that.
+    pub(super) permanent: Option<MacAddress>,
 }
 
 /// A UDP socket of this network namespace.
@@ -220,6 +238,12 @@ impl Facts {
             Some(end) => Some(end.port()),
             None => self.may_be_udp().then(|| self.asked.port.unwrap_or(UDP_PORT)),
         }
+    }
+
+    /// The hosts of the peers about which weftd has an alarm.
+    pub(super) fn alarming(&self) -> impl Iterator<Item = Ipv4Addr> {
+        let peers = self.status().into_iter().flat_map(|status| &status.routes);
+        peers.filter(|peer| peer.state.is_alarming()).map(|peer| peer.via.host())
     }
 
     /// A link by its name.

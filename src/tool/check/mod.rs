@@ -34,6 +34,8 @@ const WORDS: [Words; 4] = [
     (Judgement::Ok, ["ok"; 2], Style::good),
 ];
 
+const NOT_ROOT: &str = "not run as root: what only root may see is skipped; run it as root\n";
+
 /// Id and meaning of each check, in their order: the table in the documents.
 pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
     CHECKS.iter().map(|check| (check.id, check.about))
@@ -46,7 +48,10 @@ pub(super) fn run(arguments: CheckArguments) -> anyhow::Result<(String, u8)> {
     let found: Vec<_> = found.collect();
     let text = match facts.asked.output {
         Some(_) => format!("{:#}\n", to_json(&found)),
-        None => render(&found, facts.asked.verbose, Style::of_output()),
+        None => {
+            let note = if facts.process.is_root { "" } else { NOT_ROOT };
+            note.to_owned() + &render(&found, facts.asked.verbose, Style::of_output())
+        }
     };
     let has_failed = found.iter().any(|it| it.finding.verdict == Judgement::Failed);
     Ok((text, if has_failed { EXIT_FOUND } else { 0 }))

@@ -1,6 +1,7 @@
 //! Reads the facts: procfs, netlink, the firewall's programs, the status socket and etcd. Opens
 //! what is only there to be opened, and changes nothing.
 
+mod arp;
 mod daemon;
 mod endpoints;
 mod process;
@@ -13,14 +14,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access, statvfs};
 
-use super::facts::{Directory, Facts, PeerWay, SubnetFacts};
+use super::facts::{Directory, Facts, PeerWay, Resolved, SubnetFacts};
 use super::firewall::{self, Chain};
 use crate::config::subnet_file::Previous;
 use crate::control::clock::unix_seconds;
 use crate::failure::with_causes;
 use crate::host::interface::Snapshot;
-use crate::host::netlink::policies::has_policies;
+use crate::host::netlink::filters::FilterPlace;
+use crate::host::netlink::policies::{for_sent, has_policies};
 use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::state::{EntryTable, MacAddress};
 use crate::netfilter::program::{IPTABLES_SAVE, NFT, Program};
 use crate::route::Prefix;
 use crate::tool::arguments::CheckArguments;
@@ -29,6 +32,9 @@ use crate::tool::refusal::{or_refused, why};
 
 /// Peers whose ways are asked about: milliseconds.
 const WAYS_MAX: usize = 256;
+
+/// Addresses of this host, and of peers, whose owners are asked for.
+const ASKED_MAX: usize = 16;
 
 /// Single files below `/proc/sys`.
 const SYSCTLS: [&str; 7] = [
@@ -73,6 +79,9 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
         facts.host = host(networks).await.ok();
         facts.ways = ways(&facts).await.unwrap_or_default();
         facts.has_ipsec = has_policies().await.ok();
+        facts.policies = for_sent().await.unwrap_or_default();
+        facts.filters = filters(&facts).await.unwrap_or_default();
+        facts.resolved = resolved(&facts).await;
         match firewall().await {
             Ok(chains) => facts.firewall = Some(chains),
             Err(why) => facts.firewall_error = why,
@@ -126,6 +135,33 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
         ways.push(PeerWay { host, to_refused, from_refused });
     }
     Some(ways)
+}
+
+async fn filters(facts: &Facts) -> Option<Vec<String>> {
+    let index = facts.link(facts.interface()?)?.id.index;
+    FilterPlace::of_others(&Netlink::open().ok()?, index).await.ok()
+}
+
+/// Who has the addresses of this host on the external link, and those of peers with an alarm.
+async fn resolved(facts: &Facts) -> Option<Vec<Resolved>> {
+    let (host, link) = (facts.host.as_ref()?, facts.link(facts.interface()?)?);
+    let on_link = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
+    let own: Vec<_> = on_link.map(|it| it.address).take(ASKED_MAX).collect();
+    let asked: Vec<_> = own.iter().copied().chain(facts.alarming().take(ASKED_MAX)).collect();
+    let mut answers = arp::who_has(&asked, link.id.index, link.mac?).ok()?;
+    let entries = Netlink::open().ok()?.entries(&link.id).await.ok()?;
+    // Any interface of a host answers for all its addresses.
+    let is_other = |mac: &MacAddress| host.links.iter().all(|link| link.mac != Some(*mac));
+    let resolved = asked.into_iter().map(|address| Resolved {
+        address,
+        is_own: own.contains(&address),
+        answers: answers.remove(&address).into_iter().flatten().filter(is_other).collect(),
+        permanent: entries
+            .iter()
+            .find(|entry| entry.table == EntryTable::Neighbours && entry.address == address)
+            .map(|entry| entry.mac),
+    });
+    Some(resolved.collect())
 }
 
 fn sysctls() -> BTreeMap<String, u64> {

@@ -146,6 +146,28 @@ const OF_THE_PEER: &[Broken] = &[
         "nft delete table ip w",
     ),
     here(
+        "somebody set a wrong neighbour entry of the peer",
+        Screen::Check,
+        "the permanent entry of 172.20.0.2",
+        "ip neighbour replace $PEER_ADDRESS lladdr 02:00:00:00:00:99 dev wire0 nud permanent",
+        "ip neighbour delete $PEER_ADDRESS dev wire0",
+    ),
+    here(
+        "an IPsec policy blocks what is sent to the peer",
+        Screen::Check,
+        "an IPsec policy blocks",
+        "ip xfrm policy add dir out dst $PEER_ADDRESS/32 action block",
+        "ip xfrm policy delete dir out dst $PEER_ADDRESS/32",
+    ),
+    here(
+        "a tc filter takes what is sent to peers",
+        Screen::Check,
+        "egress-filters",
+        "tc qdisc add dev wire0 clsact; tc filter add dev wire0 egress protocol ip \
+         u32 match ip protocol 17 0xff action drop",
+        "tc qdisc delete dev wire0 clsact",
+    ),
+    here(
         "the cable is out",
         Screen::Check,
         "external-link",

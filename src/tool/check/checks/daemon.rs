@@ -25,7 +25,7 @@ pub(super) fn answers(facts: &Facts) -> Checked {
         ),
         DaemonState::Absent => Ok(format!("no weftd runs: there is no {socket}")),
         DaemonState::Answered(status) => Ok(format!("weftd {}", status.version)),
-        DaemonState::Forbidden(why) => skipped(format!("{socket}: {why}; run as root")),
+        DaemonState::Forbidden(why) => skipped(format!("{socket}: {why}")),
         DaemonState::Elsewhere(pid) => warning(
             format!("the weftd behind {socket} is in another network namespace"),
             format!("nsenter --target {pid} --net weft check"),

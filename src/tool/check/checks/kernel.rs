@@ -1,11 +1,14 @@
 //! Settings of the kernel, and its firewall.
 
+use std::net::Ipv4Addr;
+
 use rustix::thread::CapabilitySet;
 
 use super::super::facts::Facts;
 use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
 use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
 use super::network::{external_name, strangers};
+use crate::host::netlink::policies::Policy;
 use crate::netfilter::guard::table_name;
 use crate::route::Prefix;
 use crate::status::Guard;
@@ -109,6 +112,24 @@ pub(super) fn socket_buffers(facts: &Facts) -> Checked {
 }
 
 pub(super) fn ipsec(facts: &Facts) -> Checked {
+    let takes = |host: Ipv4Addr| {
+        let is_met = |it: &&Policy| {
+            it.destination.contains(host) && it.port.is_none_or(|port| Some(port) == facts.port())
+        };
+        Some((host, facts.policies.iter().find(is_met)?.blocks))
+    };
+    if let Some((host, blocks)) = facts.alarming().find_map(takes) {
+        return match blocks {
+            true => failed(
+                format!("an IPsec policy blocks what is sent to {host}"),
+                format!("`ip xfrm policy` shows it: let UDP to {host} through."),
+            ),
+            false => warning(
+                format!("a policy wants IPsec for what is sent to {host}, which does not answer"),
+                "Does the IKE daemon run on both hosts, and is there a state (`ip xfrm state`)?",
+            ),
+        };
+    }
     match facts.has_ipsec.ok_or("the kernel does not say")? {
         false => well("none"),
         true => well("there are some: the fast path stays off"),

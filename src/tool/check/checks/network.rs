@@ -6,6 +6,8 @@ use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
 use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot as Host, select};
 use crate::host::state::{Link, Route, RouteKind};
+use crate::route::Prefix;
+use crate::stats::DropReason;
 use crate::status::Lease;
 
 /// Devices of other networks, by the beginnings of their names.
@@ -148,6 +150,19 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Finding {
     let Some((subnet, overlay)) = of_lease.or(of_file) else {
         return Finding::skipped("neither weftd nor subnet.env says the MTU");
     };
+    let bridges = bridges(facts, host, subnet);
+    match bridges.iter().find(|link| link.mtu_bytes > overlay) {
+        Some(link) => Finding::warning(
+            format!("{} has MTU {}, the overlay {overlay}", link.id.name, link.mtu_bytes),
+            "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.",
+        ),
+        None if bridges.is_empty() => Finding::ok("no interface has an address of the subnet yet"),
+        None => Finding::ok(format!("{} at most {overlay}", bridges[0].id.name)),
+    }
+}
+
+/// The links of this host's pods.
+fn bridges<'a>(facts: &Facts, host: &'a Host, subnet: Prefix) -> Vec<&'a Link> {
     let own = |link: &&Link| {
         let mut all = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
         let first = all.clone().next();
@@ -157,15 +172,41 @@ pub(super) fn bridge_mtu(facts: &Facts) -> Finding {
             && !link.is_loopback
             && (is_bare_bridge || all.any(|it| subnet.contains(it.address)))
     };
-    let bridges: Vec<_> = host.links.iter().filter(own).filter(|it| !is_flannels(it)).collect();
-    match bridges.iter().find(|link| link.mtu_bytes > overlay) {
-        Some(link) => Finding::warning(
-            format!("{} has MTU {}, the overlay {overlay}", link.id.name, link.mtu_bytes),
-            "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.",
-        ),
-        None if bridges.is_empty() => Finding::ok("no interface has an address of the subnet yet"),
-        None => Finding::ok(format!("{} at most {overlay}", bridges[0].id.name)),
+    host.links.iter().filter(own).filter(|it| !is_flannels(it)).collect()
+}
+
+pub(super) fn pod_bridge(facts: &Facts) -> Finding {
+    let Some(host) = &facts.host else { return unreadable() };
+    let Some(subnet) = facts.lease().map(|lease| lease.subnet) else {
+        return Finding::skipped("no weftd says its subnet");
+    };
+    let again = "The container runtime makes it: start a pod here, or restart the runtime.";
+    let lately = facts.status().and_then(|status| status.drops_lately.as_ref());
+    let Some(link) = bridges(facts, host, subnet).into_iter().next() else {
+        let is_missed = lately.is_some_and(|it| it.contains_key(DropReason::OwnSubnet.id()));
+        let evidence = format!("no interface has an address of {subnet}");
+        return match is_missed {
+            true => Finding::failed(evidence + ", and packets for its pods are dropped", again),
+            false => Finding::ok(evidence + " yet"),
+        };
+    };
+    let name = &link.id.name;
+    if !link.is_up {
+        return Finding::failed(format!("{name} is down"), format!("ip link set {name} up"));
     }
+    if host.addresses.iter().all(|it| it.interface_index != link.id.index) {
+        let address = format!("{}/{}", subnet.first_host(), subnet.length_bits());
+        let cure = format!("ip address add {address} dev {name}, or let the runtime make it anew.");
+        return Finding::warning(format!("{name} has no address"), cure);
+    }
+    if !host.routes.iter().any(|route| subnet.covers(route.destination)) {
+        return Finding::warning(format!("no route leads into {subnet}, such as to {name}"), again);
+    }
+    if facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
+        let cure = "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.";
+        return Finding::failed(format!("net.ipv4.conf.{name}.forwarding is 0"), cure);
+    }
+    Finding::ok(format!("{name} is up, with an address and a route"))
 }
 
 pub(super) fn overlay_route(facts: &Facts) -> Finding {

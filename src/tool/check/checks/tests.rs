@@ -8,7 +8,7 @@ use rustix::thread::CapabilitySet;
 
 use super::super::facts::{
     DaemonFacts, DaemonState, Directory, Endpoint, Facts, OtherDaemon, PeerWay, ProcessFacts,
-    SubnetFacts, UdpSocket,
+    Resolved, SubnetFacts, UdpSocket,
 };
 use super::super::finding::{Finding, Judgement as Judged};
 use super::super::firewall::Chain;
@@ -18,17 +18,20 @@ use crate::backend_kind::BackendKind;
 use crate::config::flags::Given;
 use crate::config::subnet_file::Previous;
 use crate::host::interface::Snapshot;
-use crate::host::state::{Address, Link, LinkId, NextHop, Route, RouteKind, RouteProtocol, Vxlan};
+use crate::host::netlink::policies::Policy;
+use crate::host::state::{
+    Address, Link, LinkId, MacAddress, NextHop, Route, RouteKind, RouteProtocol, Vxlan,
+};
 use crate::route::Prefix;
 use crate::status::{
-    Backend, Cause, DeviceDrops, Direction, FastPath, Fault, Guard, Kept, Lease, PeerState, Rules,
-    State, Status, Store, TunnelEnd, Verdict, Worker, WorkerCounts,
+    Backend, Cause, DeviceDrops, Direction, FastPath, Fault, Guard, Kept, Lately, Lease, Peer,
+    PeerState, Rules, State, Status, Store, TunnelEnd, Verdict, Via, Worker, WorkerCounts,
 };
 
 const DAEMON: u32 = 100;
 
 /// They only show what there is.
-const NEVER_WRONG: [&str; 3] = ["receive-overflows", "ipsec-policies", "clock"];
+const NEVER_WRONG: [&str; 2] = ["receive-overflows", "clock"];
 
 fn status(kind: BackendKind) -> Status {
     let (device, tunnel, mtu_bytes) = match kind {
@@ -214,6 +217,7 @@ fn before_start() -> Facts {
         }),
         etcd: vec![Endpoint { url: "http://a:1".to_owned(), answer: Ok("etcd 3".to_owned()) }],
         clock_is_synchronised: true,
+        resolved: Some(vec![resolved(1, &[], None), resolved(2, &[7], Some(7))]),
         receive_errors: Some(7),
         has_ipsec: Some(true),
         now_unix: 1000,
@@ -259,6 +263,26 @@ fn a_host_that_is_well_has_no_alarm() {
                 check.id
             );
         }
+    }
+}
+
+fn alarm(facts: &mut Facts) {
+    let (subnet, host) = ("10.5.2.0/24".parse().unwrap(), Ipv4Addr::new(192, 0, 2, 2));
+    said(facts).routes = vec![Peer::new(subnet, None, Via::Host(host), PeerState::Silent)];
+}
+
+fn policy(blocks: bool) -> Policy {
+    Policy { destination: "192.0.2.0/24".parse().unwrap(), port: Some(8285), blocks }
+}
+
+/// Who answers for 192.0.2.N, of which 1 is this host.
+fn resolved(number: u8, answers: &[u8], permanent: Option<u8>) -> Resolved {
+    let mac = |last: u8| MacAddress([2, 0, 0, 0, 0, last]);
+    Resolved {
+        address: Ipv4Addr::new(192, 0, 2, number),
+        is_own: number == 1,
+        answers: answers.iter().copied().map(mac).collect(),
+        permanent: permanent.map(mac),
     }
 }
 
@@ -387,6 +411,44 @@ const OF_THE_HOST: &[Wrong] = &[
     ("bridge-mtu", Judged::Warning, "cni0 has MTU 1500, the overlay 1472", |it| {
         host(it).links[3].mtu_bytes = 1500;
     }),
+    ("pod-bridge", Judged::Failed, "cni0 is down", |it| host(it).links[3].is_up = false),
+    ("pod-bridge", Judged::Warning, "cni0 has no address", |it| _ = host(it).addresses.remove(1)),
+    ("pod-bridge", Judged::Warning, "no route leads into 10.5.1.0/24", |it| {
+        host(it).routes.retain(|route| route.next_hops[0].interface_index != 4);
+    }),
+    ("pod-bridge", Judged::Failed, "cni0.forwarding is 0", |it| {
+        it.sysctls.insert("net/ipv4/conf/cni0/forwarding".to_owned(), 0);
+    }),
+    ("pod-bridge", Judged::Failed, "packets for its pods are dropped", |it| {
+        host(it).links.remove(3);
+        let lately = [("own-subnet".to_owned(), Lately::default())];
+        said(it).drops_lately = Some(lately.into());
+    }),
+    ("ipsec-policies", Judged::Failed, "blocks what is sent to 192.0.2.2", |it| {
+        alarm(it);
+        it.policies = vec![policy(true)];
+    }),
+    ("ipsec-policies", Judged::Warning, "wants IPsec for what is sent to 192.0.2.2", |it| {
+        alarm(it);
+        it.policies = vec![policy(false)];
+    }),
+    ("address-conflicts", Judged::Warning, "02:00:00:00:00:07, 02:00:00:00:00:09", |it| {
+        it.resolved = Some(vec![resolved(2, &[7, 9], None)]);
+    }),
+    ("address-conflicts", Judged::Warning, "this host's address 192.0.2.1", |it| {
+        it.resolved = Some(vec![resolved(1, &[7], None)]);
+    }),
+    ("neighbours", Judged::Failed, "has 02:00:00:00:00:09, and 02:00:00:00:00:07 answers", |it| {
+        it.resolved = Some(vec![resolved(2, &[7], Some(9))]);
+    }),
+    ("egress-filters", Judged::Warning, "filters (u32) see what leaves eth0", |it| {
+        alarm(it);
+        it.filters = vec!["u32".to_owned()];
+    }),
+    ("firewall-output", Judged::Warning, "nothing is sent to UDP port 8285", |it| {
+        let rules = "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p udp --dport 8285 -j REDIRECT\n";
+        it.firewall = Some(parse_iptables(rules));
+    }),
     ("overlay-route", Judged::Failed, "no route 10.5.0.0/16 dev flannel0", |it| {
         host(it).routes.remove(2);
     }),
@@ -505,6 +567,12 @@ fn what_is_usual_is_no_fault() {
         .unwrap()
         .extend([socket([127, 0, 0, 1], 7), socket([9, 9, 9, 9], 7)]);
     assert_eq!(judge("tunnel-port", &facts).verdict, Judged::Ok, "other addresses");
+
+    facts.policies = vec![policy(true)];
+    facts.filters = vec!["bpf".to_owned()];
+    for id in ["ipsec-policies", "egress-filters"] {
+        assert_eq!(judge(id, &facts).verdict, Judged::Ok, "{id}: the peers answer");
+    }
 
     host(&mut facts).addresses.push(address(2, "10.5.90.1"));
     host(&mut facts).routes.push(route("10.5.90.0/24", 2, None));

@@ -1,7 +1,7 @@
 //! The ways to the peers and back, as this host's routes, rules and source check have them.
 
-use super::super::facts::{Facts, PeerWay};
-use super::super::finding::{Checked, failed, skipped};
+use super::super::facts::{Facts, PeerWay, Resolved};
+use super::super::finding::{Checked, failed, skipped, warning};
 
 pub(super) fn to_peers(facts: &Facts) -> Checked {
     judge(facts, |way| way.to_refused.as_deref(), "can't be sent to")
@@ -23,5 +23,54 @@ fn judge(facts: &Facts, refused: fn(&PeerWay) -> Option<&str>, what: &str) -> Ch
             format!("{} of {all} peers {what}, such as {host}: {why}", found.len()),
             format!("See `ip rule`, `ip route get {host}` and net.ipv4.conf.*.rp_filter."),
         ),
+    }
+}
+
+const UNASKED: &str = "nobody could be asked by ARP on the external link";
+
+/// Two machines with one address of the underlay.
+pub(super) fn addresses(facts: &Facts) -> Checked {
+    let resolved = facts.resolved.as_ref().ok_or(UNASKED)?;
+    let many = |it: &&Resolved| it.answers.len() > usize::from(!it.is_own);
+    let Some(Resolved { address, is_own, answers, .. }) = resolved.iter().find(many) else {
+        return Ok(format!("{} addresses asked about", resolved.len()));
+    };
+    let macs: Vec<_> = answers.iter().map(ToString::to_string).collect();
+    let (whose, who) = match is_own {
+        true => ("this host's address", "another machine"),
+        false => ("the peer's address", "several machines"),
+    };
+    warning(
+        format!("{whose} {address} is answered for by {who}: {}", macs.join(", ")),
+        "Find these machines by their hardware addresses (`arping`, the switch), and give one of \
+         them another address.",
+    )
+}
+
+/// Entries that somebody set, where another machine answers.
+pub(super) fn neighbours(facts: &Facts) -> Checked {
+    let resolved = facts.resolved.as_ref().ok_or(UNASKED)?;
+    let wrong = resolved.iter().find_map(|Resolved { address, answers, permanent, .. }| {
+        let (entry, right) = (permanent.as_ref()?, answers.first()?);
+        (!answers.contains(entry)).then_some((address, entry, right))
+    });
+    match wrong {
+        None => Ok("none that is known to be wrong".to_owned()),
+        Some((address, entry, right)) => failed(
+            format!("the permanent entry of {address} has {entry}, and {right} answers for it"),
+            format!("`ip neighbour delete {address} dev ...`; who set it, and does so again?"),
+        ),
+    }
+}
+
+pub(super) fn filters(facts: &Facts) -> Checked {
+    let kinds = facts.filters.join(", ");
+    match (facts.alarming().next(), facts.interface()) {
+        _ if kinds.is_empty() => Ok("none that others have set".to_owned()),
+        (Some(host), Some(name)) => warning(
+            format!("filters ({kinds}) see what leaves {name}, and {host} does not answer"),
+            format!("`tc filter show dev {name} egress`: does one drop or redirect it?"),
+        ),
+        _ => Ok(format!("there are some ({kinds}), and the peers answer")),
     }
 }

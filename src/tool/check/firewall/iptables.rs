@@ -1,4 +1,4 @@
-//! The tables that may drop packets, as `iptables-save` prints them.
+//! The tables that may drop packets or send them elsewhere, as `iptables-save` prints them.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub(crate) fn parse(text: &str) -> Vec<Chain> {
         if let Some(name) = line.strip_prefix('*') {
             table = match name {
                 "filter" => Some("iptables".to_owned()),
-                "raw" | "mangle" => Some(format!("iptables' table {name}")),
+                "raw" | "mangle" | "nat" => Some(format!("iptables' table {name}")),
                 _ => None,
             };
             continue;
@@ -85,7 +85,7 @@ fn is_understood(module: &str) -> bool {
 fn target(name: &str) -> Action {
     match name {
         "ACCEPT" => Action::Accept,
-        "DROP" | "REJECT" => Action::Drop,
+        "DROP" | "REJECT" | "REDIRECT" | "DNAT" => Action::Drop,
         "RETURN" => Action::Return,
         "LOG" | "NFLOG" | "MARK" | "CONNMARK" | "TRACE" => Action::Nothing,
         "QUEUE" | "NFQUEUE" => Action::Unknown,

@@ -69,7 +69,8 @@ fn parse_rule(object: &Value, table: &str, sets: &Sets) -> Rule {
         let target = || value["target"].as_str().unwrap_or_default().to_owned();
         rule.action = match word {
             "accept" => Action::Accept,
-            "drop" | "reject" => Action::Drop,
+            // It goes elsewhere, which is as bad.
+            "drop" | "reject" | "redirect" | "dnat" => Action::Drop,
             "return" => Action::Return,
             "jump" => Action::Jump(target()),
             "goto" => Action::Goto(target()),
