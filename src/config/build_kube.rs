@@ -1,18 +1,13 @@
 //! Validates the flags of the Kubernetes store, and warns of flags that have no effect with it.
 
 use std::ffi::OsString;
-#[cfg(feature = "kube")]
 use std::path::PathBuf;
 
-use crate::config::checked::OptionError;
-#[cfg(feature = "kube")]
-use crate::config::checked::{PathPart, optional, refused, url};
+use crate::config::checked::{OptionError, PathPart, optional, refused, url};
 use crate::config::flag_table::Settings;
-#[cfg(feature = "kube")]
 use crate::config::kube::{AnnotationPrefix, Environment, KubeOptions};
 use crate::config::options::StoreOptions;
 
-#[cfg(feature = "kube")]
 pub(super) fn kube(
     settings: &Settings,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -35,15 +30,6 @@ pub(super) fn kube(
         node,
         wait_for_ever,
     }))
-}
-
-#[cfg(not(feature = "kube"))]
-pub(super) fn kube(
-    settings: &Settings,
-    _variable: impl Fn(&str) -> Option<OsString>,
-) -> Result<StoreOptions, OptionError> {
-    let missing = "The Kubernetes subnet manager (cargo feature kube)";
-    Err(OptionError::not_built(missing, &settings.given["kube-subnet-mgr"]))
 }
 
 /// flanneld reads the flags of one store and says nothing about the others.

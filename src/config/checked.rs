@@ -27,7 +27,6 @@ impl OptionError {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathPart {
     Forbidden,
-    #[cfg(feature = "kube")]
     Allowed,
 }
 

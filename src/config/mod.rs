@@ -1,7 +1,6 @@
 //! Everything an operator writes, parsed once into types.
 
 pub mod flags;
-#[cfg(feature = "kube")]
 pub mod kube;
 pub mod lock_file;
 pub mod network;

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use crate::config::checked::without_secrets;
-#[cfg(feature = "kube")]
 use crate::config::kube::KubeOptions;
 
 /// Everything an operator chose.
@@ -100,7 +99,6 @@ pub enum StoreOptions {
     /// A directory of files, for labs, single machines and file-managed clusters.
     Local(PathBuf),
     /// The Kubernetes API.
-    #[cfg(feature = "kube")]
     Kube(KubeOptions),
 }
 
@@ -114,7 +112,6 @@ impl StoreOptions {
                 format!("etcd {prefix} at {}", endpoints.join(","))
             }
             Self::Local(directory) => format!("local {}", directory.display()),
-            #[cfg(feature = "kube")]
             Self::Kube(options) => {
                 let url = options.api_url.as_deref().unwrap_or("the cluster");
                 format!("kubernetes at {url}")

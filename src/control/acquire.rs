@@ -43,7 +43,6 @@ impl SubnetManager {
     ) -> Result<OwnLease, AcquireError> {
         let granted = match &self.store {
             Store::Leased(store) => self.lease(store, config, attributes).await?,
-            #[cfg(feature = "kube")]
             Store::Assigned(store) => match store.take_assigned(config.network, attributes).await {
                 Err(AcquireError::Store(error)) => self.noted(Err(error))?,
                 answered => {
@@ -69,7 +68,6 @@ impl SubnetManager {
                 let held = held_by(&snapshot.leases, public_ip, config, self.previous);
                 held.map(|lease| lease.attributes.clone())
             }),
-            #[cfg(feature = "kube")]
             Store::Assigned(store) => store.former().await,
         };
         self.noted(former)

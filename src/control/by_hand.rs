@@ -89,7 +89,6 @@ impl SubnetManager {
     pub async fn entries(&self) -> Result<Snapshot, StoreError> {
         match &self.store {
             Store::Leased(store) => store.list().await,
-            #[cfg(feature = "kube")]
             Store::Assigned(store) => store.entries().await,
         }
     }

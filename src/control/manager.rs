@@ -18,7 +18,6 @@ use crate::control::identity::NodeIdentity;
 use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlState, ControlStatus};
 use crate::control::store::etcd::{EtcdOptionsError, EtcdStore};
-#[cfg(feature = "kube")]
 use crate::control::store::kube::{KubeOptionsError, KubeStore};
 use crate::control::store::local::LocalStore;
 use crate::control::store::{Leased, Store};
@@ -40,7 +39,6 @@ pub enum ConnectError {
     #[error("--local-store cannot be used")]
     Local(#[source] StoreError),
     /// Kubernetes' options.
-    #[cfg(feature = "kube")]
     #[error(transparent)]
     Kube(#[from] KubeOptionsError),
 }
@@ -65,7 +63,6 @@ impl SubnetManager {
         previous: Option<Prefix>,
     ) -> Result<Self, ConnectError> {
         let store = match options {
-            #[cfg(feature = "kube")]
             StoreOptions::Kube(options) => {
                 Store::Assigned(Box::new(KubeStore::open(options).await?))
             }
@@ -106,7 +103,6 @@ impl SubnetManager {
     pub fn with_identity(mut self, identity: NodeIdentity) -> Self {
         self.store = match self.store {
             Store::Leased(store) => Store::Leased(store.with_identity(identity)),
-            #[cfg(feature = "kube")]
             assigned @ Store::Assigned(_) => assigned,
         };
         self
@@ -120,7 +116,6 @@ impl SubnetManager {
             Store::Leased(Leased::Local(_)) => "Local Store Manager",
             #[cfg(test)]
             Store::Leased(Leased::Memory(_)) => "Memory Manager",
-            #[cfg(feature = "kube")]
             Store::Assigned(store) => {
                 return format!("Kubernetes Subnet Manager - {}", store.node());
             }
@@ -148,7 +143,6 @@ impl SubnetManager {
     pub async fn sync(&self) -> Result<Option<Ipv4Addr>, AcquireError> {
         match &self.store {
             Store::Leased(_) => Ok(None),
-            #[cfg(feature = "kube")]
             Store::Assigned(store) => store.sync().await,
         }
     }
@@ -157,7 +151,6 @@ impl SubnetManager {
     pub fn network_is_up(&self) {
         match &self.store {
             Store::Leased(_) => {}
-            #[cfg(feature = "kube")]
             Store::Assigned(store) => store.network_is_up(),
         }
     }

@@ -66,7 +66,6 @@ impl SubnetManager {
             (Store::Leased(store), Write::Retake) => {
                 store.create(held.subnet, &held.attributes, ttl).await
             }
-            #[cfg(feature = "kube")]
             (Store::Assigned(store), _) => store.publish(held.subnet, &held.attributes).await,
         };
         if what == Write::Renew && written.is_ok() {
@@ -80,7 +79,6 @@ impl SubnetManager {
         let keep = async {
             match &self.store {
                 Store::Leased(store) => self.keep_claim(store, attributes, peers).await,
-                #[cfg(feature = "kube")]
                 Store::Assigned(store) => store.keep(&self.status).await,
             }
         };

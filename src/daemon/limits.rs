@@ -67,7 +67,6 @@ fn written(options: &Options) -> Vec<PathBuf> {
     let store = match &options.store {
         StoreOptions::Local(directory) => Some(directory.as_path()),
         StoreOptions::Etcd(_) => None,
-        #[cfg(feature = "kube")]
         StoreOptions::Kube(_) => None,
     };
     directories.into_iter().chain(store).map(Path::to_path_buf).collect()

@@ -88,7 +88,6 @@ fn identity(store: &StoreOptions, cluster: u64) -> String {
             Ok(found) => format!("local {} {}", found.dev(), found.ino()),
             Err(_) => store.identity(),
         },
-        #[cfg(feature = "kube")]
         StoreOptions::Kube(_) => store.identity(),
     }
 }

@@ -72,7 +72,6 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
             );
             Ok(())
         }
-        #[cfg(feature = "kube")]
         StoreOptions::Kube(_) => anyhow::bail!(
             "Failed to check br_netfilter: stat {BRIDGE_FILTER}: {error}; services of Kubernetes \
              do not work between pods of this host without it: load the kernel module \

@@ -38,7 +38,6 @@ fn firewall_listings_corpus() {
     replay("firewall_listings", firewall_listings::run);
 }
 
-#[cfg(feature = "kube")]
 #[test]
 fn node_objects_corpus() {
     replay("node_objects", crate::node_objects::run);

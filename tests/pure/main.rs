@@ -4,7 +4,6 @@
 
 mod bench_record;
 mod fuzz_replay;
-#[cfg(feature = "kube")]
 mod golden;
 mod instructions;
 mod offload_oracle;
@@ -26,7 +25,6 @@ mod forward_walk;
 mod ip_parse;
 #[path = "../../fuzz/bodies/lpm_model.rs"]
 mod lpm_model;
-#[cfg(feature = "kube")]
 #[path = "../../fuzz/bodies/node_objects.rs"]
 mod node_objects;
 #[path = "../../fuzz/bodies/operator_input.rs"]

@@ -57,7 +57,6 @@ fn etcd_of(options: Options) -> EtcdOptions {
     match options.store {
         StoreOptions::Etcd(etcd) => etcd,
         StoreOptions::Local(directory) => panic!("local store {}", directory.display()),
-        #[cfg(feature = "kube")]
         StoreOptions::Kube(kube) => panic!("Kubernetes {kube:?}"),
     }
 }
@@ -259,10 +258,6 @@ fn unbuilt_features_refuse_and_name_what_is_missing() {
     }
     let (message, _) = refused(&[], &[("FLANNELD_PUBLIC_IPV6", "2001:db8::1")]);
     assert!(message.contains("remove FLANNELD_PUBLIC_IPV6"), "{message}");
-    if cfg!(not(feature = "kube")) {
-        assert_refused(&["--kube-subnet-mgr"], "Kubernetes subnet manager");
-        assert_refused(&["--kube-subnet-mgr"], "is not built");
-    }
 }
 
 #[test]

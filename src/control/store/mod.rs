@@ -10,15 +10,10 @@ mod etcd_connection;
 mod etcd_lease;
 mod etcd_tls;
 mod etcd_watch;
-#[cfg(feature = "kube")]
 pub mod kube;
-#[cfg(feature = "kube")]
 mod kube_connection;
-#[cfg(feature = "kube")]
 pub mod kube_node;
-#[cfg(feature = "kube")]
 mod kube_own;
-#[cfg(feature = "kube")]
 mod kube_watch;
 pub mod local;
 mod local_claim;
@@ -31,7 +26,6 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(feature = "kube")]
 use self::kube::KubeStore;
 use crate::control::error::StoreError;
 use crate::control::identity::NodeIdentity;
@@ -47,7 +41,6 @@ pub enum Store {
     /// Nodes lease their subnets.
     Leased(Leased),
     /// The cluster assigns them.
-    #[cfg(feature = "kube")]
     Assigned(Box<KubeStore>),
 }
 
@@ -70,7 +63,6 @@ pub enum Watch {
     /// Of a directory.
     Local(Box<local::LocalWatch>),
     /// Of a cluster's Nodes.
-    #[cfg(feature = "kube")]
     Kube(Box<kube_watch::KubeWatch>),
     /// Of a map.
     #[cfg(test)]
@@ -94,7 +86,6 @@ impl Store {
     pub fn leased(&self) -> Option<&Leased> {
         match self {
             Self::Leased(store) => Some(store),
-            #[cfg(feature = "kube")]
             Self::Assigned(_) => None,
         }
     }
@@ -104,7 +95,6 @@ impl Store {
         match self {
             Self::Leased(Leased::Etcd(store)) => Some(store.times()),
             Self::Leased(_) => None,
-            #[cfg(feature = "kube")]
             Self::Assigned(store) => Some(store.times()),
         }
     }
@@ -113,7 +103,6 @@ impl Store {
     pub async fn config(&self) -> Result<Vec<u8>, StoreError> {
         match self {
             Self::Leased(store) => store.config().await,
-            #[cfg(feature = "kube")]
             Self::Assigned(store) => store.config(),
         }
     }
@@ -122,7 +111,6 @@ impl Store {
     pub async fn list(&self) -> Result<Snapshot, StoreError> {
         match self {
             Self::Leased(store) => store.list().await,
-            #[cfg(feature = "kube")]
             Self::Assigned(store) => store.list().await,
         }
     }
@@ -132,7 +120,6 @@ impl Store {
     pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
         match self {
             Self::Leased(store) => store.watch(revision, own).await,
-            #[cfg(feature = "kube")]
             Self::Assigned(store) => Ok(Watch::Kube(Box::new(store.watch(revision).await?))),
         }
     }
@@ -142,7 +129,6 @@ impl Store {
         match self {
             Self::Leased(Leased::Etcd(store)) => store.moved(),
             Self::Leased(_) => {}
-            #[cfg(feature = "kube")]
             Self::Assigned(store) => store.moved(),
         }
     }
@@ -152,7 +138,6 @@ impl Store {
         match self {
             Self::Leased(Leased::Etcd(store)) => store.claims.lost.notified().await,
             Self::Leased(_) => std::future::pending().await,
-            #[cfg(feature = "kube")]
             Self::Assigned(_) => std::future::pending().await,
         }
     }
@@ -307,7 +292,6 @@ impl Watch {
         match self {
             Self::Etcd(watch) => watch.next().await,
             Self::Local(watch) => watch.next().await,
-            #[cfg(feature = "kube")]
             Self::Kube(watch) => watch.next().await,
             #[cfg(test)]
             Self::Memory(watch) => watch.next().await,

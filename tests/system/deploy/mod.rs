@@ -8,9 +8,7 @@ mod booted;
 mod chart;
 mod container;
 mod docker_opts;
-#[cfg(feature = "kube")]
 mod manifest;
-#[cfg(feature = "kube")]
 mod pod;
 mod prometheus;
 mod sandbox;

@@ -133,7 +133,6 @@ fn the_local_store_excludes_etcd() {
     assert!(message.contains("exclude each other"), "{message}");
 }
 
-#[cfg(feature = "kube")]
 #[test]
 fn kubernetes_excludes_other_stores_and_warns() {
     let node = [("NODE_NAME", "n1")];
