@@ -7,17 +7,17 @@ use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use regex::Regex;
 
 use crate::config::build_kube::{kube, warn_of_other_stores};
-use crate::config::checked::{OptionError, PathPart, optional, refused, url};
-use crate::config::duration;
-use crate::config::flag_table::{FLAGS, Settings};
+use crate::config::checked::{OptionError, PathPart, optional, parsed, refused, url};
+use crate::config::flag_table::{FLAGS, FlagValues};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
-    InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, ShownSetting, ShownSettings,
-    StoreOptions, WorkersChoice,
+    InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
 };
+use crate::status::Setting;
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
 const RENEW_MARGIN_MINUTES_MAX: u64 = 24 * 60 - 1;
@@ -28,64 +28,94 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// The subnet file's usual name; beside it the status socket is plainly `weft.sock`.
 const SUBNET_FILE_NAME: &str = "subnet.env";
 
-/// Checks `settings` and builds the options. What can be ignored is added to `warnings`.
+/// Longest grace period: an instant that far ahead can still be computed.
+const STALE_HOLD_MAX: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Checks `flags` and builds the options. What can be ignored is added to `warnings`.
 pub(super) fn options(
-    settings: &Settings,
+    flags: &FlagValues,
     variable: impl Fn(&str) -> Option<OsString>,
     warnings: &mut Vec<String>,
 ) -> Result<Options, OptionError> {
-    refuse_unbuilt(settings)?;
-    warn_of_other_stores(settings, warnings);
-    let subnet_file = subnet_file(&settings.subnet_file)?;
+    refuse_unbuilt(flags)?;
+    warn_of_other_stores(flags, warnings);
+    let subnet_file = subnet_file(&flags.subnet_file)?;
     Ok(Options {
-        stale_hold: stale_hold(&settings.stale_hold)?,
+        stale_hold: stale_hold(&flags.stale_hold)?,
         // What the cache remembers is a lease of a store in which nodes choose.
-        start_from_cache: settings.start_from_cache && !settings.kube_subnet_mgr,
-        renew_margin: renew_margin(settings.subnet_lease_renew_margin)?,
-        interface: interface(settings)?,
-        follow_address: settings.follow_address,
-        health: health(&settings.healthz_ip, settings.healthz_port)?,
-        rules: rules(settings)?,
+        start_from_cache: flags.start_from_cache && !flags.kube_subnet_mgr,
+        renew_margin: renew_margin(flags.subnet_lease_renew_margin)?,
+        interface: interface(flags)?,
+        follow_address: flags.follow_address,
+        health: health(&flags.healthz_ip, flags.healthz_port)?,
+        rules: rules(flags)?,
         dataplane: DataplaneOptions {
-            engine: engine(&settings.engine)?,
-            workers: workers(&settings.workers)?,
-            fast_path: fast_path(&settings.fast_path)?,
-            offload: offload(&settings.offload)?,
-            keep_tunnel: settings.keep_tunnel,
-            is_peer_check_strict: peer_check(&settings.peer_check)?,
+            engine: choice(
+                "--engine",
+                &flags.engine,
+                [
+                    ("auto", EngineChoice::Auto),
+                    ("io_uring", EngineChoice::IoUring),
+                    ("mmsg", EngineChoice::Mmsg),
+                ],
+            )?,
+            workers: workers(&flags.workers)?,
+            fast_path: choice(
+                "--fast-path",
+                &flags.fast_path,
+                [
+                    ("auto", FastPathChoice::Auto),
+                    ("on", FastPathChoice::On),
+                    ("off", FastPathChoice::Off),
+                ],
+            )?,
+            offload: offload(&flags.offload)?,
+            keep_tunnel: flags.keep_tunnel,
+            is_peer_check_strict: choice(
+                "--peer-check",
+                &flags.peer_check,
+                [("loose", false), ("strict", true)],
+            )?,
         },
-        log_format: log_format(&settings.log_format)?,
-        verbosity: u8::try_from(settings.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
-        status_socket: status_socket(&settings.status_socket, &subnet_file)?,
-        metrics_address: metrics_address(&settings.metrics_address)?,
+        log_format: choice(
+            "--log-format",
+            &flags.log_format,
+            [("text", LogFormat::Text), ("json", LogFormat::Json)],
+        )?,
+        verbosity: u8::try_from(flags.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
+        status_socket: status_socket(&flags.status_socket, &subnet_file)?,
+        metrics_address: metrics_address(&flags.metrics_address)?,
         subnet_file,
-        take_over: settings.take_over,
-        settings: shown(settings),
-        store: store(settings, variable)?,
+        take_over: flags.take_over,
+        settings: shown(flags),
+        store: store(flags, variable)?,
     })
 }
 
-fn shown(settings: &Settings) -> ShownSettings {
+/// All flags, to be shown.
+fn shown(flags: &FlagValues) -> Vec<Setting> {
     // The table's accessors are for reading in.
-    let mut values = settings.clone();
-    let each = FLAGS.iter().map(|flag| ShownSetting {
-        name: flag.name,
-        value: (flag.value)(&mut values).text(),
-        given_by: settings.given.get(flag.name).cloned(),
+    let mut values = flags.clone();
+    let each = FLAGS.iter().map(|flag| Setting {
+        name: flag.name.to_owned(),
+        value: (flag.place)(&mut values).text(),
+        given_by: flags.given.get(flag.name).cloned(),
     });
-    ShownSettings(each.collect())
+    each.collect()
 }
 
 /// To run without what these flags of flanneld ask for would change what the host does.
-fn refuse_unbuilt(settings: &Settings) -> Result<(), OptionError> {
+fn refuse_unbuilt(flags: &FlagValues) -> Result<(), OptionError> {
     let unbuilt = [
-        ("log_backtrace_at", &settings.log_backtrace_at, "A stack trace at a line of the log"),
-        ("public-ipv6", &settings.public_ipv6, "IPv6 between and inside the hosts"),
-        ("vmodule", &settings.vmodule, "Detail of the log per source file"),
+        ("log_backtrace_at", &flags.log_backtrace_at, "A stack trace at a line of the log"),
+        ("public-ipv6", &flags.public_ipv6, "IPv6 between and inside the hosts"),
+        ("vmodule", &flags.vmodule, "Detail of the log per source file"),
     ];
     for (flag, text, missing) in unbuilt {
-        if let Some(given) = settings.given.get(flag).filter(|_| !text.is_empty()) {
-            return Err(OptionError::not_built(missing, given));
+        if let Some(given) = flags.given.get(flag).filter(|_| !text.is_empty()) {
+            return Err(OptionError(format!(
+                "{missing} is not built into this weftd: remove {given} or run flanneld"
+            )));
         }
     }
     Ok(())
@@ -103,27 +133,29 @@ fn renew_margin(minutes: i64) -> Result<Duration, OptionError> {
 }
 
 fn stale_hold(text: &str) -> Result<Duration, OptionError> {
-    duration::parse(text).ok_or_else(|| {
-        refused("--stale-hold", format!("{text:?} is not a duration such as 15m or 1h30m, or 0"))
-    })
+    // As in Go, zero needs no unit.
+    let with_unit = if text == "0" { "0s" } else { text };
+    let hold: SignedDuration =
+        parsed("--stale-hold", with_unit, "a duration such as 15m or 1h30m, or 0")?;
+    let hold = Duration::try_from(hold).map_err(|_negative| {
+        refused("--stale-hold", format!("{text:?} is less than nothing: use 0 or more"))
+    })?;
+    Ok(hold.min(STALE_HOLD_MAX))
 }
 
-fn interface(settings: &Settings) -> Result<InterfaceOptions, OptionError> {
-    let regexes = settings.iface_regex.iter().map(|text| {
+fn interface(flags: &FlagValues) -> Result<InterfaceOptions, OptionError> {
+    let regexes = flags.iface_regex.iter().map(|text| {
         Regex::new(text).map_err(|error| {
             refused("--iface-regex", format!("{text:?} is not a regular expression: {error}"))
         })
     });
-    let can_reach = optional(&settings.iface_can_reach).map(|text| {
-        text.parse().map_err(|_not_an_address| {
-            refused("--iface-can-reach", format!("{text:?} is not an IP address"))
-        })
-    });
+    let can_reach = optional(&flags.iface_can_reach)
+        .map(|text| parsed("--iface-can-reach", text, "an IP address"));
     Ok(InterfaceOptions {
-        interfaces: settings.iface.clone(),
+        interfaces: flags.iface.clone(),
         regexes: regexes.collect::<Result<_, _>>()?,
         can_reach: can_reach.transpose()?,
-        public_ip: optional(&settings.public_ip).map(public_ip).transpose()?,
+        public_ip: optional(&flags.public_ip).map(public_ip).transpose()?,
     })
 }
 
@@ -145,17 +177,15 @@ fn public_ip(text: &str) -> Result<Ipv4Addr, OptionError> {
 fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
     // Go listens on every address when the host part is empty.
     let address = optional(address).unwrap_or("0.0.0.0");
-    let address: IpAddr = address.parse().map_err(|_not_an_address| {
-        refused("--healthz-ip", format!("{address:?} is not an IP address"))
-    })?;
+    let address: IpAddr = parsed("--healthz-ip", address, "an IP address")?;
     let port = u16::try_from(port).map_err(|_out_of_range| {
         refused("--healthz-port", format!("{port} is not a port: use 1 to 65535, or 0 for none"))
     })?;
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
 
-fn rules(settings: &Settings) -> Result<RuleOptions, OptionError> {
-    let seconds = settings.iptables_resync;
+fn rules(flags: &FlagValues) -> Result<RuleOptions, OptionError> {
+    let seconds = flags.iptables_resync;
     let resync = match u64::try_from(seconds) {
         Ok(valid @ 1..) => Duration::from_secs(valid),
         _ => {
@@ -164,34 +194,26 @@ fn rules(settings: &Settings) -> Result<RuleOptions, OptionError> {
         }
     };
     Ok(RuleOptions {
-        masquerade: settings.ip_masq,
-        random_ports: !settings.ip_masq_fully_random_disable,
-        forward: settings.iptables_forward_rules,
-        blackhole_route: settings.ip_blackhole_route,
-        guard: settings.guard,
+        masquerade: flags.ip_masq,
+        random_ports: !flags.ip_masq_fully_random_disable,
+        forward: flags.iptables_forward_rules,
+        blackhole_route: flags.ip_blackhole_route,
+        guard: flags.guard,
         resync,
     })
 }
 
-fn engine(text: &str) -> Result<EngineChoice, OptionError> {
-    match text {
-        "auto" => Ok(EngineChoice::Auto),
-        "mmsg" => Ok(EngineChoice::Mmsg),
-        "io_uring" => Ok(EngineChoice::IoUring),
-        _ => Err(refused(
-            "--engine",
-            format!("{text:?} is not an engine: use auto, io_uring or mmsg"),
-        )),
-    }
-}
-
-fn fast_path(text: &str) -> Result<FastPathChoice, OptionError> {
-    match text {
-        "auto" => Ok(FastPathChoice::Auto),
-        "on" => Ok(FastPathChoice::On),
-        "off" => Ok(FastPathChoice::Off),
-        _ => Err(refused("--fast-path", format!("{text:?} is unknown: use auto, on or off"))),
-    }
+/// The one of `choices` that `text` names.
+fn choice<T, const N: usize>(
+    flag: &'static str,
+    text: &str,
+    choices: [(&str, T); N],
+) -> Result<T, OptionError> {
+    let names = choices.each_ref().map(|(name, _)| *name).join(" or ");
+    let chosen = choices.into_iter().find(|(name, _)| *name == text);
+    chosen
+        .map(|(_, value)| value)
+        .ok_or_else(|| refused(flag, format!("{text:?} is unknown: use {names}")))
 }
 
 fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
@@ -230,28 +252,6 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
         }
     }
     Ok(choice)
-}
-
-/// Whether the strict one is asked for.
-fn peer_check(text: &str) -> Result<bool, OptionError> {
-    match text {
-        "loose" => Ok(false),
-        "strict" => Ok(true),
-        _ => {
-            let problem = format!("{text:?} is not a peer check: use loose or strict");
-            Err(refused("--peer-check", problem))
-        }
-    }
-}
-
-fn log_format(text: &str) -> Result<LogFormat, OptionError> {
-    match text {
-        "text" => Ok(LogFormat::Text),
-        "json" => Ok(LogFormat::Json),
-        _ => {
-            Err(refused("--log-format", format!("{text:?} is not a log format: use text or json")))
-        }
-    }
 }
 
 fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
@@ -296,33 +296,33 @@ fn status_socket(text: &str, subnet_file: &Path) -> Result<PathBuf, OptionError>
 }
 
 fn store(
-    settings: &Settings,
+    flags: &FlagValues,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<StoreOptions, OptionError> {
-    let is_local = settings.given.contains_key("local-store");
-    if settings.kube_subnet_mgr {
+    let is_local = flags.given.contains_key("local-store");
+    if flags.kube_subnet_mgr {
         if is_local {
             return Err(OptionError::two_stores("kube-subnet-mgr"));
         }
-        return kube(settings, variable);
+        return kube(flags, variable);
     }
     if !is_local {
-        return etcd(settings).map(StoreOptions::Etcd);
+        return etcd(flags).map(StoreOptions::Etcd);
     }
-    if settings.local_store.is_empty() {
+    if flags.local_store.is_empty() {
         return Err(refused("--local-store", "an empty path names no directory"));
     }
-    match settings.given.keys().find(|flag| flag.starts_with("etcd-")) {
+    match flags.given.keys().find(|flag| flag.starts_with("etcd-")) {
         Some(flag) => Err(OptionError::two_stores(flag)),
-        None => Ok(StoreOptions::Local(PathBuf::from(&settings.local_store))),
+        None => Ok(StoreOptions::Local(PathBuf::from(&flags.local_store))),
     }
 }
 
-fn etcd(settings: &Settings) -> Result<EtcdOptions, OptionError> {
-    let ca_file = optional(&settings.etcd_cafile).map(PathBuf::from);
+fn etcd(flags: &FlagValues) -> Result<EtcdOptions, OptionError> {
+    let ca_file = optional(&flags.etcd_cafile).map(PathBuf::from);
     let client_certificate = both(
-        ("--etcd-certfile", optional(&settings.etcd_certfile)),
-        ("--etcd-keyfile", optional(&settings.etcd_keyfile)),
+        ("--etcd-certfile", optional(&flags.etcd_certfile)),
+        ("--etcd-keyfile", optional(&flags.etcd_keyfile)),
     )?;
     let client_certificate = client_certificate.map(|(certificate_file, key_file)| {
         ClientCertificate { certificate_file: certificate_file.into(), key_file: key_file.into() }
@@ -332,16 +332,16 @@ fn etcd(settings: &Settings) -> Result<EtcdOptions, OptionError> {
         (None, Some(_)) => Some("--etcd-certfile"),
         (None, None) => None,
     };
-    let endpoints = settings.etcd_endpoints.split(',');
+    let endpoints = flags.etcd_endpoints.split(',');
     let endpoints = endpoints.map(|text| endpoint(text, tls_flag)).collect::<Result<_, _>>()?;
-    let prefix = clean_prefix(&settings.etcd_prefix)?;
+    let prefix = clean_prefix(&flags.etcd_prefix)?;
     let credentials = both(
-        ("--etcd-username", optional(&settings.etcd_username)),
-        ("--etcd-password", optional(&settings.etcd_password.0)),
+        ("--etcd-username", optional(&flags.etcd_username)),
+        ("--etcd-password", optional(&flags.etcd_password.0)),
     )?;
     let credentials = credentials.map(|(username, _)| Credentials {
         username: username.to_owned(),
-        password: settings.etcd_password.clone(),
+        password: flags.etcd_password.clone(),
     });
     Ok(EtcdOptions { endpoints, prefix, ca_file, client_certificate, credentials })
 }
@@ -379,18 +379,15 @@ fn clean_prefix(text: &str) -> Result<String, OptionError> {
             _ => parts.push(part),
         }
     }
-    let rooted = text.starts_with('/');
-    if parts.is_empty() && !rooted {
-        let problem = format!("{text:?} is not a prefix: use one such as /coreos.com/network");
-        return Err(refused("--etcd-prefix", problem));
-    }
-    Ok(parts.iter().enumerate().fold(String::new(), |mut prefix, (index, part)| {
-        if rooted || index > 0 {
-            prefix.push('/');
+    let (rooted, joined) = (text.starts_with('/'), parts.join("/"));
+    match joined.as_str() {
+        "" if !rooted => {
+            let problem = format!("{text:?} is not a prefix: use one such as /coreos.com/network");
+            Err(refused("--etcd-prefix", problem))
         }
-        prefix.push_str(part);
-        prefix
-    }))
+        "" => Ok(joined),
+        _ => Ok(if rooted { format!("/{joined}") } else { joined }),
+    }
 }
 
 fn both<T>(

@@ -4,16 +4,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::config::checked::{OptionError, PathPart, optional, refused, url};
-use crate::config::flag_table::Settings;
+use crate::config::flag_table::FlagValues;
 use crate::config::kube::{AnnotationPrefix, Environment, KubeOptions};
 use crate::config::options::StoreOptions;
 
 pub(super) fn kube(
-    settings: &Settings,
+    flags: &FlagValues,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<StoreOptions, OptionError> {
     let Environment { node, wait_for_ever } = Environment::read(variable)?;
-    let api_url = match optional(&settings.kube_api_url) {
+    let api_url = match optional(&flags.kube_api_url) {
         Some(text) if text.contains('@') => {
             let problem = "a URL must not hold a user: use --kubeconfig-file instead";
             return Err(refused("--kube-api-url", problem));
@@ -23,26 +23,26 @@ pub(super) fn kube(
     };
     Ok(StoreOptions::Kube(KubeOptions {
         api_url,
-        kubeconfig: optional(&settings.kubeconfig_file).map(PathBuf::from),
-        annotations: AnnotationPrefix::parse(&settings.kube_annotation_prefix)?,
-        network_config: PathBuf::from(&settings.net_config_path),
-        clear_network_unavailable: settings.set_node_network_unavailable,
+        kubeconfig: optional(&flags.kubeconfig_file).map(PathBuf::from),
+        annotations: AnnotationPrefix::parse(&flags.kube_annotation_prefix)?,
+        network_config: PathBuf::from(&flags.net_config_path),
+        clear_network_unavailable: flags.set_node_network_unavailable,
         node,
         wait_for_ever,
     }))
 }
 
 /// flanneld reads the flags of one store and says nothing about the others.
-pub(super) fn warn_of_other_stores(settings: &Settings, warnings: &mut Vec<String>) {
-    let with_kube = settings.kube_subnet_mgr;
+pub(super) fn warn_of_other_stores(flags: &FlagValues, warnings: &mut Vec<String>) {
+    let with_kube = flags.kube_subnet_mgr;
     let word = if with_kube { "with" } else { "without" };
-    for (flag, given) in &settings.given {
+    for (flag, given) in &flags.given {
         let is_idle = match *flag {
             "subnet-lease-renew-margin" | "start-from-cache" => with_kube,
             "kube-annotation-prefix" | "kube-api-url" | "kubeconfig-file" | "net-config-path" => {
                 !with_kube
             }
-            "set-node-network-unavailable" => !with_kube && !settings.set_node_network_unavailable,
+            "set-node-network-unavailable" => !with_kube && !flags.set_node_network_unavailable,
             name => with_kube && name.starts_with("etcd-"),
         };
         if is_idle {

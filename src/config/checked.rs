@@ -1,6 +1,7 @@
 //! What checks of flags and variables have in common: their error, and how URLs are read.
 
 use std::fmt::Display;
+use std::str::FromStr;
 
 use hyper::Uri;
 
@@ -10,11 +11,6 @@ use hyper::Uri;
 pub(super) struct OptionError(pub(super) String);
 
 impl OptionError {
-    /// `given` is the flag or variable that asks for the feature.
-    pub(super) fn not_built(missing: &str, given: &str) -> Self {
-        Self(format!("{missing} is not built into this weftd: remove {given} or run flanneld"))
-    }
-
     /// Leases can live in one place only.
     pub(super) fn two_stores(other: &str) -> Self {
         Self(format!(
@@ -72,6 +68,15 @@ pub fn without_secrets(url: &str) -> String {
 /// In Go an empty text is the same as a flag left out.
 pub(super) fn optional(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
+}
+
+/// Reads `text` as a value that is `described` so.
+pub(super) fn parsed<T: FromStr>(
+    flag: &'static str,
+    text: &str,
+    described: &str,
+) -> Result<T, OptionError> {
+    text.parse().map_err(|_said_so| refused(flag, format!("{text:?} is not {described}")))
 }
 
 /// The `problem` says which value, what is wrong, and what would be right.

@@ -4,31 +4,31 @@
 use std::collections::BTreeMap;
 
 use crate::config::options::Secret;
-use crate::config::value::Value;
+use crate::config::value::{List, Number, Place, Switch, Text};
 
 /// One flag.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flag {
     /// Name without dashes.
     pub(super) name: &'static str,
-    /// Its value in [`Settings`].
-    pub(super) value: fn(&mut Settings) -> &mut dyn Value,
+    /// Where its value is.
+    pub(super) place: fn(&mut FlagValues) -> Place<'_>,
     /// Help; a word in backquotes names the value, as in Go.
     pub(super) help: &'static str,
 }
 
-/// Makes settings, defaults and flags of rows: `field "name": type = default, help;`.
+/// Makes values, defaults and flags of rows: `field "name": type = default, help;`.
 macro_rules! flags {
-    ($($field:ident $name:literal: $type:ty = $default:expr, $help:literal;)*) => {
+    ($($field:ident $name:literal: $type:ident = $default:expr, $help:literal;)*) => {
         /// The value of each flag, syntactically right but not yet checked for meaning.
         #[derive(Debug, Clone)]
-        pub(super) struct Settings {
+        pub(super) struct FlagValues {
             $(pub(super) $field: $type,)*
             /// The flags that were given, each as `--name` or the variable that stands for it.
             pub(super) given: BTreeMap<&'static str, String>,
         }
 
-        impl Default for Settings {
+        impl Default for FlagValues {
             fn default() -> Self {
                 Self { $($field: $default.into(),)* given: BTreeMap::new() }
             }
@@ -37,114 +37,114 @@ macro_rules! flags {
         /// Every flag, in the order of Go's usage text (by name).
         pub(super) const FLAGS: &[Flag] = &[$(Flag {
             name: $name,
-            value: |settings| &mut settings.$field,
+            place: |values| Place::$type(&mut values.$field),
             help: $help,
         },)*];
     };
 }
 
 flags! {
-    engine "engine": String = "auto",
+    engine "engine": Text = "auto",
         "packet `engine`: auto, io_uring or mmsg";
-    etcd_cafile "etcd-cafile": String = "",
+    etcd_cafile "etcd-cafile": Text = "",
         "PEM `file` of the authority that etcd's certificates are checked against";
-    etcd_certfile "etcd-certfile": String = "",
+    etcd_certfile "etcd-certfile": Text = "",
         "PEM `file` of the client certificate shown to etcd; needs etcd-keyfile";
-    etcd_endpoints "etcd-endpoints": String = "http://127.0.0.1:4001,http://127.0.0.1:2379",
+    etcd_endpoints "etcd-endpoints": Text = "http://127.0.0.1:4001,http://127.0.0.1:2379",
         "comma-separated `URLs` of the etcd cluster";
-    etcd_keyfile "etcd-keyfile": String = "",
+    etcd_keyfile "etcd-keyfile": Text = "",
         "PEM `file` of the client certificate's private key; needs etcd-certfile";
     etcd_password "etcd-password": Secret = Secret(String::new()),
         "password of etcd-username; rather set FLANNELD_ETCD_PASSWORD";
-    etcd_prefix "etcd-prefix": String = "/coreos.com/network",
+    etcd_prefix "etcd-prefix": Text = "/coreos.com/network",
         "`prefix` of the keys in etcd";
-    etcd_username "etcd-username": String = "",
+    etcd_username "etcd-username": Text = "",
         "`user` to authenticate to etcd as; needs etcd-password";
-    fast_path "fast-path": String = "off",
+    fast_path "fast-path": Text = "off",
         "whether the kernel carries what it can of the udp backend's packets: auto, on or off";
-    follow_address "follow-address": bool = true,
+    follow_address "follow-address": Switch = true,
         "move the tunnel and the lease when the address of the external interface is replaced; \
          false waits for a restart, as flanneld does";
-    guard "guard": bool = false,
+    guard "guard": Switch = false,
         "keep everyone but the peers from the tunnel's UDP port, with nftables";
-    healthz_ip "healthz-ip": String = "0.0.0.0",
+    healthz_ip "healthz-ip": Text = "0.0.0.0",
         "`address` on which /healthz and /readyz answer";
-    healthz_port "healthz-port": i64 = 0,
+    healthz_port "healthz-port": Number = 0,
         "port on which /healthz and /readyz answer; 0 is off";
-    iface "iface": Vec<String> = [],
+    iface "iface": List = [],
         "`interface` (name or address) for traffic between hosts; may be given several times, \
          the first that matches wins";
-    iface_can_reach "iface-can-reach": String = "",
+    iface_can_reach "iface-can-reach": Text = "",
         "use the interface over which this `address` is reached";
-    iface_regex "iface-regex": Vec<String> = [],
+    iface_regex "iface-regex": List = [],
         "regular `expression` on interface addresses, then names; may be given several times, \
          tried after iface";
-    ip_blackhole_route "ip-blackhole-route": bool = false,
+    ip_blackhole_route "ip-blackhole-route": Switch = false,
         "keep a blackhole route for the own subnet, behind any other route to it";
-    ip_masq "ip-masq": bool = false,
+    ip_masq "ip-masq": Switch = false,
         "masquerade traffic that leaves the overlay";
-    ip_masq_fully_random_disable "ip-masq-fully-random-disable": bool = false,
+    ip_masq_fully_random_disable "ip-masq-fully-random-disable": Switch = false,
         "masquerade without random source ports";
-    iptables_forward_rules "iptables-forward-rules": bool = true,
+    iptables_forward_rules "iptables-forward-rules": Switch = true,
         "add accept rules for the overlay network to the FORWARD chain";
-    iptables_resync "iptables-resync": i64 = 5,
+    iptables_resync "iptables-resync": Number = 5,
         "`seconds` between looks at the rules of iptables or nftables";
-    keep_tunnel "keep-tunnel": bool = false,
+    keep_tunnel "keep-tunnel": Switch = false,
         "leave the udp backend's device and the kernel's programs in place when weftd ends, for \
          the next weftd; weft cleanup removes them";
-    kube_annotation_prefix "kube-annotation-prefix": String = "flannel.alpha.coreos.com",
+    kube_annotation_prefix "kube-annotation-prefix": Text = "flannel.alpha.coreos.com",
         "`prefix` of the node annotations";
-    kube_api_url "kube-api-url": String = "",
+    kube_api_url "kube-api-url": Text = "",
         "`URL` of the Kubernetes API server; without it, of the kubeconfig or the pod";
-    kube_subnet_mgr "kube-subnet-mgr": bool = false,
+    kube_subnet_mgr "kube-subnet-mgr": Switch = false,
         "take the subnet of this Node from the Kubernetes API";
-    kubeconfig_file "kubeconfig-file": String = "",
+    kubeconfig_file "kubeconfig-file": Text = "",
         "kubeconfig `file`; without it, the pod's service account";
-    local_store "local-store": String = "",
+    local_store "local-store": Text = "",
         "keep configuration and leases as files in this `directory` instead of etcd";
-    log_format "log-format": String = "text",
+    log_format "log-format": Text = "text",
         "`format` of the log lines: text (as klog writes) or json";
-    log_backtrace_at "log_backtrace_at": String = "",
+    log_backtrace_at "log_backtrace_at": Text = "",
         "emit a stack trace when logging hits file:N (not built)";
-    metrics_address "metrics-address": String = "",
+    metrics_address "metrics-address": Text = "",
         "`address:port` on which /metrics answers, such as 127.0.0.1:8286; off without it";
-    net_config_path "net-config-path": String = "/etc/kube-flannel/net-conf.json",
+    net_config_path "net-config-path": Text = "/etc/kube-flannel/net-conf.json",
         "network configuration `file` with kube-subnet-mgr";
-    offload "offload": String = "auto",
+    offload "offload": Text = "auto",
         "`offloads` the dataplane may use where the kernel has them: auto, none, or a \
          comma-separated list of tso, uso, gso, gro";
-    peer_check "peer-check": String = "loose",
+    peer_check "peer-check": Text = "loose",
         "`check` of inner source addresses against the sending peer: loose, or strict, which peers \
          behind address translation do not pass";
-    public_ip "public-ip": String = "",
+    public_ip "public-ip": Text = "",
         "IPv4 `address` under which the other hosts reach this one";
-    public_ipv6 "public-ipv6": String = "",
+    public_ipv6 "public-ipv6": Text = "",
         "IPv6 address under which the other hosts reach this one (not built)";
-    set_node_network_unavailable "set-node-network-unavailable": bool = true,
+    set_node_network_unavailable "set-node-network-unavailable": Switch = true,
         "clear the Node's NetworkUnavailable condition once the network works";
-    stale_hold "stale-hold": String = "15m",
+    stale_hold "stale-hold": Text = "15m",
         "grace period, a `duration` such as 15m, of peers whose leases vanished with most others \
          at once, or with the store's data; 0 drops them at once";
-    start_from_cache "start-from-cache": bool = true,
+    start_from_cache "start-from-cache": Switch = true,
         "cache configuration and peers beside the subnet file, and use the cache when the store \
          cannot be reached at the start";
-    status_socket "status-socket": String = "",
+    status_socket "status-socket": Text = "",
         "unix socket `path` on which the weft tool asks for status (default weft.sock beside \
          the subnet file)";
-    subnet_file "subnet-file": String = "/run/flannel/subnet.env",
+    subnet_file "subnet-file": Text = "/run/flannel/subnet.env",
         "`file` to which the subnet's environment variables are written";
-    subnet_lease_renew_margin "subnet-lease-renew-margin": i64 = 60,
+    subnet_lease_renew_margin "subnet-lease-renew-margin": Number = 60,
         "`minutes` before its expiry that the lease is renewed, 1 to 1439";
-    take_over "take-over": bool = false,
+    take_over "take-over": Switch = false,
         "go on with the tunnel of the weftd that answers at -status-socket, which ends once this \
          one carries packets";
-    v "v": i64 = 0,
+    v "v": Number = 0,
         "`level` of detail of the log: 0 normal, 1 and above more, 5 and above everything";
-    version "version": bool = false,
+    version "version": Switch = false,
         "print the version and exit";
-    vmodule "vmodule": String = "",
+    vmodule "vmodule": Text = "",
         "comma-separated pattern=N settings of detail per file (not built)";
-    workers "workers": String = "auto",
+    workers "workers": Text = "auto",
         "`number` of packet workers, each on a processor of its own if there are several: auto \
          or 1 to 256";
 }

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::config::build;
-use crate::config::flag_table::Settings;
+use crate::config::flag_table::FlagValues;
 use crate::config::go_flags::{self, SyntaxError};
 use crate::config::options::Options;
 
@@ -39,8 +39,8 @@ pub fn parse(
     let mut arguments = arguments.into_iter();
     let program = arguments.next().unwrap_or_else(|| OsString::from("weftd"));
     let program = program.to_string_lossy();
-    let mut settings = Settings::default();
-    let ignored = match go_flags::read_arguments(arguments, &mut settings) {
+    let mut values = FlagValues::default();
+    let ignored = match go_flags::read_arguments(arguments, &mut values) {
         Ok(ignored) => ignored,
         Err(SyntaxError::Help) => return Outcome::End(go_flags::usage(&program), 0),
         Err(SyntaxError::Complaint(text)) => {
@@ -48,12 +48,12 @@ pub fn parse(
             return Outcome::End(text, EXIT_USAGE);
         }
     };
-    if settings.version {
+    if values.version {
         return Outcome::End(format!("{}\n", env!("CARGO_PKG_VERSION")), 0);
     }
     let mut warnings: Vec<_> = ignored.into_iter().collect();
-    warnings.extend(go_flags::read_environment(&variable, &mut settings));
-    match build::options(&settings, variable, &mut warnings) {
+    warnings.extend(go_flags::read_environment(&variable, &mut values));
+    match build::options(&values, variable, &mut warnings) {
         Ok(options) => Outcome::Run(Box::new(options), warnings),
         Err(error) => Outcome::End(visible(&error.to_string()) + "\n", EXIT_INVALID),
     }
@@ -75,26 +75,19 @@ impl Given {
         arguments: impl IntoIterator<Item = OsString>,
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> Self {
-        let mut settings = Settings::default();
+        let mut values = FlagValues::default();
         // What stands in front of a mistake was read.
-        go_flags::read_arguments(arguments, &mut settings).ok();
-        go_flags::read_environment(variable, &mut settings);
-        Self { subnet_file: settings.subnet_file.into(), is_kubernetes: settings.kube_subnet_mgr }
+        go_flags::read_arguments(arguments, &mut values).ok();
+        go_flags::read_environment(variable, &mut values);
+        Self { subnet_file: values.subnet_file.into(), is_kubernetes: values.kube_subnet_mgr }
     }
 }
 
 /// `text` without control characters: values come from outside, and line breaks would forge lines
 /// of the log, escape sequences drive terminals.
 pub(crate) fn visible(text: &str) -> String {
-    let mut line = String::new();
-    for character in text.chars() {
-        if character.is_control() {
-            line.extend(character.escape_default());
-        } else {
-            line.push(character);
-        }
-    }
-    line
+    let shown = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(shown).collect()
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 
 use std::ffi::OsString;
 
-use crate::config::flag_table::{FLAGS, Flag, Settings};
+use crate::config::flag_table::{FLAGS, Flag, FlagValues};
+use crate::config::value::Place;
 
 /// Why the arguments stop a start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -16,33 +17,26 @@ pub(super) enum SyntaxError {
     Complaint(String),
 }
 
-/// Reads the arguments after the program's name into `settings`.
+/// Reads the arguments after the program's name into `values`.
 ///
 /// Parsing stops at the first word that is not a flag, or after `--`; what follows is ignored.
 pub(super) fn read_arguments(
     arguments: impl IntoIterator<Item = OsString>,
-    settings: &mut Settings,
+    values: &mut FlagValues,
 ) -> Result<Option<String>, SyntaxError> {
-    let mut arguments = arguments.into_iter().enumerate();
-    while let Some((index, argument)) = arguments.next() {
-        let stop = |rest: usize| Ok(Some(ignored(index + 1, rest + 1)));
-        let argument = match argument.into_string() {
-            Ok(argument) => argument,
-            Err(raw) if raw.as_encoded_bytes().starts_with(b"-") => {
-                let text = raw.to_string_lossy();
-                let name = text.split('=').next().unwrap_or_default();
-                return Err(not_utf8(name));
-            }
-            Err(_) => return stop(arguments.count()),
+    let words: Vec<_> =
+        arguments.into_iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        let body = word.strip_prefix("--").or_else(|| word.strip_prefix('-'));
+        let Some(body) = body.filter(|body| !body.is_empty()) else {
+            return Ok(Some(ignored(words.len() - rest.len(), rest.len() + 1)));
         };
-        let Some(body) = flag_body(&argument) else { return stop(arguments.count()) };
-        if body.is_empty() || body.starts_with(['-', '=']) {
-            return Err(SyntaxError::Complaint(format!("bad flag syntax: {argument}")));
+        if body.starts_with(['-', '=']) {
+            return Err(SyntaxError::Complaint(format!("bad flag syntax: {word}")));
         }
-        let (name, inline) = match body.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (body, None),
-        };
+        let (name, inline) =
+            body.split_once('=').map_or((body, None), |(name, value)| (name, Some(value)));
         let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) else {
             return Err(match name {
                 "help" | "h" => SyntaxError::Help,
@@ -51,16 +45,12 @@ pub(super) fn read_arguments(
         };
         let value = match inline {
             Some(value) => value,
-            None if (flag.value)(settings).type_name().is_empty() => "true".to_owned(),
-            None => match arguments.next() {
-                Some((_, value)) => text_of(flag, value)?,
-                None => {
-                    let complaint = format!("flag needs an argument: -{name}");
-                    return Err(SyntaxError::Complaint(complaint));
-                }
-            },
+            None if matches!((flag.place)(values), Place::Switch(_)) => "true",
+            None => rest.next().ok_or_else(|| {
+                SyntaxError::Complaint(format!("flag needs an argument: -{name}"))
+            })?,
         };
-        assign(flag, settings, &value, format!("--{name}"))?;
+        assign(flag, values, value, format!("--{name}"))?;
     }
     Ok(None)
 }
@@ -79,18 +69,16 @@ fn ignored(position: usize, arguments: usize) -> String {
 /// parse leaves the default; the complaint is returned for the log.
 pub(super) fn read_environment(
     variable: impl Fn(&str) -> Option<OsString>,
-    settings: &mut Settings,
+    values: &mut FlagValues,
 ) -> Vec<String> {
     let mut complaints = Vec::new();
     for flag in FLAGS.iter().filter(|flag| flag.name != "version") {
-        if settings.given.contains_key(flag.name) {
+        if values.given.contains_key(flag.name) {
             continue;
         }
         let name = format!("FLANNELD_{}", flag.name.to_ascii_uppercase().replace('-', "_"));
         let Some(value) = variable(&name).filter(|value| !value.is_empty()) else { continue };
-        let outcome =
-            text_of(flag, value).and_then(|value| assign(flag, settings, &value, name.clone()));
-        if let Err(error) = outcome {
+        if let Err(error) = assign(flag, values, &value.to_string_lossy(), name.clone()) {
             complaints.push(format!("failed to set flag from {name}, ignoring it: {error}"));
         }
     }
@@ -100,61 +88,38 @@ pub(super) fn read_environment(
 /// Go's usage text.
 pub(super) fn usage(program: &str) -> String {
     let mut text = format!("Usage: {program} [OPTION]...\n");
-    let mut defaults = Settings::default();
+    let mut defaults = FlagValues::default();
     for flag in FLAGS {
-        let value = (flag.value)(&mut defaults);
+        let value = (flag.place)(&mut defaults);
         let (value_name, help) = unquote(flag, value.type_name());
-        let mut line = format!("  -{}", flag.name);
-        if !value_name.is_empty() {
-            line.push(' ');
-            line.push_str(value_name);
-        }
-        line.push_str(if line.len() <= 4 { "\t" } else { "\n    \t" });
-        text.push_str(&line);
-        text.push_str(&help);
-        let default = value.shown();
-        if !default.is_empty() {
-            text.push_str(&format!(" (default {default})"));
-        }
-        text.push('\n');
+        let line = format!("  -{} {value_name}", flag.name);
+        let line = line.trim_end();
+        let gap = if line.len() <= 4 { "\t" } else { "\n    \t" };
+        text.push_str(&format!("{line}{gap}{help}{}\n", value.default_text()));
     }
     text
 }
 
-/// What follows the dashes; `None` if the word is not a flag or ends the flags.
-fn flag_body(argument: &str) -> Option<&str> {
-    let body = argument.strip_prefix('-')?;
-    match body {
-        "" | "-" => None,
-        _ => Some(body.strip_prefix('-').unwrap_or(body)),
-    }
-}
-
+/// Gives a flag the value `text`. That it is not UTF-8 is said without it: it may be a secret.
 fn assign(
     flag: &Flag,
-    settings: &mut Settings,
+    values: &mut FlagValues,
     text: &str,
     given: String,
 ) -> Result<(), SyntaxError> {
-    let (name, value) = (flag.name, (flag.value)(settings));
-    value.read(text).map_err(|problem| {
-        SyntaxError::Complaint(if value.type_name().is_empty() {
-            format!("invalid boolean value {text:?} for -{name}: {problem}")
-        } else {
-            format!("invalid value {text:?} for flag -{name}: {problem}")
-        })
+    let (name, place) = (flag.name, (flag.place)(values));
+    let is_switch = matches!(place, Place::Switch(_));
+    let (kind, dash) = if is_switch { ("boolean value", "-") } else { ("value", "flag -") };
+    // What is not UTF-8 has been read as this character.
+    if text.contains(char::REPLACEMENT_CHARACTER) {
+        let complaint = format!("the argument or value of -{name} is not UTF-8");
+        return Err(SyntaxError::Complaint(complaint));
+    }
+    place.read(text).map_err(|problem| {
+        SyntaxError::Complaint(format!("invalid {kind} {text:?} for {dash}{name}: {problem}"))
     })?;
-    settings.given.insert(name, given);
+    values.given.insert(name, given);
     Ok(())
-}
-
-fn text_of(flag: &Flag, value: OsString) -> Result<String, SyntaxError> {
-    value.into_string().map_err(|_secret| not_utf8(&format!("-{}", flag.name)))
-}
-
-/// Names the flag, never the value, which may be a secret.
-fn not_utf8(flag: &str) -> SyntaxError {
-    SyntaxError::Complaint(format!("the argument or value of {flag} is not UTF-8"))
 }
 
 /// Splits the help into the value's name and the sentence, as Go's `UnquoteUsage`.

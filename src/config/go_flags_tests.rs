@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::value::{ValueProblem, parse_bool, parse_int};
 
-fn read(words: &[&str]) -> Result<Settings, SyntaxError> {
-    let mut settings = Settings::default();
+fn read(words: &[&str]) -> Result<FlagValues, SyntaxError> {
+    let mut settings = FlagValues::default();
     read_arguments(words.iter().map(OsString::from), &mut settings).map(|_ignored| settings)
 }
 
@@ -46,11 +46,11 @@ fn parsing_stops_at_word_or_double_dash() {
 #[test]
 fn ignored_arguments_are_counted_not_shown() {
     let words = ["--etcd-password", "two", "words", "--local-store=/x"].map(OsString::from);
-    let ignored = read_arguments(words, &mut Settings::default()).unwrap();
+    let ignored = read_arguments(words, &mut FlagValues::default()).unwrap();
     let told = ignored.expect("two arguments are ignored").to_string();
     assert!(told.starts_with("argument 3 is not a flag, so the last 2"), "{told}");
     assert!(!told.contains("words"), "part of a password: {told}");
-    let all_read = read_arguments([OsString::from("--v=1")], &mut Settings::default());
+    let all_read = read_arguments([OsString::from("--v=1")], &mut FlagValues::default());
     assert_eq!(all_read, Ok(None));
 }
 
@@ -88,7 +88,7 @@ fn complaints_are_gos() {
 #[test]
 fn non_utf8_argument_is_refused_unless_ignored() {
     let raw = || OsString::from_vec(vec![b'-', b'v', b'=', 0xff]);
-    let mut settings = Settings::default();
+    let mut settings = FlagValues::default();
     let error = read_arguments([raw()], &mut settings).unwrap_err().to_string();
     assert_eq!(error, "the argument or value of -v is not UTF-8");
     let ignored = read_arguments([OsString::from("--"), raw()], &mut settings);
@@ -205,7 +205,7 @@ proptest! {
     fn any_words_give_settings_or_a_complaint(
         words in proptest::collection::vec("(-{0,3}(v|iface|ip-masq|etcd-prefix|x)?=?.{0,4})", 0..6)
     ) {
-        let mut settings = Settings::default();
+        let mut settings = FlagValues::default();
         if let Err(error) = read_arguments(words.iter().map(OsString::from), &mut settings) {
             prop_assert!(!error.to_string().is_empty());
         }

@@ -11,7 +11,6 @@ pub mod whole_file;
 mod build;
 mod build_kube;
 mod checked;
-mod duration;
 mod flag_table;
 mod go_flags;
 mod value;

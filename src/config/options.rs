@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub use crate::config::checked::without_secrets;
 use crate::config::kube::KubeOptions;
+use crate::status::Setting;
 
 /// Everything an operator chose.
 #[derive(Debug, Clone)]
@@ -44,36 +45,15 @@ pub struct Options {
     /// Whether to go on with the tunnel of the weftd that answers there.
     pub take_over: bool,
     /// All flags, to be shown.
-    pub settings: ShownSettings,
-}
-
-/// Every flag with its value and where it comes from. The record of the options leaves it out.
-#[derive(Clone, Default)]
-pub struct ShownSettings(pub Vec<ShownSetting>);
-
-/// A flag.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShownSetting {
-    /// Its name without dashes.
-    pub name: &'static str,
-    /// Its value; a secret is `***`.
-    pub value: String,
-    /// `--name`, the variable that stands for it, or nothing: then it is the default.
-    pub given_by: Option<String>,
-}
-
-impl fmt::Debug for ShownSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("..")
-    }
+    pub settings: Vec<Setting>,
 }
 
 impl Options {
     /// The line that records at start what was chosen: each flag that was given, and by which
     /// variable if it was by one. Secrets show as `***`.
     pub fn log_line(&self) -> String {
-        let given = self.settings.0.iter().filter_map(|setting| {
-            let ShownSetting { name, value, given_by } = setting;
+        let given = self.settings.iter().filter_map(|setting| {
+            let Setting { name, value, given_by } = setting;
             let by = given_by.as_ref()?;
             let from = if by.starts_with('-') { String::new() } else { format!(" (from {by})") };
             let is_plain = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());

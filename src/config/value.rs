@@ -2,113 +2,66 @@
 
 use crate::config::options::Secret;
 
-/// A value that Go's `flag` package reads.
-pub(super) trait Value {
-    /// What the usage text calls it; empty for a bool, which takes a value only with `=`.
-    fn type_name(&self) -> &'static str;
+/// A flag's value, in the word that its row of the table has for it.
+pub(super) type Text = String;
+/// Values of a flag that may be given several times.
+pub(super) type List = Vec<String>;
+/// A whole number.
+pub(super) type Number = i64;
+/// On or off: takes a value only with `=`.
+pub(super) type Switch = bool;
+
+/// The place of a flag's value.
+pub(super) enum Place<'a> {
+    Text(&'a mut Text),
+    Secret(&'a mut Secret),
+    List(&'a mut List),
+    Number(&'a mut Number),
+    Switch(&'a mut Switch),
+}
+
+impl Place<'_> {
+    /// What the usage text calls a value; empty for a switch.
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Self::Text(_) | Self::Secret(_) => "string",
+            Self::List(_) => "value",
+            Self::Number(_) => "int",
+            Self::Switch(_) => "",
+        }
+    }
 
     /// Takes a value; later ones win, and in a list they accumulate.
-    fn read(&mut self, text: &str) -> Result<(), ValueProblem>;
-
-    /// As the usage text shows a default: empty for Go's zero value.
-    fn shown(&self) -> String;
+    pub(super) fn read(self, text: &str) -> Result<(), ValueProblem> {
+        match self {
+            Self::Text(place) => text.clone_into(place),
+            Self::Secret(place) => text.clone_into(&mut place.0),
+            Self::List(place) => place.push(text.to_owned()),
+            Self::Number(place) => *place = parse_int(text)?,
+            Self::Switch(place) => *place = parse_bool(text).ok_or(ValueProblem::Syntax)?,
+        }
+        Ok(())
+    }
 
     /// The value itself, as it can be given again; a secret shows as `***`.
-    fn text(&self) -> String;
-}
-
-impl Value for String {
-    fn type_name(&self) -> &'static str {
-        "string"
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.to_string(),
+            Self::Secret(secret) if secret.0.is_empty() => String::new(),
+            Self::Secret(_) => "***".to_owned(),
+            Self::List(texts) => texts.join(","),
+            Self::Number(number) => number.to_string(),
+            Self::Switch(is_on) => is_on.to_string(),
+        }
     }
 
-    fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
-        text.clone_into(self);
-        Ok(())
-    }
-
-    fn shown(&self) -> String {
-        if self.is_empty() { Self::new() } else { format!("{self:?}") }
-    }
-
-    fn text(&self) -> String {
-        self.clone()
-    }
-}
-
-impl Value for Secret {
-    fn type_name(&self) -> &'static str {
-        "string"
-    }
-
-    fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
-        text.clone_into(&mut self.0);
-        Ok(())
-    }
-
-    fn shown(&self) -> String {
-        String::new()
-    }
-
-    fn text(&self) -> String {
-        if self.0.is_empty() { String::new() } else { "***".to_owned() }
-    }
-}
-
-impl Value for Vec<String> {
-    fn type_name(&self) -> &'static str {
-        "value"
-    }
-
-    fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
-        self.push(text.to_owned());
-        Ok(())
-    }
-
-    fn shown(&self) -> String {
-        String::new()
-    }
-
-    fn text(&self) -> String {
-        self.join(",")
-    }
-}
-
-impl Value for bool {
-    fn type_name(&self) -> &'static str {
-        ""
-    }
-
-    fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
-        *self = parse_bool(text).ok_or(ValueProblem::Syntax)?;
-        Ok(())
-    }
-
-    fn shown(&self) -> String {
-        if *self { "true".to_owned() } else { String::new() }
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Value for i64 {
-    fn type_name(&self) -> &'static str {
-        "int"
-    }
-
-    fn read(&mut self, text: &str) -> Result<(), ValueProblem> {
-        *self = parse_int(text)?;
-        Ok(())
-    }
-
-    fn shown(&self) -> String {
-        if *self == 0 { String::new() } else { self.to_string() }
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
+    /// As the usage text shows a default: empty for Go's zero value.
+    pub(super) fn default_text(&self) -> String {
+        match (self, self.text()) {
+            (_, text) if matches!(text.as_str(), "" | "0" | "false") => String::new(),
+            (Self::Text(_), text) => format!(" (default {text:?})"),
+            (_, text) => format!(" (default {text})"),
+        }
     }
 }
 
@@ -134,32 +87,20 @@ pub(super) fn parse_bool(text: &str) -> Option<bool> {
 
 /// Go's `strconv.ParseInt` with base 0: sign, base prefix, underscores between digits.
 pub(super) fn parse_int(text: &str) -> Result<i64, ValueProblem> {
-    let (negative, unsigned) = match text.as_bytes().first() {
-        Some(b'-') => (true, &text[1..]),
-        Some(b'+') => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let (radix, digits) = match unsigned.as_bytes() {
-        [b'0', b'x' | b'X', ..] => (16, &unsigned[2..]),
-        [b'0', b'o' | b'O', ..] => (8, &unsigned[2..]),
-        [b'0', b'b' | b'B', ..] => (2, &unsigned[2..]),
-        [b'0', _, ..] => (8, &unsigned[1..]),
-        _ => (10, unsigned),
-    };
-    let after_prefix = digits.len() < unsigned.len();
-    let digits = without_underscores(digits, after_prefix).ok_or(ValueProblem::Syntax)?;
-    if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
+    const BASES: [(&str, u32); 7] =
+        [("0x", 16), ("0X", 16), ("0o", 8), ("0O", 8), ("0b", 2), ("0B", 2), ("0", 8)];
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let based = BASES.iter().find_map(|(prefix, radix)| {
+        let digits = unsigned.strip_prefix(prefix).filter(|_| unsigned != "0")?;
+        // An underscore may follow a base's prefix, but for that no digit is missing.
+        Some((digits.strip_prefix('_').unwrap_or(digits), *radix))
+    });
+    let (digits, radix) = based.unwrap_or((unsigned, 10));
+    // Between two underscores, and before and after them, there is a digit.
+    if !digits.split('_').all(|part| !part.is_empty() && part.chars().all(|c| c.is_digit(radix))) {
         return Err(ValueProblem::Syntax);
     }
-    let sign = if negative { "-" } else { "" };
-    i64::from_str_radix(&format!("{sign}{digits}"), radix)
+    let sign = if text.starts_with('-') { "-" } else { "" };
+    i64::from_str_radix(&format!("{sign}{}", digits.replace('_', "")), radix)
         .map_err(|_out_of_i64| ValueProblem::Range)
-}
-
-/// Underscores may only separate digits, or a base prefix from the first digit.
-fn without_underscores(digits: &str, after_prefix: bool) -> Option<String> {
-    let misplaced = digits.ends_with('_')
-        || digits.contains("__")
-        || (digits.starts_with('_') && !after_prefix);
-    (!misplaced).then(|| digits.replace('_', ""))
 }

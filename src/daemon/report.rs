@@ -11,7 +11,6 @@ use tokio::time::sleep;
 
 use crate::backend::status::{Carrier, Counters, KernelState, KernelView, PlaneState};
 use crate::backend::udp::pair_names;
-use crate::config::options::{ShownSetting, ShownSettings};
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
 use crate::control::rejected::RejectReason;
@@ -45,7 +44,7 @@ pub(super) struct Report {
     /// How long the store's answers take, if it is no store of files.
     request_times: Option<Arc<RequestTimes>>,
     readiness: Readiness,
-    settings: ShownSettings,
+    settings: Vec<Setting>,
     running: OnceLock<Running>,
     /// What was dropped lately.
     looks: Looks,
@@ -56,7 +55,7 @@ impl Report {
     pub(super) fn new(
         manager: &SubnetManager,
         readiness: Readiness,
-        settings: ShownSettings,
+        settings: Vec<Setting>,
     ) -> Self {
         let (control, request_times) = (manager.status(), manager.request_times());
         let (running, looks) = (OnceLock::new(), Looks::new(Instant::now()));
@@ -89,7 +88,10 @@ impl Report {
                 status.routes.truncate(PEERS_LISTED_MAX);
                 Some(Page::json(&status))
             }
-            "/config" => Some(Page::json(&self.config())),
+            "/config" => {
+                let settings = self.settings.clone();
+                Some(Page::json(&Config { schema: SCHEMA, settings }))
+            }
             "/peers" => {
                 let names = self.control.read().names;
                 let rows = |running| peer_rows::of(running, &names);
@@ -151,15 +153,6 @@ impl Report {
     /// The same as Prometheus text.
     pub(super) fn metrics(&self) -> String {
         metrics::text(&self.read())
-    }
-
-    /// Every flag.
-    fn config(&self) -> Config {
-        let settings = self.settings.0.iter().cloned().map(|setting| {
-            let ShownSetting { name, value, given_by } = setting;
-            Setting { name: name.to_owned(), value, given_by }
-        });
-        Config { schema: SCHEMA, settings: settings.collect() }
     }
 
     /// The first line of `weft status`, without its age.

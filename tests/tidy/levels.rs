@@ -29,7 +29,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "config",
         &[
-            &["checked", "duration", "lock_file", "whole_file", "network/json"],
+            &["checked", "lock_file", "whole_file", "network/json"],
             &["kube", "network/backends", "subnet_file"],
             &["network", "options"],
             &["value"],

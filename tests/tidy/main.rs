@@ -29,7 +29,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("device", &["sys", "offload", "packet::Span"]),
     ("fast_path", &["sys", "route::Prefix"]),
     ("engine", &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats"]),
-    ("config", &["backend_kind", "route::Prefix"]),
+    ("config", &["backend_kind", "route::Prefix", "status"]),
     ("host", &["backend_kind", "route::Prefix", "failure", "config::options", "config::lock_file"]),
     ("netfilter", &["route::Prefix", "failure"]),
     ("status", &["backend_kind", "route::Prefix", "stats"]),
