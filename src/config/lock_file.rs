@@ -16,10 +16,6 @@ const MODE: u32 = 0o600;
 /// The file can be replaced between opening and locking only by somebody who removes lock files.
 const OPEN_ATTEMPTS_MAX: u32 = 16;
 
-/// How often the kernel's list of locks is read before a lock counts as missing: the list comes in
-/// pieces, and a line moves past the reader when a lock before it is given back meanwhile.
-const LOOKS: u32 = 8;
-
 /// A locked file. Dropping it gives the lock back at once, although closing the file might not: a
 /// child process between fork(2) and execve(2) has the descriptor as well.
 #[derive(Debug)]
@@ -68,28 +64,22 @@ impl Drop for LockFile {
 /// Locks the file at `path`, which is made if need be. Never waits; `None` if another process has
 /// the lock.
 ///
-/// A file that other users can open, as earlier versions left them, is replaced by a new one:
-/// somebody may have it open already, and could lock it at any time. Its lock is respected if
-/// root or this user holds it. Where the file system gives all files the same owner or mode, there
-/// is no more private file than that.
+/// A file that other users can open, as earlier versions left them, is replaced by a new one once
+/// nobody has its lock: somebody may have it open already, and could lock it at any time. Where the
+/// file system gives all files the same owner or mode, there is no more private file than that.
 pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
     for _ in 0..OPEN_ATTEMPTS_MAX {
         let file = open(path)?;
-        let status = file.metadata()?;
-        let is_private = is_private(Access::of(&status), || made_beside(path));
         match lock_now(&file) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) if is_private || is_held_by_trusted(status.ino()) => {
-                return Ok(None);
-            }
-            Err(Errno::WOULDBLOCK) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(None),
             Err(errno) => return Err(errno.into()),
         }
         // Somebody may have removed the file meanwhile: then this lock guards nothing.
         if !is_still_at(&file, path) {
             continue;
         }
-        if is_private {
+        if is_private(Access::of(&file.metadata()?), || made_beside(path)) {
             return Ok(Some(LockFile(file)));
         }
         fs::remove_file(path)?;
@@ -129,7 +119,8 @@ impl Access {
 /// Whether only root and this user may open the file, or it is as any that is `made` there: a
 /// server takes root for nobody, or the file system knows no modes.
 fn is_private(found: Access, made: impl FnOnce() -> Option<Access>) -> bool {
-    found.mode & !MODE == 0 && is_trusted(found.owner) || made() == Some(found)
+    let is_trusted = found.owner == 0 || found.owner == rustix::process::geteuid().as_raw();
+    found.mode & !MODE == 0 && is_trusted || made() == Some(found)
 }
 
 /// What becomes of a new file beside `path` with the mode of lock files.
@@ -147,44 +138,9 @@ fn is_still_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn is_trusted(user: u32) -> bool {
-    user == 0 || user == rustix::process::geteuid().as_raw()
-}
-
-/// Whether a process of root or of this user holds a lock on the file with this inode number.
-fn is_held_by_trusted(inode: u64) -> bool {
-    (0..LOOKS).any(|_| is_listed_as_held(inode))
-}
-
-fn is_listed_as_held(inode: u64) -> bool {
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    locks.lines().filter_map(|line| flock_holder(line, inode)).any(|pid| {
-        // Not the owner of /proc/PID, which is root for a process that changed its credentials.
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        real_user(&status).is_some_and(is_trusted)
-    })
-}
-
-/// The process that has the lock of a line of `/proc/locks`, if that is an flock on `inode`:
-/// `2: FLOCK  ADVISORY  WRITE 8070 fe:00:10010714 0 EOF`. Waiters have `->` in the second place.
-fn flock_holder(line: &str, inode: u64) -> Option<u32> {
-    let fields: Vec<_> = line.split_whitespace().collect();
-    let [_, "FLOCK", _, _, pid, file, ..] = fields.as_slice() else { return None };
-    // The device has another number here than in stat(2) on some file systems.
-    let is_same = file.rsplit(':').next()?.parse() == Ok(inode);
-    pid.parse().ok().filter(|_| is_same)
-}
-
-fn real_user(status: &str) -> Option<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::unix::fs::PermissionsExt;
-    use std::process::{Child, Command, Stdio};
 
     use super::*;
 
@@ -263,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn loose_lock_held_by_root_counts() {
+    fn a_lock_on_a_loose_file_counts() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let file = File::create(&path).unwrap();
@@ -271,46 +227,6 @@ mod tests {
         rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
         assert!(try_lock(&path).unwrap().is_none(), "the lock of another daemon is ignored");
         assert_eq!(mode(&path), 0o644, "the file of another daemon was replaced");
-    }
-
-    #[test]
-    fn foreign_users_lock_on_leftover_is_ignored() {
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        set_mode(directory.path(), 0o755);
-        let path = directory.path().join("lock");
-        fs::write(&path, "1\n").unwrap();
-        set_mode(&path, 0o644);
-        let mut nobody = lock_as_nobody(&path);
-        let lock = try_lock(&path);
-        nobody.kill().unwrap();
-        nobody.wait().unwrap();
-        assert!(lock.unwrap().is_some(), "a user without rights holds the lock");
-        assert_eq!(mode(&path), 0o600);
-    }
-
-    /// A process of the user nobody that has the lock on `path`, once it has it. It changes its
-    /// user itself and opens a relative path, because nobody may be forbidden to search `/`.
-    fn lock_as_nobody(path: &Path) -> Child {
-        let script = "import fcntl, os, sys, time
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
-print('held', flush=True)
-time.sleep(60)";
-        let mut nobody = Command::new("python3")
-            .args(["-c", script])
-            .arg(path.file_name().unwrap())
-            .current_dir(path.parent().unwrap())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = [0; 5];
-        nobody.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
-        nobody
     }
 
     #[test]
@@ -324,17 +240,5 @@ time.sleep(60)";
         let other = open(&path).unwrap();
         assert!(!is_still_at(&file, &path));
         assert!(is_still_at(&other, &path));
-    }
-
-    #[test]
-    fn holders_are_read_from_the_kernels_list() {
-        let line = "2: FLOCK  ADVISORY  WRITE 8070 fe:00:10010714 0 EOF";
-        assert_eq!(flock_holder(line, 10_010_714), Some(8070));
-        assert_eq!(flock_holder(line, 714), None);
-        let waits = "2: -> FLOCK  ADVISORY  WRITE 8071 fe:00:10010714 0 EOF";
-        assert_eq!(flock_holder(waits, 10_010_714), None);
-        let other = "1: POSIX  ADVISORY  WRITE 8070 fe:00:10010714 0 EOF";
-        assert_eq!(flock_holder(other, 10_010_714), None);
-        assert_eq!(real_user("Name:\tsu\nUid:\t65534\t0\t0\t0\nGid:\t0\t0\t0\t0\n"), Some(65534));
     }
 }
