@@ -6,10 +6,9 @@ mod json;
 
 use std::net::Ipv4Addr;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::backend_kind::{BackendKind, BackendName};
-use crate::config::network::json::RawConfig;
 use crate::route::Prefix;
 
 pub use backends::{
@@ -61,8 +60,8 @@ pub struct BackendConfig {
 }
 
 impl NetworkConfig {
-    /// Reads the JSON under `<prefix>/config` as flannel does: keys in any case, the last of
-    /// several wins, unknown keys are ignored.
+    /// Reads the JSON under `<prefix>/config` as flannel does: keys in any case, and unknown keys
+    /// are ignored.
     pub fn parse(bytes: &[u8]) -> Result<Self, NetworkConfigError> {
         if bytes.len() > CONFIG_BYTES_MAX {
             return Err(NetworkConfigError::Invalid(format!(
@@ -70,22 +69,27 @@ impl NetworkConfig {
                 bytes.len()
             )));
         }
-        let raw = RawConfig::parse(bytes)?;
-        let backend = backend(raw.backend)?;
-        check_families(&raw.enable_ipv4, &raw.enable_ipv6)?;
-        let network = network(&raw.network)?;
-        let subnet_length_bits = subnet_length(&raw.subnet_length, network)?;
-        let bound = |key, value: &Value| bound(key, value, network, subnet_length_bits);
+        let members: Option<Map<String, Value>> =
+            serde_json::from_slice(bytes).map_err(NetworkConfigError::Syntax)?;
+        let config = Value::Object(members.unwrap_or_default());
+        json::check_keys(&config)?;
+        let member = |key| json::member(&config, key);
+        let flag = |key, default| boolean(key, member(key), default);
+        let backend = backend(member("Backend"))?;
+        check_families(flag("EnableIPv4", true)?, flag("EnableIPv6", false)?)?;
+        let network = network(member("Network"))?;
+        let subnet_length_bits = subnet_length(member("SubnetLen"), network)?;
+        let bound = |key| bound(key, member(key), network, subnet_length_bits);
         // The first subnet is left out by default: its network address is the whole network's.
         let (first, last) = default_bounds(network, subnet_length_bits);
-        let subnet_min = bound("SubnetMin", &raw.subnet_min)?.unwrap_or(first);
-        let subnet_max = bound("SubnetMax", &raw.subnet_max)?.unwrap_or(last);
+        let subnet_min = bound("SubnetMin")?.unwrap_or(first);
+        let subnet_max = bound("SubnetMax")?.unwrap_or(last);
         if subnet_min > subnet_max {
             return Err(NetworkConfigError::Invalid(format!(
                 "SubnetMin {subnet_min} is above SubnetMax {subnet_max}, so no subnet can be leased"
             )));
         }
-        let enable_nftables = boolean("EnableNFTables", &raw.enable_nftables, false)?;
+        let enable_nftables = flag("EnableNFTables", false)?;
         Ok(Self { network, subnet_length_bits, subnet_min, subnet_max, enable_nftables, backend })
     }
 
@@ -115,28 +119,30 @@ impl NetworkConfig {
     }
 }
 
-fn backend(raw: Option<Value>) -> Result<BackendConfig, NetworkConfigError> {
-    let Some(settings) = raw else {
-        let settings = Value::Object(serde_json::Map::new());
+fn backend(given: Option<&Value>) -> Result<BackendConfig, NetworkConfigError> {
+    let Some(settings) = given else {
+        let settings = serde_json::json!({});
         return Ok(BackendConfig { kind: BackendKind::Udp.into(), settings });
     };
     if !settings.is_object() && !settings.is_null() {
-        return Err(wrong("Backend", "an object with a Type", &settings));
+        return Err(wrong("Backend", "an object with a Type", settings));
     }
-    match json::member(&settings, "Type") {
+    json::check_keys(settings)?;
+    match json::member(settings, "Type") {
         None | Some(Value::Null) => Err(NetworkConfigError::NoBackendType),
         Some(Value::String(kind)) if kind.is_empty() => Err(NetworkConfigError::NoBackendType),
         Some(Value::String(kind)) => {
-            Ok(BackendConfig { kind: kind.to_lowercase().as_str().into(), settings })
+            let kind = kind.to_lowercase().as_str().into();
+            Ok(BackendConfig { kind, settings: settings.clone() })
         }
         Some(other) => Err(wrong("Backend.Type", "a string", other)),
     }
 }
 
-fn check_families(ipv4: &Value, ipv6: &Value) -> Result<(), NetworkConfigError> {
-    let unbuilt = if boolean("EnableIPv6", ipv6, false)? {
+fn check_families(has_ipv4: bool, has_ipv6: bool) -> Result<(), NetworkConfigError> {
+    let unbuilt = if has_ipv6 {
         "IPv6 (EnableIPv6) is not built into this weftd: set EnableIPv6 to false or run flanneld"
-    } else if !boolean("EnableIPv4", ipv4, true)? {
+    } else if !has_ipv4 {
         "a network without IPv4 (EnableIPv4 is false) is not built into this weftd: leave \
          EnableIPv4 out or set it to true"
     } else {
@@ -145,22 +151,28 @@ fn check_families(ipv4: &Value, ipv6: &Value) -> Result<(), NetworkConfigError> 
     Err(NetworkConfigError::Invalid(unbuilt.to_owned()))
 }
 
-fn network(value: &Value) -> Result<Prefix, NetworkConfigError> {
-    let text = value.as_str();
-    match text.and_then(|text| text.parse::<Prefix>().ok()) {
+fn network(given: Option<&Value>) -> Result<Prefix, NetworkConfigError> {
+    let network: Option<Prefix> = given.and_then(Value::as_str).and_then(|it| it.parse().ok());
+    match (network, given) {
         // flannel takes 0.0.0.0/0 for "not given".
-        Some(network) if network.length_bits() > 0 => Ok(network),
-        None if !value.is_null() => Err(wrong("Network", json::NETWORK_FORM, value)),
-        Some(_) | None => Err(NetworkConfigError::Invalid(
+        (Some(network), _) if network.length_bits() > 0 => Ok(network),
+        (None, Some(other)) => {
+            Err(wrong("Network", "an IPv4 network such as \"10.5.0.0/16\"", other))
+        }
+        (Some(_), _) | (None, None) => Err(NetworkConfigError::Invalid(
             "please define a correct Network parameter in the flannel config, such as 10.5.0.0/16"
                 .to_owned(),
         )),
     }
 }
 
-fn subnet_length(value: &Value, network: Prefix) -> Result<u8, NetworkConfigError> {
-    let wanted = if value.is_null() { Some(0) } else { value.as_u64() };
-    let wanted = wanted.ok_or_else(|| wrong("SubnetLen", "a number from 1 to 30", value))?;
+fn subnet_length(given: Option<&Value>, network: Prefix) -> Result<u8, NetworkConfigError> {
+    let wanted = match given {
+        None | Some(Value::Null) => 0,
+        Some(value) => {
+            value.as_u64().ok_or_else(|| wrong("SubnetLen", "a number from 1 to 30", value))?
+        }
+    };
     let network_length = network.length_bits();
     let shortest = network_length + SUBNET_LENGTH_BEYOND_NETWORK;
     let problem = match u8::try_from(wanted) {
@@ -191,15 +203,14 @@ fn default_bounds(network: Prefix, subnet_length_bits: u8) -> (Ipv4Addr, Ipv4Add
 /// Reads `SubnetMin` or `SubnetMax`. As in flannel, 0.0.0.0 stands for "not given".
 fn bound(
     key: &str,
-    value: &Value,
+    given: Option<&Value>,
     network: Prefix,
     length: u8,
 ) -> Result<Option<Ipv4Addr>, NetworkConfigError> {
-    if value.is_null() {
-        return Ok(None);
-    }
+    let Some(value) = given else { return Ok(None) };
     let address: Option<Ipv4Addr> = value.as_str().and_then(|text| text.parse().ok());
-    let address = address.ok_or_else(|| wrong(key, json::ADDRESS_FORM, value))?;
+    let address =
+        address.ok_or_else(|| wrong(key, "an IPv4 address such as \"10.5.16.0\"", value))?;
     if address.is_unspecified() {
         return Ok(None);
     }

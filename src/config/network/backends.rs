@@ -145,8 +145,7 @@ fn number(
 }
 
 fn flag(settings: &Value, name: &str) -> Result<bool, NetworkConfigError> {
-    let value = member(settings, name).unwrap_or(&Value::Null);
-    boolean(&format!("Backend.{name}"), value, false)
+    boolean(&format!("Backend.{name}"), member(settings, name), false)
 }
 
 fn command(settings: &Value, name: &str) -> Result<Option<CommandLine>, NetworkConfigError> {
