@@ -126,12 +126,12 @@ fn irregular_file_is_refused_and_untouched() {
     let directory = directory();
     let path = directory.path().join("subnet.env");
     fs::create_dir(&path).unwrap();
-    assert!(example().write(&path).unwrap_err().to_string().contains("is a directory"));
-    assert!(Previous::read(&path).unwrap_err().to_string().contains("is a directory"));
+    assert!(example().write(&path).unwrap_err().to_string().contains("(Directory)"));
+    assert!(Previous::read(&path).unwrap_err().to_string().contains("(Directory)"));
     fs::remove_dir(&path).unwrap();
     rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-    assert!(example().write(&path).unwrap_err().to_string().contains("is a FIFO"));
-    assert!(Previous::read(&path).unwrap_err().to_string().contains("is a FIFO"));
+    assert!(example().write(&path).unwrap_err().to_string().contains("(Fifo)"));
+    assert!(Previous::read(&path).unwrap_err().to_string().contains("(Fifo)"));
 }
 
 #[test]

@@ -72,7 +72,7 @@ pub fn write_shared(path: &Path, text: &[u8], mode: Mode) -> Result<(), FileErro
 }
 
 fn replace(directory: &OwnedFd, path: &Path, text: &[u8], mode: Mode) -> Result<(), FileError> {
-    let name = path.file_name().ok_or_else(|| not_regular(path, "directory"))?;
+    let name = path.file_name().ok_or_else(|| refused(path, "names no file".to_owned()))?;
     check_target(directory, name, path)?;
     let (temporary, file) = create_temporary(directory, name, path)?;
     let placed = fill(&file, text, mode, path).and_then(|()| {
@@ -100,13 +100,8 @@ pub fn read_private(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, File
     let is_ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
     if !is_ours || mode.intersects(Mode::WGRP | Mode::WOTH) {
         let mode = mode.as_raw_mode();
-        return Err(refused(
-            path,
-            format!(
-                "belongs to user {owner} and has mode {mode:o}, so that others may have written \
-                 it: remove it"
-            ),
-        ));
+        let whose = format!("belongs to user {owner} and has mode {mode:o}");
+        return Err(refused(path, whose + ", so that others may have written it: remove it"));
     }
     contents(file, path, bytes_max).map(Some)
 }
@@ -130,10 +125,8 @@ fn contents(file: File, path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileErro
         .read_to_end(&mut bytes)
         .map_err(|error| failed("read", path, error))?;
     if bytes.len() as u64 > bytes_max {
-        return Err(refused(
-            path,
-            format!("has more than {bytes_max} bytes: is it one of weft's?"),
-        ));
+        let problem = format!("has more than {bytes_max} bytes: is it one of weft's?");
+        return Err(refused(path, problem));
     }
     Ok(bytes)
 }
@@ -153,27 +146,15 @@ fn open_directory(path: &Path) -> Result<OwnedFd, FileError> {
 
 fn check_directory(directory: &OwnedFd, path: &Path) -> Result<(), FileError> {
     let status = rustix::fs::fstat(directory).map_err(|errno| failed("examine", path, errno))?;
-    if status.st_mode & WORLD_WRITABLE != 0 && status.st_mode & STICKY == 0 {
-        let mode = Mode::from_raw_mode(status.st_mode).as_raw_mode();
-        return Err(refused(
-            path,
-            format!(
-                "is writable by everybody (mode {mode:o}): remove that right, or keep the file \
-                 elsewhere (of weftd: --subnet-file)"
-            ),
-        ));
-    }
-    let owner = status.st_uid;
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-        return Err(refused(
-            path,
-            format!(
-                "belongs to user {owner}, neither root nor this process: change its owner, or keep \
-                 the file elsewhere (of weftd: --subnet-file)"
-            ),
-        ));
-    }
-    Ok(())
+    let (owner, mode) = (status.st_uid, Mode::from_raw_mode(status.st_mode).as_raw_mode());
+    let problem = if mode & WORLD_WRITABLE != 0 && mode & STICKY == 0 {
+        format!("is writable by everybody (mode {mode:o}): remove that right")
+    } else if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        format!("belongs to user {owner}, neither root nor this process: change its owner")
+    } else {
+        return Ok(());
+    };
+    Err(refused(path, problem + ", or keep the file elsewhere (of weftd: --subnet-file)"))
 }
 
 fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), FileError> {
@@ -187,16 +168,10 @@ fn check_target(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<(), Fi
 }
 
 fn check_regular(kind: FileType, path: &Path) -> Result<(), FileError> {
-    let found = match kind {
-        FileType::RegularFile => return Ok(()),
-        FileType::Symlink => "symbolic link",
-        FileType::Directory => "directory",
-        FileType::Fifo => "FIFO",
-        FileType::Socket => "socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "device",
-        FileType::Unknown => "file of unknown kind",
-    };
-    Err(not_regular(path, found))
+    if kind == FileType::RegularFile {
+        return Ok(());
+    }
+    Err(refused(path, format!("is no regular file ({kind:?}): remove it")))
 }
 
 /// A random name, because a daemon in another container may use the same directory and process
@@ -231,10 +206,6 @@ fn failed(operation: &'static str, path: &Path, source: impl Into<io::Error>) ->
 
 fn refused(path: &Path, problem: String) -> FileError {
     FileError::Refused { path: path.to_owned(), problem }
-}
-
-fn not_regular(path: &Path, found: &str) -> FileError {
-    refused(path, format!("is a {found}, not a regular file: remove it"))
 }
 
 #[cfg(test)]
