@@ -13,17 +13,17 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tracing::level_filters::LevelFilter;
-use tracing::subscriber::Interest;
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Registry;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use crate::config::options::LogFormat;
-use crate::daemon::log::line::{Fields, Style, source_of};
+use crate::daemon::log::line::{Fields, Place, Style};
 use crate::daemon::log::queue::Queue;
 
 /// First `-v` that shows `trace`; from 1 on it shows `debug`.
@@ -66,10 +66,20 @@ fn to_writer(
     style: Style,
     verbosity: u8,
     writer: impl Write + Send + 'static,
-) -> anyhow::Result<(LogLayer, LogGuard)> {
+) -> anyhow::Result<(impl Layer<Registry>, LogGuard)> {
     let queue =
         Queue::start(style, writer).context("cannot start the thread that writes the log")?;
-    Ok((LogLayer { verbosity, style, queue: queue.clone() }, LogGuard(queue)))
+    Ok((LogLayer(queue.clone()).with_filter(filter(verbosity)), LogGuard(queue)))
+}
+
+/// Our own modules by verbosity. Of libraries, warnings always, and the rest with our traces.
+fn filter(verbosity: u8) -> Targets {
+    let (ours, libraries) = match verbosity {
+        0 => (LevelFilter::INFO, LevelFilter::WARN),
+        VERBOSITY_FOR_TRACE.. => (LevelFilter::TRACE, LevelFilter::DEBUG),
+        _ => (LevelFilter::DEBUG, LevelFilter::WARN),
+    };
+    Targets::new().with_target("weft", ours).with_default(libraries)
 }
 
 /// Messages by level since the program began, those that the rate limit held back as well.
@@ -79,8 +89,8 @@ static MESSAGES: [AtomicU64; LEVELS.len()] = [const { AtomicU64::new(0) }; LEVEL
 const LEVELS: [(Level, &str); 3] =
     [(Level::ERROR, "error"), (Level::WARN, "warning"), (Level::INFO, "info")];
 
-fn count(level: &Level) {
-    if let Some(at) = LEVELS.iter().position(|(counted, _)| counted == level) {
+fn count(level: Level) {
+    if let Some(at) = LEVELS.iter().position(|(counted, _)| *counted == level) {
         MESSAGES[at].fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -114,60 +124,20 @@ pub(super) fn last_lines() -> String {
 }
 
 /// Turns events into lines.
-struct LogLayer {
-    verbosity: u8,
-    style: Style,
-    queue: Queue,
-}
-
-impl LogLayer {
-    /// Our own modules by verbosity. Of libraries, warnings always, and
-    /// the rest with our traces.
-    fn shows(&self, metadata: &Metadata<'_>) -> bool {
-        let ours =
-            metadata.target().split("::").next().is_some_and(|root| root.starts_with("weft"));
-        let limit = match (self.verbosity, ours) {
-            (0, true) => Level::INFO,
-            (VERBOSITY_FOR_TRACE.., true) => Level::TRACE,
-            (_, true) => Level::DEBUG,
-            (VERBOSITY_FOR_TRACE.., false) => Level::DEBUG,
-            (_, false) => Level::WARN,
-        };
-        *metadata.level() <= limit
-    }
-}
+struct LogLayer(Queue);
 
 impl<S: Subscriber> Layer<S> for LogLayer {
-    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        if self.shows(metadata) { Interest::always() } else { Interest::never() }
-    }
-
-    fn enabled(&self, metadata: &Metadata<'_>, _context: Context<'_, S>) -> bool {
-        self.shows(metadata)
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(match self.verbosity {
-            0 => LevelFilter::INFO,
-            VERBOSITY_FOR_TRACE.. => LevelFilter::TRACE,
-            _ => LevelFilter::DEBUG,
-        })
-    }
-
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
-        let metadata = event.metadata();
-        count(metadata.level());
-        if !self.queue.admits(metadata) {
-            return;
-        }
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let source = source_of(metadata);
-        let line = self.style.line(SystemTime::now(), *metadata.level(), &source, fields);
-        if *metadata.level() <= Level::INFO {
+        let place = Place::of(event.metadata());
+        count(place.level);
+        let fields = || {
+            let mut fields = Fields::default();
+            event.record(&mut fields);
+            fields
+        };
+        if let Some(line) = self.0.log(place, fields).filter(|_| place.level <= Level::INFO) {
             remember(&line);
         }
-        self.queue.push(line);
     }
 }
 

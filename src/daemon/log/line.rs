@@ -27,7 +27,31 @@ pub(super) struct Style {
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     message: String,
-    others: Vec<(&'static str, Value)>,
+    others: Vec<(&'static str, String)>,
+}
+
+/// A log call in the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) level: Level,
+    /// The file of the program, with its directories.
+    pub(super) file: &'static str,
+    pub(super) line: u32,
+}
+
+impl Place {
+    pub(super) fn of(metadata: &'static Metadata<'static>) -> Self {
+        let (file, line) = (metadata.file().unwrap_or("unknown"), metadata.line().unwrap_or(0));
+        Self { level: *metadata.level(), file, line }
+    }
+}
+
+/// File and line, without the directories.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.file.rsplit('/').next().unwrap_or(self.file);
+        write!(f, "{file}:{}", self.line)
+    }
 }
 
 impl Style {
@@ -40,52 +64,35 @@ impl Style {
         Self { has_priority: true, ..self }
     }
 
-    /// The line, with its end. `source` is file and line of the program.
-    pub(super) fn line(
-        self,
-        time: SystemTime,
-        level: Level,
-        source: &str,
-        fields: Fields,
-    ) -> String {
+    /// The line, with its end.
+    pub(super) fn line(self, time: SystemTime, place: Place, fields: Fields) -> String {
         let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = match self.format {
-            LogFormat::Text => self.text(time, level, source, fields),
-            LogFormat::Json => json(time, level, source, fields),
+            LogFormat::Text => self.text(time, place, &fields),
+            LogFormat::Json => json(time, place, fields),
         };
-        if self.has_priority { format!("<{}>{line}", priority(level)) } else { line }
+        if self.has_priority { format!("<{}>{line}", priority(place.level)) } else { line }
     }
 
     /// klog's `Lmmdd hh:mm:ss.uuuuuu PID file:line] message`, then `key=value`.
-    fn text(self, time: Duration, level: Level, source: &str, fields: Fields) -> String {
+    fn text(self, time: Duration, place: Place, fields: &Fields) -> String {
         let date_and_time = timestamp(time.as_secs()).strftime("%m%d %H:%M:%S");
-        let letter = match level {
+        let letter = match place.level {
             Level::ERROR => 'E',
             Level::WARN => 'W',
             _ => 'I',
         };
-        let mut line = format!(
-            "{letter}{date_and_time}.{:06} {:>7} {source}] ",
-            time.subsec_micros(),
-            self.process_id
-        );
-        line.push_str(&visible(&fields.message));
-        for (key, value) in fields.others {
-            line.push(' ');
-            line.push_str(key);
-            line.push('=');
-            match value.as_str() {
-                Some(text) if needs_quotes(text) => {
-                    line.push('"');
-                    line.push_str(&visible(&text.replace('\\', "\\\\").replace('"', "\\\"")));
-                    line.push('"');
-                }
-                Some(text) => line.push_str(&visible(text)),
-                None => line.push_str(&visible(&value.to_string())),
-            }
+        let (microseconds, process) = (time.subsec_micros(), self.process_id);
+        let message = visible(&fields.message);
+        let mut line =
+            format!("{letter}{date_and_time}.{microseconds:06} {process:>7} {place}] {message}");
+        for (key, value) in &fields.others {
+            let is_quoted = value.is_empty()
+                || value.contains(|c: char| c.is_whitespace() || c == '"' || c == '=');
+            let value = if is_quoted { format!("{value:?}") } else { visible(value) };
+            line.push_str(&format!(" {key}={value}"));
         }
-        line.push('\n');
-        line
+        line + "\n"
     }
 }
 
@@ -99,31 +106,22 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Where in the program an event comes from, without the directories.
-pub(super) fn source_of(metadata: &Metadata<'_>) -> String {
-    let path = metadata.file().unwrap_or("unknown");
-    let file = path.rsplit('/').next().unwrap_or(path);
-    format!("{file}:{}", metadata.line().unwrap_or(0))
-}
-
-fn json(time: Duration, level: Level, source: &str, fields: Fields) -> String {
-    let mut object = Map::new();
-    for (key, value) in fields.others {
-        object.insert(key.to_owned(), value);
-    }
+fn json(time: Duration, place: Place, fields: Fields) -> String {
     let fraction = format!(".{:06}Z", time.subsec_micros());
-    let time = format_rfc3339(time.as_secs()).replace('Z', &fraction);
-    let own = [
-        ("time", time),
-        ("level", level.as_str().to_ascii_lowercase()),
-        ("source", source.to_owned()),
+    let mut object = Map::new();
+    for (key, text) in [
+        ("time", format_rfc3339(time.as_secs()).replace('Z', &fraction)),
+        ("level", place.level.as_str().to_ascii_lowercase()),
+        ("source", place.to_string()),
         ("message", fields.message),
-    ];
-    for (key, text) in own {
-        // An event's own field of that name moves aside rather than vanish.
-        if let Some(value) = object.insert(key.to_owned(), text.into()) {
-            object.insert(format!("field_{key}"), value);
-        }
+    ]
+    .into_iter()
+    .chain(fields.others)
+    {
+        // An event's own field of such a name moves aside rather than vanish.
+        let is_taken = object.contains_key(key);
+        let key = if is_taken { format!("field_{key}") } else { key.to_owned() };
+        object.insert(key, Value::String(text));
     }
     format!("{}\n", Value::Object(object))
 }
@@ -134,47 +132,27 @@ impl Fields {
         Self { message, others: Vec::new() }
     }
 
-    fn push(&mut self, field: &Field, value: Value) {
-        match (field.name(), value) {
-            ("message", Value::String(text)) => self.message = text,
-            (name, value) => self.others.push((name, value)),
+    fn push(&mut self, field: &Field, text: String) {
+        match field.name() {
+            "message" => self.message = text,
+            name => self.others.push((name, text)),
         }
     }
 }
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.push(field, format!("{value:?}").into());
+        self.push(field, format!("{value:?}"));
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.push(field, value.into());
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.push(field, value.into());
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.push(field, value.into());
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.push(field, value.into());
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.push(field, value.into());
+        self.push(field, value.to_owned());
     }
 
     /// An error with its causes.
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        self.push(field, with_causes(value).into());
+        self.push(field, with_causes(value));
     }
-}
-
-fn needs_quotes(text: &str) -> bool {
-    text.is_empty() || text.contains(|c: char| c.is_whitespace() || c == '"' || c == '=')
 }
 
 #[cfg(test)]
@@ -185,8 +163,13 @@ mod tests {
         UNIX_EPOCH + Duration::new(seconds, microseconds * 1000)
     }
 
-    fn fields(message: &str, others: &[(&'static str, Value)]) -> Fields {
-        Fields { message: message.to_owned(), others: others.to_vec() }
+    fn fields(message: &str, others: &[(&'static str, &str)]) -> Fields {
+        let others = others.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
+        Fields { message: message.to_owned(), others }
+    }
+
+    fn place(level: Level) -> Place {
+        Place { level, file: "src/daemon/run.rs", line: 7 }
     }
 
     #[test]
@@ -201,7 +184,7 @@ mod tests {
             (Level::TRACE, 'I'),
         ] {
             assert_eq!(
-                style.line(at, level, "run.rs:7", fields("Exiting cleanly...", &[])),
+                style.line(at, place(level), fields("Exiting cleanly...", &[])),
                 format!("{letter}0229 05:04:03.000042    4321 run.rs:7] Exiting cleanly...\n")
             );
         }
@@ -211,7 +194,7 @@ mod tests {
     fn the_journal_gets_priorities() {
         let line = |format, level| {
             let style = Style::new(format, 1).for_journal();
-            style.line(time(951_782_400, 0), level, "run.rs:7", fields("m", &[]))
+            style.line(time(951_782_400, 0), place(level), fields("m", &[]))
         };
         for (level, priority) in
             [(Level::ERROR, "<3>E"), (Level::WARN, "<4>W"), (Level::INFO, "<6>I")]
@@ -226,27 +209,21 @@ mod tests {
         let style = Style::new(LogFormat::Text, 1);
         let record = fields(
             "bad value\nE0101 forged \x1b[2J",
-            &[
-                ("plain", "eth0".into()),
-                ("spaced", "a \"b\"\n".into()),
-                ("empty", "".into()),
-                ("count", 7.into()),
-                ("on", true.into()),
-            ],
+            &[("plain", "eth0"), ("spaced", "a \"b\"\n"), ("empty", "")],
         );
-        let line = style.line(time(0, 0), Level::INFO, "x.rs:1", record);
+        let line = style.line(time(0, 0), place(Level::INFO), record);
         assert_eq!(
             line,
-            "I0101 00:00:00.000000       1 x.rs:1] bad value\\nE0101 forged \\u{1b}[2J \
-             plain=eth0 spaced=\"a \\\"b\\\"\\n\" empty=\"\" count=7 on=true\n"
+            "I0101 00:00:00.000000       1 run.rs:7] bad value\\nE0101 forged \\u{1b}[2J \
+             plain=eth0 spaced=\"a \\\"b\\\"\\n\" empty=\"\"\n"
         );
     }
 
     #[test]
     fn json_is_one_object_a_line() {
         let style = Style::new(LogFormat::Json, 1);
-        let record = fields("two\nlines", &[("peers", 3.into()), ("level", "own".into())]);
-        let line = style.line(time(1_700_000_000, 5), Level::WARN, "x.rs:1", record);
+        let record = fields("two\nlines", &[("peers", "3"), ("level", "own")]);
+        let line = style.line(time(1_700_000_000, 5), place(Level::WARN), record);
         assert_eq!(line.matches('\n').count(), 1);
         let object: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(
@@ -254,9 +231,9 @@ mod tests {
             serde_json::json!({
                 "time": "2023-11-14T22:13:20.000005Z",
                 "level": "warn",
-                "source": "x.rs:1",
+                "source": "run.rs:7",
                 "message": "two\nlines",
-                "peers": 3,
+                "peers": "3",
                 "field_level": "own",
             })
         );

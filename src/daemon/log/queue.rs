@@ -1,16 +1,15 @@
 //! The thread that writes the log. Others hand it finished lines without ever waiting: when
 //! stderr takes no more, lines are dropped and counted. Also decides which lines are too many.
 
-use std::hash::{Hash, Hasher};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use tracing::{Level, Metadata};
+use tracing::Level;
 
-use crate::daemon::log::line::{Fields, Style, source_of};
+use crate::daemon::log::line::{Fields, Place, Style};
 use crate::daemon::log::repeat::{Admission, RepeatLimiter};
 use crate::rights;
 
@@ -33,42 +32,17 @@ pub(super) struct Queue {
 #[derive(Debug)]
 struct Shared {
     style: Style,
-    limiter: Mutex<RepeatLimiter<Site>>,
+    limiter: Mutex<RepeatLimiter>,
     /// Lines dropped since the thread last looked.
     lost: AtomicU64,
 }
 
-impl Shared {
-    /// Counting goes on after a panic elsewhere.
-    fn limiter(&self) -> MutexGuard<'_, RepeatLimiter<Site>> {
-        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A log call in the program.
-#[derive(Debug, Clone, Copy)]
-struct Site(&'static Metadata<'static>);
-
-impl PartialEq for Site {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.callsite() == other.0.callsite()
-    }
-}
-
-impl Eq for Site {}
-
-impl Hash for Site {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.callsite().hash(state);
-    }
-}
-
-#[derive(Debug)]
-enum Message {
-    Line(String),
-    /// A summary is owed from now on.
-    Wake,
-    Finish(SyncSender<()>),
+/// For the thread; an empty one has it look whether summaries are owed.
+#[derive(Debug, Default)]
+struct Message {
+    line: String,
+    /// Who waits until this and all before it is written.
+    waits: Option<SyncSender<()>>,
 }
 
 impl Queue {
@@ -77,25 +51,33 @@ impl Queue {
         let (sender, receiver) = sync_channel(LINES_WAITING_MAX);
         let (limiter, lost) = (Mutex::default(), AtomicU64::new(0));
         let shared = Arc::new(Shared { style, limiter, lost });
-        let thread = Writer { receiver, shared: Arc::clone(&shared), writer };
-        std::thread::Builder::new().name("log".to_owned()).spawn(move || thread.run())?;
+        let thread = Arc::clone(&shared);
+        let run = move || thread.write_all(&receiver, writer);
+        std::thread::Builder::new().name("log".to_owned()).spawn(run)?;
         Ok(Self { sender, shared })
     }
 
-    /// Whether a line of this place in the program may be written now. If not, a summary will count
-    /// it.
-    pub(super) fn admits(&self, metadata: &'static Metadata<'static>) -> bool {
-        let admission = self.shared.limiter().admit(Site(metadata), Instant::now());
-        if admission == (Admission::Suppress { first: true }) {
-            // A full queue needs no waking: the thread looks after every message.
-            self.sender.try_send(Message::Wake).ok();
+    /// Makes a line of what `fields` gives and hands it over, unless there are too many from this
+    /// place: then a summary will count it. Returns the line.
+    pub(super) fn log(&self, place: Place, fields: impl FnOnce() -> Fields) -> Option<String> {
+        match self.shared.limiter().admit(place, Instant::now()) {
+            Admission::Write => {}
+            Admission::Suppress { first } => {
+                if first {
+                    // A full queue needs no waking: the thread looks after every message.
+                    self.sender.try_send(Message::default()).ok();
+                }
+                return None;
+            }
         }
-        admission == Admission::Write
+        let line = self.shared.style.line(SystemTime::now(), place, fields());
+        self.push(line.clone());
+        Some(line)
     }
 
     /// Hands over a line, or drops and counts it.
-    pub(super) fn push(&self, line: String) {
-        if self.sender.try_send(Message::Line(line)).is_err() {
+    fn push(&self, line: String) {
+        if self.sender.try_send(Message { line, waits: None }).is_err() {
             self.shared.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -104,75 +86,64 @@ impl Queue {
     pub(super) fn finish(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         let (done, finished) = sync_channel(1);
-        let mut message = Message::Finish(done);
-        loop {
-            match self.sender.try_send(message) {
-                Ok(()) => break,
-                Err(TrySendError::Full(back)) if Instant::now() < deadline => message = back,
-                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => return,
+        let message = || Message { line: String::new(), waits: Some(done.clone()) };
+        while let Err(TrySendError::Full(_)) = self.sender.try_send(message()) {
+            if Instant::now() >= deadline {
+                return;
             }
             std::thread::sleep(FINISH_RETRY_INTERVAL);
         }
-        let patience = deadline.saturating_duration_since(Instant::now());
+        drop(done);
         // Too late and never have the same remedy: none.
-        finished.recv_timeout(patience).ok();
+        finished.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
     }
 }
 
-struct Writer<W> {
-    receiver: Receiver<Message>,
-    shared: Arc<Shared>,
-    writer: W,
-}
+impl Shared {
+    /// Counting goes on after a panic elsewhere.
+    fn limiter(&self) -> MutexGuard<'_, RepeatLimiter> {
+        self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
-impl<W: Write> Writer<W> {
-    fn run(mut self) {
+    /// The thread: writes what it receives, and what is due besides.
+    fn write_all(&self, receiver: &Receiver<Message>, mut writer: impl Write) {
         // A worker's rights are enough. Refused, it writes with more than it needs.
         rights::keep_for_worker().ok();
         loop {
-            let message = if self.shared.limiter().owes() {
-                self.receiver.recv_timeout(SUMMARY_INTERVAL)
+            let message = if self.limiter().owes() {
+                receiver.recv_timeout(SUMMARY_INTERVAL)
             } else {
-                self.receiver.recv().map_err(RecvTimeoutError::from)
+                receiver.recv().map_err(RecvTimeoutError::from)
             };
-            match message {
-                Ok(Message::Line(line)) => {
-                    self.write(&line);
-                    self.write_summaries(false);
-                }
-                Ok(Message::Wake) | Err(RecvTimeoutError::Timeout) => self.write_summaries(false),
-                Ok(Message::Finish(done)) => {
-                    self.write_summaries(true);
-                    self.writer.flush().ok();
-                    // Nobody listens any more if this took too long.
-                    done.send(()).ok();
-                }
+            let Message { line, waits } = match message {
                 Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => Message::default(),
+                Ok(message) => message,
+            };
+            let text = line + &self.summaries(waits.is_some());
+            // There is nowhere to report that stderr is gone.
+            writer.write_all(text.as_bytes()).ok();
+            if let Some(waits) = waits {
+                writer.flush().ok();
+                // Nobody listens any more if this took too long.
+                waits.send(()).ok();
             }
         }
     }
 
     /// Summaries of suppressed lines in the place of these lines, and the report of lost ones. At
     /// the end of the program `all` that are owed are due.
-    fn write_summaries(&mut self, all: bool) {
-        let (now, style) = (SystemTime::now(), self.shared.style);
-        let owed = self.shared.limiter().take_owed(Instant::now(), all);
-        for (Site(metadata), count) in owed {
-            let message = format!("suppressed {count} more lines from this place in the program");
-            let (source, fields) = (source_of(metadata), Fields::message(message));
-            self.write(&style.line(now, *metadata.level(), &source, fields));
-        }
-        let lost = self.shared.lost.swap(0, Ordering::Relaxed);
+    fn summaries(&self, all: bool) -> String {
+        let owed = self.limiter().take_owed(Instant::now(), all);
+        let told = |count| format!("suppressed {count} more lines from this place in the program");
+        let mut due: Vec<_> = owed.into_iter().map(|(place, count)| (place, told(count))).collect();
+        let lost = self.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            let source = concat!("queue.rs:", line!());
-            let message = format!("{lost} lines of the log were lost: stderr was not read");
-            self.write(&style.line(now, Level::WARN, source, Fields::message(message)));
+            let here = Place { level: Level::WARN, file: file!(), line: line!() };
+            due.push((here, format!("{lost} lines of the log were lost: stderr was not read")));
         }
-    }
-
-    /// There is nowhere to report that stderr is gone.
-    fn write(&mut self, line: &str) {
-        self.writer.write_all(line.as_bytes()).ok();
+        let line = |(place, text)| self.style.line(SystemTime::now(), place, Fields::message(text));
+        due.into_iter().map(line).collect()
     }
 }
 

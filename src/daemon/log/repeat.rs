@@ -1,11 +1,12 @@
-//! The limit on lines of one call site: no fault may flood the log. Pure: the
-//! time is passed in.
+//! The limit on lines of one place in the program: no fault may flood the log. Pure: the time is
+//! passed in.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Lines of one call site in one window. With the summary line that makes ten a second.
+use crate::daemon::log::line::Place;
+
+/// Lines of one place in one window. With the summary line that makes ten a second.
 pub(super) const LINES_PER_WINDOW: u32 = 9;
 
 /// The window.
@@ -21,61 +22,58 @@ pub(super) enum Admission {
     Suppress { first: bool },
 }
 
-/// Counts lines per call site. Its size is bounded by the number of log calls in the program.
-#[derive(Debug)]
-pub(super) struct RepeatLimiter<K> {
-    sites: HashMap<K, Site>,
-}
+/// Counts lines by their place. Its size is bounded by the number of log calls in the program.
+#[derive(Debug, Default)]
+pub(super) struct RepeatLimiter(HashMap<Place, Lines>);
 
 #[derive(Debug)]
-struct Site {
+struct Lines {
     window_start: Instant,
-    lines: u32,
+    written: u32,
     suppressed: u64,
 }
 
-impl<K> Default for RepeatLimiter<K> {
-    fn default() -> Self {
-        Self { sites: HashMap::new() }
-    }
-}
-
-impl<K: Copy + Eq + Hash> RepeatLimiter<K> {
-    /// Decides about one line of `key`.
-    pub(super) fn admit(&mut self, key: K, now: Instant) -> Admission {
-        let fresh = || Site { window_start: now, lines: 0, suppressed: 0 };
-        let site = self.sites.entry(key).or_insert_with(fresh);
-        if now.saturating_duration_since(site.window_start) >= WINDOW {
-            site.window_start = now;
-            site.lines = 0;
+impl RepeatLimiter {
+    /// Decides about one line.
+    pub(super) fn admit(&mut self, place: Place, now: Instant) -> Admission {
+        let fresh = || Lines { window_start: now, written: 0, suppressed: 0 };
+        let lines = self.0.entry(place).or_insert_with(fresh);
+        if now.saturating_duration_since(lines.window_start) >= WINDOW {
+            (lines.window_start, lines.written) = (now, 0);
         }
-        if site.lines < LINES_PER_WINDOW {
-            site.lines += 1;
+        if lines.written < LINES_PER_WINDOW {
+            lines.written += 1;
             return Admission::Write;
         }
-        site.suppressed += 1;
-        Admission::Suppress { first: site.suppressed == 1 }
+        lines.suppressed += 1;
+        Admission::Suppress { first: lines.suppressed == 1 }
     }
 
     /// The numbers of suppressed lines whose window is over, or all of them, and forgets these.
-    pub(super) fn take_owed(&mut self, now: Instant, all: bool) -> Vec<(K, u64)> {
-        let is_over = |site: &Site| now.saturating_duration_since(site.window_start) >= WINDOW;
-        let owed = self.sites.iter_mut().filter(|(_, site)| {
+    pub(super) fn take_owed(&mut self, now: Instant, all: bool) -> Vec<(Place, u64)> {
+        let is_over = |lines: &Lines| now.saturating_duration_since(lines.window_start) >= WINDOW;
+        let owed = self.0.iter_mut().filter(|(_, lines)| {
             // A window that began anew while a summary was owed has taken some lines already.
-            site.suppressed > 0 && (all || is_over(site) || site.lines < LINES_PER_WINDOW)
+            lines.suppressed > 0 && (all || is_over(lines) || lines.written < LINES_PER_WINDOW)
         });
-        owed.map(|(key, site)| (*key, std::mem::take(&mut site.suppressed))).collect()
+        owed.map(|(place, lines)| (*place, std::mem::take(&mut lines.suppressed))).collect()
     }
 
     /// Whether summaries are owed.
     pub(super) fn owes(&self) -> bool {
-        self.sites.values().any(|site| site.suppressed > 0)
+        self.0.values().any(|lines| lines.suppressed > 0)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+
     use super::*;
+
+    fn place(line: u32) -> Place {
+        Place { level: Level::INFO, file: "x.rs", line }
+    }
 
     #[test]
     fn nine_lines_and_a_summary_in_each_second() {
@@ -89,7 +87,7 @@ mod tests {
                 suppressed += count;
                 lines.push(millisecond / 1000);
             }
-            if limiter.admit("site", now) == Admission::Write {
+            if limiter.admit(place(1), now) == Admission::Write {
                 lines.push(millisecond / 1000);
             }
         }
@@ -107,11 +105,11 @@ mod tests {
         let now = Instant::now();
         let mut limiter = RepeatLimiter::default();
         for _ in 0..LINES_PER_WINDOW {
-            assert_eq!(limiter.admit(1, now), Admission::Write);
+            assert_eq!(limiter.admit(place(1), now), Admission::Write);
         }
-        assert_eq!(limiter.admit(1, now), Admission::Suppress { first: true });
-        assert_eq!(limiter.admit(1, now), Admission::Suppress { first: false });
-        assert_eq!(limiter.admit(2, now), Admission::Write);
+        assert_eq!(limiter.admit(place(1), now), Admission::Suppress { first: true });
+        assert_eq!(limiter.admit(place(1), now), Admission::Suppress { first: false });
+        assert_eq!(limiter.admit(place(2), now), Admission::Write);
     }
 
     #[test]
@@ -119,11 +117,11 @@ mod tests {
         let start = Instant::now();
         let mut limiter = RepeatLimiter::default();
         for _ in 0..LINES_PER_WINDOW + 5 {
-            limiter.admit(1, start);
+            limiter.admit(place(1), start);
         }
         assert!(limiter.owes());
         assert_eq!(limiter.take_owed(start + WINDOW / 2, false), []);
-        assert_eq!(limiter.take_owed(start + WINDOW, false), [(1, 5)]);
+        assert_eq!(limiter.take_owed(start + WINDOW, false), [(place(1), 5)]);
         assert!(!limiter.owes());
         assert_eq!(limiter.take_owed(start + WINDOW, true), []);
     }
@@ -134,7 +132,7 @@ mod tests {
         let mut limiter = RepeatLimiter::default();
         for line in 0..1000 {
             let now = start + line * WINDOW / LINES_PER_WINDOW;
-            assert_eq!(limiter.admit(1, now), Admission::Write);
+            assert_eq!(limiter.admit(place(1), now), Admission::Write);
         }
     }
 }

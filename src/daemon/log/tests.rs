@@ -105,7 +105,7 @@ fn json_lines_parse() {
     let object: Value = serde_json::from_str(&lines[0]).unwrap();
     assert_eq!(object["message"], "Running backend.");
     assert_eq!(object["level"], "info");
-    assert_eq!(object["mtu_bytes"], 1472);
+    assert_eq!(object["mtu_bytes"], "1472");
     assert!(object["source"].as_str().unwrap().starts_with("tests.rs:"));
 }
 
