@@ -34,185 +34,173 @@ pub(super) fn text(status: &Status) -> String {
 /// The text under construction.
 struct Metrics(String);
 
+/// A family without labels: its name, its value, and what it is.
+type Row = (&'static str, u64, &'static str);
+
 impl Metrics {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    /// A family, and a sample of it for each of `samples`, which are labels and values.
+    fn family<V: Display>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (String, V)>,
+    ) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}").ok();
+        for (labels, value) in samples {
+            writeln!(self.0, "{name}{labels} {value}").ok();
+        }
     }
 
-    fn sample(&mut self, name: &str, labels: &str, value: impl Display) {
-        writeln!(self.0, "{name}{labels} {value}").ok();
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl TryInto<u64>) {
-        self.family(name, "gauge", help);
-        self.sample(name, "", value.try_into().unwrap_or(u64::MAX));
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.family(name, "counter", help);
-        self.sample(name, "", value);
-    }
-
-    /// A family with one label.
+    /// A family with the one label `label`.
     fn each<V: Display>(
         &mut self,
-        [name, kind, help, label]: [&str; 4],
+        name: &str,
+        label: &str,
+        help: &str,
         samples: impl IntoIterator<Item = (impl Display, V)>,
     ) {
-        self.family(name, kind, help);
-        for (what, value) in samples {
-            self.sample(name, &format!("{{{label}=\"{what}\"}}"), value);
+        let samples = samples.into_iter();
+        let labelled = samples.map(|(what, value)| (format!("{{{label}=\"{what}\"}}"), value));
+        self.family(name, help, labelled);
+    }
+
+    fn rows(&mut self, rows: impl IntoIterator<Item = Row>) {
+        for (name, value, help) in rows {
+            self.family(name, help, [(String::new(), value)]);
         }
     }
 
     fn process(&mut self, status: &Status) {
-        self.family("flannel_build_info", "gauge", "What runs, in labels.");
-        self.sample("flannel_build_info", &format!("{{version=\"{}\"}}", status.version), 1);
+        self.each("flannel_build_info", "version", "What runs.", [(&status.version, 1)]);
         let help = "Log messages, those that were held back as well.";
-        let family = ["flannel_log_messages_total", "counter", help, "level"];
-        self.each(family, &status.log_messages);
-        let help = "Errors in weftd's own code, which the log shows.";
-        self.counter("flannel_internal_errors_total", help, status.internal_errors);
+        self.each("flannel_log_messages_total", "level", help, &status.log_messages);
         // By the names that Prometheus' own libraries give to this.
         let Some(process) = &status.process else { return };
-        let name = "process_cpu_seconds_total";
-        self.family(name, "counter", "Processor time of weftd, in seconds.");
-        self.sample(name, "", process.processor_seconds);
-        let help = "Resident memory, in bytes.";
-        self.gauge("process_resident_memory_bytes", help, process.resident_bytes);
-        self.gauge("process_open_fds", "Open file descriptors.", process.open_files);
-        self.gauge("process_start_time_seconds", "When weftd started.", process.start_unix);
+        let seconds = [(String::new(), process.processor_seconds)];
+        self.family("process_cpu_seconds_total", "Processor time of weftd, in seconds.", seconds);
+        self.rows([
+            ("process_resident_memory_bytes", process.resident_bytes, "Resident memory, in bytes."),
+            ("process_open_fds", process.open_files, "Open file descriptors."),
+            ("process_start_time_seconds", process.start_unix, "When weftd started."),
+        ]);
     }
 
     fn control(&mut self, status: &Status) {
-        self.gauge("flannel_ready", "Whether weftd is ready.", status.ready);
-        let help = "Whether lease and peers are from the cache.";
-        self.gauge("flannel_stale", help, status.stale);
-        let help = "Whether the store has another network.";
-        self.gauge("flannel_restart_needed", help, status.restart_needed);
-        let help = "Times that the cache was written.";
-        self.counter("flannel_cache_writes_total", help, status.cache.writes);
-        let help = "Times that writing it failed.";
-        self.counter("flannel_cache_failures_total", help, status.cache.failures);
-        self.gauge("flannel_peers", "Nodes with a lease, this one aside.", status.peers);
-        let help = "Peers kept though their leases vanished.";
-        self.gauge("flannel_peers_held", help, status.peers_held);
+        let Status { ready, stale, restart_needed, cache, peers, peers_held, .. } = status;
+        let (peers, held) = (*peers as u64, *peers_held as u64);
+        let errors = status.internal_errors;
+        self.rows([
+            ("flannel_internal_errors_total", errors, "Errors in weftd's own code; see the log."),
+            ("flannel_ready", (*ready).into(), "Whether weftd is ready."),
+            ("flannel_stale", (*stale).into(), "Whether lease and peers are from the cache."),
+            ("flannel_restart_needed", (*restart_needed).into(), "Whether the network is another."),
+            ("flannel_cache_writes_total", cache.writes, "Times that the cache was written."),
+            ("flannel_cache_failures_total", cache.failures, "Times that writing it failed."),
+            ("flannel_peers", peers, "Nodes with a lease, this one aside."),
+            ("flannel_peers_held", held, "Peers kept though their leases vanished."),
+        ]);
     }
 
     fn store(&mut self, store: &Store) {
-        self.gauge("flannel_store_up", "Whether the last store exchange succeeded.", store.up);
-        let help = "Whether the store refuses a request.";
-        self.gauge("flannel_store_refused", help, store.refused.is_some());
-        if let Some(seconds) = store.answered_unix {
-            let help = "When the store last answered.";
-            self.gauge("flannel_store_last_answer_timestamp_seconds", help, seconds);
-        }
-        let help = "Whether the cluster assigned another subnet.";
-        self.gauge("flannel_subnet_refused", help, store.subnet_refused);
-        if let Some(seconds) = store.lease_expires_unix {
-            let help = "When the own lease ends, unless it is renewed.";
-            self.gauge("flannel_lease_expiry_timestamp_seconds", help, seconds);
-        }
-        self.counter("flannel_lease_renewals_total", "Renewals of the lease.", store.renewals);
-        let help = "Exchanges with the store that failed.";
-        self.counter("flannel_store_failures_total", help, store.failures);
-        let help = "Times that somebody else wrote the own lease with this node's PublicIP.";
-        self.counter("flannel_lease_written_by_others_total", help, store.written_by_others);
+        let (is_refused, is_other) = (store.refused.is_some(), store.subnet_refused);
         let is_duplicate = store.duplicate_public_ip.is_some();
-        self.gauge("flannel_duplicate_public_ip", "Whether another node has it.", is_duplicate);
-        let help = "Tries that found no free subnet.";
-        self.counter("flannel_subnets_exhausted_total", help, store.subnets_exhausted);
+        let (by_others, exhausted) = (store.written_by_others, store.subnets_exhausted);
+        self.rows([
+            ("flannel_store_up", store.up.into(), "Whether the last store exchange succeeded."),
+            ("flannel_store_refused", is_refused.into(), "Whether the store refuses a request."),
+            ("flannel_subnet_refused", is_other.into(), "Whether another subnet was assigned."),
+            ("flannel_lease_renewals_total", store.renewals, "Renewals of the lease."),
+            ("flannel_store_failures_total", store.failures, "Exchanges that failed."),
+            ("flannel_lease_written_by_others_total", by_others, "Foreign writes of the lease."),
+            ("flannel_duplicate_public_ip", is_duplicate.into(), "Whether another node has it."),
+            ("flannel_subnets_exhausted_total", exhausted, "Tries that found no free subnet."),
+        ]);
+        let answered = ("flannel_store_last_answer_timestamp_seconds", "When the store answered.");
+        let ends = ("flannel_lease_expiry_timestamp_seconds", "When the lease ends, unrenewed.");
+        let times = [(answered, store.answered_unix), (ends, store.lease_expires_unix)];
+        self.rows(times.into_iter().filter_map(|((name, help), at)| Some((name, at?, help))));
         let of = |counts: &BTreeMap<String, u64>| {
             RejectReason::NAMES.map(|(_, why)| (why, counts.get(why).copied().unwrap_or(0)))
         };
         let help = "Store entries that are not used now.";
-        self.each(["flannel_store_entries_unused", "gauge", help, "why"], of(&store.unused));
+        self.each("flannel_store_entries_unused", "why", help, of(&store.unused));
         let help = "Store entries that were ignored.";
-        self.each(["flannel_store_rejected_total", "counter", help, "why"], of(&store.rejected));
+        self.each("flannel_store_rejected_total", "why", help, of(&store.rejected));
         let Some(requests) = &store.requests else { return };
         let name = "flannel_store_request_duration_seconds";
-        self.family(name, "histogram", "How long the store took to answer, or not to.");
-        let bucket = format!("{name}_bucket");
+        let help = "How long the store took to answer, or not to.";
+        writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} histogram").ok();
         for (seconds, count) in &requests.up_to_seconds {
-            self.sample(&bucket, &format!("{{le=\"{seconds}\"}}"), count);
+            writeln!(self.0, "{name}_bucket{{le=\"{seconds}\"}} {count}").ok();
         }
-        self.sample(&bucket, "{le=\"+Inf\"}", requests.count);
-        self.sample(&format!("{name}_sum"), "", requests.seconds);
-        self.sample(&format!("{name}_count"), "", requests.count);
+        let (count, seconds) = (requests.count, requests.seconds);
+        writeln!(self.0, "{name}_bucket{{le=\"+Inf\"}} {count}").ok();
+        writeln!(self.0, "{name}_sum {seconds}\n{name}_count {count}").ok();
     }
 
     fn workers(&mut self, status: &Status) {
         let seconds = |of: fn(&Worker) -> Option<f64>| {
-            let each = status.workers.iter().map(|worker| (worker.index, of(worker)));
-            each.filter_map(|(index, seconds)| Some((index, seconds?))).collect::<Vec<_>>()
+            status.workers.iter().filter_map(move |worker| Some((worker.index, of(worker)?)))
         };
         let help = "Processor time of a worker.";
-        let family = ["flannel_worker_cpu_seconds_total", "counter", help, "worker"];
-        self.each(family, seconds(|worker| worker.ran_seconds));
+        let ran = seconds(|worker| worker.ran_seconds);
+        self.each("flannel_worker_cpu_seconds_total", "worker", help, ran);
         let help = "How long a worker had work and no processor.";
-        let family = ["flannel_worker_wait_seconds_total", "counter", help, "worker"];
-        self.each(family, seconds(|worker| worker.waited_seconds));
-        let stalled = status.workers.iter().filter(|worker| worker.stalled_seconds.is_some());
-        let help = "Workers that hang or get no processor.";
-        self.gauge("flannel_workers_stalled", help, stalled.count());
-        let help = "Subnets behind paths that are narrower than the overlay's MTU.";
-        self.gauge("flannel_narrow_paths", help, status.narrow_paths);
-        let Some(counts) = &status.worker else { return };
-        for (name, help, count) in [
-            ("flannel_receive_overflows_total", "Lost in the socket.", counts.receive_overflows),
-            ("flannel_gso_fallbacks_total", "Batches sent one by one.", counts.gso_fallbacks),
-            ("flannel_tun_fallbacks_total", "Super-packets cut again.", counts.tun_fallbacks),
-            ("flannel_sleeps_total", "Times that a worker had nothing to do.", counts.sleeps),
-            ("flannel_naps_total", "Short waits for more packets.", counts.naps),
-        ] {
-            self.counter(name, help, count);
-        }
+        let waited = seconds(|worker| worker.waited_seconds);
+        self.each("flannel_worker_wait_seconds_total", "worker", help, waited);
+        let hang = status.workers.iter().filter(|worker| worker.stalled_seconds.is_some());
+        let (hang, narrow) = (hang.count() as u64, status.narrow_paths as u64);
+        let counts = status.worker.clone().unwrap_or_default();
+        self.rows([
+            ("flannel_workers_stalled", hang, "Workers that hang or get no processor."),
+            ("flannel_narrow_paths", narrow, "Subnets behind paths narrower than the MTU."),
+            ("flannel_receive_overflows_total", counts.receive_overflows, "Lost in the socket."),
+            ("flannel_gso_fallbacks_total", counts.gso_fallbacks, "Batches sent one by one."),
+            ("flannel_tun_fallbacks_total", counts.tun_fallbacks, "Super-packets cut again."),
+            ("flannel_sleeps_total", counts.sleeps, "Times that a worker had nothing to do."),
+            ("flannel_naps_total", counts.naps, "Short waits for more packets."),
+        ]);
     }
 
     fn fast_path(&mut self, fast_path: Option<&FastPath>) {
         let Some(FastPath { on, why, taken, .. }) = fast_path else { return };
-        self.gauge("flannel_fast_path", "Whether the kernel's programs carry packets.", *on);
+        self.rows([("flannel_fast_path", (*on).into(), "Whether the kernel's programs run.")]);
         if let Some(why) = why {
             let help = "Why these programs carry none, while they don't.";
-            self.each(["flannel_fast_path_off", "gauge", help, "why"], [(why, 1)]);
+            self.each("flannel_fast_path_off", "why", help, [(why, 1)]);
         }
+        let packets = [("egress", taken.packets_sent), ("ingress", taken.packets_received)];
         let help = "Packets that these programs took.";
-        let family = ["flannel_fast_path_packets_total", "counter", help, "direction"];
-        self.each(family, [("egress", taken.packets_sent), ("ingress", taken.packets_received)]);
+        self.each("flannel_fast_path_packets_total", "direction", help, packets);
+        let bytes = [("egress", taken.bytes_sent), ("ingress", taken.bytes_received)];
         let help = "Bytes that these programs took.";
-        let family = ["flannel_fast_path_bytes_total", "counter", help, "direction"];
-        self.each(family, [("egress", taken.bytes_sent), ("ingress", taken.bytes_received)]);
+        self.each("flannel_fast_path_bytes_total", "direction", help, bytes);
     }
 
     fn directions(&mut self, directions: [(&str, &Direction); 2]) {
-        type Read = fn(&Direction) -> u64;
-        let families: [(&str, &str, Read); 8] = [
-            ("flannel_packets_received_total", "Packets taken in.", |it| it.packets_received),
-            ("flannel_packets_forwarded_total", "Packets forwarded.", |it| it.packets_forwarded),
-            ("flannel_bytes_received_total", "Bytes taken in.", |it| it.bytes_received),
-            ("flannel_bytes_forwarded_total", "Bytes forwarded.", |it| it.bytes_forwarded),
-            ("flannel_reads_total", "Reads, super-packets and GSO batches as one.", |it| it.reads),
-            ("flannel_writes_total", "Writes, super-packets and GSO batches as one.", |it| {
-                it.writes
-            }),
-            ("flannel_icmp_sent_total", "ICMP errors sent.", |it| it.icmp_sent),
-            (
-                "flannel_icmp_limited_total",
-                "ICMP errors not sent, for there were too many.",
-                |it| it.icmp_limited,
-            ),
+        type Count = (&'static str, fn(&Direction) -> u64, &'static str);
+        let counts: [Count; 8] = [
+            ("flannel_packets_received_total", |it| it.packets_received, "Packets taken in."),
+            ("flannel_packets_forwarded_total", |it| it.packets_forwarded, "Packets forwarded."),
+            ("flannel_bytes_received_total", |it| it.bytes_received, "Bytes taken in."),
+            ("flannel_bytes_forwarded_total", |it| it.bytes_forwarded, "Bytes forwarded."),
+            ("flannel_reads_total", |it| it.reads, "Reads, GRO batches and the like as one."),
+            ("flannel_writes_total", |it| it.writes, "Writes, GSO batches and the like as one."),
+            ("flannel_icmp_sent_total", |it| it.icmp_sent, "ICMP errors sent."),
+            ("flannel_icmp_limited_total", |it| it.icmp_limited, "ICMP errors held back."),
         ];
-        for (name, help, read) in families {
-            let family = [name, "counter", help, "direction"];
-            self.each(family, directions.map(|(direction, counts)| (direction, read(counts))));
+        for (name, read, help) in counts {
+            let samples = directions.map(|(direction, counts)| (direction, read(counts)));
+            self.each(name, "direction", help, samples);
         }
-        self.family("flannel_drops_total", "counter", "Packets dropped, by reason.");
-        for (direction, counts) in directions {
-            for reason in DropReason::ALL {
+        let drops = directions.into_iter().flat_map(|(direction, counts)| {
+            DropReason::ALL.iter().map(move |reason| {
                 let labels = format!("{{direction=\"{direction}\",reason=\"{}\"}}", reason.id());
-                self.sample("flannel_drops_total", &labels, counts.dropped(*reason));
-            }
-        }
+                (labels, counts.dropped(*reason))
+            })
+        });
+        self.family("flannel_drops_total", "Packets dropped, by reason.", drops);
     }
 
     /// The peers with the most failed sends have a series each.
@@ -224,12 +212,11 @@ impl Metrics {
         each.sort_by_key(|(_, packets)| Reverse(*packets));
         each.truncate(PEERS_MEASURED_MAX);
         let help = "Packets that could not be sent to this peer.";
-        self.each(["flannel_peer_failed_sends_total", "counter", help, "peer"], each);
+        self.each("flannel_peer_failed_sends_total", "peer", help, each);
     }
 
     /// The overlay's device, what is beneath it, and the peers.
     fn plane(&mut self, status: &Status, Backend { kind, done }: &Backend) {
-        self.family("flannel_dataplane_info", "gauge", "What carries packets, in labels.");
         let labels = format!(
             "{{backend=\"{}\",engine=\"{}\",interface=\"{}\",device=\"{}\"}}",
             kind.map_or("", |kind| kind.name()),
@@ -237,66 +224,64 @@ impl Metrics {
             status.interface.as_deref().unwrap_or_default(),
             status.device.as_deref().unwrap_or_default(),
         );
-        self.sample("flannel_dataplane_info", &labels, 1);
+        let help = "What carries packets, in labels.";
+        self.family("flannel_dataplane_info", help, [(labels, 1)]);
         let is_up = status.dataplane_is_up == Some(true);
-        self.gauge("flannel_dataplane_up", "Whether packets can flow.", is_up);
         let mtu_bytes = status.lease.as_ref().map_or(0, |lease| lease.mtu_bytes);
-        self.gauge("flannel_mtu_bytes", "The overlay's MTU.", mtu_bytes);
+        self.rows([
+            ("flannel_dataplane_up", is_up.into(), "Whether packets can flow."),
+            ("flannel_mtu_bytes", mtu_bytes.into(), "The overlay's MTU."),
+        ]);
         let help = "Peers by what is known of them.";
-        self.each(["flannel_peers_by_state", "gauge", help, "state"], &status.peer_states);
+        self.each("flannel_peers_by_state", "state", help, &status.peer_states);
         let Some(done) = done else { return };
-        self.gauge("flannel_backend_peers_programmed", "Peers set up.", done.peers_programmed);
-        self.gauge("flannel_backend_peers_failed", "Peers not set up.", done.peers_failed);
-        let help = "Leases of other backends.";
-        self.gauge("flannel_backend_leases_ignored", help, done.leases_ignored);
-        self.gauge("flannel_backend_leases_unusable", "Leases without data.", done.leases_unusable);
-        let help = "Edits and commands that failed.";
-        self.counter("flannel_backend_failures_total", help, done.failures);
-        self.counter("flannel_backend_repairs_total", "Things put back.", done.repairs);
+        self.rows([
+            ("flannel_backend_peers_programmed", done.peers_programmed, "Peers set up."),
+            ("flannel_backend_peers_failed", done.peers_failed, "Peers not set up."),
+            ("flannel_backend_leases_ignored", done.leases_ignored, "Leases of other backends."),
+            ("flannel_backend_leases_unusable", done.leases_unusable, "Leases without data."),
+            ("flannel_backend_failures_total", done.failures, "Edits and commands that failed."),
+            ("flannel_backend_repairs_total", done.repairs, "Things put back."),
+        ]);
     }
 
     /// What is kept on this host beside the dataplane.
     fn kept(&mut self, status: &Status) {
         if !status.device_drops.is_empty() {
-            let name = "flannel_device_drops_total";
-            self.family(name, "counter", "Packets that the kernel dropped at a device.");
-            for (device, drops) in &status.device_drops {
-                for (way, count) in [("egress", drops.egress), ("ingress", drops.ingress)] {
-                    self.sample(
-                        name,
-                        &format!("{{device=\"{device}\",direction=\"{way}\"}}"),
-                        count,
-                    );
-                }
-            }
+            let drops = status.device_drops.iter().flat_map(|(device, drops)| {
+                [("egress", drops.egress), ("ingress", drops.ingress)].map(|(way, count)| {
+                    (format!("{{device=\"{device}\",direction=\"{way}\"}}"), count)
+                })
+            });
+            let help = "Packets that the kernel dropped at a device.";
+            self.family("flannel_device_drops_total", help, drops);
         }
         if let Some(file) = &status.subnet_file {
             let help = "Times that writing the subnet file failed.";
-            self.counter("flannel_subnet_file_failures_total", help, file.failures);
+            self.rows([("flannel_subnet_file_failures_total", file.failures, help)]);
         }
         if let Some(rules) = &status.rules {
             let Kept { in_place, checks, repairs, failures, .. } = rules.kept;
-            let help = "Whether the last look found the rules.";
-            self.gauge("flannel_rules_in_place", help, in_place);
-            let help = "Looks at the rules that succeeded.";
-            self.counter("flannel_rules_checks_total", help, checks);
-            let help = "Looks that found rules missing.";
-            self.counter("flannel_rules_repairs_total", help, repairs);
-            let help = "Looks or repairs that failed.";
-            self.counter("flannel_rules_failures_total", help, failures);
+            self.rows([
+                ("flannel_rules_in_place", in_place.into(), "Whether the last look found them."),
+                ("flannel_rules_checks_total", checks, "Looks at the rules that succeeded."),
+                ("flannel_rules_repairs_total", repairs, "Looks that found rules missing."),
+                ("flannel_rules_failures_total", failures, "Looks or repairs that failed."),
+            ]);
         }
         let Some(guard) = &status.guard else { return };
-        let help = "Whether the last look found the guard of the tunnel's port.";
-        self.gauge("flannel_guard_in_place", help, guard.kept.in_place);
-        self.gauge("flannel_guard_peers", "Addresses that the guard lets in.", guard.peers);
-        let help = "Looks that found the guard changed.";
-        self.counter("flannel_guard_repairs_total", help, guard.kept.repairs);
-        let help = "Looks at the guard, or repairs of it, that failed.";
-        self.counter("flannel_guard_failures_total", help, guard.kept.failures);
+        let Kept { in_place, repairs, failures, .. } = guard.kept;
+        let peers = guard.peers as u64;
+        self.rows([
+            ("flannel_guard_in_place", in_place.into(), "Whether the last look found the guard."),
+            ("flannel_guard_peers", peers, "Addresses that the guard lets in."),
+            ("flannel_guard_repairs_total", repairs, "Looks that found the guard changed."),
+            ("flannel_guard_failures_total", failures, "Looks at it or repairs that failed."),
+        ]);
         let help = "Packets that the guard dropped, as of the last look.";
-        let family = ["flannel_guard_dropped_packets_total", "counter", help, "from"];
         let (strangers, pods) = (guard.dropped_from_strangers, guard.dropped_from_pods);
-        self.each(family, [("stranger", strangers), ("pod", pods)]);
+        let dropped = [("stranger", strangers), ("pod", pods)];
+        self.each("flannel_guard_dropped_packets_total", "from", help, dropped);
     }
 }
 
