@@ -34,43 +34,19 @@ const OF_CONTROL: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::IPC_LOCK)
     .union(CapabilitySet::DAC_OVERRIDE);
 
+/// System calls by their names in libc(3).
+macro_rules! calls {
+    ($($name:ident)*) => { &[$(libc::$name,)*] };
+}
+
 /// System calls of a worker: packets in and out, waiting, its memory, its end. Names that not every
 /// architecture has come apart.
-const OF_WORKER: &[libc::c_long] = &[
-    libc::SYS_read,
-    libc::SYS_readv,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_sendmsg,
-    libc::SYS_getsockopt,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_ppoll,
-    libc::SYS_futex,
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_clock_gettime,
-    libc::SYS_sched_yield,
-    libc::SYS_restart_syscall,
-    libc::SYS_brk,
-    libc::SYS_mmap,
-    libc::SYS_mremap,
-    libc::SYS_munmap,
-    libc::SYS_mprotect,
-    libc::SYS_madvise,
-    libc::SYS_getrandom,
-    libc::SYS_close,
-    libc::SYS_getpid,
-    libc::SYS_gettid,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_tgkill,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
+const OF_WORKER: &[libc::c_long] = calls![
+    SYS_read SYS_readv SYS_write SYS_writev SYS_recvmmsg SYS_sendmmsg SYS_sendmsg SYS_getsockopt
+    SYS_io_uring_enter SYS_io_uring_register SYS_ppoll SYS_futex SYS_nanosleep SYS_clock_nanosleep
+    SYS_clock_gettime SYS_sched_yield SYS_restart_syscall SYS_brk SYS_mmap SYS_mremap SYS_munmap
+    SYS_mprotect SYS_madvise SYS_getrandom SYS_close SYS_getpid SYS_gettid SYS_rt_sigaction
+    SYS_rt_sigprocmask SYS_rt_sigreturn SYS_sigaltstack SYS_tgkill SYS_exit SYS_exit_group
 ];
 
 /// Those of older architectures, which the C library prefers there.
@@ -81,60 +57,20 @@ const OF_OLD_ARCHITECTURE: &[libc::c_long] = &[];
 
 /// Refused, and no fault: glibc's malloc reads a sysctl before it gives memory back, and goes on
 /// without, as a backtrace does. The last two are needed to refuse all this.
-const REFUSED_QUIETLY: &[libc::c_long] = &[
-    libc::SYS_openat,
-    libc::SYS_getcwd,
-    libc::SYS_readlinkat,
-    libc::SYS_statx,
-    libc::SYS_fstat,
-    libc::SYS_lseek,
-    libc::SYS_prctl,
-    libc::SYS_seccomp,
+const REFUSED_QUIETLY: &[libc::c_long] = calls![
+    SYS_openat SYS_getcwd SYS_readlinkat SYS_statx SYS_fstat SYS_lseek SYS_prctl SYS_seccomp
 ];
 
 /// System calls that neither the control plane nor the firewall's programs need: other processes,
 /// namespaces, mounts, modules, keys, the clock, and what has often had faults.
-const OF_NOBODY: &[libc::c_long] = &[
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_kcmp,
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_chroot,
-    libc::SYS_pivot_root,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_open_tree,
-    libc::SYS_move_mount,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_mount_setattr,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_acct,
-    libc::SYS_quotactl,
-    libc::SYS_syslog,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_keyctl,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_clock_adjtime,
-    libc::SYS_adjtimex,
-    libc::SYS_userfaultfd,
-    libc::SYS_perf_event_open,
-    libc::SYS_fanotify_init,
-    libc::SYS_memfd_secret,
+const OF_NOBODY: &[libc::c_long] = calls![
+    SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_pidfd_getfd SYS_kcmp SYS_unshare
+    SYS_setns SYS_chroot SYS_pivot_root SYS_mount SYS_umount2 SYS_open_tree SYS_move_mount
+    SYS_fsopen SYS_fsconfig SYS_fsmount SYS_fspick SYS_mount_setattr SYS_open_by_handle_at
+    SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_reboot SYS_swapon
+    SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_add_key SYS_request_key SYS_keyctl
+    SYS_settimeofday SYS_clock_settime SYS_clock_adjtime SYS_adjtimex SYS_userfaultfd
+    SYS_perf_event_open SYS_fanotify_init SYS_memfd_secret
 ];
 
 /// The flags of `clone` that make namespaces (clone(2)).
