@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::snapshot::REJECTED_MAX;
-use crate::status::{
-    BackendCounts, Cause, Fault, Guard, Hindrance, Peer, PeerState, State, Status,
-};
+use crate::status::{BackendCounts, Cause, Fault, Guard, Hindrance, Kept, Peer, State, Status};
 
 /// The sum of what is wrong.
 pub(super) fn state(status: &Status, faults: &[Fault]) -> State {
@@ -118,11 +116,12 @@ impl Faults {
     }
 
     fn of_rules(&mut self, status: &Status) {
-        if status.rules.as_ref().is_some_and(|rules| rules.kept.settled && !rules.kept.in_place) {
+        let is_missing = |kept: &Kept| kept.settled && !kept.in_place;
+        if status.rules.as_ref().is_some_and(|rules| is_missing(&rules.kept)) {
             let text = "the firewall's rules are not in place: the log says why";
             self.add(Cause::RulesNotInPlace, text);
         }
-        if status.guard.as_ref().is_some_and(|guard| guard.kept.settled && !guard.kept.in_place) {
+        if status.guard.as_ref().is_some_and(|guard| is_missing(&guard.kept)) {
             let text = "the guard of the tunnel's port can't be kept, and new peers may not be \
                         heard: the log says why";
             self.add(Cause::GuardNotKept, text);
@@ -187,19 +186,22 @@ fn not_set_up(done: &BackendCounts, peers: usize) -> Option<String> {
     })
 }
 
-/// Which peers can't be reached: the one that was heard longest ago in full.
+/// Which peers can't be reached: the one that was heard longest ago in full. Those that are not set
+/// up are counted by the backend.
 fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
     let in_use = |peer: &Peer| peer.in_use_seconds.unwrap_or(0);
-    let silent = peers.iter().filter(|peer| cause_of(peer.state).is_some());
+    let unreached = peers.iter().filter_map(|peer| Some((peer.state.fault()?, peer)));
+    let unreached = unreached.filter(|(cause, _)| *cause != Cause::PeerNotSetUp);
     // Of several the first in the order of the subnets.
-    let first =
-        silent.clone().rev().max_by_key(|it| it.heard_seconds_ago.unwrap_or_else(|| in_use(it)))?;
-    let Peer { subnet, via, state, why, heard_seconds_ago, .. } = first;
-    let since = match heard_seconds_ago {
-        Some(ago) => format!("last heard {} ago", go_seconds(*ago)),
+    let (cause, first) = unreached
+        .clone()
+        .rev()
+        .max_by_key(|(_, it)| it.heard_seconds_ago.unwrap_or_else(|| in_use(it)))?;
+    let since = match first.heard_seconds_ago {
+        Some(ago) => format!("last heard {} ago", go_seconds(ago)),
         None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
     };
-    let others = match silent.count() - 1 {
+    let others = match unreached.count() - 1 {
         0 => String::new(),
         others => format!(", and {others} more peers (`weft peers`)"),
     };
@@ -210,30 +212,10 @@ fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
              address of its lease?"
         ),
     };
+    let Peer { subnet, via, state, why, .. } = first;
     let (state, why) = (state.name().to_uppercase(), why.as_deref().unwrap_or_default());
     let text = format!("peer {subnet} at {via} is {state}: {since}{others}: {why}{kept_out}");
-    Some((cause_of(first.state)?, text))
-}
-
-/// What it is that keeps a peer from being reached.
-fn cause_of(state: PeerState) -> Option<Cause> {
-    match state {
-        PeerState::Silent => Some(Cause::PeerSilent),
-        PeerState::OneWay => Some(Cause::PeerOneWay),
-        PeerState::Refused => Some(Cause::PeerRefused),
-        PeerState::Unsendable => Some(Cause::PeerUnsendable),
-        PeerState::Lossy => Some(Cause::PeerLossy),
-        PeerState::Ok
-        | PeerState::Narrow
-        | PeerState::Deaf
-        | PeerState::Idle
-        | PeerState::InGrace
-        | PeerState::SetUp
-        | PeerState::NotSetUp
-        | PeerState::OtherBackend
-        | PeerState::Unmanaged
-        | PeerState::Unknown => None,
-    }
+    Some((cause, text))
 }
 
 fn go_seconds(seconds: u64) -> String {
@@ -255,7 +237,7 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Kept, Rules, Start, SubnetFile, Via, Worker};
+    use crate::status::{PeerState, Rules, Start, SubnetFile, Via, Worker};
 
     const NOW: u64 = 1_795_225_924;
 
@@ -302,11 +284,8 @@ mod tests {
         assert_eq!(unreached(&[], None), None);
         let status = Status { routes: vec![peer(1, None)], ..running() };
         assert_eq!(judged(&status), (State::Degraded, vec![Cause::PeerSilent]));
-        for state in PeerState::ALL {
-            let is_counted = *state == PeerState::NotSetUp;
-            let is_named = cause_of(*state).is_some() || is_counted;
-            assert_eq!(state.is_alarming(), is_named, "{state} alarms whom?");
-        }
+        let not_set_up = Peer { state: PeerState::NotSetUp, ..peer(1, None) };
+        assert_eq!(unreached(&[not_set_up], None), None, "it is counted already");
     }
 
     #[test]

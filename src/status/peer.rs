@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 
+use super::verdict::Cause;
 use super::words::words;
 use super::workers::Traffic;
 use crate::route::Prefix;
@@ -46,15 +47,15 @@ words! {
 }
 
 impl PeerState {
-    /// Whether a person has to look at such a peer.
-    pub fn is_alarming(self) -> bool {
+    /// What is wrong with such a peer, if a person has to look at it.
+    pub fn fault(self) -> Option<Cause> {
         match self {
-            Self::Silent
-            | Self::OneWay
-            | Self::Refused
-            | Self::Unsendable
-            | Self::Lossy
-            | Self::NotSetUp => true,
+            Self::Silent => Some(Cause::PeerSilent),
+            Self::OneWay => Some(Cause::PeerOneWay),
+            Self::Refused => Some(Cause::PeerRefused),
+            Self::Unsendable => Some(Cause::PeerUnsendable),
+            Self::Lossy => Some(Cause::PeerLossy),
+            Self::NotSetUp => Some(Cause::PeerNotSetUp),
             Self::Ok
             | Self::Narrow
             | Self::Deaf
@@ -63,28 +64,18 @@ impl PeerState {
             | Self::SetUp
             | Self::OtherBackend
             | Self::Unmanaged
-            | Self::Unknown => false,
+            | Self::Unknown => None,
         }
+    }
+
+    /// Whether a person has to look at such a peer.
+    pub fn is_alarming(self) -> bool {
+        self.fault().is_some()
     }
 
     /// Whether this host sends packets to such a peer.
     pub fn is_sent_to(self) -> bool {
-        match self {
-            Self::NotSetUp | Self::OtherBackend => false,
-            Self::Ok
-            | Self::Narrow
-            | Self::Deaf
-            | Self::Lossy
-            | Self::OneWay
-            | Self::Refused
-            | Self::Unsendable
-            | Self::Idle
-            | Self::InGrace
-            | Self::Silent
-            | Self::SetUp
-            | Self::Unmanaged
-            | Self::Unknown => true,
-        }
+        !matches!(self, Self::NotSetUp | Self::OtherBackend)
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["running"],
         ],
     ),
-    ("status", &[&["words", "workers"], &["peer", "verdict"], &["pages"]]),
+    ("status", &[&["words", "workers"], &["verdict"], &["peer"], &["pages"]]),
     (
         "daemon",
         &[
