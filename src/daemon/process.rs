@@ -1,8 +1,9 @@
 //! What the kernel says of this process and its workers (proc_pid_stat(5), and
-//! Documentation/scheduler/sched-stats.rst for `schedstat`).
+//! Documentation/scheduler/sched-stats.rst for the times of a worker).
 
-use std::fs;
 use std::time::Duration;
+
+use procfs::process::Task;
 
 use crate::status::Process;
 
@@ -21,66 +22,26 @@ pub(super) struct WorkerTime {
 /// Reads `/proc`: the process, and its workers in the order of their numbers. `None` where there is
 /// none.
 pub(super) fn read() -> Option<(Process, Vec<WorkerTime>)> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    let ticks_per_second = rustix::param::clock_ticks_per_second();
-    let page_bytes = rustix::param::page_size() as u64;
-    let boot = boot_unix(&fs::read_to_string("/proc/stat").ok()?)?;
-    let Stat { processor_ticks, start_ticks, resident_pages } = Stat::parse(&stat)?;
-    let seconds = |ticks: u64| ticks as f64 / ticks_per_second as f64;
+    let own = procfs::process::Process::myself().ok()?;
+    let stat = own.stat().ok()?;
+    let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
     let process = Process {
-        processor_seconds: seconds(processor_ticks),
-        resident_bytes: resident_pages * page_bytes,
-        open_files: fs::read_dir("/proc/self/fd").ok()?.count() as u64,
-        start_unix: boot + seconds(start_ticks) as u64,
+        processor_seconds: seconds(stat.utime + stat.stime),
+        resident_bytes: stat.rss * procfs::page_size(),
+        open_files: own.fd_count().ok()? as u64,
+        start_unix: procfs::boot_time_secs().ok()? + seconds(stat.starttime) as u64,
     };
-    Some((process, workers()))
+    let mut workers: Vec<_> = own.tasks().ok()?.flatten().filter_map(worker).collect();
+    workers.sort_by_key(|(number, _)| *number);
+    Some((process, workers.into_iter().map(|(_, time)| time).collect()))
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Stat {
-    processor_ticks: u64,
-    start_ticks: u64,
-    resident_pages: u64,
-}
-
-impl Stat {
-    /// Reads `/proc/PID/stat`. The name, the second field, may hold anything but ends with the
-    /// last parenthesis; fields are numbered from the one after it, which is the third.
-    fn parse(text: &str) -> Option<Self> {
-        let (_, behind_name) = text.rsplit_once(')')?;
-        let fields: Vec<_> = behind_name.split_ascii_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-        Some(Self {
-            processor_ticks: field(14)? + field(15)?,
-            start_ticks: field(22)?,
-            resident_pages: field(24)?,
-        })
-    }
-}
-
-/// When the host started, by `/proc/stat`.
-fn boot_unix(stat: &str) -> Option<u64> {
-    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
-}
-
-fn workers() -> Vec<WorkerTime> {
-    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let mut numbered: Vec<(usize, WorkerTime)> = tasks
-        .filter_map(|task| {
-            let read = |file: &str| fs::read_to_string(task.path().join(file)).ok();
-            let number = read("comm")?.trim().strip_prefix(WORKER_NAME)?.parse().ok()?;
-            Some((number, worker_time(&read("schedstat")?)?))
-        })
-        .collect();
-    numbered.sort_by_key(|(number, _)| *number);
-    numbered.into_iter().map(|(_, time)| time).collect()
-}
-
-/// Reads `schedstat`: nanoseconds on a processor, nanoseconds in a run queue, and turns.
-fn worker_time(text: &str) -> Option<WorkerTime> {
-    let mut fields = text.split_ascii_whitespace().map(str::parse);
-    let mut next = || fields.next()?.ok().map(Duration::from_nanos);
-    Some(WorkerTime { ran: next()?, waited: next()? })
+/// The number and the times of a worker, if `task` is one.
+fn worker(task: Task) -> Option<(usize, WorkerTime)> {
+    let number = task.stat().ok()?.comm.strip_prefix(WORKER_NAME)?.parse().ok()?;
+    let times = task.schedstat().ok()?;
+    let ran = Duration::from_nanos(times.sum_exec_runtime);
+    Some((number, WorkerTime { ran, waited: Duration::from_nanos(times.run_delay) }))
 }
 
 #[cfg(test)]
@@ -88,21 +49,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_proc_are_read_whatever_the_name() {
-        let text = "77 (we) ft d) S 1 77 77 0 -1 4194304 1 2 3 4 150 50 0 0 20 0 5 0 12345 \
-                    99999 1700 18446744073709551615 1";
-        let stat = Stat { processor_ticks: 200, start_ticks: 12345, resident_pages: 1700 };
-        assert_eq!(Stat::parse(text), Some(stat));
-        assert_eq!(Stat::parse("77 (weftd) S 1"), None);
-        assert_eq!(boot_unix("cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_000));
-        let time = WorkerTime { ran: Duration::from_nanos(5), waited: Duration::from_nanos(7) };
-        assert_eq!(worker_time("5 7 9\n"), Some(time));
-    }
-
-    #[test]
-    fn this_process_is_there() {
-        let (process, _) = read().unwrap();
+    fn this_process_and_its_workers_are_there() {
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (ends, ended) = std::sync::mpsc::channel::<()>();
+        let worker = std::thread::Builder::new().name(format!("{WORKER_NAME}7"));
+        let worker = worker.spawn(move || {
+            // It has its name by now.
+            begun.send(()).unwrap();
+            ended.recv().ok();
+        });
+        begins.recv().unwrap();
+        let (process, workers) = read().unwrap();
         assert!(process.resident_bytes > 1 << 20 && process.open_files >= 3, "{process:?}");
         assert!(process.start_unix > 1_700_000_000, "{process:?}");
+        assert!(!workers.is_empty());
+        drop(ends);
+        worker.unwrap().join().unwrap();
     }
 }
