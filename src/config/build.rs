@@ -186,20 +186,17 @@ fn health(address: &str, port: i64) -> Result<Option<SocketAddr>, OptionError> {
 
 fn rules(flags: &FlagValues) -> Result<RuleOptions, OptionError> {
     let seconds = flags.iptables_resync;
-    let resync = match u64::try_from(seconds) {
-        Ok(valid @ 1..) => Duration::from_secs(valid),
-        _ => {
-            let problem = format!("{seconds} is not a valid period: use 1 second or more");
-            return Err(refused("--iptables-resync", problem));
-        }
-    };
+    let resync = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).ok_or_else(|| {
+        let problem = format!("{seconds} is not a valid period: use 1 second or more");
+        refused("--iptables-resync", problem)
+    })?;
     Ok(RuleOptions {
         masquerade: flags.ip_masq,
         random_ports: !flags.ip_masq_fully_random_disable,
         forward: flags.iptables_forward_rules,
         blackhole_route: flags.ip_blackhole_route,
         guard: flags.guard,
-        resync,
+        resync: Duration::from_secs(resync),
     })
 }
 
@@ -238,18 +235,17 @@ fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
     }
     let mut choice = OffloadChoice::NONE;
     for name in text.split(',') {
-        match name {
-            "tso" => choice.tso = true,
-            "uso" => choice.uso = true,
-            "gso" => choice.gso = true,
-            "gro" => choice.gro = true,
+        let is_allowed = match name {
+            "tso" => &mut choice.tso,
+            "uso" => &mut choice.uso,
+            "gso" => &mut choice.gso,
+            "gro" => &mut choice.gro,
             _ => {
-                let problem = format!(
-                    "{name:?} is not an offload: use auto, none, or a list of tso, uso, gso, gro"
-                );
-                return Err(refused("--offload", problem));
+                let problem = "is not an offload: use auto, none, or a list of tso, uso, gso, gro";
+                return Err(refused("--offload", format!("{name:?} {problem}")));
             }
-        }
+        };
+        *is_allowed = true;
     }
     Ok(choice)
 }

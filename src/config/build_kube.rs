@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use crate::config::checked::{OptionError, PathPart, optional, refused, url};
 use crate::config::flag_table::FlagValues;
-use crate::config::kube::{AnnotationPrefix, Environment, KubeOptions};
+use crate::config::kube::{AnnotationPrefix, KubeOptions, environment};
 use crate::config::options::StoreOptions;
 
 pub(super) fn kube(
     flags: &FlagValues,
     variable: impl Fn(&str) -> Option<OsString>,
 ) -> Result<StoreOptions, OptionError> {
-    let Environment { node, wait_for_ever } = Environment::read(variable)?;
+    let (node, wait_for_ever) = environment(variable)?;
     let api_url = match optional(&flags.kube_api_url) {
         Some(text) if text.contains('@') => {
             let problem = "a URL must not hold a user: use --kubeconfig-file instead";

@@ -73,40 +73,30 @@ impl AnnotationPrefix {
     }
 }
 
-/// What the environment adds to the flags.
-pub(super) struct Environment {
-    pub(super) node: NodeSource,
-    pub(super) wait_for_ever: bool,
-}
-
-impl Environment {
-    pub(super) fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, OptionError> {
-        let value = |name: &str| match variable(name).map(OsString::into_string) {
-            None => Ok(None),
-            Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
-            Some(Err(raw)) => Err(wrong_variable(name, &raw.to_string_lossy(), "is not UTF-8")),
-        };
-        // There is no such queue here, but a malformed value is still an error.
-        let depth_name = "EVENT_QUEUE_DEPTH";
-        if let Some(depth) = value(depth_name)?
-            && depth.parse::<i64>().is_err()
-        {
-            let problem = "format error: not a whole number";
-            return Err(wrong_variable(depth_name, &depth, problem));
-        }
-        let wait_for_ever = value("CONT_WHEN_CACHE_NOT_READY")?.is_some_and(|text| text == "true");
-        let node = match (value("NODE_NAME")?, value("POD_NAMESPACE")?, value("POD_NAME")?) {
-            (Some(node), _, _) => NodeSource::Named(name("NODE_NAME", node)?),
-            (None, Some(namespace), Some(pod)) => NodeSource::Pod {
-                namespace: name("POD_NAMESPACE", namespace)?,
-                name: name("POD_NAME", pod)?,
-            },
-            (None, None, Some(_)) => return Err(no_node("POD_NAMESPACE is not")),
-            (None, Some(_), None) => return Err(no_node("POD_NAME is not")),
-            (None, None, None) => return Err(no_node("none of them is")),
-        };
-        Ok(Self { node, wait_for_ever })
+/// What the environment adds to the flags: the Node, and whether a start waits for ever.
+pub(super) fn environment(
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Result<(NodeSource, bool), OptionError> {
+    let value = |name: &str| match variable(name).map(OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Some(Err(raw)) => Err(wrong_variable(name, &raw.to_string_lossy(), "is not UTF-8")),
+    };
+    // There is no such queue here, but a malformed value is still an error.
+    let depth_name = "EVENT_QUEUE_DEPTH";
+    if let Some(depth) = value(depth_name)?.filter(|depth| depth.parse::<i64>().is_err()) {
+        return Err(wrong_variable(depth_name, &depth, "format error: not a whole number"));
     }
+    let wait_for_ever = value("CONT_WHEN_CACHE_NOT_READY")?.is_some_and(|text| text == "true");
+    let object = |variable| value(variable)?.map(|text| name(variable, text)).transpose();
+    let node = match (object("NODE_NAME")?, object("POD_NAMESPACE")?, object("POD_NAME")?) {
+        (Some(node), _, _) => NodeSource::Named(node),
+        (None, Some(namespace), Some(name)) => NodeSource::Pod { namespace, name },
+        (None, None, Some(_)) => return Err(no_node("POD_NAMESPACE is not")),
+        (None, Some(_), None) => return Err(no_node("POD_NAME is not")),
+        (None, None, None) => return Err(no_node("none of them is")),
+    };
+    Ok((node, wait_for_ever))
 }
 
 fn no_node(why: &str) -> OptionError {
@@ -137,8 +127,8 @@ fn name(variable: &str, value: String) -> Result<String, OptionError> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Environment, OptionError> {
-        Environment::read(|name| {
+    fn read(variables: &[(&str, &str)]) -> Result<(NodeSource, bool), OptionError> {
+        environment(|name| {
             let found = variables.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| OsString::from(value))
         })
@@ -164,7 +154,7 @@ mod tests {
 
     #[test]
     fn node_comes_from_variable_or_pod() {
-        let node = |variables: &[(&str, &str)]| read(variables).map(|found| found.node);
+        let node = |variables: &[(&str, &str)]| read(variables).map(|(node, _)| node);
         let pod = [("POD_NAME", "weft-x2"), ("POD_NAMESPACE", "kube-flannel")];
         let by_pod =
             NodeSource::Pod { namespace: "kube-flannel".to_owned(), name: "weft-x2".to_owned() };
@@ -193,7 +183,7 @@ mod tests {
         }
         let waits = |text| {
             let variables = [("NODE_NAME", "n1"), ("CONT_WHEN_CACHE_NOT_READY", text)];
-            read(&variables).unwrap().wait_for_ever
+            read(&variables).unwrap().1
         };
         assert!(waits("true") && !waits("True") && !waits("1") && !waits(""));
     }
