@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use weft::netfilter::diff::Trigger;
-use weft::netfilter::guard::{self, Guard, Tunnel};
+use weft::netfilter::guard::{self, Guard};
 use weft::netfilter::rules::{Purpose, Rule, Wanted};
 use weft::netfilter::{iptables, nftables};
 use weft::route::Prefix;
+use weft::status::TunnelEnd;
 
 type Chains = Vec<(Purpose, Vec<Rule>)>;
 
@@ -133,7 +134,7 @@ fn nft(json: &str, wanted: &Wanted, trigger: Trigger) {
     }
     let Ok(found) = guard::Found::parse(json) else { return };
     let wanted = Guard {
-        tunnel: Tunnel::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
+        tunnel: TunnelEnd::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
         network: wanted.network,
         peers: BTreeSet::from([Ipv4Addr::new(192, 0, 2, 2), Ipv4Addr::new(192, 0, 2, 3)]),
     };

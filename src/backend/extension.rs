@@ -175,7 +175,7 @@ async fn follow_leases(
             Some((task, applied, failure)) = running.next() => {
                 let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
                 if let Some(failure) = failure {
-                    reporter.counters.failures.add(1);
+                    reporter.count(|counts| counts.failures += 1);
                     error!("{failure}; retrying in {} s", pause.as_secs());
                 }
                 report_at.get_or_insert_with(|| (Instant::now() + REPORT_DELAY).into());
@@ -200,17 +200,19 @@ fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
             None => unusable += 1,
         }
     }
-    if unusable > 0 && reporter.counters.unusable.get() != unusable as u64 {
+    if unusable > 0 && reporter.counts().leases_unusable != unusable as u64 {
         warn!("{unusable} leases of extension nodes have data that is no string; ignored");
     }
-    reporter.counters.unusable.set(unusable);
+    reporter.count(|counts| counts.leases_unusable = unusable as u64);
     wanted
 }
 
 fn report(hosts: &Hosts, reporter: &Reporter) {
     let applied = hosts.applied();
-    reporter.counters.programmed.set(applied.len());
-    reporter.counters.failed.set(hosts.failed());
+    reporter.count(|counts| {
+        counts.peers_programmed = applied.len() as u64;
+        counts.peers_failed = hosts.failed() as u64;
+    });
     reporter.hosts(applied);
 }
 

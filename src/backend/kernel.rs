@@ -172,7 +172,7 @@ impl KernelBackend {
             match self.reconcile(listing, peers.as_deref()).await {
                 Ok(is_complete) => self.host.finish(is_complete),
                 Err(error) => {
-                    self.reporter.counters.failures.add(1);
+                    self.reporter.count(|counts| counts.failures += 1);
                     self.host.fail(&error);
                 }
             }
@@ -215,7 +215,7 @@ impl KernelBackend {
             let more = unusable.len() - 1;
             self.log("unusable", &format!("ignored lease {first} (and {more} more)"));
         }
-        self.reporter.counters.unusable.set(unusable.len());
+        self.reporter.count(|counts| counts.leases_unusable = unusable.len() as u64);
         let desired = Desired { device, networks: self.networks.clone(), ways };
         self.report_external();
         let is_complete = self.make(&desired, &listing, peers).await?;
@@ -258,9 +258,10 @@ impl KernelBackend {
         let is_removed = self.remove(&diff.removals).await;
         self.set.clone_from(&desired.ways);
         self.set.retain(|subnet, _| !failed.contains(subnet));
-        let counters = &self.reporter.counters;
-        counters.failed.set(failed.len() + removed.len());
-        counters.programmed.set(self.set.len() - removed.len());
+        self.reporter.count(|counts| {
+            counts.peers_failed = (failed.len() + removed.len()) as u64;
+            counts.peers_programmed = (self.set.len() - removed.len()) as u64;
+        });
         let host = |subnet: &Prefix| Some((*subnet, peers.get(subnet)?.attributes.public_ip));
         let mut hosts: PeerHosts = self.set.keys().filter_map(host).collect();
         if let Some(health) = &mut self.health {
@@ -304,7 +305,7 @@ impl KernelBackend {
                 }
             }
         }
-        self.reporter.counters.repairs.add(repaired.len());
+        self.reporter.count(|counts| counts.repairs += repaired.len() as u64);
         if let Some(first) = repaired.first() {
             let more = repaired.len() - 1;
             let what = if desired.device.is_some() { "Entries and route" } else { "Route" };
@@ -333,7 +334,7 @@ impl KernelBackend {
 
     /// Counts and logs what the kernel refused.
     fn refused(&mut self, subject: &'static str, errors: &[NetlinkError], advice: &str) {
-        self.reporter.counters.failures.add(errors.len());
+        self.reporter.count(|counts| counts.failures += errors.len() as u64);
         if let Some(first) = errors.first() {
             let more = match errors.len() - 1 {
                 0 => String::new(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -20,7 +20,7 @@ use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
 use crate::stats::WorkerStats;
-use crate::status::TunnelEnd;
+use crate::status::{BackendCounts, TunnelEnd};
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
@@ -60,42 +60,6 @@ pub struct WorkerState {
 /// The host behind each subnet.
 pub type PeerHosts = BTreeMap<Prefix, Ipv4Addr>;
 
-/// Counters of a backend whose packets weftd never sees.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Peers that are set up in full.
-    pub programmed: Number,
-    /// Peers that should be and are not: refused by the kernel, or by a command.
-    pub failed: Number,
-    /// Leases of nodes with another backend.
-    pub ignored: Number,
-    /// Leases of this backend whose data is invalid.
-    pub unusable: Number,
-    /// Edits and commands that failed, ever.
-    pub failures: Number,
-    /// Routes, entries and devices that somebody removed and that were restored, ever.
-    pub repairs: Number,
-}
-
-/// A number that one task writes and others read.
-#[derive(Debug, Default)]
-pub struct Number(AtomicU64);
-
-impl Number {
-    /// The number now.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set(&self, number: usize) {
-        self.0.store(number as u64, Ordering::Relaxed);
-    }
-
-    pub(super) fn add(&self, number: usize) {
-        self.0.fetch_add(number as u64, Ordering::Relaxed);
-    }
-}
-
 /// Who carries the packets, and where their figures are.
 #[derive(Debug, Clone)]
 pub enum Carrier {
@@ -113,7 +77,7 @@ pub enum Carrier {
     /// The kernel, or whatever commands have set up.
     Other {
         /// What weftd did for it.
-        counters: Arc<Counters>,
+        counters: watch::Receiver<BackendCounts>,
         /// The peers that are set up.
         hosts: watch::Receiver<Arc<PeerHosts>>,
         /// How they are, where anybody asks them.
@@ -251,7 +215,7 @@ pub(super) struct Reporter {
     attributes: watch::Sender<LeaseAttributes>,
     /// The interface's, which is behind the PublicIP if that is `--public-ip`.
     address: AtomicU32,
-    pub(super) counters: Arc<Counters>,
+    counters: watch::Sender<BackendCounts>,
     hosts: watch::Sender<Arc<PeerHosts>>,
     pub(super) reachability: watch::Receiver<Arc<Reachability>>,
 }
@@ -275,14 +239,24 @@ impl Reporter {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),
             address: external.address.to_bits().into(),
-            counters: Arc::default(),
+            counters: watch::Sender::default(),
             hosts: watch::Sender::default(),
             reachability: watch::Sender::default().subscribe(),
         }
     }
 
+    /// Changes what is counted.
+    pub(super) fn count(&self, change: impl FnOnce(&mut BackendCounts)) {
+        self.counters.send_modify(change);
+    }
+
+    /// What is counted now.
+    pub(super) fn counts(&self) -> BackendCounts {
+        self.counters.borrow().clone()
+    }
+
     pub(super) fn view(&self) -> View {
-        let (counters, hosts) = (Arc::clone(&self.counters), self.hosts.subscribe());
+        let (counters, hosts) = (self.counters.subscribe(), self.hosts.subscribe());
         let reachability = self.reachability.clone();
         self.view_with(Carrier::Other { counters, hosts, reachability })
     }
@@ -328,10 +302,10 @@ impl Reporter {
     ) -> impl Iterator<Item = &'a Lease> + use<'a> {
         let is_ours = move |lease: &&Lease| lease.attributes.backend_type.is(kind);
         let ignored = peers.len() - peers.values().filter(is_ours).count();
-        if self.counters.ignored.get() != ignored as u64 {
+        if self.counts().leases_ignored != ignored as u64 {
             info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
         }
-        self.counters.ignored.set(ignored);
+        self.count(|counts| counts.leases_ignored = ignored as u64);
         peers.values().filter(is_ours)
     }
 

@@ -46,14 +46,14 @@ impl SubnetManager {
             Store::Assigned(store) => match store.take_assigned(config.network, attributes).await {
                 Err(AcquireError::Store(error)) => self.noted(Err(error))?,
                 answered => {
-                    self.status.edit().store_is_up = true;
+                    self.status.edit().store.up = true;
                     answered?
                 }
             },
         };
         let Granted { lease, expires } = granted;
         let own = OwnLease { lease, expires, network: config.network };
-        self.status.edit().lease_expires_unix = own.expires_unix();
+        self.status.edit().store.lease_expires_unix = own.expires_unix();
         Ok(own)
     }
 
@@ -128,7 +128,7 @@ impl SubnetManager {
         }
         let free = free_subnets(config, taken.clone(), candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
-            self.status.edit().subnets_exhausted += 1;
+            self.status.edit().store.subnets_exhausted += 1;
             return Err(AcquireError::Exhausted {
                 min: config.subnet_min,
                 max: config.subnet_max,

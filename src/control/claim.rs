@@ -34,7 +34,7 @@ impl SubnetManager {
     /// Gives up the claim, for a node that stops: another may have the address at once. Waits a
     /// moment at most, and not at all for a store that is known to be away.
     pub async fn release_claim(&self) {
-        if let Some(store) = self.store.leased().filter(|_| self.status.read().store_is_up) {
+        if let Some(store) = self.store.leased().filter(|_| self.status.read().store.up) {
             timeout(RELEASE_TIMEOUT, store.release_claim()).await.ok();
         }
     }

@@ -202,14 +202,14 @@ impl SubnetManager {
         refused: fn(&mut ControlState) -> &mut Option<String>,
     ) {
         let mut state = self.status.edit();
-        state.store_is_up = result.as_ref().err().is_none_or(StoreError::store_answered);
-        if state.store_is_up {
-            state.store_answered_unix = Some(unix_seconds());
+        state.store.up = result.as_ref().err().is_none_or(StoreError::store_answered);
+        if state.store.up {
+            state.store.answered_unix = Some(unix_seconds());
         }
         match result {
             Ok(_) => {
                 *refused(&mut state) = None;
-                state.store_hindrance = None;
+                state.store.hindrance = None;
             }
             Err(StoreError::Conflict(_)) => state.conflicts += 1,
             Err(error) => {
@@ -217,7 +217,7 @@ impl SubnetManager {
                     *refused(&mut state) = Some(error.to_string());
                 }
                 if error.store_answered() {
-                    state.store_hindrance = None;
+                    state.store.hindrance = None;
                 } else {
                     state.store_failed(with_causes(error));
                 }

@@ -20,7 +20,6 @@ pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::{Granted, OwnLease};
-use crate::control::status::Unused;
 use crate::control::store::{Store, Watch};
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
@@ -69,7 +68,7 @@ impl SubnetManager {
             (Store::Assigned(store), _) => store.publish(held.subnet, &held.attributes).await,
         };
         if what == Write::Renew && written.is_ok() {
-            self.status.edit().renewals += 1;
+            self.status.edit().store.renewals += 1;
         }
         written
     }
@@ -166,9 +165,9 @@ impl<'a> Driver<'a> {
                 (state.peers, state.held_peers) = (peers, held);
             }
             Command::Reject(rejected) => status.reject(&rejected),
-            Command::Unused(unused) => status.edit().unused = Unused::of(&unused),
-            Command::Expires(unix_seconds) => status.edit().lease_expires_unix = unix_seconds,
-            Command::CountForeignWrite => status.edit().written_by_others += 1,
+            Command::Unused(unused) => status.edit().set_unused(&unused),
+            Command::Expires(unix_seconds) => status.edit().store.lease_expires_unix = unix_seconds,
+            Command::CountForeignWrite => status.edit().store.written_by_others += 1,
             Command::Log(Level::WARN, text) => warn!("{text}"),
             Command::Log(Level::INFO, text) => info!("{text}"),
             Command::Log(_, text) => debug!("{text}"),

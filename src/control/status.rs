@@ -10,8 +10,7 @@ use tracing::{info, warn};
 use crate::control::clock::unix_seconds;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::ENTRIES_MAX;
-use crate::route::Prefix;
-use crate::status::Hindrance;
+use crate::status::{Cache, Hindrance, Store};
 
 /// Distinct rejected entries that are remembered, to count and log each once: as many as a store
 /// may hold leases, 8 bytes each.
@@ -35,52 +34,20 @@ fn meet(last: &mut Option<Hindrance>, text: String) {
     *last = Some(Hindrance { text, since_unix, tries: tries + 1 });
 }
 
-/// Entries of the store that are not used now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Unused {
-    counts: [u64; RejectReason::NAMES.len()],
-    /// One of them, and what is wrong with it.
-    pub example: Option<String>,
-}
-
-impl Unused {
-    /// The sum of `entries`.
-    pub(crate) fn of(entries: &[Rejected]) -> Self {
-        let example = entries.first().map(|entry| format!("{:?}: {}", entry.key, entry.detail));
-        let mut unused = Self { example, ..Self::default() };
-        entries.iter().for_each(|entry| unused.counts[entry.reason as usize] += 1);
-        unused
-    }
-
-    /// How many are not used for `reason`.
-    pub fn count(&self, reason: RejectReason) -> u64 {
-        self.counts[reason as usize]
-    }
-
-    /// How many there are, or at least are: beyond so many a listing leaves them out.
-    pub fn total(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
-
 /// Nodes' names by their PublicIPs.
 pub type Names = BTreeMap<Ipv4Addr, String>;
 
 /// The state of the control plane at one moment.
 #[derive(Debug, Clone, Default)]
 pub struct ControlState {
-    /// Whether the last exchange with the store succeeded.
-    pub store_is_up: bool,
-    /// When the store last answered, in seconds since 1970; `None` before it ever did.
-    pub store_answered_unix: Option<u64>,
-    /// Why the last exchanges with the store did not.
-    pub store_hindrance: Option<Hindrance>,
+    /// The store and what this node has in it, but for what it refuses.
+    pub store: Store,
+    /// Writing of the cache.
+    pub cache: Cache,
     /// What a start is at.
     pub start_step: Option<&'static str>,
     /// Why it does not get on with that.
     pub start_hindrance: Option<Hindrance>,
-    /// When the own lease ends, in seconds since 1970; `None` for a reservation or without lease.
-    pub lease_expires_unix: Option<u64>,
     /// Peers in the published set.
     pub peers: usize,
     /// Those of them in their grace period: their leases vanished, with most others at once.
@@ -88,34 +55,15 @@ pub struct ControlState {
     /// While lease and peers are from the cache, and the store has not confirmed them: what time
     /// they are of, in seconds since 1970.
     pub cached_as_of_unix: Option<u64>,
-    /// Whether the cluster assigned another subnet to this node than the one it goes on with, or
-    /// one that cannot be used.
-    pub subnet_is_refused: bool,
-    /// That other subnet, if it is one.
-    pub refused_subnet: Option<Prefix>,
     /// Whether the store has another network configuration than the one in use: a
     /// restart is needed to apply it.
     pub restart_needed: bool,
-    /// Times that the cache was written.
-    pub cache_writes: u64,
-    /// Times that writing the cache failed.
-    pub cache_failures: u64,
     /// Complete listings of the store.
     pub relists: u64,
-    /// Successful renewals of the own lease.
-    pub renewals: u64,
-    /// Failed exchanges with the store.
-    pub store_failures: u64,
     /// Writes that lost against another writer.
     pub conflicts: u64,
-    /// Times that somebody else wrote the own lease with our PublicIP.
-    pub written_by_others: u64,
-    /// The other node that has the PublicIP, while there is one.
-    pub duplicate_public_ip: Option<String>,
     /// The names of the nodes that claim an address, where the store has claims.
     pub names: Arc<Names>,
-    /// Tries to get a subnet that found none free.
-    pub subnets_exhausted: u64,
     /// What the store last refused to read, and has not shown since.
     pub(super) refused_read: Option<String>,
     /// What the store last refused to write, and has not written since.
@@ -123,16 +71,13 @@ pub struct ControlState {
     alarm: Option<String>,
     /// Why the store's network configuration can't be read, though it was at the start.
     pub(super) config_missing: Option<String>,
-    /// The entries that are not used now.
-    pub(super) unused: Unused,
-    rejected: [u64; RejectReason::NAMES.len()],
 }
 
 impl ControlState {
     /// The store did not do what it was asked.
     pub(super) fn store_failed(&mut self, text: String) {
-        meet(&mut self.store_hindrance, text);
-        self.store_failures += 1;
+        meet(&mut self.store.hindrance, text);
+        self.store.failures += 1;
     }
 
     /// What the store refuses or lacks, and what to do about it, until it does it again.
@@ -141,15 +86,17 @@ impl ControlState {
         refused.or(self.alarm.as_ref()).or(self.config_missing.as_ref()).cloned()
     }
 
-    /// The entries of the store that are not used now.
-    pub fn unused(&self) -> &Unused {
-        &self.unused
+    /// The entries of the store that are not used from now on.
+    pub(super) fn set_unused(&mut self, entries: &[Rejected]) {
+        let example = entries.first().map(|entry| format!("{:?}: {}", entry.key, entry.detail));
+        self.store.unused_example = example;
+        self.store.unused.clear();
+        entries.iter().for_each(|entry| count(&mut self.store.unused, entry.reason));
     }
+}
 
-    /// Distinct entries that were rejected for `reason`.
-    pub fn rejected(&self, reason: RejectReason) -> u64 {
-        self.rejected[reason as usize]
-    }
+fn count(counts: &mut BTreeMap<String, u64>, reason: RejectReason) {
+    *counts.entry(reason.name().to_owned()).or_default() += 1;
 }
 
 impl ControlStatus {
@@ -188,8 +135,8 @@ impl ControlStatus {
     /// Another node has the PublicIP, or none any more. Returns whether that is news.
     pub(crate) fn set_duplicate(&self, holder: Option<&str>) -> bool {
         let mut state = self.edit();
-        let is_news = state.duplicate_public_ip.as_deref() != holder;
-        state.duplicate_public_ip = holder.map(str::to_owned);
+        let is_news = state.store.duplicate_public_ip.as_deref() != holder;
+        state.store.duplicate_public_ip = holder.map(str::to_owned);
         is_news
     }
 
@@ -202,7 +149,7 @@ impl ControlStatus {
             if remembered.len() >= REMEMBERED_MAX || !remembered.insert(hash) {
                 continue;
             }
-            self.edit().rejected[entry.reason as usize] += 1;
+            count(&mut self.edit().store.rejected, entry.reason);
             fresh += 1;
             if fresh <= LOGGED_PER_LOOK_MAX {
                 let (key, why) = (&entry.key, &entry.detail);
@@ -223,6 +170,10 @@ mod tests {
         Rejected { key: key.to_owned(), reason, detail: String::new(), revision: 1 }
     }
 
+    fn rejections(status: &ControlStatus, reason: RejectReason) -> u64 {
+        status.read().store.rejected.get(reason.name()).copied().unwrap_or(0)
+    }
+
     #[test]
     fn rejected_entry_counts_once_per_reason() {
         let status = ControlStatus::default();
@@ -233,10 +184,10 @@ mod tests {
                 rejected("10.5.1.0-24", RejectReason::TooLarge),
             ]);
         }
-        assert_eq!(status.read().rejected(RejectReason::BadKey), 1);
-        assert_eq!(status.read().rejected(RejectReason::BadValue), 1);
-        assert_eq!(status.read().rejected(RejectReason::TooLarge), 1);
-        assert_eq!(status.read().rejected(RejectReason::OwnAddress), 0);
+        assert_eq!(rejections(&status, RejectReason::BadKey), 1);
+        assert_eq!(rejections(&status, RejectReason::BadValue), 1);
+        assert_eq!(rejections(&status, RejectReason::TooLarge), 1);
+        assert_eq!(rejections(&status, RejectReason::OwnAddress), 0);
     }
 
     #[test]

@@ -99,8 +99,8 @@ impl CacheWriter {
         let written = on_own_thread(move || writer.write_now(&known)).await;
         let result = written.map_err(anyhow::Error::from).flatten();
         let mut state = self.status.edit();
-        state.cache_writes += u64::from(result.is_ok());
-        state.cache_failures += u64::from(result.is_err());
+        state.cache.writes += u64::from(result.is_ok());
+        state.cache.failures += u64::from(result.is_err());
         drop(state);
         let path = self.path.display();
         match &result {

@@ -105,7 +105,7 @@ async fn first_change_is_written_at_once_bursts_seldom() {
         () = storm => {}
         () = sleep(LIMIT) => panic!("the last news is not on the disk"),
     }
-    let writes = writer.status.read().cache_writes;
+    let writes = writer.status.read().cache.writes;
     let paces = began.elapsed().div_duration_f64(PACE);
     assert!(writes >= 3 && writes as f64 <= paces + 1.0, "{writes} writes in {paces} paces");
     let mode = fs::metadata(&path).unwrap().permissions().mode();
@@ -137,13 +137,13 @@ async fn failed_write_is_retried_and_counted() {
     fs::create_dir(&path).unwrap();
     let (writer, sender) = (writer(&path), watch::Sender::new(Some(known(1, NOW))));
     let began = Instant::now();
-    work(&writer, &sender, || writer.status.read().cache_failures > 0).await;
+    work(&writer, &sender, || writer.status.read().cache.failures > 0).await;
     let (failures, paces) =
-        (writer.status.read().cache_failures, began.elapsed().div_duration_f64(PACE));
+        (writer.status.read().cache.failures, began.elapsed().div_duration_f64(PACE));
     assert!(failures as f64 <= paces + 1.0, "{failures} tries in {paces} paces");
     fs::remove_dir(&path).unwrap();
     work(&writer, &sender, || path.is_file()).await;
-    assert_eq!((peers_in(&path), writer.status.read().cache_writes), (1, 1));
+    assert_eq!((peers_in(&path), writer.status.read().cache.writes), (1, 1));
 }
 
 #[tokio::test]

@@ -3,48 +3,46 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::Context;
 use hyper::StatusCode;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use crate::control::clock::unix_seconds;
 use crate::daemon::http::{self, Handler, Reply};
 
-/// Whether subnet.env is written and the backend runs. Clones share the state.
+/// Whether subnet.env is written and the backend runs, and since when, in seconds since 1970.
+/// Clones share the state.
 #[derive(Debug, Clone)]
-pub(super) struct Readiness(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    is_ready: AtomicBool,
-    since_unix: AtomicU64,
-}
+pub(super) struct Readiness(watch::Sender<(bool, u64)>);
 
 impl Default for Readiness {
     fn default() -> Self {
-        let since_unix = AtomicU64::new(unix_seconds());
-        Self(Arc::new(Shared { is_ready: AtomicBool::new(false), since_unix }))
+        Self(watch::Sender::new((false, unix_seconds())))
     }
 }
 
 impl Readiness {
     /// Sets what `/readyz` answers from now on.
     pub(super) fn set(&self, ready: bool) {
-        if self.0.is_ready.swap(ready, Ordering::Relaxed) != ready {
-            self.0.since_unix.store(unix_seconds(), Ordering::Relaxed);
-        }
+        self.0.send_if_modified(|(is_ready, since_unix)| {
+            let changes = *is_ready != ready;
+            if changes {
+                (*is_ready, *since_unix) = (ready, unix_seconds());
+            }
+            changes
+        });
     }
 
     /// What `/readyz` answers.
     pub(super) fn is_ready(&self) -> bool {
-        self.0.is_ready.load(Ordering::Relaxed)
+        self.0.borrow().0
     }
 
     /// Since when it answers that, in seconds since 1970.
     pub(super) fn since_unix(&self) -> u64 {
-        self.0.since_unix.load(Ordering::Relaxed)
+        self.0.borrow().1
     }
 }
 
@@ -68,7 +66,7 @@ impl HealthServer {
     /// Answers for ever; drop the future to stop. `/healthz` is green as soon as this runs.
     pub(super) async fn serve(self, readiness: Readiness) -> Infallible {
         let handler: Handler =
-            { Arc::new(move |request| answer(request.uri().path(), readiness.is_ready())) };
+            Arc::new(move |request| answer(request.uri().path(), readiness.is_ready()));
         http::serve(async || Ok(self.listener.accept().await?.0), handler).await
     }
 }

@@ -14,6 +14,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, warn};
@@ -38,20 +39,28 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(super) type Reply = Response<Full<Bytes>>;
 
 /// An answer with this content type.
-pub(super) fn reply(
-    status: StatusCode,
-    content_type: &'static str,
-    body: impl Into<Bytes>,
-) -> Reply {
+fn reply(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
     let mut reply = Response::new(Full::new(body.into()));
     *reply.status_mut() = status;
     reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     reply
 }
 
-/// An answer that is a line of text.
-pub(super) fn text(status: StatusCode, body: &'static str) -> Reply {
+/// An answer that is text.
+pub(super) fn text(status: StatusCode, body: impl Into<Bytes>) -> Reply {
     reply(status, "text/plain; charset=utf-8", body)
+}
+
+/// An answer that is one JSON value.
+pub(super) fn json(value: &impl Serialize) -> Reply {
+    // Only keys that are no text could be refused.
+    let text = serde_json::to_string(value).unwrap_or_else(|error| error.to_string());
+    reply(StatusCode::OK, "application/json", text + "\n")
+}
+
+/// An answer in Prometheus' text format.
+pub(super) fn metrics(text: String) -> Reply {
+    reply(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text)
 }
 
 /// The answer on paths that do not exist.

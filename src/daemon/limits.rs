@@ -12,8 +12,8 @@ use crate::backend_kind::BackendKind;
 use crate::config::options::{Options, StoreOptions};
 use crate::config::whole_file;
 use crate::failure::rights_are_given_up;
-use crate::netfilter::reconciler::RuleState;
 use crate::rights::{self, Writable};
+use crate::status::{Kept, SubnetFile};
 
 /// What this process may still write, once it has given up the rest.
 static WRITABLE: OnceLock<Writable> = OnceLock::new();
@@ -25,12 +25,12 @@ static WRITABLE: OnceLock<Writable> = OnceLock::new();
 pub(super) async fn keep(
     backend: BackendKind,
     options: &Options,
-    mut rules: watch::Receiver<RuleState>,
-    mut subnet_file: watch::Receiver<bool>,
+    mut rules: watch::Receiver<Kept>,
+    mut subnet_file: watch::Receiver<SubnetFile>,
 ) -> Infallible {
     // Their senders go with the daemon, and so does this.
-    rules.wait_for(|rules| rules.is_settled).await.ok();
-    subnet_file.wait_for(|is_written| *is_written).await.ok();
+    rules.wait_for(|rules| rules.settled).await.ok();
+    subnet_file.wait_for(|file| file.written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
     if !backend.runs_commands() && WRITABLE.get().is_none() {
         apply(options);

@@ -14,10 +14,10 @@ use crate::config::options::RuleOptions;
 use crate::config::subnet_file::Previous;
 use crate::control::lease::Peers;
 use crate::daemon::configured::Configured;
-use crate::netfilter::guard::{Guard, Tunnel};
-use crate::netfilter::guard_keeper::{GuardKeeper, GuardState, remove_left_guard};
+use crate::netfilter::guard::Guard;
+use crate::netfilter::guard_keeper::{GuardKeeper, remove_left_guard};
 use crate::route::Prefix;
-use crate::status::TunnelEnd;
+use crate::status;
 
 /// Who may send to the tunnel's port.
 pub(super) struct PortGuard {
@@ -49,7 +49,7 @@ impl PortGuard {
     }
 
     /// For a report: the guard's state, if it is kept.
-    pub(super) fn state(&self) -> Option<watch::Receiver<GuardState>> {
+    pub(super) fn state(&self) -> Option<watch::Receiver<status::Guard>> {
         self.keeper.as_ref().map(GuardKeeper::state)
     }
 
@@ -92,10 +92,6 @@ impl PortGuard {
 
 /// The guard for these peers; nothing while there is no tunnel.
 fn guard(peers: &Peers, plane: &PlaneState, network: Prefix) -> Option<Guard> {
-    let tunnel = match plane.tunnel? {
-        TunnelEnd::Udp(address) => Tunnel::Udp(address),
-        TunnelEnd::Vxlan { port, vni } => Tunnel::Vxlan { port, vni },
-    };
     let peers = peers.values().map(|lease| lease.attributes.public_ip).collect();
-    Some(Guard { tunnel, network, peers })
+    Some(Guard { tunnel: plane.tunnel?, network, peers })
 }

@@ -3,35 +3,31 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use hyper::StatusCode;
 use tokio::time::sleep;
 
-use crate::backend::status::{Carrier, Counters, KernelState, KernelView, PlaneState};
+use crate::backend::status::{Carrier, KernelState, KernelView, PlaneState};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
-use crate::control::rejected::RejectReason;
 use crate::control::request_times::{BOUNDS, RequestTimes};
 use crate::control::status::{ControlState, ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
+use crate::daemon::http::{self, Reply};
 use crate::daemon::lately::{self, Looks};
 use crate::daemon::peer_rows;
 use crate::daemon::process;
 use crate::daemon::running::Running;
-use crate::daemon::status::Page;
 use crate::daemon::{drop_samples, log, metrics, verdict};
 use crate::host::device_drops;
-use crate::netfilter::guard_keeper::GuardState;
-use crate::netfilter::reconciler::RuleState;
 use crate::stats::WorkerStats;
 use crate::status::{
-    Backend, BackendCounts, Cache, Config, DeviceDrops, Direction, FastPath, Guard, Kept, Lease,
-    Peers, Requests, Rules, SCHEMA, Setting, Start, Status, Store, SubnetFile, Verdict, Worker,
-    WorkerCounts, counted,
+    Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Requests, Rules, SCHEMA,
+    Setting, Start, Status, Store, Verdict, Worker, WorkerCounts,
 };
 
 /// Most peers that one status lists; `weft peers` has all.
@@ -81,28 +77,28 @@ impl Report {
     }
 
     /// What a path of the status socket shows.
-    pub(super) fn page(&self, path: &str) -> Option<Page> {
+    pub(super) fn page(&self, path: &str) -> Option<Reply> {
         match path {
             "/status" => {
                 let mut status = self.read();
                 status.routes.truncate(PEERS_LISTED_MAX);
-                Some(Page::json(&status))
+                Some(http::json(&status))
             }
             "/config" => {
                 let settings = self.settings.clone();
-                Some(Page::json(&Config { schema: SCHEMA, settings }))
+                Some(http::json(&Config { schema: SCHEMA, settings }))
             }
             "/peers" => {
                 let names = self.control.read().names;
                 let rows = |running| peer_rows::of(running, &names);
                 let peers = self.running.get().map(rows).unwrap_or_default();
-                Some(Page::json(&Peers { schema: SCHEMA, peers }))
+                Some(http::json(&Peers { schema: SCHEMA, peers }))
             }
-            "/metrics" => Some(Page::metrics(self.metrics())),
-            "/log" => Some(Page::plain(log::last_lines())),
+            "/metrics" => Some(http::metrics(self.metrics())),
+            "/log" => Some(http::text(StatusCode::OK, log::last_lines())),
             _ => {
                 let seen = path.strip_prefix("/drops/")?;
-                Some(Page::json(&drop_samples::read(self.running.get(), seen)))
+                Some(http::json(&drop_samples::read(self.running.get(), seen)))
             }
         }
     }
@@ -119,7 +115,7 @@ impl Report {
             stale_as_of_unix: control.cached_as_of_unix,
             store: store(&control, self.request_times.as_deref()),
             restart_needed: control.restart_needed,
-            cache: Cache { writes: control.cache_writes, failures: control.cache_failures },
+            cache: control.cache.clone(),
             peers: control.peers,
             peers_held: control.held_peers,
             process,
@@ -171,9 +167,6 @@ impl Report {
 }
 
 fn store(control: &ControlState, request_times: Option<&RequestTimes>) -> Store {
-    let by_reason = |count: &dyn Fn(RejectReason) -> u64| {
-        counted(RejectReason::NAMES.iter().map(|(reason, name)| (*name, count(*reason))))
-    };
     let requests = request_times.map(|times| {
         let times = times.read();
         let bounds = BOUNDS.iter().map(|bound| bound.as_secs_f64());
@@ -183,24 +176,7 @@ fn store(control: &ControlState, request_times: Option<&RequestTimes>) -> Store 
             seconds: times.sum.as_secs_f64(),
         }
     });
-    Store {
-        up: control.store_is_up,
-        answered_unix: control.store_answered_unix,
-        hindrance: control.store_hindrance.clone(),
-        lease_expires_unix: control.lease_expires_unix,
-        renewals: control.renewals,
-        failures: control.store_failures,
-        refused: control.refused(),
-        written_by_others: control.written_by_others,
-        duplicate_public_ip: control.duplicate_public_ip.clone(),
-        subnets_exhausted: control.subnets_exhausted,
-        rejected: by_reason(&|reason| control.rejected(reason)),
-        unused: by_reason(&|reason| control.unused().count(reason)),
-        unused_example: control.unused().example.clone(),
-        subnet_refused: control.subnet_is_refused,
-        refused_subnet: control.refused_subnet,
-        requests,
-    }
+    Store { refused: control.refused(), requests, ..control.store.clone() }
 }
 
 fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Looks) {
@@ -212,20 +188,12 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
         mtu_bytes: plane.mtu_bytes,
     });
     status.device_drops = device_drops(&plane);
-    status.subnet_file = Some(SubnetFile {
-        written: *running.subnet_file.borrow(),
-        failures: running.subnet_file_failures.load(Ordering::Relaxed),
-    });
+    status.subnet_file = Some(running.subnet_file.borrow().clone());
     status.rules = running.rules.as_ref().map(|(flavour, state)| Rules {
         kept_by: flavour.name().to_owned(),
-        kept: kept(*state.borrow()),
+        kept: *state.borrow(),
     });
-    status.guard = running.guard.as_ref().map(|state| {
-        let GuardState { rules, port, peers, dropped } = *state.borrow();
-        let (dropped_from_strangers, dropped_from_pods) =
-            (dropped.from_strangers, dropped.from_pods);
-        Guard { port, peers, dropped_from_strangers, dropped_from_pods, kept: kept(rules) }
-    });
+    status.guard = running.guard.as_ref().map(|state| state.borrow().clone());
     status.routes = peer_rows::of(running, names);
     for peer in &status.routes {
         *status.peer_states.entry(peer.state).or_default() += 1;
@@ -243,7 +211,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
                 worker.stalled_seconds = stalled.map(|age| age.as_secs());
             }
         }
-        Carrier::Other { counters, .. } => backend.done = Some(backend_counts(counters)),
+        Carrier::Other { counters, .. } => backend.done = Some(counters.borrow().clone()),
     }
     status.backend = Some(backend);
     status.dataplane_is_up = Some(plane.is_up);
@@ -266,11 +234,6 @@ fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
         .collect()
 }
 
-fn kept(state: RuleState) -> Kept {
-    let RuleState { is_settled, is_in_place, checks, repairs, failures } = state;
-    Kept { in_place: is_in_place, settled: is_settled, checks, repairs, failures }
-}
-
 /// Whether the kernel's programs carry packets, and what they took.
 fn fast_path(kernel: &KernelView) -> FastPath {
     let taken = peer_rows::traffic(kernel.taken.total());
@@ -282,17 +245,6 @@ fn fast_path(kernel: &KernelView) -> FastPath {
             let (why, reason) = (Some(off.why.to_owned()), Some(off.reason.clone()));
             FastPath { on: false, peers: None, why, reason, taken }
         }
-    }
-}
-
-fn backend_counts(counters: &Counters) -> BackendCounts {
-    BackendCounts {
-        peers_programmed: counters.programmed.get(),
-        peers_failed: counters.failed.get(),
-        leases_ignored: counters.ignored.get(),
-        leases_unusable: counters.unusable.get(),
-        failures: counters.failures.get(),
-        repairs: counters.repairs.get(),
     }
 }
 

@@ -14,9 +14,10 @@ use crate::config::options::{Options, RuleOptions, StoreOptions};
 use crate::config::subnet_file::Previous;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::netlink::{BLACKHOLE_METRIC, Netlink, NetlinkError};
-use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler, RuleState};
+use crate::netfilter::reconciler::{Flavour, RuleError, RuleReconciler};
 use crate::netfilter::rules::Wanted;
 use crate::route::Prefix;
+use crate::status::Kept;
 
 /// How long a start waits for its rules before it continues without them. Setting them takes about
 /// 30 ms; another program's lock may take a minute, and packets need not wait for it.
@@ -83,9 +84,9 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
 /// Waits for the rules that `keep` sets, though not for long; an error if a start can't do without.
 pub(super) async fn settled(
     keep: Pin<&mut impl Future<Output = RuleError>>,
-    mut state: watch::Receiver<RuleState>,
+    mut state: watch::Receiver<Kept>,
 ) -> anyhow::Result<()> {
-    let settled = timeout(PATIENCE, state.wait_for(|state| state.is_settled));
+    let settled = timeout(PATIENCE, state.wait_for(|state| state.settled));
     let is_late = tokio::select! {
         error = keep => return Err(fatal(error)),
         settled = settled => settled.is_err(),

@@ -22,7 +22,6 @@ use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
 use crate::backend::setup::Setup;
 use crate::backend::status::{PlaneState, View};
-use crate::config::network::NetworkConfig;
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
@@ -47,8 +46,8 @@ use crate::daemon::status::StatusServer;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::DaemonLock;
-use crate::netfilter::reconciler::RuleState;
 use crate::route::Prefix;
+use crate::status;
 
 /// Before the control plane starts again after a panic, which may have a cause that lasts.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
@@ -58,84 +57,74 @@ const EXIT_HEALTH: u8 = 2;
 
 /// Runs the daemon until it is stopped or can't go on.
 pub(super) fn run(options: Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // A thread that has looked up a name has the rights of the start, and waits for nothing.
         .thread_keep_alive(Duration::ZERO)
         .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            error!("cannot start the control plane: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let code = runtime.block_on(until_ended(&options, timing, passed));
-    // A wait for a name server cannot be cancelled, and nobody needs its result any more.
-    runtime.shutdown_background();
-    code
+        .context("cannot start the control plane");
+    let code = runtime.and_then(|runtime| {
+        let code = runtime.block_on(until_ended(&options, timing, passed));
+        // A wait for a name server cannot be cancelled, and nobody needs its result any more.
+        runtime.shutdown_background();
+        code
+    });
+    code.unwrap_or_else(|error| {
+        error!("{error:#}");
+        ExitCode::FAILURE
+    })
 }
 
-/// Goes on with what the service manager has `passed`, or with the tunnel of a weftd that runs.
-/// One that is to take over from this one may fail: then this one starts again, with its own
-/// tunnel.
-async fn until_ended(options: &Options, timing: Timing, passed: Vec<OwnedFd>) -> ExitCode {
+/// Starts with the tunnel that the service manager has `passed`, or that the running weftd hands
+/// over if `--take-over` is given. If a successor asks for the tunnel and then fails, or after a
+/// panic, the control plane starts again with the tunnel that it has.
+async fn until_ended(
+    options: &Options,
+    timing: Timing,
+    passed: Vec<OwnedFd>,
+) -> anyhow::Result<ExitCode> {
     let (mut handover, mut predecessor) = (Handover::from_service_manager(passed), None);
     let lock = RefCell::new(None);
-    if options.take_over {
-        match take_over::ask(&options.status_socket).await {
-            Ok(None) => {}
-            Ok(Some(taken)) => {
-                handover = Handover::from_weftd(taken.tunnel);
-                predecessor = Some(taken.predecessor);
-                *lock.borrow_mut() =
-                    taken.lock.and_then(|file| DaemonLock::inherit(file, &options.subnet_file));
-            }
-            Err(error) => {
-                error!("{error:#}");
-                return ExitCode::FAILURE;
-            }
-        }
+    if options.take_over
+        && let Some(taken) = take_over::ask(&options.status_socket).await?
+    {
+        handover = Handover::from_weftd(taken.tunnel);
+        predecessor = Some(taken.predecessor);
+        let inherit = |file| DaemonLock::inherit(file, &options.subnet_file);
+        *lock.borrow_mut() = taken.lock.and_then(inherit);
     }
     info!("Installing signal handlers");
-    let mut stop = match stop_signals() {
-        Ok(stop) => Box::pin(stop),
-        Err(error) => {
-            error!("cannot install signal handlers: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let mut stop = Box::pin(stop_signals().context("cannot install signal handlers")?);
     loop {
-        let run = Run { options, timing, handover: &handover, lock: &lock };
-        let running = until_stopped(&run, stop.as_mut(), predecessor.take());
+        let readiness = Readiness::default();
+        let (successors, asked) = mpsc::channel(1);
+        let run = Run { options, timing, handover: &handover, lock: &lock, readiness, successors };
+        let running = until_stopped(&run, stop.as_mut(), predecessor.take(), asked);
         match contain::unless_it_panics(running).await {
-            Some(Outcome::Ended(code)) => return code,
-            Some(Outcome::Asked(successor)) => {
+            Some(Outcome::Exit(code)) => return Ok(code),
+            Some(Outcome::HandOver(successor)) => {
                 let Err(error) = hand_over(successor, &handover, &lock, stop.as_mut()).await else {
-                    return ExitCode::SUCCESS;
+                    return Ok(ExitCode::SUCCESS);
                 };
                 error!("the weftd that was to take over failed: {error:#}");
             }
-            // The one that has handed over goes on.
-            None if handover.is_awaited() => return ExitCode::FAILURE,
+            // Its predecessor still waits to hear that this one carries packets, and goes on.
+            None if handover.is_awaited() => return Ok(ExitCode::FAILURE),
             None => {
                 if let Ok(signal) = timeout(PANIC_PAUSE, stop.as_mut()).await {
                     info!("shutdownHandler sent cancel signal... ({signal})");
-                    return ExitCode::SUCCESS;
+                    return Ok(ExitCode::SUCCESS);
                 }
             }
         }
         info!("starting again, with the tunnel as it is");
-        let held = lock.borrow();
-        if let Some(Err(error)) = held.as_ref().map(|lock| lock.come_back(&options.subnet_file)) {
-            error!("{:#}", anyhow::Error::from(error));
-            return ExitCode::FAILURE;
-        }
+        lock.borrow().as_ref().map(|lock| lock.come_back(&options.subnet_file)).transpose()?;
         handover = handover.come_back();
     }
 }
 
-/// Lets the workers go on until those of `successor` carry packets, or this process is stopped.
+/// Sends the tunnel's descriptors and the lock to `successor`. The workers go on until those of the
+/// successor carry packets, or this process is stopped.
 async fn hand_over(
     successor: Successor,
     handover: &Handover,
@@ -160,48 +149,46 @@ async fn hand_over(
     Ok(())
 }
 
-/// How a run ends.
+/// How a run of the control plane ends.
 enum Outcome {
-    /// For good.
-    Ended(ExitCode),
-    /// Another weftd takes over; the workers go on.
-    Asked(Successor),
+    /// The process exits with this code.
+    Exit(ExitCode),
+    /// A weftd with `--take-over` asks for the tunnel; the workers go on.
+    HandOver(Successor),
 }
 
-/// What one run goes by.
-#[derive(Clone, Copy)]
+/// What one run of the control plane is started with.
 struct Run<'a> {
     options: &'a Options,
     timing: Timing,
     handover: &'a Handover,
     /// Empty until it is taken, or if it can't be.
     lock: &'a RefCell<Option<DaemonLock>>,
+    readiness: Readiness,
+    /// Receives each weftd that asks for the tunnel.
+    successors: mpsc::Sender<Successor>,
 }
 
 async fn until_stopped(
     run: &Run<'_>,
     stop: Pin<&mut impl Future<Output = &'static str>>,
     predecessor: Option<Predecessor>,
+    mut asked: mpsc::Receiver<Successor>,
 ) -> Outcome {
-    let Run { options, handover, .. } = *run;
-    let readiness = Readiness::default();
-    let health = match options.health {
-        None => None,
-        Some(address) => match HealthServer::bind(address).await {
-            Ok(server) => Some(server),
+    let handover = run.handover;
+    let health =
+        match OptionFuture::from(run.options.health.map(HealthServer::bind)).await.transpose() {
+            Ok(server) => server.map(|server| server.serve(run.readiness.clone())),
             Err(error) => {
                 error!("{error:#}");
-                return Outcome::Ended(ExitCode::from(EXIT_HEALTH));
+                return Outcome::Exit(ExitCode::from(EXIT_HEALTH));
             }
-        },
-    };
-    let health = OptionFuture::from(health.map(|server| server.serve(readiness.clone())));
+        };
     let stopped = async {
         let signal = stop.await;
         info!("shutdownHandler sent cancel signal... ({signal})");
         notify::stopping();
     };
-    let (successors, mut asked) = mpsc::channel(1);
     let asked = async {
         let successor = asked.recv().await;
         // Before the tunnel is dropped.
@@ -209,25 +196,24 @@ async fn until_stopped(
         successor
     };
     let manager = OnceCell::new();
-    let daemon = Daemon { run: *run, readiness: &readiness, successors };
     // The order of what ends is the order of its lines: what `serve` drops comes between the two.
     let outcome = tokio::select! {
-        end = serve(&daemon, &manager) => match end {
+        end = serve(run, &manager) => match end {
             Ok(never) => match never {},
             Err(error) => {
                 info!("Waiting for all goroutines to exit");
                 error!("{error:#}");
-                Outcome::Ended(ExitCode::FAILURE)
+                Outcome::Exit(ExitCode::FAILURE)
             }
         },
-        Some(never) = health => match never {},
+        Some(never) = OptionFuture::from(health) => match never {},
         never = descriptors::keep_stored(handover.offered()) => match never {},
         never = take_over::release(predecessor, handover) => match never {},
-        Some(successor) = asked => Outcome::Asked(successor),
+        Some(successor) = asked => Outcome::HandOver(successor),
         () = stopped => {
             info!("Waiting for all goroutines to exit");
             info!("Exiting cleanly...");
-            Outcome::Ended(ExitCode::SUCCESS)
+            Outcome::Exit(ExitCode::SUCCESS)
         }
     };
     if let Some(manager) = manager.get() {
@@ -236,22 +222,13 @@ async fn until_stopped(
     outcome
 }
 
-/// What one run has.
-struct Daemon<'a> {
-    run: Run<'a>,
-    readiness: &'a Readiness,
-    /// Where those go that ask to take over.
-    successors: mpsc::Sender<Successor>,
-}
-
 /// Everything between the signal handlers and the end. Dropping it stops the packet worker,
 /// removes the TUN device unless that is kept, and leaves lease and subnet file as they are.
 async fn serve(
-    daemon: &Daemon<'_>,
+    run: &Run<'_>,
     manager_slot: &OnceCell<SubnetManager>,
 ) -> anyhow::Result<Infallible> {
-    let Daemon { run: Run { options, timing, handover, lock }, readiness, ref successors } =
-        *daemon;
+    let Run { options, timing, handover, lock, readiness, successors } = run;
     if lock.borrow().is_none() {
         *lock.borrow_mut() = acquire_lock(options)?;
     }
@@ -259,7 +236,7 @@ async fn serve(
     let manager = SubnetManager::connect(&options.store, previous.subnet)
         .await
         .context(MANAGER_PHRASE)?
-        .with_timing(timing);
+        .with_timing(*timing);
     let manager = match identity::of_this_host() {
         Ok(identity) => manager.with_identity(identity),
         Err(error) => {
@@ -285,7 +262,7 @@ async fn serve(
         metrics_server::serve(address, move || metrics.metrics())
     });
     tokio::select! {
-        end = work(daemon, manager, &previous, &report) => end,
+        end = work(run, manager, &previous, &report) => end,
         Some(never) = OptionFuture::from(scraped) => match never {},
         never = report.keep_looking() => match never {},
         never = notify::keep_status(|| report.headline()) => match never {},
@@ -295,12 +272,12 @@ async fn serve(
 }
 
 async fn work(
-    daemon: &Daemon<'_>,
+    run: &Run<'_>,
     manager: &SubnetManager,
     previous: &Previous,
     report: &Report,
 ) -> anyhow::Result<Infallible> {
-    let Daemon { run: Run { options, handover, .. }, readiness, .. } = *daemon;
+    let Run { options, handover, readiness, .. } = run;
     let Begun { plan, external, interface, held, prepared, guard } =
         begin(options, manager, previous, handover).await?;
     let subnet = held.subnet();
@@ -314,7 +291,7 @@ async fn work(
         attributes: prepared.attributes.clone(),
         control: manager.status(),
         dataplane: options.dataplane,
-        handover: handover.clone(),
+        handover: (*handover).clone(),
     };
     manager.status().start_is_at(Some("setting up the backend"));
     let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
@@ -325,7 +302,7 @@ async fn work(
     manager.status().start_is_at(Some("setting the rules"));
     rules::settled(keep_rules.as_mut(), rule_state.clone()).await?;
     let port_guard = PortGuard::new(options.rules, &plan, previous).await?;
-    let writer = write_subnet_file(options, &plan.network, subnet, &plane.borrow());
+    let writer = subnet_writer(options, plan.network.network, subnet, &plane.borrow());
     let (peers, leases) = watch::channel(Arc::new(Peers::new()));
     report.running(Running {
         network: plan.network.network,
@@ -334,12 +311,13 @@ async fn work(
         dataplane: plane.clone(),
         carrier,
         subnet_file: writer.state(),
-        subnet_file_failures: writer.failures(),
         leases: leases.clone(),
         rules: kept_rules,
         guard: port_guard.state(),
     });
-    begins_to_serve(manager);
+    manager.status().start_is_at(None);
+    info!("Running backend.");
+    notify::ready();
     let limits = limits::keep(plan.settings.kind(), options, rule_state.clone(), writer.state());
     let ready = keep_readiness(readiness, manager, writer.state(), plane.clone(), rule_state);
     let cache = cache_writer(options, manager, &plan);
@@ -364,24 +342,15 @@ async fn work(
     }
 }
 
-/// The start is over.
-fn begins_to_serve(manager: &SubnetManager) {
-    manager.status().start_is_at(None);
-    info!("Running backend.");
-    notify::ready();
-}
-
-fn write_subnet_file<'a>(
+fn subnet_writer<'a>(
     options: &'a Options,
-    config: &NetworkConfig,
+    network: Prefix,
     subnet: Prefix,
     plane: &PlaneState,
 ) -> SubnetWriter<'a> {
     let (mtu_bytes, masquerade) = (plane.mtu_bytes, options.rules.masquerade);
-    let file = SubnetFile { network: config.network, subnet, mtu_bytes, masquerade };
-    let mut writer = SubnetWriter::new(&options.subnet_file, file);
-    writer.write_first();
-    writer
+    let file = SubnetFile { network, subnet, mtu_bytes, masquerade };
+    SubnetWriter::new(&options.subnet_file, file)
 }
 
 fn cache_writer(
@@ -399,15 +368,15 @@ fn cache_writer(
 async fn keep_readiness(
     readiness: &Readiness,
     manager: &SubnetManager,
-    mut file_written: watch::Receiver<bool>,
+    mut subnet_file: watch::Receiver<status::SubnetFile>,
     mut plane: watch::Receiver<PlaneState>,
-    mut rules: watch::Receiver<RuleState>,
+    mut rules: watch::Receiver<status::Kept>,
 ) -> Infallible {
     // Its sender goes with a start that fails, and so does this.
-    rules.wait_for(|rules| rules.is_settled).await.ok();
+    rules.wait_for(|rules| rules.settled).await.ok();
     let mut was_ready = false;
     loop {
-        let is_ready = *file_written.borrow_and_update() && plane.borrow_and_update().is_up;
+        let is_ready = subnet_file.borrow_and_update().written && plane.borrow_and_update().is_up;
         readiness.set(is_ready);
         if is_ready && !was_ready {
             info!("flannel is ready");
@@ -415,7 +384,7 @@ async fn keep_readiness(
             was_ready = true;
         }
         let changed = tokio::select! {
-            changed = file_written.changed() => changed,
+            changed = subnet_file.changed() => changed,
             changed = plane.changed() => changed,
         };
         if changed.is_err() {

@@ -1,7 +1,6 @@
 //! What is known once the dataplane runs, for whoever reports it.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -10,9 +9,9 @@ use crate::backend::status::{Carrier, PlaneState};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Peers;
 use crate::engine::stalled_for;
-use crate::netfilter::guard_keeper::GuardState;
-use crate::netfilter::reconciler::{Flavour, RuleState};
+use crate::netfilter::reconciler::Flavour;
 use crate::route::Prefix;
+use crate::status::{Guard, Kept, SubnetFile};
 
 /// What is known once the dataplane runs.
 #[derive(Debug)]
@@ -28,15 +27,13 @@ pub(super) struct Running {
     /// The data plane: workers, or the kernel.
     pub(super) carrier: Carrier,
     /// Whether the subnet file is written.
-    pub(super) subnet_file: watch::Receiver<bool>,
-    /// Failed tries to write the subnet file.
-    pub(super) subnet_file_failures: Arc<AtomicU64>,
+    pub(super) subnet_file: watch::Receiver<SubnetFile>,
     /// The leases of all other nodes.
     pub(super) leases: watch::Receiver<Arc<Peers>>,
     /// The rules, if any are kept.
-    pub(super) rules: Option<(Flavour, watch::Receiver<RuleState>)>,
+    pub(super) rules: Option<(Flavour, watch::Receiver<Kept>)>,
     /// The state of the guard of the tunnel's port, if one is kept.
-    pub(super) guard: Option<watch::Receiver<GuardState>>,
+    pub(super) guard: Option<watch::Receiver<Guard>>,
 }
 
 impl Running {

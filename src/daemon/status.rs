@@ -19,14 +19,13 @@ use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustix::fs::Mode;
-use serde::Serialize;
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::daemon::http::{self, Handler, Reply};
-use crate::daemon::{metrics_server, take_over};
+use crate::daemon::take_over;
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -51,24 +50,22 @@ impl StatusServer {
     /// Listens on `path`, and replaces a socket that nobody serves any more. Must be called
     /// inside a tokio runtime.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
-        if let Some(directory) = path.parent() {
-            let mut builder = DirBuilder::new();
-            builder.recursive(true).mode(DIRECTORY_MODE);
-            builder.create(directory).with_context(|| failed("make the directory of", path))?;
-        }
         remove_stale(path)?;
-        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)
-            .with_context(|| failed("make", path))?;
+        Self::listen(path).with_context(|| unusable(path))
+    }
+
+    fn listen(path: &Path) -> io::Result<Self> {
+        if let Some(directory) = path.parent() {
+            DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)?;
+        }
+        let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         // The file inherits the mode of the socket (unix_bind_bsd in net/unix/af_unix.c), so at
         // no time may others connect.
-        rustix::fs::fchmod(&socket, SOCKET_MODE).with_context(|| failed("protect", path))?;
-        let address = SockAddr::unix(path).with_context(|| failed("name", path))?;
-        socket.bind(&address).with_context(|| failed("bind", path))?;
-        let file = SocketFile::new(path).with_context(|| failed("examine", path))?;
-        socket.listen(BACKLOG).with_context(|| failed("listen on", path))?;
-        let listener = std::os::unix::net::UnixListener::from(OwnedFd::from(socket));
-        let listener =
-            UnixListener::from_std(listener).with_context(|| failed("register", path))?;
+        rustix::fs::fchmod(&socket, SOCKET_MODE)?;
+        socket.bind(&SockAddr::unix(path)?)?;
+        let file = SocketFile::new(path)?;
+        socket.listen(BACKLOG)?;
+        let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
         Ok(Self { listener, file })
     }
 
@@ -77,84 +74,49 @@ impl StatusServer {
     /// plane's thread and must not block.
     pub async fn serve(
         self,
-        page: impl Fn(&str) -> Option<Page> + Send + Sync + 'static,
+        page: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static,
         take_over: impl Fn(&mut Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Infallible {
         let Self { listener, file: _file } = self;
         let handler: Handler = Arc::new(move |request| match request.uri().path() {
             take_over::PATH => take_over(request),
-            path => answer(request.method(), path, &page),
+            path => match page(path) {
+                None => http::not_found(),
+                Some(reply) if request.method() == Method::GET => reply,
+                Some(_) => http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n"),
+            },
         });
         http::serve(async || Ok(listener.accept().await?.0), handler).await
     }
 }
 
-/// What a path shows.
-#[derive(Debug)]
-pub struct Page {
-    content_type: &'static str,
-    text: String,
-}
-
-impl Page {
-    /// One JSON value.
-    pub fn json(value: &impl Serialize) -> Self {
-        // Only keys that are no text could be refused.
-        let text = serde_json::to_string(value).unwrap_or_else(|error| error.to_string());
-        Self { content_type: "application/json", text: text + "\n" }
-    }
-
-    /// Prometheus text format.
-    pub fn metrics(text: String) -> Self {
-        Self { content_type: metrics_server::CONTENT_TYPE, text }
-    }
-
-    /// Text.
-    pub fn plain(text: String) -> Self {
-        Self { content_type: "text/plain; charset=utf-8", text }
-    }
-}
-
-fn answer(method: &Method, path: &str, page: &dyn Fn(&str) -> Option<Page>) -> Reply {
-    let Some(Page { content_type, text }) = page(path) else { return http::not_found() };
-    if method != Method::GET {
-        return http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n");
-    }
-    http::reply(StatusCode::OK, content_type, text)
-}
-
 /// Removes a socket that nobody serves.
 fn remove_stale(path: &Path) -> anyhow::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(status) if status.file_type().is_socket() => {}
-        Ok(_) => {
-            bail!("{} is not a socket: remove it or choose another --status-socket", path.display())
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).with_context(|| failed("examine", path)),
+    // What else may be wrong with the path shows when it is bound.
+    let Ok(status) = fs::symlink_metadata(path) else { return Ok(()) };
+    let shown = path.display();
+    if !status.file_type().is_socket() {
+        bail!("{shown} is not a socket: remove it or choose another --status-socket");
     }
     let probe = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
         socket.connect(&SockAddr::unix(path)?)
     };
-    match probe() {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).with_context(|| failed("remove the stale file of", path))
+    match probe().map_err(|error| (error.kind(), error)) {
+        Err((io::ErrorKind::ConnectionRefused, _)) => {
+            fs::remove_file(path).with_context(|| unusable(path))
         }
         // If it would block, the queue is full, so somebody listens.
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-            Err(error).with_context(|| failed("try", path))
-        }
-        Ok(()) | Err(_) => bail!(
-            "another process serves the status socket {}: stop it or choose another \
-             --status-socket",
-            path.display()
+        Ok(()) | Err((io::ErrorKind::WouldBlock, _)) => bail!(
+            "another process serves the status socket {shown}: stop it or choose another \
+             --status-socket"
         ),
+        Err((_, error)) => Err(error).with_context(|| unusable(path)),
     }
 }
 
-fn failed(operation: &str, path: &Path) -> String {
-    format!("cannot {operation} the status socket {}: see --status-socket", path.display())
+fn unusable(path: &Path) -> String {
+    format!("cannot listen on the status socket {}: see --status-socket", path.display())
 }
 
 /// The socket's file, removed at the end unless somebody has replaced it.

@@ -18,9 +18,9 @@ fn while_serving<T: Send + 'static>(path: &Path, client: impl FnOnce() -> T + Se
             |path| match path {
                 "/status" => {
                     let peers = vec!["10.5.1.0/24"; 5000];
-                    Some(Page::json(&json!({"version": 1, "peers": peers})))
+                    Some(http::json(&json!({"version": 1, "peers": peers})))
                 }
-                "/metrics" => Some(Page::metrics("weft_packets_total 7\n".to_owned())),
+                "/metrics" => Some(http::metrics("weft_packets_total 7\n".to_owned())),
                 _ => None,
             },
             |_| http::not_found(),

@@ -3,8 +3,6 @@
 
 use std::convert::Infallible;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -16,6 +14,7 @@ use crate::config::subnet_file::SubnetFile;
 use crate::config::whole_file::FileError;
 use crate::control::own_thread::on_own_thread;
 use crate::failure::{LogOnce, with_causes};
+use crate::status::SubnetFile as Written;
 
 /// Pause between two tries to write the subnet file; disks that were full get room in minutes.
 const RETRY: Duration = Duration::from_secs(5);
@@ -24,38 +23,29 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(super) struct SubnetWriter<'a> {
     path: &'a Path,
     file: SubnetFile,
-    is_written: watch::Sender<bool>,
-    failures: Arc<AtomicU64>,
+    written: watch::Sender<Written>,
     told: LogOnce,
 }
 
 impl<'a> SubnetWriter<'a> {
-    /// Will write `file` to `path`.
+    /// Will keep `file` at `path`, and tries to write it at once, before readiness is reported.
     pub(super) fn new(path: &'a Path, file: SubnetFile) -> Self {
-        let is_written = watch::Sender::new(false);
-        Self { path, file, is_written, failures: Arc::default(), told: LogOnce::default() }
-    }
-
-    /// Failed tries so far.
-    pub(super) fn failures(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.failures)
+        let written = watch::Sender::default();
+        let mut writer = Self { path, file, written, told: LogOnce::default() };
+        writer.note(&file.write(path));
+        writer
     }
 
     /// Whether what is on the disk is true, and each change of that.
-    pub(super) fn state(&self) -> watch::Receiver<bool> {
-        self.is_written.subscribe()
-    }
-
-    /// The first try, before readiness is reported.
-    pub(super) fn write_first(&mut self) {
-        self.note(&self.file.write(self.path));
+    pub(super) fn state(&self) -> watch::Receiver<Written> {
+        self.written.subscribe()
     }
 
     /// Retries until the file is written, and writes it again whenever the plane's MTU changes.
     pub(super) async fn keep(mut self, mut plane: watch::Receiver<PlaneState>) -> Infallible {
         loop {
             let mtu_bytes = plane.borrow_and_update().mtu_bytes;
-            if mtu_bytes != self.file.mtu_bytes || !*self.is_written.borrow() {
+            if mtu_bytes != self.file.mtu_bytes || !self.written.borrow().written {
                 self.file.mtu_bytes = mtu_bytes;
                 let (path, file) = (self.path.to_owned(), self.file);
                 // A disk that is out of order can keep a write for seconds; the lease must not
@@ -66,7 +56,7 @@ impl<'a> SubnetWriter<'a> {
                     Err(FileError::Io { operation: "write", path, source })
                 }));
             }
-            let changed = if *self.is_written.borrow() {
+            let changed = if self.written.borrow().written {
                 plane.changed().await
             } else {
                 timeout(RETRY, plane.changed()).await.unwrap_or(Ok(()))
@@ -79,8 +69,10 @@ impl<'a> SubnetWriter<'a> {
     }
 
     fn note(&mut self, result: &Result<(), FileError>) {
-        self.is_written.send_replace(result.is_ok());
-        self.failures.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
+        self.written.send_modify(|state| {
+            state.written = result.is_ok();
+            state.failures += u64::from(result.is_err());
+        });
         match result {
             Ok(()) => {
                 self.told.forget();

@@ -6,12 +6,13 @@
 //! networks may share a host.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 
 use serde_json::Value;
 
 use crate::netfilter::nftables::{ListError, objects};
 use crate::route::Prefix;
+use crate::status::TunnelEnd;
 
 /// How the names of all guards begin.
 const TABLE_PREFIX: &str = "weft-guard-";
@@ -30,25 +31,11 @@ const COMMENT: &str = "kept by weftd --guard; weft cleanup removes it";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
     /// Where the tunnel's datagrams arrive.
-    pub tunnel: Tunnel,
+    pub tunnel: TunnelEnd,
     /// The overlay's network, whose pods have no business at other hosts' tunnels.
     pub network: Prefix,
     /// The addresses of the peers.
     pub peers: BTreeSet<Ipv4Addr>,
-}
-
-/// What tells a datagram of the tunnel from others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tunnel {
-    /// Sent to this address and port.
-    Udp(SocketAddrV4),
-    /// Of this VXLAN network, sent to any address.
-    Vxlan {
-        /// The UDP port, which networks may share.
-        port: u16,
-        /// The VXLAN network identifier.
-        vni: u32,
-    },
 }
 
 /// What the kernel has of a guard.
@@ -71,22 +58,14 @@ pub struct Dropped {
     pub from_pods: u64,
 }
 
-impl Tunnel {
-    /// Its UDP port, the same on all hosts.
-    pub fn port(self) -> u16 {
-        match self {
-            Self::Udp(address) => address.port(),
-            Self::Vxlan { port, .. } => port,
+/// The condition of a rule.
+fn condition(tunnel: TunnelEnd) -> String {
+    match tunnel {
+        TunnelEnd::Udp(address) => {
+            format!("ip daddr {} udp dport {}", address.ip(), address.port())
         }
-    }
-
-    /// The condition of a rule.
-    fn spelled(self) -> String {
-        match self {
-            Self::Udp(address) => format!("ip daddr {} udp dport {}", address.ip(), address.port()),
-            // The VNI follows eight bytes of UDP's header and four of VXLAN's (RFC 7348).
-            Self::Vxlan { port, vni } => format!("udp dport {port} @th,96,24 {vni}"),
-        }
+        // The VNI follows eight bytes of UDP's header and four of VXLAN's (RFC 7348).
+        TunnelEnd::Vxlan { port, vni } => format!("udp dport {port} @th,96,24 {vni}"),
     }
 }
 
@@ -113,7 +92,7 @@ impl Guard {
     /// Input for `nft -f` that makes the table anew, in one step.
     pub fn whole(&self) -> String {
         let Self { tunnel, network, peers } = self;
-        let (table, port, ours) = (table_name(*network), tunnel.port(), tunnel.spelled());
+        let (table, port, ours) = (table_name(*network), tunnel.port(), condition(*tunnel));
         let elements = match peers.is_empty() {
             true => String::new(),
             false => format!("elements = {{ {} }} ; ", spelled(peers)),

@@ -11,29 +11,15 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
-use crate::netfilter::guard::{Dropped, Found, Guard, Tunnel, is_guard, table_name};
+use crate::netfilter::guard::{Dropped, Found, Guard, is_guard, table_name};
 use crate::netfilter::program::{NFT, ProgramError};
-use crate::netfilter::reconciler::{
-    RETRY, RuleError, RuleState, apply_nftables, list_table, remove_tables,
-};
+use crate::netfilter::reconciler::{RETRY, RuleError, apply_nftables, list_table, remove_tables};
 use crate::route::Prefix;
+use crate::status::{self, TunnelEnd};
 
 /// Shortest pause between two edits: each starts nft twice, and the peers of a starting cluster
 /// come one by one.
 const EDIT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The state of a guard.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GuardState {
-    /// As of other rules.
-    pub rules: RuleState,
-    /// The tunnel's UDP port; 0 before it is known.
-    pub port: u16,
-    /// Addresses that may send.
-    pub peers: usize,
-    /// What it dropped, as of the last check.
-    pub dropped: Dropped,
-}
 
 /// Keeps the guard of one daemon's tunnel.
 #[derive(Debug)]
@@ -41,13 +27,13 @@ pub struct GuardKeeper {
     resync: Duration,
     kept: Option<Kept>,
     logged: LogOnce,
-    state: watch::Sender<GuardState>,
+    state: watch::Sender<status::Guard>,
 }
 
 /// A guard that was set.
 #[derive(Debug)]
 struct Kept {
-    tunnel: Tunnel,
+    tunnel: TunnelEnd,
     /// How nft printed it right afterwards, which differs by nft's version.
     frame: Vec<(String, Value)>,
 }
@@ -55,12 +41,12 @@ struct Kept {
 impl GuardKeeper {
     /// Will check the guard every `resync`.
     pub fn new(resync: Duration) -> Self {
-        let state = watch::Sender::new(GuardState::default());
+        let state = watch::Sender::new(status::Guard::default());
         Self { resync, kept: None, logged: LogOnce::default(), state }
     }
 
     /// The state of the guard, and each change of it.
-    pub fn state(&self) -> watch::Receiver<GuardState> {
+    pub fn state(&self) -> watch::Receiver<status::Guard> {
         self.state.subscribe()
     }
 
@@ -104,18 +90,19 @@ impl GuardKeeper {
     /// Makes the kernel's guard this one. If `is_news`, a difference is no fault.
     async fn reconcile(&mut self, guard: &Guard, is_news: bool) -> Result<(), RuleError> {
         let result = self.look_and_edit(guard).await;
-        self.state.send_modify(|GuardState { rules, port, peers, dropped }| {
-            *port = guard.tunnel.port();
-            rules.is_settled = true;
-            rules.is_in_place = result.is_ok();
+        self.state.send_modify(|state| {
+            state.port = guard.tunnel.port();
+            state.kept.settled = true;
+            state.kept.in_place = result.is_ok();
             match &result {
-                Ok((found, is_changed)) => {
-                    *peers = guard.peers.len();
-                    *dropped = *found;
-                    rules.checks += 1;
-                    rules.repairs += u64::from(*is_changed && !is_news);
+                Ok((dropped, is_changed)) => {
+                    state.peers = guard.peers.len();
+                    state.dropped_from_strangers = dropped.from_strangers;
+                    state.dropped_from_pods = dropped.from_pods;
+                    state.kept.checks += 1;
+                    state.kept.repairs += u64::from(*is_changed && !is_news);
                 }
-                Err(_) => rules.failures += 1,
+                Err(_) => state.kept.failures += 1,
             }
         });
         let (_, is_changed) = result?;

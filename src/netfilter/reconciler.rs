@@ -19,6 +19,7 @@ use crate::netfilter::program::{
     IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, NFT, ProgramError,
 };
 use crate::netfilter::rules::{Purpose, Wanted};
+use crate::status::Kept;
 
 /// Longest pause after a temporary failure, such as a lock that is held.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -44,21 +45,6 @@ impl Flavour {
             Self::Nftables => "nftables",
         }
     }
-}
-
-/// The state of the rules.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RuleState {
-    /// Nothing has to wait for them any more.
-    pub is_settled: bool,
-    /// They were right after the last check.
-    pub is_in_place: bool,
-    /// Checks that succeeded.
-    pub checks: u64,
-    /// Checks after the start that found rules missing.
-    pub repairs: u64,
-    /// Checks and repairs that failed.
-    pub failures: u64,
 }
 
 /// Why the rules could not be read or set.
@@ -98,7 +84,7 @@ pub struct RuleReconciler {
     logged: LogOnce,
     /// While rules of an earlier run may be left in the other firewall.
     other: Option<LogOnce>,
-    state: watch::Sender<RuleState>,
+    state: watch::Sender<Kept>,
 }
 
 impl RuleReconciler {
@@ -111,17 +97,17 @@ impl RuleReconciler {
             ability: None,
             logged: LogOnce::default(),
             other: Some(LogOnce::default()),
-            state: watch::Sender::new(RuleState::default()),
+            state: watch::Sender::new(Kept::default()),
         }
     }
 
     /// The state of the rules, and each change of it.
-    pub fn state(&self) -> watch::Receiver<RuleState> {
+    pub fn state(&self) -> watch::Receiver<Kept> {
         self.state.subscribe()
     }
 
     /// For a report: the firewall and the state of the rules; `None` without rules.
-    pub fn kept(&self) -> Option<(Flavour, watch::Receiver<RuleState>)> {
+    pub fn kept(&self) -> Option<(Flavour, watch::Receiver<Kept>)> {
         (!self.wanted.is_nothing()).then(|| (self.flavour, self.state()))
     }
 
@@ -130,7 +116,7 @@ impl RuleReconciler {
     /// network configuration wants it. The rules stay when this is dropped.
     pub async fn run(mut self) -> RuleError {
         if self.wanted.is_nothing() {
-            self.state.send_modify(|state| state.is_settled = true);
+            self.state.send_modify(|state| state.settled = true);
             return pending().await;
         }
         self.announce();
@@ -151,7 +137,7 @@ impl RuleReconciler {
                     self.log_failure(&error);
                     if is_final {
                         // flanneld runs without its forward rules, so nothing may wait for them.
-                        self.state.send_modify(|state| state.is_settled = true);
+                        self.state.send_modify(|state| state.settled = true);
                     }
                     let is_retried = error.is_passing() || (is_starting && !is_final);
                     pause = is_retried.then(|| self.resync.min(RETRY));
@@ -182,7 +168,7 @@ impl RuleReconciler {
         };
         let Ok(is_changed) = result else {
             self.state.send_modify(|state| {
-                state.is_in_place = false;
+                state.in_place = false;
                 state.failures += 1;
             });
             return result;
@@ -191,8 +177,8 @@ impl RuleReconciler {
             info!("the {} rules are in place", self.flavour.name());
         }
         self.state.send_modify(|state| {
-            state.is_settled = true;
-            state.is_in_place = true;
+            state.settled = true;
+            state.in_place = true;
             state.checks += 1;
             state.repairs += u64::from(is_changed && trigger == Trigger::Resync);
         });

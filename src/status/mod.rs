@@ -253,7 +253,7 @@ pub struct Rules {
 }
 
 /// Something that is looked at from time to time, and restored.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kept {
     /// Whether the last look found it.

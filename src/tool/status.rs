@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn rules_and_guard_say_whether_they_are_in_place() {
         let kept = Kept { in_place: false, repairs: 2, failures: 3, ..Kept::default() };
-        let rules = Rules { kept_by: "nftables".to_owned(), kept: kept.clone() };
+        let rules = Rules { kept_by: "nftables".to_owned(), kept };
         let guard = Guard { port: 8285, peers: 2, kept, ..Guard::default() };
         let status = Status { rules: Some(rules), guard: Some(guard), ..Status::default() };
         let expected = "nftables, NOT in place: see the log; 2 repairs, 3 failures";

@@ -119,9 +119,9 @@ fn a_revoked_role(version: Version) {
         let why = status.read().refused().unwrap();
         assert!(why.contains("permission denied") && why.contains("role"), "{why}");
         // A token ends now and then; a request that is refused is no reason for a new one.
-        let (logins, failures) = (members.counted(AUTHENTICATED), status.read().store_failures);
+        let (logins, failures) = (members.counted(AUTHENTICATED), status.read().store.failures);
         let started = Instant::now();
-        until("more requests are refused", || status.read().store_failures >= failures + 6).await;
+        until("more requests are refused", || status.read().store.failures >= failures + 6).await;
         let logins = members.counted(AUTHENTICATED) - logins;
         let ended = u64::try_from(started.elapsed().as_millis() / TOKEN_TTL.as_millis()).unwrap();
         println!("{version:?}: {logins} logins, {ended} tokens ended meanwhile");
@@ -288,7 +288,7 @@ fn tokens_end(version: Version) {
         assert!(listed >= 2, "the test lists too seldom: {listed}");
         assert!((1..=listed).contains(&renewed), "{renewed} tokens for {listed} listings");
         assert_eq!(
-            running.manager.status().read().store_failures,
+            running.manager.status().read().store.failures,
             0,
             "an old token looks like a fault"
         );
@@ -332,7 +332,7 @@ fn unreachable_member_costs_nothing() {
             }
             let each = started.elapsed() / 100;
             assert!(each < Duration::from_millis(50), "a dead member slows requests: {each:?}");
-            assert_eq!(fresh.status().read().store_failures, 0, "requests went to a dead member");
+            assert_eq!(fresh.status().read().store.failures, 0, "requests went to a dead member");
         }
         println!("slowest first call beside a black hole and a closed port: {slowest:?}");
         assert!(slowest < Duration::from_secs(1), "the first call waits {slowest:?}");
@@ -404,7 +404,7 @@ fn invalid_entries_are_logged_once_each() {
         sleep(Duration::from_secs(4)).await;
         let status = running.manager.status();
         assert!(status.read().relists > listed + 1, "the test lists too seldom");
-        assert_eq!(status.read().store_failures, 0, "junk looks like an outage: {}", log.text());
+        assert_eq!(status.read().store.failures, 0, "junk looks like an outage: {}", log.text());
         for (key, _, reason) in &junk {
             let count = junk.iter().filter(|(_, _, other)| other == reason).count() as u64;
             assert_eq!(status.read().rejected(*reason), count, "{} is miscounted", reason.name());

@@ -79,7 +79,7 @@ fn simultaneous_starts_get_subnets_with_few_requests() {
         assert_eq!(subnets.len(), nodes, "two nodes share a subnet");
 
         let statuses: Vec<_> = managers.iter().map(SubnetManager::status).collect();
-        let failures: u64 = statuses.iter().map(|status| status.read().store_failures).sum();
+        let failures: u64 = statuses.iter().map(|status| status.read().store.failures).sum();
         let mut retries: Vec<u64> = statuses.iter().map(|status| status.read().conflicts).collect();
         retries.sort_unstable();
         let (p99, all): (u64, u64) = (retries[nodes * 99 / 100], retries.iter().sum());

@@ -101,7 +101,7 @@ async fn every_form_of_gone_causes_relisting() {
         eventually("the watch is open again", || api.watches() == 1).await;
     }
     assert_eq!(api.seen(What::List).len(), 3, "one listing for each 410, and the first");
-    assert_eq!(running.manager.status().read().store_failures, 0, "410 is no outage");
+    assert_eq!(running.manager.status().read().store.failures, 0, "410 is no outage");
 }
 
 #[tokio::test]
@@ -177,13 +177,13 @@ async fn changed_config_map_is_reported_while_the_api_is_away() {
     }
     api.end_watches();
     let status = running.manager.status();
-    eventually("the API is away", || !status.read().store_is_up).await;
+    eventually("the API is away", || !status.read().store.up).await;
     assert!(!status.read().restart_needed);
     std::fs::write(&file, NET_CONF.replace("\"udp\"", "\"vxlan\"")).unwrap();
     eventually("the change is reported", || status.read().restart_needed).await;
     std::fs::write(&file, NET_CONF).unwrap();
     eventually("it was taken back", || !status.read().restart_needed).await;
-    assert!(!status.read().store_is_up, "a file passes for the API");
+    assert!(!status.read().store.up, "a file passes for the API");
 }
 
 #[tokio::test]
@@ -203,7 +203,7 @@ async fn ended_watch_resumes_at_bookmark_without_listing() {
     api.put_node(&other(3));
     running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "the watch went on").await;
     assert_eq!(api.seen(What::List).len(), 1, "listed all Nodes because a watch ended in time");
-    assert_eq!(running.manager.status().read().store_failures, 0, "counts as an outage");
+    assert_eq!(running.manager.status().read().store.failures, 0, "counts as an outage");
 }
 
 #[tokio::test]

@@ -202,7 +202,7 @@ async fn recreated_node_is_annotated_again() {
     api.edit("n1", |node| node["spec"] = json!({"podCIDR": "10.244.1.0/24"}));
     eventually("the annotations are written again", || said(&api, "n1") == udp("192.0.2.1")).await;
     eventually("the condition is set again", || condition(&api).is_some()).await;
-    assert!(!running.manager.status().read().subnet_is_refused);
+    assert!(!running.manager.status().read().store.subnet_refused);
     running.assert_running("the own Node was made again");
 }
 
@@ -222,14 +222,14 @@ async fn changed_subnet_is_refused_old_network_continues() {
     let status = running.manager.status();
     api.delete_node("n1");
     api.put_node(&node("n1", Some("10.244.7.0/24")));
-    eventually("the change is refused", || status.read().subnet_is_refused).await;
-    assert_eq!(status.read().refused_subnet, "10.244.7.0/24".parse().ok());
+    eventually("the change is refused", || status.read().store.subnet_refused).await;
+    assert_eq!(status.read().store.refused_subnet, "10.244.7.0/24".parse().ok());
     assert!(said(&api, "n1").is_empty(), "others would send this node's new subnet here");
     running.assert_running("the subnet changed");
     assert_eq!(running.peers.borrow().len(), 1, "the old network ended");
     api.delete_node("n1");
     api.put_node(&node("n1", Some("10.244.1.0/24")));
-    eventually("the old subnet is back", || !status.read().subnet_is_refused).await;
+    eventually("the old subnet is back", || !status.read().store.subnet_refused).await;
     eventually("the annotations are written", || said(&api, "n1") == udp("192.0.2.1")).await;
 }
 

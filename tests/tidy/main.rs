@@ -31,7 +31,7 @@ const MAP: &[(&str, &[&str])] = &[
     ("engine", &["device", "sys", "forward", "offload", "packet", "rights", "route", "stats"]),
     ("config", &["backend_kind", "route::Prefix", "status"]),
     ("host", &["backend_kind", "route::Prefix", "failure", "config::options", "config::lock_file"]),
-    ("netfilter", &["route::Prefix", "failure"]),
+    ("netfilter", &["route::Prefix", "failure", "status"]),
     ("status", &["backend_kind", "route::Prefix", "stats"]),
     ("control", &["backend_kind", "route::Prefix", "failure", "config", "status"]),
     (

@@ -179,7 +179,7 @@ async fn store_that_is_down_can_be_retried() {
     let waiting = manager(&store, None);
     let error = waiting.acquire(&network(), &node(1)).await.unwrap_err();
     assert!(matches!(error, AcquireError::Store(StoreError::Unavailable { .. })), "{error}");
-    assert!(!waiting.status().read().store_is_up);
+    assert!(!waiting.status().read().store.up);
     store.set_down(false);
     let own = waiting.acquire(&network(), &node(1)).await.unwrap();
     assert_eq!(store.keys(), [own.lease.key]);

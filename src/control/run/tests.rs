@@ -102,8 +102,8 @@ async fn the_set_of_peers_follows_the_store() {
     daemon.put("10.5.4.0-24", "192.0.2.6");
     daemon.wait_for(&["192.0.2.4", "192.0.2.6"]).await;
     let status = daemon.manager.status();
-    assert_eq!(status.read().rejected(RejectReason::OwnAddress), 1);
-    assert_eq!(status.read().rejected(RejectReason::OverlapsOwn), 1);
+    assert_eq!(status.read().store.rejected[RejectReason::OwnAddress.name()], 1);
+    assert_eq!(status.read().store.rejected[RejectReason::OverlapsOwn.name()], 1);
     assert_eq!(status.read().peers, 2);
 }
 
@@ -118,11 +118,11 @@ async fn outage_changes_nothing_and_events_are_resumed() {
     daemon.put("10.5.2.0-24", "192.0.2.3");
     sleep(NEVER).await;
     assert_eq!(addresses(&daemon.peers.borrow()), ["192.0.2.2"]);
-    assert!(!daemon.manager.status().read().store_is_up);
+    assert!(!daemon.manager.status().read().store.up);
     daemon.store.set_down(false);
     daemon.wait_for(&["192.0.2.3"]).await;
     assert_eq!(daemon.manager.status().read().relists, listed, "the history was there to resume");
-    assert!(daemon.manager.status().read().store_is_up);
+    assert!(daemon.manager.status().read().store.up);
 }
 
 #[tokio::test]
@@ -205,10 +205,10 @@ async fn lease_covered_during_outage_is_given_up() {
 async fn renewal_is_on_time_and_conditional() {
     let daemon = Daemon::start(lives(600), Duration::from_millis(400)).await;
     sleep(Duration::from_millis(900)).await;
-    let renewals = daemon.manager.status().read().renewals;
+    let renewals = daemon.manager.status().read().store.renewals;
     assert!((2..=8).contains(&renewals), "{renewals} renewals in 900 ms at one each 200 ms");
     assert_eq!(daemon.manager.status().read().conflicts, 0);
-    assert!(daemon.manager.status().read().lease_expires_unix.is_some());
+    assert!(daemon.manager.status().read().store.lease_expires_unix.is_some());
 }
 
 #[tokio::test]
@@ -242,7 +242,7 @@ async fn failing_renewal_retries_without_storm() {
     assert!(!daemon.task.is_finished());
     daemon.store.set_down(false);
     sleep(Duration::from_millis(2500)).await;
-    assert!(daemon.manager.status().read().store_is_up);
+    assert!(daemon.manager.status().read().store.up);
     assert!(daemon.store.get(OWN).is_some());
     assert!(!daemon.task.is_finished());
 }
@@ -253,7 +253,7 @@ async fn a_renewal_without_answer_is_followed() {
     daemon.store.lose_answers(1);
     sleep(Duration::from_millis(2500)).await;
     assert!(!daemon.task.is_finished(), "a lost answer ended the daemon");
-    assert!(daemon.manager.status().read().renewals >= 1, "renewing never works again");
+    assert!(daemon.manager.status().read().store.renewals >= 1, "renewing never works again");
     assert_eq!(daemon.store.keys(), [OWN]);
 }
 
@@ -264,12 +264,15 @@ async fn a_rewritten_own_entry_is_followed_not_fought() {
     // The operator makes a reservation of it.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), Lifetime::Reservation);
     sleep(Duration::from_millis(200)).await;
-    assert_eq!(daemon.manager.status().read().lease_expires_unix, None);
+    assert_eq!(daemon.manager.status().read().store.lease_expires_unix, None);
     // And a lease again, with another etcd lease.
     daemon.store.put(OWN, OWN_VALUE.as_bytes(), LEASED);
     sleep(Duration::from_millis(300)).await;
-    assert!(daemon.manager.status().read().lease_expires_unix.is_some());
-    assert!(daemon.manager.status().read().renewals >= 1, "the end of the new lease is unknown");
+    assert!(daemon.manager.status().read().store.lease_expires_unix.is_some());
+    assert!(
+        daemon.manager.status().read().store.renewals >= 1,
+        "the end of the new lease is unknown"
+    );
     assert!(!daemon.task.is_finished());
 }
 

@@ -380,7 +380,8 @@ impl KubeStore {
         let node = self.own.name();
         let refused = if let Step::Refuse(_, found) = &step { Some(*found) } else { None };
         let mut state = status.edit();
-        (state.subnet_is_refused, state.refused_subnet) = (refused.is_some(), refused.flatten());
+        (state.store.subnet_refused, state.store.refused_subnet) =
+            (refused.is_some(), refused.flatten());
         drop(state);
         if step == *told {
             return;

@@ -9,7 +9,7 @@ const LISTING: &str = include_str!("../golden/guard.json");
 
 fn guard(peers: &[&str]) -> Guard {
     let peers = peers.iter().map(|text| text.parse().unwrap()).collect();
-    let tunnel = Tunnel::Udp("192.0.2.9:8285".parse().unwrap());
+    let tunnel = TunnelEnd::Udp("192.0.2.9:8285".parse().unwrap());
     Guard { tunnel, network: "10.5.0.0/16".parse().unwrap(), peers }
 }
 
@@ -26,7 +26,7 @@ fn the_table_is_made_in_one_step() {
     assert_eq!(both().whole(), WHOLE);
     let nobody = WHOLE.replace("elements = { 192.0.2.1, 192.0.2.2 } ; ", "");
     assert_eq!(guard(&[]).whole(), nobody, "{{ }} is an error");
-    let vxlan = Guard { tunnel: Tunnel::Vxlan { port: 8472, vni: 7 }, ..both() };
+    let vxlan = Guard { tunnel: TunnelEnd::Vxlan { port: 8472, vni: 7 }, ..both() };
     let of_vxlan = WHOLE
         .replace("ip daddr 192.0.2.9 udp dport 8285", "udp dport 8472 @th,96,24 7")
         .replace("8285", "8472");

@@ -136,7 +136,7 @@ async fn a_reservation_never_gets_an_end() {
     );
     running.assert_running("a reservation was taken for lapsed");
     assert_eq!(etcd.lease_of(&key), 0, "renewal put an end to the reservation");
-    assert_eq!(running.manager.status().read().renewals, 0, "a reservation was renewed");
+    assert_eq!(running.manager.status().read().store.renewals, 0, "a reservation was renewed");
 }
 
 #[tokio::test]

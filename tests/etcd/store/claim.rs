@@ -128,7 +128,7 @@ async fn restart_is_immediate_other_node_waits_for_claim() {
 async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
     let status = manager.status();
     let shown = async {
-        while match (status.read().duplicate_public_ip, holder) {
+        while match (status.read().store.duplicate_public_ip, holder) {
             (Some(shown), Some(holder)) => !shown.contains(holder),
             (shown, holder) => shown.is_some() != holder.is_some(),
         } {
@@ -136,7 +136,7 @@ async fn wait_for_duplicate(manager: &SubnetManager, holder: Option<&str>) {
         }
     };
     within(NOTICED, shown).await.unwrap_or_else(|| {
-        panic!("the status shows {:?}, not {holder:?}", status.read().duplicate_public_ip)
+        panic!("the status shows {:?}, not {holder:?}", status.read().store.duplicate_public_ip)
     });
 }
 
@@ -303,7 +303,7 @@ async fn missing_claim_permission_does_not_prevent_lease() {
     let running = Running::start(manager, own, Duration::from_secs(2));
     let status = running.manager.status();
     let started = Stopwatch::start();
-    while status.read().renewals == 0 {
+    while status.read().store.renewals == 0 {
         assert!(started.elapsed() < NOTICED, "it does not renew its lease");
         sleep(Duration::from_millis(100)).await;
     }

@@ -56,7 +56,7 @@ async fn a_short_cut_resumes_without_listing() {
         listed,
         "each hiccup lists the whole cluster"
     );
-    assert!(running.manager.status().read().store_is_up);
+    assert!(running.manager.status().read().store.up);
 }
 
 #[tokio::test]
@@ -72,8 +72,8 @@ async fn a_killed_etcd_takes_nothing_with_it() {
     sleep(Duration::from_secs(3)).await;
     running.assert_running("an outage of etcd ended the daemon");
     assert_eq!(addresses(&running.peers.borrow()).len(), 1, "an outage withdrew a peer");
-    assert!(!running.manager.status().read().store_is_up, "the outage is not reported");
-    let failures = running.manager.status().read().store_failures;
+    assert!(!running.manager.status().read().store.up, "the outage is not reported");
+    let failures = running.manager.status().read().store.failures;
     assert!(failures < 40, "{failures} requests in 3 s without etcd");
     etcd.spawn();
     etcd.ctl(&["put", &subnet_path("10.5.0.16-28"), r#"{"PublicIP":"192.0.2.3"}"#]);
@@ -132,7 +132,7 @@ async fn a_frozen_etcd_is_noticed_and_survived() {
     running.wait_for_peers(&["192.0.2.2"], SOON, "the watch does not work").await;
     etcd.freeze(true);
     let frozen = Stopwatch::start();
-    while running.manager.status().read().store_is_up {
+    while running.manager.status().read().store.up {
         assert!(frozen.elapsed() < Duration::from_secs(20), "a dead etcd is never noticed");
         sleep(Duration::from_millis(100)).await;
     }
@@ -191,7 +191,7 @@ async fn the_dead_default_endpoint_costs_nothing() {
             "beside {} dead endpoints: first call {first:?}, then {each:?}",
             endpoints.len() - 1
         );
-        assert_eq!(manager.status().read().store_failures, 0);
+        assert_eq!(manager.status().read().store.failures, 0);
     }
     let nobody = manager(options(&[&dead]));
     let error = nobody.network_config().await.unwrap_err().to_string();

@@ -43,7 +43,7 @@ async fn role_on_prefix_is_enough() {
     running.wait_for_peers(both, Duration::from_secs(6), "an old token ends the watch").await;
     sleep(Duration::from_secs(5)).await;
     running.assert_running("renewal fails with an old token");
-    assert!(running.manager.status().read().renewals >= 1);
+    assert!(running.manager.status().read().store.renewals >= 1);
 
     for wrong in [with("flannel", "guess"), options(&[&etcd.url()])] {
         let error = manager_of(wrong).acquire(&network(), &node(4)).await.unwrap_err();
