@@ -1,5 +1,6 @@
-//! The tunnel's descriptors in the care of the service manager, which passes them to the next weftd
-//! (sd_notify(3) with FDSTORE=1, sd_listen_fds(3)). What arrives meanwhile waits in their queues.
+//! Keeps copies of the tunnel's descriptors with the service manager, which passes them to the next
+//! weftd (sd_notify(3) with FDSTORE=1, sd_listen_fds(3)). Packets that arrive while no weftd runs
+//! wait in the queues of these descriptors.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -16,13 +17,14 @@ use crate::daemon::notify;
 use crate::failure::LogOnce;
 use crate::sys::inherited;
 
-/// What they are all called. Which is which is found out from each.
+/// The name of all of them there. The backend finds out which is the device and which a socket.
 const NAME: &str = "weft-tunnel";
 
 /// Pause before a service manager whose queue was full is told again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Those that the service manager passes to this process. To be called first of all.
+/// Takes the descriptors that the service manager has passed to this process. Call it before
+/// anything else opens a file.
 pub(super) fn passed() -> Vec<OwnedFd> {
     let variable =
         |name| std::env::var_os(name).and_then(|value| OsString::into_string(value).ok());
@@ -32,13 +34,13 @@ pub(super) fn passed() -> Vec<OwnedFd> {
         return Vec::new();
     }
     let Ok(count) = count.parse() else { return Vec::new() };
-    // One that isn't open is not the service manager's doing.
+    // If one isn't open, the variables are not from a service manager.
     let taken = inherited::take(count).unwrap_or_default();
     let named = taken.into_iter().zip(names.split(':'));
     named.filter(|(_, name)| *name == NAME).map(|(descriptor, _)| descriptor).collect()
 }
 
-/// Has the service manager keep what the tunnel has, and let go of what it has no more.
+/// Keeps the service manager's copies up to date with the tunnel's descriptors, for ever.
 pub(super) async fn keep_stored(mut offered: watch::Receiver<Offered>) -> Infallible {
     let mut is_stored = false;
     let mut logged = LogOnce::default();
@@ -52,7 +54,7 @@ pub(super) async fn keep_stored(mut offered: watch::Receiver<Offered>) -> Infall
                 );
             });
         });
-        // The offer's own descriptors would keep a device alive that is to be made again.
+        // Kept open here, they would keep a device alive that the backend has to make again.
         drop(offer);
         let retry = async { if is_done.is_err() { sleep(RETRY).await } else { pending().await } };
         tokio::select! {
@@ -74,8 +76,8 @@ fn store(offer: &Offered, is_stored: &mut bool) -> std::io::Result<()> {
             if std::mem::replace(is_stored, true) {
                 remove()?;
             }
-            // Those that it has already it does not take twice. It must not watch them: each packet
-            // would wake it.
+            // It ignores copies of what it has already. FDPOLL=0: it must not poll them, because
+            // each packet would wake it.
             let message = format!("FDSTORE=1\nFDNAME={NAME}\nFDPOLL=0");
             descriptors
                 .chunks(notify::AT_ONCE_MAX)
