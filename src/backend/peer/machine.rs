@@ -119,7 +119,7 @@ impl Machine {
     pub(in crate::backend) fn is_waiting(&self, now: Instant) -> bool {
         let in_use = self.in_use;
         self.peers.values().any(|peer| {
-            peer.is_in_use(in_use, now) && (peer.unanswered > 0 || peer.lost(now).0 > 0)
+            (peer.unanswered > 0 || peer.lost(now).0 > 0) && peer.is_in_use(in_use, now)
         })
     }
 
@@ -138,7 +138,7 @@ impl Machine {
         &self,
         now: Instant,
     ) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
-        let is_meant = move |peer: &Peer| peer.is_in_use(self.in_use, now) && peer.missed(now) > 0;
+        let is_meant = move |peer: &Peer| peer.missed(now) > 0 && peer.is_in_use(self.in_use, now);
         let meant = self.peers.iter().filter(move |(_, peer)| is_meant(peer));
         meant.map(|(host, peer)| (*host, peer.leases.as_slice()))
     }

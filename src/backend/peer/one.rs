@@ -226,6 +226,12 @@ impl Peer {
 
     /// Whether an echo is to be sent now.
     pub(super) fn urgency(&self, in_use: Duration, now: Instant) -> Option<Urgency> {
+        let is_well = self.unanswered == 0 && self.asked == self.answers;
+        let since_asked = self.last_asked().map(|at| now.duration_since(at));
+        // So are nearly all of thousands, several times a second.
+        if is_well && since_asked.is_some_and(|since| since < self.steady) {
+            return None;
+        }
         if !self.is_in_use(in_use, now) {
             return None;
         }
@@ -239,8 +245,7 @@ impl Peer {
         } else {
             (Urgency::Steady, self.steady)
         };
-        let is_due = self.last_asked().is_none_or(|at| now.duration_since(at) >= pause);
-        is_due.then_some(urgency)
+        since_asked.is_none_or(|since| since >= pause).then_some(urgency)
     }
 
     /// Sends an echo now, to one lease after the other until one answers.
