@@ -92,18 +92,13 @@ pub(super) fn environment(
     let node = match (object("NODE_NAME")?, object("POD_NAMESPACE")?, object("POD_NAME")?) {
         (Some(node), _, _) => NodeSource::Named(node),
         (None, Some(namespace), Some(name)) => NodeSource::Pod { namespace, name },
-        (None, None, Some(_)) => return Err(no_node("POD_NAMESPACE is not")),
-        (None, Some(_), None) => return Err(no_node("POD_NAME is not")),
-        (None, None, None) => return Err(no_node("none of them is")),
+        (None, _, _) => {
+            let missing = "env variables POD_NAME and POD_NAMESPACE must be set, or NODE_NAME: \
+                           --kube-subnet-mgr has to know its Node";
+            return Err(OptionError(missing.to_owned()));
+        }
     };
     Ok((node, wait_for_ever))
-}
-
-fn no_node(why: &str) -> OptionError {
-    OptionError(format!(
-        "env variables POD_NAME and POD_NAMESPACE must be set, or NODE_NAME: --kube-subnet-mgr has \
-         to know its Node, and {why}"
-    ))
 }
 
 fn wrong_variable(name: &str, value: &str, problem: &str) -> OptionError {
