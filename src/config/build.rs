@@ -15,15 +15,17 @@ use crate::config::checked::{OptionError, PathPart, optional, parsed, refused, u
 use crate::config::flag_table::{FLAGS, FlagValues};
 use crate::config::options::{
     ClientCertificate, Credentials, DataplaneOptions, EngineChoice, EtcdOptions, FastPathChoice,
-    InterfaceOptions, LogFormat, OffloadChoice, Options, RuleOptions, StoreOptions, WorkersChoice,
+    InterfaceOptions, LogFormat, NEXT_SOCKET_SUFFIX, OffloadChoice, Options, RuleOptions,
+    StoreOptions, WorkersChoice,
 };
 use crate::status::Setting;
 
 /// A lease lives 24 hours, so a margin of 1440 minutes would renew at once and for ever.
 const RENEW_MARGIN_MINUTES_MAX: u64 = 24 * 60 - 1;
 
-/// Longest path of a unix socket: `sun_path` holds 108 bytes with the closing zero (unix(7)).
-const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Longest path of the status socket: with what follows for the socket beside it, and a closing
+/// zero, it has to fit into the 108 bytes of `sun_path` (unix(7)).
+const SOCKET_PATH_BYTES_MAX: usize = 107 - NEXT_SOCKET_SUFFIX.len();
 
 /// The subnet file's usual name; beside it the status socket is plainly `weft.sock`.
 const SUBNET_FILE_NAME: &str = "subnet.env";

@@ -11,6 +11,10 @@ pub use crate::config::checked::without_secrets;
 use crate::config::kube::KubeOptions;
 use crate::status::Setting;
 
+/// What the status socket's path is followed by where a starting weftd asks the running one for its
+/// tunnel.
+pub const NEXT_SOCKET_SUFFIX: &str = ".next";
+
 /// Everything an operator chose.
 #[derive(Debug, Clone)]
 pub struct Options {

@@ -62,84 +62,155 @@ impl HeldSubnet {
     }
 }
 
-impl Begun {
-    async fn remembered(
-        remembered: Remembered,
-        options: &Options,
-        handover: &Handover,
-    ) -> anyhow::Result<Self> {
-        let Remembered { plan, external, mut known } = remembered;
+/// What a start has to go by.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) options: &'a Options,
+    pub(super) manager: &'a SubnetManager,
+    pub(super) previous: &'a Previous,
+    /// What the last weftd has left.
+    pub(super) handover: &'a Handover,
+}
+
+impl Start<'_> {
+    /// Gets configuration and subnet from the store, or from the cache if the store can't be
+    /// reached.
+    pub(super) async fn begin(self) -> anyhow::Result<Begun> {
+        let Self { options, manager, .. } = self;
+        let mut warm = WarmStart::prepare(options, self.previous).await;
+        let plan = match wait_for_config(manager, &mut warm).await? {
+            ControlFlow::Continue(plan) => plan,
+            ControlFlow::Break(remembered) => return self.begin_from(remembered).await,
+        };
+        info!("Found network config - Backend type: {}", plan.network.backend.kind);
         rules::check_bridge(options, &plan.network)?;
-        let guard = NodeGuard::take(options, known.cluster, external.public_address).await?;
-        let former = Some(&known.own.attributes);
-        let host = Host { external: &external, previous_subnet: Some(known.own.subnet), handover };
-        let prepared = plan.prepare(options, &host, former).await?;
+        let mut interface = options.interface.clone();
+        if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
+            interface.public_ip = Some(address);
+        }
+        let external = external_interface(&interface).await?;
+        let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
+        match self.acquire_until_leased(plan, &external, &mut warm).await? {
+            ControlFlow::Continue((plan, own, prepared)) => {
+                let held = HeldSubnet::Leased(own);
+                Ok(Begun { plan, external, interface, held, prepared, guard })
+            }
+            ControlFlow::Break(remembered) => {
+                // It takes its own.
+                drop(guard);
+                self.begin_from(remembered).await
+            }
+        }
+    }
+
+    /// Goes by the cache.
+    async fn begin_from(self, remembered: Remembered) -> anyhow::Result<Begun> {
+        let Remembered { plan, external, mut known } = remembered;
+        rules::check_bridge(self.options, &plan.network)?;
+        let guard = NodeGuard::take(self.options, known.cluster, external.public_address).await?;
+        let prepared = self.prepare(&plan, &external, Some(&known.own.attributes)).await?;
         // What a node publishes does not depend on the cache.
         known.own.attributes = prepared.attributes.clone();
-        let (interface, held) = (options.interface.clone(), HeldSubnet::Cached(known));
-        Ok(Self { plan, external, interface, held, prepared, guard })
+        let (interface, held) = (self.options.interface.clone(), HeldSubnet::Cached(known));
+        Ok(Begun { plan, external, interface, held, prepared, guard })
     }
-}
 
-/// Gets configuration and subnet from the store, or from the cache if the store can't be reached.
-pub(super) async fn begin(
-    options: &Options,
-    manager: &SubnetManager,
-    previous: &Previous,
-    handover: &Handover,
-) -> anyhow::Result<Begun> {
-    let mut warm = WarmStart::prepare(options, previous).await;
-    let plan = match wait_for_config(manager, &mut warm).await? {
-        ControlFlow::Continue(plan) => plan,
-        ControlFlow::Break(remembered) => {
-            return Begun::remembered(remembered, options, handover).await;
-        }
-    };
-    info!("Found network config - Backend type: {}", plan.network.backend.kind);
-    rules::check_bridge(options, &plan.network)?;
-    let mut interface = options.interface.clone();
-    if let Some(address) = manager.sync().await.context(MANAGER_PHRASE)? {
-        interface.public_ip = Some(address);
-    }
-    let external = external_interface(&interface).await?;
-    let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
-    let host = Host { external: &external, previous_subnet: previous.subnet, handover };
-    match acquire_until_leased(options, manager, plan, &host, &mut warm).await? {
-        ControlFlow::Continue((plan, own, prepared)) => {
-            let held = HeldSubnet::Leased(own);
-            Ok(Begun { plan, external, interface, held, prepared, guard })
-        }
-        ControlFlow::Break(remembered) => {
-            // It takes its own.
-            drop(guard);
-            Begun::remembered(remembered, options, handover).await
-        }
-    }
-}
-
-impl Configured {
     /// Has the backend get what the host might refuse later, such as port and device. `former` is
     /// what the node has published before.
     async fn prepare(
-        &self,
-        options: &Options,
-        host: &Host<'_>,
+        self,
+        plan: &Configured,
+        external: &ExternalInterface,
         former: Option<&LeaseAttributes>,
     ) -> anyhow::Result<Prepared> {
-        let Host { external, previous_subnet, handover } = *host;
-        let network = self.network.network;
-        let claim =
-            Claim { external, network, previous_subnet, dataplane: options.dataplane, handover };
-        self.settings.prepare(claim, former).await.context(REGISTRATION_PHRASE)
+        let claim = Claim {
+            external,
+            network: plan.network.network,
+            previous_subnet: self.previous.subnet,
+            dataplane: self.options.dataplane,
+            handover: self.handover,
+        };
+        plan.settings.prepare(claim, former).await.context(REGISTRATION_PHRASE)
     }
-}
 
-/// What is known of the host before it has a lease.
-struct Host<'a> {
-    external: &'a ExternalInterface,
-    previous_subnet: Option<Prefix>,
-    /// What the last weftd has left.
-    handover: &'a Handover,
+    /// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it,
+    /// so its configuration is read again before each retry.
+    async fn acquire_until_leased(
+        self,
+        mut plan: Configured,
+        external: &ExternalInterface,
+        warm: &mut WarmStart,
+    ) -> anyhow::Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
+        let mut backoff = Backoff::default();
+        let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
+        let (manager, mut ready) = (self.manager, None);
+        let status = manager.status();
+        status.start_is_at(Some("asking the store for a subnet"));
+        loop {
+            let error = match self.get_ready(&plan, external, ready.take()).await? {
+                Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
+                    Ok(own) => return Ok(ControlFlow::Continue((plan, own, made))),
+                    Err(error) => {
+                        ready = Some(made);
+                        error
+                    }
+                },
+                Err(error) => error.into(),
+            };
+            if error.is_final() {
+                return Err(anyhow::Error::from(error).context(REGISTRATION_PHRASE));
+            }
+            let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
+            let error = anyhow::Error::from(error);
+            if is_unreachable(&error)
+                && let Some(remembered) = warm.take(&format!("{error:#}"), Some(&plan.network))
+            {
+                return Ok(ControlFlow::Break(remembered));
+            }
+            status.start_is_hindered(&format!("no subnet: {error:#}"));
+            let text = format!("No subnet yet, retrying: {error:#}");
+            told.once(&text, |text| warn!("{text}"));
+            sleep(backoff.next_wait()).await;
+            if !is_exhausted {
+                continue;
+            }
+            match read_config(manager).await? {
+                Ok(network) if network == plan.network => {}
+                Ok(network) => {
+                    info!("the network configuration has changed; trying with the new one");
+                    plan = Configured::new(network)?;
+                    ready = None;
+                }
+                // The new configuration may contain a typo.
+                Err(error) => {
+                    let text = format!("Couldn't fetch network config: {error:#}");
+                    told_config.once(&text, |text| error!("{text}; continuing with the last one"));
+                }
+            }
+        }
+    }
+
+    /// What a node needs before it writes to the store, made once: what it publishes may be the
+    /// output of a command. The inner error may pass by itself; the outer one is final.
+    async fn get_ready(
+        self,
+        plan: &Configured,
+        external: &ExternalInterface,
+        made: Option<Prepared>,
+    ) -> anyhow::Result<Result<Prepared, StoreError>> {
+        if let Some(made) = made {
+            return Ok(Ok(made));
+        }
+        let former = if plan.settings.goes_by_former() {
+            match self.manager.former(&plan.network, external.public_address).await {
+                Ok(former) => former,
+                Err(error) => return Ok(Err(error)),
+            }
+        } else {
+            None
+        };
+        self.prepare(plan, external, former.as_ref()).await.map(Ok)
+    }
 }
 
 /// Like flanneld, waits for the configuration for ever: it may be written after the nodes start.
@@ -189,87 +260,6 @@ async fn read_config(manager: &SubnetManager) -> anyhow::Result<anyhow::Result<N
         }
         parsed => Ok(parsed.map_err(anyhow::Error::from)),
     }
-}
-
-/// Acquires a subnet, for as long as it takes. The remedy for a full network is to enlarge it, so
-/// its configuration is read again before each retry.
-async fn acquire_until_leased(
-    options: &Options,
-    manager: &SubnetManager,
-    mut plan: Configured,
-    host: &Host<'_>,
-    warm: &mut WarmStart,
-) -> anyhow::Result<ControlFlow<Remembered, (Configured, OwnLease, Prepared)>> {
-    let mut backoff = Backoff::default();
-    let (mut told, mut told_config) = (LogOnce::default(), LogOnce::default());
-    let mut ready = None;
-    let status = manager.status();
-    status.start_is_at(Some("asking the store for a subnet"));
-    loop {
-        let error = match get_ready(options, manager, &plan, host, ready.take()).await? {
-            Ok(made) => match manager.acquire(&plan.network, &made.attributes).await {
-                Ok(own) => return Ok(ControlFlow::Continue((plan, own, made))),
-                Err(error) => {
-                    ready = Some(made);
-                    error
-                }
-            },
-            Err(error) => error.into(),
-        };
-        if error.is_final() {
-            return Err(anyhow::Error::from(error).context(REGISTRATION_PHRASE));
-        }
-        let is_exhausted = matches!(error, AcquireError::Exhausted { .. });
-        let error = anyhow::Error::from(error);
-        if is_unreachable(&error)
-            && let Some(remembered) = warm.take(&format!("{error:#}"), Some(&plan.network))
-        {
-            return Ok(ControlFlow::Break(remembered));
-        }
-        status.start_is_hindered(&format!("no subnet: {error:#}"));
-        let text = format!("No subnet yet, retrying: {error:#}");
-        told.once(&text, |text| warn!("{text}"));
-        sleep(backoff.next_wait()).await;
-        if !is_exhausted {
-            continue;
-        }
-        match read_config(manager).await? {
-            Ok(network) if network == plan.network => {}
-            Ok(network) => {
-                info!("the network configuration has changed; trying with the new one");
-                plan = Configured::new(network)?;
-                ready = None;
-            }
-            // The new configuration may contain a typo.
-            Err(error) => {
-                let text = format!("Couldn't fetch network config: {error:#}");
-                told_config.once(&text, |text| error!("{text}; continuing with the last one"));
-            }
-        }
-    }
-}
-
-/// What a node needs before it writes to the store, made once: what it publishes may be the output
-/// of a command. The inner error may pass by itself; the outer one is final.
-async fn get_ready(
-    options: &Options,
-    manager: &SubnetManager,
-    plan: &Configured,
-    host: &Host<'_>,
-    made: Option<Prepared>,
-) -> anyhow::Result<Result<Prepared, StoreError>> {
-    if let Some(made) = made {
-        return Ok(Ok(made));
-    }
-    let former = if plan.settings.goes_by_former() {
-        match manager.former(&plan.network, host.external.public_address).await {
-            Ok(former) => former,
-            Err(error) => return Ok(Err(error)),
-        }
-    } else {
-        None
-    };
-    plan.prepare(options, host, former.as_ref()).await.map(Ok)
 }
 
 /// Fails if another daemon uses this subnet file. If the lock fails for another reason, such as a

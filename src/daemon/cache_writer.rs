@@ -143,23 +143,14 @@ impl CacheWriter {
     }
 }
 
-/// Whether the lease was renewed, or became a reservation or ceased to be one. Small changes of its
-/// end come from the clock and do not count.
-fn ends_differ(written: Option<u64>, next: Option<u64>) -> bool {
-    match (written, next) {
-        (Some(written), Some(next)) => written.abs_diff(next) >= END_SECONDS,
-        (None, None) => false,
-        (Some(_), None) | (None, Some(_)) => true,
-    }
-}
-
 /// Whether `next` is worth a new file.
 fn is_due(written: Option<&Known>, next: &Known) -> bool {
     let Some(written) = written else { return true };
     written.own.key != next.own.key
         || written.own.attributes != next.own.attributes
         || written.cluster != next.cluster
-        || ends_differ(written.ends_unix, next.ends_unix)
+        // Small changes of the lease's end come from the clock; a reservation has none.
+        || written.ends_unix.unwrap_or(0).abs_diff(next.ends_unix.unwrap_or(0)) >= END_SECONDS
         || !same_ways(&written.peers, &next.peers)
         // Also after the clock was set back.
         || next.as_of_unix.abs_diff(written.as_of_unix) >= REFRESH_SECONDS

@@ -46,29 +46,18 @@ impl Readiness {
     }
 }
 
-/// The health server, listening.
-#[derive(Debug)]
-pub(super) struct HealthServer {
-    listener: TcpListener,
+/// Listens on `address` for health checks.
+pub(super) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| {
+        format!("cannot listen on {address} for health checks: see --healthz-ip and --healthz-port")
+    })
 }
 
-impl HealthServer {
-    /// Listens on `address`.
-    pub(super) async fn bind(address: SocketAddr) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(address).await.with_context(|| {
-            format!(
-                "cannot listen on {address} for health checks: see --healthz-ip and --healthz-port"
-            )
-        })?;
-        Ok(Self { listener })
-    }
-
-    /// Answers for ever; drop the future to stop. `/healthz` is green as soon as this runs.
-    pub(super) async fn serve(self, readiness: Readiness) -> Infallible {
-        let handler: Handler =
-            Arc::new(move |request| answer(request.uri().path(), readiness.is_ready()));
-        http::serve(async || Ok(self.listener.accept().await?.0), handler).await
-    }
+/// Answers for ever; drop the future to stop. `/healthz` is green as soon as this runs.
+pub(super) async fn serve(listener: TcpListener, readiness: Readiness) -> Infallible {
+    let handler: Handler =
+        Arc::new(move |request| answer(request.uri().path(), readiness.is_ready()));
+    http::serve(async || Ok(listener.accept().await?.0), handler).await
 }
 
 fn answer(path: &str, ready: bool) -> Reply {

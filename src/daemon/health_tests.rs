@@ -14,12 +14,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn with_server<F: Future<Output = ()>>(test: impl FnOnce(SocketAddr, Readiness) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let server = HealthServer::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let address = server.listener.local_addr().unwrap();
+        let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
         let readiness = Readiness::default();
         let test = test(address, readiness.clone());
         tokio::select! {
-            never = server.serve(readiness) => match never {},
+            never = serve(listener, readiness) => match never {},
             outcome = tokio::time::timeout(PATIENCE, test) => outcome.unwrap(),
         }
     });
@@ -85,7 +85,7 @@ fn other_paths_do_not_exist() {
 #[test]
 fn address_in_use_is_named_in_error() {
     with_server(|address, _| async move {
-        let error = HealthServer::bind(address).await.unwrap_err();
+        let error = listen(address).await.unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
         assert!(error.source().is_some());
     });

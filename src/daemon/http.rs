@@ -69,7 +69,7 @@ pub(super) fn not_found() -> Reply {
 }
 
 /// Answers a request. It runs on the control plane's thread, so it must not block.
-pub(super) type Handler = Arc<dyn Fn(&mut Request<Incoming>) -> Reply + Send + Sync>;
+pub(super) type Handler = Arc<dyn Fn(&Request<Incoming>) -> Reply + Send + Sync>;
 
 /// Serves what `accept` gives for ever. Dropping the future ends all connections.
 pub(super) async fn serve<S>(
@@ -107,8 +107,8 @@ pub(super) async fn serve_connection<S>(stream: S, handler: Handler, header_time
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        let reply = handler(&mut request);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let reply = handler(&request);
         async move { Ok::<_, Infallible>(reply) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
@@ -117,8 +117,7 @@ where
         .max_buf_size(HEADER_BYTES_MAX)
         .keep_alive(false)
         .half_close(true)
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
+        .serve_connection(TokioIo::new(stream), service);
     match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!(%error, "a health or status connection failed"),

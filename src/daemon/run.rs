@@ -28,12 +28,12 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::run::End;
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, HeldSubnet, acquire_lock, begin, read_previous};
+use crate::daemon::begin::{Begun, HeldSubnet, Start, acquire_lock, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::configured::{Configured, MANAGER_PHRASE, REGISTRATION_PHRASE};
 use crate::daemon::contain;
 use crate::daemon::descriptors;
-use crate::daemon::health::{HealthServer, Readiness};
+use crate::daemon::health::{self, Readiness};
 use crate::daemon::identity;
 use crate::daemon::limits;
 use crate::daemon::metrics_server;
@@ -42,7 +42,7 @@ use crate::daemon::port_guard::PortGuard;
 use crate::daemon::report::Report;
 use crate::daemon::rules;
 use crate::daemon::running::Running;
-use crate::daemon::status::StatusServer;
+use crate::daemon::status::PrivateSocket;
 use crate::daemon::subnet_writer::SubnetWriter;
 use crate::daemon::take_over::{self, Predecessor, Successor};
 use crate::host::lock::DaemonLock;
@@ -176,14 +176,14 @@ async fn until_stopped(
     mut asked: mpsc::Receiver<Successor>,
 ) -> Outcome {
     let handover = run.handover;
-    let health =
-        match OptionFuture::from(run.options.health.map(HealthServer::bind)).await.transpose() {
-            Ok(server) => server.map(|server| server.serve(run.readiness.clone())),
-            Err(error) => {
-                error!("{error:#}");
-                return Outcome::Exit(ExitCode::from(EXIT_HEALTH));
-            }
-        };
+    let listening = OptionFuture::from(run.options.health.map(health::listen)).await.transpose();
+    let health = match listening {
+        Ok(listener) => listener.map(|it| health::serve(it, run.readiness.clone())),
+        Err(error) => {
+            error!("{error:#}");
+            return Outcome::Exit(ExitCode::from(EXIT_HEALTH));
+        }
+    };
     let stopped = async {
         let signal = stop.await;
         info!("shutdownHandler sent cancel signal... ({signal})");
@@ -247,16 +247,14 @@ async fn serve(
     let manager = manager_slot.get_or_init(|| manager);
     info!("Created subnet manager: {}", manager.describe());
     let report = Arc::new(Report::new(manager, readiness.clone(), options.settings.clone()));
-    let status = StatusServer::bind(&options.status_socket)
+    let status = PrivateSocket::bind(&options.status_socket)
         .inspect_err(|error| warn!("no status socket, `weft status` won't work: {error:#}"));
     let pages = Arc::clone(&report);
-    let (offered, successors) = (handover.offered(), successors.clone());
-    let serve = |server: StatusServer| {
-        server.serve(
-            move |path| pages.page(path),
-            move |request| take_over::answer(request, &offered.borrow(), &successors),
-        )
-    };
+    let status = status.ok().map(|socket| socket.serve(move |path| pages.page(path)));
+    let asked = PrivateSocket::bind(&take_over::socket_beside(&options.status_socket))
+        .inspect_err(|error| warn!("no weftd can take over with --take-over: {error:#}"));
+    let asked =
+        asked.ok().map(|socket| take_over::answer(socket, handover.offered(), successors.clone()));
     let scraped = options.metrics_address.map(|address| {
         let metrics = Arc::clone(&report);
         metrics_server::serve(address, move || metrics.metrics())
@@ -267,7 +265,8 @@ async fn serve(
         never = report.keep_looking() => match never {},
         never = notify::keep_status(|| report.headline()) => match never {},
         never = notify::keep_watchdog(|| report.stalled()) => match never {},
-        Some(never) = OptionFuture::from(status.ok().map(serve)) => match never {},
+        Some(never) = OptionFuture::from(status) => match never {},
+        Some(never) = OptionFuture::from(asked) => match never {},
     }
 }
 
@@ -279,7 +278,7 @@ async fn work(
 ) -> anyhow::Result<Infallible> {
     let Run { options, handover, readiness, .. } = run;
     let Begun { plan, external, interface, held, prepared, guard } =
-        begin(options, manager, previous, handover).await?;
+        Start { options, manager, previous, handover }.begin().await?;
     let subnet = held.subnet();
     let setup = Setup {
         external,

@@ -13,7 +13,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
@@ -25,7 +24,6 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::daemon::http::{self, Handler, Reply};
-use crate::daemon::take_over;
 
 /// Only the user that runs weftd may connect.
 const SOCKET_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -39,14 +37,14 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest reply the tool takes: 5000 peers at a kilobyte each, three times over.
 const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The status socket, listening. Dropping it removes its file.
+/// A socket for the user that runs weftd, listening. Dropping it removes its file.
 #[derive(Debug)]
-pub struct StatusServer {
+pub struct PrivateSocket {
     listener: UnixListener,
-    file: SocketFile,
+    _file: SocketFile,
 }
 
-impl StatusServer {
+impl PrivateSocket {
     /// Listens on `path`, and replaces a socket that nobody serves any more. Must be called
     /// inside a tokio runtime.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
@@ -66,27 +64,26 @@ impl StatusServer {
         let file = SocketFile::new(path)?;
         socket.listen(BACKLOG)?;
         let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
-        Ok(Self { listener, file })
+        Ok(Self { listener, _file: file })
     }
 
-    /// Answers `GET` of a path with its page, as `page` gives it, for ever, and leaves what asks
-    /// for another weftd's start to `take_over`; drop the future to stop. Both run on the control
-    /// plane's thread and must not block.
+    /// The next connection.
+    pub(super) async fn accept(&self) -> io::Result<UnixStream> {
+        Ok(self.listener.accept().await?.0)
+    }
+
+    /// Answers `GET` of a path with its page, as `page` gives it, for ever; drop the future to
+    /// stop. It runs on the control plane's thread and must not block.
     pub async fn serve(
         self,
         page: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static,
-        take_over: impl Fn(&mut Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Infallible {
-        let Self { listener, file: _file } = self;
-        let handler: Handler = Arc::new(move |request| match request.uri().path() {
-            take_over::PATH => take_over(request),
-            path => match page(path) {
-                None => http::not_found(),
-                Some(reply) if request.method() == Method::GET => reply,
-                Some(_) => http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n"),
-            },
+        let handler: Handler = Arc::new(move |request| match page(request.uri().path()) {
+            None => http::not_found(),
+            Some(reply) if request.method() == Method::GET => reply,
+            Some(_) => http::text(StatusCode::METHOD_NOT_ALLOWED, "405 method not allowed\n"),
         });
-        http::serve(async || Ok(listener.accept().await?.0), handler).await
+        http::serve(async || self.accept().await, handler).await
     }
 }
 
@@ -108,7 +105,7 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
         }
         // If it would block, the queue is full, so somebody listens.
         Ok(()) | Err((io::ErrorKind::WouldBlock, _)) => bail!(
-            "another process serves the status socket {shown}: stop it or choose another \
+            "another process serves the socket {shown}: stop it or choose another \
              --status-socket"
         ),
         Err((_, error)) => Err(error).with_context(|| unusable(path)),
@@ -116,7 +113,7 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
 }
 
 fn unusable(path: &Path) -> String {
-    format!("cannot listen on the status socket {}: see --status-socket", path.display())
+    format!("cannot listen on the socket {}: see --status-socket", path.display())
 }
 
 /// The socket's file, removed at the end unless somebody has replaced it.

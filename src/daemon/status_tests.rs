@@ -13,18 +13,15 @@ use super::*;
 fn while_serving<T: Send + 'static>(path: &Path, client: impl FnOnce() -> T + Send + 'static) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let server = StatusServer::bind(path).unwrap();
-        let serving = server.serve(
-            |path| match path {
-                "/status" => {
-                    let peers = vec!["10.5.1.0/24"; 5000];
-                    Some(http::json(&json!({"version": 1, "peers": peers})))
-                }
-                "/metrics" => Some(http::metrics("weft_packets_total 7\n".to_owned())),
-                _ => None,
-            },
-            |_| http::not_found(),
-        );
+        let server = PrivateSocket::bind(path).unwrap();
+        let serving = server.serve(|path| match path {
+            "/status" => {
+                let peers = vec!["10.5.1.0/24"; 5000];
+                Some(http::json(&json!({"version": 1, "peers": peers})))
+            }
+            "/metrics" => Some(http::metrics("weft_packets_total 7\n".to_owned())),
+            _ => None,
+        });
         let (done, finished) = tokio::sync::oneshot::channel();
         let client = thread::spawn(move || done.send(client()).ok());
         let outcome = tokio::select! {
@@ -90,12 +87,12 @@ fn stale_socket_is_replaced_served_one_is_not() {
     let second = while_serving(&path, move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _inside = runtime.enter();
-        let second = StatusServer::bind(&socket).map(drop);
+        let second = PrivateSocket::bind(&socket).map(drop);
         fetch_unix(&socket, "/status").unwrap();
         second
     });
     let error = second.unwrap_err().to_string();
-    assert!(error.contains("another process serves the status socket"), "{error}");
+    assert!(error.contains("another process serves the socket"), "{error}");
 }
 
 #[test]
@@ -103,11 +100,11 @@ fn non_socket_file_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("weft.sock");
     fs::write(&path, "precious").unwrap();
-    let error = StatusServer::bind(&path).unwrap_err().to_string();
+    let error = PrivateSocket::bind(&path).unwrap_err().to_string();
     assert!(error.contains("is not a socket"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     let long = directory.path().join("s".repeat(120));
-    let error = StatusServer::bind(&long).unwrap_err();
+    let error = PrivateSocket::bind(&long).unwrap_err();
     assert!(error.to_string().contains("--status-socket"), "{error}");
 }
 

@@ -1,29 +1,22 @@
-//! `--take-over`: a starting weftd asks the running one over its status socket for the tunnel's
-//! descriptors. The running one ends its control plane first, so that every port and name is free,
-//! hands its lock over as well, and lets its workers go on until the new ones carry packets,
-//! however long that takes: the new one may have to wait for the store. If it ends before, the old
-//! one starts again.
+//! `--take-over`: a starting weftd asks the running one for the tunnel's descriptors, at a socket
+//! beside its status socket. The running one ends its control plane first, so that every port and
+//! name is free, hands its lock over as well, and lets its workers go on until the new ones carry
+//! packets, however long that takes: the new one may have to wait for the store. If it ends before,
+//! the old one starts again.
 //!
-//! On the socket: an HTTP upgrade to [`PROTOCOL`]; a byte from the new weftd, which shows that
-//! nothing else reads there; the descriptors with one byte; a last byte from the new one.
+//! On the socket: a byte from the new weftd, for who says nothing asks for nothing; the descriptors
+//! with one byte; a last byte from the new one, once it carries packets.
 
 use std::convert::Infallible;
 use std::future::pending;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
-use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
-use hyper::client::conn::http1;
-use hyper::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
-use hyper::upgrade::{OnUpgrade, Upgraded};
-use hyper::{Method, Request, StatusCode};
-use hyper_util::rt::TokioIo;
+use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -33,32 +26,35 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::backend::handover::{Handover, Offered};
-use crate::daemon::http::{self, Reply};
+use crate::config::options::NEXT_SOCKET_SUFFIX;
 use crate::daemon::notify::AT_ONCE_MAX;
-
-/// Where a running weftd is asked.
-pub(super) const PATH: &str = "/take-over";
-/// What the connection becomes.
-const PROTOCOL: &str = "weft-take-over";
+use crate::daemon::status::PrivateSocket;
 
 /// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
 /// that it leaves.
 const HAND_OVER_MAX: Duration = Duration::from_secs(30);
+/// How long whoever connects may take to ask; meanwhile others wait.
+const ASK_MAX: Duration = Duration::from_secs(1);
 /// How long a running one that was killed may take to end.
 const END_MAX_SECONDS: i64 = 3;
 /// After which the running one says that it still waits for the new one to carry packets.
 const START_USUAL: Duration = Duration::from_secs(60);
+
+/// Pause after a failed accept: without it, a lack of file descriptors would spin.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 const GO: u8 = b'g';
 const RUNNING: u8 = b'r';
 /// With the descriptors: the first of them is the lock of the subnet file, or there is none.
 const LOCKED: u8 = b'l';
 const UNLOCKED: u8 = b'u';
+/// Instead of them.
+const NOTHING: u8 = b'n';
 
 /// What a weftd hands over.
 pub(super) struct Taken {
@@ -72,20 +68,27 @@ pub(super) struct Taken {
 /// The weftd that has handed over, and waits to hear that this one runs.
 pub(super) struct Predecessor(UnixStream);
 
-/// Asks the weftd behind the status socket `path` for the tunnel; `None` if there is none, or if it
-/// was killed meanwhile.
-pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<Taken>> {
-    let stream = match UnixStream::connect(path).await {
+/// Where the weftd with this status socket is asked.
+pub(super) fn socket_beside(status_socket: &Path) -> PathBuf {
+    let mut path = status_socket.as_os_str().to_owned();
+    path.push(NEXT_SOCKET_SUFFIX);
+    path.into()
+}
+
+/// Asks the weftd with this status socket for the tunnel; `None` if there is none, or if it was
+/// killed meanwhile.
+pub(super) async fn ask(status_socket: &Path) -> anyhow::Result<Option<Taken>> {
+    let path = &socket_beside(status_socket);
+    let there = path.display();
+    let mut stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) => {
-            let there = path.display();
             info!("--take-over: nobody answers at {there} ({error}), so this is an ordinary start");
             return Ok(None);
         }
     };
     let process = process_behind(&stream);
     let exchange = async {
-        let mut stream = upgrade(stream).await?;
         stream.write_u8(GO).await?;
         let (lock, tunnel) = receive(&stream).await?;
         anyhow::Ok(Taken { lock, tunnel, predecessor: Predecessor(stream) })
@@ -97,10 +100,9 @@ pub(super) async fn ask(path: &Path) -> anyhow::Result<Option<Taken>> {
         info!("--take-over: the other weftd has ended ({error:#}), so this is an ordinary start");
         return Ok(None);
     }
-    let taken = taken.with_context(|| {
-        format!("--take-over: the weftd behind {} does not hand over", path.display())
-    })?;
-    info!("--take-over: going on for the weftd behind {}", path.display());
+    let taken = taken
+        .with_context(|| format!("--take-over: the weftd behind {there} does not hand over"))?;
+    info!("--take-over: going on for the weftd behind {there}");
     Ok(Some(taken))
 }
 
@@ -115,32 +117,6 @@ fn process_behind(stream: &UnixStream) -> Option<OwnedFd> {
 fn ends(process: &OwnedFd) -> bool {
     let limit = Timespec { tv_sec: END_MAX_SECONDS, tv_nsec: 0 };
     poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)) == Ok(1)
-}
-
-async fn upgrade(stream: UnixStream) -> anyhow::Result<UnixStream> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the upgrade.
-    tokio::spawn(connection.with_upgrades());
-    let request = Request::post(PATH)
-        .header(HOST, "weft")
-        .header(CONNECTION, "upgrade")
-        .header(UPGRADE, PROTOCOL)
-        .body(Empty::<Bytes>::new())?;
-    let response = sender.send_request(request).await?;
-    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        bail!("it answers {status}: {}", String::from_utf8_lossy(&body).trim_end());
-    }
-    stream_of(hyper::upgrade::on(response).await?)
-}
-
-fn stream_of(upgraded: Upgraded) -> anyhow::Result<UnixStream> {
-    let parts = upgraded
-        .downcast::<TokioIo<UnixStream>>()
-        .map_err(|_other| anyhow::anyhow!("the connection is no unix socket"))?;
-    ensure!(parts.read_buf.is_empty(), "it sends what nobody has asked for");
-    Ok(parts.io.into_inner())
 }
 
 async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<OwnedFd>)> {
@@ -162,6 +138,7 @@ async fn receive(stream: &UnixStream) -> anyhow::Result<(Option<OwnedFd>, Vec<Ow
     ensure!(received.bytes == 1, "it has ended");
     let is_whole = !received.flags.contains(ReturnFlags::CTRUNC);
     ensure!(is_whole, "this process may not open so many files");
+    ensure!(byte != NOTHING, "no tunnel of the udp backend runs there");
     let lock = (byte == LOCKED && !descriptors.is_empty()).then(|| descriptors.remove(0));
     Ok((lock, descriptors))
 }
@@ -180,42 +157,31 @@ pub(super) async fn release(predecessor: Option<Predecessor>, handover: &Handove
 /// A starting weftd that has asked for the tunnel.
 pub(super) struct Successor(UnixStream);
 
-/// Answers a weftd that asks for the tunnel, if one is `offered`; once the connection is its own,
-/// it goes to `successors`.
-pub(super) fn answer<B>(
-    request: &mut Request<B>,
-    offered: &Offered,
-    successors: &mpsc::Sender<Successor>,
-) -> Reply {
-    let is_asked = request.method() == Method::POST
-        && request.headers().get(UPGRADE).is_some_and(|protocol| protocol == PROTOCOL);
-    if !is_asked {
-        return http::text(StatusCode::BAD_REQUEST, "400 this is for weftd --take-over\n");
-    }
-    if !matches!(offered, Offered::Tunnel(_)) {
-        return http::text(StatusCode::CONFLICT, "no tunnel of the udp backend runs here\n");
-    }
-    let (upgraded, successors) = (hyper::upgrade::on(request), successors.clone());
-    tokio::spawn(async move {
-        if let Some(successor) = Successor::begin(upgraded).await {
-            // A second one comes too late, and sees its connection end.
-            successors.try_send(successor).ok();
+/// Answers at `socket`, for ever: whoever asks for the tunnel goes to `successors`, if one is
+/// `offered`.
+pub(super) async fn answer(
+    socket: PrivateSocket,
+    offered: watch::Receiver<Offered>,
+    successors: mpsc::Sender<Successor>,
+) -> Infallible {
+    loop {
+        let Ok(mut stream) = socket.accept().await else {
+            sleep(ACCEPT_RETRY_PAUSE).await;
+            continue;
+        };
+        if !matches!(timeout(ASK_MAX, stream.read_u8()).await, Ok(Ok(GO))) {
+            continue;
         }
-    });
-    let mut reply = Reply::default();
-    *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    reply.headers_mut().insert(UPGRADE, HeaderValue::from_static(PROTOCOL));
-    reply
+        if matches!(*offered.borrow(), Offered::Tunnel(_)) {
+            // A second one comes too late, and sees its connection end.
+            successors.try_send(Successor(stream)).ok();
+        } else {
+            stream.write_u8(NOTHING).await.ok();
+        }
+    }
 }
 
 impl Successor {
-    async fn begin(upgraded: OnUpgrade) -> Option<Self> {
-        let mut stream = stream_of(upgraded.await.ok()?).ok()?;
-        let go = timeout(HAND_OVER_MAX, stream.read_u8()).await;
-        matches!(go, Ok(Ok(GO))).then_some(Self(stream))
-    }
-
     /// Hands over, and waits until the new weftd carries packets.
     pub(super) async fn takes(
         mut self,

@@ -352,7 +352,7 @@ fn the_status_socket_lies_beside_the_subnet_file() {
     }
     let explicit = run(&["--status-socket=/run/x.sock"]).status_socket;
     assert_eq!(explicit, PathBuf::from("/run/x.sock"));
-    let fits = format!("/{}", "s".repeat(106));
+    let fits = format!("/{}", "s".repeat(101));
     assert_eq!(run(&["--status-socket", &fits]).status_socket, PathBuf::from(&fits));
     assert_refused(&["--status-socket", &format!("{fits}s")], "--status-socket");
     for path in ["", "/", "/run/", "..", "/run/a\0b"] {
