@@ -3,9 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::status::Requests;
+
 /// Upper bounds of the buckets. A store in the same data centre answers in some milliseconds, and
 /// one in trouble takes seconds.
-pub const BOUNDS: [Duration; 9] = [
+const BOUNDS: [Duration; 9] = [
     Duration::from_millis(1),
     Duration::from_millis(3),
     Duration::from_millis(10),
@@ -25,17 +27,6 @@ pub struct RequestTimes {
     sum_ns: AtomicU64,
 }
 
-/// The same at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Histogram {
-    /// Requests that took no longer than each of [`BOUNDS`].
-    pub up_to: [u64; BOUNDS.len()],
-    /// All of them.
-    pub count: u64,
-    /// How long they took together.
-    pub sum: Duration,
-}
-
 impl RequestTimes {
     /// Carries out `request` and counts it, whatever comes of it.
     pub(super) async fn measured<T>(&self, request: impl Future<Output = T>) -> T {
@@ -53,16 +44,16 @@ impl RequestTimes {
     }
 
     /// The counts now.
-    pub fn read(&self) -> Histogram {
-        let mut count = 0;
-        let mut up_to = [0; BOUNDS.len()];
-        for (position, bucket) in self.buckets.iter().enumerate() {
-            count += bucket.load(Ordering::Relaxed);
-            if let Some(below) = up_to.get_mut(position) {
-                *below = count;
-            }
+    pub fn read(&self) -> Requests {
+        let counts = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
+        let first = |buckets| counts.iter().take(buckets).sum();
+        let bounds = BOUNDS.iter().zip(1..);
+        let took = Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed));
+        Requests {
+            up_to_seconds: bounds.map(|(it, at)| (it.as_secs_f64(), first(at))).collect(),
+            count: first(counts.len()),
+            seconds: took.as_secs_f64(),
         }
-        Histogram { up_to, count, sum: Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed)) }
     }
 }
 
@@ -76,8 +67,9 @@ mod tests {
         for took_ms in [0, 1, 2, 300, 301, 60_000] {
             times.add(Duration::from_millis(took_ms));
         }
-        let Histogram { up_to, count, sum } = times.read();
-        assert_eq!((up_to, count), ([2, 3, 3, 3, 3, 4, 5, 5, 5], 6));
-        assert_eq!(sum, Duration::from_millis(60_604));
+        let Requests { up_to_seconds, count, seconds } = times.read();
+        let up_to: Vec<_> = up_to_seconds.iter().map(|(_, count)| *count).collect();
+        assert_eq!((up_to.as_slice(), count), (&[2, 3, 3, 3, 3, 4, 5, 5, 5][..], 6));
+        assert!((seconds - 60.604).abs() < 1e-6, "{seconds}");
     }
 }

@@ -13,8 +13,8 @@ use crate::backend::status::{Carrier, KernelState, KernelView, PlaneState};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
-use crate::control::request_times::{BOUNDS, RequestTimes};
-use crate::control::status::{ControlState, ControlStatus, Names};
+use crate::control::request_times::RequestTimes;
+use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
@@ -26,8 +26,8 @@ use crate::daemon::{drop_samples, log, metrics, verdict};
 use crate::host::device_drops;
 use crate::stats::WorkerStats;
 use crate::status::{
-    Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Requests, Rules, SCHEMA,
-    Setting, Start, Status, Store, Verdict, Worker, WorkerCounts,
+    Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Rules, SCHEMA, Setting, Start,
+    Status, Store, Verdict, Worker, WorkerCounts,
 };
 
 /// Most peers that one status lists; `weft peers` has all.
@@ -113,7 +113,11 @@ impl Report {
             ready: self.readiness.is_ready(),
             stale: control.cached_as_of_unix.is_some(),
             stale_as_of_unix: control.cached_as_of_unix,
-            store: store(&control, self.request_times.as_deref()),
+            store: Store {
+                refused: control.refused(),
+                requests: self.request_times.as_ref().map(|times| times.read()),
+                ..control.store.clone()
+            },
             restart_needed: control.restart_needed,
             cache: control.cache.clone(),
             peers: control.peers,
@@ -164,19 +168,6 @@ impl Report {
         let mut hanging = stalled.iter().enumerate();
         hanging.find_map(|(index, age)| Some(verdict::stalled(index, age.as_ref()?.as_secs())))
     }
-}
-
-fn store(control: &ControlState, request_times: Option<&RequestTimes>) -> Store {
-    let requests = request_times.map(|times| {
-        let times = times.read();
-        let bounds = BOUNDS.iter().map(|bound| bound.as_secs_f64());
-        Requests {
-            up_to_seconds: bounds.zip(times.up_to).collect(),
-            count: times.count,
-            seconds: times.sum.as_secs_f64(),
-        }
-    });
-    Store { refused: control.refused(), requests, ..control.store.clone() }
 }
 
 fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Looks) {
