@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use tokio::sync::watch;
@@ -28,7 +28,7 @@ pub(super) async fn keep(
     mut rules: watch::Receiver<Kept>,
     mut subnet_file: watch::Receiver<SubnetFile>,
 ) -> Infallible {
-    // Their senders go with the daemon, and so does this.
+    // Where the senders are dropped, the whole daemon is, with this future.
     rules.wait_for(|rules| rules.settled).await.ok();
     subnet_file.wait_for(|file| file.written).await.ok();
     // A run that goes on after a take-over that failed comes here again.
@@ -63,11 +63,9 @@ fn limit(writable: &Writable) {
 /// The directories in which weftd, and the programs that it runs, write.
 fn written(options: &Options) -> Vec<PathBuf> {
     let files = [&options.subnet_file, &options.status_socket];
-    let directories = files.map(|path| whole_file::directory_of(path));
-    let store = match &options.store {
-        StoreOptions::Local(directory) => Some(directory.as_path()),
-        StoreOptions::Etcd(_) => None,
-        StoreOptions::Kube(_) => None,
-    };
-    directories.into_iter().chain(store).map(Path::to_path_buf).collect()
+    let mut directories = files.map(|path| whole_file::directory_of(path).to_path_buf()).to_vec();
+    if let StoreOptions::Local(directory) = &options.store {
+        directories.push(directory.clone());
+    }
+    directories
 }

@@ -65,20 +65,18 @@ pub(super) fn check_bridge(options: &Options, network: &NetworkConfig) -> anyhow
         return Ok(());
     }
     let Err(error) = std::fs::metadata(BRIDGE_FILTER) else { return Ok(()) };
-    match options.store {
-        StoreOptions::Etcd(_) | StoreOptions::Local(_) => {
-            info!(
-                "{BRIDGE_FILTER}: {error}: iptables does not see traffic between pods of this \
-                 host; services of Kubernetes need the kernel module br_netfilter"
-            );
-            Ok(())
-        }
-        StoreOptions::Kube(_) => anyhow::bail!(
+    if matches!(options.store, StoreOptions::Kube(_)) {
+        anyhow::bail!(
             "Failed to check br_netfilter: stat {BRIDGE_FILTER}: {error}; services of Kubernetes \
              do not work between pods of this host without it: load the kernel module \
              br_netfilter, or set EnableNFTables in the network configuration"
-        ),
+        );
     }
+    info!(
+        "{BRIDGE_FILTER}: {error}: iptables does not see traffic between pods of this host; \
+         services of Kubernetes need the kernel module br_netfilter"
+    );
+    Ok(())
 }
 
 /// Waits for the rules that `keep` sets, though not for long; an error if a start can't do without.

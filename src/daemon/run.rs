@@ -371,7 +371,7 @@ async fn keep_readiness(
     mut plane: watch::Receiver<PlaneState>,
     mut rules: watch::Receiver<status::Kept>,
 ) -> Infallible {
-    // Its sender goes with a start that fails, and so does this.
+    // If the start fails, the sender is dropped, and this future with it.
     rules.wait_for(|rules| rules.settled).await.ok();
     let mut was_ready = false;
     loop {
@@ -387,7 +387,7 @@ async fn keep_readiness(
             changed = plane.changed() => changed,
         };
         if changed.is_err() {
-            // The backend was dropped, and so will be this.
+            // The backend was dropped, and this future will be at once.
             pending::<()>().await;
         }
     }

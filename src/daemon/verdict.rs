@@ -21,7 +21,7 @@ pub(super) fn state(status: &Status, faults: &[Fault]) -> State {
 pub(super) fn faults(status: &Status, now_unix: u64) -> Vec<Fault> {
     let mut faults = Faults(Vec::new());
     match &status.start {
-        // All else is a consequence of it.
+        // During a start everything else that is missing is a consequence of that.
         Some(start) => match &start.hindrance {
             None => faults.add(Cause::Starting, start.step.as_str()),
             Some(why) => faults.add(Cause::StartHindered, described(why, now_unix)),
@@ -149,7 +149,7 @@ impl Faults {
     }
 }
 
-/// A worker that has begun no turn for so long.
+/// Says that a worker has begun no turn for so many seconds.
 pub(super) fn stalled(worker: usize, seconds: u64) -> String {
     format!(
         "worker {worker} has moved no packet and not looked for one for {}: does this host give it \
