@@ -14,7 +14,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("bin", 10, 200),
     ("config", 1790, 16800),
     ("control", 6540, 61900),
-    ("daemon", 3390, 33800),
+    ("daemon", 3370, 33700),
     ("device", 460, 4700),
     ("engine", 1650, 15000),
     ("fast_path", 840, 7100),
