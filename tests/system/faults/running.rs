@@ -146,6 +146,13 @@ const OF_THE_PEER: &[Broken] = &[
         "nft delete table ip w",
     ),
     here(
+        "the cable is out",
+        Screen::Check,
+        "external-link",
+        "ip link set wire0 down",
+        "ip link set wire0 up",
+    ),
+    here(
         "somebody set a wrong neighbour entry of the peer",
         Screen::Check,
         "the permanent entry of 172.20.0.2",
@@ -164,15 +171,8 @@ const OF_THE_PEER: &[Broken] = &[
         Screen::Check,
         "egress-filters",
         "tc qdisc add dev wire0 clsact; tc filter add dev wire0 egress protocol ip \
-         u32 match ip protocol 17 0xff action drop",
+         u32 match ip protocol 17 0xff action mirred egress redirect dev lo",
         "tc qdisc delete dev wire0 clsact",
-    ),
-    here(
-        "the cable is out",
-        Screen::Check,
-        "external-link",
-        "ip link set wire0 down",
-        "ip link set wire0 up",
     ),
 ];
 
