@@ -301,7 +301,7 @@ async fn broken_node_is_counted_others_unaffected() {
     running.wait_for_peers(&["192.0.2.2", "192.0.2.3"], SOON, "a broken Node in the watch").await;
     let status = running.manager.status();
     let counts = [RejectReason::BadValue, RejectReason::TooLarge, RejectReason::BadKey]
-        .map(|reason| status.read().rejected(reason));
+        .map(|reason| status.read().store.rejected.get(reason.name()).copied().unwrap_or(0));
     assert_eq!(counts, [4, 1, 1], "bad values, large ones, bad subnets");
 }
 
@@ -317,8 +317,9 @@ async fn older_of_two_nodes_keeps_shared_subnet() {
     let mut running = Host::new(&api, "n1").await.start(1).await;
     running.wait_for_peers(&["192.0.2.3"], SOON, "two Nodes with one subnet").await;
     let status = running.manager.status();
-    assert_eq!(status.read().rejected(RejectReason::OverlapsOther), 1);
-    assert_eq!(status.read().rejected(RejectReason::OverlapsOwn), 1);
+    let rejected = status.read().store.rejected;
+    assert_eq!(rejected[RejectReason::OverlapsOther.name()], 1);
+    assert_eq!(rejected[RejectReason::OverlapsOwn.name()], 1);
     // The older one goes, and the younger one's traffic flows.
     api.delete_node("b3");
     running.wait_for_peers(&["192.0.2.2"], SOON, "the older of two Nodes went").await;
