@@ -239,6 +239,21 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// How many of its warnings and errors so far name `value`: a path, a flag, an address, a key.
+    /// Which words they have is nobody's business but the reader's.
+    pub(crate) fn complaints(&self, value: &str) -> usize {
+        let log = self.output();
+        let complaints = log.lines().filter(|line| line.starts_with(['W', 'E', 'F']));
+        complaints.filter(|line| line.contains(value)).count()
+    }
+
+    /// Whether it has the file at `path` open.
+    pub(crate) fn has_open(&self, path: &Path) -> bool {
+        let open = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
+        let Ok(entries) = std::fs::read_dir(open) else { return false };
+        entries.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == path))
+    }
+
     /// Its exit status, if it has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")

@@ -21,6 +21,11 @@ pub(crate) fn metric(dir: &Path, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 
+/// Whether the daemon in `dir` is ready.
+pub(crate) fn is_ready(dir: &Path) -> bool {
+    Status::try_of(dir).is_some_and(|status| status.0["ready"] == true)
+}
+
 impl Status {
     /// Asks the daemon whose socket is in `dir`.
     ///
@@ -75,6 +80,11 @@ impl Status {
     pub(crate) fn causes(&self) -> Vec<Cause> {
         let status = weft::status::Status::deserialize(&self.0).expect("the tool reads it too");
         status.verdict.faults.iter().map(|fault| fault.cause).collect()
+    }
+
+    /// How often the start has met what hinders it; nothing while nothing does.
+    pub(crate) fn start_tries(&self) -> Option<u64> {
+        self.0["start"]["hindrance"]["tries"].as_u64()
     }
 
     /// Waits until in both directions packets received = forwarded + dropped, for each worker as

@@ -55,7 +55,7 @@ fn a_failed_take_over_leaves_the_tunnel_as_it_is() {
         // An address that this host doesn't have.
         (["--healthz-ip=203.0.113.1", "--healthz-port=8471"], "203.0.113.1:8471"),
         // Its workers can't share the queue of the one that runs.
-        (["--workers=2", "--fast-path=off"], "cannot take over the tunnel"),
+        (["--workers=2", "--fast-path=off"], "--take-over"),
     ];
     under_traffic(&mut overlay, 1000, |overlay| {
         for (flags, complaint) in attempts {
@@ -83,17 +83,16 @@ fn a_take_over_that_waits_for_the_store_disturbs_nothing() {
         fs::rename(&config, &away).expect("a file of the test");
         let mut next = overlay.weftd(0, &["--take-over"]);
         wait_until(PATIENCE, "the next weftd has the tunnel and waits", || {
-            next.output().contains("Couldn't fetch network config")
+            next.complaints("config") > 0
         });
         // A third one, from a service manager perhaps, is neither's end.
         for flag in ["--take-over", "--take-over=false"] {
             let mut third = overlay.weftd(0, &[flag]);
             assert!(!third.wait(PATIENCE).success());
             let pid = next.pid().as_raw_nonzero().to_string();
-            let text = third.output();
-            let told = text.contains(&format!("pid {pid} already uses"))
-                || text.contains("no tunnel of the udp backend");
-            assert!(told, "{text}");
+            // The next one's lock is in the way, or it has no tunnel of the udp backend to give.
+            let told = third.complaints(&format!("pid {pid} ")) + third.complaints("udp");
+            assert!(told > 0, "{}", third.output());
         }
         // It goes, and the first one is back; then it waits until the end.
         next.stop(Signal::KILL, PATIENCE);
@@ -128,7 +127,7 @@ fn a_take_over_from_nobody_or_from_another_backend() {
     assert!(text.contains("ordinary start"), "{text}");
     let mut next = overlay.weftd(0, &["--take-over"]);
     assert!(!next.wait(PATIENCE).success());
-    assert!(next.output().contains("no tunnel of the udp backend"), "{}", next.output());
+    assert!(next.complaints("udp") > 0, "{}", next.output());
     assert!(overlay.daemons[0].ended().is_none());
 }
 
@@ -253,7 +252,6 @@ fn what_does_not_suit_the_next_weftd_is_made_again() {
     let now = device_index(&overlay.lab.hosts[0], "flannel0");
     let text = manager.output();
     assert!(now.is_some() && now != made, "no new device of the old name: {text}");
-    assert!(text.contains("not going on with what the last weftd has left open"), "{text}");
     // And of that a copy is kept again.
     restart(&overlay);
     assert_eq!(device_index(&overlay.lab.hosts[0], "flannel0"), now, "{}", manager.output());

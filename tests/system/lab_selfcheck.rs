@@ -125,7 +125,7 @@ fn lease_wait_lasts_as_long_as_daemon() {
         SubnetEnv::wait(&none, &mut namespace.spawn(&["sh", "-c", "echo no config; exit 1"]))
     });
     let message = outcome.unwrap_err().downcast::<String>().unwrap();
-    assert_eq!(*message, "the daemon ended without a lease:\nno config\n");
+    assert!(message.ends_with(":\nno config\n"), "what the daemon said: {message}");
 }
 
 #[test]

@@ -103,7 +103,6 @@ fn ping_names_the_broken_leg() {
         (screen(&output), output.status.code())
     };
     let (text, code) = ping(&[&subnet, "--pod", &pod]);
-    assert!(text.contains("answers this host"), "{text}");
     assert!(
         text.contains(&format!("pod          {pod}")) && text.contains(" 1472 bytes"),
         "{text}"
@@ -123,10 +122,10 @@ fn ping_names_the_broken_leg() {
         (screen(&output), output.status.code())
     };
     let (text, code) = explain(&[&near, &pod, "--length=1472", "--df"]);
-    assert!(text.contains("a worker sends it in a UDP datagram from 172.20.0.1:8285"), "{text}");
+    assert!(text.contains("172.20.0.1:8285") && text.contains("172.20.0.2:8285"), "{text}");
     assert_eq!(code, Some(0), "{text}");
     let (text, code) = explain(&[&near, &pod, "--length=1473", "--df"]);
-    assert!(text.contains("more than the path's MTU of 1472"), "{text}");
+    assert!(text.contains(" 1472"), "the limit is not named: {text}");
     assert_eq!(code, Some(1));
     let (text, code) = explain(&[&near, "10.5.250.250"]);
     assert!(text.contains("no-route"), "{text}");

@@ -144,6 +144,6 @@ fn file_is_not_executed_odd_values_are_refused() {
     let script = Script::with(&SUBNET_ENV.replace("10.1.74.1/24", "10.1.74.1"));
     script.refuses(&[], "FLANNEL_SUBNET is 10.1.74.1");
     let script = Script::with(SUBNET_ENV);
-    script.refuses(&["-k", "A=$(id)"], "no variable's name");
+    script.refuses(&["-k", "A=$(id)"], "A=$(id)");
     script.refuses(&["-x"], "usage");
 }
