@@ -25,27 +25,30 @@ impl LogSince {
         daemon.output().lines().skip(self.lines_before).map(str::to_owned).collect()
     }
 
-    /// Whether a line since then contains `words`.
-    pub(crate) fn says(&self, daemon: &Process, words: &str) -> bool {
-        self.lines(daemon).iter().any(|line| line.contains(words))
+    /// Whether a line since then contains `word`.
+    pub(crate) fn says(&self, daemon: &Process, word: &str) -> bool {
+        self.lines(daemon).iter().any(|line| line.contains(word))
     }
 
-    /// Checks how much was written in any second, and that the first line of warning says what is
-    /// `wrong` and what weft is `doing` about it, in one of these ways. Gives the most lines of a
-    /// second.
+    /// How many warnings and errors since then name `value`.
+    pub(crate) fn warned(&self, daemon: &Process, value: &str) -> usize {
+        let lines = self.lines(daemon);
+        let warnings = lines.iter().filter(|line| line.starts_with(['W', 'E']));
+        warnings.filter(|line| line.contains(value)).count()
+    }
+
+    /// Checks how much was written in any second, and that there was a warning, of which the first
+    /// names `value`. Gives the most lines of a second.
     ///
     /// # Panics
     /// When the log is flooded, or does not name the fault.
     #[track_caller]
-    pub(crate) fn assert_plain(&self, daemon: &Process, wrong: &str, doing: &[&str]) -> usize {
+    pub(crate) fn assert_warned(&self, daemon: &Process, value: &str) -> usize {
         let lines = self.lines(daemon);
-        let text = lines.join("\n");
         let busiest = self.assert_pace(daemon);
         let first = lines.iter().find(|line| line.starts_with(['W', 'E']));
-        let first = first.unwrap_or_else(|| panic!("no warning about the fault:\n{text}"));
-        assert!(first.contains(wrong), "the first line does not say {wrong:?}: {first}");
-        let is_said = doing.iter().any(|doing| first.contains(doing));
-        assert!(is_said, "the first line does not say {doing:?}: {first}");
+        let first = first.unwrap_or_else(|| panic!("no warning about the fault: {lines:?}"));
+        assert!(first.contains(value), "the first line does not name {value:?}: {first}");
         busiest
     }
 

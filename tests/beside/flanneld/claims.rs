@@ -97,7 +97,7 @@ fn out_of_subnets_ends_flanneld_with_1_and_weftd_waits() {
     assert_eq!(flanneld.wait(HEARD).code(), Some(1));
     assert!(flanneld.output().contains("out of subnets"), "{}", flanneld.output());
     let mut weftd = site.spawn(1, Weftd, &[]);
-    wait_until(HEARD, "weftd says why it waits", || weftd.output().contains("out of subnets"));
+    wait_until(HEARD, "weftd says why it waits", || weftd.complaints("10.5.1.0/24") > 0);
     assert!(weftd.ended().is_none());
 }
 

@@ -82,6 +82,7 @@ fn flanneld_that_writes_weftds_lease_is_noticed() {
     let (_flanneld, taken) = site.start(1, Flanneld, &["--public-ip", &address]);
     assert_eq!(own.subnet, taken.subnet, "flanneld goes by the PublicIP alone");
     wait_until(SEEN, "weftd says that somebody else writes its lease", || {
-        weftd.output().contains("ALARM: somebody else wrote the lease")
+        weftd.output().contains("ALARM")
+            && Status::of(&site.dir(0)).0["store"]["written_by_others"] == 1
     });
 }

@@ -76,11 +76,7 @@ fn dead_etcd_loses_no_packet_burns_no_cpu() {
         }
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
-            let lines = told.assert_plain(
-                daemon,
-                "without the store for",
-                &["keeping all 2 peers and retrying"],
-            );
+            let lines = told.assert_warned(daemon, " 2 peers");
             println!("host {host}: at most {lines} lines a second");
         }
     });
@@ -105,7 +101,13 @@ fn leases_expired_in_outage_are_retaken_without_loss() {
         assert_eq!([0, 1].map(|host| site.routes(host)), [Some(1); 2], "routes were withdrawn");
         let back = Instant::now();
         site.mend();
-        let taken = || [0, 1].map(|host| told[host].says(&site.daemons[host], "took it again"));
+        let taken = || {
+            [0, 1].map(|host| {
+                let ends = Status::of(&site.dir(host)).0["store"]["lease_expires_unix"].as_u64();
+                ends > Some(weft::control::clock::unix_seconds())
+            })
+        };
+        assert_eq!(taken(), [false; 2], "the leases have not ended");
         let busiest = busiest_second(site, || taken() == [true; 2]);
         println!("both subnets taken again within {:?}", back.elapsed());
         println!("at most {busiest} requests a second of two nodes together");
@@ -113,7 +115,9 @@ fn leases_expired_in_outage_are_retaken_without_loss() {
         for (host, told) in told.iter().enumerate() {
             let daemon = &site.daemons[host];
             // Of the watch or of a renewal, whichever is cut off first.
-            told.assert_plain(daemon, "the store is unavailable", &["retrying", "trying again"]);
+            told.assert_warned(daemon, "");
+            let subnet = site.leases[host].network().to_string();
+            assert!(told.warned(daemon, &subnet) > 0, "not which lease was lost");
         }
     });
     report.assert_nothing_lost("the end of all leases in an outage");
@@ -167,11 +171,7 @@ fn a_partition_is_noticed_and_gone_around() {
         wait_until(NOTICED, "the node goes around the partition", || site.routes(0) == Some(2));
         println!("gone around after {:?}", cut.elapsed());
         let daemon = &site.daemons[0];
-        told[0].assert_plain(
-            daemon,
-            "without the store for",
-            &["keeping all 1 peers and retrying"],
-        );
+        told[0].assert_warned(daemon, " 1 peers");
         told[1].assert_no_warning(&site.daemons[1]);
         drop_packets(&site.cluster.hosts[0], None);
     });
