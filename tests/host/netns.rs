@@ -65,27 +65,17 @@ fn lowest_metric_default_route_selects_the_interface() {
     namespace.ip("address add 198.51.100.2/24 dev eth1");
     namespace.ip("link set eth1 mtu 9000");
     let default = InterfaceOptions::default();
-    assert!(
-        chosen(&namespace, &default)
-            .ends_with("unable to find default route; name the interface with --iface")
-    );
+    assert!(chosen(&namespace, &default).contains("--iface"), "no word of what to do");
 
     namespace.ip("route add default via 192.0.2.1 metric 200");
     assert_eq!(chosen(&namespace, &default), "eth0 192.0.2.2 192.0.2.2 1500");
 
     namespace.ip("route add default via 198.51.100.1 metric 100");
-    let (found, log) = discover_in(&namespace, &default);
+    let (found, _) = discover_in(&namespace, &default);
     let found = found.unwrap();
     assert_eq!(found.name, "eth1");
     assert_eq!(found.mtu_bytes, 9000);
     assert!(namespace.ip("link show eth1").starts_with(&format!("{}:", found.index)));
-    for phrase in [
-        "Determining IP address of default interface",
-        "Using interface with name eth1 and address 198.51.100.2",
-        "Defaulting external address to interface address (198.51.100.2)",
-    ] {
-        assert!(log.contains(phrase), "{phrase:?} is not in {log}");
-    }
 
     // A default in another table is none of ours.
     namespace.ip("route add default dev eth0 table 77");
@@ -99,9 +89,8 @@ fn a_multipath_default_is_refused() {
     namespace.ip("address add 198.51.100.2/24 dev eth1");
     namespace
         .ip("route add default nexthop via 192.0.2.1 dev eth0 nexthop via 198.51.100.1 dev eth1");
-    let text = chosen(&namespace, &InterfaceOptions::default());
-    assert!(text.starts_with("Failed to find any valid interface to use: "), "{text}");
-    assert!(text.contains("found default route but could not determine interface"), "{text}");
+    let (missed, _) = discover_in(&namespace, &InterfaceOptions::default());
+    assert!(matches!(missed, Err(InterfaceError::NoDefault(_))), "{missed:?}");
     assert_eq!(chosen(&namespace, &named("eth1")), "eth1 198.51.100.2 198.51.100.2 1500");
 }
 
@@ -121,7 +110,8 @@ fn the_address_is_chosen_by_its_flags() {
     // Of a point-to-point link the near end counts.
     namespace.ip("address add 10.9.0.1 peer 10.9.0.2 dev eth1");
     assert_eq!(chosen(&namespace, &named("eth1")), "eth1 10.9.0.1 10.9.0.1 1500");
-    assert!(chosen(&namespace, &named("10.9.0.2")).contains("Failed to find interface to use"));
+    let (missed, _) = discover_in(&namespace, &named("10.9.0.2"));
+    assert!(matches!(missed, Err(InterfaceError::NoMatch { .. })), "{missed:?}");
 }
 
 #[test]
@@ -152,8 +142,8 @@ fn can_reach_follows_the_kernels_routes() {
 
     let (missed, log) = discover_in(&namespace, &reaching("172.31.0.1"));
     assert!(matches!(missed, Err(InterfaceError::NoMatch { .. })), "{missed:?}");
-    assert!(log.contains("Network is unreachable"), "{log}");
-    assert!(log.contains("find the route to 172.31.0.1"), "{log}");
+    // ENETUNREACH.
+    assert!(log.contains("os error 101") && log.contains("172.31.0.1"), "{log}");
     let (missed, log) = discover_in(&namespace, &reaching("2001:db8::1"));
     assert!(missed.is_err());
     assert!(log.contains("IPv6"), "{log}");
@@ -173,13 +163,9 @@ fn edit_errors_name_operation_and_object() {
         netlink.add_address(&eth0, address, 24).await.unwrap();
         let again = netlink.add_address(&eth0, address, 24).await.unwrap_err();
         assert!(again.is_already_there(), "{again:?}");
-        assert_eq!(
-            chain(&again),
-            format!(
-                "the kernel refused to add address 192.0.2.2/24 to eth0 (index {index}): \
-                 File exists (os error 17)"
-            )
-        );
+        for part in ["192.0.2.2/24", "eth0", &format!("{index}"), "(os error 17)"] {
+            assert!(chain(&again).contains(part), "{part} is not named: {}", chain(&again));
+        }
         let mut route = RouteSpec {
             gateway: Some(Ipv4Addr::new(192, 0, 2, 1)),
             metric: 7,
@@ -361,7 +347,8 @@ fn assert_complete(namespace: &Namespace) {
     assert_eq!(addresses.lines().count(), 1, "{addresses}");
     let routes = namespace.ip("-details route show 10.5.0.0/16");
     assert!(
-        routes.starts_with("unicast 10.5.0.0/16 dev flannel0 proto boot scope global"),
+        routes.starts_with("unicast 10.5.0.0/16 dev flannel0 proto boot ")
+            && routes.contains("scope global"),
         "{routes}"
     );
     assert_eq!(routes.lines().count(), 1, "{routes}");
@@ -390,7 +377,7 @@ fn foreign_route_refuses_the_start() {
             Overlay::check(&Netlink::open().unwrap(), &desired).await.unwrap_err()
         });
         assert!(matches!(error, OverlayError::ForeignRoute { .. }), "{error:?}");
-        assert!(error.to_string().contains(&format!("ip route del {named})")), "{error}");
+        assert!(error.to_string().contains(&format!("route del {named})")), "{error}");
         // The advice works as it stands.
         namespace.ip(&format!("route del {named}"));
     }
@@ -446,14 +433,11 @@ fn removed_settings_return_within_a_second() {
     });
     println!("longest repair: {longest:?}");
     // Some happen twice in this test; the second within the silence that follows the first.
-    for line in [
-        "changed by someone else: address 10.5.72.0/32 added",
-        "changed by someone else: route 10.5.0.0/16 dev flannel0 set",
-        "changed by someone else: switched on",
-        "changed by someone else: address 10.5.99.1/16 removed",
-    ] {
-        assert_eq!(log.matches(line).count(), 1, "{line:?} in {log}");
+    let lines = |repaired: &str| log.lines().filter(|line| line.contains(repaired)).count();
+    for repaired in ["10.5.72.0/32", "10.5.0.0/16", "10.5.99.1/16"] {
+        assert_eq!(lines(repaired), 1, "{repaired} in {log}");
     }
+    assert_eq!(lines("flannel0"), 4, "and that it was switched on: {log}");
 }
 
 fn is_complete(namespace: &Namespace) -> bool {
@@ -489,10 +473,10 @@ fn foreign_mtu_is_logged_and_kept() {
         assert_eq!(reconcile(&netlink, &mut overlay).await, [""; 0]);
         assert!(namespace.ip("link show flannel0").contains("mtu 1400"));
     });
-    let line = "the MTU of flannel0 was changed from 1472 to 1300 by someone else; left as it is";
-    assert_eq!(log.matches(line).count(), 1, "{log}");
-    assert_eq!(log.matches("the MTU of flannel0 is 1372 again").count(), 1, "{log}");
-    assert_eq!(log.lines().count(), 2, "{log}");
+    let lines: Vec<_> = log.lines().collect();
+    assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("flannel0")), "{log}");
+    assert!(lines[0].contains("1472") && lines[0].contains("1300"), "what was changed: {log}");
+    assert!(lines[1].contains("1372"), "that it is as it was: {log}");
 }
 
 #[test]
@@ -509,9 +493,7 @@ fn own_route_returns_after_a_foreign_one() {
         assert_eq!(reconcile(&netlink, &mut overlay).await.len(), 1);
         assert_complete(&namespace);
     });
-    let line =
-        "someone else set a route to the overlay network: 10.5.0.0/16 via 192.0.2.1 dev eth0";
-    assert_eq!(log.matches(line).count(), 1, "{log}");
+    assert_eq!(log.matches("10.5.0.0/16 via 192.0.2.1 dev eth0").count(), 1, "{log}");
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn assert_only_listed_by_hand(lab: &Lab, files: &Files) {
     assert!(shown.contains("10.244.1.0/24"), "{shown}");
     for words in [&["reserve", "10.244.7.0/24", "192.0.2.7"][..], &["release", "10.244.1.0/24"]] {
         let refusal = lease(words);
-        assert!(refusal.contains("in Kubernetes the cluster assigns subnets"), "{refusal}");
+        assert!(refusal.contains("Kubernetes"), "{refusal}");
     }
 }
 
@@ -168,10 +168,10 @@ fn start_waits_for_subnet_changed_one_is_refused() {
     let api = KubeApi::serve(listen(&lab));
     api.put_node(&node("n0", None));
     let mut daemon = files.weftd(&lab, 0, &[]);
-    let waits = "node \"n0\" pod cidr not assigned";
-    wait_until(READY, "the log says what is waited for", || daemon.output().contains(waits));
+    let waits = || daemon.complaints("\"n0\"");
+    wait_until(READY, "the log says what is waited for", || waits() > 0);
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(daemon.output().matches(waits).count(), 1, "{}", daemon.output());
+    assert_eq!(waits(), 1, "{}", daemon.output());
     assert_eq!(probe(&lab.hosts[0], "/readyz"), Some(503), "ready without a subnet");
     assert_eq!(probe(&lab.hosts[0], "/healthz"), Some(200));
     assert!(daemon.ended().is_none(), "the daemon ended for lack of a PodCIDR");
@@ -186,10 +186,9 @@ fn start_waits_for_subnet_changed_one_is_refused() {
     wait_until(READY, "the change is refused", || {
         Status::of(&files.host(0)).0["store"]["refused_subnet"] == "10.244.6.0/24"
     });
-    let refused = "Refusing the change of the Node \"n0\": its pod cidr is now 10.244.6.0/24";
-    wait_until(READY, "the log says so", || daemon.output().contains(refused));
-    let output = daemon.output();
-    assert_eq!(output.matches(refused).count(), 1, "{output}");
+    let refused = || daemon.complaints("10.244.6.0/24");
+    wait_until(READY, "the log says so", || refused() > 0);
+    assert_eq!(refused(), 1, "{}", daemon.output());
     assert_eq!(Status::of(&files.host(0)).0["store"]["subnet_refused"], true);
     let devices = lab.hosts[0].exec(&["ip", "-o", "address", "show", "flannel0"]);
     assert!(devices.contains("10.244.5.0/32"), "the network changed: {devices}");
@@ -205,18 +204,16 @@ fn what_cannot_start_says_why() {
     api.put_node(&node("n0", Some("10.99.0.0/24")));
     let mut outside = files.weftd(&lab, 0, &[]);
     assert_eq!(outside.wait(READY).code(), Some(1));
-    assert!(
-        outside.output().contains("doesn't contain \"10.99.0.0/24\" PodCIDR of the \"n0\" node")
-    );
+    assert_eq!(outside.complaints("10.99.0.0/24"), 1, "{}", outside.output());
     let mut no_file = files.weftd(&lab, 0, &["--net-config-path=/nonexistent/net-conf.json"]);
     assert_eq!(no_file.wait(READY).code(), Some(1));
-    let said =
-        "Failed to create SubnetManager: failed to read net conf: /nonexistent/net-conf.json";
-    assert!(no_file.output().contains(said), "{}", no_file.output());
+    assert_eq!(no_file.complaints("/nonexistent/net-conf.json"), 1, "{}", no_file.output());
     let no_node = Command::new(WEFTD).arg("--kube-subnet-mgr").env_clear().output().unwrap();
     let text = String::from_utf8_lossy(&no_node.stderr).into_owned();
     assert_eq!(no_node.status.code(), Some(1));
-    assert!(text.contains("POD_NAME and POD_NAMESPACE must be set, or NODE_NAME"), "{text}");
+    for variable in ["POD_NAME", "POD_NAMESPACE", "NODE_NAME"] {
+        assert!(text.contains(variable), "{text}");
+    }
     let depth = [("NODE_NAME", "n0"), ("EVENT_QUEUE_DEPTH", "many")];
     let depth = Command::new(WEFTD).arg("--kube-subnet-mgr").envs(depth).output().unwrap();
     let text = String::from_utf8_lossy(&depth.stderr).into_owned();

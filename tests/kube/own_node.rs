@@ -154,21 +154,22 @@ async fn annotation_prefix_applies_to_reads_and_writes() {
 async fn start_waits_or_fails_by_cause() {
     let api = KubeApi::local();
     let host = Host::new(&api, "n1").await;
-    let waits = |error: AcquireError, phrase: &str| {
-        assert!(error.to_string().contains(phrase) && !error.is_final(), "{error}");
-    };
-    waits(host.acquire(1).await.unwrap_err(), "there is no Node \"n1\" yet");
+    let missing = host.acquire(1).await.unwrap_err();
+    assert!(matches!(&missing, AcquireError::NoNode(name) if name == "n1"), "{missing:?}");
+    assert!(!missing.is_final(), "a Node that comes late is waited for");
     api.put_node(&node("n1", None));
-    waits(host.acquire(1).await.unwrap_err(), "node \"n1\" pod cidr not assigned");
+    let bare = host.acquire(1).await.unwrap_err();
+    assert!(matches!(&bare, AcquireError::Unassigned(name) if name == "n1"), "{bare:?}");
+    assert!(!bare.is_final(), "a subnet that comes late is waited for");
     let assign = |cidrs: &[&str]| {
         api.edit("n1", |node| node["spec"] = json!({"podCIDR": cidrs[0], "podCIDRs": cidrs}));
     };
     assign(&["10.99.1.0/24"]);
     let outside = host.acquire(1).await.unwrap_err();
     assert!(outside.is_final(), "flannel exits");
-    let phrase = "subnet \"10.244.0.0/16\" specified in the flannel net config doesn't contain \
-                  \"10.99.1.0/24\" PodCIDR of the \"n1\" node";
-    assert!(outside.to_string().contains(phrase), "{outside}");
+    for value in ["\"10.244.0.0/16\"", "\"10.99.1.0/24\"", "\"n1\""] {
+        assert!(outside.to_string().contains(value), "{outside}");
+    }
     for unusable in [&["fd00::/64"][..], &["10.244.1.0"], &["10.244.1.0/24", "fd00::/64", "x"]] {
         assign(unusable);
         assert!(host.acquire(1).await.unwrap_err().is_final(), "{unusable:?} was taken");
@@ -312,8 +313,5 @@ async fn node_from_pod_flag_leaves_condition_alone() {
         api.fail(What::Pod, Fault::Status(403, None));
     }
     let refused = SubnetManager::connect(&options.store, None).await.unwrap_err().to_string();
-    assert!(
-        refused.contains("error retrieving pod spec for 'kube-flannel/weft-abcde'"),
-        "{refused}"
-    );
+    assert!(refused.contains("kube-flannel/weft-abcde"), "{refused}");
 }

@@ -356,7 +356,7 @@ fn icmp_errors_arrive_under_any_rp_filter() {
         for (who, from, ttl, more) in processes {
             let about = format!("{who}, rp_filter {rp_filter}");
             let expired = ping(from, &[more, &["-t", ttl, &far]].concat());
-            let from_next = format!("From {} icmp_seq=1 Time to live exceeded", next_hop(FAR));
+            let from_next = format!("From {} icmp_seq=1 Time to live", next_hop(FAR));
             assert!(expired.contains(&from_next), "{about}: {expired}");
             let unreachable = ping(from, &[more, &[&*unleased]].concat());
             let net = "icmp_seq=1 Destination Net Unreachable";

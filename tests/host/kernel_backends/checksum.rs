@@ -33,6 +33,5 @@ fn sound_kernel_keeps_checksum_offload() {
     assert_eq!(setting(&overlay), "off", "a restart undoes what an operator chose");
     let error =
         overlay.lab.hosts[0].enter(|| features::leave_no_checksums("flannel.7")).unwrap_err();
-    let text = "cannot switch off the transmit checksum offload of flannel.7";
-    assert_eq!(error.to_string(), text, "which device it was is not said");
+    assert!(error.to_string().contains("flannel.7"), "which device it was is not said: {error}");
 }

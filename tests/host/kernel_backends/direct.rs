@@ -62,6 +62,6 @@ fn vxlan_mtu_above_the_interface_gives_way() {
     let config = VXLAN.replace(r#""vxlan""#, r#""vxlan","MTU":9000"#);
     let overlay = Overlay::start_with(&config, [&[], &[]]);
     assert_eq!(overlay.leases[0].mtu_bytes, 1450, "the MTU in subnet.env");
-    assert!(overlay.daemons[0].output().contains("Backend.MTU 9000 is above the 1500 of wire0"));
+    assert_eq!(overlay.daemons[0].complaints("9000"), 1, "{}", overlay.daemons[0].output());
     overlay.traffic_resumes(SOON, "a start with an MTU that is too large");
 }

@@ -73,9 +73,9 @@ fn alloc_without_following_asks_for_a_restart() {
     let lab = Lab::two_hosts();
     let (_dir, mut daemon, own) = alloc(&lab, &["--follow-address=false"]);
     replace_address(&lab);
-    wait_until(SOON, "the operator is told", || daemon.output().contains("must be restarted"));
+    wait_until(SOON, "the operator is told", || daemon.complaints("--follow-address") > 0);
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(daemon.output().matches("must be restarted").count(), 1, "said again and again");
+    assert_eq!(daemon.complaints("--follow-address"), 1, "said again and again");
     let own = std::fs::read_to_string(&own).unwrap();
     assert!(own.contains(r#""PublicIP":"172.20.0.1""#), "the lease followed: {own}");
     assert!(daemon.ended().is_none());
@@ -98,9 +98,8 @@ fn unbuilt_backend_refuses_in_one_line() {
     let lab = Lab::two_hosts();
     for kind in ["ipip", "wireguard", "ipsec", "aws-vpc", "gce", "ali-vpc", "tencent-vpc"] {
         let said = refusal(&lab, &format!(r#"{{"Type":"{kind}"}}"#), &[]);
-        let lines: Vec<_> = said.lines().filter(|line| line.contains("not built")).collect();
-        assert_eq!(lines.len(), 1, "{said}");
-        assert!(lines[0].contains("Error fetching backend") && lines[0].contains(kind), "{said}");
+        let lines: Vec<_> = said.lines().filter(|line| line.starts_with('E')).collect();
+        assert!(lines.len() == 1 && lines[0].contains(kind), "{said}");
     }
     let said = refusal(&lab, r#"{"Type":"host-gw"}"#, &["--public-ip=192.0.2.1", "--iface=wire0"]);
     assert!(said.contains("172.20.0.1 and 192.0.2.1"), "{said}");
