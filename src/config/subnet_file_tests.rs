@@ -141,7 +141,8 @@ fn world_writable_directory_is_refused_unless_sticky() {
     let set = |mode| fs::set_permissions(directory.path(), fs::Permissions::from_mode(mode));
     set(0o777).unwrap();
     let error = example().write(&path).unwrap_err();
-    assert!(error.to_string().contains("writable by everybody (mode 777)"), "{error}");
+    assert!(matches!(error, FileError::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("777"), "{error}");
     assert!(names_in(directory.path()).is_empty());
     set(0o1777).unwrap();
     example().write(&path).unwrap();
@@ -156,7 +157,8 @@ fn a_directory_of_another_user_is_refused() {
     }
     std::os::unix::fs::chown(directory.path(), Some(12_345), None).unwrap();
     let error = example().write(&directory.path().join("subnet.env")).unwrap_err();
-    assert!(error.to_string().contains("belongs to user 12345, neither"), "{error}");
+    assert!(matches!(error, FileError::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("12345"), "{error}");
 }
 
 #[test]
@@ -165,7 +167,7 @@ fn uncreatable_directory_is_an_error() {
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
     let error = example().write(&file.join("subnet.env")).unwrap_err();
-    assert!(error.to_string().starts_with("cannot make the directory"), "{error}");
+    assert!(matches!(&error, FileError::Io { path, .. } if *path == file), "{error:?}");
     assert!(example().write(Path::new("/")).is_err());
     let long = directory.path().join("n".repeat(250));
     let error = example().write(&long).unwrap_err();
@@ -192,7 +194,7 @@ fn a_full_disk_leaves_the_old_file_whole() {
     match child {
         Ok(output) if output.status.success() => {
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(text.contains("the full disk was refused"), "{text}");
+            assert!(text.contains("refused"), "{text}");
         }
         Ok(output) if output.status.code() == Some(101) => {
             panic!("{}", String::from_utf8_lossy(&output.stderr));
@@ -208,7 +210,8 @@ fn fill_disk_and_write(mount: &Path) {
     assert_eq!(mode, 0o644, "the umask of 077 was applied");
     fs::write(mount.join("filler"), [0; 4096]).unwrap();
     let error = SubnetFile { mtu_bytes: 9000, ..example() }.write(&path).unwrap_err();
-    assert!(error.to_string().starts_with("cannot write the new text"), "{error}");
+    let FileError::Io { source, .. } = error else { panic!("{error:?}") };
+    assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
     assert_eq!(fs::read_to_string(&path).unwrap(), example().render());
     assert_eq!(names_in(mount).len(), 2, "a temporary file is left");
     println!("the full disk was refused");
@@ -240,7 +243,7 @@ fn what_cannot_be_used_is_said() {
         ("=10.5.72.1/24", "line 1"),
         ("FLANNEL_SUBNET=10.5.72.1", "FLANNEL_SUBNET"),
         ("FLANNEL_SUBNET=", "FLANNEL_SUBNET"),
-        ("FLANNEL_SUBNET=10.5.72.1/24,10.5.73.1/24", "more than one"),
+        ("FLANNEL_SUBNET=10.5.72.1/24,10.5.73.1/24", "FLANNEL_SUBNET"),
         ("FLANNEL_SUBNET=fd00::1/64", "FLANNEL_SUBNET"),
     ] {
         let previous = Previous::parse(text);
@@ -261,7 +264,7 @@ fn a_huge_file_is_refused() {
     let path = directory.path().join("subnet.env");
     fs::write(&path, "#".repeat(65_537)).unwrap();
     let error = Previous::read(&path).unwrap_err().to_string();
-    assert!(error.contains("has more than 65536 bytes"), "{error}");
+    assert!(error.contains("65536"), "{error}");
     fs::write(&path, [b'A', b'=', 0xff, b'\n']).unwrap();
     assert_eq!(Previous::read(&path).unwrap(), Previous::default());
 }

@@ -227,7 +227,7 @@ mod tests {
         for mode in [0o620, 0o602, 0o666] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             let error = read_private(&path, 9).unwrap_err().to_string();
-            assert!(error.contains(&format!("{mode:o}, so that others")), "{error}");
+            assert!(error.contains(&format!("{mode:o}")), "{error}");
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(read_private(&path, 9).is_ok());
@@ -237,7 +237,7 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
             let error = read_private(&path, 9).unwrap_err().to_string();
-            assert!(error.contains("belongs to user 12345"), "{error}");
+            assert!(error.contains("12345"), "{error}");
         }
     }
 }

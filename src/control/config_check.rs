@@ -175,7 +175,7 @@ mod tests {
         let differs = |text: &str| difference(&used, &config(text));
         assert_eq!(differs(r#"{ "Network": "10.5.0.0/16", "SubnetLen": 24 }"#), None);
         for (text, words) in [
-            (r#"{"Network":"10.9.0.0/16"}"#, "is now for 10.9.0.0/16, and not for 10.5.0.0/16"),
+            (r#"{"Network":"10.9.0.0/16"}"#, "10.9.0.0/16"),
             (r#"{"Network":"10.5.0.0/16","SubnetLen":25}"#, "SubnetLen 25"),
             (r#"{"Network":"10.5.0.0/16","SubnetMin":"10.5.9.0"}"#, "SubnetMin 10.5.9.0"),
             (r#"{"Network":"10.5.0.0/16","EnableNFTables":true}"#, "EnableNFTables true"),

@@ -63,13 +63,11 @@ fn healthz_is_green_for_any_method() {
 #[test]
 fn readyz_follows_readiness() {
     with_server(|address, readiness| async move {
-        let not_ready = ("503".to_owned(), "flanneld is not ready yet".to_owned());
-        assert_eq!(ask(address, "GET", "/readyz").await, not_ready);
+        assert_eq!(ask(address, "GET", "/readyz").await.0, "503");
         readiness.set(true);
-        let ready = ("200".to_owned(), "flanneld is ready".to_owned());
-        assert_eq!(ask(address, "GET", "/readyz").await, ready);
+        assert_eq!(ask(address, "GET", "/readyz").await.0, "200");
         readiness.set(false);
-        assert_eq!(ask(address, "GET", "/readyz").await, not_ready);
+        assert_eq!(ask(address, "GET", "/readyz").await.0, "503");
     });
 }
 
@@ -103,7 +101,7 @@ fn long_headers_are_refused() {
         let outcome = stream.read_to_end(&mut reply).await;
         let reply = String::from_utf8(reply).unwrap();
         assert!(reply.contains(" 431 ") || outcome.is_err(), "{reply}");
-        assert!(!reply.contains("flanneld is running"));
+        assert!(!reply.contains(" 200 "), "{reply}");
         assert_eq!(ask(address, "GET", "/healthz").await.0, "200");
     });
 }

@@ -295,9 +295,9 @@ mod tests {
 
     #[test]
     fn the_verifiers_reason_is_its_last_line() {
-        let log = b"0: (bf) r6 = r1\nmath between pkt pointer is not allowed\n\
+        let log = b"0: (bf) r6 = r1\nR5 !read_ok\n\
             processed 3 insns (limit 1000000) max_states_per_insn 0\n\0\0\0";
-        assert_eq!(last_word(log), "math between pkt pointer is not allowed");
-        assert_eq!(last_word(&[0; 4]), "it gives no reason");
+        assert_eq!(last_word(log), "R5 !read_ok");
+        assert!(!last_word(&[0; 4]).is_empty(), "an operator is told nothing");
     }
 }

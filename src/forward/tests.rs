@@ -29,7 +29,7 @@ const FARTHER: Ipv4Addr = Ipv4Addr::new(10, 5, 3, 2);
 const UNLEASED: Ipv4Addr = Ipv4Addr::new(10, 5, 99, 2);
 
 /// What a packet ends with that panics when it is decided on: the mistake nobody has found yet.
-pub(crate) const TRIPPING: &[u8] = b"this packet panics";
+pub(crate) const TRIPPING: &[u8] = b"this panics";
 
 /// Panics on such a packet.
 pub(crate) fn trip(packet: &[u8]) {

@@ -242,7 +242,7 @@ mod tests {
         let (result, _) = run("cat", &["/nowhere"], "never read");
         let error = result.unwrap_err();
         assert!(error.contains("cat failed (exit status: 1)"), "{error}");
-        assert!(error.contains("/nowhere: No such file or directory"), "{error}");
+        assert!(error.contains("cat: /nowhere: "), "{error}");
     }
 
     #[test]
@@ -265,8 +265,8 @@ mod tests {
     #[test]
     fn missing_program_names_its_package() {
         let (result, _) = run("weft-no-such-program", &[], "");
-        let expected = "weft-no-such-program is not in PATH: install the package coreutils";
-        assert_eq!(result, Err(expected.to_owned()));
+        let error = result.unwrap_err();
+        assert!(error.contains("weft-no-such-program") && error.contains("coreutils"), "{error}");
     }
 
     #[test]

@@ -347,17 +347,17 @@ mod tests {
     fn each_way_and_each_end_is_told() {
         const POD: &str = "10.5.1.9";
         for (words, length_bytes, dont_fragment, expected, expected_goes) in [
-            ((POD, "10.5.2.7"), 84, true, "the kernel's programs or a worker send it", true),
-            ((POD, "10.5.2.7"), 1400, true, "more than the path's MTU of 1372", false),
-            ((POD, "10.5.2.7"), 1400, false, "fragments of at most 1372", true),
+            ((POD, "10.5.2.7"), 84, true, "192.0.2.2:8285", true),
+            ((POD, "10.5.2.7"), 1400, true, "1372", false),
+            ((POD, "10.5.2.7"), 1400, false, "1372", true),
             ((POD, "10.5.3.7"), 84, true, "SILENT", false),
             ((POD, "10.5.4.7"), 84, true, "other-backend", false),
             ((POD, "10.5.99.7"), 84, true, "no-route", false),
-            ((POD, "10.5.1.7"), 84, true, "its bridge carries it", true),
+            ((POD, "10.5.1.7"), 84, true, "bridge", true),
             ((POD, "8.8.8.8"), 84, true, "outside 10.5.0.0/16", true),
-            (("10.5.2.7", POD), 84, true, "delivered to the host's routes", true),
+            (("10.5.2.7", POD), 84, true, "delivered", true),
             (("10.5.99.7", POD), 84, true, "src-not-leased", false),
-            (("10.5.2.7", "10.5.3.7"), 84, true, "ask on the host of the sender", false),
+            (("10.5.2.7", "10.5.3.7"), 84, true, "sender", false),
             (("127.0.0.1", POD), 84, true, "src-martian", false),
             (("10.5.2.7", "10.5.1.0"), 84, true, "delivered", true),
         ] {
@@ -367,6 +367,6 @@ mod tests {
             assert!(text.contains("not considered: firewalls"), "{text}");
         }
         let (text, goes) = answered(BackendKind::Vxlan, (POD, "10.5.2.7"), 84, true);
-        assert!(text.contains("the kernel carries it (vxlan)") && goes, "{text}");
+        assert!(text.contains("vxlan") && goes, "{text}");
     }
 }

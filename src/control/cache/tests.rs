@@ -85,13 +85,13 @@ fn written_cache_reads_back() {
 fn mismatched_cache_is_refused_by_field() {
     let bytes = written(&usual());
     let usual = expected();
-    assert_refused(&bytes, &Expected { store: "local /srv", ..usual }, "its store is");
+    assert_refused(&bytes, &Expected { store: "local /srv", ..usual }, "local /srv");
     let network = prefix("10.6.0.0/16");
-    assert_refused(&bytes, &Expected { network, ..usual }, "its network is \"10.5.0.0/16\"");
+    assert_refused(&bytes, &Expected { network, ..usual }, "\"10.5.0.0/16\"");
     let subnet = prefix("10.5.101.0/24");
-    assert_refused(&bytes, &Expected { subnet, ..usual }, "its subnet is \"10.5.100.0/24\"");
+    assert_refused(&bytes, &Expected { subnet, ..usual }, "\"10.5.100.0/24\"");
     let public_ip = "192.0.2.9".parse().unwrap();
-    assert_refused(&bytes, &Expected { public_ip, ..usual }, "its public address is");
+    assert_refused(&bytes, &Expected { public_ip, ..usual }, "192.0.2.9");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn old_or_future_cache_is_refused() {
     assert!(matches!(at(NOW - AHEAD_MAX.as_secs() - 1), Err(CacheError::Ahead(_))));
     assert!(at(0).is_err() && at(u64::MAX).is_err());
     let text = at(NOW + day + 1).unwrap_err().to_string();
-    assert_eq!(text, "it is from 2026-11-21T01:52:04Z, more than 24h0m0s ago");
+    assert!(text.contains("2026-11-21T01:52:04Z") && text.contains("24h0m0s"), "{text}");
 }
 
 #[test]
@@ -136,27 +136,31 @@ fn every_truncation_and_bit_flip_is_detected() {
             assert!(cache.is_err(), "bit {bit} of byte {at} makes no difference");
         }
     }
-    assert_refused(&bytes[..bytes.len() - 1], &expected(), "length or checksum is wrong");
-    assert_refused(&[&bytes[..], b"\n"].concat(), &expected(), "length or checksum is wrong");
-    assert_refused(b"FLANNEL_SUBNET=10.5.1.1/24\n", &expected(), "does not begin like");
-    assert_refused(b"", &expected(), "does not begin like");
+    for damaged in [&bytes[..bytes.len() - 1], &[&bytes[..], b"\n"].concat()] {
+        assert!(matches!(parse(damaged, &expected()), Err(CacheError::Damaged)));
+    }
+    for foreign in [&b"FLANNEL_SUBNET=10.5.1.1/24\n"[..], b""] {
+        assert!(matches!(parse(foreign, &expected()), Err(CacheError::Foreign)));
+    }
 }
 
 #[test]
 fn invalid_entry_invalidates_cache() {
-    for (peers, phrase) in [
-        (vec![lease("10.6.1.0/24", "192.0.2.2")], "outside the network"),
-        (vec![lease("10.5.1.0/24", "127.0.0.1")], "is no host's"),
-        (vec![lease("10.5.1.0/24", "192.0.2.1")], "is this node's"),
-        (vec![lease("10.5.96.0/20", "192.0.2.2")], "overlaps this node's"),
-        (vec![lease("10.5.0.0/20", "192.0.2.2"), lease("10.5.1.0/24", "192.0.2.3")], "overlaps an"),
+    for (peers, at_fault) in [
+        (vec![lease("10.6.1.0/24", "192.0.2.2")], "10.6.1.0-24"),
+        (vec![lease("10.5.1.0/24", "127.0.0.1")], "10.5.1.0-24"),
+        (vec![lease("10.5.1.0/24", "192.0.2.1")], "10.5.1.0-24"),
+        (vec![lease("10.5.96.0/20", "192.0.2.2")], "10.5.96.0-20"),
+        (vec![lease("10.5.0.0/20", "192.0.2.2"), lease("10.5.1.0/24", "192.0.2.3")], "10.5.1.0-24"),
     ] {
-        assert_refused(&written(&known(&peers)), &expected(), phrase);
+        let error = parse(&written(&known(&peers)), &expected()).unwrap_err();
+        let CacheError::Entry { key, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(key, at_fault, "{error}");
     }
     let own = lease("10.5.100.0/25", "192.0.2.1");
     let unleasable = written(&Known { own, ..usual() });
     let subnet = prefix("10.5.100.0/25");
-    assert_refused(&unleasable, &Expected { subnet, ..expected() }, "does not allow this subnet");
+    assert_refused(&unleasable, &Expected { subnet, ..expected() }, "10.5.100.0-25");
 }
 
 #[test]
@@ -168,10 +172,10 @@ fn sealed_body_is_still_validated() {
     for (from, to, phrase) in [
         ("\"revision\"", "\"surplus\":1,\"revision\"", "unknown field"),
         ("\"revision\":1234", "\"revision\":\"1\"", "invalid type"),
-        ("10.5.1.0-24", "10.5.1.0-33", "the key names no IPv4 subnet"),
-        ("192.0.2.2", "192.0.2", "not a lease such as"),
-        ("\"Type\":\"udp\"", "\"Type\":7", "must be a string"),
-        ("10.5.0.0/16", "10.5.0.0/29", "cannot be used"),
+        ("10.5.1.0-24", "10.5.1.0-33", "10.5.1.0-33"),
+        ("192.0.2.2", "192.0.2", "10.5.1.0-24"),
+        ("\"Type\":\"udp\"", "\"Type\":7", "Type"),
+        ("10.5.0.0/16", "10.5.0.0/29", "network"),
     ] {
         let changed = body.replacen(from, to, 1);
         assert_ne!(changed, body, "{from} is not in {body}");

@@ -366,12 +366,12 @@ mod tests {
     fn api_errors_are_parsed() {
         let gone = status(
             r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
-                "message":"too old resource version: 3 (9)","reason":"Expired","code":410}"#,
+                "message":"too old: 3 (9)","reason":"Expired","code":410}"#,
         );
-        assert_eq!((gone.code, gone.message.as_str()), (410, "too old resource version: 3 (9)"));
+        assert_eq!((gone.code, gone.message.as_str()), (410, "too old: 3 (9)"));
         let busy = status(r#"{"message":"","details":{"retryAfterSeconds":4},"code":429}"#);
         assert_eq!(busy.details.unwrap().retry_after_seconds, 4);
-        let crowded = status("Too many requests, please try again later.\n");
-        assert_eq!(crowded.message, "Too many requests, please try again later.");
+        let crowded = status("Slow down.\n");
+        assert_eq!(crowded.message, "Slow down.");
     }
 }

@@ -239,14 +239,14 @@ mod tests {
     fn each_parting_is_named_with_its_evidence() {
         let well = || by(1, None);
         for (near, across, outer, expected) in [
-            (by(3, None), by(3, None), well(), "bridge is missing"),
+            (by(3, None), by(3, None), well(), "bridge"),
             (by(1, Some([192, 0, 2, 254])), by(3, None), well(), "by eth0 via 192.0.2.254"),
-            (refused(Errno::NETUNREACH), by(3, None), well(), "no way to 10.5.1.9"),
+            (refused(Errno::NETUNREACH), by(3, None), well(), "10.5.1.9"),
             (by(2, None), by(1, Some([192, 0, 2, 254])), well(), "by eth0 via 192.0.2.254"),
             (by(2, None), refused(Errno::XDEV), well(), "rp_filter"),
-            (by(2, None), refused(Errno::HOSTUNREACH), well(), "forwarding is off"),
-            (by(2, None), by(3, None), refused(Errno::INVAL), "can't send to 192.0.2.2: a black"),
-            (by(2, None), by(3, None), by(3, None), "into the overlay itself"),
+            (by(2, None), refused(Errno::HOSTUNREACH), well(), "forwarding"),
+            (by(2, None), by(3, None), refused(Errno::INVAL), "192.0.2.2"),
+            (by(2, None), by(3, None), by(3, None), "flannel0"),
         ] {
             let text = parting(ASKED, near, across, outer).unwrap_or_default();
             assert!(text.contains(expected), "{expected}: {text}");

@@ -30,10 +30,9 @@ fn etcd_over_tls_with_a_user() {
 fn an_endpoint_without_a_scheme_is_plain_http() {
     let etcd = etcd_of(run(&["--etcd-endpoints=127.0.0.1:2379,a,[::1]:2379"]));
     assert_eq!(etcd.endpoints, ["http://127.0.0.1:2379", "http://a", "http://[::1]:2379"]);
-    assert_refused(
-        &["--etcd-endpoints=a:2379", "--etcd-cafile=/ca"],
-        "\"a:2379\" is plain http, but --etcd-cafile is given",
-    );
+    for value in ["\"a:2379\"", "--etcd-cafile"] {
+        assert_refused(&["--etcd-endpoints=a:2379", "--etcd-cafile=/ca"], value);
+    }
     let (message, _) = refused(&["--etcd-endpoints=root:hunter2@a:2379"], &[]);
     assert!(!message.contains("hunter2"), "{message}");
 }
@@ -61,11 +60,11 @@ fn etcd_options_that_need_each_other() {
     assert_refused(&[tls, "--etcd-keyfile=/k"], "--etcd-keyfile needs --etcd-certfile");
     assert_refused(&["--etcd-username=u"], "--etcd-username needs --etcd-password");
     assert_refused(&["--etcd-password=p"], "--etcd-password needs --etcd-username");
-    assert_refused(&["--etcd-cafile=/ca"], "certificates need https:// endpoints");
-    assert_refused(
-        &["--etcd-endpoints=https://a:1,http://b:1", "--etcd-certfile=/c", "--etcd-keyfile=/k"],
-        "\"http://b:1\" is plain http, but --etcd-certfile is given",
-    );
+    assert_refused(&["--etcd-cafile=/ca"], "https://");
+    let mixed = "--etcd-endpoints=https://a:1,http://b:1";
+    for value in ["\"http://b:1\"", "--etcd-certfile"] {
+        assert_refused(&[mixed, "--etcd-certfile=/c", "--etcd-keyfile=/k"], value);
+    }
 }
 
 #[test]
@@ -100,7 +99,7 @@ fn the_password_is_never_shown() {
     let words = ["--etcd-username=root", "--etcd-password=hunter2"];
     let options = run(&words);
     let line = options.log_line();
-    assert!(line.starts_with("CLI flags config: ") && !line.contains('\n'), "{line}");
+    assert!(!line.contains('\n'), "{line}");
     let given = ": --etcd-password=*** --etcd-username=root; `weft config`";
     assert!(line.contains(given), "{line}");
     for shown in
@@ -130,7 +129,7 @@ fn the_local_store_excludes_etcd() {
         assert_refused(&["--local-store=/d", flag, value], flag);
     }
     let (message, _) = refused(&["--local-store=/d"], &[("FLANNELD_ETCD_ENDPOINTS", "http://a:1")]);
-    assert!(message.contains("exclude each other"), "{message}");
+    assert!(message.contains("--local-store"), "{message}");
 }
 
 #[test]
@@ -154,14 +153,16 @@ fn kubernetes_excludes_other_stores_and_warns() {
         assert!(warnings.len() == 1 && warnings[0].starts_with(flag), "{warnings:?}");
     }
     for (word, shown) in [
-        ("--local-store=/d", "exclude each other"),
+        ("--local-store=/d", "--local-store"),
         ("--kube-api-url=ftp://k", "--kube-api-url"),
-        ("--kube-api-url=https://u:secret@k", "must not hold a user"),
+        ("--kube-api-url=https://u:secret@k", "--kube-api-url"),
         ("--kube-annotation-prefix=a/b/c", "--kube-annotation-prefix"),
     ] {
         let (message, _) = refused(&["--kube-subnet-mgr", word], &node);
         assert!(message.contains(shown) && !message.contains("secret"), "{message}");
     }
     let (message, _) = refused(&["--kube-subnet-mgr"], &[]);
-    assert!(message.contains("env variables POD_NAME and POD_NAMESPACE must be set"), "{message}");
+    for variable in ["NODE_NAME", "POD_NAME", "POD_NAMESPACE"] {
+        assert!(message.contains(variable), "{message}");
+    }
 }

@@ -23,7 +23,7 @@ fn moving_node_updates_lease_and_keeps_subnet() {
     let late = Event::Changed(Ok(vec![Change::Put(lease(OWN, 2, 11))]));
     assert_eq!(end(&machine.handle(late, at(2))), None, "its own address of before is another's");
     let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 3, 12), 2))), at(2));
-    assert!(says(&commands, "now with PublicIP 192.0.2.3"), "{commands:?}");
+    assert!(says(&commands, "192.0.2.3"), "{commands:?}");
     // From now on, only the last address is its own.
     let stolen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 1, 13))]));
     let new_owner = Some(Ipv4Addr::new(192, 0, 2, 1));
@@ -38,8 +38,9 @@ fn moving_node_that_is_watched_takes_its_own_write_for_nobodys() {
     let seen = Event::Changed(Ok(vec![Change::Put(lease(OWN, 2, 11))]));
     machine.handle(seen, at(2));
     let commands = machine.handle(Event::Written(Ok(granted(lease(OWN, 2, 11), 2))), at(2));
-    assert!(says(&commands, "now with PublicIP 192.0.2.2"), "{commands:?}");
-    assert!(!says(&commands, "Somebody rewrote"), "a false alarm: {commands:?}");
+    assert!(says(&commands, "192.0.2.2"), "{commands:?}");
+    let warns = commands.iter().any(|command| matches!(command, Command::Log(Level::WARN, _)));
+    assert!(!warns, "a false alarm: {commands:?}");
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn own_and_operator_writes_raise_no_alarm() {
     let mut machine = watching(Timing::default());
     let reservation = Lease { lifetime: Lifetime::Reservation, ..lease(OWN, 1, 11) };
     let commands = machine.handle(Event::Changed(Ok(vec![Change::Put(reservation)])), at(10));
-    assert!(says(&commands, "became a reservation") && alarm(&commands).is_none());
+    assert!(says(&commands, "reservation") && alarm(&commands).is_none());
     // A store that is restored from a backup.
     let mut machine = watching(Timing::default());
     machine.handle(Event::Changed(Err(StoreError::HistoryLost)), at(10));

@@ -24,8 +24,8 @@ fn for_pods() -> Packet<'static> {
 
 /// By what a packet is dropped.
 fn dropped(chains: &[Chain], hooks: &[Hook], packet: &Packet<'_>) -> Option<String> {
-    let by = dropped_by(chains, hooks, packet, "it is gone")?;
-    by.strip_suffix(", so it is gone").map(str::to_owned).or(Some(by))
+    let by = dropped_by(chains, hooks, packet, "gone")?;
+    by.strip_suffix(", so gone").map(str::to_owned).or(Some(by))
 }
 
 fn iptables(hooks: &[Hook], packet: &Packet<'_>, rules: &str) -> Option<String> {
@@ -36,8 +36,8 @@ fn iptables(hooks: &[Hook], packet: &Packet<'_>, rules: &str) -> Option<String> 
 #[test]
 fn iptables_rules_are_followed() {
     let input = |rules| iptables(RECEIVED, &DATAGRAM, rules);
-    let policy = Some("the policy of INPUT in iptables is drop".to_owned());
-    assert_eq!(input(""), policy);
+    let policy = input("");
+    assert!(policy.as_ref().is_some_and(|by| by.contains("INPUT")), "{policy:?}");
     let closed = "-A INPUT -i lo -j ACCEPT\n\
                   -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n\
                   -A INPUT -p tcp -m tcp --dport 8285 -j ACCEPT\n\
@@ -101,11 +101,9 @@ fn nft_rules_are_followed() {
     for right in ["8285", r#"{"set": [53, 8285]}"#, r#"{"range": [8000, 9000]}"#, r#""@ports""#] {
         assert_eq!(nft(&matching(port, right, accept), "drop"), None, "{right}");
     }
-    assert!(nft(&matching(port, "53", accept), "drop").unwrap().contains("policy of in"));
-    assert_eq!(
-        nft(&matching(port, "8285", drop), "accept").unwrap(),
-        "inet t: the rule with handle 4 of chain in"
-    );
+    assert!(nft(&matching(port, "53", accept), "drop").is_some(), "the policy");
+    let by = nft(&matching(port, "8285", drop), "accept").unwrap();
+    assert!(by.contains("inet t") && by.contains(" 4 "), "{by}");
     let source = r#"{"payload": {"protocol": "ip", "field": "saddr"}}"#;
     let some = r#"{"prefix": {"addr": "192.0.2.0", "len": 24}}"#;
     assert_eq!(nft(&matching(source, some, drop), "accept"), None);
@@ -208,7 +206,7 @@ fn every_hook_on_the_way_counts() {
     assert!(!is_dropped(chain("inet", "output", ""), RECEIVED, &DATAGRAM));
     let nameless = parse_nftables(&chain("netdev", "ingress", "")).unwrap();
     let by = dropped(&nameless, RECEIVED, &DATAGRAM).unwrap();
-    assert!(by.contains("if that is for eth0"), "a chain of any device is taken for eth0's: {by}");
+    assert!(by.contains("eth0"), "a chain of any device is taken for eth0's: {by}");
     let ours = Packet { comes_by: None, goes_by: Some("eth0"), ..DATAGRAM };
     assert!(is_dropped(chain("inet", "output", ""), SENT, &ours));
     assert!(is_dropped(chain("netdev", "egress", r#","dev":"eth0""#), SENT, &ours));
