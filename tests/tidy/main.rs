@@ -7,6 +7,7 @@
 mod counts;
 mod docs;
 mod levels;
+mod prose;
 mod source;
 
 use std::collections::BTreeSet;

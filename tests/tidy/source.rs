@@ -220,6 +220,20 @@ fn split(text: &str) -> (String, String) {
     (string(code), string(comments))
 }
 
+/// Where the literals of `text` are, their quotes included.
+pub(crate) fn literals(text: &str) -> Vec<Range<usize>> {
+    let (bytes, mut at, mut found) = (text.as_bytes(), 0, Vec::new());
+    while at < bytes.len() {
+        let (kind, end) = token(bytes, at);
+        let end = end.clamp(at + 1, bytes.len());
+        if matches!(kind, Kind::Literal) {
+            found.push(at..end);
+        }
+        at = end;
+    }
+    found
+}
+
 /// How many words, literals and signs `text` has.
 pub(crate) fn token_count(text: &str) -> usize {
     let bytes = text.as_bytes();
