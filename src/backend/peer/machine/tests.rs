@@ -303,6 +303,37 @@ fn echoes_of_the_peer_are_no_use_of_it() {
     }
 }
 
+/// Two nodes that see each other's echoes, as workers count them or as the kernel dates its answers
+/// to them: once pods stop, nothing of the daemons' goes either way, however long one looks.
+#[test]
+fn two_that_talked_leave_each_other_in_peace() {
+    for plane in PLANES {
+        let mut nodes = [World::new(plane), World::new(plane)];
+        let mut last_ask_ms = 0;
+        for tick in 0..5 * 60 * 20 {
+            let pods = if tick < 5 * 20 { 3 } else { 0 };
+            for own in 0..2 {
+                (nodes[own].sends, nodes[own].hears) = (pods, pods);
+                let before = nodes[own].asks;
+                nodes[own].tick();
+                for _ in before..nodes[own].asks {
+                    last_ask_ms = nodes[own].at_ms;
+                    // The other one hears of it, and its kernel answers; of such an answer workers
+                    // make no count.
+                    let other = &mut nodes[1 - own];
+                    other.received += 1;
+                    other.used_ms = Some(other.at_ms);
+                    other.tell(Evidence::Asked);
+                }
+            }
+        }
+        assert!(nodes.iter().all(|node| node.asks > 0), "{plane:?}: nobody was asked at all");
+        let quiet_ms = nodes[0].at_ms - last_ask_ms;
+        assert!(quiet_ms > 18 * 60_000, "{plane:?}: an echo {quiet_ms} ms before the end");
+        assert!(nodes.iter().all(|node| node.state() == PeerState::Idle));
+    }
+}
+
 #[test]
 fn one_that_asks_us_is_seen_to_be_used() {
     let mut world = World::used(Plane::Times);
