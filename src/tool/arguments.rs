@@ -33,7 +33,13 @@ pub(super) struct Arguments {
 pub(super) enum Command {
     /// What is wrong with this node, if anything is; then lease, dataplane, and every dropped
     /// packet by reason.
-    Status(StatusArguments),
+    Status {
+        #[command(flatten)]
+        answered: Answered,
+        /// Again every two seconds, until interrupted; with -o json a line each time.
+        #[arg(short, long)]
+        watch: bool,
+    },
     /// A row for each other node: whether it can be heard, its round trip, path MTU and packets.
     Peers(Answered),
     /// Pings another node's host, its end of the tunnel, and the tunnel with full packets, and says
@@ -44,7 +50,12 @@ pub(super) enum Command {
     Check(CheckArguments),
     /// What this host does with a packet between two addresses, by the dataplane's own rules and
     /// the peers that weftd knows now.
-    Explain(ExplainArguments),
+    Explain {
+        #[command(flatten)]
+        question: Question,
+        #[command(flatten)]
+        answered: Answered,
+    },
     /// Packets that the udp backend's workers drop, with the reason and where to look: samples, as
     /// they are dropped. Nothing is sampled while nobody asks.
     Drops(DropsArguments),
@@ -97,15 +108,6 @@ pub(super) enum Command {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct StatusArguments {
-    #[command(flatten)]
-    pub(super) answered: Answered,
-    /// Again every two seconds, until interrupted; with -o json a line each time.
-    #[arg(short, long)]
-    pub(super) watch: bool,
-}
-
-#[derive(Debug, Args)]
 pub(super) struct PingArguments {
     /// The node: its name, public address, subnet, or any address in its subnet.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
@@ -142,14 +144,6 @@ pub(super) struct CheckArguments {
     /// What is well, too.
     #[arg(short, long)]
     pub(super) verbose: bool,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct ExplainArguments {
-    #[command(flatten)]
-    pub(super) question: Question,
-    #[command(flatten)]
-    pub(super) answered: Answered,
 }
 
 /// A packet that is asked about.
@@ -296,11 +290,12 @@ mod tests {
             };
             assert_eq!(daemon.socket, PathBuf::from("/x"));
         }
-        let Command::Status(status) = parse(&["status", "-o", "json", "-w"]).unwrap().command
+        let Command::Status { answered, watch } =
+            parse(&["status", "-o", "json", "-w"]).unwrap().command
         else {
             panic!("status is another word")
         };
-        assert_eq!((status.answered.output, status.watch), (Some(Output::Json), true));
+        assert_eq!((answered.output, watch), (Some(Output::Json), true));
         for words in
             [&["fly"][..], &["status", "--what"], &["status", "-o", "yaml"], &["status", "-o"]]
         {

@@ -34,6 +34,11 @@ pub(super) fn pid_behind(socket: &Path) -> io::Result<Option<u32>> {
     Ok(pid.filter(|pid| *pid > 0))
 }
 
+/// What weftd answers, as text.
+pub(super) fn page(socket: &Path, target: &str) -> anyhow::Result<String> {
+    Ok(String::from_utf8_lossy(&fetch_unix(socket, target)?).into_owned())
+}
+
 /// What weftd answers: as it came, and as far as this tool knows it.
 pub(super) fn ask<T: DeserializeOwned>(socket: &Path, target: &str) -> anyhow::Result<(Value, T)> {
     let bytes = fetch_unix(socket, target)?;

@@ -5,9 +5,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::control::clock::{format_rfc3339, unix_seconds};
-use crate::daemon::status::fetch_unix;
 use crate::tool::arguments::{CheckArguments, Daemon};
-use crate::tool::check;
+use crate::tool::{ask, check};
 
 /// What weftd is asked for.
 const PAGES: [&str; 5] = ["/config", "/status", "/peers", "/log", "/metrics"];
@@ -26,10 +25,7 @@ pub(super) fn run(daemon: Daemon, subnet_file: PathBuf) -> anyhow::Result<String
         check::run(check)?.0,
     );
     for page in PAGES {
-        let text = match fetch_unix(&socket, page) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) => format!("{error:#}\n"),
-        };
+        let text = ask::page(&socket, page).unwrap_or_else(|error| format!("{error:#}\n"));
         write!(report, "\n== {page}\n{text}").ok();
     }
     Ok(report)

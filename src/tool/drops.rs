@@ -4,17 +4,19 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::control::clock::format_rfc3339;
+use crate::packet::ipv4::protocol::{ICMP, TCP, UDP};
 use crate::stats::{DropReason, SAMPLE_BYTES_MAX};
 use crate::status::{Drops, SCHEMA, Sample, Way};
 use crate::tool::arguments::{DropsArguments, Output};
 use crate::tool::ask::ask;
+use crate::tool::style::print;
 use crate::tool::{advice, pcapng};
 
 /// Between two looks. A worker keeps the last 64 packets of each direction.
@@ -23,18 +25,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Between two tries to reach a weftd that is started again.
 const RETRY: Duration = Duration::from_secs(2);
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-
-/// A dropped packet, as weftd tells of it.
+/// A dropped packet, as far as this tool knows its reason.
 #[derive(Debug)]
-struct Dropped {
+struct Dropped<'a> {
+    sample: &'a Sample,
     at: Duration,
-    is_egress: bool,
     reason: DropReason,
-    packets: u64,
-    peer: Option<SocketAddrV4>,
-    length_bytes: u32,
     bytes: Vec<u8>,
 }
 
@@ -49,39 +45,29 @@ pub(super) fn run(arguments: &DropsArguments) -> anyhow::Result<String> {
         std::thread::sleep(PAUSE);
         let is_last = !arguments.follow && started.elapsed() >= time;
         let samples = match looks.next(socket) {
-            Ok(samples) => samples,
             Err(error) if arguments.follow => {
                 writeln!(io::stderr(), "weft: {error:#}; waiting for weftd").ok();
                 std::thread::sleep(RETRY);
                 continue;
             }
-            Err(error) => return Err(error),
+            samples => samples?,
         };
-        for sample in &samples {
-            let Some(dropped) = Dropped::parse(sample) else { continue };
+        for dropped in samples.iter().filter_map(Dropped::parse) {
             if let Some(file) = &mut file {
                 file.write_all(&dropped.to_pcapng()).context("cannot write the packets")?;
             }
             let line = match output {
-                Some(Output::Json) => {
-                    let mut line = serde_json::to_value(sample)?;
-                    line["schema"] = SCHEMA.into();
-                    format!("{line}\n")
-                }
+                Some(Output::Json) => dropped.json()?,
                 None => dropped.line(explained.insert(dropped.reason)),
             };
-            match io::stdout().write_all(line.as_bytes()) {
-                // A reader that went away, such as `head`, has what it wanted.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    return Ok(String::new());
-                }
-                written => written.context("cannot write to standard output")?,
+            if !print(&line)? {
+                return Ok(String::new());
             }
             shown += 1;
         }
         if is_last {
-            let is_text = output.is_none();
-            return Ok(if is_text { looks.sum(shown, arguments.seconds) } else { String::new() });
+            let sum = output.is_none().then(|| looks.sum(shown, arguments.seconds));
+            return Ok(sum.unwrap_or_default());
         }
     }
 }
@@ -137,60 +123,62 @@ impl Looks {
     }
 }
 
-impl Dropped {
-    fn parse(sample: &Sample) -> Option<Self> {
+impl<'a> Dropped<'a> {
+    fn parse(sample: &'a Sample) -> Option<Self> {
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         Some(Self {
+            sample,
             at: Duration::from_nanos(sample.at_unix_nanoseconds),
-            is_egress: sample.direction == Way::Egress,
             reason: *DropReason::ALL.iter().find(|reason| reason.id() == sample.reason)?,
-            packets: sample.packets,
-            peer: sample.peer,
-            length_bytes: sample.length_bytes,
             bytes: sample.bytes.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?,
         })
     }
 
+    fn json(&self) -> anyhow::Result<String> {
+        let mut line = serde_json::to_value(self.sample)?;
+        line["schema"] = SCHEMA.into();
+        Ok(format!("{line}\n"))
+    }
+
+    /// What the reason means, and where to look.
+    fn meaning(&self) -> String {
+        format!("{} Look at: {}", self.reason.describe(), advice::of(self.reason))
+    }
+
     /// A line, and below it what the reason means, if it `is_new`.
     fn line(&self, is_new: bool) -> String {
+        let Sample { direction, packets, peer, length_bytes, .. } = self.sample;
         let time = format_rfc3339(self.at.as_secs());
-        let direction = if self.is_egress { "egress" } else { "ingress" };
         let mut line = format!(
-            "{}.{:03} {direction:7} {:19} {}",
+            "{}.{:03} {:7} {:19} {}",
             time.get(11..19).unwrap_or_default(),
             self.at.subsec_millis(),
+            direction.name(),
             self.reason.id(),
-            described(&self.bytes, self.length_bytes),
+            described(&self.bytes, *length_bytes),
         );
         // Writing to a string cannot fail.
-        if self.packets > 1 {
-            write!(line, ", {} packets in one", self.packets).ok();
+        if *packets > 1 {
+            write!(line, ", {packets} packets in one").ok();
         }
-        if let Some(peer) = &self.peer {
-            write!(line, ", {} {peer}", if self.is_egress { "to" } else { "from" }).ok();
+        if let Some(peer) = peer {
+            let word = if *direction == Way::Egress { "to" } else { "from" };
+            write!(line, ", {word} {peer}").ok();
         }
         if is_new {
-            let (meaning, look) = (self.reason.describe(), advice::of(self.reason));
-            write!(line, "\n             {meaning} Look at: {look}").ok();
+            write!(line, "\n             {}", self.meaning()).ok();
         }
         line + "\n"
     }
 
     fn to_pcapng(&self) -> Vec<u8> {
-        let peer = self.peer.as_ref().map(|peer| format!(" ({peer})"));
-        let comment = format!(
-            "{}{}: {} Look at: {}",
-            self.reason.id(),
-            peer.unwrap_or_default(),
-            self.reason.describe(),
-            advice::of(self.reason)
-        );
+        let peer = self.sample.peer.map(|peer| format!(" ({peer})")).unwrap_or_default();
         pcapng::packet(&pcapng::Packet {
             at: self.at,
-            way: if self.is_egress { pcapng::Way::Outbound } else { pcapng::Way::Inbound },
-            length_bytes: self.length_bytes,
+            way: self.sample.direction,
+            length_bytes: self.sample.length_bytes,
             bytes: &self.bytes,
-            comment: &comment,
+            comment: &format!("{}{peer}: {}", self.reason.id(), self.meaning()),
         })
     }
 }
@@ -217,7 +205,7 @@ fn described(bytes: &[u8], length_bytes: u32) -> String {
         Some(format!(":{}", u16::from_be_bytes(two)))
     };
     let protocol = match *protocol {
-        1 => "ICMP".to_owned(),
+        ICMP => "ICMP".to_owned(),
         TCP => "TCP".to_owned(),
         UDP => "UDP".to_owned(),
         other => format!("protocol {other}"),

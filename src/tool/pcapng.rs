@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::status::Way;
+
 const SECTION: u32 = 0x0A0D_0D0A;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
@@ -15,17 +17,12 @@ const OPTION_FLAGS: u16 = 2;
 const OPTION_USER_APPLICATION: u16 = 4;
 const OPTION_TIME_RESOLUTION: u16 = 9;
 
+/// Values of `epb_flags`.
+const INBOUND: u32 = 1;
+const OUTBOUND: u32 = 2;
+
 /// Times count nanoseconds: 10^-9 s.
 const NANOSECONDS: u8 = 9;
-
-/// Which way a packet went, by the values of `epb_flags`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// From the network to a pod.
-    Inbound = 1,
-    /// From a pod to the network.
-    Outbound = 2,
-}
 
 /// A packet, or its beginning.
 #[derive(Debug)]
@@ -71,7 +68,11 @@ pub(super) fn packet(packet: &Packet<'_>) -> Vec<u8> {
     body.extend(numbers.map(u32::to_ne_bytes).concat());
     padded(&mut body, packet.bytes);
     option(&mut body, OPTION_COMMENT, packet.comment.as_bytes());
-    option(&mut body, OPTION_FLAGS, &(packet.way as u32).to_ne_bytes());
+    let flags = match packet.way {
+        Way::Ingress => INBOUND,
+        Way::Egress => OUTBOUND,
+    };
+    option(&mut body, OPTION_FLAGS, &flags.to_ne_bytes());
     end_of_options(&mut body);
     block(PACKET, &body)
 }
@@ -108,7 +109,7 @@ mod tests {
     fn literal_bytes() {
         let packet = packet(&Packet {
             at: Duration::new(1, 2),
-            way: Way::Outbound,
+            way: Way::Egress,
             length_bytes: 84,
             bytes: &[0x45, 1, 2, 3, 4],
             comment: "no-route",

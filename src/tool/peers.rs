@@ -15,15 +15,22 @@ const HEADINGS: [&str; 11] = [
 /// Where in a row its state is.
 const STATE_AT: usize = 3;
 
+/// States of peers that are known to be well.
+const WELL: [PeerState; 4] = [PeerState::Ok, PeerState::Narrow, PeerState::Deaf, PeerState::SetUp];
+
+/// Peers below the table of which it is told what is wrong; the others mostly have the same.
+const EXPLAINED_MAX: usize = 5;
+
 /// The table of `weft peers`.
 pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
-    // Stable: those of one state stay in the order of their subnets.
-    peers.sort_by_key(|peer| Reverse(urgency(peer.state)));
+    // Stable: the others stay in the order of their subnets.
+    peers.sort_by_key(|peer| Reverse(peer.state.is_alarming()));
     let rows: Vec<_> = peers.iter().map(row).collect();
     let mut screen = table::render(&HEADINGS, &rows, |row, column, shown| {
-        match (column, urgency(peers[row].state)) {
-            (STATE_AT, URGENT) => style.bad(shown),
-            (STATE_AT, WELL) => style.good(shown),
+        let state = peers[row].state;
+        match column {
+            STATE_AT if state.is_alarming() => style.bad(shown),
+            STATE_AT if WELL.contains(&state) => style.good(shown),
             _ => shown.to_owned(),
         }
     });
@@ -32,31 +39,6 @@ pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {
         writeln!(screen, "{subnet}: {why}").ok();
     }
     screen
-}
-
-/// Peers below the table of which it is told what is wrong; the others mostly have the same.
-const EXPLAINED_MAX: usize = 5;
-
-/// Of peers that need a person.
-const URGENT: u8 = 3;
-/// Of peers that are known to be well.
-const WELL: u8 = 1;
-
-fn urgency(state: PeerState) -> u8 {
-    match state {
-        state if state.is_alarming() => URGENT,
-        PeerState::Ok | PeerState::Narrow | PeerState::Deaf | PeerState::SetUp => WELL,
-        PeerState::Idle | PeerState::Unmanaged => 0,
-        PeerState::InGrace
-        | PeerState::Silent
-        | PeerState::OneWay
-        | PeerState::Refused
-        | PeerState::Unsendable
-        | PeerState::Lossy
-        | PeerState::NotSetUp
-        | PeerState::OtherBackend
-        | PeerState::Unknown => 2,
-    }
 }
 
 /// How a state is shown: loud if it needs a person.
@@ -94,7 +76,7 @@ fn share(peer: &Peer) -> Option<String> {
     (all > 0).then(|| format!("{}%", kernel * 100 / all))
 }
 
-fn milliseconds(microseconds: u64) -> String {
+pub(super) fn milliseconds(microseconds: u64) -> String {
     format!("{}.{:02}ms", microseconds / 1000, microseconds % 1000 / 10)
 }
 

@@ -3,16 +3,15 @@
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde::Serialize;
 
 use crate::backend_kind::BackendKind;
 use crate::route::Prefix;
-use crate::status::{Peer, PeerState, SCHEMA, Status};
-use crate::tool::echo::{self, ECHOES, Outcome, Target};
-use crate::tool::refusal::why;
+use crate::status::{Lease, Peer, PeerState, SCHEMA, Status};
+use crate::tool::echo::{self, ECHOES, Echoes, Leg};
+use crate::tool::peers::milliseconds;
 use crate::tool::style::Style;
 
 /// Of an ordinary ping.
@@ -20,50 +19,6 @@ const SMALL_BYTES: u16 = 84;
 
 /// Peers that are pinged at a time: some hundred packets at once.
 const PEERS_AT_ONCE: usize = 64;
-
-/// Who is pinged.
-pub(super) enum Whom {
-    /// One node: by name, public address, subnet, or any address in its subnet.
-    Node(String),
-    /// All of them.
-    All,
-}
-
-/// A node, as far as pinging goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Node {
-    subnet: Prefix,
-    name: Option<String>,
-    host: Ipv4Addr,
-    /// What answers at the other end of the overlay.
-    end: Ipv4Addr,
-    mtu_bytes: u16,
-    /// What weftd knows of it.
-    state: PeerState,
-    why: Option<String>,
-}
-
-/// Who answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Leg {
-    Host,
-    Tunnel,
-    #[serde(rename = "tunnel-full")]
-    FullTunnel,
-    Pod,
-}
-
-impl Leg {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Tunnel => "tunnel",
-            Self::FullTunnel => "tunnel-full",
-            Self::Pod => "pod",
-        }
-    }
-}
 
 /// What came of pinging, for scripts as for people.
 #[derive(Debug, Serialize)]
@@ -78,7 +33,8 @@ pub(super) struct Report {
     subnet: Prefix,
     node: Option<String>,
     legs: Vec<Echoes>,
-    finding: Finding,
+    #[serde(rename = "finding")]
+    shows: Shows,
     conclusion: String,
     pub(super) well: bool,
 }
@@ -86,7 +42,7 @@ pub(super) struct Report {
 /// What the answers show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Finding {
+enum Shows {
     AllWays,
     /// The host answers no pings, the rest does.
     HostIsDeaf,
@@ -103,122 +59,54 @@ enum Finding {
     Lossy,
 }
 
-impl Finding {
-    fn is_well(self) -> bool {
-        match self {
-            Self::AllWays | Self::HostIsDeaf | Self::Deaf => true,
-            Self::Unsendable
-            | Self::Nothing
-            | Self::HostOnly
-            | Self::FullAreLost
-            | Self::PodIsSilent
-            | Self::Lossy => false,
-        }
-    }
-}
-
-/// What came of the echoes on one leg.
-#[derive(Debug, Serialize)]
-struct Echoes {
-    leg: Leg,
-    address: Ipv4Addr,
-    bytes: u16,
-    sent: usize,
-    answered: usize,
-    round_trip_microseconds: Option<u64>,
-    /// Why this host did not send one.
-    refused: Option<String>,
-}
-
-impl Echoes {
-    fn new(leg: Leg, target: Target, outcome: Outcome) -> Self {
-        let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        Self {
-            leg,
-            address: target.address,
-            bytes: target.bytes,
-            sent: ECHOES,
-            answered: outcome.answered(),
-            round_trip_microseconds: outcome.median().map(microseconds),
-            refused: outcome.refused.map(|errno| why(&errno.into())),
-        }
-    }
-}
-
-/// Pings. `status` and `peers` are what weftd says of itself.
+/// Pings the node of this name, public address, subnet, or any address in its subnet, or else all.
+/// `status` and `peers` are what weftd says of itself.
 pub(super) fn run(
-    whom: &Whom,
+    node: Option<&str>,
     pod: Option<Ipv4Addr>,
     status: &Status,
     peers: &[Peer],
 ) -> anyhow::Result<Pinged> {
     let kind = status.backend.as_ref().and_then(|backend| backend.kind);
+    let lease = status.lease.as_ref().context("weftd has no lease yet: see `weft status`")?;
     // Without a device the host's own address would be the source, which is no pod's.
-    let subnet = status.lease.as_ref().map(|lease| lease.subnet);
-    let gateway = subnet.filter(|_| !has_device(kind)).map(Prefix::first_host);
-    let nodes = match whom {
-        Whom::All => nodes(status, peers),
-        Whom::Node(name) => vec![find(nodes(status, peers), name)?],
+    let gateway = (!has_device(kind)).then(|| lease.subnet.first_host());
+    let meant = match node {
+        None => peers,
+        Some(name) => std::slice::from_ref(find(peers, name)?),
     };
-    if nodes.is_empty() {
+    if meant.is_empty() {
         bail!("weftd knows no other node");
     }
-    if let Some((pod, node)) = pod.zip(nodes.first())
-        && !node.subnet.contains(pod)
+    if let Some((pod, subnet)) = pod.zip(meant.first().map(|peer| peer.subnet))
+        && !subnet.contains(pod)
     {
-        bail!("--pod {pod} is not in {}, the subnet of that node", node.subnet);
+        bail!("--pod {pod} is not in {subnet}, the subnet of that node");
     }
     let mut reports = Vec::new();
-    for some in nodes.chunks(PEERS_AT_ONCE) {
-        let legs: Vec<_> = some.iter().map(|node| legs(node, pod)).collect();
-        let targets: Vec<_> = legs.iter().flatten().map(|(_, target)| *target).collect();
-        let mut outcomes = echo::ping(&targets, gateway)?.into_iter();
-        for (node, legs) in some.iter().zip(legs) {
-            let legs: Vec<_> = legs
-                .into_iter()
-                .map(|(leg, target)| Echoes::new(leg, target, outcomes.next().unwrap_or_default()))
-                .collect();
-            let finding = find_out(&legs, node.state);
-            let mut conclusion = finding.conclusion(&legs, kind);
-            if let Some(why) = node.why.as_ref().filter(|_| !finding.is_well()) {
-                write!(conclusion, ". weftd says of it: {why}").ok();
-            }
-            let (subnet, node, well) = (node.subnet, node.name.clone(), finding.is_well());
-            reports.push(Report { subnet, node, legs, finding, conclusion, well });
-        }
+    for some in meant.chunks(PEERS_AT_ONCE) {
+        let mut legs: Vec<_> = some.iter().map(|peer| legs(peer, kind, lease, pod)).collect();
+        echo::ping(&mut legs.iter_mut().flatten().collect::<Vec<_>>(), gateway)?;
+        let each = some.iter().zip(legs);
+        reports.extend(each.map(|(peer, legs)| Report::of(peer, legs, kind)));
     }
     Ok(Pinged { schema: SCHEMA, peers: reports })
-}
-
-/// Every node that weftd sends to.
-fn nodes(status: &Status, peers: &[Peer]) -> Vec<Node> {
-    let overlay_mtu = status.lease.as_ref().map(|lease| lease.mtu_bytes);
-    // Without a device of its own the other end is the bridge, which has the subnet's first host.
-    let has_device = has_device(status.backend.as_ref().and_then(|backend| backend.kind));
-    let node = |peer: &Peer| {
-        let mtu_bytes = u16::try_from(peer.path_mtu_bytes.or(overlay_mtu)?).ok()?;
-        let subnet = peer.subnet;
-        let end = if has_device { subnet.network() } else { subnet.first_host() };
-        let (name, state, why) = (peer.node.clone(), peer.state, peer.why.clone());
-        Some(Node { subnet, name, host: peer.via.host(), end, mtu_bytes, state, why })
-    };
-    peers.iter().filter_map(node).collect()
 }
 
 fn has_device(kind: Option<BackendKind>) -> bool {
     kind.is_some_and(BackendKind::has_device)
 }
 
-fn find(nodes: Vec<Node>, name: &str) -> anyhow::Result<Node> {
+fn find<'a>(peers: &'a [Peer], name: &str) -> anyhow::Result<&'a Peer> {
     let address: Option<Ipv4Addr> = name.parse().ok();
-    let is_meant = |node: &Node| {
-        node.name.as_deref() == Some(name)
-            || node.subnet.to_string() == name
-            || address.is_some_and(|address| node.host == address || node.subnet.contains(address))
+    let is_meant = |peer: &&Peer| {
+        peer.node.as_deref() == Some(name)
+            || peer.subnet.to_string() == name
+            || address.is_some_and(|it| peer.via.host() == it || peer.subnet.contains(it))
     };
-    let mut meant = nodes.into_iter().filter(is_meant);
+    let mut meant = peers.iter().filter(is_meant);
     match (meant.next(), meant.next()) {
-        (Some(node), None) => Ok(node),
+        (Some(peer), None) => Ok(peer),
         (Some(one), Some(other)) => bail!(
             "{name} has several leases: name one of them, such as {} or {}",
             one.subnet,
@@ -230,44 +118,61 @@ fn find(nodes: Vec<Node>, name: &str) -> anyhow::Result<Node> {
     }
 }
 
-fn legs(node: &Node, pod: Option<Ipv4Addr>) -> Vec<(Leg, Target)> {
-    let inner = |address, bytes| Target { address, bytes, is_inner: true };
-    let host = Target { address: node.host, bytes: SMALL_BYTES, is_inner: false };
+fn legs(
+    peer: &Peer,
+    kind: Option<BackendKind>,
+    lease: &Lease,
+    pod: Option<Ipv4Addr>,
+) -> Vec<Echoes> {
+    let subnet = peer.subnet;
+    // Without a device of its own the other end is the bridge, which has the subnet's first host.
+    let end = if has_device(kind) { subnet.network() } else { subnet.first_host() };
+    let full_bytes = peer.path_mtu_bytes.unwrap_or(lease.mtu_bytes);
     let mut legs = vec![
-        (Leg::Host, host),
-        (Leg::Tunnel, inner(node.end, SMALL_BYTES)),
-        (Leg::FullTunnel, inner(node.end, node.mtu_bytes)),
+        Echoes::new(Leg::Host, peer.via.host(), SMALL_BYTES),
+        Echoes::new(Leg::Tunnel, end, SMALL_BYTES),
+        Echoes::new(Leg::TunnelFull, end, full_bytes.try_into().unwrap_or(u16::MAX)),
     ];
-    if let Some(pod) = pod {
-        legs.push((Leg::Pod, inner(pod, SMALL_BYTES)));
-    }
+    legs.extend(pod.map(|pod| Echoes::new(Leg::Pod, pod, SMALL_BYTES)));
     legs
 }
 
-/// What the answers show, with what weftd knows of the peer.
-fn find_out(legs: &[Echoes], state: PeerState) -> Finding {
-    let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
-    let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
-    let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
-    match (some(Leg::Host), some(Leg::Tunnel), some(Leg::FullTunnel)) {
-        (_, false, _) if of(Leg::Tunnel).is_some_and(is_refused) => Finding::Unsendable,
-        (false, false, _) if of(Leg::Host).is_some_and(is_refused) => Finding::Unsendable,
-        (_, false, _) if state == PeerState::Deaf => Finding::Deaf,
-        (false, false, _) => Finding::Nothing,
-        (true, false, _) => Finding::HostOnly,
-        (_, true, false) => Finding::FullAreLost,
-        (_, true, true) if of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0) => {
-            Finding::PodIsSilent
+impl Report {
+    fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>) -> Self {
+        let shows = Shows::of(&legs, peer.state);
+        let well = matches!(shows, Shows::AllWays | Shows::HostIsDeaf | Shows::Deaf);
+        let mut conclusion = shows.conclusion(&legs, kind);
+        if let Some(why) = peer.why.as_ref().filter(|_| !well) {
+            write!(conclusion, ". weftd says of it: {why}").ok();
         }
-        (_, true, true) if legs.iter().any(|echoes| (1..ECHOES).contains(&echoes.answered)) => {
-            Finding::Lossy
-        }
-        (false, true, true) => Finding::HostIsDeaf,
-        (true, true, true) => Finding::AllWays,
+        Self { subnet: peer.subnet, node: peer.node.clone(), legs, shows, conclusion, well }
     }
 }
 
-impl Finding {
+impl Shows {
+    /// With what weftd knows of the peer.
+    fn of(legs: &[Echoes], state: PeerState) -> Self {
+        let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
+        let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
+        let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
+        match (some(Leg::Host), some(Leg::Tunnel), some(Leg::TunnelFull)) {
+            (_, false, _) if of(Leg::Tunnel).is_some_and(is_refused) => Self::Unsendable,
+            (false, false, _) if of(Leg::Host).is_some_and(is_refused) => Self::Unsendable,
+            (_, false, _) if state == PeerState::Deaf => Self::Deaf,
+            (false, false, _) => Self::Nothing,
+            (true, false, _) => Self::HostOnly,
+            (_, true, false) => Self::FullAreLost,
+            (_, true, true) if of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0) => {
+                Self::PodIsSilent
+            }
+            (_, true, true) if legs.iter().any(|echoes| (1..ECHOES).contains(&echoes.answered)) => {
+                Self::Lossy
+            }
+            (false, true, true) => Self::HostIsDeaf,
+            (true, true, true) => Self::AllWays,
+        }
+    }
+
     /// What follows, and where two causes fit how to tell them apart.
     fn conclusion(self, legs: &[Echoes], kind: Option<BackendKind>) -> String {
         let text = match self {
@@ -300,10 +205,8 @@ impl Finding {
                  bridge, its FORWARD rules, network policies, and whether the pod runs"
             }
             Self::Lossy => {
-                let lost = |echoes: &Echoes| echoes.sent - echoes.answered;
-                let (lost, sent) = legs.iter().fold((0, 0), |(all_lost, all_sent), echoes| {
-                    (all_lost + lost(echoes), all_sent + echoes.sent)
-                });
+                let sent: usize = legs.iter().map(|leg| leg.sent).sum();
+                let lost = sent - legs.iter().map(|leg| leg.answered).sum::<usize>();
                 return format!("packets pass, but {lost} of {sent} are lost");
             }
         };
@@ -312,10 +215,9 @@ impl Finding {
 }
 
 /// The echoes are this host's own: what that leaves out is said.
-fn all_ways(finding: Finding, legs: &[Echoes]) -> String {
+fn all_ways(shows: Shows, legs: &[Echoes]) -> String {
     let whom = if legs.iter().any(|it| it.leg == Leg::Pod) { "the pod" } else { "its overlay" };
-    let deaf =
-        if finding == Finding::HostIsDeaf { "; the host itself answers no pings" } else { "" };
+    let deaf = if shows == Shows::HostIsDeaf { "; the host itself answers no pings" } else { "" };
     let untried = match whom {
         "the pod" => "what this host's pods send also passes its bridge, firewall and rules",
         _ => {
@@ -359,9 +261,7 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
         writeln!(text, "{subnet} {}", node.as_deref().unwrap_or_default()).ok();
         for echoes in legs {
             let Echoes { leg, address, bytes, sent, answered, .. } = echoes;
-            let took = echoes
-                .round_trip_microseconds
-                .map(|took| format!("  {}.{:02} ms", took / 1000, took % 1000 / 10));
+            let took = echoes.round_trip_microseconds.map(|it| format!("  {}", milliseconds(it)));
             let refused = echoes.refused.as_ref().map(|why| format!("  not sent: {why}"));
             writeln!(
                 text,
@@ -385,15 +285,11 @@ pub(super) fn render(pinged: &Pinged, style: Style) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rustix::io::Errno;
-
     use super::*;
-    use crate::status::{Backend, Lease, Via};
+    use crate::status::Via;
 
     fn echoes(leg: Leg, answered: usize) -> Echoes {
-        let target = Target { address: Ipv4Addr::LOCALHOST, bytes: 84, is_inner: true };
-        let round_trips = vec![Duration::from_micros(210); answered];
-        Echoes::new(leg, target, Outcome { round_trips, refused: None })
+        Echoes { answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST, 84) }
     }
 
     /// What was found of a peer in this state; how many answers each leg got, the pod none was
@@ -402,29 +298,29 @@ mod tests {
         answers: [usize; 3],
         pod: Option<usize>,
         state: PeerState,
-        refused: Option<Errno>,
-    ) -> Finding {
-        let legs = [Leg::Host, Leg::Tunnel, Leg::FullTunnel].into_iter().zip(answers);
+        refused: Option<&str>,
+    ) -> Shows {
+        let legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].into_iter().zip(answers);
         let legs = legs.chain(pod.map(|answers| (Leg::Pod, answers)));
         let mut legs: Vec<_> = legs.map(|(leg, answered)| echoes(leg, answered)).collect();
-        legs[1].refused = refused.map(|errno| why(&errno.into()));
-        let finding = find_out(&legs, state);
-        assert!(!finding.conclusion(&legs, Some(BackendKind::Udp)).is_empty());
-        finding
+        legs[1].refused = refused.map(str::to_owned);
+        let shows = Shows::of(&legs, state);
+        assert!(!shows.conclusion(&legs, Some(BackendKind::Udp)).is_empty());
+        shows
     }
 
     #[test]
     fn the_broken_leg_is_named() {
         for (answers, pod, finding) in [
-            ([5, 5, 5], None, Finding::AllWays),
-            ([5, 5, 5], Some(5), Finding::AllWays),
-            ([0, 5, 5], None, Finding::HostIsDeaf),
-            ([0, 0, 0], None, Finding::Nothing),
-            ([5, 0, 0], None, Finding::HostOnly),
-            ([5, 5, 0], None, Finding::FullAreLost),
-            ([0, 5, 0], None, Finding::FullAreLost),
-            ([5, 5, 5], Some(0), Finding::PodIsSilent),
-            ([5, 4, 5], None, Finding::Lossy),
+            ([5, 5, 5], None, Shows::AllWays),
+            ([5, 5, 5], Some(5), Shows::AllWays),
+            ([0, 5, 5], None, Shows::HostIsDeaf),
+            ([0, 0, 0], None, Shows::Nothing),
+            ([5, 0, 0], None, Shows::HostOnly),
+            ([5, 5, 0], None, Shows::FullAreLost),
+            ([0, 5, 0], None, Shows::FullAreLost),
+            ([5, 5, 5], Some(0), Shows::PodIsSilent),
+            ([5, 4, 5], None, Shows::Lossy),
         ] {
             assert_eq!(found(answers, pod, PeerState::Idle, None), finding, "{answers:?} {pod:?}");
         }
@@ -434,14 +330,14 @@ mod tests {
     fn what_weftd_and_the_kernel_know_counts() {
         for answers in [[0, 0, 0], [5, 0, 0]] {
             let deaf = found(answers, None, PeerState::Deaf, None);
-            assert_eq!(deaf, Finding::Deaf, "a healthy peer that answers no pings: {answers:?}");
-            let here = found(answers, None, PeerState::Silent, Some(Errno::INVAL));
-            assert_eq!(here, Finding::Unsendable, "a blackhole route of this host: {answers:?}");
+            assert_eq!(deaf, Shows::Deaf, "a healthy peer that answers no pings: {answers:?}");
+            let here = found(answers, None, PeerState::Silent, Some("a blackhole route"));
+            assert_eq!(here, Shows::Unsendable, "a blackhole route of this host: {answers:?}");
         }
         // `ok` may be from before the fault, or of the host alone.
         for state in [PeerState::Silent, PeerState::Ok, PeerState::Idle] {
-            assert_eq!(found([0, 0, 0], None, state, None), Finding::Nothing);
-            assert_eq!(found([5, 0, 0], None, state, None), Finding::HostOnly);
+            assert_eq!(found([0, 0, 0], None, state, None), Shows::Nothing);
+            assert_eq!(found([5, 0, 0], None, state, None), Shows::HostOnly);
         }
     }
 
@@ -453,26 +349,28 @@ mod tests {
             let peer = Peer::new(subnet, Some(name.to_owned()), via, PeerState::Ok);
             Peer { path_mtu_bytes, ..peer }
         };
-        let status = Status {
-            lease: Some(Lease {
-                network: "10.5.0.0/16".parse().unwrap(),
-                subnet: "10.5.9.0/24".parse().unwrap(),
-                public_ip: Ipv4Addr::LOCALHOST,
-                mtu_bytes: 1472,
-            }),
-            backend: Some(Backend { kind: Some(BackendKind::Udp), done: None }),
-            ..Status::default()
+        let lease = Lease {
+            network: "10.5.0.0/16".parse().unwrap(),
+            subnet: "10.5.9.0/24".parse().unwrap(),
+            public_ip: Ipv4Addr::LOCALHOST,
+            mtu_bytes: 1472,
         };
-        let nodes = nodes(&status, &[peer(1, "a", None), peer(2, "b", Some(1372))]);
-        assert_eq!((nodes[0].mtu_bytes, nodes[1].mtu_bytes), (1472, 1372));
+        let peers = [peer(1, "a", None), peer(2, "b", Some(1372))];
         for name in ["b", "10.5.2.0/24", "10.5.2.77", "192.0.2.2"] {
-            let node = find(nodes.clone(), name).unwrap();
-            assert_eq!(
-                (node.end.to_string().as_str(), node.host),
-                ("10.5.2.0", [192, 0, 2, 2].into())
-            );
+            assert_eq!(find(&peers, name).unwrap().subnet, peers[1].subnet);
         }
-        assert!(find(nodes, "c").unwrap_err().to_string().contains("weft peers"));
+        assert!(find(&peers, "c").unwrap_err().to_string().contains("weft peers"));
+        let legs = |peer: &Peer, kind| {
+            let legs = legs(peer, Some(kind), &lease, None);
+            let each = legs.iter().map(|leg| (leg.address.to_string(), leg.bytes));
+            each.collect::<Vec<_>>()
+        };
+        let own = |text: &str, bytes| (text.to_owned(), bytes);
+        assert_eq!(
+            legs(&peers[1], BackendKind::Udp),
+            [own("192.0.2.2", 84), own("10.5.2.0", 84), own("10.5.2.0", 1372)]
+        );
+        assert_eq!(legs(&peers[0], BackendKind::HostGw)[2], own("10.5.1.1", 1472));
     }
 
     #[test]
@@ -481,14 +379,14 @@ mod tests {
             address: [10, 5, 2, 0].into(),
             bytes: 1472,
             round_trip_microseconds: Some(12_345),
-            ..echoes(Leg::FullTunnel, 4)
+            ..echoes(Leg::TunnelFull, 4)
         };
         let (subnet, node) = ("10.5.2.0/24".parse().unwrap(), Some("b".to_owned()));
-        let (finding, conclusion) = (Finding::Lossy, "why".to_owned());
-        let report = Report { subnet, node, legs: vec![leg], finding, conclusion, well: false };
+        let (shows, conclusion) = (Shows::Lossy, "why".to_owned());
+        let report = Report { subnet, node, legs: vec![leg], shows, conclusion, well: false };
         let pinged = Pinged { schema: SCHEMA, peers: vec![report] };
         let expected = "10.5.2.0/24 b\n  \
-                        tunnel-full  10.5.2.0          1472 bytes  4/5  12.34 ms\n  why\n";
+                        tunnel-full  10.5.2.0          1472 bytes  4/5  12.34ms\n  why\n";
         assert_eq!(render(&pinged, Style::PLAIN), expected);
         let leg = &serde_json::to_value(&pinged).unwrap()["peers"][0]["legs"][0];
         assert_eq!((&leg["leg"], &leg["address"]), (&"tunnel-full".into(), &"10.5.2.0".into()));

@@ -37,8 +37,9 @@ pub(super) fn render(status: &Status, now_unix: u64, style: Style) -> String {
     for (name, value) in lines {
         value.and_then(|value| line(name, value));
     }
-    for (reason, when) in notable_drops(status) {
-        line("look at", format!("{}: {when}: {}", reason.id(), advice::of(reason)));
+    for (reason, Lately { packets, seconds_ago }) in notable_drops(status) {
+        let (id, ago, advice) = (reason.id(), peers::ago(seconds_ago), advice::of(reason));
+        line("look at", format!("{id}: {packets} in 10 minutes, the last {ago} ago: {advice}"));
     }
     // A single worker's counters are the totals above.
     for worker in status.workers.iter().filter(|_| status.workers.len() > 1) {
@@ -168,23 +169,15 @@ fn render_backend(backend: &Backend) -> Option<String> {
 }
 
 /// Reasons for which packets were dropped lately that a person may have to look at, the most
-/// frequent first, each with how many there were and how long ago the last was.
-fn notable_drops(status: &Status) -> Vec<(DropReason, String)> {
-    let ways = || status.egress.iter().chain(&status.ingress);
-    let ever = |reason| ways().map(|counts| counts.dropped(reason)).sum::<u64>();
-    let seen = |reason: DropReason| match &status.drops_lately {
-        Some(lately) => lately.get(reason.id()).map(|Lately { packets, seconds_ago }| {
-            let ago = peers::ago(*seconds_ago);
-            (*packets, reason, format!("{packets} in 10 minutes, the last {ago} ago"))
-        }),
-        // An older weftd does not say when.
-        None => Some((ever(reason), reason, format!("{} since weftd's start", ever(reason)))),
-    };
-    let notable = DropReason::ALL.iter().filter(|reason| !advice::is_normal(**reason));
-    let all = notable.filter_map(|reason| seen(*reason)).filter(|(packets, ..)| *packets > 0);
-    let mut all: Vec<_> = all.collect();
-    all.sort_by_key(|(packets, reason, _)| (Reverse(*packets), *reason));
-    all.into_iter().take(ADVICE_MAX).map(|(_, reason, when)| (reason, when)).collect()
+/// frequent first; an older weftd does not say when that was.
+fn notable_drops(status: &Status) -> Vec<(DropReason, Lately)> {
+    let of =
+        |reason: &DropReason| Some((*reason, *status.drops_lately.as_ref()?.get(reason.id())?));
+    let all = DropReason::ALL.iter().filter(|reason| !advice::is_normal(**reason));
+    let mut all: Vec<_> = all.filter_map(of).collect();
+    all.sort_by_key(|(reason, lately)| (Reverse(lately.packets), *reason));
+    all.truncate(ADVICE_MAX);
+    all
 }
 
 fn render_worker(worker: &Worker) -> String {
@@ -274,16 +267,15 @@ mod tests {
             ingress: drops(&[("bad-checksum", 9), ("runt", 1)]),
             ..Status::default()
         };
-        let reasons = |status: &Status| {
-            notable_drops(status).into_iter().map(|(reason, _)| reason).collect::<Vec<_>>()
-        };
-        let [checksum, no_route, forbidden] =
-            [DropReason::BadChecksum, DropReason::NoRoute, DropReason::SendForbidden];
-        assert_eq!(reasons(&status), [checksum, no_route, forbidden], "an older weftd's");
-        let lately = Lately { packets: 1, seconds_ago: 130 };
-        let lately = [("no-route".to_owned(), lately), ("ipv6".to_owned(), lately)];
-        let status = Status { drops_lately: Some(lately.into()), ..status };
-        assert_eq!(reasons(&status), [no_route], "the others are of some other day");
+        let lately = |packets| Lately { packets, seconds_ago: 130 };
+        let each = [("no-route", 1), ("ipv6", 90), ("bad-checksum", 9)];
+        let each = each.map(|(reason, packets)| (reason.to_owned(), lately(packets)));
+        let status = Status { drops_lately: Some(each.into()), ..status };
+        let reasons: Vec<_> = notable_drops(&status).iter().map(|(reason, _)| *reason).collect();
+        let no_route = DropReason::NoRoute;
+        assert_eq!(reasons, [DropReason::BadChecksum, no_route]);
+        let status =
+            Status { drops_lately: Some([(no_route.id().to_owned(), lately(1))].into()), ..status };
         let advice = advice::of(no_route);
         let expected = format!("no-route: 1 in 10 minutes, the last 2m ago: {advice}");
         assert_eq!(line(&status, "look at"), Some(expected));

@@ -1,6 +1,16 @@
-//! Colour, on a terminal only.
+//! Standard output: text, and colour on a terminal only.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
+
+use anyhow::Context;
+
+/// Prints, and whether anybody reads it: `head` goes away when it has what it wanted.
+pub(super) fn print(text: &str) -> anyhow::Result<bool> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        printed => printed.map(|()| true).context("cannot write to standard output"),
+    }
+}
 
 /// Whether text is coloured.
 #[derive(Debug, Clone, Copy)]

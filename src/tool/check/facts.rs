@@ -105,9 +105,10 @@ pub(super) struct PeerWay {
     pub(super) host: Ipv4Addr,
     /// Why the kernel refuses what the tunnel, or the peer's route, sends.
     pub(super) to_refused: Option<String>,
-    /// The same for what comes from there by the external interface. Of peers that weftd has no
-    /// alarm about it is not asked: their packets come by another one.
+    /// The same for what comes from there, if that is by the external interface.
     pub(super) from_refused: Option<String>,
+    /// Whether weftd has an alarm about it.
+    pub(super) is_alarming: bool,
 }
 
 /// An address of the underlay, and who has it.

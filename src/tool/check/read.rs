@@ -131,8 +131,8 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
         };
         let from = netlink.path_of_forwarded(host, local, index, 0).await;
         let refused = |answer| Some(or_refused(answer).ok()?.err().map(|error| why(&error)));
-        let (to_refused, from_refused) = (refused(to)?, refused(from)?.filter(|_| is_alarming));
-        ways.push(PeerWay { host, to_refused, from_refused });
+        let (to_refused, from_refused) = (refused(to)?, refused(from)?);
+        ways.push(PeerWay { host, to_refused, from_refused, is_alarming });
     }
     Some(ways)
 }

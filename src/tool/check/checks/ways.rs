@@ -8,7 +8,12 @@ pub(super) fn to_peers(facts: &Facts) -> Checked {
 }
 
 pub(super) fn from_peers(facts: &Facts) -> Checked {
-    judge(facts, |way| way.from_refused.as_deref(), "are refused where they come in")
+    judge(facts, from_refused, "are refused where they come in")
+}
+
+/// Of a peer that is well, packets come by another interface.
+fn from_refused(way: &PeerWay) -> Option<&str> {
+    way.from_refused.as_deref().filter(|_| way.is_alarming)
 }
 
 /// Those to which one of both ways is refused.
