@@ -80,6 +80,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
 }
 
 /// What weftd says at one look after the other.
+#[derive(Default)]
 struct Looks {
     /// Which samples were seen, in weftd's words.
     seen: String,
@@ -91,7 +92,7 @@ struct Looks {
 
 impl Looks {
     fn begin(socket: &Path) -> anyhow::Result<Self> {
-        let mut looks = Self { seen: String::new(), total: 0, dropped: 0 };
+        let mut looks = Self::default();
         looks.next(socket)?;
         looks.dropped = 0;
         Ok(looks)

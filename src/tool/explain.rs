@@ -84,9 +84,12 @@ fn explain(
     steps.extend(last.map_or_else(Some, Some));
     if let Some(asked) = host.asked(&question, status).filter(|_| goes) {
         let step = match ask(&asked) {
-            Ok(answers) => match answers.parting(&asked) {
-                None => answers.parting_by_mark(&asked),
-                parting => parting.inspect(|_| goes = false),
+            Ok(answers) => match answers.agree(&asked) {
+                Ok(()) => answers.parting_by_mark(&asked),
+                Err(parting) => {
+                    goes = false;
+                    Some(parting)
+                }
             },
             Err(error) => Some(format!("what the kernel does with it is not known: {error:#}")),
         };

@@ -153,18 +153,13 @@ fn render_device_drops(status: &Status) -> Option<String> {
 
 /// A backend whose packets weftd never sees.
 fn render_backend(backend: &Backend) -> Option<String> {
-    let BackendCounts {
-        peers_programmed,
-        peers_failed,
-        leases_ignored,
-        leases_unusable,
-        failures,
-        repairs,
-    } = backend.done.as_ref()?;
+    let kind = backend.kind.map_or("-", |kind| kind.name());
+    let counts = backend.done.as_ref()?;
+    let BackendCounts { peers_programmed: done, peers_failed, failures, repairs, .. } = counts;
+    let BackendCounts { leases_ignored: ignored, leases_unusable: unusable, .. } = counts;
     Some(format!(
-        "{}: {peers_programmed} peers set up, {peers_failed} not; {leases_ignored} leases of other \
-         backends, {leases_unusable} unusable; {failures} failures, {repairs} repairs",
-        backend.kind.map_or("-", |kind| kind.name()),
+        "{kind}: {done} peers set up, {peers_failed} not; {ignored} leases of other backends, \
+         {unusable} unusable; {failures} failures, {repairs} repairs"
     ))
 }
 

@@ -106,10 +106,10 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "tool",
         &[
-            &["advice", "arguments", "ask", "echo", "install_conf", "pcapng", "refusal", "style"],
-            &["cleanup", "drops", "explain/kernel", "ping", "table"],
+            &["advice", "arguments", "ask", "install_conf", "pcapng", "refusal", "style"],
+            &["cleanup", "drops", "echo", "explain/kernel", "table"],
             &["config", "explain", "lease", "peers"],
-            &["status", "check/finding", "check/firewall", "check/read/arp"],
+            &["ping", "status", "check/finding", "check/firewall", "check/read/arp"],
             &["check/facts", "check/firewall/iptables", "check/firewall/nftables"],
             &["check/checks/network", "check/read/endpoints", "check/read/process"],
             &["check/checks/kernel", "check/read/daemon", "check/read/sockets"],

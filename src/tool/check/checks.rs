@@ -8,7 +8,7 @@ mod stores;
 mod ways;
 
 use super::facts::Facts;
-use super::finding::Finding;
+use super::finding::Checked;
 
 /// A question about the host.
 pub(super) struct Check {
@@ -16,12 +16,12 @@ pub(super) struct Check {
     pub(super) id: &'static str,
     /// What is well if it is well.
     pub(super) about: &'static str,
-    pub(super) judge: fn(&Facts) -> Finding,
+    pub(super) judge: fn(&Facts) -> Checked,
 }
 
 macro_rules! check {
     ($id:literal, $judge:path, $about:literal) => {
-        Check { id: $id, about: $about, judge: |facts| $judge(facts).into() }
+        Check { id: $id, about: $about, judge: $judge }
     };
 }
 

@@ -49,8 +49,6 @@ pub(super) struct Facts {
     pub(super) subnet_file: SubnetFacts,
     pub(super) directory: Option<Directory>,
     pub(super) etcd: Vec<Endpoint>,
-    /// Datagrams that any socket of this namespace lost because its buffer was full.
-    pub(super) receive_errors: Option<u64>,
     /// Whether systemd's client of a time server says that the clock is right.
     pub(super) clock_is_synchronised: bool,
     pub(super) has_ipsec: Option<bool>,
@@ -179,6 +177,12 @@ impl Facts {
     /// The daemon's status, or that there is none to look at.
     pub(super) fn answered(&self) -> Result<&Status, Finding> {
         self.status().ok_or_else(|| "no weftd answers".into())
+    }
+
+    /// Links, addresses and routes, or that there are none to look at.
+    pub(super) fn host(&self) -> Result<&Snapshot, Finding> {
+        let missing = || "the kernel did not list links, addresses and routes".into();
+        self.host.as_ref().ok_or_else(missing)
     }
 
     /// The firewall's rules, or why they can't be looked at.

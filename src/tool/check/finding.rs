@@ -56,24 +56,3 @@ pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Ch
     let found = |finding| Finding { verdict: Judgement::Failed, ..finding };
     warning(evidence, cure).map_err(found)
 }
-
-// For `checks/network.rs`, until it is written as the others are.
-pub(super) use Judgement as Verdict;
-
-impl Finding {
-    pub(super) fn ok(evidence: impl Into<String>) -> Self {
-        well(evidence).into()
-    }
-
-    pub(super) fn skipped(why: impl AsRef<str>) -> Self {
-        skipped(why).into()
-    }
-
-    pub(super) fn warning(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
-        warning(evidence, cure).into()
-    }
-
-    pub(super) fn failed(evidence: impl Into<String>, cure: impl Into<String>) -> Self {
-        failed(evidence, cure).into()
-    }
-}

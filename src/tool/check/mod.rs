@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use self::checks::CHECKS;
+use self::checks::{CHECKS, Check};
 use self::finding::{Finding, Judgement};
 use super::arguments::CheckArguments;
 use super::style::Style;
@@ -44,8 +44,8 @@ pub fn described() -> impl Iterator<Item = (&'static str, &'static str)> {
 /// All checks: the report, and the exit code.
 pub(super) fn run(arguments: CheckArguments) -> anyhow::Result<(String, u8)> {
     let facts = read::facts(arguments)?;
-    let found = CHECKS.iter().map(|check| Answer { id: check.id, finding: (check.judge)(&facts) });
-    let found: Vec<_> = found.collect();
+    let answer = |it: &Check| Answer { id: it.id, finding: (it.judge)(&facts).into() };
+    let found: Vec<_> = CHECKS.iter().map(answer).collect();
     let text = match facts.asked.output {
         Some(_) => format!("{:#}\n", to_json(&found)),
         None => {
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn nothing_is_wrong_where_nothing_is_known() {
         for check in CHECKS {
-            let finding = (check.judge)(&Facts::default());
+            let finding: Finding = (check.judge)(&Facts::default()).into();
             let is_calm = matches!(finding.verdict, Judgement::Ok | Judgement::Skipped);
             assert!(is_calm, "{}: {finding:?}", check.id);
         }

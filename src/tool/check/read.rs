@@ -61,7 +61,6 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
         process: process::read(daemon.pid),
         others: process::others(&processes, daemon.pid),
         udp_sockets: sockets::read(&processes),
-        receive_errors: sockets::receive_errors(),
         tun_error: open_tun().err().map(|error| error.to_string()),
         io_uring_error: crate::sys::ring::probe().err().map(|error| with_causes(&error)),
         sysctls: sysctls(),
@@ -75,13 +74,14 @@ pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     };
     wait_for(async {
         facts.etcd = endpoints::ask_all(&facts.asked.etcd_endpoints).await;
-        let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
-        facts.host = host(networks).await.ok();
-        facts.ways = ways(&facts).await.unwrap_or_default();
+        if let Ok(netlink) = Netlink::open() {
+            facts.host = host(&netlink, &facts).await.ok();
+            facts.ways = ways(&netlink, &facts).await.unwrap_or_default();
+            facts.filters = filters(&netlink, &facts).await.unwrap_or_default();
+            facts.resolved = resolved(&netlink, &facts).await;
+        }
         facts.has_ipsec = has_policies().await.ok();
         facts.policies = for_sent().await.unwrap_or_default();
-        facts.filters = filters(&facts).await.unwrap_or_default();
-        facts.resolved = resolved(&facts).await;
         match firewall().await {
             Ok(chains) => facts.firewall = Some(chains),
             Err(why) => facts.firewall_error = why,
@@ -96,8 +96,8 @@ fn open_tun() -> std::io::Result<fs::File> {
 }
 
 /// Default routes and those in the networks: hosts may have many others.
-async fn host(networks: [Option<Prefix>; 2]) -> Result<Snapshot, NetlinkError> {
-    let netlink = Netlink::open()?;
+async fn host(netlink: &Netlink, facts: &Facts) -> Result<Snapshot, NetlinkError> {
+    let networks = [facts.lease().map(|lease| lease.network), facts.subnet_file.says.network];
     let wanted = |destination: Prefix| {
         destination.length_bits() == 0
             || networks.into_iter().flatten().any(|network| network.covers(destination))
@@ -111,10 +111,9 @@ async fn host(networks: [Option<Prefix>; 2]) -> Result<Snapshot, NetlinkError> {
 }
 
 /// The kernel's routes to the peers and back, of the first of very many.
-async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
+async fn ways(netlink: &Netlink, facts: &Facts) -> Option<Vec<PeerWay>> {
     let (status, lease) = (facts.status()?, facts.lease()?);
     let index = facts.link(facts.interface()?)?.id.index;
-    let netlink = Netlink::open().ok()?;
     let local = facts.tunnel_address().unwrap_or(lease.public_ip);
     let mut hosts = BTreeMap::new();
     for peer in &status.routes {
@@ -137,19 +136,19 @@ async fn ways(facts: &Facts) -> Option<Vec<PeerWay>> {
     Some(ways)
 }
 
-async fn filters(facts: &Facts) -> Option<Vec<String>> {
+async fn filters(netlink: &Netlink, facts: &Facts) -> Option<Vec<String>> {
     let index = facts.link(facts.interface()?)?.id.index;
-    FilterPlace::of_others(&Netlink::open().ok()?, index).await.ok()
+    FilterPlace::of_others(netlink, index).await.ok()
 }
 
 /// Who has the addresses of this host on the external link, and those of peers with an alarm.
-async fn resolved(facts: &Facts) -> Option<Vec<Resolved>> {
+async fn resolved(netlink: &Netlink, facts: &Facts) -> Option<Vec<Resolved>> {
     let (host, link) = (facts.host.as_ref()?, facts.link(facts.interface()?)?);
     let on_link = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
     let own: Vec<_> = on_link.map(|it| it.address).take(ASKED_MAX).collect();
     let asked: Vec<_> = own.iter().copied().chain(facts.alarming().take(ASKED_MAX)).collect();
     let mut answers = arp::who_has(&asked, link.id.index, link.mac?).ok()?;
-    let entries = Netlink::open().ok()?.entries(&link.id).await.ok()?;
+    let entries = netlink.entries(&link.id).await.ok()?;
     // Any interface of a host answers for all its addresses.
     let is_other = |mac: &MacAddress| host.links.iter().all(|link| link.mac != Some(*mac));
     let resolved = asked.into_iter().map(|address| Resolved {

@@ -92,54 +92,49 @@ impl<'a> Asked<'a> {
 }
 
 impl Answers {
-    /// Where the kernel parts from what the packet needs, nearest first; nothing if it doesn't.
-    pub(super) fn parting(&self, asked: &Asked<'_>) -> Option<String> {
+    /// Whether the kernel does what the packet needs, or else where it parts from that, nearest
+    /// first.
+    pub(super) fn agree(&self, asked: &Asked<'_>) -> Result<(), String> {
         let Asked { near, device, host, is_outward, .. } = *asked;
-        let pods_interface = match &self.near {
-            Err(error) => {
-                return Some(format!("but the kernel has no way to {near}: {}", why(error)));
-            }
-            Ok(path) if path.gateway.is_some() || Some(self.name(path)) == device => {
-                return Some(format!(
-                    "but this host has no route of its own to {near}, the kernel sends that by {}: \
-                     the pods' bridge is missing, down or without its address",
-                    self.shown(path)
-                ));
-            }
-            Ok(path) => self.name(path),
-        };
+        let path = self
+            .near
+            .as_ref()
+            .map_err(|error| format!("but the kernel has no way to {near}: {}", why(error)))?;
+        let pods_interface = self.name(path);
+        if path.gateway.is_some() || Some(pods_interface) == device {
+            return Err(format!(
+                "but this host has no route of its own to {near}, the kernel sends that by {}: \
+                 the pods' bridge is missing, down or without its address",
+                self.shown(path)
+            ));
+        }
         let (from, to) = asked.ends();
         let comes_by = if is_outward { pods_interface } else { asked.comes_by() };
         let query = format!("`ip route get {to} from {from} iif {comes_by}`");
-        let is_right = |path: &PathToHost| match is_outward {
+        let across = self.across.as_ref();
+        let across = across.ok_or_else(|| format!("but there is no interface {comes_by}"))?;
+        let path = across.as_ref().map_err(|error| {
+            format!("but the kernel does not forward it: {} ({query})", why(error))
+        })?;
+        let is_right = match is_outward {
             true => self.leads_to_peer(path, asked),
             false => self.name(path) == pods_interface,
         };
-        match &self.across {
-            None => return Some(format!("but there is no interface {comes_by}")),
-            Some(Err(error)) => {
-                let why = why(error);
-                return Some(format!("but the kernel does not forward it: {why} ({query})"));
-            }
-            Some(Ok(path)) if !is_right(path) => {
-                return Some(format!(
-                    "but the kernel sends it by {}: another route, rule or table wins ({query})",
-                    self.shown(path)
-                ));
-            }
-            Some(Ok(_)) => {}
-        }
-        match self.outer.as_ref()? {
-            Err(error) => Some(format!(
-                "but this host can't send to {host}: {} (`ip route get {host}`)",
-                why(error)
-            )),
-            Ok(path) if Some(self.name(path)) == device => Some(format!(
-                "but the route to {host} leads into the overlay itself, by {}",
+        if !is_right {
+            return Err(format!(
+                "but the kernel sends it by {}: another route, rule or table wins ({query})",
                 self.shown(path)
-            )),
-            Ok(_) => None,
+            ));
         }
+        let Some(outer) = &self.outer else { return Ok(()) };
+        let path = outer.as_ref().map_err(|error| {
+            format!("but this host can't send to {host}: {} (`ip route get {host}`)", why(error))
+        })?;
+        if Some(self.name(path)) == device {
+            let by = self.shown(path);
+            return Err(format!("but the route to {host} leads into the overlay itself, by {by}"));
+        }
+        Ok(())
     }
 
     fn leads_to_peer(&self, path: &PathToHost, asked: &Asked<'_>) -> bool {
@@ -217,7 +212,7 @@ mod tests {
         let mut answers = Answers { links, near, across: None, marked, outer: Some(outer) };
         let by_mark = answers.parting_by_mark(&asked).filter(|_| asked.is_outward);
         answers.across = answers.marked.pop().map(|(_, path)| path);
-        let parting = answers.parting(&asked);
+        let parting = answers.agree(&asked).err();
         let is_across = parting.as_ref().is_some_and(|text| text.contains("ip route get 10.5.2.7"));
         assert_eq!(by_mark.is_some(), is_across, "{by_mark:?} {parting:?}");
         parting

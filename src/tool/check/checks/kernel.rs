@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use rustix::thread::CapabilitySet;
 
 use super::super::facts::Facts;
-use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
+use super::super::finding::{Checked, failed, skipped, warning, well};
 use super::super::firewall::{FORWARDED, Hook, Packet, RECEIVED, SENT, dropped_by};
 use super::network::{external_name, strangers};
 use crate::host::netlink::policies::Policy;
@@ -16,30 +16,25 @@ use crate::status::Guard;
 /// What weftd asks for each socket.
 const BUFFER_BYTES: u64 = 4 << 20;
 
-/// A setting below `/proc/sys`, as text and as number.
-fn setting(facts: &Facts, path: &str) -> Result<(String, u64), Finding> {
+/// Of a setting below `/proc/sys`.
+fn is_on(facts: &Facts, path: &str, cure: &str) -> Checked {
     let name = path.replace('/', ".");
     match facts.sysctl(path) {
-        Some(value) => Ok((format!("{name} is {value}"), value)),
-        None => Err(format!("{name} can't be read").as_str().into()),
+        None => skipped(format!("{name} can't be read")),
+        Some(0) => failed(format!("{name} is 0"), cure),
+        Some(value) => Ok(format!("{name} is {value}")),
     }
 }
 
 pub(super) fn ip_forward(facts: &Facts) -> Checked {
-    let (evidence, value) = setting(facts, "net/ipv4/ip_forward")?;
-    if value > 0 {
-        return Ok(evidence);
-    }
-    failed(evidence, "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.")
+    let cure = "sysctl -w net.ipv4.ip_forward=1, and the same in /etc/sysctl.d.";
+    is_on(facts, "net/ipv4/ip_forward", cure)
 }
 
 pub(super) fn device_forwarding(facts: &Facts) -> Checked {
     let device = facts.comes_by().ok_or("no device is known yet")?;
-    let (evidence, value) = setting(facts, &format!("net/ipv4/conf/{device}/forwarding"))?;
-    if value > 0 {
-        return Ok(evidence);
-    }
-    failed(evidence, "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.")
+    let cure = "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.";
+    is_on(facts, &format!("net/ipv4/conf/{device}/forwarding"), cure)
 }
 
 pub(super) fn rp_filter(facts: &Facts) -> Checked {

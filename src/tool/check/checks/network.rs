@@ -1,11 +1,12 @@
 //! Interfaces, their MTUs, and routes.
 
 use super::super::facts::Facts;
-use super::super::finding::{Finding, Verdict};
+use super::super::finding::{Checked, Finding, failed, skipped, warning, well};
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::config::options::InterfaceOptions;
-use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot as Host, select};
-use crate::host::state::{Link, Route, RouteKind};
+use crate::failure::with_causes;
+use crate::host::interface::{ExternalInterface, InterfaceError, Snapshot, select};
+use crate::host::state::{Address, Link, Route, RouteKind};
 use crate::route::Prefix;
 use crate::stats::DropReason;
 use crate::status::Lease;
@@ -19,12 +20,8 @@ const OTHER_NETWORKS: [(&str, &str); 5] = [
     ("antrea-gw", "Antrea"),
 ];
 
-fn unreadable() -> Finding {
-    Finding::skipped("the kernel did not list links, addresses and routes")
-}
-
 /// The interface that weftd would choose now.
-fn chosen(facts: &Facts, host: &Host) -> Result<ExternalInterface, InterfaceError> {
+fn chosen(facts: &Facts, host: &Snapshot) -> Result<ExternalInterface, InterfaceError> {
     let interfaces = facts.asked.iface.clone().into_iter().collect();
     let options = InterfaceOptions { interfaces, ..InterfaceOptions::default() };
     select(&options, host, &mut Vec::new())
@@ -36,204 +33,194 @@ pub(super) fn external_name(facts: &Facts) -> Option<String> {
     of_daemon.or_else(|| Some(chosen(facts, facts.host.as_ref()?).ok()?.name))
 }
 
-pub(super) fn external(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
+/// The external interface.
+fn external_of(facts: &Facts) -> Result<&Link, Finding> {
+    let link = external_name(facts).and_then(|name| facts.link(&name));
+    link.ok_or_else(|| "no external interface is known".into())
+}
+
+pub(super) fn external(facts: &Facts) -> Checked {
+    let host = facts.host()?;
     let Some(name) = facts.interface() else {
         if facts.status().is_some() {
-            return Finding::skipped("weftd has none yet");
+            return skipped("weftd has none yet");
         }
-        return match chosen(facts, host) {
-            Ok(found) => Finding::ok(format!("{} with {}", found.name, found.address)),
-            Err(error) if facts.asked.iface.is_none() => Finding::warning(
-                crate::failure::with_causes(&error),
+        return match (chosen(facts, host), &facts.asked.iface) {
+            (Ok(found), _) => Ok(format!("{} with {}", found.name, found.address)),
+            (Err(error), None) => warning(
+                with_causes(&error),
                 "Start weftd with --iface=NAME, and give --iface here: there is no default route.",
             ),
-            Err(error) => Finding::failed(
-                format!(
-                    "--iface={}: {}",
-                    facts.asked.iface.as_deref().unwrap_or_default(),
-                    crate::failure::with_causes(&error)
-                ),
+            (Err(error), Some(iface)) => failed(
+                format!("--iface={iface}: {}", with_causes(&error)),
                 "Give --iface the name or an address of an interface that has an IPv4 address.",
             ),
         };
     };
     let Some(link) = facts.link(name) else {
         let cure = "Bring it back, or restart weftd with another --iface.";
-        return Finding::failed(format!("{name} is gone"), cure);
+        return failed(format!("{name} is gone"), cure);
     };
-    let mut own = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
-    let wanted = facts.tunnel_address();
-    match (own.clone().next(), wanted) {
-        (None, _) => Finding::failed(format!("{name} has no IPv4 address"), "Give it one."),
-        (Some(_), Some(wanted)) if !own.any(|it| it.address == wanted) => Finding::failed(
-            format!("{name} no longer has {wanted}"),
-            "Give it back, or restart weftd (--follow-address does it by itself).",
-        ),
-        (Some(first), _) => Finding::ok(format!("{name} with {}", wanted.unwrap_or(first.address))),
+    let mut own = addresses_of(host, link).map(|it| it.address).peekable();
+    let Some(first) = own.peek().copied() else {
+        return failed(format!("{name} has no IPv4 address"), "Give it one.");
+    };
+    let wanted = facts.tunnel_address().unwrap_or(first);
+    if own.any(|address| address == wanted) {
+        return Ok(format!("{name} with {wanted}"));
     }
+    failed(
+        format!("{name} no longer has {wanted}"),
+        "Give it back, or restart weftd (--follow-address does it by itself).",
+    )
 }
 
-pub(super) fn external_link(facts: &Facts) -> Finding {
-    let link = external_name(facts).and_then(|name| facts.link(&name));
-    let Some(link) = link else { return Finding::skipped("no external interface is known") };
+fn addresses_of<'a>(host: &'a Snapshot, link: &Link) -> impl Iterator<Item = &'a Address> {
+    let index = link.id.index;
+    host.addresses.iter().filter(move |address| address.interface_index == index)
+}
+
+/// Whether a link carries packets; what to do where nothing is at its other end.
+fn is_up(link: &Link, connect: &str) -> Checked {
     let name = &link.id.name;
     if !link.is_up {
-        return Finding::failed(format!("{name} is down"), format!("ip link set {name} up"));
+        return failed(format!("{name} is down"), format!("ip link set {name} up"));
     }
     if !link.has_carrier {
-        let cure = "Look at the cable, the switch, or the virtual machine's network.";
-        return Finding::failed(format!("{name} has no carrier"), cure);
+        return failed(format!("{name} has no carrier"), connect);
     }
-    Finding::ok(format!("{name} is up, MTU {}", link.mtu_bytes))
+    Ok(format!("{name} is up, MTU {}", link.mtu_bytes))
 }
 
-/// The overlay's device, or why there is nothing to look at.
-fn own_device(facts: &Facts) -> Result<&Link, Finding> {
-    if facts.status().is_none() {
-        return Err(Finding::skipped("no weftd answers"));
-    }
-    if facts.host.is_none() {
-        return Err(unreadable());
-    }
-    let Some(name) = facts.device() else {
-        return Err(Finding::skipped("the backend has no device of its own, or not yet"));
-    };
-    facts.link(name).ok_or_else(|| {
-        let cure = "Who removed it? weftd makes it again within seconds; else restart weftd.";
-        Finding::failed(format!("{name} is not there"), cure)
-    })
+pub(super) fn external_link(facts: &Facts) -> Checked {
+    let connect = "Look at the cable, the switch, or the virtual machine's network.";
+    is_up(external_of(facts)?, connect)
 }
 
-pub(super) fn device(facts: &Facts) -> Finding {
-    let link = match own_device(facts) {
-        Ok(link) => link,
-        Err(finding) => return finding,
-    };
-    let name = &link.id.name;
-    if !link.is_up {
-        return Finding::failed(format!("{name} is down"), format!("ip link set {name} up"));
-    }
-    if !link.has_carrier {
-        let cure = "weftd does not hold it; restart weftd.";
-        return Finding::failed(format!("{name} has no carrier"), cure);
-    }
-    Finding::ok(format!("{name} is up, MTU {}", link.mtu_bytes))
+/// The name of the overlay's device, and the device if it is there.
+fn own_device(facts: &Facts) -> Result<(&str, Option<&Link>), Finding> {
+    facts.answered()?;
+    facts.host()?;
+    let name = facts.device().ok_or("the backend has no device of its own, or not yet")?;
+    Ok((name, facts.link(name)))
 }
 
-pub(super) fn overlay_mtu(facts: &Facts) -> Finding {
-    let link = match own_device(facts) {
-        Ok(link) => link,
-        Err(finding) if finding.verdict == Verdict::Skipped => return finding,
-        Err(_) => return Finding::skipped("the device is not there"),
-    };
-    let Some(external) = external_name(facts).and_then(|name| facts.link(&name)) else {
-        return Finding::skipped("no external interface is known");
-    };
+pub(super) fn device(facts: &Facts) -> Checked {
+    let (name, link) = own_device(facts)?;
+    let cure = "Who removed it? weftd makes it again within seconds; else restart weftd.";
+    match link {
+        Some(link) => is_up(link, "weftd does not hold it; restart weftd."),
+        None => failed(format!("{name} is not there"), cure),
+    }
+}
+
+pub(super) fn overlay_mtu(facts: &Facts) -> Checked {
+    let (name, link) = own_device(facts)?;
+    let own_bytes = link.ok_or("the device is not there")?.mtu_bytes;
+    let external = external_of(facts)?;
     let overhead = facts.backend().map_or(0, BackendKind::overhead_bytes);
     let most = external.mtu_bytes.saturating_sub(overhead);
     let evidence = format!(
-        "{} has MTU {}, {} has {}, and the headers take {overhead}",
-        link.id.name, link.mtu_bytes, external.id.name, external.mtu_bytes
+        "{name} has MTU {own_bytes}, {} has {}, and the headers take {overhead}",
+        external.id.name, external.mtu_bytes
     );
-    if link.mtu_bytes > most {
-        let cure = format!("ip link set {} mtu {most}; then restart the pods.", link.id.name);
-        return Finding::failed(evidence, cure);
+    if own_bytes <= most {
+        return Ok(evidence);
     }
-    Finding::ok(evidence)
+    failed(evidence, format!("ip link set {name} mtu {most}; then restart the pods."))
 }
 
-pub(super) fn bridge_mtu(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
+pub(super) fn bridge_mtu(facts: &Facts) -> Checked {
+    let host = facts.host()?;
+    let says = &facts.subnet_file.says;
     let of_lease = facts.lease().map(|lease| (lease.subnet, lease.mtu_bytes));
-    let of_file = facts.subnet_file.says.subnet.zip(facts.subnet_file.says.mtu_bytes);
-    let Some((subnet, overlay)) = of_lease.or(of_file) else {
-        return Finding::skipped("neither weftd nor subnet.env says the MTU");
+    let either = of_lease.or_else(|| says.subnet.zip(says.mtu_bytes));
+    let (subnet, overlay) = either.ok_or("neither weftd nor subnet.env says the MTU")?;
+    let mut bridges = bridges(facts, host, subnet).peekable();
+    let Some(first) = bridges.peek().map(|link| &link.id.name) else {
+        return well("no interface has an address of the subnet yet");
     };
-    let bridges = bridges(facts, host, subnet);
-    match bridges.iter().find(|link| link.mtu_bytes > overlay) {
-        Some(link) => Finding::warning(
+    match bridges.find(|link| link.mtu_bytes > overlay) {
+        None => Ok(format!("{first} at most {overlay}")),
+        Some(link) => warning(
             format!("{} has MTU {}, the overlay {overlay}", link.id.name, link.mtu_bytes),
             "Give the container runtime FLANNEL_MTU of subnet.env, and start the pods anew.",
         ),
-        None if bridges.is_empty() => Finding::ok("no interface has an address of the subnet yet"),
-        None => Finding::ok(format!("{} at most {overlay}", bridges[0].id.name)),
     }
 }
 
 /// The links of this host's pods.
-fn bridges<'a>(facts: &Facts, host: &'a Host, subnet: Prefix) -> Vec<&'a Link> {
-    let own = |link: &&Link| {
-        let mut all = host.addresses.iter().filter(|it| it.interface_index == link.id.index);
-        let first = all.clone().next();
-        let is_bare_bridge = first.is_none() && link.id.name == "cni0";
+fn bridges<'a>(
+    facts: &'a Facts,
+    host: &'a Snapshot,
+    subnet: Prefix,
+) -> impl Iterator<Item = &'a Link> {
+    let is_bridge = move |link: &&Link| {
+        let mut addresses = addresses_of(host, link).peekable();
+        let is_bare = addresses.peek().is_none() && link.id.name == "cni0";
         let is_overlay = facts.device().is_some_and(|own| link.id.name.starts_with(own));
         !is_overlay
+            && !is_flannels(link)
             && !link.is_loopback
-            && (is_bare_bridge || all.any(|it| subnet.contains(it.address)))
+            && (is_bare || addresses.any(|it| subnet.contains(it.address)))
     };
-    host.links.iter().filter(own).filter(|it| !is_flannels(it)).collect()
+    host.links.iter().filter(is_bridge)
 }
 
-pub(super) fn pod_bridge(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
-    let Some(subnet) = facts.lease().map(|lease| lease.subnet) else {
-        return Finding::skipped("no weftd says its subnet");
-    };
+pub(super) fn pod_bridge(facts: &Facts) -> Checked {
+    let host = facts.host()?;
+    let subnet = facts.lease().ok_or("no weftd says its subnet")?.subnet;
     let again = "The container runtime makes it: start a pod here, or restart the runtime.";
-    let lately = facts.status().and_then(|status| status.drops_lately.as_ref());
-    let Some(link) = bridges(facts, host, subnet).into_iter().next() else {
+    let Some(link) = bridges(facts, host, subnet).next() else {
+        let lately = facts.status().and_then(|status| status.drops_lately.as_ref());
         let is_missed = lately.is_some_and(|it| it.contains_key(DropReason::OwnSubnet.id()));
         let evidence = format!("no interface has an address of {subnet}");
         return match is_missed {
-            true => Finding::failed(evidence + ", and packets for its pods are dropped", again),
-            false => Finding::ok(evidence + " yet"),
+            true => failed(evidence + ", and packets for its pods are dropped", again),
+            false => Ok(evidence + " yet"),
         };
     };
     let name = &link.id.name;
     if !link.is_up {
-        return Finding::failed(format!("{name} is down"), format!("ip link set {name} up"));
+        return failed(format!("{name} is down"), format!("ip link set {name} up"));
     }
-    if host.addresses.iter().all(|it| it.interface_index != link.id.index) {
+    if addresses_of(host, link).next().is_none() {
         let address = format!("{}/{}", subnet.first_host(), subnet.length_bits());
         let cure = format!("ip address add {address} dev {name}, or let the runtime make it anew.");
-        return Finding::warning(format!("{name} has no address"), cure);
+        return warning(format!("{name} has no address"), cure);
     }
     if !host.routes.iter().any(|route| subnet.covers(route.destination)) {
-        return Finding::warning(format!("no route leads into {subnet}, such as to {name}"), again);
+        return warning(format!("no route leads into {subnet}, such as to {name}"), again);
     }
     if facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
         let cure = "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.";
-        return Finding::failed(format!("net.ipv4.conf.{name}.forwarding is 0"), cure);
+        return failed(format!("net.ipv4.conf.{name}.forwarding is 0"), cure);
     }
-    Finding::ok(format!("{name} is up, with an address and a route"))
+    Ok(format!("{name} is up, with an address and a route"))
 }
 
-pub(super) fn overlay_route(facts: &Facts) -> Finding {
-    let link = match own_device(facts) {
-        Ok(link) if facts.backend() == Some(BackendKind::Udp) => link,
-        Ok(_) => return Finding::skipped("`peers` tells of the routes to single hosts"),
-        Err(finding) if finding.verdict == Verdict::Skipped => return finding,
-        Err(_) => return Finding::skipped("the device is not there"),
-    };
-    let (Some(host), Some(&Lease { network, .. })) = (&facts.host, facts.lease()) else {
-        return Finding::skipped("weftd has no lease yet");
-    };
-    let is_ours = |route: &&Route| {
+pub(super) fn overlay_route(facts: &Facts) -> Checked {
+    let (name, link) = own_device(facts)?;
+    let index = link.ok_or("the device is not there")?.id.index;
+    if facts.backend() != Some(BackendKind::Udp) {
+        return skipped("`peers` tells of the routes to single hosts");
+    }
+    let network = facts.lease().ok_or("weftd has no lease yet")?.network;
+    let is_ours = |route: &Route| {
         let mut hops = route.next_hops.iter();
-        route.destination == network && hops.any(|hop| hop.interface_index == link.id.index)
+        route.destination == network && hops.any(|hop| hop.interface_index == index)
     };
-    match host.routes.iter().find(is_ours) {
-        Some(_) => Finding::ok(format!("{network} dev {}", link.id.name)),
-        None => Finding::failed(
-            format!("no route {network} dev {}", link.id.name),
+    match facts.host()?.routes.iter().any(is_ours) {
+        true => Ok(format!("{network} dev {name}")),
+        false => failed(
+            format!("no route {network} dev {name}"),
             "weftd sets it again within seconds; if not, its log says why.",
         ),
     }
 }
 
 /// Routes that take parts of the network elsewhere, as text.
-pub(super) fn strangers(facts: &Facts, host: &Host, lease: &Lease) -> Vec<String> {
+pub(super) fn strangers(facts: &Facts, host: &Snapshot, lease: &Lease) -> Vec<String> {
     let &Lease { network, subnet, .. } = lease;
     let external = external_name(facts);
     let is_gateway_usual = facts.backend().is_some_and(|it| it.carried_by() == CarriedBy::Kernel);
@@ -259,16 +246,11 @@ pub(super) fn strangers(facts: &Facts, host: &Host, lease: &Lease) -> Vec<String
             })
     };
     // A route to the whole network counts only in front of weftd's.
-    let first_is_ours = host
-        .routes
-        .iter()
-        .filter(|route| route.destination == network)
-        .min_by_key(|route| route.metric)
-        .is_none_or(is_ours);
+    let to_network = host.routes.iter().filter(|route| route.destination == network);
+    let first_is_ours = to_network.min_by_key(|route| route.metric).is_none_or(is_ours);
     let is_stranger = |route: &&Route| {
-        let is_within = network.covers(route.destination);
         let is_behind = route.destination == network && first_is_ours;
-        is_within && !is_behind && !is_ours(route)
+        network.covers(route.destination) && !is_behind && !is_ours(route)
     };
     let text = |route: &Route| match (route.kind, route.next_hops.first()) {
         (RouteKind::Unicast, Some(hop)) => {
@@ -279,95 +261,76 @@ pub(super) fn strangers(facts: &Facts, host: &Host, lease: &Lease) -> Vec<String
     host.routes.iter().filter(is_stranger).map(text).collect()
 }
 
-pub(super) fn foreign_routes(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
-    let Some(lease) = facts.lease() else {
-        return Finding::skipped("no weftd says its network");
-    };
+pub(super) fn foreign_routes(facts: &Facts) -> Checked {
+    let host = facts.host()?;
+    let lease = facts.lease().ok_or("no weftd says its network")?;
     if facts.backend().is_none_or(|kind| kind.carried_by() == CarriedBy::Others) {
-        return Finding::skipped("this backend sets no routes");
+        return skipped("this backend sets no routes");
     }
     let found = strangers(facts, host, lease);
     if found.is_empty() {
-        return Finding::ok(format!("none in {}", lease.network));
+        return Ok(format!("none in {}", lease.network));
     }
-    Finding::failed(
+    failed(
         found.join("; "),
         "Remove these routes (ip route del), or whatever sets them: pods there are unreachable.",
     )
 }
 
-pub(super) fn overlap(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
-    let Some(&Lease { network, subnet, .. }) = facts.lease() else {
-        return Finding::skipped("no weftd says its network");
+pub(super) fn overlap(facts: &Facts) -> Checked {
+    let host = facts.host()?;
+    let &Lease { network, subnet, .. } = facts.lease().ok_or("no weftd says its network")?;
+    let is_stray =
+        |address: &&Address| network.contains(address.address) && !subnet.contains(address.address);
+    let Some(stray) = host.addresses.iter().find(is_stray) else {
+        return Ok(format!("none in {network} outside {subnet}"));
     };
-    let is_stray = |address: &&crate::host::state::Address| {
-        network.contains(address.address) && !subnet.contains(address.address)
+    let name = facts.link_name(stray.interface_index);
+    let cure = match facts.interface() == Some(name) {
+        true => "The hosts' addresses are in the pods' network: choose another Network.",
+        false => "It is left of an earlier subnet: remove it, and start the pods behind it anew.",
     };
-    match host.addresses.iter().find(is_stray) {
-        None => Finding::ok(format!("none in {network} outside {subnet}")),
-        Some(stray) => {
-            let name = facts.link_name(stray.interface_index);
-            let cure = match facts.interface() == Some(name) {
-                true => "The hosts' addresses are in the pods' network: choose another Network.",
-                false => {
-                    "It is left of an earlier subnet: remove it, and start the pods behind it anew."
-                }
-            };
-            Finding::warning(format!("{name} has {}", stray.address), cure)
-        }
-    }
+    warning(format!("{name} has {}", stray.address), cure)
 }
 
 /// `flannel.1` with vxlan, `flannel0` without.
 fn is_flannels(link: &Link) -> bool {
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
     let Some(rest) = link.id.name.strip_prefix("flannel") else { return false };
-    match rest.strip_prefix('.') {
-        Some(number) => digits(number) && link.vxlan.is_some(),
-        None => digits(rest),
-    }
+    let number = if link.vxlan.is_some() { rest.strip_prefix('.').unwrap_or(rest) } else { rest };
+    !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
 }
 
-pub(super) fn stale_devices(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
-    let Some(kind) = facts.backend() else {
-        return Finding::skipped("no weftd says its backend");
-    };
+pub(super) fn stale_devices(facts: &Facts) -> Checked {
+    let host = facts.host()?;
+    let kind = facts.backend().ok_or("no weftd says its backend")?;
     if kind.carried_by() == CarriedBy::Others {
-        return Finding::skipped("its commands may have made any device");
+        return skipped("its commands may have made any device");
     }
     if !facts.others.is_empty() {
-        return Finding::skipped("another daemon runs, which may have devices");
+        return skipped("another daemon runs, which may have devices");
     }
-    let own = facts.device();
     let is_stale = |link: &&Link| {
-        let is_other = is_flannels(link) && own != Some(&link.id.name);
+        let is_other = is_flannels(link) && facts.device() != Some(&link.id.name);
         // A TUN device with a carrier has a process.
         is_other && (link.vxlan.is_some() || !link.has_carrier)
     };
-    let names: Vec<_> =
-        host.links.iter().filter(is_stale).map(|link| link.id.name.as_str()).collect();
-    if names.is_empty() {
-        return Finding::ok("none");
-    }
-    let first = names[0];
-    Finding::warning(
+    let stale = host.links.iter().filter(is_stale);
+    let names: Vec<_> = stale.map(|link| link.id.name.as_str()).collect();
+    let Some(first) = names.first() else { return well("none") };
+    warning(
         format!("{} beside backend {kind}", names.join(", ")),
         format!("It is left of another backend, and its routes may win: ip link del {first}"),
     )
 }
 
-pub(super) fn other_networks(facts: &Facts) -> Finding {
-    let Some(host) = &facts.host else { return unreadable() };
-    let found = host.links.iter().find_map(|link| {
+pub(super) fn other_networks(facts: &Facts) -> Checked {
+    let found = facts.host()?.links.iter().find_map(|link| {
         let is_named = |(beginning, _): &&(&str, &str)| link.id.name.starts_with(beginning);
         OTHER_NETWORKS.iter().find(is_named).map(|(_, network)| (&link.id.name, network))
     });
     match found {
-        None => Finding::ok("none"),
-        Some((device, network)) => Finding::warning(
+        None => well("none"),
+        Some((device, network)) => warning(
             format!("{device} is a device of {network}"),
             format!("If {network} no longer runs here, remove its devices, routes and rules."),
         ),

@@ -52,18 +52,6 @@ fn holders(processes: &[Named]) -> BTreeMap<u64, Vec<Named>> {
     holders
 }
 
-/// `RcvbufErrors` of UDP, in a pair of lines: names, then numbers.
-pub(super) fn receive_errors() -> Option<u64> {
-    errors(&fs::read_to_string("/proc/self/net/snmp").ok()?)
-}
-
-fn errors(text: &str) -> Option<u64> {
-    let mut lines = text.lines().filter(|line| line.starts_with("Udp:"));
-    let names = lines.next()?.split_whitespace();
-    let mut both = names.zip(lines.next()?.split_whitespace());
-    both.find(|(name, _)| *name == "RcvbufErrors")?.1.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,7 +69,5 @@ mod tests {
         let six = format!("x\n1: {zero}:205D {zero}:0000 07 0:0 0:0 0 0 0 78 2 0 0\n");
         let found = parse(&six);
         assert_eq!((found[0].address, found[0].inode), (Ipv4Addr::UNSPECIFIED, 78));
-        let snmp = "Udp: InDatagrams NoPorts RcvbufErrors\nUdp: 1 2 3\nUdpLite: RcvbufErrors\n";
-        assert_eq!(errors(snmp), Some(3));
     }
 }
