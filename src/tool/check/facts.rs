@@ -49,8 +49,6 @@ pub(super) struct Facts {
     pub(super) subnet_file: SubnetFacts,
     pub(super) directory: Option<Directory>,
     pub(super) etcd: Vec<Endpoint>,
-    /// Whether systemd's client of a time server says that the clock is right.
-    pub(super) clock_is_synchronised: bool,
     pub(super) has_ipsec: Option<bool>,
     pub(super) now_unix: u64,
 }
@@ -127,7 +125,6 @@ pub(super) struct UdpSocket {
     /// Nothing for IPv6's wildcard, which takes IPv4 as well.
     pub(super) address: Ipv4Addr,
     pub(super) port: u16,
-    pub(super) inode: u64,
     /// The processes that have it, by pid and name; none if it is the kernel's, or nobody may know.
     pub(super) holders: Vec<(u32, String)>,
 }

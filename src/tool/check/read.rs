@@ -50,23 +50,18 @@ const SYSCTLS: [&str; 7] = [
 /// Those of each device.
 const DEVICE_SYSCTLS: [&str; 2] = ["forwarding", "rp_filter"];
 
-/// Is there while systemd-timesyncd runs and has synchronised the clock.
-const SYNCHRONISED: &str = "/run/systemd/timesync/synchronized";
-
 /// Everything that the checks look at.
 pub(super) fn facts(asked: CheckArguments) -> anyhow::Result<Facts> {
     let daemon = daemon::read(&asked.daemon.socket);
-    let processes = process::list();
     let mut facts = Facts {
         process: process::read(daemon.pid),
-        others: process::others(&processes, daemon.pid),
-        udp_sockets: sockets::read(&processes),
+        others: process::others(daemon.pid),
+        udp_sockets: sockets::read(),
         tun_error: open_tun().err().map(|error| error.to_string()),
         io_uring_error: crate::sys::ring::probe().err().map(|error| with_causes(&error)),
         sysctls: sysctls(),
         subnet_file: subnet_file(&asked.subnet_file),
         directory: directory(&asked.subnet_file),
-        clock_is_synchronised: Path::new(SYNCHRONISED).exists(),
         now_unix: unix_seconds(),
         daemon,
         asked,

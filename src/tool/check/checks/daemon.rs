@@ -259,8 +259,3 @@ pub(super) fn device_drops(facts: &Facts) -> Checked {
         ),
     }
 }
-
-pub(super) fn overflows(facts: &Facts) -> Checked {
-    let all = facts.answered()?.worker.as_ref().ok_or("not counted")?;
-    Ok(format!("{} of weftd's datagrams since its start", all.receive_overflows))
-}

@@ -1,4 +1,4 @@
-//! etcd, and time.
+//! etcd, and how long the lease lasts.
 
 use std::time::Duration;
 
@@ -33,12 +33,4 @@ pub(super) fn lease_time(facts: &Facts) -> Checked {
     }
     let cure = "Is the store reachable, and is this host's clock right?";
     failed(format!("the lease ended {duration} ago"), cure)
-}
-
-pub(super) fn clock(facts: &Facts) -> Checked {
-    match facts.clock_is_synchronised {
-        true => well("synchronised by systemd-timesyncd"),
-        // Another program may well do it.
-        false => skipped("systemd-timesyncd does not say"),
-    }
 }
