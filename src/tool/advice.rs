@@ -3,6 +3,18 @@
 
 use crate::stats::DropReason::{self, *};
 
+const ROUTERS: &str = "\
+    the routers and switches between the hosts: tunnel datagrams say that they are not \
+    ECN-capable, and a congested router should drop such, not mark them";
+
+const NEIGHBOURS: &str = "\
+    `ip neighbour`: hosts of the same link that are down and still sent to (`FAILED`, \
+    `INCOMPLETE`); else the external interface, which is slower than the load";
+
+const REFUSED: &str = "\
+    `ip route get` the peer's public address, which shows a route of type prohibit; if that is \
+    well, this host's OUTPUT rules for the tunnel's UDP port, and `ip xfrm policy`";
+
 /// What to look at first.
 pub fn of(reason: DropReason) -> &'static str {
     match reason {
@@ -40,10 +52,7 @@ pub fn of(reason: DropReason) -> &'static str {
         DestinationMulticast => "the application: multicast is not carried, it must use unicast",
         DestinationNotLocal => "a peer with outdated leases (its clock, its store), or a forger",
         SourceRoute => "the sender: no ordinary program does this",
-        CongestionMark => {
-            "the routers and switches between the hosts: tunnel datagrams say that they are not \
-             ECN-capable, and a congested router should drop such, not mark them"
-        }
+        CongestionMark => ROUTERS,
         NestedTunnel => "a forger, or a pod network that runs over the tunnel",
         OwnLoop => "this host's routes: the route to a peer must not lead into the overlay",
         Oversize => "the MTU in the pods; it must be at most `FLANNEL_MTU`",
@@ -52,15 +61,8 @@ pub fn of(reason: DropReason) -> &'static str {
              discovery"
         }
         SendBufferFull => "the external interface: slower than the load, or its queue is too short",
-        SendUnanswered => {
-            "`ip neighbour`: hosts of the same link that are down and still sent to (`FAILED`, \
-             `INCOMPLETE`); else the external interface, which is slower than the load"
-        }
-        SendForbidden => {
-            "`ip route get` the peer's public address, which shows a route of type prohibit; if \
-             that is well, this host's OUTPUT rules for the tunnel's UDP port, and `ip xfrm \
-             policy`"
-        }
+        SendUnanswered => NEIGHBOURS,
+        SendForbidden => REFUSED,
         SendUnreachable => "this host's route to the peer: `ip route get` its public address",
         SendFailed => {
             "`ip route get` the peer's public address, which shows a blackhole route; if that is \
