@@ -11,6 +11,7 @@ use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
 use crate::control::choose::{free_subnets, held_by};
 use crate::control::error::{AcquireError, StoreError};
+use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, OwnLease, Snapshot};
@@ -82,7 +83,7 @@ impl SubnetManager {
         let mut pause = Backoff::between(RACE_PAUSE.0, RACE_PAUSE.1);
         let (mut previous, mut candidates) = (self.previous, CANDIDATES);
         for _ in 0..LISTINGS_MAX {
-            let claimed = store.claim(attributes.public_ip, self.timing.claim_ttl).await;
+            let claimed = self.claim(store, attributes.public_ip).await;
             self.noted_write(claimed)?;
             let snapshot = self.noted(store.list().await)?;
             self.status.reject(&snapshot.rejected);
@@ -112,7 +113,7 @@ impl SubnetManager {
         candidates: usize,
     ) -> Result<Option<Granted>, AcquireError> {
         if let Some(held) = held_by(&snapshot.leases, attributes.public_ip, config, previous) {
-            return self.take_over(store, config, attributes, held).await;
+            return self.reuse(store, config, attributes, held).await;
         }
         let taken: Vec<Prefix> = snapshot.taken(config.network).collect();
         let is_free = |subnet: &Prefix| !taken.iter().any(|other| other.overlaps(*subnet));
@@ -139,7 +140,8 @@ impl SubnetManager {
         self.create_any(store, picks(config, taken, free), attributes).await
     }
 
-    async fn take_over(
+    /// Takes the subnet that the node has by the store, or deletes an entry that it can't use.
+    async fn reuse(
         &self,
         store: &Leased,
         config: &NetworkConfig,
@@ -150,7 +152,7 @@ impl SubnetManager {
         if config.leasable(subnet) {
             info!("Found lease ({subnet}) for current IP ({public_ip}), reusing");
             let lease = Lease { attributes: attributes.clone(), ..held.clone() };
-            let updated = store.take_over(&lease, self.timing.lease_ttl).await;
+            let updated = store.update(&lease, self.timing.lease_ttl, Phase::Starts).await;
             return Ok(Some(self.noted_write(updated)?));
         }
         info!(
@@ -161,20 +163,26 @@ impl SubnetManager {
         Ok(None)
     }
 
+    /// Takes the first of `subnets` that nobody else took meanwhile.
     async fn create_any(
         &self,
         store: &Leased,
         subnets: impl Iterator<Item = Prefix>,
         attributes: &LeaseAttributes,
     ) -> Result<Option<Granted>, AcquireError> {
-        let (created, lost) = store.create_first(subnets, attributes, self.timing.lease_ttl).await;
-        // The conflict that ends the tries is counted below.
-        let noted = u64::from(matches!(created, Err(StoreError::Conflict(_))));
-        self.status.edit().conflicts += lost.saturating_sub(noted);
-        let created = self.noted_write(created)?;
-        let (subnet, public_ip) = (created.lease.subnet, attributes.public_ip);
-        info!("Allocated lease ({subnet}) to current node ({public_ip})");
-        Ok(Some(created))
+        let (ttl, mut lost) = (Some(self.timing.lease_ttl), String::new());
+        for subnet in subnets {
+            let created = store.create(subnet, attributes, ttl, Phase::Starts).await;
+            match self.noted_write(created) {
+                Err(StoreError::Conflict(key)) => lost = key,
+                created => {
+                    let (created, public_ip) = (created?, attributes.public_ip);
+                    info!("Allocated lease ({subnet}) to current node ({public_ip})");
+                    return Ok(Some(created));
+                }
+            }
+        }
+        Err(StoreError::Conflict(lost).into())
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 
 use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::control::error::StoreError;
+use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
 use crate::control::peers::is_host_address;
@@ -98,7 +99,8 @@ impl SubnetManager {
         let store = self.writable()?;
         let config = NetworkConfig::parse(&store.config().await?)?;
         may_reserve(&config, &store.list().await?, subnet, public_ip)?;
-        Ok(store.reserve(subnet, &LeaseAttributes::udp(public_ip)).await?)
+        let attributes = LeaseAttributes::udp(public_ip);
+        Ok(store.create(subnet, &attributes, None, Phase::Runs).await?.lease)
     }
 
     /// Deletes the lease or reservation of `subnet`, unless its node lives, or may live and the

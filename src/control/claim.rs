@@ -2,6 +2,7 @@
 //! has it. Packets flow whatever becomes of the claim.
 
 use std::convert::Infallible;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::control::error::StoreError;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::store::Leased;
-use crate::failure::{LogOnce, with_causes};
+use crate::failure::with_causes;
 
 /// How often in its life a claim is kept alive, so that two tries may fail.
 const KEEPS_PER_TTL: u32 = 3;
@@ -39,6 +40,34 @@ impl SubnetManager {
         }
     }
 
+    /// Claims `public_ip`, or keeps that claim alive, and returns whether it is claimed. A store
+    /// that takes no claims of this node is logged once, and no reason not to carry packets.
+    pub(super) async fn claim(
+        &self,
+        store: &Leased,
+        public_ip: Ipv4Addr,
+    ) -> Result<bool, StoreError> {
+        let claimed = store.claim(public_ip, self.timing.claim_ttl).await;
+        let refusal = match &claimed {
+            Err(error @ (StoreError::Refused { .. } | StoreError::File { .. })) => {
+                Some(with_causes(error))
+            }
+            Ok(()) => None,
+            Err(_) => return claimed.map(|()| true),
+        };
+        let is_claimed = refusal.is_none();
+        let before = std::mem::replace(&mut self.status.edit().claim_refusal, refusal.clone());
+        match refusal {
+            Some(why) if before.as_ref() != Some(&why) => warn!(
+                "Cannot claim PublicIP {public_ip}: {why}. Another node with the same PublicIP \
+                 would not be noticed; going on without a claim, and trying again"
+            ),
+            None if before.is_some() => info!("PublicIP {public_ip} is claimed now"),
+            Some(_) | None => {}
+        }
+        Ok(is_claimed)
+    }
+
     /// Keeps the claim on the PublicIP, and claims the next one when the node moves.
     pub(super) async fn keep_claim(
         &self,
@@ -48,17 +77,16 @@ impl SubnetManager {
     ) -> Infallible {
         let mut names_at = Instant::now();
         let mut random = fastrand::Rng::new();
-        let (mut alarm_at, mut failures) = (Instant::now(), LogOnce::default());
-        let ttl = self.timing.claim_ttl;
+        let mut alarm_at = Instant::now();
         loop {
             let public_ip = attributes.borrow_and_update().public_ip;
-            let kept = store.claim(public_ip, ttl).await;
+            let kept = self.claim(store, public_ip).await;
             match &kept {
                 Ok(true) if self.status.set_duplicate(None) => {
                     info!("PublicIP {public_ip} is claimed by no other node any more");
                     alarm_at = Instant::now();
                 }
-                Ok(_) => _ = failures.forget(),
+                Ok(_) => {}
                 Err(error @ StoreError::Duplicate { holder, .. }) => {
                     self.status.set_duplicate(Some(holder));
                     if alarm_at <= Instant::now() {
@@ -67,26 +95,22 @@ impl SubnetManager {
                     }
                 }
                 // The lease machine reports outages.
-                Err(StoreError::Unavailable { .. }) => {}
-                Err(error) => failures.once(&with_causes(error), |text| {
-                    warn!("Cannot keep the claim on PublicIP {public_ip}: {text}; retrying");
-                }),
+                Err(error) => debug!("Cannot keep the claim: {}", with_causes(error)),
             }
             if peers.has_changed().unwrap_or(false) && names_at <= Instant::now() {
                 names_at = Instant::now() + NAMES_PAUSE;
                 let peers = peers.borrow_and_update().clone();
                 self.learn_names(store, &peers).await;
             }
-            let pause = ttl / if kept.is_ok() { KEEPS_PER_TTL } else { RETRIES_PER_TTL };
+            let times = if kept.is_ok() { KEEPS_PER_TTL } else { RETRIES_PER_TTL };
+            let pause = jittered(self.timing.claim_ttl / times, KEEP_JITTER, &mut random);
             tokio::select! {
-                () = sleep(jittered(pause, KEEP_JITTER, &mut random)) => {}
+                () = sleep(pause) => {}
                 _moved = next_attributes(&mut attributes) => {}
             }
         }
     }
-}
 
-impl SubnetManager {
     /// Reads the names of the nodes that claim an address, if a peer's is not known. Best effort: a
     /// node that runs flanneld has none.
     async fn learn_names(&self, store: &Leased, peers: &Peers) {

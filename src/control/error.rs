@@ -2,7 +2,6 @@
 
 use std::net::Ipv4Addr;
 
-use crate::config::network::CONFIG_BYTES_MAX;
 use crate::config::whole_file::FileError;
 use crate::control::lease::ValueError;
 
@@ -15,9 +14,6 @@ pub enum StoreError {
          {{\"Network\":\"10.5.0.0/16\"}}"
     )]
     NoConfig(String),
-    /// The configuration is larger than any.
-    #[error("the network configuration at {0} has more than {CONFIG_BYTES_MAX} bytes")]
-    ConfigTooLarge(String),
     /// Another writer was there first.
     #[error("another writer changed {0} first")]
     Conflict(String),
@@ -75,7 +71,7 @@ impl From<FileError> for StoreError {
                 Self::File { action, path: path.display().to_string(), source }
             }
             FileError::Refused { path, problem } => Self::File {
-                action: "replace",
+                action: "use",
                 path: path.display().to_string(),
                 source: std::io::Error::other(format!("it {problem}")),
             },

@@ -29,24 +29,14 @@ pub struct NodeIdentity {
     pub boot_id: String,
 }
 
-/// What a store shows at the key of a claim.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ClaimEntry<'a> {
-    /// Who claims, as JSON.
-    pub(crate) value: &'a [u8],
-    /// When it was last written.
-    pub(crate) revision: i64,
-    /// The etcd lease that ends it; 0 for none.
-    pub(crate) lease: i64,
-}
-
-/// A claim's key as last seen, not held by another node.
+/// Whether a node that writes starts, or runs. What one writes that starts is void if another node
+/// has its claim by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Claim {
-    /// 0 is absent.
-    pub(crate) revision: i64,
-    /// Whether it is this run's already.
-    pub(crate) is_ours: bool,
+pub enum Phase {
+    /// It has no subnet yet.
+    Starts,
+    /// Its pods use its subnet.
+    Runs,
 }
 
 impl NodeIdentity {
@@ -70,26 +60,27 @@ impl NodeIdentity {
         serde_json::from_slice(value).ok().filter(|node: &Self| !node.boot_id.is_empty())
     }
 
-    /// Validates the claim of `public_ip` for this node, whose key shows `found`. `lease` is this
-    /// run's etcd lease, if that lives, and `held` is whether the claim was bound to it before.
+    /// Validates the claim of `public_ip` for this node, whose key shows `found`: a value, and the
+    /// etcd lease that ends it, 0 for none. `lease` is this run's etcd lease, if that lives, and
+    /// `held` is whether the claim was bound to it before. Returns whether the claim is this run's
+    /// already; an error if another node has it.
     pub(crate) fn validate(
         &self,
         public_ip: Ipv4Addr,
-        found: Option<ClaimEntry<'_>>,
+        found: Option<(&[u8], i64)>,
         lease: Option<i64>,
         held: bool,
-    ) -> Result<Claim, StoreError> {
-        let Some(found) = found else { return Ok(Claim { revision: 0, is_ours: false }) };
-        let is_ours = lease == Some(found.lease);
-        let claim = Claim { revision: found.revision, is_ours };
-        let Some(holder) = holder_of(found.value, found.lease).filter(|_| !is_ours) else {
-            return Ok(claim);
+    ) -> Result<bool, StoreError> {
+        let Some((value, found_lease)) = found else { return Ok(false) };
+        let is_ours = lease == Some(found_lease);
+        let Some(holder) = holder_of(value, found_lease).filter(|_| !is_ours) else {
+            return Ok(is_ours);
         };
         let is_same = holder.is_same_as(self);
         // A claim of an earlier run would have been replaced by ours. This one replaced ours.
         let is_copy = is_same && held;
         if is_same && !is_copy {
-            return Ok(claim);
+            return Ok(false);
         }
         Err(StoreError::Duplicate { public_ip, holder: holder.describe(is_copy) })
     }
@@ -161,25 +152,15 @@ mod tests {
     fn only_another_machine_or_a_copy_is_refused() {
         let own = node("a", Some("1"), "boot-1");
         let validate = |holder: &NodeIdentity, lease: i64, own_lease: Option<i64>, held: bool| {
-            let value = holder.to_json();
-            let found = ClaimEntry { value: &value, revision: 5, lease };
-            own.validate(ADDRESS, Some(found), own_lease, held)
+            own.validate(ADDRESS, Some((&holder.to_json(), lease)), own_lease, held)
         };
-        let free = Claim { revision: 5, is_ours: false };
-        assert_eq!(own.validate(ADDRESS, None, None, false).unwrap().revision, 0);
-        assert!(validate(&own, 7, LEASE, true).unwrap().is_ours);
-        assert!(
-            validate(&own, 7, LEASE, false).unwrap().is_ours,
-            "the answer to the write was lost"
-        );
+        assert!(!own.validate(ADDRESS, None, None, false).unwrap());
+        assert!(validate(&own, 7, LEASE, true).unwrap());
+        assert!(validate(&own, 7, LEASE, false).unwrap(), "the answer to the write was lost");
         let before = node("old name", Some("1"), "boot-0");
-        assert_eq!(
-            validate(&before, 6, None, false).unwrap(),
-            free,
-            "the last run waits for itself"
-        );
-        assert_eq!(validate(&before, 6, LEASE, false).unwrap(), free);
-        assert_eq!(validate(&own, 0, LEASE, true).unwrap(), free, "it would outlive its node");
+        assert!(!validate(&before, 6, None, false).unwrap(), "the last run waits for itself");
+        assert!(!validate(&before, 6, LEASE, false).unwrap());
+        assert!(!validate(&own, 0, LEASE, true).unwrap(), "it would outlive its node");
         let copy = validate(&own, 8, LEASE, true).unwrap_err().to_string();
         assert!(copy.contains("copy"), "an operator looks for two names: {copy}");
         let other = node("b", Some("2"), "boot-1");
@@ -187,9 +168,8 @@ mod tests {
             let refusal = validate(&other, 6, lease, held).unwrap_err().to_string();
             assert!(refusal.contains("\"b\"") && !refusal.contains("copy"), "{refusal}");
         }
-        assert_eq!(validate(&other, 0, None, false).unwrap(), free, "it never ends");
-        let junk = ClaimEntry { value: b"junk", revision: 5, lease: 6 };
-        assert_eq!(own.validate(ADDRESS, Some(junk), LEASE, true).unwrap(), free);
+        assert!(!validate(&other, 0, None, false).unwrap(), "it never ends");
+        assert!(!own.validate(ADDRESS, Some((b"junk", 6)), LEASE, true).unwrap());
     }
 
     #[test]

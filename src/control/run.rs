@@ -15,6 +15,7 @@ use crate::control::claim::next_attributes;
 use crate::control::clock;
 use crate::control::config_check::ConfigCheck;
 use crate::control::error::StoreError;
+use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub use crate::control::machine::End;
 use crate::control::machine::{Command, Event, Machine, Now, Write};
@@ -61,9 +62,11 @@ impl SubnetManager {
         let ttl = self.timing.lease_ttl;
         let written = match (&self.store, what) {
             (Store::Leased(store), Write::Renew) => store.renew(held, ttl).await,
-            (Store::Leased(store), Write::Restore | Write::Repair) => store.update(held, ttl).await,
+            (Store::Leased(store), Write::Restore | Write::Repair) => {
+                store.update(held, ttl, Phase::Runs).await
+            }
             (Store::Leased(store), Write::Retake) => {
-                store.create(held.subnet, &held.attributes, ttl).await
+                store.create(held.subnet, &held.attributes, Some(ttl), Phase::Runs).await
             }
             (Store::Assigned(store), _) => store.publish(held.subnet, &held.attributes).await,
         };

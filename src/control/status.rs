@@ -71,6 +71,8 @@ pub struct ControlState {
     alarm: Option<String>,
     /// Why the store's network configuration can't be read, though it was at the start.
     pub(super) config_missing: Option<String>,
+    /// Why the store takes no claim of this node, if it doesn't.
+    pub(super) claim_refusal: Option<String>,
 }
 
 impl ControlState {

@@ -8,9 +8,11 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::control::choose::tests::config;
+use crate::control::identity::NodeIdentity;
 use crate::control::lease::Lifetime;
 use crate::control::store::local::LocalStore;
 use crate::control::store::memory::MemoryStore;
+use crate::control::timing::Timing;
 
 fn manager(store: &MemoryStore, previous: Option<&str>) -> SubnetManager {
     let previous = previous.map(|text| text.parse().unwrap());
@@ -232,4 +234,32 @@ async fn daemons_on_one_directory_never_share_a_subnet() {
     assert_eq!(subnets.len(), nodes, "two daemons share a subnet");
     let files = std::fs::read_dir(root.join("subnets")).unwrap().count();
     assert_eq!(files, nodes, "something was left behind");
+}
+
+#[tokio::test]
+async fn a_claim_that_cannot_be_made_is_made_once_it_can_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let in_the_way = directory.path().join("weft");
+    std::fs::write(&in_the_way, "a file in the way").unwrap();
+    let store = LocalStore::open(directory.path().to_path_buf()).unwrap();
+    let store = Leased::Local(store).with_identity(NodeIdentity::default());
+    let timing = Timing { claim_ttl: Duration::from_millis(300), ..Timing::default() };
+    let manager = SubnetManager::over(Store::Leased(store), None).with_timing(timing);
+    manager.acquire(&network(), &node(1)).await.expect("a claim is no reason not to start");
+    assert!(manager.status().read().claim_refusal.is_some());
+    std::fs::remove_file(&in_the_way).unwrap();
+    let (_, attributes) = tokio::sync::watch::channel(node(1));
+    let (_, peers) = tokio::sync::watch::channel(Arc::default());
+    let leased = manager.store.leased().unwrap();
+    let claimed = async {
+        while manager.status().read().claim_refusal.is_some() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let claimed = tokio::time::timeout(Duration::from_secs(60), claimed);
+    tokio::select! {
+        _ = manager.keep_claim(leased, attributes, peers) => {}
+        claimed = claimed => claimed.expect("it gave up the claim after the first error"),
+    }
+    assert!(in_the_way.join("nodes").join(node(1).public_ip.to_string()).exists());
 }

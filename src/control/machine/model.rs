@@ -402,7 +402,8 @@ impl World {
             return;
         }
         claims.is_alarmed = matches!(kept, Err(StoreError::Duplicate { .. }));
-        let is_lost = node.claims.lease.is_some_and(|lease| claims.lease != Some(lease));
+        let is_gone = node.claims.lease.is_some_and(|lease| store.end_of(lease).is_none());
+        let is_lost = is_gone && !node.claims.is_of_before(node.public_ip);
         node.claims = claims;
         node.claim_seen = store.point();
         if kept.is_ok() {

@@ -10,14 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions, Error as EtcdError, GetOptions};
+use etcd_client::{
+    Client, Compare, CompareOp, ConnectOptions, Error as EtcdError, GetOptions, KeyValue, Txn,
+    TxnOp, TxnOpResponse,
+};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
-use super::etcd_tls::{EtcdOptionsError, Stamp, advice, tls_options};
+use super::etcd_tls::{EtcdOptionsError, advice, tls_options};
 use super::moves::Moves;
 use crate::config::options::{Credentials, EtcdOptions};
 use crate::control::error::StoreError;
@@ -64,8 +67,6 @@ struct Session {
     number: u64,
     /// How often this host had moved before.
     moves: u64,
-    /// The certificate files that it was made with, or that were tried in vain since.
-    stamp: Stamp,
 }
 
 impl std::fmt::Debug for Session {
@@ -119,7 +120,7 @@ impl Connection {
         };
         // Without a user any refusal may mean that there are users now.
         let is_nobody = !session.is_user && matches!(result, StoreError::Refused { .. });
-        if wants_connection(&result) || self.has_credentials() && is_nobody {
+        if wants_connection(&result) || self.options.credentials.is_some() && is_nobody {
             self.drop_session(session.number).await;
         }
         Err(result)
@@ -144,9 +145,39 @@ impl Connection {
         }
     }
 
-    /// Whether requests carry a token, which ends some time.
-    pub(super) fn has_credentials(&self) -> bool {
-        self.options.credentials.is_some()
+    /// The entry at `path`, if there is one.
+    pub(super) async fn get(
+        &self,
+        operation: &'static str,
+        path: &str,
+    ) -> Result<Option<KeyValue>, StoreError> {
+        let get = |mut client: Client| async move { client.get(path, None).await };
+        Ok(self.read(operation, get).await?.kvs().first().cloned())
+    }
+
+    /// Does `write` if the entry at `path` is as of `revision`, 0 for none, and the `condition`
+    /// holds. Gives the store's revision after that; else what is there.
+    pub(super) async fn compare_and_swap(
+        &self,
+        operation: &'static str,
+        path: &str,
+        revision: i64,
+        condition: Option<Compare>,
+        write: TxnOp,
+    ) -> Result<Result<i64, Option<KeyValue>>, StoreError> {
+        let unchanged = Compare::mod_revision(path, CompareOp::Equal, revision);
+        let conditions: Vec<_> = std::iter::once(unchanged).chain(condition).collect();
+        let look = TxnOp::get(path, None);
+        let transaction = Txn::new().when(conditions).and_then([write]).or_else([look]);
+        let commit = |mut client: Client| async move { client.txn(transaction).await };
+        let done = self.call(operation, commit).await?;
+        if done.succeeded() {
+            return Ok(Ok(done.header().map_or(0, |header| header.revision())));
+        }
+        match done.op_responses().first() {
+            Some(TxnOpResponse::Get(found)) => Ok(Err(found.kvs().first().cloned())),
+            _ => Ok(Err(None)),
+        }
     }
 
     /// The cluster that was last connected to, by its id; 0 before the first.
@@ -169,37 +200,14 @@ impl Connection {
     async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
         // Held while connecting: a second caller waits for the same connection.
         let mut slot = self.session.lock().await;
-        let (stamp, moves) = (Stamp::of(&self.options), self.moves.count());
-        if let Some(session) = slot.as_mut().filter(|session| session.moves == moves) {
-            // The client would go on with the certificates that it was made with, also when it
-            // has to connect anew.
-            if session.stamp != stamp {
-                self.renew_session(operation, session, stamp).await;
-            }
+        let moves = self.moves.count();
+        if let Some(session) = slot.as_ref().filter(|session| session.moves == moves) {
             return Ok(session.clone());
         }
         let (client, is_user) = self.first_that_answers(operation).await?;
-        let session = Session { client, is_user, number: fastrand::u64(..), moves, stamp };
+        let session = Session { client, is_user, number: fastrand::u64(..), moves };
         *slot = Some(session.clone());
         Ok(session)
-    }
-
-    /// Connects with the files as they are now. A connection that works is not given up for
-    /// files that do not, which may be written just now: they count again when they change.
-    async fn renew_session(&self, operation: &'static str, session: &mut Session, stamp: Stamp) {
-        session.stamp = stamp;
-        match self.first_that_answers(operation).await {
-            Ok((client, is_user)) => {
-                info!("The certificate files changed; connected to etcd with the new ones");
-                (session.client, session.is_user) = (client, is_user);
-                session.number = fastrand::u64(..);
-            }
-            Err(error) => warn!(
-                "The certificate files changed, but etcd cannot be reached with the new ones: \
-                 {}; keeping the connection made before",
-                with_causes(&error)
-            ),
-        }
     }
 
     /// Also whether it is logged in.

@@ -1,6 +1,5 @@
-//! TLS certificates for etcd: read again when their files change, and their errors with advice.
+//! TLS certificates for etcd: read anew for each connection, and their errors with advice.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use etcd_client::{Certificate, Identity, TlsOptions};
@@ -25,32 +24,6 @@ pub enum EtcdOptionsError {
     /// A certificate or key file cannot be read.
     #[error("cannot read {0}, needed to reach etcd")]
     File(String, #[source] std::io::Error),
-}
-
-/// Detects a change of the certificate files without reading them. Follows symbolic links, which is
-/// how Kubernetes rotates what it mounts.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Stamp(Vec<Option<FileStamp>>);
-
-/// Device, inode, size, and time of the last change.
-type FileStamp = ((u64, u64), u64, (i64, i64));
-
-impl Stamp {
-    /// As the files of `options` are now. A file that is missing has a stamp as well.
-    pub(super) fn of(options: &EtcdOptions) -> Self {
-        let client = options.client_certificate.as_ref();
-        let files = [
-            options.ca_file.as_deref(),
-            client.map(|client| client.certificate_file.as_path()),
-            client.map(|client| client.key_file.as_path()),
-        ];
-        Self(files.into_iter().flatten().map(file_stamp).collect())
-    }
-}
-
-fn file_stamp(path: &Path) -> Option<FileStamp> {
-    let found = std::fs::metadata(path).ok()?;
-    Some(((found.dev(), found.ino()), found.size(), (found.mtime(), found.mtime_nsec())))
 }
 
 /// The options of TLS from the files as they are now. Without `--etcd-cafile` the system's
@@ -118,7 +91,6 @@ fn unix_time_after(text: &str, marker: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::options::ClientCertificate;
 
     #[test]
     fn only_expired_certificate_is_reported_with_date() {
@@ -138,34 +110,5 @@ mod tests {
         {
             assert_eq!(advice(other), None, "{other:?}");
         }
-    }
-
-    #[test]
-    fn any_change_of_a_file_changes_the_stamp() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name);
-        for name in ["ca", "certificate", "key"] {
-            std::fs::write(path(name), name).unwrap();
-        }
-        let client =
-            ClientCertificate { certificate_file: path("certificate"), key_file: path("key") };
-        let options = EtcdOptions {
-            endpoints: Vec::new(),
-            prefix: String::new(),
-            ca_file: Some(path("ca")),
-            client_certificate: Some(client),
-            credentials: None,
-        };
-        let before = Stamp::of(&options);
-        assert_eq!(before, Stamp::of(&options), "the same files look rotated");
-        std::fs::write(path("key"), "another key").unwrap();
-        let rewritten = Stamp::of(&options);
-        assert_ne!(rewritten, before, "a rewritten file goes unnoticed");
-        std::fs::write(path("new"), "ca").unwrap();
-        std::fs::rename(path("new"), path("ca")).unwrap();
-        let replaced = Stamp::of(&options);
-        assert_ne!(replaced, rewritten, "a file of the same length goes unnoticed");
-        std::fs::remove_file(path("certificate")).unwrap();
-        assert_ne!(Stamp::of(&options), replaced, "a missing file goes unnoticed");
     }
 }

@@ -36,23 +36,16 @@ pub struct EtcdWatch {
     unanswered: u32,
 }
 
-/// What a watch continues.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Origin {
-    /// The last revision seen.
-    pub(super) revision: i64,
-    /// The cluster it was seen in; 0 if unknown.
-    pub(super) cluster: u64,
-}
-
 impl EtcdWatch {
-    /// Opens the stream for changes after `from` and waits until the server confirms it.
+    /// Opens the stream for changes after `revision`, the last seen, of `cluster`, 0 if unknown.
+    /// Waits until the server confirms it.
     pub(super) async fn open(
         connection: Arc<Connection>,
         subnets: String,
-        from: Origin,
+        revision: i64,
+        cluster: u64,
     ) -> Result<Self, StoreError> {
-        let (revision, moves) = (from.revision, connection.moves.count());
+        let moves = connection.moves.count();
         let options = WatchOptions::new()
             .with_prefix()
             .with_start_revision(revision + 1)
@@ -72,8 +65,8 @@ impl EtcdWatch {
         }
         let first = first?;
         let now = first.header().map_or(revision, |header| header.revision());
-        let cluster = first.header().map_or(0, |header| header.cluster_id());
-        if now < revision || (from.cluster != 0 && cluster != from.cluster) {
+        let found = first.header().map_or(0, |header| header.cluster_id());
+        if now < revision || (cluster != 0 && cluster != found) {
             // Not the cluster, or not the history, that we saw: wiped, restored or replaced. It
             // would stay silent until its revisions have caught up.
             return Err(StoreError::HistoryLost);

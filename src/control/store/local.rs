@@ -8,6 +8,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -16,11 +17,11 @@ use inotify::{EventMask, EventStream, Inotify, WatchMask};
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
-use super::local_claim::FileClaims;
+use super::local_claim::{self, FileClaims};
 use super::local_files::{Files, Listing, Locked, failed};
 use crate::control::clock;
 use crate::control::error::StoreError;
-use crate::control::identity::NodeIdentity;
+use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
 use crate::control::own_thread::on_own_thread;
 use crate::control::snapshot::{Change, Granted, Snapshot};
@@ -46,7 +47,8 @@ const QUEUED_EVENTS_MAX: usize = 16_384;
 #[derive(Debug)]
 pub struct LocalStore {
     files: Files,
-    claims: FileClaims,
+    /// Nobody claims anything without.
+    claims: Option<Arc<FileClaims>>,
 }
 
 /// Changes of the directory, each as a whole snapshot.
@@ -69,16 +71,16 @@ impl LocalStore {
     pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
         let files = Files::new(directory);
         files.prepare()?;
-        Ok(Self { files, claims: FileClaims::default() })
+        Ok(Self { files, claims: None })
     }
 
     pub(super) fn with_identity(self, node: NodeIdentity) -> Self {
-        let claims = FileClaims::of(node, self.files.claims_path());
-        Self { claims, ..self }
+        let claims = FileClaims::new(node, self.files.claims_path());
+        Self { claims: Some(Arc::new(claims)), ..self }
     }
 
     pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
-        let claims = self.claims.clone();
+        let Some(claims) = self.claims.clone() else { return Ok(()) };
         blocking(move || claims.claim(public_ip)).await
     }
 
@@ -92,21 +94,13 @@ impl LocalStore {
         Ok(blocking(move || files.list()).await?.snapshot)
     }
 
+    /// Without `ttl` for ever.
     pub(super) async fn create(
         &self,
         subnet: Prefix,
         value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> Result<Granted, StoreError> {
-        self.create_for(subnet, value, Some(ttl)).await
-    }
-
-    /// Without `ttl` for ever.
-    async fn create_for(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
         ttl: Option<Duration>,
+        _phase: Phase,
     ) -> Result<Granted, StoreError> {
         let (files, value) = (self.files.clone(), value.clone());
         blocking(move || {
@@ -115,7 +109,7 @@ impl LocalStore {
             let snapshot = locked.list_and_tidy(&key)?;
             // What covers it may be another network's; the caller knows its own.
             let taken = snapshot.leases.iter().any(|lease| subnet.covers(lease.subnet));
-            if taken || locked.revision(&key)?.is_some() {
+            if taken || locked.revision(&key).is_some() {
                 return Err(StoreError::Conflict(key));
             }
             write(&locked, subnet, key, value, ttl)
@@ -123,32 +117,26 @@ impl LocalStore {
         .await
     }
 
-    pub(super) async fn reserve(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-    ) -> Result<Lease, StoreError> {
-        self.create_for(subnet, value, None).await.map(|granted| granted.lease)
-    }
-
     pub(super) async fn claimed_by(
         &self,
         public_ip: Ipv4Addr,
     ) -> Result<Option<String>, StoreError> {
         let files = self.files.clone();
-        blocking(move || FileClaims::holder(&files.claims_path(), public_ip)).await
+        blocking(move || local_claim::holder(&files.claims_path(), public_ip)).await
     }
 
-    pub(super) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
-        let (files, lease, claims) = (self.files.clone(), lease.clone(), self.claims.clone());
+    pub(super) async fn update(
+        &self,
+        lease: &Lease,
+        ttl: Duration,
+        _phase: Phase,
+    ) -> Result<Granted, StoreError> {
+        let (files, lease) = (self.files.clone(), lease.clone());
         blocking(move || {
             let locked = files.lock()?;
             expect_unchanged(&locked, &lease)?;
             let ttl = (lease.lifetime != Lifetime::Reservation).then_some(ttl);
-            let public_ip = lease.attributes.public_ip;
-            let granted = write(&locked, lease.subnet, lease.key, lease.attributes, ttl)?;
-            claims.leave_all_but(public_ip);
-            Ok(granted)
+            write(&locked, lease.subnet, lease.key, lease.attributes, ttl)
         })
         .await
     }
@@ -195,7 +183,7 @@ fn open_events(path: &Path) -> io::Result<Events> {
 }
 
 fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError> {
-    if locked.revision(&held.key)? == Some(held.revision) {
+    if locked.revision(&held.key) == Some(held.revision) {
         return Ok(());
     }
     Err(StoreError::Conflict(held.key.clone()))

@@ -4,11 +4,11 @@
 //! Writers hold `DIR/.lock` from the read that they base a write on until the write is durable.
 //! Readers take no lock: a rename shows them the old file or the new one, never a part.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,12 +17,13 @@ use rustix::fs::Mode;
 
 use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
-use crate::config::whole_file;
+use crate::config::whole_file::{self, FileError};
 use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::Snapshot;
+use crate::failure::with_causes;
 
 /// How long a writer waits for the lock. Holding it takes one listing and two fsyncs, 50 ms on a
 /// slow disk; a hundred daemons that start at once queue for 5 s then.
@@ -63,10 +64,6 @@ impl Files {
         Self { root, listed: Arc::default() }
     }
 
-    pub(super) fn config_path(&self) -> PathBuf {
-        self.root.join("config")
-    }
-
     pub(super) fn subnets_path(&self) -> PathBuf {
         self.root.join("subnets")
     }
@@ -84,16 +81,9 @@ impl Files {
     }
 
     pub(super) fn read_config(&self) -> Result<Vec<u8>, StoreError> {
-        let path = self.config_path();
-        let place = || path.display().to_string();
-        match read_bounded(&path, CONFIG_BYTES_MAX) {
-            Ok(Some(config)) => Ok(config),
-            Ok(None) => Err(StoreError::ConfigTooLarge(place())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Err(StoreError::NoConfig(place()))
-            }
-            Err(source) => Err(failed("read", &path, source)),
-        }
+        let path = self.root.join("config");
+        let config = whole_file::read(&path, CONFIG_BYTES_MAX as u64)?;
+        config.ok_or_else(|| StoreError::NoConfig(path.display().to_string()))
     }
 
     /// All files below `subnets/`. Expired leases count as gone. That the directory is another
@@ -111,7 +101,7 @@ impl Files {
             if name.as_bytes().starts_with(b".") {
                 continue;
             }
-            if let Some(lease) = self.read_lease(name.as_bytes())? {
+            if let Some(lease) = self.read_lease(name.as_bytes()) {
                 listing.add(lease, now);
             }
         }
@@ -130,27 +120,24 @@ impl Files {
     }
 
     /// One file; `None` if it is gone by now.
-    fn read_lease(&self, name: &[u8]) -> Result<Option<Result<Lease, Rejected>>, StoreError> {
+    fn read_lease(&self, name: &[u8]) -> Option<Result<Lease, Rejected>> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
-        let key = || String::from_utf8_lossy(name).into_owned();
-        let rejected =
-            |reason, detail| Rejected { key: key(), reason, detail, revision: UNREADABLE };
-        match read_bounded(&path, VALUE_BYTES_MAX) {
-            Ok(Some(value)) => {
-                let version = Version { revision: fingerprint(&value), created: 0 };
-                Ok(Some(Lease::decode_file(name, &value, version)))
+        let error = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
+            Ok(found) => {
+                return found.map(|value| {
+                    let version = Version { revision: fingerprint(&value), created: 0 };
+                    Lease::decode_file(name, &value, version)
+                });
             }
-            Ok(None) => {
-                let detail = format!("not a file of at most {VALUE_BYTES_MAX} bytes");
-                Ok(Some(Err(rejected(RejectReason::TooLarge, detail))))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // One unreadable file says nothing about the others.
-            Err(error) => {
-                let detail = format!("cannot read the file: {error}");
-                Ok(Some(Err(rejected(RejectReason::BadValue, detail))))
-            }
-        }
+            Err(error) => error,
+        };
+        // One unreadable file says nothing about the others.
+        let reason = match error {
+            FileError::Refused { .. } => RejectReason::TooLarge,
+            FileError::Io { .. } => RejectReason::BadValue,
+        };
+        let (key, detail) = (String::from_utf8_lossy(name).into_owned(), with_causes(&error));
+        Some(Err(Rejected { key, reason, detail, revision: UNREADABLE }))
     }
 
     pub(super) fn lock(&self) -> Result<Locked<'_>, StoreError> {
@@ -197,13 +184,9 @@ impl Locked<'_> {
     }
 
     /// The file's version as a listing shows it; `None` if there is none.
-    pub(super) fn revision(&self, key: &str) -> Result<Option<i64>, StoreError> {
-        let path = self.files.subnets_path().join(key);
-        match read_bounded(&path, VALUE_BYTES_MAX) {
-            Ok(Some(value)) => Ok(Some(fingerprint(&value))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Ok(None) | Err(_) => Ok(Some(UNREADABLE)),
-        }
+    pub(super) fn revision(&self, key: &str) -> Option<i64> {
+        let found = whole_file::read(&self.files.subnets_path().join(key), VALUE_BYTES_MAX as u64);
+        found.map_or(Some(UNREADABLE), |value| value.map(|value| fingerprint(&value)))
     }
 
     /// Replaces the file, durably, and returns its version. `key` has passed `parse_key` or is
@@ -231,19 +214,6 @@ fn fingerprint(value: &[u8]) -> i64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish().cast_signed()
-}
-
-/// The content of a regular file; `None` if it is longer than `bytes_max` or no file. Opened
-/// without blocking, because a FIFO in the directory must not stop the daemon.
-pub(super) fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
-    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Ok(None);
-    }
-    let mut content = Vec::new();
-    file.take(bytes_max as u64 + 1).read_to_end(&mut content)?;
-    Ok((content.len() <= bytes_max).then_some(content))
 }
 
 pub(super) fn failed(action: &'static str, path: &Path, source: io::Error) -> StoreError {

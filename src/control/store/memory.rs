@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::control::clock;
 use crate::control::error::StoreError;
+use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Granted, Snapshot};
@@ -152,20 +153,12 @@ impl MemoryStore {
         Ok(snapshot)
     }
 
-    pub(crate) async fn reserve(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-    ) -> Result<Lease, StoreError> {
-        let created = self.create(subnet, value, Duration::MAX).await?;
-        Ok(Lease { lifetime: Lifetime::Reservation, ..created.lease })
-    }
-
     pub(crate) async fn create(
         &self,
         subnet: Prefix,
         value: &LeaseAttributes,
-        ttl: Duration,
+        ttl: Option<Duration>,
+        _phase: Phase,
     ) -> Result<Granted, StoreError> {
         let key = subnet.key();
         let mut inner = self.call("create")?;
@@ -173,11 +166,17 @@ impl MemoryStore {
             return Err(StoreError::Conflict(key));
         }
         let id = inner.revision + 1;
-        inner.write(&key, value.to_json()?, Lifetime::Leased { id, expires_unix: None });
-        self.granted(inner, &key, ttl)
+        let leased = Lifetime::Leased { id, expires_unix: None };
+        inner.write(&key, value.to_json()?, ttl.map_or(Lifetime::Reservation, |_| leased));
+        self.granted(inner, &key, ttl.unwrap_or_default())
     }
 
-    pub(crate) async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+    pub(crate) async fn update(
+        &self,
+        lease: &Lease,
+        ttl: Duration,
+        _phase: Phase,
+    ) -> Result<Granted, StoreError> {
         let mut inner = self.compare_and_swap("update", lease)?;
         inner.write(&lease.key, lease.attributes.to_json()?, lease.lifetime);
         self.granted(inner, &lease.key, ttl)

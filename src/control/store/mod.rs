@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use self::kube::KubeStore;
 use crate::control::error::StoreError;
-use crate::control::identity::NodeIdentity;
+use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{Change, Granted, Snapshot};
@@ -166,14 +166,13 @@ impl Leased {
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. It lives for
-    /// `ttl` after the last call, or as long as this process. Returns whether it is claimed: a
-    /// store that this node may not write claims to is none to fail for.
-    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<bool, StoreError> {
+    /// `ttl` after the last call, or as long as this process. A node without a name claims nothing.
+    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
         match self {
             Self::Etcd(store) => store.claims.claim(public_ip, ttl).await,
-            Self::Local(store) => store.claim(public_ip).await.map(|()| true),
+            Self::Local(store) => store.claim(public_ip).await,
             #[cfg(test)]
-            Self::Memory(_) => Ok(false),
+            Self::Memory(_) => Ok(()),
         }
     }
 
@@ -194,63 +193,32 @@ impl Leased {
         on_each!(self, store => store.list().await)
     }
 
-    /// Takes `subnet` for `ttl` if no entry has its key.
+    /// Takes `subnet` for `ttl`, or without one for ever, if no entry has its key.
     pub async fn create(
         &self,
         subnet: Prefix,
         value: &LeaseAttributes,
-        ttl: Duration,
+        ttl: Option<Duration>,
+        phase: Phase,
     ) -> Result<Granted, StoreError> {
-        on_each!(self, store => store.create(subnet, value, ttl).await)
-    }
-
-    /// Takes the first of `subnets` whose key no entry has, trying them in turn, for a node that
-    /// starts and claimed its PublicIP. Also returns how many were lost to other writers; the
-    /// last of these is the error if all were.
-    pub async fn create_first(
-        &self,
-        subnets: impl Iterator<Item = Prefix>,
-        value: &LeaseAttributes,
-        ttl: Duration,
-    ) -> (Result<Granted, StoreError>, u64) {
-        if let Self::Etcd(store) = self {
-            return store.create_first(subnets, value, ttl).await;
-        }
-        let mut lost = (Err(StoreError::Conflict(String::new())), 0);
-        for subnet in subnets {
-            match self.create(subnet, value, ttl).await {
-                Err(error @ StoreError::Conflict(_)) => lost = (Err(error), lost.1 + 1),
-                result => return (result, lost.1),
-            }
-        }
-        lost
+        on_each!(self, store => store.create(subnet, value, ttl, phase).await)
     }
 
     /// Writes `lease` over the entry of its revision and extends it to `ttl` from now, if nobody
     /// wrote since. A reservation stays one.
-    pub async fn update(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
-        on_each!(self, store => store.update(lease, ttl).await)
-    }
-
-    /// As `update`, for a node that starts and claimed its PublicIP.
-    pub async fn take_over(&self, lease: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
-        let Self::Etcd(store) = self else { return self.update(lease, ttl).await };
-        store.take_over(lease, ttl).await
+    pub async fn update(
+        &self,
+        lease: &Lease,
+        ttl: Duration,
+        phase: Phase,
+    ) -> Result<Granted, StoreError> {
+        on_each!(self, store => store.update(lease, ttl, phase).await)
     }
 
     /// Extends `held` to `ttl` from now, if nobody wrote since.
     pub async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
-        let Self::Etcd(store) = self else { return self.update(held, ttl).await };
+        let Self::Etcd(store) = self else { return self.update(held, ttl, Phase::Runs).await };
         store.renew(held, ttl).await
-    }
-
-    /// Assigns `subnet` for ever, if no entry has its key.
-    pub async fn reserve(
-        &self,
-        subnet: Prefix,
-        value: &LeaseAttributes,
-    ) -> Result<Lease, StoreError> {
-        on_each!(self, store => store.reserve(subnet, value).await)
     }
 
     /// The node whose daemon runs and claims `public_ip`, in words. A node that runs flanneld

@@ -1,13 +1,12 @@
 //! Claims on PublicIPs in the simulated store, by the same rules as etcd's. And an observer who
 //! knows how long each claim lives.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::store::SimStore;
 use crate::control::error::StoreError;
-use crate::control::identity::{Claim, ClaimEntry, NodeIdentity};
+use crate::control::identity::NodeIdentity;
 use crate::control::timing::Timing;
 
 /// A claim in the store.
@@ -18,49 +17,51 @@ pub(super) struct Entry {
     lease: i64,
 }
 
-/// What a run of a node knows of its claims.
+/// What a run of a node knows of its claim.
 #[derive(Debug, Clone)]
 pub(super) struct Claims {
     pub(super) node: NodeIdentity,
     pub(super) lease: Option<i64>,
-    held: BTreeMap<Ipv4Addr, i64>,
-    current: Option<Ipv4Addr>,
+    /// What is claimed, and the revision of that.
+    held: Option<(Ipv4Addr, i64)>,
     /// Whether it was told last that another node has its address.
     pub(super) is_alarmed: bool,
 }
 
 impl Claims {
     pub(super) fn of(node: NodeIdentity) -> Self {
-        Self { node, lease: None, held: BTreeMap::new(), current: None, is_alarmed: false }
+        Self { node, lease: None, held: None, is_alarmed: false }
+    }
+
+    /// Whether another address is claimed: the node has moved to `public_ip`.
+    pub(super) fn is_of_before(&self, public_ip: Ipv4Addr) -> bool {
+        self.held.is_some_and(|(held, _)| held != public_ip)
     }
 
     /// The revision with which what takes a subnet for `public_ip` compares.
     pub(super) fn still_claimed(&self, public_ip: Ipv4Addr) -> Option<(Ipv4Addr, i64)> {
-        self.held.get(&public_ip).map(|revision| (public_ip, *revision))
+        self.held.filter(|(held, _)| *held == public_ip)
     }
 
-    /// What the claim of `public_ip` is to this node if the store shows `found`.
+    /// The revision over which the claim of `public_ip` may be written, if the store shows `found`;
+    /// none if it is this run's already.
     pub(super) fn validate(
         &mut self,
         public_ip: Ipv4Addr,
         found: Option<&Entry>,
-    ) -> Result<Claim, StoreError> {
-        let found = found.map(|Entry { value, revision, lease }| ClaimEntry {
-            value,
-            revision: *revision,
-            lease: *lease,
-        });
-        let held = self.held.contains_key(&public_ip);
-        let claim = self.node.validate(public_ip, found, self.lease, held)?;
-        if claim.is_ours {
-            self.held.insert(public_ip, claim.revision);
+    ) -> Result<Option<i64>, StoreError> {
+        let revision = found.map_or(0, |found| found.revision);
+        let shown = found.map(|found| (found.value.as_slice(), found.lease));
+        let is_ours = self.node.validate(public_ip, shown, self.lease, self.held.is_some())?;
+        if is_ours {
+            self.held = Some((public_ip, revision));
         }
-        Ok(claim)
+        Ok((!is_ours).then_some(revision))
     }
 
     /// The claim of `public_ip` was written in this revision.
     pub(super) fn written(&mut self, public_ip: Ipv4Addr, revision: i64) {
-        self.held.insert(public_ip, revision);
+        self.held = Some((public_ip, revision));
     }
 }
 
@@ -70,7 +71,7 @@ impl SimStore {
         let ttl = Timing::default().claim_ttl;
         let alive = claims.lease.filter(|lease| self.extend_claim(*lease, time + ttl));
         if alive.is_none() {
-            claims.held.clear();
+            claims.held = None;
         }
         claims.lease = Some(alive.unwrap_or_else(|| self.grant_for(time, ttl)));
         for (public_ip, entry) in &self.claims {
@@ -110,29 +111,19 @@ impl SimStore {
         })
     }
 
-    /// Of a node that runs: claims `public_ip`, and leaves the others with the second call.
+    /// Of a node that runs: claims `public_ip`. A claim of another address lapses.
     pub(super) fn keep_claim(
         &mut self,
         claims: &mut Claims,
         public_ip: Ipv4Addr,
         time: Duration,
     ) -> Result<(), StoreError> {
-        self.keep_lease(claims, time);
-        if claims.current.replace(public_ip) == Some(public_ip) {
-            for (left, revision) in std::mem::take(&mut claims.held) {
-                if left == public_ip {
-                    claims.held.insert(left, revision);
-                } else if self.is_claimed(Some((left, revision))) {
-                    self.claims.remove(&left);
-                    self.claimed.remove(&left);
-                    self.revision += 1;
-                    self.remember();
-                }
-            }
+        if claims.is_of_before(public_ip) {
+            (claims.lease, claims.held) = (None, None);
         }
-        let claim = claims.validate(public_ip, self.claims.get(&public_ip))?;
-        if !claim.is_ours {
-            let revision = self.take_claim(claims, public_ip, claim.revision, time)?;
+        self.keep_lease(claims, time);
+        if let Some(revision) = claims.validate(public_ip, self.claims.get(&public_ip))? {
+            let revision = self.take_claim(claims, public_ip, revision, time)?;
             claims.written(public_ip, revision);
         }
         Ok(())

@@ -332,8 +332,8 @@ impl World {
         match answer {
             Answer::Looked(Ok(found)) => match node.claims.validate(node.public_ip, found.as_ref())
             {
-                Ok(claim) if claim.is_ours => node.ask(Op::List, time),
-                Ok(claim) => node.ask(Op::Take { revision: claim.revision }, time),
+                Ok(None) => node.ask(Op::List, time),
+                Ok(Some(revision)) => node.ask(Op::Take { revision }, time),
                 Err(_) => node.try_later(time),
             },
             Answer::Taken(Ok(revision)) => {

@@ -9,6 +9,7 @@ use super::*;
 use crate::control::rejected::RejectReason;
 
 const TTL: Duration = Duration::from_secs(3600);
+const RUNS: Phase = Phase::Runs;
 
 struct Lab {
     directory: tempfile::TempDir,
@@ -51,13 +52,14 @@ async fn the_configuration_is_a_file() {
     fs::write(lab.path("config"), "{\"Network\":\"10.5.0.0/16\"}").unwrap();
     assert_eq!(lab.store.config().await.unwrap(), b"{\"Network\":\"10.5.0.0/16\"}");
     fs::write(lab.path("config"), vec![b' '; 70_000]).unwrap();
-    assert!(matches!(lab.store.config().await, Err(StoreError::ConfigTooLarge { .. })));
+    assert!(matches!(lab.store.config().await, Err(StoreError::File { .. })));
 }
 
 #[tokio::test]
 async fn lease_is_readable_file_with_expiry() {
     let lab = Lab::new();
-    let granted = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap();
+    let granted =
+        lab.store.create(subnet("10.5.34.0/24"), &node(1), Some(TTL), RUNS).await.unwrap();
     let text = lab.read("10.5.34.0-24");
     let head = r#"{"PublicIP":"192.0.2.1","PublicIPv6":null,"Expires":""#;
     assert!(text.starts_with(head) && text.ends_with("Z\"}"), "{text}");
@@ -73,7 +75,7 @@ async fn file_without_expiry_stays_reservation() {
     lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     let held = lab.store.list().await.unwrap().leases.remove(0);
     assert_eq!(held.lifetime, Lifetime::Reservation);
-    let granted = lab.store.update(&held, TTL).await.unwrap();
+    let granted = lab.store.update(&held, TTL, RUNS).await.unwrap();
     assert_eq!(granted.expires, None);
     assert_eq!(lab.read("10.5.34.0-24"), r#"{"PublicIP":"192.0.2.1","PublicIPv6":null}"#);
 }
@@ -81,23 +83,24 @@ async fn file_without_expiry_stays_reservation() {
 #[tokio::test]
 async fn every_write_compares_the_revision() {
     let lab = Lab::new();
-    let first = lab.store.create(subnet("10.5.34.0/24"), &node(1), TTL).await.unwrap().lease;
+    let first =
+        lab.store.create(subnet("10.5.34.0/24"), &node(1), Some(TTL), RUNS).await.unwrap().lease;
     let conflict = |result: Result<(), StoreError>| {
         assert!(matches!(result, Err(StoreError::Conflict(_))), "{result:?}");
     };
-    let again = lab.store.create(subnet("10.5.34.0/24"), &node(2), TTL).await;
+    let again = lab.store.create(subnet("10.5.34.0/24"), &node(2), Some(TTL), RUNS).await;
     conflict(again.map(|_| ()));
-    let overlapping = lab.store.create(subnet("10.5.32.0/20"), &node(2), TTL).await;
+    let overlapping = lab.store.create(subnet("10.5.32.0/20"), &node(2), Some(TTL), RUNS).await;
     conflict(overlapping.map(|_| ()));
     // The caller, who knows the network, saw this one; a key of another network takes nothing.
-    lab.store.create(subnet("10.5.34.0/26"), &node(2), TTL).await.unwrap();
+    lab.store.create(subnet("10.5.34.0/26"), &node(2), Some(TTL), RUNS).await.unwrap();
     let longer = TTL + Duration::from_secs(100);
-    let second = lab.store.update(&first, longer).await.unwrap().lease;
-    conflict(lab.store.update(&first, TTL).await.map(|_| ()));
+    let second = lab.store.update(&first, longer, RUNS).await.unwrap().lease;
+    conflict(lab.store.update(&first, TTL, RUNS).await.map(|_| ()));
     conflict(lab.store.delete(&first).await);
     lab.store.delete(&second).await.unwrap();
     conflict(lab.store.delete(&second).await);
-    conflict(lab.store.update(&second, TTL).await.map(|_| ()));
+    conflict(lab.store.update(&second, TTL, RUNS).await.map(|_| ()));
 }
 
 #[tokio::test]
@@ -106,7 +109,7 @@ async fn expired_lease_frees_its_subnet() {
     lab.write("10.5.34.0-24", r#"{"PublicIP":"192.0.2.1","Expires":"2020-01-01T00:00:00Z"}"#);
     lab.write("10.5.35.0-24", r#"{"PublicIP":"192.0.2.3","Expires":1577836800}"#);
     assert!(lab.store.list().await.unwrap().leases.is_empty());
-    lab.store.create(subnet("10.5.34.0/24"), &node(2), TTL).await.unwrap();
+    lab.store.create(subnet("10.5.34.0/24"), &node(2), Some(TTL), RUNS).await.unwrap();
     assert!(lab.read("10.5.34.0-24").contains("192.0.2.2"));
     let theirs = lab.read("10.5.35.0-24");
     assert!(theirs.contains("192.0.2.3"), "a writer with another clock removed a lease");
@@ -166,7 +169,7 @@ async fn the_watch_shows_writes_removals_and_ends() {
     lab.write("10.5.1.0-24", r#"{"PublicIP":"192.0.2.1"}"#);
     assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24"]);
     let short = Duration::from_secs(1);
-    lab.store.create(subnet("10.5.2.0/24"), &node(2), short).await.unwrap();
+    lab.store.create(subnet("10.5.2.0/24"), &node(2), Some(short), RUNS).await.unwrap();
     assert_eq!(next_leases(&mut watch).await, ["10.5.1.0-24", "10.5.2.0-24"]);
     fs::remove_file(lab.path("subnets/10.5.1.0-24")).unwrap();
     assert_eq!(next_leases(&mut watch).await, ["10.5.2.0-24"]);
@@ -179,7 +182,8 @@ async fn the_watch_shows_writes_removals_and_ends() {
 #[tokio::test]
 async fn missing_directory_is_outage_and_not_recreated() {
     let lab = Lab::new();
-    let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
+    let held =
+        lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap().lease;
     let mut watch = lab.store.watch().await.unwrap();
     watch.next().await.unwrap();
     fs::remove_dir_all(lab.path("")).unwrap();
@@ -187,9 +191,9 @@ async fn missing_directory_is_outage_and_not_recreated() {
     assert!(ended.is_err(), "{ended:?}");
     assert!(matches!(lab.store.list().await, Err(StoreError::File { .. })));
     assert!(lab.store.watch().await.is_err());
-    let created = lab.store.create(subnet("10.5.2.0/24"), &node(1), TTL).await;
+    let created = lab.store.create(subnet("10.5.2.0/24"), &node(1), Some(TTL), RUNS).await;
     assert!(matches!(created, Err(StoreError::File { .. })), "{created:?}");
-    let updated = lab.store.update(&held, TTL).await;
+    let updated = lab.store.update(&held, TTL, RUNS).await;
     assert!(matches!(updated, Err(StoreError::File { .. })), "{updated:?}");
     assert!(!lab.path("").exists(), "a new directory hides that the old one is missing");
     fs::create_dir_all(lab.path("subnets")).unwrap();
@@ -206,7 +210,7 @@ async fn missing_directory_is_outage_and_not_recreated() {
 #[tokio::test]
 async fn a_replaced_directory_is_an_error_once() {
     let lab = Lab::new();
-    lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap();
+    lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap();
     fs::rename(lab.path("subnets"), lab.path("old")).unwrap();
     fs::create_dir(lab.path("subnets")).unwrap();
     let error = lab.store.list().await.unwrap_err().to_string();
@@ -227,13 +231,15 @@ async fn what_others_plant_is_never_opened_for_writing() {
     for number in 1..=2 {
         let subnet = subnet(&format!("10.5.{number}.0/24"));
         let node = node(number);
-        let created = timeout(Duration::from_secs(60), lab.store.create(subnet, &node, TTL)).await;
+        let created =
+            timeout(Duration::from_secs(60), lab.store.create(subnet, &node, Some(TTL), RUNS))
+                .await;
         let held = created.expect("it waits").unwrap().lease;
         let file = plant(&held.key);
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&victim, &file).unwrap();
         let revision = lab.store.list().await.unwrap().rejected.remove(0).revision;
-        lab.store.update(&Lease { revision, ..held }, TTL).await.ok();
+        lab.store.update(&Lease { revision, ..held }, TTL, RUNS).await.ok();
     }
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
 }
@@ -241,13 +247,14 @@ async fn what_others_plant_is_never_opened_for_writing() {
 #[tokio::test]
 async fn oversized_file_is_replaced_by_owner_only() {
     let lab = Lab::new();
-    let held = lab.store.create(subnet("10.5.1.0/24"), &node(1), TTL).await.unwrap().lease;
+    let held =
+        lab.store.create(subnet("10.5.1.0/24"), &node(1), Some(TTL), RUNS).await.unwrap().lease;
     lab.write("10.5.1.0-24", &" ".repeat(1 << 20));
     let rejected = lab.store.list().await.unwrap().rejected.remove(0);
-    let created = lab.store.create(subnet("10.5.1.0/24"), &node(2), TTL).await;
+    let created = lab.store.create(subnet("10.5.1.0/24"), &node(2), Some(TTL), RUNS).await;
     assert!(matches!(created, Err(StoreError::Conflict(_))), "{created:?}");
     let held = Lease { revision: rejected.revision, ..held };
-    lab.store.update(&held, TTL).await.unwrap();
+    lab.store.update(&held, TTL, RUNS).await.unwrap();
     assert!(lab.read("10.5.1.0-24").contains("192.0.2.1"));
 }
 
