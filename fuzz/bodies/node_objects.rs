@@ -24,10 +24,7 @@ pub(crate) fn run(data: &[u8]) {
 fn node(json: &[u8]) {
     let node = match Node::parse(json, PREFIX) {
         Ok(node) => node,
-        Err(error) => {
-            assert_plain(&error.to_string());
-            return assert_plain(&error.rejected().detail);
-        }
+        Err(error) => return assert_plain(&error),
     };
     if let Err(detail) = node.overwrite() {
         assert_plain(&detail);

@@ -130,11 +130,8 @@ impl SubnetManager {
         let free = free_subnets(config, taken.clone(), candidates);
         let (Some(first), Some(last)) = (free.first(), free.last()) else {
             self.status.edit().store.subnets_exhausted += 1;
-            return Err(AcquireError::Exhausted {
-                min: config.subnet_min,
-                max: config.subnet_max,
-                length_bits: config.subnet_length_bits,
-            });
+            let NetworkConfig { subnet_min, subnet_max, subnet_length_bits, .. } = *config;
+            return Err(AcquireError::Exhausted(subnet_min, subnet_max, subnet_length_bits));
         };
         info!("Picking subnet in range {} ... {}", first.network(), last.network());
         self.create_any(store, picks(config, taken, free), attributes).await

@@ -22,7 +22,7 @@ const SHOWN_CHARS_MAX: usize = 200;
 
 /// The store's configuration, compared with the one in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Found {
+enum Compared {
     Same,
     /// In these words.
     Other(String),
@@ -42,10 +42,10 @@ pub(super) struct ConfigCheck<'a> {
     /// Whether it was read before the last listing.
     is_listed: bool,
     /// What was last logged, to log it once.
-    logged: Found,
+    logged: Compared,
     /// When to read the file beside the store, if there is one.
     due: Option<Instant>,
-    under_way: Option<Pin<Box<dyn Future<Output = Found> + Send + 'a>>>,
+    under_way: Option<Pin<Box<dyn Future<Output = Compared> + Send + 'a>>>,
 }
 
 impl<'a> ConfigCheck<'a> {
@@ -53,7 +53,7 @@ impl<'a> ConfigCheck<'a> {
     /// read a moment ago, and the first listing is no reason to read it again.
     pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
         let used = manager.used_config.get().cloned();
-        let (logged, under_way) = (Found::Same, None);
+        let (logged, under_way) = (Compared::Same, None);
         let due = manager.store.leased().is_none().then(|| next_reading(manager));
         Self { manager, used, from_cache, is_listed: from_cache, logged, due, under_way }
     }
@@ -80,35 +80,35 @@ impl<'a> ConfigCheck<'a> {
         let is_first = std::mem::take(&mut self.from_cache);
         {
             let mut state = self.manager.status.edit();
-            state.restart_needed = matches!(found, Found::Other(_));
+            state.restart_needed = matches!(found, Compared::Other(_));
             state.config_missing = match &found {
-                Found::Unreadable(why) => {
+                Compared::Unreadable(why) => {
                     let next = "this node goes on with the last one, and a restart would wait";
                     Some(format!("{why}; {next}"))
                 }
-                Found::Same | Found::Other(_) => None,
+                Compared::Same | Compared::Other(_) => None,
             };
         }
         let is_file = self.manager.store.leased().is_none();
         self.due = match &found {
-            Found::Unreadable(_) => Some(Instant::now() + MISSING_PERIOD),
-            Found::Same | Found::Other(_) => is_file.then(|| next_reading(self.manager)),
+            Compared::Unreadable(_) => Some(Instant::now() + MISSING_PERIOD),
+            Compared::Same | Compared::Other(_) => is_file.then(|| next_reading(self.manager)),
         };
         if found == self.logged && !is_first {
             return;
         }
         match &found {
-            Found::Same if is_first => {
+            Compared::Same if is_first => {
                 info!("The store has the network configuration of the cache")
             }
-            Found::Same => {
+            Compared::Same => {
                 info!("The store has the network configuration of this node again");
             }
-            Found::Other(other) => warn!(
+            Compared::Other(other) => warn!(
                 "The network configuration in the store {other}; going on with the old one. To \
                  apply the new one, restart weftd and then the pods of this host"
             ),
-            Found::Unreadable(why) => warn!(
+            Compared::Unreadable(why) => warn!(
                 "Couldn't fetch network config: {why}; going on with the last one. A restart of \
                  weftd would wait for it"
             ),
@@ -122,19 +122,21 @@ fn next_reading(manager: &SubnetManager) -> Instant {
 }
 
 /// Reads until the store answers: a listing that comes first asks anew.
-async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Found {
+async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Compared {
     let mut backoff = Backoff::default();
     let bytes = loop {
         match manager.network_config().await {
             Ok(bytes) => break bytes,
-            Err(error) if error.store_answered() => return Found::Unreadable(with_causes(&error)),
+            Err(error) if error.store_answered() => {
+                return Compared::Unreadable(with_causes(&error));
+            }
             // The lease machine reports outages.
             Err(_) => sleep(backoff.next_wait()).await,
         }
     };
     match NetworkConfig::parse(&bytes) {
-        Ok(found) => difference(&used, &found).map_or(Found::Same, Found::Other),
-        Err(error) => Found::Unreadable(with_causes(&error)),
+        Ok(found) => difference(&used, &found).map_or(Compared::Same, Compared::Other),
+        Err(error) => Compared::Unreadable(with_causes(&error)),
     }
 }
 

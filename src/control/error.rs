@@ -52,31 +52,8 @@ pub enum StoreError {
     #[error("the lease cannot be written")]
     Value(#[from] ValueError),
     /// A file of the local store could not be used.
-    #[error("local store: cannot {action} {path}")]
-    File {
-        /// The operation.
-        action: &'static str,
-        /// With which file.
-        path: String,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-}
-
-impl From<FileError> for StoreError {
-    fn from(error: FileError) -> Self {
-        match error {
-            FileError::Io { operation: action, path, source } => {
-                Self::File { action, path: path.display().to_string(), source }
-            }
-            FileError::Refused { path, problem } => Self::File {
-                action: "use",
-                path: path.display().to_string(),
-                source: std::io::Error::other(format!("it {problem}")),
-            },
-        }
-    }
+    #[error("local store: {0}")]
+    File(#[from] FileError),
 }
 
 impl StoreError {
@@ -99,22 +76,20 @@ impl StoreError {
     }
 }
 
+/// Why the store's options cannot work, in words. Trying again does not help.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConnectError(pub(super) String);
+
 /// Why there is no subnet now.
 #[derive(Debug, thiserror::Error)]
 pub enum AcquireError {
-    /// Every subnet is taken.
+    /// Every subnet, from the first to the last that may be leased, is taken.
     #[error(
-        "out of subnets: all from {min}/{length_bits} to {max}/{length_bits} are taken; remove \
-         leases of nodes that are gone, or enlarge the network"
+        "out of subnets: all from {0}/{2} to {1}/{2} are taken; remove leases of nodes that are \
+         gone, or enlarge the network"
     )]
-    Exhausted {
-        /// First subnet that may be leased.
-        min: Ipv4Addr,
-        /// Last subnet that may be leased.
-        max: Ipv4Addr,
-        /// Of each subnet.
-        length_bits: u8,
-    },
+    Exhausted(Ipv4Addr, Ipv4Addr, u8),
     /// Others were faster, again and again.
     #[error("lost the races for all subnets of {0} listings against other nodes")]
     Contended(u32),

@@ -13,12 +13,12 @@ use crate::config::network::NetworkConfig;
 use crate::config::options::StoreOptions;
 use crate::control::cache::Known;
 use crate::control::clock::unix_seconds;
-use crate::control::error::{AcquireError, StoreError};
+use crate::control::error::{AcquireError, ConnectError, StoreError};
 use crate::control::identity::NodeIdentity;
 use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlState, ControlStatus};
-use crate::control::store::etcd::{EtcdOptionsError, EtcdStore};
-use crate::control::store::kube::{KubeOptionsError, KubeStore};
+use crate::control::store::etcd::EtcdStore;
+use crate::control::store::kube::KubeStore;
 use crate::control::store::local::LocalStore;
 use crate::control::store::{Leased, Store};
 use crate::control::timing::{PUBLISH_WINDOW_NODES, RELIST_PERIOD_NODES, Timing};
@@ -28,20 +28,6 @@ use crate::route::Prefix;
 /// Between two questions whether the store takes writes: an operator sees within half a minute why
 /// new nodes get nothing, and a thousand nodes ask 33 times a second.
 pub const ALARM_PERIOD: Duration = Duration::from_secs(30);
-
-/// Why the store's options cannot work. Trying again does not help.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// etcd's options.
-    #[error(transparent)]
-    Etcd(#[from] EtcdOptionsError),
-    /// The local store's directory.
-    #[error("--local-store cannot be used")]
-    Local(#[source] StoreError),
-    /// Kubernetes' options.
-    #[error(transparent)]
-    Kube(#[from] KubeOptionsError),
-}
 
 /// This node's access to the leases.
 #[derive(Debug)]
@@ -70,7 +56,9 @@ impl SubnetManager {
                 Store::Leased(Leased::Etcd(Box::new(EtcdStore::new(options)?)))
             }
             StoreOptions::Local(directory) => {
-                let store = LocalStore::open(directory.clone()).map_err(ConnectError::Local)?;
+                let store = LocalStore::open(directory.clone()).map_err(|error| {
+                    ConnectError(format!("--local-store cannot be used: {}", with_causes(&error)))
+                })?;
                 Store::Leased(Leased::Local(store))
             }
         };

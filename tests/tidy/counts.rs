@@ -13,7 +13,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("backend", 5600, 53800),
     ("bin", 10, 200),
     ("config", 1790, 16800),
-    ("control", 6540, 61900),
+    ("control", 6010, 57500),
     ("daemon", 3370, 33700),
     ("device", 460, 4700),
     ("engine", 1650, 15000),

@@ -108,6 +108,7 @@ const OWNERS: &[(&str, &[&str])] = &[
             "src/tool/",
         ],
     ),
+    ("tokio_util", &["src/control/store/kube"]),
     ("tower", &["src/control/store/kube"]),
 ];
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::*;
+use crate::config::whole_file::FileError;
 use crate::control::choose::tests::config;
 use crate::control::identity::NodeIdentity;
 use crate::control::lease::Lifetime;
@@ -217,9 +218,10 @@ async fn daemons_on_one_directory_never_share_a_subnet() {
                     loop {
                         match manager.acquire(&network, &node(number)).await {
                             // Forty writers, on a machine without time: a daemon tries again.
-                            Err(AcquireError::Store(StoreError::File {
-                                action: "lock", ..
-                            })) => {}
+                            Err(AcquireError::Store(StoreError::File(FileError::Io {
+                                operation: "lock",
+                                ..
+                            }))) => {}
                             result => return result.map(|own| own.lease.subnet),
                         }
                     }

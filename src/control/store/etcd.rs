@@ -11,7 +11,7 @@ use super::etcd_lease::EtcdLease;
 use super::etcd_watch::{EtcdWatch, decode};
 use crate::config::options::EtcdOptions;
 use crate::control::clock;
-use crate::control::error::StoreError;
+use crate::control::error::{ConnectError, StoreError};
 use crate::control::identity::{NodeIdentity, Phase, holder_of};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::request_times::RequestTimes;
@@ -21,8 +21,6 @@ use crate::route::Prefix;
 use etcd_client::{
     Client, Compare, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, TxnOp,
 };
-
-pub use super::etcd_tls::EtcdOptionsError;
 
 /// Keys asked for at once. A thousand leases of 200 bytes are far below the client's limit of
 /// 4 MiB a message; a page with huge values is asked for again in smaller ones.
@@ -46,7 +44,7 @@ pub struct EtcdStore {
 
 impl EtcdStore {
     /// A store that connects when it is first used.
-    pub fn new(options: &EtcdOptions) -> Result<Self, EtcdOptionsError> {
+    pub fn new(options: &EtcdOptions) -> Result<Self, ConnectError> {
         let prefix = options.prefix.clone();
         let connection = Arc::new(Connection::new(options.clone())?);
         let claims = Claims::new(None, &connection, &prefix);

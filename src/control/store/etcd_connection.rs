@@ -20,10 +20,10 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::etcd_tls::{EtcdOptionsError, advice, tls_options};
+use super::etcd_tls::{advice, tls_options};
 use super::moves::Moves;
 use crate::config::options::{Credentials, EtcdOptions};
-use crate::control::error::StoreError;
+use crate::control::error::{ConnectError, StoreError};
 use crate::control::request_times::RequestTimes;
 use crate::failure::{described, with_causes};
 
@@ -77,9 +77,10 @@ impl std::fmt::Debug for Session {
 
 impl Connection {
     /// Checks what can be checked without the cluster.
-    pub(super) fn new(options: EtcdOptions) -> Result<Self, EtcdOptionsError> {
+    pub(super) fn new(options: EtcdOptions) -> Result<Self, ConnectError> {
         if options.endpoints.iter().all(String::is_empty) {
-            return Err(EtcdOptionsError::NoEndpoints);
+            let advice = "name at least one URL such as http://127.0.0.1:2379";
+            return Err(ConnectError(format!("--etcd-endpoints is empty; {advice}")));
         }
         for endpoint in &options.endpoints {
             connect_options(&options, endpoint)?;
@@ -363,10 +364,7 @@ impl Connection {
     }
 }
 
-fn connect_options(
-    options: &EtcdOptions,
-    endpoint: &str,
-) -> Result<ConnectOptions, EtcdOptionsError> {
+fn connect_options(options: &EtcdOptions, endpoint: &str) -> Result<ConnectOptions, ConnectError> {
     // The watch is a stream that is always open, so pings never stop while they matter; etcd
     // cuts clients that ping without a stream.
     let connect = ConnectOptions::new()
@@ -382,10 +380,9 @@ fn connect_options(
     Ok(connect.with_tls(tls_options(options)?))
 }
 
-fn check_plain(endpoint: &str) -> Result<(), EtcdOptionsError> {
+fn check_plain(endpoint: &str) -> Result<(), ConnectError> {
     let bad = |detail: &str| {
-        let (endpoint, detail) = (endpoint.to_owned(), detail.to_owned());
-        Err(EtcdOptionsError::BadEndpoint { endpoint, detail })
+        Err(ConnectError(format!("--etcd-endpoints: {endpoint:?} is no usable URL: {detail}")))
     };
     let authority = match endpoint.split_once("://") {
         Some(("http", authority)) => authority,

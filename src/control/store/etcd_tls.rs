@@ -6,29 +6,11 @@ use etcd_client::{Certificate, Identity, TlsOptions};
 
 use crate::config::options::EtcdOptions;
 use crate::control::clock::format_rfc3339;
-
-/// Why the etcd options cannot work, whatever the cluster does.
-#[derive(Debug, thiserror::Error)]
-pub enum EtcdOptionsError {
-    /// No endpoint was given.
-    #[error("--etcd-endpoints is empty; name at least one URL such as http://127.0.0.1:2379")]
-    NoEndpoints,
-    /// An endpoint is no URL.
-    #[error("--etcd-endpoints: {endpoint:?} is no usable URL: {detail}")]
-    BadEndpoint {
-        /// As given.
-        endpoint: String,
-        /// What is wrong.
-        detail: String,
-    },
-    /// A certificate or key file cannot be read.
-    #[error("cannot read {0}, needed to reach etcd")]
-    File(String, #[source] std::io::Error),
-}
+use crate::control::error::ConnectError;
 
 /// The options of TLS from the files as they are now. Without `--etcd-cafile` the system's
 /// authorities vouch for the server, as for flanneld.
-pub(super) fn tls_options(options: &EtcdOptions) -> Result<TlsOptions, EtcdOptionsError> {
+pub(super) fn tls_options(options: &EtcdOptions) -> Result<TlsOptions, ConnectError> {
     let mut tls = match &options.ca_file {
         Some(ca_file) => TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca_file)?)),
         None => TlsOptions::new().with_native_roots(),
@@ -40,8 +22,10 @@ pub(super) fn tls_options(options: &EtcdOptions) -> Result<TlsOptions, EtcdOptio
     Ok(tls)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, EtcdOptionsError> {
-    std::fs::read(path).map_err(|error| EtcdOptionsError::File(path.display().to_string(), error))
+fn read(path: &Path) -> Result<Vec<u8>, ConnectError> {
+    std::fs::read(path).map_err(|error| {
+        ConnectError(format!("cannot read {}, needed to reach etcd: {error}", path.display()))
+    })
 }
 
 /// What an operator has to do about `detail`, if it is a complaint of TLS. The client wraps these

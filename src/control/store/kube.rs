@@ -12,23 +12,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::header::CONTENT_TYPE;
+use kube::core::params::{GetParams, ListParams};
+use kube::core::{Request as Api, request};
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-pub use super::kube_connection::KubeOptionsError;
-use super::kube_connection::{Ask, Connection, ITEM_BYTES_MAX};
-use super::kube_node::{
-    NODE_PUBLIC_IP, Node, NodeError, PUBLIC_IP_OVERWRITE, Page, condition_patch,
-};
+use super::kube_connection::{Built, Connection, ITEM_BYTES_MAX, nodes};
+use super::kube_node::{NODE_PUBLIC_IP, Node, PUBLIC_IP_OVERWRITE, Page, condition_patch};
 use super::kube_own::{OwnNode, Step};
 use super::kube_watch::KubeWatch;
 use crate::config::kube::{KubeOptions, NodeSource};
 use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
 use crate::control::clock;
-use crate::control::error::{AcquireError, StoreError};
+use crate::control::error::{AcquireError, ConnectError, StoreError};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::rejected::Rejected;
+use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::ControlStatus;
@@ -36,13 +37,13 @@ use crate::failure::{LogOnce, with_causes};
 use crate::route::Prefix;
 
 /// Nodes of one page: at some 15 KB each, a page is 4 MB, and 6,000 Nodes are 24 requests.
-const PAGE_NODES: usize = 250;
+const PAGE_NODES: u32 = 250;
 /// Largest page: nearly ten times the usual size of a Node.
 const PAGE_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// How often a listing begins anew because the server forgot the version it is of.
 const LISTINGS_MAX: usize = 3;
 /// Most pages: as many Nodes as a store may have leases, and as many that are none.
-const PAGES_MAX: usize = 2 * ENTRIES_MAX / PAGE_NODES + 1;
+const PAGES_MAX: usize = 2 * ENTRIES_MAX / PAGE_NODES as usize + 1;
 /// How long flannel waits for its first listing.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(600);
 /// First and longest pause between two tries to write the own Node, or to find the own pod.
@@ -50,6 +51,8 @@ const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration:
 /// How long a refusal to show the own pod is not final: a server that starts forbids everything
 /// until it has read its roles, a second or two.
 const REFUSED_MAX: Duration = Duration::from_secs(10);
+
+const WRITING: &str = "writing the own Node";
 
 /// The Kubernetes API as a store.
 pub struct KubeStore {
@@ -72,7 +75,7 @@ impl fmt::Debug for KubeStore {
 impl KubeStore {
     /// Reads the files that the options name, and learns which Node this is: of the API, if only
     /// the pod's name is known, for as long as it takes to answer.
-    pub async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
+    pub async fn open(options: &KubeOptions) -> Result<Self, ConnectError> {
         let connection = Connection::open(options).await?;
         check_network_config(&options.network_config)?;
         let sync_timeout = if options.wait_for_ever { Duration::MAX } else { SYNC_TIMEOUT };
@@ -136,30 +139,25 @@ impl KubeStore {
     }
 
     async fn list_once(&self) -> Result<Snapshot, StoreError> {
-        let (mut snapshot, mut own, mut next) = (Snapshot::default(), None, String::new());
+        let (mut snapshot, mut own) = (Snapshot::default(), None);
+        let mut params = ListParams::default().limit(PAGE_NODES);
         for _ in 0..PAGES_MAX {
-            let path = match next.as_str() {
-                "" => format!("/api/v1/nodes?limit={PAGE_NODES}"),
-                next => format!("/api/v1/nodes?limit={PAGE_NODES}&continue={}", escaped(next)),
-            };
-            let ask = Ask::get("listing Nodes", path);
-            let page = self.read_page(&ask, |node| match node {
+            let page = self.read_page("listing Nodes", nodes().list(&params), |node| match node {
                 Ok(node) if self.own.is(&node.name) => own = Some(node),
-                Ok(node) => {
-                    if let Some(entry) = node.lease() {
-                        snapshot.add(entry);
-                    }
+                Ok(node) => node.lease().into_iter().for_each(|entry| snapshot.add(entry)),
+                Err(detail) => {
+                    let (key, reason) = ("a Node".to_owned(), RejectReason::BadValue);
+                    snapshot.add(Err(Rejected { key, reason, detail, revision: 0 }));
                 }
-                Err(rejected) => snapshot.add(Err(rejected)),
             });
-            let revision;
-            (revision, next) = page.await?;
-            if next.is_empty() {
+            let (revision, next) = page.await?;
+            params.continue_token = Some(next).filter(|next| !next.is_empty());
+            if params.continue_token.is_none() {
                 snapshot.revision = revision;
                 break;
             }
         }
-        snapshot.complete &= next.is_empty();
+        snapshot.complete &= params.continue_token.is_none();
         self.own.listed(own, snapshot.revision);
         snapshot.leases.extend(self.own_lease());
         Ok(snapshot)
@@ -168,20 +166,21 @@ impl KubeStore {
     /// Gives each Node of one page, then the list's revision and the token of the next page.
     async fn read_page(
         &self,
-        ask: &Ask,
-        mut give: impl FnMut(Result<Node, Rejected>),
+        operation: &'static str,
+        request: Built,
+        mut give: impl FnMut(Result<Node, String>),
     ) -> Result<(i64, String), StoreError> {
-        let bytes = self.connection.ask_whole(ask, PAGE_BYTES_MAX).await?;
-        let page = Page::parse(&bytes).map_err(|detail| ask.unavailable(detail))?;
+        let bytes = self.connection.ask_whole(operation, request, PAGE_BYTES_MAX).await?;
+        let page = Page::parse(&bytes).map_err(|why| StoreError::unavailable(operation, why))?;
         for item in page.items {
-            give(Node::parse(item.get().as_bytes(), &self.prefix).map_err(NodeError::rejected));
+            give(Node::parse(item.get().as_bytes(), &self.prefix));
         }
         Ok((page.revision, page.next))
     }
 
     fn own_lease(&self) -> Option<Lease> {
-        let held = self.own.held()?;
-        Some(self.lease(held.subnet, held.written))
+        let (subnet, attributes) = self.own.held()?;
+        Some(self.lease(subnet, attributes))
     }
 
     /// The own lease, which has no version of its own: nobody else writes it.
@@ -204,16 +203,16 @@ impl KubeStore {
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels
     /// allow, while getting one Node is newer.
     async fn read_own(&self) -> Result<Option<Node>, StoreError> {
-        let path = format!("/api/v1/nodes?fieldSelector=metadata.name%3D{}", self.own.name());
-        let ask = Ask::get("reading the own Node", path);
+        let operation = "reading the own Node";
+        let request = nodes().list(&ListParams::default().fields(&self.own.field()));
         let mut found = None;
-        let give = |node: Result<Node, _>| match node {
-            Ok(node) if self.own.is(&node.name) => found = Some(Ok(node)),
-            Ok(_) => {}
-            Err(rejected) => found = Some(Err(rejected)),
+        let give = |node: Result<Node, String>| {
+            if node.as_ref().ok().is_none_or(|node| self.own.is(&node.name)) {
+                found = Some(node);
+            }
         };
-        let (revision, _) = self.read_page(&ask, give).await?;
-        let found = found.transpose().map_err(|rejected| ask.unavailable(rejected.detail))?;
+        let (revision, _) = self.read_page(operation, request, give).await?;
+        let found = found.transpose().map_err(|why| StoreError::unavailable(operation, why))?;
         self.own.listed(found.clone(), revision);
         Ok(found)
     }
@@ -314,30 +313,25 @@ impl KubeStore {
                 patch.clone()
             }
             Step::TellUp(_) => condition_patch(clock::unix_seconds()),
-            Step::Rest => {
-                self.own.desired_is_written();
-                return Ok(step);
-            }
-            Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => return Ok(step),
+            Step::Rest | Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => return Ok(step),
         };
-        let path = format!("/api/v1/nodes/{}/status", self.own.name());
-        let ask = Ask::patch("writing the own Node", path, patch);
-        let bytes = self.connection.ask_whole(&ask, ITEM_BYTES_MAX).await?;
+        let request = Request::patch(format!("/api/v1/nodes/{}/status", self.own.name()))
+            .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
+            .body(patch.into_bytes())
+            .map_err(request::Error::BuildRequest);
+        let bytes = self.connection.ask_whole(WRITING, request, ITEM_BYTES_MAX).await?;
         let node = Node::parse(&bytes, &self.prefix);
-        let node = node.map_err(|error| ask.unavailable(with_causes(&error)))?;
-        self.own.note(node, false);
+        self.own.note(node.map_err(|why| StoreError::unavailable(WRITING, why))?, false);
         if let Step::TellUp(uid) = &step {
             info!("Told the Node {:?} that its network is available", self.own.name());
             self.own.told_up(uid.clone());
-        } else if let Step::Annotate { desired, .. } = &step {
-            self.own.written(desired);
         }
         Ok(step)
     }
 
     fn cannot_write(&self, detail: &str) -> StoreError {
         let detail = format!("node {:?}: {detail}", self.own.name());
-        StoreError::unavailable("writing the own Node", detail)
+        StoreError::unavailable(WRITING, detail)
     }
 
     /// Keeps the own Node up to date, for ever.
@@ -376,7 +370,7 @@ impl KubeStore {
 
     /// Logs once what became of the own Node.
     fn tell(&self, step: Step, told: &mut Step, status: &ControlStatus) {
-        let Some(held) = self.own.held().map(|held| held.subnet) else { return };
+        let Some((held, _)) = self.own.held() else { return };
         let node = self.own.name();
         let refused = if let Step::Refuse(_, found) = &step { Some(*found) } else { None };
         let mut state = status.edit();
@@ -408,13 +402,14 @@ impl KubeStore {
     }
 }
 
-fn check_network_config(file: &Path) -> Result<(), KubeOptionsError> {
-    let path = || file.display().to_string();
+fn check_network_config(file: &Path) -> Result<(), ConnectError> {
+    let path = file.display();
     let bytes = read_network_config(file)
-        .map_err(|error| KubeOptionsError::ReadNetworkConfig(path(), error))?;
-    NetworkConfig::parse(&bytes)
-        .map(drop)
-        .map_err(|error| KubeOptionsError::NetworkConfig(path(), error))
+        .map_err(|error| ConnectError(format!("failed to read net conf: {path}: {error}")))?;
+    NetworkConfig::parse(&bytes).map(drop).map_err(|error| {
+        let why = with_causes(&error);
+        ConnectError(format!("error parsing subnet config: {path}: {why}"))
+    })
 }
 
 fn read_network_config(file: &Path) -> std::io::Result<Vec<u8>> {
@@ -431,7 +426,7 @@ async fn node_of_pod(
     namespace: &str,
     name: &str,
     sync_timeout: Duration,
-) -> Result<String, KubeOptionsError> {
+) -> Result<String, ConnectError> {
     #[derive(serde::Deserialize)]
     struct Pod {
         spec: PodSpec,
@@ -441,14 +436,18 @@ async fn node_of_pod(
         #[serde(rename = "nodeName", default)]
         node_name: String,
     }
-    let failed = |detail: String| KubeOptionsError::Pod(format!("'{namespace}/{name}': {detail}"));
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-    let ask = Ask::get("reading the own pod", path);
+    let failed = |detail: String| {
+        ConnectError(format!("error retrieving pod spec for '{namespace}/{name}': {detail}"))
+    };
+    let pods = Api::new(format!("/api/v1/namespaces/{namespace}/pods"));
     let patience = |error: &StoreError| {
         let is_refused = matches!(error, StoreError::Refused { .. });
         if is_refused { REFUSED_MAX.min(sync_timeout) } else { sync_timeout }
     };
-    let read = || connection.ask_whole(&ask, ITEM_BYTES_MAX);
+    let read = || {
+        let request = pods.get(name, &GetParams::default());
+        connection.ask_whole("reading the own pod", request, ITEM_BYTES_MAX)
+    };
     let answer = retried("Cannot find this pod's Node yet", patience, read).await;
     let bytes = answer.map_err(|error| failed(with_causes(&error)))?;
     let pod: Pod = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
@@ -476,16 +475,4 @@ async fn retried<T, F: Future<Output = Result<T, StoreError>>>(
         }
         sleep(backoff.next_wait()).await;
     }
-}
-
-/// A text as part of a URL's query.
-fn escaped(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut escaped, byte| {
-        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-        escaped
-    })
 }

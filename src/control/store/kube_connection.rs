@@ -6,25 +6,23 @@ use std::net::ToSocketAddrs;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::BodyExt;
-use hyper::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Limited};
+use hyper::header::{HeaderValue, RETRY_AFTER, USER_AGENT};
+use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioExecutor;
 use kube::client::{Body, Client, ConfigExt};
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::core::{Request as Api, Status, request};
 use kube::{Config, Error as KubeError};
-use serde::Deserialize;
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, ServiceBuilder, service_fn};
 
 use super::moves::Moves;
 use crate::config::kube::KubeOptions;
-use crate::config::network::NetworkConfigError;
-use crate::control::error::StoreError;
+use crate::control::error::{ConnectError, StoreError};
 use crate::control::own_thread::on_own_thread;
 use crate::control::request_times::RequestTimes;
 use crate::failure::with_causes;
@@ -48,23 +46,6 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 /// Longest part of it that is shown.
 const SHOWN_CHARACTERS_MAX: usize = 300;
 
-/// Why the API cannot be asked at all. Trying again does not help.
-#[derive(Debug, thiserror::Error)]
-pub enum KubeOptionsError {
-    /// The kubeconfig, the URL or the service account.
-    #[error("fail to create kubernetes config: {0}")]
-    Config(String),
-    /// The network configuration's file.
-    #[error("failed to read net conf: {0}")]
-    ReadNetworkConfig(String, #[source] std::io::Error),
-    /// What is in it.
-    #[error("error parsing subnet config: {0}")]
-    NetworkConfig(String, #[source] NetworkConfigError),
-    /// The pod that weftd should run in, and the API's error.
-    #[error("error retrieving pod spec for {0}")]
-    Pod(String),
-}
-
 /// A way to the API.
 pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
@@ -77,76 +58,17 @@ pub(super) struct Connection {
     not_before: Mutex<Option<Instant>>,
 }
 
-/// An error of the API, as it writes them.
-#[derive(Debug, Default, Deserialize)]
-pub(super) struct Status {
-    #[serde(default)]
-    pub(super) message: String,
-    #[serde(default)]
-    pub(super) code: u16,
-    #[serde(default)]
-    details: Option<StatusDetails>,
-}
+/// A request as kube builds it.
+pub(super) type Built = Result<Request<Vec<u8>>, request::Error>;
 
-#[derive(Debug, Deserialize)]
-struct StatusDetails {
-    #[serde(rename = "retryAfterSeconds", default)]
-    retry_after_seconds: u64,
-}
-
-impl Status {
-    /// Reads an error's body. What stands before the API's own handlers, such as its limit of
-    /// requests, writes plain text.
-    fn read(text: &[u8]) -> Self {
-        serde_json::from_slice(text).unwrap_or_else(|_not_json| Self {
-            message: String::from_utf8_lossy(text).trim().to_owned(),
-            ..Self::default()
-        })
-    }
-}
-
-/// One request.
-#[derive(Debug, Clone)]
-pub(super) struct Ask {
-    /// In words, for errors.
-    operation: &'static str,
-    method: Method,
-    path: String,
-    body: Option<String>,
-}
-
-impl Ask {
-    pub(super) fn get(operation: &'static str, path: String) -> Self {
-        Self { operation, method: Method::GET, path, body: None }
-    }
-
-    pub(super) fn patch(operation: &'static str, path: String, body: String) -> Self {
-        Self { operation, method: Method::PATCH, path, body: Some(body) }
-    }
-
-    fn request(&self) -> Result<Request<Body>, StoreError> {
-        let request = Request::builder()
-            .method(self.method.clone())
-            .uri(&self.path)
-            .header(ACCEPT, "application/json")
-            .header(USER_AGENT, concat!("weftd/", env!("CARGO_PKG_VERSION")));
-        let request = match &self.body {
-            None => request.body(Body::empty()),
-            Some(body) => request
-                .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
-                .body(Body::from(body.clone().into_bytes())),
-        };
-        request.map_err(|error| self.unavailable(error.to_string()))
-    }
-
-    pub(super) fn unavailable(&self, detail: String) -> StoreError {
-        StoreError::unavailable(self.operation, detail)
-    }
+/// Builds requests about Nodes.
+pub(super) fn nodes() -> Api {
+    Api::new("/api/v1/nodes")
 }
 
 impl Connection {
     /// Reads who the server is and who we are. It need not be reachable yet.
-    pub(super) async fn open(options: &KubeOptions) -> Result<Self, KubeOptionsError> {
+    pub(super) async fn open(options: &KubeOptions) -> Result<Self, ConnectError> {
         let client = Mutex::new((new_client(options).await?, 0));
         let (options, times, moves) = (options.clone(), Arc::default(), Moves::default());
         Ok(Self { options, times, moves, client, not_before: Mutex::new(None) })
@@ -167,11 +89,21 @@ impl Connection {
     }
 
     /// Asks, and waits for an answer that is no error.
-    pub(super) async fn ask(&self, ask: &Ask) -> Result<Response<Body>, StoreError> {
-        self.moves.unless_moved(ask.operation, self.ask_once(ask)).await
+    pub(super) async fn ask(
+        &self,
+        operation: &'static str,
+        request: Built,
+    ) -> Result<Response<Body>, StoreError> {
+        self.moves.unless_moved(operation, self.ask_once(operation, request)).await
     }
 
-    async fn ask_once(&self, ask: &Ask) -> Result<Response<Body>, StoreError> {
+    async fn ask_once(
+        &self,
+        operation: &'static str,
+        request: Built,
+    ) -> Result<Response<Body>, StoreError> {
+        let unavailable = |detail: String| StoreError::unavailable(operation, detail);
+        let request = request.map_err(|error| unavailable(with_causes(&error)))?;
         let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(wait) = wait {
             sleep_until(wait).await;
@@ -182,65 +114,61 @@ impl Connection {
             self.renewed(String::new()).await;
             (made, _) = client();
         }
-        let answer = timeout(REQUEST_TIMEOUT, made.send(ask.request()?));
+        let answer = timeout(REQUEST_TIMEOUT, made.send(request.map(Body::from)));
         let answer = self.times.measured(answer).await;
-        let answer = match answer.map_err(|_elapsed| no_answer(ask))? {
+        let answer = match answer.map_err(|_elapsed| no_answer(operation))? {
             Ok(answer) if answer.status().is_success() => return Ok(answer),
             Ok(answer) => answer,
-            Err(error) => return Err(ask.unavailable(self.renewed(with_causes(&error)).await)),
+            Err(error) => return Err(unavailable(self.renewed(with_causes(&error)).await)),
         };
         let (parts, body) = answer.into_parts();
-        let text = timeout(REQUEST_TIMEOUT, read(body, ERROR_BYTES_MAX)).await;
-        let text = text.ok().and_then(Result::ok).unwrap_or_default();
-        let mut status = Status::read(&text);
+        let text = read(operation, body, ERROR_BYTES_MAX).await.unwrap_or_default();
+        let mut status = status(&text);
         if parts.status == StatusCode::UNAUTHORIZED {
             status.message = self.renewed(status.message).await;
         }
-        Err(self.refusal(ask, parts.status, &parts.headers, &status))
+        Err(self.refusal(operation, parts.status, &parts.headers, &status))
     }
 
     /// As `ask`, for an answer that is read as a whole.
     pub(super) async fn ask_whole(
         &self,
-        ask: &Ask,
+        operation: &'static str,
+        request: Built,
         bytes_max: usize,
     ) -> Result<Vec<u8>, StoreError> {
         let whole = async {
-            let body = self.ask_once(ask).await?.into_body();
-            let bytes = timeout(REQUEST_TIMEOUT, read(body, bytes_max)).await;
-            bytes.map_err(|_elapsed| no_answer(ask))?.map_err(|detail| ask.unavailable(detail))
+            let body = self.ask_once(operation, request).await?.into_body();
+            read(operation, body, bytes_max).await
         };
-        self.moves.unless_moved(ask.operation, whole).await
+        self.moves.unless_moved(operation, whole).await
     }
 
     /// What an error of the API means, which came as a `code` or in a watch.
     pub(super) fn refusal(
         &self,
-        ask: &Ask,
+        operation: &'static str,
         code: StatusCode,
         headers: &HeaderMap,
         status: &Status,
     ) -> StoreError {
-        let operation = ask.operation;
         let message: String = status.message.chars().take(SHOWN_CHARACTERS_MAX).collect();
         let detail = format!("{code}: {message}");
         match code {
-            StatusCode::GONE => StoreError::HistoryLost,
+            StatusCode::GONE => return StoreError::HistoryLost,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let detail = format!("{detail}; check the account's token and its role");
-                StoreError::Refused { operation, detail }
+                return StoreError::Refused { operation, detail };
             }
-            StatusCode::NOT_FOUND => ask.unavailable(detail),
-            _ => {
-                self.note_retry_after(headers, status);
-                ask.unavailable(detail)
-            }
+            StatusCode::NOT_FOUND => {}
+            _ => self.note_retry_after(headers, status),
         }
+        StoreError::unavailable(operation, detail)
     }
 
     fn note_retry_after(&self, headers: &HeaderMap, status: &Status) {
         let header = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let body = status.details.as_ref().map(|details| details.retry_after_seconds);
+        let body = status.details.as_ref().map(|details| details.retry_after_seconds.into());
         let Some(seconds) = header.or(body).filter(|seconds: &u64| *seconds > 0) else { return };
         let wait = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
         let wait = wait.mul_f64(1.0 + RETRY_AFTER_SPREAD * fastrand::f64());
@@ -249,39 +177,38 @@ impl Connection {
     }
 }
 
-fn no_answer(ask: &Ask) -> StoreError {
-    ask.unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))
+fn no_answer(operation: &'static str) -> StoreError {
+    StoreError::unavailable(operation, format!("no answer within {REQUEST_TIMEOUT:?}"))
 }
 
-/// The next bytes of an answer; `None` at its end.
-pub(super) async fn next_bytes(body: &mut Body) -> Result<Option<Bytes>, String> {
-    loop {
-        match body.frame().await {
-            None => return Ok(None),
-            Some(Err(error)) => return Err(with_causes(&error)),
-            Some(Ok(frame)) => {
-                if let Ok(data) = frame.into_data() {
-                    return Ok(Some(data));
-                }
-            }
-        }
-    }
+async fn read(
+    operation: &'static str,
+    body: Body,
+    bytes_max: usize,
+) -> Result<Vec<u8>, StoreError> {
+    let whole = timeout(REQUEST_TIMEOUT, Limited::new(body, bytes_max).collect()).await;
+    let whole = whole.map_err(|_elapsed| no_answer(operation))?;
+    let failed = |error: BoxError| {
+        let why = with_causes(error.as_ref());
+        StoreError::unavailable(
+            operation,
+            format!("the answer, of at most {bytes_max} bytes: {why}"),
+        )
+    };
+    Ok(whole.map_err(failed)?.to_bytes().to_vec())
 }
 
-async fn read(mut body: Body, bytes_max: usize) -> Result<Vec<u8>, String> {
-    let mut whole = Vec::new();
-    while let Some(bytes) = next_bytes(&mut body).await? {
-        if whole.len() + bytes.len() > bytes_max {
-            return Err(format!("the answer has more than {bytes_max} bytes"));
-        }
-        whole.extend_from_slice(&bytes);
-    }
-    Ok(whole)
+/// Reads an error's body. What stands before the API's own handlers, such as its limit of requests,
+/// writes plain text.
+fn status(text: &[u8]) -> Status {
+    serde_json::from_slice(text).unwrap_or_else(|_not_json| Status {
+        message: String::from_utf8_lossy(text).trim().to_owned(),
+        ..Status::default()
+    })
 }
 
 /// flannel's order: the file and the URL, which wins over the file's; else the service account.
-async fn config(options: &KubeOptions) -> Result<Config, KubeOptionsError> {
-    let wrong = |detail: String| KubeOptionsError::Config(detail);
+async fn config(options: &KubeOptions) -> Result<Config, ConnectError> {
     let parse = |text: &String| {
         text.parse::<Uri>().map_err(|error| wrong(format!("--kube-api-url {text:?}: {error}")))
     };
@@ -317,6 +244,10 @@ async fn config(options: &KubeOptions) -> Result<Config, KubeOptionsError> {
     }
 }
 
+fn wrong(detail: String) -> ConnectError {
+    ConnectError(format!("fail to create kubernetes config: {detail}"))
+}
+
 /// The error without the file's own text, of which a part may be a secret.
 fn without_text(error: &KubeconfigError) -> String {
     if let KubeconfigError::Parse(_) = error {
@@ -325,9 +256,11 @@ fn without_text(error: &KubeconfigError) -> String {
     with_causes(error)
 }
 
-async fn new_client(options: &KubeOptions) -> Result<Client, KubeOptionsError> {
-    let config = config(options).await?;
-    client(&config).map_err(|error| KubeOptionsError::Config(with_causes(error.as_ref())))
+async fn new_client(options: &KubeOptions) -> Result<Client, ConnectError> {
+    let mut config = config(options).await?;
+    let us = HeaderValue::from_static(concat!("weftd/", env!("CARGO_PKG_VERSION")));
+    config.headers.push((USER_AGENT, us));
+    client(&config).map_err(|error| wrong(with_causes(error.as_ref())))
 }
 
 fn client(config: &Config) -> Result<Client, Box<KubeError>> {
@@ -358,20 +291,16 @@ fn client(config: &Config) -> Result<Client, Box<KubeError>> {
 mod tests {
     use super::*;
 
-    fn status(text: &str) -> Status {
-        Status::read(text.as_bytes())
-    }
-
     #[test]
     fn api_errors_are_parsed() {
         let gone = status(
-            r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
+            br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",
                 "message":"too old: 3 (9)","reason":"Expired","code":410}"#,
         );
         assert_eq!((gone.code, gone.message.as_str()), (410, "too old: 3 (9)"));
-        let busy = status(r#"{"message":"","details":{"retryAfterSeconds":4},"code":429}"#);
+        let busy = status(br#"{"message":"","details":{"retryAfterSeconds":4},"code":429}"#);
         assert_eq!(busy.details.unwrap().retry_after_seconds, 4);
-        let crowded = status("Slow down.\n");
+        let crowded = status(b"Slow down.\n");
         assert_eq!(crowded.message, "Slow down.");
     }
 }

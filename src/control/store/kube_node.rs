@@ -37,23 +37,20 @@ pub struct Node {
 }
 
 #[derive(Deserialize)]
-struct RawNode<'a> {
-    #[serde(borrow)]
-    metadata: RawMetadata<'a>,
-    #[serde(borrow)]
-    spec: Option<&'a RawValue>,
+struct RawNode {
+    metadata: RawMetadata,
+    spec: Option<RawSpec>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct RawMetadata<'a> {
+struct RawMetadata {
     name: String,
     #[serde(default)]
     uid: String,
     resource_version: String,
     creation_timestamp: Option<String>,
-    #[serde(borrow)]
-    annotations: Option<&'a RawValue>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -97,48 +94,25 @@ impl<'a> Page<'a> {
         let RawPage { metadata, items } =
             page.map_err(|error| format!("this is not the JSON of a list: {error}"))?;
         let RawPageMetadata { resource_version, next } = metadata;
-        let revision = parse_revision(&resource_version)
-            .ok_or_else(|| format!("the resourceVersion {resource_version:?} is not a number"))?;
+        let revision = parse_revision(&resource_version)?;
         Ok(Self { revision, next, items: items.unwrap_or_default() })
     }
 }
 
-/// Why bytes are no Node.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// Of this Node something is not as the API promises; the others can be used.
-    #[error("the Node {:?} cannot be read: {}", .0.key, .0.detail)]
-    Malformed(Rejected),
-    /// Not even a name.
-    #[error("the API sent something that is no Node: {0}")]
-    Unknown(#[source] serde_json::Error),
-}
-
 impl Node {
-    /// Reads a Node, whose annotations begin with `prefix`.
-    pub fn parse(json: &[u8], prefix: &str) -> Result<Self, NodeError> {
-        let node: RawNode<'_> = serde_json::from_slice(json).map_err(NodeError::Unknown)?;
+    /// Reads a Node, whose annotations begin with `prefix`; else says why it is none.
+    pub fn parse(json: &[u8], prefix: &str) -> Result<Self, String> {
+        let wrong = |detail: String| format!("the API sent something that is no Node: {detail}");
+        let node: RawNode =
+            serde_json::from_slice(json).map_err(|error| wrong(error.to_string()))?;
         let RawMetadata { name, uid, resource_version, creation_timestamp, annotations } =
             node.metadata;
-        let malformed = |revision, detail| {
-            NodeError::Malformed(Rejected {
-                key: name.clone(),
-                reason: RejectReason::BadValue,
-                detail,
-                revision,
-            })
-        };
-        let Some(revision) = parse_revision(&resource_version) else {
-            let detail = format!("its resourceVersion {resource_version:?} is no number");
-            return Err(malformed(0, detail));
-        };
-        let broken = |error: serde_json::Error| malformed(revision, error.to_string());
-        let mut said: BTreeMap<String, String> = part(annotations).map_err(broken)?;
-        said = said
-            .into_iter()
+        let revision = parse_revision(&resource_version).map_err(wrong)?;
+        let said = annotations.into_iter().flatten();
+        let said = said
             .filter_map(|(name, text)| Some((name.strip_prefix(prefix)?.to_owned(), text)))
             .collect();
-        let RawSpec { pod_cidr, pod_cidrs } = part(node.spec).map_err(broken)?;
+        let RawSpec { pod_cidr, pod_cidrs } = node.spec.unwrap_or_default();
         let mut pod_cidrs = pod_cidrs.unwrap_or_default();
         if pod_cidrs.is_empty() {
             pod_cidrs.extend(pod_cidr);
@@ -283,29 +257,9 @@ pub(super) fn condition_patch(now_unix: u64) -> String {
 
 /// A version of the API's objects as a number, which it is in every cluster with etcd, and which
 /// Kubernetes promises from 1.35 on.
-fn parse_revision(text: &str) -> Option<i64> {
-    text.parse().ok().filter(|revision| *revision >= 0)
-}
-
-/// A part of a Node, which may be missing.
-fn part<T: Default + for<'a> Deserialize<'a>>(json: Option<&RawValue>) -> serde_json::Result<T> {
-    let read = json.map(|json| serde_json::from_str::<Option<T>>(json.get())).transpose()?;
-    Ok(read.flatten().unwrap_or_default())
-}
-
-impl NodeError {
-    /// For counting.
-    pub fn rejected(self) -> Rejected {
-        match self {
-            Self::Malformed(rejected) => rejected,
-            unknown @ Self::Unknown(_) => Rejected {
-                key: "a Node".to_owned(),
-                reason: RejectReason::BadValue,
-                detail: with_causes(&unknown),
-                revision: 0,
-            },
-        }
-    }
+fn parse_revision(text: &str) -> Result<i64, String> {
+    let revision = text.parse().ok().filter(|revision| *revision >= 0);
+    revision.ok_or_else(|| format!("the resourceVersion {text:?} is not a number"))
 }
 
 #[cfg(test)]

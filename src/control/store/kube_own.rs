@@ -21,22 +21,13 @@ pub(super) struct OwnNode {
 
 #[derive(Debug, Default)]
 struct State {
-    held: Option<Publication>,
+    /// The subnet, and what the annotations should say.
+    held: Option<(Prefix, LeaseAttributes)>,
     seen: Seen,
     /// Whether the network works and the Node may show it.
     is_up: bool,
     /// The uid of the Node that shows it.
     told_up: Option<String>,
-}
-
-/// What this node holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Publication {
-    pub(super) subnet: Prefix,
-    /// The desired annotations.
-    pub(super) desired: LeaseAttributes,
-    /// What they were when they were last right.
-    pub(super) written: LeaseAttributes,
 }
 
 /// The own Node as last seen.
@@ -67,8 +58,6 @@ pub(super) enum Step {
         patch: String,
         /// The operator's address, if it is what is published.
         overwrite: Option<Ipv4Addr>,
-        /// What they say then, but for that address.
-        desired: LeaseAttributes,
     },
     /// The network works: the Node's condition is due.
     TellUp(String),
@@ -81,6 +70,11 @@ impl OwnNode {
 
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Selects it in a list.
+    pub(super) fn field(&self) -> String {
+        format!("metadata.name={}", self.name)
     }
 
     pub(super) fn is(&self, name: &str) -> bool {
@@ -124,33 +118,12 @@ impl OwnNode {
 
     /// From now on the node holds `subnet` and publishes `desired`.
     pub(super) fn hold(&self, subnet: Prefix, desired: &LeaseAttributes) {
-        let mut state = self.state();
-        match &mut state.held {
-            Some(held) if held.subnet == subnet => held.desired = desired.clone(),
-            held => {
-                let (desired, written) = (desired.clone(), desired.clone());
-                *held = Some(Publication { subnet, desired, written });
-            }
-        }
+        self.state().held = Some((subnet, desired.clone()));
         self.changed.notify_one();
     }
 
-    pub(super) fn held(&self) -> Option<Publication> {
+    pub(super) fn held(&self) -> Option<(Prefix, LeaseAttributes)> {
         self.state().held.clone()
-    }
-
-    /// The annotations were written and say this.
-    pub(super) fn written(&self, attributes: &LeaseAttributes) {
-        if let Some(held) = &mut self.state().held {
-            held.written = attributes.clone();
-        }
-    }
-
-    /// The annotations say what they should, whoever wrote them.
-    pub(super) fn desired_is_written(&self) {
-        if let Some(held) = &mut self.state().held {
-            held.written = held.desired.clone();
-        }
     }
 
     /// The network works.
@@ -172,7 +145,7 @@ impl OwnNode {
     /// What to do now.
     pub(super) fn next_step(&self, prefix: &str) -> Step {
         let state = self.state();
-        let Some(held) = &state.held else { return Step::Rest };
+        let Some((subnet, desired)) = &state.held else { return Step::Rest };
         let node = match &state.seen {
             Seen::Unknown => return Step::Rest,
             Seen::Gone { .. } => return Step::AwaitNode,
@@ -181,13 +154,13 @@ impl OwnNode {
         match node.subnet() {
             Ok(None) => Step::AwaitSubnet,
             Err(detail) => Step::Refuse(detail, None),
-            Ok(Some(other)) if other != held.subnet => {
+            Ok(Some(other)) if other != *subnet => {
                 Step::Refuse(format!("its pod cidr is now {other}"), Some(other))
             }
-            Ok(Some(_)) => match node.annotation_patch(&held.desired, prefix) {
+            Ok(Some(_)) => match node.annotation_patch(desired, prefix) {
                 Some(patch) => {
                     let overwrite = node.overwrite().ok().flatten();
-                    Step::Annotate { patch, overwrite, desired: held.desired.clone() }
+                    Step::Annotate { patch, overwrite }
                 }
                 None if state.is_up && state.told_up.as_ref() != Some(&node.uid) => {
                     Step::TellUp(node.uid.clone())

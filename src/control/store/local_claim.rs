@@ -1,6 +1,6 @@
 //! Claims on PublicIPs in a local store: `DIR/weft/nodes/<PublicIP>`, a file that names the node
-//! and that its daemon keeps locked. The lock ends with the process, however it ends. Every function
-//! here blocks.
+//! and that its daemon keeps locked. The lock ends with the process, however it ends. Every
+//! function here blocks.
 
 use std::fs;
 use std::net::Ipv4Addr;

@@ -216,6 +216,6 @@ fn fingerprint(value: &[u8]) -> i64 {
     hasher.finish().cast_signed()
 }
 
-pub(super) fn failed(action: &'static str, path: &Path, source: io::Error) -> StoreError {
-    StoreError::File { action, path: path.display().to_string(), source }
+pub(super) fn failed(operation: &'static str, path: &Path, source: io::Error) -> StoreError {
+    FileError::Io { operation, path: path.to_owned(), source }.into()
 }
