@@ -110,8 +110,8 @@ impl ExtensionBackend {
             }
             None => info!("No post startup command configured - skipping"),
         }
-        let (description, mtu_bytes) = (describe(&setup.external), setup.external.mtu_bytes);
-        let reporter = Reporter::new(description, mtu_bytes, setup);
+        let reporter = Reporter::new(setup);
+        reporter.state(|state| state.description = describe(&setup.external));
         let host = HostFollower::new(setup.following(Vec::new(), INTERFACE_PERIOD))?;
         Ok(Self { settings, host, reporter, hosts: Hosts::default() })
     }
@@ -175,7 +175,7 @@ async fn follow_leases(
             Some((task, applied, failure)) = running.next() => {
                 let pause = hosts.end(&task, applied, failure.is_some(), Instant::now());
                 if let Some(failure) = failure {
-                    reporter.count(|counts| counts.failures += 1);
+                    reporter.count(|done| done.failures += 1);
                     error!("{failure}; retrying in {} s", pause.as_secs());
                 }
                 report_at.get_or_insert_with(|| (Instant::now() + REPORT_DELAY).into());
@@ -183,7 +183,7 @@ async fn follow_leases(
             Some(()) = OptionFuture::from(retry_at.map(sleep_until)) => {}
             Some(()) = OptionFuture::from(report_at.map(sleep_until)) => {
                 report_at = None;
-                report(hosts, reporter);
+                reporter.hosts(hosts.applied(), hosts.failed());
             }
         }
     }
@@ -200,20 +200,12 @@ fn wanted(peers: &Peers, reporter: &Reporter) -> BTreeMap<Prefix, Peer> {
             None => unusable += 1,
         }
     }
-    if unusable > 0 && reporter.counts().leases_unusable != unusable as u64 {
-        warn!("{unusable} leases of extension nodes have data that is no string; ignored");
-    }
-    reporter.count(|counts| counts.leases_unusable = unusable as u64);
-    wanted
-}
-
-fn report(hosts: &Hosts, reporter: &Reporter) {
-    let applied = hosts.applied();
-    reporter.count(|counts| {
-        counts.peers_programmed = applied.len() as u64;
-        counts.peers_failed = hosts.failed() as u64;
+    reporter.count(|done| {
+        if std::mem::replace(&mut done.leases_unusable, unusable) != unusable && unusable > 0 {
+            warn!("{unusable} leases of extension nodes have data that is no string; ignored");
+        }
     });
-    reporter.hosts(applied);
+    wanted
 }
 
 /// Gives what is set up for the subnet after it, and what went wrong.

@@ -1,13 +1,14 @@
 //! What one weftd hands to the next: the tunnel's descriptors, whose queues hold what comes
 //! meanwhile, and its workers, which may go on until those of the next one run.
 
-use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
+
+use crate::engine::{Worker, end_all};
 
 /// Shared between the daemon, which talks to the last and the next weftd, and the tunnel.
 #[derive(Clone, Default)]
@@ -21,8 +22,8 @@ struct Shared {
     offered: watch::Sender<Offered>,
     is_carrying: watch::Sender<bool>,
     is_leaving: AtomicBool,
-    /// Workers, which end when they are dropped.
-    lingering: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Workers that have outlived their tunnel.
+    lingering: Mutex<Vec<Worker>>,
 }
 
 /// Who has given what this weftd was started with.
@@ -87,7 +88,7 @@ impl Handover {
 
     /// Ends the workers that have outlived their tunnel.
     pub fn end_workers(&self) {
-        drop(lock(&self.0.lingering).take());
+        end_all(&mut lock(&self.0.lingering));
     }
 
     /// Whether another weftd waits until packets are carried here, and goes on if they never are.
@@ -107,7 +108,7 @@ impl Handover {
             Offered::Nothing => Vec::new(),
         };
         let again = Self::new(descriptors, Giver::Ourselves);
-        *lock(&again.0.lingering) = lock(&self.0.lingering).take();
+        *lock(&again.0.lingering) = std::mem::take(&mut *lock(&self.0.lingering));
         again
     }
 
@@ -144,11 +145,13 @@ impl Handover {
         self.end_workers();
     }
 
-    /// The tunnel ends, and so do its workers when they are dropped, unless they are to go on for
-    /// the next weftd, or for the next start after a panic.
-    pub(super) fn tunnel_ends(&self, workers: Box<dyn Any + Send>) {
+    /// The tunnel ends, and so do its workers, unless they are to go on for the next weftd, or for
+    /// the next start after a panic.
+    pub(super) fn tunnel_ends(&self, mut workers: Vec<Worker>) {
         if self.0.is_leaving.load(Ordering::Relaxed) || std::thread::panicking() {
-            *lock(&self.0.lingering) = Some(workers);
+            *lock(&self.0.lingering) = workers;
+        } else {
+            end_all(&mut workers);
         }
     }
 }

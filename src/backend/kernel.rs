@@ -131,7 +131,7 @@ impl KernelBackend {
             networks,
             address: setup.subnet.network(),
             control: Arc::clone(&setup.control),
-            reporter: Reporter::new(String::new(), setup.external.mtu_bytes, setup),
+            reporter: Reporter::new(setup),
             imposed_mtu_bytes: None,
             set: Ways::new(),
             repaired: BTreeMap::new(),
@@ -172,7 +172,7 @@ impl KernelBackend {
             match self.reconcile(listing, peers.as_deref()).await {
                 Ok(is_complete) => self.host.finish(is_complete),
                 Err(error) => {
-                    self.reporter.count(|counts| counts.failures += 1);
+                    self.reporter.count(|done| done.failures += 1);
                     self.host.fail(&error);
                 }
             }
@@ -215,7 +215,7 @@ impl KernelBackend {
             let more = unusable.len() - 1;
             self.log("unusable", &format!("ignored lease {first} (and {more} more)"));
         }
-        self.reporter.count(|counts| counts.leases_unusable = unusable.len() as u64);
+        self.reporter.count(|done| done.leases_unusable = unusable.len() as u64);
         let desired = Desired { device, networks: self.networks.clone(), ways };
         self.report_external();
         let is_complete = self.make(&desired, &listing, peers).await?;
@@ -258,10 +258,6 @@ impl KernelBackend {
         let is_removed = self.remove(&diff.removals).await;
         self.set.clone_from(&desired.ways);
         self.set.retain(|subnet, _| !failed.contains(subnet));
-        self.reporter.count(|counts| {
-            counts.peers_failed = (failed.len() + removed.len()) as u64;
-            counts.peers_programmed = (self.set.len() - removed.len()) as u64;
-        });
         let host = |subnet: &Prefix| Some((*subnet, peers.get(subnet)?.attributes.public_ip));
         let mut hosts: PeerHosts = self.set.keys().filter_map(host).collect();
         if let Some(health) = &mut self.health {
@@ -269,7 +265,7 @@ impl KernelBackend {
             health.follow(&self.set, &hosts, own);
         }
         hosts.retain(|subnet, _| !removed.contains(subnet));
-        self.reporter.hosts(hosts);
+        self.reporter.hosts(hosts, failed.len() + removed.len());
         Ok(failed.is_empty() && is_removed)
     }
 
@@ -305,7 +301,7 @@ impl KernelBackend {
                 }
             }
         }
-        self.reporter.count(|counts| counts.repairs += repaired.len() as u64);
+        self.reporter.count(|done| done.repairs += repaired.len() as u64);
         if let Some(first) = repaired.first() {
             let more = repaired.len() - 1;
             let what = if desired.device.is_some() { "Entries and route" } else { "Route" };
@@ -334,7 +330,7 @@ impl KernelBackend {
 
     /// Counts and logs what the kernel refused.
     fn refused(&mut self, subject: &'static str, errors: &[NetlinkError], advice: &str) {
-        self.reporter.count(|counts| counts.failures += errors.len() as u64);
+        self.reporter.count(|done| done.failures += errors.len() as u64);
         if let Some(first) = errors.first() {
             let more = match errors.len() - 1 {
                 0 => String::new(),

@@ -129,8 +129,8 @@ impl Backend {
     pub fn view(&self) -> View {
         match self {
             Self::Udp(backend) => backend.view(),
-            Self::Kernel(backend) => backend.reporter.view(),
-            Self::Extension(backend) => backend.reporter.view(),
+            Self::Kernel(backend) => backend.reporter.view(None),
+            Self::Extension(backend) => backend.reporter.view(None),
         }
     }
 

@@ -1,5 +1,5 @@
-//! What a backend reports to the rest of the daemon while it runs: its state, its counters, and
-//! the host behind each subnet.
+//! What a backend reports to the rest of the daemon while it runs: its state, what it did, and the
+//! host behind each subnet.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,8 +19,8 @@ use crate::engine::Engine;
 use crate::fast_path::{Counts, PEERS_MAX, PeerCounts};
 use crate::host::interface::ExternalInterface;
 use crate::route::{Prefix, Published};
-use crate::stats::WorkerStats;
-use crate::status::{BackendCounts, TunnelEnd};
+use crate::stats::{LongSends, WorkerStats};
+use crate::status::{BackendCounts, FastPath, TunnelEnd};
 
 /// Lines that one update may log before it sums up: a starting cluster is one event.
 const LOGGED_PER_UPDATE_MAX: usize = 8;
@@ -46,6 +46,10 @@ pub struct PlaneState {
     pub tunnel: Option<TunnelEnd>,
     /// The workers, in the order of their counters; none where the kernel carries the packets.
     pub workers: Vec<WorkerState>,
+    /// What was done for those who carry the packets, where weftd's workers don't.
+    pub done: BackendCounts,
+    /// The peers that are set up for them.
+    pub hosts: Arc<PeerHosts>,
 }
 
 /// One worker, as operators see it.
@@ -60,57 +64,15 @@ pub struct WorkerState {
 /// The host behind each subnet.
 pub type PeerHosts = BTreeMap<Prefix, Ipv4Addr>;
 
-/// Who carries the packets, and where their figures are.
+/// weftd's own workers, where they carry the packets.
 #[derive(Debug, Clone)]
-pub enum Carrier {
-    /// weftd's own workers.
-    Workers {
-        /// The counters of each; they outlive a rebuilt device.
-        stats: Vec<Arc<WorkerStats>>,
-        /// Where routes are published.
-        routes: Published,
-        /// What the kernel's programs carry beside them.
-        kernel: KernelView,
-        /// How the peers are.
-        reachability: watch::Receiver<Arc<Reachability>>,
-    },
-    /// The kernel, or whatever commands have set up.
-    Other {
-        /// What weftd did for it.
-        counters: watch::Receiver<BackendCounts>,
-        /// The peers that are set up.
-        hosts: watch::Receiver<Arc<PeerHosts>>,
-        /// How they are, where anybody asks them.
-        reachability: watch::Receiver<Arc<Reachability>>,
-    },
-}
-
-/// Whether the kernel's programs carry packets of the udp backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KernelState {
-    /// They do.
-    On {
-        /// The peers that they send to.
-        peers: usize,
-    },
-    /// They don't.
-    Off(Off),
-}
-
-/// Why the kernel's programs carry no packets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Off {
-    /// A word of few, for the label of a metric.
-    pub why: &'static str,
-    /// The same for people.
-    pub reason: String,
-}
-
-/// What others see of these programs.
-#[derive(Debug, Clone)]
-pub struct KernelView {
-    /// Whether they carry packets.
-    pub state: watch::Receiver<KernelState>,
+pub struct Workers {
+    /// The counters of each; they outlive a rebuilt device.
+    pub stats: Vec<Arc<WorkerStats>>,
+    /// Where routes are published.
+    pub routes: Published,
+    /// Whether the kernel's programs carry packets beside them; what they took is in `taken`.
+    pub fast_path: watch::Receiver<FastPath>,
     /// What they took.
     pub taken: Arc<Taken>,
 }
@@ -120,6 +82,8 @@ pub struct KernelView {
 pub struct Taken {
     /// None where there are no programs.
     counts: Option<Arc<Counts>>,
+    /// Whom they sent long packets.
+    pub(super) long_sends: LongSends,
     numbers: Mutex<Numbers>,
 }
 
@@ -127,8 +91,7 @@ pub struct Taken {
 /// counting. Once no number is free, those of peers that have left go to others.
 #[derive(Debug)]
 struct Numbers {
-    /// With what had been counted under the number for others before.
-    of: BTreeMap<(Prefix, SocketAddrV4), (u32, PeerCounts)>,
+    of: BTreeMap<(Prefix, SocketAddrV4), u32>,
     free: Vec<u32>,
     /// Of those who have no number any more.
     former: PeerCounts,
@@ -138,7 +101,7 @@ impl Taken {
     pub(super) fn new(counts: Option<Arc<Counts>>) -> Self {
         let free = (0..PEERS_MAX).rev().collect();
         let numbers = Numbers { of: BTreeMap::new(), free, former: PeerCounts::default() };
-        Self { counts, numbers: Mutex::new(numbers) }
+        Self { counts, long_sends: LongSends::default(), numbers: Mutex::new(numbers) }
     }
 
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
@@ -150,11 +113,8 @@ impl Taken {
     pub(super) fn number(&self, subnet: Prefix, peer: SocketAddrV4) -> Option<u32> {
         let Numbers { of, free, .. } = &mut *self.numbers();
         match of.entry((subnet, peer)) {
-            Entry::Occupied(known) => Some(known.get().0),
-            Entry::Vacant(place) => {
-                let number = free.pop()?;
-                Some(place.insert((number, self.of(number))).0)
-            }
+            Entry::Occupied(known) => Some(*known.get()),
+            Entry::Vacant(place) => Some(*place.insert(free.pop()?)),
         }
     }
 
@@ -162,38 +122,37 @@ impl Taken {
     pub(super) fn reuse(&self, kept: impl Fn(Prefix, SocketAddrV4) -> bool) {
         let Numbers { of, free, former } = &mut *self.numbers();
         if free.is_empty() {
-            for ((subnet, peer), (number, before)) in std::mem::take(of) {
-                if kept(subnet, peer) {
-                    of.insert((subnet, peer), (number, before));
-                } else {
-                    *former = *former + (self.of(number) - before);
-                    free.push(number);
+            of.retain(|(subnet, peer), number| {
+                let stays = kept(*subnet, *peer);
+                if !stays {
+                    *former += self.counts.as_ref().map(|it| it.take(*number)).unwrap_or_default();
+                    free.push(*number);
                 }
-            }
+                stays
+            });
         }
     }
 
     fn of(&self, number: u32) -> PeerCounts {
-        self.counts.as_ref().map_or_else(PeerCounts::default, |counts| counts.of(number))
+        self.counts.as_ref().map(|counts| counts.of(number)).unwrap_or_default()
     }
 
     /// What they took of one peer that has leased `subnet`.
     pub fn of_peer(&self, subnet: Prefix, peer: SocketAddrV4) -> PeerCounts {
-        let known = self.numbers().of.get(&(subnet, peer)).copied();
-        known.map_or_else(PeerCounts::default, |(number, before)| self.of(number) - before)
+        let number = self.numbers().of.get(&(subnet, peer)).copied();
+        number.map(|number| self.of(number)).unwrap_or_default()
     }
 
     /// Every peer that has a number, with its counts.
     pub(super) fn each(&self) -> BTreeMap<(Prefix, SocketAddrV4), PeerCounts> {
-        let numbers = self.numbers();
-        let count = |(number, before): &(u32, PeerCounts)| self.of(*number) - *before;
-        numbers.of.iter().map(|(peer, known)| (*peer, count(known))).collect()
+        self.numbers().of.iter().map(|(peer, number)| (*peer, self.of(*number))).collect()
     }
 
     /// What they took of all peers that ever were.
     pub fn total(&self) -> PeerCounts {
-        let former = self.numbers().former;
-        self.each().into_values().fold(former, |total, counts| total + counts)
+        let mut total = self.numbers().former;
+        self.each().into_values().for_each(|counts| total += counts);
+        total
     }
 }
 
@@ -204,70 +163,49 @@ pub struct View {
     pub state: watch::Receiver<PlaneState>,
     /// The attributes that this node publishes, and each change of them.
     pub attributes: watch::Receiver<LeaseAttributes>,
-    /// Who carries the packets, and where their figures are.
-    pub carrier: Carrier,
+    /// How the peers are, where anybody asks them.
+    pub reachability: watch::Receiver<Arc<Reachability>>,
+    /// Who carries the packets, if it is not the kernel or whatever commands have set up.
+    pub workers: Option<Workers>,
 }
 
 /// The sending ends.
 #[derive(Debug)]
 pub(super) struct Reporter {
     state: watch::Sender<PlaneState>,
-    attributes: watch::Sender<LeaseAttributes>,
+    pub(super) attributes: watch::Sender<LeaseAttributes>,
     /// The interface's, which is behind the PublicIP if that is `--public-ip`.
     address: AtomicU32,
-    counters: watch::Sender<BackendCounts>,
-    hosts: watch::Sender<Arc<PeerHosts>>,
     pub(super) reachability: watch::Receiver<Arc<Reachability>>,
 }
 
 impl Reporter {
-    pub(super) fn new(description: String, mtu_bytes: u32, setup: &Setup) -> Self {
-        let (workers, is_up, external) = (Vec::new(), true, &setup.external);
-        let (interface, public_address) = (external.name.clone(), external.public_address);
+    pub(super) fn new(setup: &Setup) -> Self {
+        let external = &setup.external;
         let state = PlaneState {
-            is_up,
+            is_up: true,
             wrong: None,
-            description,
+            description: String::new(),
             device: None,
-            interface,
-            mtu_bytes,
-            public_address,
+            interface: external.name.clone(),
+            mtu_bytes: external.mtu_bytes,
+            public_address: external.public_address,
             tunnel: None,
-            workers,
+            workers: Vec::new(),
+            done: BackendCounts::default(),
+            hosts: Arc::default(),
         };
         Self {
             state: watch::Sender::new(state),
             attributes: watch::Sender::new(setup.attributes.clone()),
             address: external.address.to_bits().into(),
-            counters: watch::Sender::default(),
-            hosts: watch::Sender::default(),
             reachability: watch::Sender::default().subscribe(),
         }
     }
 
-    /// Changes what is counted.
-    pub(super) fn count(&self, change: impl FnOnce(&mut BackendCounts)) {
-        self.counters.send_modify(change);
-    }
-
-    /// What is counted now.
-    pub(super) fn counts(&self) -> BackendCounts {
-        self.counters.borrow().clone()
-    }
-
-    pub(super) fn view(&self) -> View {
-        let (counters, hosts) = (self.counters.subscribe(), self.hosts.subscribe());
-        let reachability = self.reachability.clone();
-        self.view_with(Carrier::Other { counters, hosts, reachability })
-    }
-
-    pub(super) fn view_with(&self, carrier: Carrier) -> View {
-        View { state: self.state.subscribe(), attributes: self.attributes.subscribe(), carrier }
-    }
-
-    /// A way to change what this node publishes.
-    pub(super) fn attributes(&self) -> watch::Sender<LeaseAttributes> {
-        self.attributes.clone()
+    pub(super) fn view(&self, workers: Option<Workers>) -> View {
+        let (state, attributes) = (self.state.subscribe(), self.attributes.subscribe());
+        View { state, attributes, reachability: self.reachability.clone(), workers }
     }
 
     /// Changes the state, and wakes its readers only if it differs.
@@ -277,6 +215,11 @@ impl Reporter {
             change(state);
             *state != before
         });
+    }
+
+    /// Changes the counts of what was done.
+    pub(super) fn count(&self, change: impl FnOnce(&mut BackendCounts)) {
+        self.state(|state| change(&mut state.done));
     }
 
     /// Reports the external interface, as it is now, and the overlay's MTU over it.
@@ -301,18 +244,24 @@ impl Reporter {
         kind: BackendKind,
     ) -> impl Iterator<Item = &'a Lease> + use<'a> {
         let is_ours = move |lease: &&Lease| lease.attributes.backend_type.is(kind);
-        let ignored = peers.len() - peers.values().filter(is_ours).count();
-        if self.counts().leases_ignored != ignored as u64 {
-            info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
-        }
-        self.count(|counts| counts.leases_ignored = ignored as u64);
+        let ignored = (peers.len() - peers.values().filter(is_ours).count()) as u64;
+        self.count(|done| {
+            if std::mem::replace(&mut done.leases_ignored, ignored) != ignored {
+                info!("Ignoring {ignored} leases of nodes with another backend than {kind}");
+            }
+        });
         peers.values().filter(is_ours)
     }
 
-    /// Reports the peers that are set up, and logs what differs from the last time.
-    pub(super) fn hosts(&self, hosts: PeerHosts) {
-        let before = self.hosts.send_replace(Arc::new(hosts));
-        log_changes(&before, &self.hosts.borrow());
+    /// Reports the peers that are set up, and how many are not; logs what differs from the last
+    /// time.
+    pub(super) fn hosts(&self, hosts: PeerHosts, failed: usize) {
+        log_changes(&self.state.borrow().hosts, &hosts);
+        self.state(|state| {
+            let done = &mut state.done;
+            (done.peers_programmed, done.peers_failed) = (hosts.len() as u64, failed as u64);
+            state.hosts = Arc::new(hosts);
+        });
     }
 }
 

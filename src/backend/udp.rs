@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 use crate::backend::handover::Handover;
 use crate::backend::setup::{Setup, next_leases};
-use crate::backend::status::View;
+use crate::backend::status::{Taken, View};
 use crate::control::lease::Peers;
 use crate::route::{Published, Table};
 
@@ -55,17 +55,18 @@ impl UdpBackend {
         let UdpReserved { settings, tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let handover = setup.handover.clone();
-        let mut tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone()).await?;
+        // What the programs count, if there are any, first: tunnel and programs go by it.
+        let counts = fast_path.as_ref().ok().map(|fast_path| Arc::clone(&fast_path.counts));
+        let taken = Arc::new(Taken::new(counts));
+        let tunnel = Tunnel::start(&setup, settings, tunnel, routes.clone(), taken).await?;
         let tables = watch::Sender::default();
-        let inputs = tunnel.kernel_inputs(tables.subscribe());
-        let kernel_plane = KernelPlane::new(fast_path, inputs);
-        tunnel.count_with(kernel_plane.view().taken);
+        let kernel_plane = KernelPlane::new(fast_path, tunnel.kernel_inputs(tables.subscribe()));
         let peers = PeerSet::default();
         Ok(Self { tunnel, kernel_plane, peers, port, routes, tables, handover })
     }
 
     pub(super) fn view(&self) -> View {
-        self.tunnel.view(self.kernel_plane.view())
+        self.tunnel.view(self.kernel_plane.state.subscribe())
     }
 
     /// Ends everything, though `--keep-tunnel` was given: the subnet is not this node's any more.

@@ -166,7 +166,7 @@ impl VxlanDevice {
         }
         if was_missing && !is_first {
             warn!("{name} was deleted by someone else; made again, with its peers");
-            reporter.count(|counts| counts.repairs += 1);
+            reporter.count(|done| done.repairs += 1);
         }
         if is_new || is_first {
             checksum::settle(&name, is_new);

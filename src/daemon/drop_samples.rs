@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::backend::status::Carrier;
+use crate::backend::status::Workers;
 use crate::daemon::running::Running;
 use crate::engine;
 use crate::status::{Drops, SCHEMA, Sample, Way};
@@ -21,7 +21,7 @@ pub(super) fn read(running: Option<&Running>, seen: &str) -> Drops {
         drops.error = Some("the dataplane does not run yet".to_owned());
         return drops;
     };
-    let Carrier::Workers { stats, .. } = &running.carrier else {
+    let Some(Workers { stats, .. }) = &running.workers else {
         drops.error = Some(format!(
             "with the backend {} the kernel carries the packets, and weftd sees none of them: \
              `ip -statistics link`, and `perf trace -e skb:kfree_skb` for single packets",

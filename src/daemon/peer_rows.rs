@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Instant;
 
 use crate::backend::peer::state::Reachability;
-use crate::backend::status::Carrier;
+use crate::backend::status::Workers;
 use crate::backend_kind::{BackendKind, CarriedBy};
 use crate::control::lease::Lease;
 use crate::control::status::Names;
@@ -24,9 +24,10 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
     let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names));
     let mut rows: Vec<_> = rows.collect();
-    match &running.carrier {
-        Carrier::Workers { stats, routes, kernel, reachability } => {
-            let (table, reachability) = (routes.load(), reachability.borrow().clone());
+    let reachability = running.reachability.borrow().clone();
+    match &running.workers {
+        Some(Workers { stats, routes, taken, .. }) => {
+            let table = routes.load();
             let (now, mtu_bytes) = (Instant::now(), running.dataplane.borrow().mtu_bytes);
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
@@ -45,13 +46,13 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                          configuration"
                     ));
                 }
-                let taken = traffic(kernel.taken.of_peer(row.subnet, *address));
+                let taken = traffic(taken.of_peer(row.subnet, *address));
                 carried(row, *address, stats.iter().map(AsRef::as_ref), taken);
             }
         }
-        Carrier::Other { hosts, reachability, .. } => {
-            let (hosts, reachability) = (hosts.borrow().clone(), reachability.borrow().clone());
-            let port = running.dataplane.borrow().tunnel.map(TunnelEnd::port);
+        None => {
+            let plane = running.dataplane.borrow().clone();
+            let (hosts, port) = (plane.hosts, plane.tunnel.map(TunnelEnd::port));
             let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
             let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
             for row in &mut rows {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use hyper::StatusCode;
 use tokio::time::sleep;
 
-use crate::backend::status::{Carrier, KernelState, KernelView, PlaneState};
+use crate::backend::status::{PlaneState, Workers};
 use crate::backend::udp::pair_names;
 use crate::control::clock::unix_seconds;
 use crate::control::manager::SubnetManager;
@@ -67,8 +67,8 @@ impl Report {
     pub(super) async fn keep_looking(&self) -> Infallible {
         loop {
             sleep(lately::PERIOD).await;
-            if let Some(Running { carrier: Carrier::Workers { stats, .. }, .. }) =
-                self.running.get()
+            if let Some(Workers { stats, .. }) =
+                self.running.get().and_then(|running| running.workers.as_ref())
             {
                 let total = WorkerStats::total(stats.iter().map(AsRef::as_ref));
                 self.looks.look(&total, Instant::now());
@@ -190,10 +190,11 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
         *status.peer_states.entry(peer.state).or_default() += 1;
     }
     let mut backend = Backend { kind: Some(running.kind), done: None };
-    match &running.carrier {
-        Carrier::Workers { stats, kernel, reachability, .. } => {
-            status.narrow_paths = reachability.borrow().path_mtus.len();
-            status.fast_path = Some(fast_path(kernel));
+    match &running.workers {
+        Some(Workers { stats, fast_path, taken, .. }) => {
+            status.narrow_paths = running.reachability.borrow().path_mtus.len();
+            let taken = peer_rows::traffic(taken.total());
+            status.fast_path = Some(FastPath { taken, ..fast_path.borrow().clone() });
             let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();
             let total = WorkerStats::total(&read);
             status.drops_lately = Some(looks.look(&total, Instant::now()));
@@ -202,7 +203,7 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
                 worker.stalled_seconds = stalled.map(|age| age.as_secs());
             }
         }
-        Carrier::Other { counters, .. } => backend.done = Some(counters.borrow().clone()),
+        None => backend.done = Some(plane.done),
     }
     status.backend = Some(backend);
     status.dataplane_is_up = Some(plane.is_up);
@@ -223,20 +224,6 @@ fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
     drops
         .map(|drops| (drops.device, DeviceDrops { egress: drops.sent, ingress: drops.received }))
         .collect()
-}
-
-/// Whether the kernel's programs carry packets, and what they took.
-fn fast_path(kernel: &KernelView) -> FastPath {
-    let taken = peer_rows::traffic(kernel.taken.total());
-    match &*kernel.state.borrow() {
-        KernelState::On { peers } => {
-            FastPath { on: true, peers: Some(*peers), taken, ..FastPath::default() }
-        }
-        KernelState::Off(off) => {
-            let (why, reason) = (Some(off.why.to_owned()), Some(off.reason.clone()));
-            FastPath { on: false, peers: None, why, reason, taken }
-        }
-    }
 }
 
 /// The workers' counters and their sums: a reader may add them up and compare.

@@ -294,7 +294,7 @@ async fn work(
     };
     manager.status().start_is_at(Some("setting up the backend"));
     let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
-    let View { state: plane, attributes, carrier } = backend.view();
+    let View { state: plane, attributes, reachability, workers } = backend.view();
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let mut keep_rules = std::pin::pin!(reconciler.run());
@@ -308,7 +308,8 @@ async fn work(
         subnet,
         kind: plan.settings.kind(),
         dataplane: plane.clone(),
-        carrier,
+        reachability,
+        workers,
         subnet_file: writer.state(),
         leases: leases.clone(),
         rules: kept_rules,

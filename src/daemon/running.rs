@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::status::{Carrier, PlaneState};
+use crate::backend::peer::state::Reachability;
+use crate::backend::status::{PlaneState, Workers};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Peers;
 use crate::engine::stalled_for;
@@ -24,8 +25,10 @@ pub(super) struct Running {
     pub(super) dataplane: watch::Receiver<PlaneState>,
     /// The backend.
     pub(super) kind: BackendKind,
-    /// The data plane: workers, or the kernel.
-    pub(super) carrier: Carrier,
+    /// How the peers are.
+    pub(super) reachability: watch::Receiver<Arc<Reachability>>,
+    /// The workers, if there are any.
+    pub(super) workers: Option<Workers>,
     /// Whether the subnet file is written.
     pub(super) subnet_file: watch::Receiver<SubnetFile>,
     /// The leases of all other nodes.
@@ -39,7 +42,7 @@ pub(super) struct Running {
 impl Running {
     /// For how long each worker has hung, if it does; none does while the device is made again.
     pub(super) fn stalled(&self) -> Vec<Option<Duration>> {
-        let Carrier::Workers { stats, .. } = &self.carrier else { return Vec::new() };
+        let Some(Workers { stats, .. }) = &self.workers else { return Vec::new() };
         let is_up = self.dataplane.borrow().is_up;
         stats.iter().map(|stats| stalled_for(stats).filter(|_| is_up)).collect()
     }

@@ -179,15 +179,11 @@ impl Worker {
         let running = reported.recv().map_err(std::io::Error::other)??;
         Ok(Self { stop, thread: Some(thread), running })
     }
+}
 
-    /// Tells the thread to end, which it does within a turn.
-    pub fn tell_to_end(&self) {
+impl Drop for Worker {
+    fn drop(&mut self) {
         self.stop.request();
-    }
-
-    /// Tells the thread to end and waits until it has. Does nothing the second time.
-    pub fn end(&mut self) {
-        self.tell_to_end();
         if let Some(thread) = self.thread.take() {
             // Only what the owner does about the end could have panicked.
             thread.join().ok();
@@ -195,10 +191,11 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.end();
-    }
+/// Ends all of these workers, in the time that the slowest takes, and waits for them, which closes
+/// their queues.
+pub fn end_all(workers: &mut Vec<Worker>) {
+    workers.iter().for_each(|worker| worker.stop.request());
+    workers.clear();
 }
 
 /// How `work` ended, if it began, by a panic as well, which the hook has reported.

@@ -10,10 +10,10 @@ mod instructions;
 mod layout;
 
 use std::io;
-use std::ops::{Add, Sub};
+use std::ops::AddAssign;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -70,11 +70,12 @@ pub struct Maps {
 /// The loaded programs with their maps.
 #[derive(Debug)]
 pub struct FastPath {
-    maps: Maps,
-    counts: Arc<Counts>,
-    out: OwnedFd,
-    inward: OwnedFd,
-    gro: OwnedFd,
+    /// The maps.
+    pub maps: Maps,
+    /// What the programs count.
+    pub counts: Arc<Counts>,
+    /// In the order of [`Program`].
+    programs: [OwnedFd; 3],
 }
 
 /// One of the programs.
@@ -118,34 +119,15 @@ pub struct PeerCounts {
     pub buffers_received: u64,
 }
 
-impl PeerCounts {
-    fn with(self, other: Self, operation: fn(u64, u64) -> u64) -> Self {
-        let both = |field: fn(&Self) -> u64| operation(field(&self), field(&other));
-        Self {
-            packets_sent: both(|counts| counts.packets_sent),
-            bytes_sent: both(|counts| counts.bytes_sent),
-            long_packets_sent: both(|counts| counts.long_packets_sent),
-            packets_received: both(|counts| counts.packets_received),
-            bytes_received: both(|counts| counts.bytes_received),
-            long_packets_received: both(|counts| counts.long_packets_received),
-            buffers_received: both(|counts| counts.buffers_received),
-        }
-    }
-}
-
-impl Add for PeerCounts {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        self.with(other, u64::wrapping_add)
-    }
-}
-
-impl Sub for PeerCounts {
-    type Output = Self;
-
-    fn sub(self, other: Self) -> Self {
-        self.with(other, u64::wrapping_sub)
+impl AddAssign for PeerCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.packets_sent += other.packets_sent;
+        self.bytes_sent += other.bytes_sent;
+        self.long_packets_sent += other.long_packets_sent;
+        self.packets_received += other.packets_received;
+        self.bytes_received += other.bytes_received;
+        self.long_packets_received += other.long_packets_received;
+        self.buffers_received += other.buffers_received;
     }
 }
 
@@ -204,40 +186,20 @@ impl FastPath {
         });
         let maps = maps.map_err(FastPathError::Map)?;
         let counts = Arc::new(maps.counts().map_err(FastPathError::Map)?);
-        let load = |program: Program, instructions| maps.load(program.name(), instructions);
-        let out = load(Program::Out, &OUT)?;
-        let inward = load(Program::In, &IN)?;
-        let gro = load(Program::Gro, &GRO)?;
-        Ok(Self { maps, counts, out, inward, gro })
-    }
-
-    /// The maps.
-    pub fn maps(&self) -> &Maps {
-        &self.maps
-    }
-
-    /// What the programs count.
-    pub fn counts(&self) -> Arc<Counts> {
-        Arc::clone(&self.counts)
+        let load = |program: Program| maps.load(program.name(), program.properties().1);
+        let programs = [load(Program::Out)?, load(Program::In)?, load(Program::Gro)?];
+        Ok(Self { maps, counts, programs })
     }
 
     /// A loaded program.
     pub fn descriptor(&self, program: Program) -> BorrowedFd<'_> {
-        match program {
-            Program::Out => self.out.as_fd(),
-            Program::In => self.inward.as_fd(),
-            Program::Gro => self.gro.as_fd(),
-        }
+        self.programs[program as usize].as_fd()
     }
 
     /// Has a program see the packets of the device numbered `device`. Nothing if the kernel has no
     /// such link, before 6.6.
     pub fn link(&self, program: Program, device: u32) -> Result<Option<Link>, FastPathError> {
-        let hook = match program {
-            Program::Out => Hook::Egress,
-            Program::In | Program::Gro => Hook::Ingress,
-        };
-        match bpf::attach(self.descriptor(program), device, hook) {
+        match bpf::attach(self.descriptor(program), device, program.properties().2) {
             Ok(descriptor) => Ok(Some(Link { descriptor, device })),
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
             Err(source) => Err(FastPathError::Attach { device, source }),
@@ -246,13 +208,18 @@ impl FastPath {
 }
 
 impl Program {
+    /// Its name in `tunnel.c`, its instructions, and where it sees packets.
+    const fn properties(self) -> (&'static str, &'static [u64], Hook) {
+        match self {
+            Self::Out => ("weft_out", &OUT, Hook::Egress),
+            Self::In => ("weft_in", &IN, Hook::Ingress),
+            Self::Gro => ("weft_gro", &GRO, Hook::Ingress),
+        }
+    }
+
     /// Its name in `tunnel.c`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Out => "weft_out",
-            Self::In => "weft_in",
-            Self::Gro => "weft_gro",
-        }
+        self.properties().0
     }
 }
 
@@ -266,9 +233,18 @@ impl Link {
 impl Counts {
     /// What was counted for the peer whose entry has this number.
     pub fn of(&self, number: u32) -> PeerCounts {
+        self.each(number, |word| word.load(Ordering::Relaxed))
+    }
+
+    /// The same, and sets it to zero.
+    pub fn take(&self, number: u32) -> PeerCounts {
+        self.each(number, |word| word.swap(0, Ordering::Relaxed))
+    }
+
+    fn each(&self, number: u32, read: fn(&AtomicU64) -> u64) -> PeerCounts {
         let start = number as usize * COUNT_WORDS;
         let words = self.0.words().get(start..start + COUNT_WORDS).unwrap_or_default();
-        let word = |at: usize| words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+        let word = |at: usize| words.get(at).map_or(0, read);
         PeerCounts {
             packets_sent: word(0),
             bytes_sent: word(1),

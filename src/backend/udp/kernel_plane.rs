@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info, warn};
 
-use crate::backend::status::{KernelState, KernelView, Off, Taken};
+use crate::backend::status::Taken;
 use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
 use crate::failure::{LogOnce, with_causes};
@@ -30,7 +30,7 @@ use crate::host::netlink::policies::{PolicyEvents, has_policies};
 use crate::host::netlink::{Netlink, NetlinkError, request_all};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Published, Table};
-use crate::stats::LongSends;
+use crate::status;
 
 use super::owner::Owner;
 use super::peers::announcement;
@@ -95,8 +95,8 @@ pub(super) struct Inputs {
     pub(super) unmeasured: watch::Receiver<Unmeasured>,
     /// What this node publishes.
     pub(super) attributes: watch::Sender<LeaseAttributes>,
-    /// Who is sent long packets, for the prober.
-    pub(super) long_sends: Arc<LongSends>,
+    /// What the programs count.
+    pub(super) taken: Arc<Taken>,
     /// Whether the programs outlive weftd.
     pub(super) is_kept: bool,
 }
@@ -105,7 +105,6 @@ pub(super) struct KernelPlane {
     inputs: Inputs,
     fast_path: Option<FastPath>,
     entries: Entries,
-    taken: Arc<Taken>,
     /// How each peer's address is reached, as far as it was asked for since routes changed.
     hops: Hops,
     /// Neighbours that were sent to since the kernel was last asked about them.
@@ -114,37 +113,29 @@ pub(super) struct KernelPlane {
     placement: Placement,
     /// What the programs go by while they take packets.
     published: Option<Settings>,
-    state: watch::Sender<KernelState>,
+    pub(super) state: watch::Sender<status::FastPath>,
     off_since: Instant,
 }
 
 impl KernelPlane {
     /// Of programs that take nothing yet, or without any, for the reason given.
-    pub(super) fn new(fast_path: Result<FastPath, Off>, inputs: Inputs) -> Self {
-        let (fast_path, off) = match fast_path {
-            Ok(fast_path) => {
-                (Some(fast_path), Off { why: "starting", reason: "starting".to_owned() })
-            }
+    pub(super) fn new(fast_path: Result<FastPath, status::FastPath>, inputs: Inputs) -> Self {
+        let (fast_path, state) = match fast_path {
+            Ok(fast_path) => (Some(fast_path), off("starting", "starting".to_owned())),
             Err(off) => (None, off),
         };
-        let taken = Arc::new(Taken::new(fast_path.as_ref().map(FastPath::counts)));
         Self {
+            entries: Entries::new(Arc::clone(&inputs.taken)),
             inputs,
-            entries: Entries::new(Arc::clone(&taken)),
-            taken,
             fast_path,
             hops: Hops::new(),
             used: BTreeSet::new(),
             used_until: Instant::now() + USE,
             placement: Placement::default(),
             published: None,
-            state: watch::Sender::new(KernelState::Off(off)),
+            state: watch::Sender::new(state),
             off_since: Instant::now(),
         }
-    }
-
-    pub(super) fn view(&self) -> KernelView {
-        KernelView { state: self.state.subscribe(), taken: Arc::clone(&self.taken) }
     }
 
     /// Has the programs end with weftd.
@@ -327,7 +318,7 @@ impl KernelPlane {
             gro_device,
         };
         let may_send_to = |peer: &Peer| !unmeasured.contains(&peer.address);
-        let maps = fast_path.maps();
+        let maps = &fast_path.maps;
         self.entries.publish(maps, table, &settings, &self.hops, neighbours, may_send_to)?;
         maps.publish(&settings)?;
         self.published = Some(settings);
@@ -336,20 +327,18 @@ impl KernelPlane {
     }
 
     fn report_on(&mut self, peers: usize) {
-        let now = KernelState::On { peers: self.entries.sent_to() };
-        let before = self.state.send_replace(now.clone());
-        self.announce(true);
-        if before == now {
-            return;
-        }
         let carried = self.entries.sent_to();
+        let now = status::FastPath { on: true, peers: Some(carried), ..Default::default() };
+        let before = self.state.send_replace(now);
+        self.announce(true);
         let text = format!(
             "the kernel carries the packets to {carried} of {peers} peers, workers the rest"
         );
         // Peers that are not used come and go.
-        match before {
-            KernelState::Off(_) => info!("{text}"),
-            KernelState::On { .. } => debug!("{text}"),
+        match (before.on, before.peers == Some(carried)) {
+            (true, true) => {}
+            (true, false) => debug!("{text}"),
+            (false, _) => info!("{text}"),
         }
     }
 
@@ -357,13 +346,13 @@ impl KernelPlane {
     fn stop(&mut self, obstacle: &Obstacle) {
         self.pause();
         let reason = with_causes(obstacle);
-        let now = KernelState::Off(Off { why: obstacle.word(), reason: reason.clone() });
+        let now = off(obstacle.word(), reason.clone());
         let before = self.state.send_replace(now.clone());
         if !matches!(obstacle, Obstacle::NoGround) {
             self.announce(false);
         }
         if before != now {
-            if matches!(before, KernelState::On { .. }) {
+            if before.on {
                 self.off_since = Instant::now();
             }
             warn!("workers carry all packets, without the kernel's fast path: {reason}");
@@ -375,7 +364,7 @@ impl KernelPlane {
         let (Some(fast_path), Some(settings)) = (&self.fast_path, self.published.take()) else {
             return;
         };
-        if fast_path.maps().publish(&Settings { until_ns: 0, ..settings }).is_err() {
+        if fast_path.maps.publish(&Settings { until_ns: 0, ..settings }).is_err() {
             // They cannot be told, so they have to go.
             self.placement.remove_programs();
         }
@@ -397,7 +386,7 @@ impl KernelPlane {
             settings.until_ns = until_ns(LIFE);
             settings.streams_until_ns = until_ns(STREAMS_LIFE);
             // It was accepted before, and what fails now ends by itself.
-            fast_path.maps().publish(settings).ok();
+            fast_path.maps.publish(settings).ok();
         } else if self.off_since.elapsed() >= ANNOUNCED {
             self.announce(false);
         }
@@ -411,7 +400,7 @@ impl KernelPlane {
                 self.used.insert(*hop);
             }
             if is_sent_long {
-                self.inputs.long_sends.mark(peer);
+                self.inputs.taken.long_sends.mark(peer);
             }
             let known = table.lookup(subnet.network());
             if let Some(known) = known.filter(|known| is_received_from && known.address == peer) {
@@ -452,10 +441,16 @@ impl Drop for KernelPlane {
             settings.until_ns = until_ns(LIFE_BETWEEN);
             settings.streams_until_ns = 0;
             // What fails now ends a little earlier.
-            fast_path.maps().publish(settings).ok();
+            fast_path.maps.publish(settings).ok();
         }
         self.placement.leave();
     }
+}
+
+/// That workers carry all packets: why, in a word of few and for people.
+pub(super) fn off(why: &str, reason: String) -> status::FastPath {
+    let (why, reason) = (Some(why.to_owned()), Some(reason));
+    status::FastPath { why, reason, ..Default::default() }
 }
 
 /// When the programs end unless they are told again.

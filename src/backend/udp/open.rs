@@ -11,7 +11,6 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use crate::backend::setup::{Claim, Setup};
-use crate::backend::status::Off;
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
 use crate::control::lease::LeaseAttributes;
@@ -23,10 +22,11 @@ use crate::host::netlink::Netlink;
 use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
 use crate::host::state::LinkId;
 use crate::route::Prefix;
-use crate::status::SWITCHED_OFF;
+use crate::status::{self, SWITCHED_OFF};
 
 use super::error::UdpError;
 use super::kernel_plane::attachment::{AttachError, Attacher};
+use super::kernel_plane::off;
 use super::owner::Owner;
 use super::peers::announcement;
 use super::team;
@@ -44,7 +44,7 @@ pub struct UdpReserved {
     pub(super) settings: UdpBackendConfig,
     pub(super) tunnel: TunnelReserved,
     /// The kernel's programs, or why there are none.
-    pub(super) fast_path: Result<FastPath, Off>,
+    pub(super) fast_path: Result<FastPath, status::FastPath>,
 }
 
 /// The port and a device, taken.
@@ -110,9 +110,9 @@ pub(crate) async fn reserve(
 async fn load_fast_path(
     choice: FastPathChoice,
     probe: impl AsyncFn(&FastPath) -> Result<(), AttachError>,
-) -> Result<Result<FastPath, Off>, UdpError> {
+) -> Result<Result<FastPath, status::FastPath>, UdpError> {
     if choice == FastPathChoice::Off {
-        return Ok(Err(Off { why: SWITCHED_OFF, reason: "--fast-path=off".to_owned() }));
+        return Ok(Err(off(SWITCHED_OFF, "--fast-path=off".to_owned())));
     }
     let load = async || {
         let fast_path = FastPath::load()?;
@@ -125,7 +125,7 @@ async fn load_fast_path(
         Err(error) => {
             let reason = with_causes(&error);
             info!("workers carry all packets, without the kernel's fast path: {reason}");
-            Ok(Err(Off { why: "not-loaded", reason }))
+            Ok(Err(off("not-loaded", reason)))
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::backend::peer::health::{Health, Manner};
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::{Taken, send_if_new};
 use crate::route::{Peer, Prefix, Published, Table};
-use crate::stats::{LongSends, WorkerStats};
+use crate::stats::WorkerStats;
 
 use super::paths::{Paths, Probe};
 use super::team::Seat;
@@ -46,15 +46,13 @@ pub(super) struct Prober {
     /// The subnets behind narrow paths and what each path carries.
     limits: BTreeMap<Prefix, u16>,
     unmeasured: watch::Sender<Unmeasured>,
-    /// Whom the kernel's programs send long packets.
-    kernel_sends: Arc<LongSends>,
-    /// What these programs took; none where there are none.
-    taken: Arc<Taken>,
+    /// What the kernel's programs took.
+    pub(super) taken: Arc<Taken>,
 }
 
 impl Prober {
     /// For the host with the TUN address `own`, and the tunnel's port.
-    pub(super) fn open(own: Ipv4Addr, port: u16, ceiling_bytes: u16) -> Self {
+    pub(super) fn open(own: Ipv4Addr, port: u16, ceiling_bytes: u16, taken: Arc<Taken>) -> Self {
         let manner = Manner { port: Some(port), ttl: TTL_BEYOND, is_use_rare: false };
         let mut health = Health::open(manner);
         // Without echoes, routers may fragment long datagrams.
@@ -64,8 +62,7 @@ impl Prober {
             health,
             table: None,
             unmeasured: watch::Sender::new(unmeasured),
-            kernel_sends: Arc::default(),
-            taken: Arc::new(Taken::new(None)),
+            taken,
             own,
             limits: BTreeMap::new(),
         }
@@ -84,16 +81,6 @@ impl Prober {
     /// How the peers are, and how wide their paths.
     pub(super) fn reachability(&self) -> watch::Receiver<Arc<Reachability>> {
         self.health.view()
-    }
-
-    /// What the kernel's programs take counts for the peers as well.
-    pub(super) fn count_with(&mut self, taken: Arc<Taken>) {
-        self.taken = taken;
-    }
-
-    /// Where to mark whom the kernel's programs send long packets.
-    pub(super) fn kernel_sends(&self) -> Arc<LongSends> {
-        Arc::clone(&self.kernel_sends)
     }
 
     /// The longest packet that the interface allows has changed.
@@ -188,7 +175,7 @@ impl Prober {
 
     fn note_use(&mut self, seats: &[Seat], table: &Table, now: Instant) {
         let mut used: Vec<_> = seats.iter().flat_map(|seat| seat.stats.long_sends.take()).collect();
-        used.extend(self.kernel_sends.take());
+        used.extend(self.taken.long_sends.take());
         used.sort_unstable();
         used.dedup();
         let target = |peer: &Peer| peer.subnet.network();

@@ -52,10 +52,9 @@ pub(super) struct Orders {
     pub(super) ends: mpsc::UnboundedSender<WorkerEnd>,
 }
 
-/// The workers of one device. Dropping it ends them all.
-#[derive(Default)]
+/// The workers of one device.
 pub(super) struct Team {
-    workers: Vec<Worker>,
+    pub(super) workers: Vec<Worker>,
     /// Lanes of each.
     pub(super) lanes: usize,
 }
@@ -129,20 +128,6 @@ impl Team {
     /// Why a worker runs mmsg in place of the io_uring that it would rather have.
     pub(super) fn fallback(&self) -> Option<&RingError> {
         self.workers.iter().find_map(|worker| worker.running.fallback.as_ref())
-    }
-
-    /// Ends all workers and waits for them, which closes their queues. Does nothing the second
-    /// time.
-    pub(super) fn end(&mut self) {
-        // Asked at once, they end in the time that the slowest takes.
-        self.workers.iter().for_each(Worker::tell_to_end);
-        self.workers.iter_mut().for_each(Worker::end);
-    }
-}
-
-impl Drop for Team {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 

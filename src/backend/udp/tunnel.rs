@@ -18,20 +18,18 @@ use tracing::{error, info, warn};
 
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{
-    Carrier, KernelView, Reporter, Taken, View, WorkerState, send_if_new,
-};
+use crate::backend::status::{Reporter, Taken, View, WorkerState, Workers, send_if_new};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunOffload, TunnelSocket};
-use crate::engine::{Engine, EngineWanted, WorkerEnd};
+use crate::engine::{Engine, EngineWanted, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::mtu::followed_mtu_bytes;
 use crate::host::netlink::veth::remove_link_now;
 use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
-use crate::status::TunnelEnd;
+use crate::status::{FastPath, TunnelEnd};
 
 use super::error::UdpError;
 use super::fallback;
@@ -83,6 +81,7 @@ impl Tunnel {
         settings: UdpBackendConfig,
         reserved: TunnelReserved,
         routes: Published,
+        taken: Arc<Taken>,
     ) -> Result<Self, UdpError> {
         let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
         let port = settings.port;
@@ -108,14 +107,17 @@ impl Tunnel {
             ends: ends_sender,
         };
         let team = Team::start(queues, &seats, &orders).map_err(fallback::refusal)?;
+        let prober = Prober::open(subnet.network(), port, mtu_bytes, taken);
+        let mut reporter = Reporter::new(setup);
+        reporter.reachability = prober.reachability();
         let mut tunnel = Self {
             settings,
             offload,
             orders,
             host,
-            reporter: Reporter::new(String::new(), mtu_bytes.into(), setup),
+            reporter,
             mtu_bytes,
-            prober: Prober::open(subnet.network(), port, mtu_bytes),
+            prober,
             worker_count,
             is_kept,
             handover,
@@ -133,18 +135,11 @@ impl Tunnel {
         Ok(tunnel)
     }
 
-    /// What the kernel's programs take counts for the peers as well.
-    pub(super) fn count_with(&mut self, taken: Arc<Taken>) {
-        self.prober.count_with(taken);
-    }
-
-    /// What is seen from outside, the kernel's programs included.
-    pub(super) fn view(&self, kernel: KernelView) -> View {
-        // The counters outlive a rebuilt device.
+    /// What is seen from outside, beside the kernel's programs.
+    pub(super) fn view(&self, fast_path: watch::Receiver<FastPath>) -> View {
         let stats = self.seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
-        let routes = self.orders.routes.clone();
-        let reachability = self.prober.reachability();
-        self.reporter.view_with(Carrier::Workers { stats, routes, kernel, reachability })
+        let (routes, taken) = (self.orders.routes.clone(), Arc::clone(&self.prober.taken));
+        self.reporter.view(Some(Workers { stats, routes, fast_path, taken }))
     }
 
     /// What the kernel's programs go by.
@@ -156,8 +151,8 @@ impl Tunnel {
             tables,
             ground: self.ground.subscribe(),
             unmeasured: self.prober.unmeasured(),
-            attributes: self.reporter.attributes(),
-            long_sends: self.prober.kernel_sends(),
+            attributes: self.reporter.attributes.clone(),
+            taken: Arc::clone(&self.prober.taken),
             is_kept: self.is_kept,
         }
     }
@@ -412,7 +407,7 @@ impl Tunnel {
     async fn try_rebuild(&mut self, name: &str) -> Result<(), UdpError> {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
-        self.plane.team.end();
+        end_all(&mut self.plane.team.workers);
         self.handover.offer(Vec::new());
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
@@ -434,7 +429,7 @@ impl Tunnel {
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        self.handover.tunnel_ends(Box::new(std::mem::take(&mut self.plane.team)));
+        self.handover.tunnel_ends(std::mem::take(&mut self.plane.team.workers));
     }
 }
 
