@@ -13,10 +13,6 @@ use crate::stats::{DirectionStats, DropReason};
 use super::io::Io;
 use super::{WorkerConfig, WorkerEnd};
 
-/// How long a direction of a worker is silent about further panics. Whoever can cause one can
-/// cause thousands.
-const REPEAT_NS: u64 = 60 * 1_000_000_000;
-
 /// Bytes of the packet in the log: all headers, without options of their full length.
 const SHOWN_BYTES: usize = 64;
 
@@ -52,7 +48,6 @@ pub(super) struct Progress {
     count: usize,
     /// Packets that the direction had received when the last read was handed out.
     received_before: Option<u64>,
-    reports: Reports,
 }
 
 impl Progress {
@@ -99,7 +94,7 @@ pub(super) fn turn(
         };
         let lost = half.progress().settle(context.stats);
         let goes_on = io.is_idle();
-        report(half, &caught, lost, goes_on, context.now_ns);
+        report(half, &caught.what, lost, goes_on);
         if !goes_on {
             // The kernel may still use the arenas.
             resume_unwind(caught.payload);
@@ -111,27 +106,8 @@ pub(super) fn turn(
     }
 }
 
-/// When a panic was reported last, and how many were not since.
-#[derive(Debug, Default)]
-struct Reports {
-    last_ns: Option<u64>,
-    silent: u64,
-}
-
-impl Reports {
-    /// How many were not reported before this one; `None` if this one isn't to be either.
-    fn admit(&mut self, now_ns: u64) -> Option<u64> {
-        if self.last_ns.is_some_and(|last_ns| now_ns.saturating_sub(last_ns) < REPEAT_NS) {
-            self.silent += 1;
-            return None;
-        }
-        self.last_ns = Some(now_ns);
-        Some(std::mem::take(&mut self.silent))
-    }
-}
-
-fn report<H: Half>(half: &mut H, caught: &Caught, lost: u64, goes_on: bool, now_ns: u64) {
-    let Some(silent) = half.progress().reports.admit(now_ns) else { return };
+/// Whoever can cause one panic can cause thousands: the log has a limit for each of its lines.
+fn report<H: Half>(half: &H, what: &str, lost: u64, goes_on: bool) {
     let packet = half.current();
     let shown = packet.get(..SHOWN_BYTES).unwrap_or(packet);
     let hex = shown.iter().fold(String::new(), |mut hex, byte| {
@@ -140,10 +116,9 @@ fn report<H: Half>(half: &mut H, caught: &Caught, lost: u64, goes_on: bool, now_
         hex
     });
     tracing::error!(
-        "Internal error in weftd, please report this line: a worker {} with a packet from {}. \
-         {lost} packets were dropped as internal-error, and the worker {}; {silent} more such \
-         errors since the last report. First {} of the packet's {} bytes: {hex}",
-        caught.what,
+        "Internal error in weftd, please report this line: a worker {what} with a packet from {}. \
+         {lost} packets were dropped as internal-error, and the worker {}. First {} of the packet's \
+         {} bytes: {hex}",
         H::SOURCE,
         if goes_on { "goes on" } else { "ends" },
         shown.len(),

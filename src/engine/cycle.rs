@@ -19,8 +19,8 @@ use crate::stats::DirectionStats;
 use super::egress::EgressHalf;
 use super::idle::{Idle, NAP_NS, Next};
 use super::ingress::IngressHalf;
-use super::io::{Io, Ready};
-use super::lanes::LANES_MAX;
+use super::io::{Io, LANES_MAX, Reads, Ready, Receives, Share};
+use super::lanes::Lanes;
 use super::{Stop, WorkerConfig, WorkerEnd, contain};
 
 /// How often what was refused is tried again, GSO and datagrams without fragmentation: the
@@ -45,7 +45,7 @@ pub(super) fn run(
     let mut routes = config.routes.reader();
     let mut egress = EgressHalf::new(config, read_bytes);
     let mut ingress = IngressHalf::new(config);
-    let mut idle = Idle::default();
+    let (mut idle, mut lanes) = (Idle::default(), Lanes::new(config.bulk.len()));
     let stats = &config.stats;
     // What the device and the socket of an earlier weftd hold is not dropped for lack of a route.
     while routes.load().is_provisional() && !stop.requested() {
@@ -67,7 +67,7 @@ pub(super) fn run(
             Err(WorkerEnd::Stopped)
         } else {
             ready.tun &= !egress.is_waiting();
-            io.gather(ready, &mut egress.reads, &mut ingress.receives)
+            gather(&mut io, &mut lanes, ready, &mut egress.reads, &mut ingress.receives)
         };
         egress.begin_turn();
         ingress.begin_turn(config);
@@ -93,6 +93,44 @@ pub(super) fn run(
         let _ended_already = contain::turn(&mut egress, &mut io, config, &context);
     }
     end
+}
+
+/// Reads a batch from each source that may have something. Both batches come without anything from
+/// this turn.
+fn gather(
+    io: &mut impl Io,
+    lanes: &mut Lanes,
+    ready: Ready,
+    reads: &mut Reads,
+    receives: &mut Receives,
+) -> Result<(), WorkerEnd> {
+    if !ready.tun {
+        return io.read(0, Share::NOTHING, reads, receives, ready.socket).map(drop);
+    }
+    lanes.begin(ready.bulk);
+    for index in 0..LANES_MAX - 1 {
+        let Some(share) = lanes.share(index) else { continue };
+        let load = io.read(index + 1, share, reads, receives, false)?;
+        lanes.took(index, load, !reads.moved.drained);
+    }
+    let (bulk, mut left, mut is_receiving) = (reads.packets.len(), Share::WHOLE, ready.socket);
+    let outcome = loop {
+        let load = match io.read(0, left, reads, receives, is_receiving) {
+            Ok(load) => load,
+            Err(end) => break Err(end),
+        };
+        is_receiving = false;
+        left.packets = Share::WHOLE.packets.saturating_sub(reads.packets.len() - bulk);
+        left.load = left.load.saturating_sub(load);
+        // What was sent before the packets from the bulk lanes is there by now.
+        if bulk == 0 || reads.moved.drained || left.packets == 0 || left.load == 0 {
+            break Ok(());
+        }
+    };
+    reads.packets.rotate_left(bulk);
+    lanes.prompt_has_more(!reads.moved.drained);
+    reads.moved.drained = !lanes.have_more();
+    outcome
 }
 
 /// This host, with the MTU that the overlay has now.
@@ -154,12 +192,10 @@ fn sleep(config: &WorkerConfig, stop: &Stop, room_limit_ns: Option<u64>) -> io::
     };
     let longest = Timespec { tv_sec: SLEEP_MAX_SECONDS as i64, tv_nsec: 0 };
     let room_limit = room_limit_ns.map(|ns| Timespec { tv_sec: 0, tv_nsec: ns as i64 });
-    let lane = |index: usize| config.bulk.get(index).unwrap_or(&config.tun);
     let mut sources: [_; 2 + LANES_MAX] = from_fn(|index| match index {
         0 => PollFd::new(stop, readable),
         1 => PollFd::new(&config.socket, socket),
-        2 => PollFd::new(&config.tun, tun),
-        further => PollFd::new(lane(further - 3), tun),
+        lane => PollFd::new(config.lane(lane - 2), tun),
     });
     let sources = &mut sources[..3 + config.bulk.len()];
     match poll(sources, Some(&room_limit.unwrap_or(longest))) {

@@ -7,6 +7,7 @@
 
 use std::io;
 
+use crate::device::LANES;
 use crate::offload::VNET_HEADER_BYTES;
 use crate::packet::Span;
 use crate::sys::Slots;
@@ -16,7 +17,6 @@ use crate::sys::udp::{ReceiveBatch, Received};
 use super::WorkerEnd;
 use super::errno::{ReadError, classify_read_error};
 use super::idle::Moved;
-use super::lanes::LANES_MAX;
 
 /// Bytes after which a batch ends: four super-packets, a quarter of a usual second-level cache, so
 /// that what a read fills is still there for the send that empties it. A super-packet of 45
@@ -27,6 +27,9 @@ pub(super) const BATCH_BYTES: usize = 256 << 10;
 /// Packets after which a batch ends, so that a flood of small ones one way leaves the other way
 /// waiting for tens of microseconds, not more.
 pub(super) const BATCH_PACKETS: usize = 64;
+
+/// Lanes of one worker.
+pub(super) const LANES_MAX: usize = LANES.get() as usize;
 
 /// Packets that a turn reads from the TUN device at most: a batch from the bulk lanes and one from
 /// the prompt lane, and a quarter of one from each lane that was empty.
@@ -62,16 +65,33 @@ impl Ready {
     pub(super) const BOTH: Self = Self { tun: true, bulk: 0, socket: true };
 }
 
+/// What a turn may take from a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) packets: usize,
+    /// As [`Reads::push`] counts.
+    pub(super) load: usize,
+}
+
+impl Share {
+    /// Of a lane that is read alone.
+    pub(super) const WHOLE: Self = Self { packets: BATCH_PACKETS, load: BATCH_BYTES };
+    pub(super) const NOTHING: Self = Self { packets: 0, load: 0 };
+}
+
 /// An engine. No call waits.
 pub(super) trait Io {
-    /// Reads a batch from each source that may have something. Both batches come empty; what was
-    /// read into them before an error is moved all the same.
-    fn gather(
+    /// Reads a `share` of a lane, 0 the prompt one, behind what `reads` has from this turn, and
+    /// receives a batch, if it `is_receiving`; returns what the packets weigh. What came before an
+    /// error is moved all the same.
+    fn read(
         &mut self,
-        ready: Ready,
+        lane: usize,
+        share: Share,
         reads: &mut Reads,
         receives: &mut Receives,
-    ) -> Result<(), WorkerEnd>;
+        is_receiving: bool,
+    ) -> Result<usize, WorkerEnd>;
 
     /// Writes packets that lie in `arena` to the TUN device, in order; returns how many were tried,
     /// at least one. A refused barrier is the last of them. `batch` tells of each.

@@ -6,9 +6,7 @@
 //! moved behind it: what a sender put into the prompt lane first is there by then. While the prompt
 //! lane holds more than one batch, the others wait.
 
-use crate::device::LANES;
-
-use super::io::{BATCH_BYTES, BATCH_PACKETS};
+use super::io::{BATCH_BYTES, BATCH_PACKETS, Share};
 
 /// Turns after which a lane that was empty is looked at again, besides those that follow a sleep,
 /// which knows. An empty look costs 0.2 microseconds.
@@ -21,20 +19,6 @@ const KEEN_LOOKS: u32 = 32;
 /// Turns in a row for which the bulk lanes wait for the prompt lane: enough for all that its ring
 /// has in them.
 const WAIT_TURNS_MAX: u32 = 64;
-
-/// Lanes of one worker.
-pub(super) const LANES_MAX: usize = LANES.get() as usize;
-
-/// What a turn may take from a lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Share {
-    pub(super) packets: usize,
-    /// As [`super::io::load_of`] counts.
-    pub(super) load: usize,
-}
-
-/// The share of a lane that is read alone.
-pub(super) const WHOLE: Share = Share { packets: BATCH_PACKETS, load: BATCH_BYTES };
 
 #[derive(Debug)]
 pub(super) struct Lanes {

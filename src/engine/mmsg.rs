@@ -10,9 +10,8 @@ use crate::sys::tun_io::{Write, WriteBatch};
 
 use super::errno::receive_failed;
 use super::io::{
-    BATCH_BYTES, Io, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Ready, Receives,
+    BATCH_BYTES, Io, LANES_MAX, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Receives, Share,
 };
-use super::lanes::{LANES_MAX, Lanes, Share, WHOLE};
 use super::{WorkerConfig, WorkerEnd};
 
 /// Bytes of the arena that reads fill. Packets lie one right behind the other, so that a GSO batch
@@ -25,27 +24,11 @@ pub(super) const READ_BYTES: usize =
 pub(super) struct Mmsg<'a> {
     config: &'a WorkerConfig,
     mean_bytes: MeanBytes,
-    lanes: Lanes,
 }
 
 impl<'a> Mmsg<'a> {
     pub(super) fn new(config: &'a WorkerConfig) -> Self {
-        Self { config, mean_bytes: MeanBytes::new(), lanes: Lanes::new(config.bulk.len()) }
-    }
-
-    fn read(&mut self, reads: &mut Reads, woken: u32) -> Result<(), WorkerEnd> {
-        self.lanes.begin(woken);
-        for (index, lane) in self.config.bulk.iter().enumerate() {
-            let Some(share) = self.lanes.share(index) else { continue };
-            let load = read_lane(lane, reads, share)?;
-            self.lanes.took(index, load, !reads.moved.drained);
-        }
-        let bulk = reads.packets.len();
-        read_lane(&self.config.tun, reads, WHOLE)?;
-        reads.packets.rotate_left(bulk);
-        self.lanes.prompt_has_more(!reads.moved.drained);
-        reads.moved.drained = !self.lanes.have_more();
-        Ok(())
+        Self { config, mean_bytes: MeanBytes::new() }
     }
 
     fn receive(&mut self, receives: &mut Receives) -> Result<(), WorkerEnd> {
@@ -73,15 +56,17 @@ impl<'a> Mmsg<'a> {
 }
 
 impl Io for Mmsg<'_> {
-    fn gather(
+    fn read(
         &mut self,
-        ready: Ready,
+        lane: usize,
+        share: Share,
         reads: &mut Reads,
         receives: &mut Receives,
-    ) -> Result<(), WorkerEnd> {
-        let read = if ready.tun { self.read(reads, ready.bulk) } else { Ok(()) };
-        let received = if ready.socket { self.receive(receives) } else { Ok(()) };
-        read.and(received)
+        is_receiving: bool,
+    ) -> Result<usize, WorkerEnd> {
+        let read = read_lane(self.config.lane(lane), reads, share);
+        let received = if is_receiving { self.receive(receives) } else { Ok(()) };
+        read.and_then(|load| received.map(|()| load))
     }
 
     fn write<'a>(
@@ -101,7 +86,7 @@ impl Io for Mmsg<'_> {
 
 /// Reads a share of a lane behind what was read already; returns what it weighs.
 fn read_lane(lane: &Tun, reads: &mut Reads, share: Share) -> Result<usize, WorkerEnd> {
-    reads.moved.drained = false;
+    reads.moved.drained = share == Share::NOTHING;
     let (first, mut load) = (reads.packets.len(), 0);
     while !reads.moved.drained
         && load < share.load

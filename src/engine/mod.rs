@@ -85,6 +85,13 @@ pub struct WorkerConfig {
     pub ring_entries: u32,
 }
 
+impl WorkerConfig {
+    /// The queue of a lane: 0 is the prompt one.
+    fn lane(&self, index: usize) -> &Tun {
+        index.checked_sub(1).and_then(|bulk| self.bulk.get(bulk)).unwrap_or(&self.tun)
+    }
+}
+
 /// Ways of doing I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {

@@ -11,10 +11,9 @@ use crate::sys::tun_io::{Write, WriteBatch};
 
 use super::errno::receive_failed;
 use super::io::{
-    BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, READS_MAX, RECEIVE_SLOTS, Reads, Ready,
-    Receives,
+    BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, READS_MAX, RECEIVE_SLOTS, Reads, Receives,
+    Share,
 };
-use super::lanes::{Lanes, Share, WHOLE};
 use super::{WorkerConfig, WorkerEnd};
 
 /// Submissions that a worker's ring holds: a whole batch of reads and of receives.
@@ -40,7 +39,8 @@ pub(super) struct RingIo {
     /// Of the prompt lane, and of the bulk lanes behind it.
     reads: Vec<Asking>,
     receives: Asking,
-    lanes: Lanes,
+    /// The first slot of reads that this turn has not used.
+    slot: usize,
 }
 
 /// How many to ask one source for: twice what it had the last time, within its share of a batch.
@@ -71,18 +71,23 @@ impl RingIo {
         let bulk: Vec<_> = config.bulk.iter().map(AsFd::as_fd).collect();
         let ring = Ring::open(config.ring_entries, OPERATIONS_MAX, tun, socket, &bulk)?;
         let reads = (0..=bulk.len()).map(|_| Asking::new()).collect();
-        Ok(Self { ring, reads, receives: Asking::new(), lanes: Lanes::new(bulk.len()) })
+        Ok(Self { ring, reads, receives: Asking::new(), slot: 0 })
     }
+}
 
-    /// Reads `count` packets of a lane into the slots from `slot` on, and receives as many messages
-    /// as `receives` says; returns what the packets weigh.
-    fn read_lane(
+impl Io for RingIo {
+    fn read(
         &mut self,
         lane: usize,
-        (slot, count): (usize, usize),
+        share: Share,
         reads: &mut Reads,
-        (receives, receive_count): (&mut Receives, usize),
+        receives: &mut Receives,
+        is_receiving: bool,
     ) -> Result<usize, WorkerEnd> {
+        let slot = if reads.moved.packets == 0 { 0 } else { self.slot };
+        let count = self.reads[lane].count(share).min(READS_MAX - slot);
+        self.slot = slot + count;
+        let receive_count = if is_receiving { self.receives.count(Share::WHOLE) } else { 0 };
         let arena = &mut reads.arena[slot * READ_SLOTS.stride..];
         let Receives { arena: receive_arena, batch, .. } = receives;
         self.ring
@@ -115,58 +120,21 @@ impl RingIo {
         if count > 0 {
             self.reads[lane].learn(taken, load);
         }
-        for slot in 0..receive_count {
-            match self.ring.answer(count + slot) {
-                Ok(_) => receives.push(slot),
-                Err(error) => {
-                    receives.moved.drained = true;
-                    let failed = receive_failed(error);
-                    outcome = outcome.and(failed);
+        if is_receiving {
+            receives.moved.drained = false;
+            for slot in 0..receive_count {
+                match self.ring.answer(count + slot) {
+                    Ok(_) => receives.push(slot),
+                    Err(error) => {
+                        receives.moved.drained = true;
+                        let failed = receive_failed(error);
+                        outcome = outcome.and(failed);
+                    }
                 }
             }
+            self.receives.learn(receives.filled.len(), receives.moved.bytes);
         }
         outcome.map(|()| load)
-    }
-}
-
-impl Io for RingIo {
-    fn gather(
-        &mut self,
-        ready: Ready,
-        reads: &mut Reads,
-        receives: &mut Receives,
-    ) -> Result<(), WorkerEnd> {
-        let mut slot = 0;
-        if ready.tun {
-            self.lanes.begin(ready.bulk);
-            for index in 0..self.reads.len() - 1 {
-                let Some(share) = self.lanes.share(index) else { continue };
-                let count = self.reads[index + 1].count(share);
-                let load = self.read_lane(index + 1, (slot, count), reads, (receives, 0))?;
-                self.lanes.took(index, load, !reads.moved.drained);
-                slot += count;
-            }
-        }
-        let bulk = reads.packets.len();
-        let count = if ready.tun { self.reads[0].count(WHOLE) } else { 0 };
-        let receive_count = if ready.socket { self.receives.count(WHOLE) } else { 0 };
-        receives.moved.drained = receive_count == 0;
-        let mut left = BATCH_PACKETS - count;
-        let mut outcome = self.read_lane(0, (slot, count), reads, (receives, receive_count));
-        self.receives.learn(receives.filled.len(), receives.moved.bytes);
-        slot += count;
-        // What was sent before the packets from the bulk lanes is there by now.
-        while bulk > 0 && !reads.moved.drained && outcome.is_ok() && left > 0 {
-            let count = self.reads[0].count(Share { packets: left, ..WHOLE });
-            outcome = self.read_lane(0, (slot, count), reads, (receives, 0));
-            (slot, left) = (slot + count, left - count);
-        }
-        reads.packets.rotate_left(bulk);
-        if ready.tun {
-            self.lanes.prompt_has_more(!reads.moved.drained);
-            reads.moved.drained = !self.lanes.have_more();
-        }
-        outcome.map(drop)
     }
 
     fn write<'a>(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Tun, TunnelSocket};
 use crate::engine::ingress::IngressHalf;
-use crate::engine::io::{Reads, Ready, Receives};
+use crate::engine::io::{Reads, Receives, Share};
 use crate::engine::mmsg::Mmsg;
 use crate::engine::{Engine, EngineWanted, RING_ENTRIES, Worker, WorkerEnd};
 use crate::forward::Local;
@@ -151,8 +151,15 @@ struct Panicking {
 }
 
 impl Io for Panicking {
-    fn gather(&mut self, _: Ready, _: &mut Reads, _: &mut Receives) -> Result<(), WorkerEnd> {
-        Ok(())
+    fn read(
+        &mut self,
+        _: usize,
+        _: Share,
+        _: &mut Reads,
+        _: &mut Receives,
+        _: bool,
+    ) -> Result<usize, WorkerEnd> {
+        Ok(0)
     }
 
     fn write<'a>(
@@ -185,8 +192,8 @@ fn turn_with(io: &mut impl Io, scene: &Scene, config: &WorkerConfig) -> (bool, S
         assert!(Instant::now() < deadline, "the datagrams do not arrive");
         half.receives.clear();
         let mut reads = Reads::new(0);
-        let ready = Ready { tun: false, bulk: 0, socket: true };
-        Mmsg::new(config).gather(ready, &mut reads, &mut half.receives).unwrap();
+        let mut engine = Mmsg::new(config);
+        engine.read(0, Share::NOTHING, &mut reads, &mut half.receives, true).unwrap();
     }
     let table = config.routes.load();
     let (local, stats) = (&config.local, &scene.stats.ingress);
@@ -235,15 +242,4 @@ fn a_panic_with_operations_in_flight_is_final() {
     let (unwound, text) = turn_with(&mut Panicking { idle: false }, &scene, &config);
     assert!(unwound && text.contains("contain/tests.rs"), "{text}");
     assert_eq!(scene.stats.ingress.unaccounted(), 0);
-}
-
-#[test]
-fn panics_are_reported_once_a_minute() {
-    let mut reports = Reports::default();
-    assert_eq!(reports.admit(5), Some(0));
-    for later_ns in 0..100 {
-        assert_eq!(reports.admit(6 + later_ns), None);
-    }
-    assert_eq!(reports.admit(5 + REPEAT_NS), Some(100));
-    assert_eq!(reports.admit(6 + REPEAT_NS), None);
 }
