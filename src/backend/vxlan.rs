@@ -1,7 +1,6 @@
 //! What is particular to the vxlan backend: its lease, the kernel's VXLAN device, and which peers
 //! are reached through it.
 
-mod checksum;
 mod data;
 mod device;
 mod owner;
@@ -10,11 +9,12 @@ use std::net::Ipv4Addr;
 
 use tracing::{info, warn};
 
-use crate::backend::setup::SetupError;
+use crate::backend::error::StartError;
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
+use crate::device::kernel;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
@@ -27,7 +27,7 @@ use crate::status::TunnelEnd;
 
 use self::data::{data, vtep_mac};
 use self::device::{kernels_port, mismatch};
-use self::owner::{Resolved, resolve};
+use self::owner::resolve;
 
 const KIND: BackendKind = BackendKind::Vxlan;
 
@@ -48,9 +48,9 @@ pub(super) async fn prepare(
     settings: &VxlanBackendConfig,
     external: &ExternalInterface,
     former: Option<&LeaseAttributes>,
-) -> Result<(LeaseAttributes, VxlanDevice), SetupError> {
+) -> Result<(LeaseAttributes, VxlanDevice), StartError> {
     if device::mtu_bytes(settings, external) < OVERLAY_MTU_BYTES_MIN {
-        return Err(SetupError::NoRoom { external_bytes: external.mtu_bytes });
+        return Err(StartError::NoRoom { external_bytes: external.mtu_bytes });
     }
     let netlink = Netlink::open()?;
     let found = netlink.link_named(&device::name(settings)).await?;
@@ -168,8 +168,13 @@ impl VxlanDevice {
             warn!("{name} was deleted by someone else; made again, with its peers");
             reporter.count(|done| done.repairs += 1);
         }
-        if is_new || is_first {
-            checksum::settle(&name, is_new);
+        let release = kernel::release();
+        if is_first && kernel::spoils_vxlan_checksums(&release) {
+            warn!(
+                "kernel {release} may corrupt checksums of vxlan packets that it masquerades \
+                 (fixed in 5.7 and in stable releases of 2020): if connections take a minute to \
+                 open, run `ethtool -K {name} tx-checksum-ip-generic off`, or a newer kernel"
+            );
         }
         self.port = link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
         Ok(link.id)
@@ -206,7 +211,7 @@ impl VxlanDevice {
         leases: impl Iterator<Item = &'a Lease>,
         link: &LinkId,
     ) -> (Ways, Vec<String>) {
-        let Resolved { usable, unusable } = resolve(leases);
+        let (usable, unusable) = resolve(leases);
         let hosts = usable.iter().map(|(lease, _)| (lease.subnet, lease.attributes.public_ip));
         let hosts: Vec<_> = hosts.collect();
         let ways = usable.into_iter().map(|(lease, mac)| {

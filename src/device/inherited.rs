@@ -12,57 +12,21 @@ use crate::sys::tun as sys;
 
 use super::{LANES, Tun, TunOffload, TunnelSocket};
 
-/// Why the descriptors of an earlier weftd can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum InheritError {
-    /// Too few or too many, or some that are something else.
-    #[error(
-        "{queues} TUN queues and {sockets} UDP sockets among {all} descriptors, and --workers \
-         needs {wanted} of each, or {LANES} queues for each socket"
-    )]
-    Count {
-        /// How many there are.
-        all: usize,
-        /// Queues of TUN devices among them.
-        queues: usize,
-        /// UDP sockets among them.
-        sockets: usize,
-        /// How many of each are needed.
-        wanted: NonZeroU16,
-    },
-    /// The queues are of several devices, or of one that was made for another number of workers.
-    #[error("the TUN device {name} is of another kind")]
-    Kind {
-        /// The device.
-        name: String,
-    },
-    /// A socket is bound elsewhere.
-    #[error("a socket is bound to {bound}, the tunnel needs {wanted}")]
-    Address {
-        /// Where it is bound.
-        bound: String,
-        /// What is needed.
-        wanted: SocketAddrV4,
-    },
-    /// The kernel refuses to set them up.
-    #[error("the kernel refuses")]
-    Kernel(#[from] io::Error),
-}
-
 /// The TUN devices that have queues among `descriptors`.
 pub fn tun_names(descriptors: &[OwnedFd]) -> BTreeSet<String> {
     descriptors.iter().filter_map(|some| Some(sys::identify(some.as_fd()).ok()?.0)).collect()
 }
 
 /// Opens nothing: goes on with `descriptors`, which must be queues of one device of weft's kind, of
-/// one lane or [`LANES`] for each of `count` workers, and `count` sockets bound to `address`.
+/// one lane or [`LANES`] for each of `count` workers, and `count` sockets bound to `address`. The
+/// error says what they are instead, or what the kernel refuses.
 pub fn inherit(
     descriptors: Vec<OwnedFd>,
     address: SocketAddrV4,
     offload: TunOffload,
     [gso, gro]: [bool; 2],
     count: NonZeroU16,
-) -> Result<(Vec<TunnelSocket>, Vec<Tun>), InheritError> {
+) -> io::Result<(Vec<TunnelSocket>, Vec<Tun>)> {
     let all = descriptors.len();
     let (queues, others): (Vec<_>, Vec<_>) =
         descriptors.into_iter().partition(|descriptor| sys::identify(descriptor.as_fd()).is_ok());
@@ -77,7 +41,10 @@ pub fn inherit(
         && rest.is_empty();
     if !is_whole {
         let (queues, sockets) = (queues.len(), sockets.len());
-        return Err(InheritError::Count { all, queues, sockets, wanted: count });
+        return Err(io::Error::other(format!(
+            "{queues} TUN queues and {sockets} UDP sockets among {all} descriptors, and --workers \
+             needs {count} of each, or {LANES} queues for each socket"
+        )));
     }
     let sockets = TunnelSocket::inherit_group(sockets, address, gso, gro)?;
     Ok((sockets, Tun::inherit(queues, offload)?))

@@ -12,6 +12,6 @@ mod tun;
 
 pub use crate::sys::echo::only_types;
 pub use crate::sys::steering::{LANES, Steering};
-pub use inherited::{InheritError, inherit, tun_names};
+pub use inherited::{inherit, tun_names};
 pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};
 pub use tun::{Tun, TunError, TunOffload};

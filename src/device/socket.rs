@@ -14,8 +14,6 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use crate::packet::Span;
 use crate::sys::udp::{self as sys, Datagrams};
 
-use super::InheritError;
-
 /// Receive buffer: some 20 full GRO batches by the kernel's accounting, a few milliseconds at
 /// 10 Gb/s; larger buffers only move the queue out of the cache.
 const RECEIVE_BUFFER_BYTES: i32 = 4 << 20;
@@ -28,38 +26,22 @@ const SEND_BUFFER_BYTES: i32 = 4 << 20;
 pub const SEGMENTS_MIN: u16 = 64;
 const SEGMENTS_MAX: u16 = 128;
 
-/// The socket could not be opened.
+/// The socket could not be opened: the address or port is not to be had.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    /// The address or port is not to be had.
-    #[error(
-        "cannot bind the tunnel socket to {address}: is another flanneld or weftd running there, \
-         or has the address moved?"
-    )]
-    Bind {
-        /// Interface address and port.
-        address: SocketAddrV4,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A further socket on the same address is not to be had.
-    #[error("cannot share {address} among several tunnel sockets: --workers=1 needs one only")]
-    Share {
-        /// Interface address and port.
-        address: SocketAddrV4,
-        /// What the kernel said.
-        source: io::Error,
-    },
+#[error(
+    "cannot bind the tunnel socket to {address}: is another flanneld or weftd running there, or \
+     has the address moved?"
+)]
+pub struct SocketError {
+    /// Interface address and port.
+    address: SocketAddrV4,
+    source: io::Error,
 }
 
 impl SocketError {
     /// Whether somebody else has the address.
     pub fn is_address_in_use(&self) -> bool {
-        match self {
-            Self::Bind { source, .. } | Self::Share { source, .. } => {
-                source.kind() == io::ErrorKind::AddrInUse
-            }
-        }
+        self.source.kind() == io::ErrorKind::AddrInUse
     }
 }
 
@@ -85,8 +67,7 @@ impl TunnelSocket {
     /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
     /// (batches in).
     pub fn bind(address: SocketAddrV4, gso: bool, gro: bool) -> Result<Self, SocketError> {
-        let socket =
-            open(address, false).map_err(|source| SocketError::Bind { address, source })?;
+        let socket = open(address, false).map_err(|source| SocketError { address, source })?;
         Ok(Self::prepare(socket, address, gso, gro))
     }
 
@@ -105,7 +86,7 @@ impl TunnelSocket {
         if count.get() == 1 {
             return Ok(group);
         }
-        let failed = |source| SocketError::Share { address, source };
+        let failed = |source| SocketError { address, source };
         SockRef::from(&group[0].socket).set_reuse_port(true).map_err(failed)?;
         for _ in 1..count.get() {
             let socket = open(address, true).map_err(failed)?;
@@ -120,12 +101,13 @@ impl TunnelSocket {
         address: SocketAddrV4,
         gso: bool,
         gro: bool,
-    ) -> Result<Vec<Self>, InheritError> {
+    ) -> io::Result<Vec<Self>> {
         let inherit = |socket: OwnedFd| {
             let socket = UdpSocket::from(socket);
             let bound = socket.local_addr()?;
             if bound != SocketAddr::V4(address) {
-                return Err(InheritError::Address { bound: bound.to_string(), wanted: address });
+                let text = format!("a socket is bound to {bound}, the tunnel needs {address}");
+                return Err(io::Error::other(text));
             }
             socket.set_nonblocking(true)?;
             if !gro {
@@ -287,13 +269,13 @@ mod tests {
         let group = TunnelSocket::bind_group(address, true, true, two).unwrap();
         assert_eq!(group.len(), 2);
         let second = TunnelSocket::bind_group(address, true, true, two).unwrap_err();
-        assert!(matches!(second, SocketError::Bind { .. }), "{second}");
+        assert!(second.is_address_in_use(), "{second}");
         let single = TunnelSocket::bind(address, true, true).unwrap_err();
-        assert!(matches!(single, SocketError::Bind { .. }), "{single}");
+        assert!(single.is_address_in_use(), "{single}");
         drop(group);
         let _single = TunnelSocket::bind(address, true, true).unwrap();
         let group = TunnelSocket::bind_group(address, true, true, two).unwrap_err();
-        assert!(matches!(group, SocketError::Bind { .. }), "{group}");
+        assert!(group.is_address_in_use(), "{group}");
     }
 
     #[test]

@@ -12,8 +12,6 @@ use crate::offload::VNET_HEADER_BYTES;
 use crate::sys::steering::Steering;
 use crate::sys::tun as sys;
 
-use super::InheritError;
-
 /// The TUN device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TunError {
@@ -37,17 +35,11 @@ pub enum TunError {
         /// The device.
         name: String,
     },
-    /// It cannot be made to outlive weftd, or to end with it.
-    #[error("cannot choose whether {name} outlives weftd")]
-    Keep {
-        /// The device.
-        name: String,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// The offload header could not be set up.
-    #[error("cannot set the offload header of {name}")]
-    VnetHeader {
+    /// It is there, and cannot be set up.
+    #[error("cannot {what} of {name}")]
+    Refused {
+        /// What was tried.
+        what: &'static str,
         /// The device.
         name: String,
         /// What the kernel said.
@@ -104,10 +96,7 @@ impl Tun {
     }
 
     /// Goes on with all queues of a device, which [`Self::open`] has opened in another process.
-    pub(super) fn inherit(
-        mut queues: Vec<OwnedFd>,
-        wanted: TunOffload,
-    ) -> Result<Vec<Self>, InheritError> {
+    pub(super) fn inherit(mut queues: Vec<OwnedFd>, wanted: TunOffload) -> io::Result<Vec<Self>> {
         let kind = flags(queues.len());
         // Which is which counts, and a service manager may hand them over in any order.
         queues.sort_by_key(|queue| sys::mark(queue.as_fd()));
@@ -116,7 +105,7 @@ impl Tun {
             let (name, found) = sys::identify(queue.as_fd())?;
             let is_same = device.as_ref().is_none_or(|(other, _)| *other == name);
             if !is_same || found & flags(usize::MAX) != kind {
-                return Err(InheritError::Kind { name });
+                return Err(io::Error::other(format!("the TUN device {name} is of another kind")));
             }
             let (name, offload) = match &device {
                 Some(device) => device.clone(),
@@ -136,8 +125,9 @@ impl Tun {
     }
 
     /// Has the device outlive weftd, or not.
-    pub fn set_kept(&self, is_kept: bool) -> io::Result<()> {
-        sys::set_persistent(self.queue.as_fd(), is_kept)
+    pub fn set_kept(&self, is_kept: bool) -> Result<(), TunError> {
+        let what = "choose the end, with weftd or without,";
+        sys::set_persistent(self.queue.as_fd(), is_kept).map_err(refused(what, &self.name))
     }
 
     /// Has the kernel choose the queue of a packet for this host's peers by `steering` alone.
@@ -181,7 +171,11 @@ fn flags(count: usize) -> c_int {
 
 fn set_vnet_header(queue: &OwnedFd, name: &str) -> Result<(), TunError> {
     sys::set_vnet_header(queue.as_fd(), VNET_HEADER_BYTES as i32)
-        .map_err(|source| TunError::VnetHeader { name: name.to_owned(), source })
+        .map_err(refused("set the offload header", name))
+}
+
+fn refused(what: &'static str, name: &str) -> impl FnOnce(io::Error) -> TunError {
+    move |source| TunError::Refused { what, name: name.to_owned(), source }
 }
 
 /// Asks for the most first: an unknown bit makes the kernel refuse the whole set.

@@ -8,6 +8,7 @@ use std::num::NonZeroU16;
 use rustix::io::Errno;
 use tracing::{info, warn};
 
+use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
 use crate::config::options::OffloadChoice;
 use crate::device::{self, LANES, Steering, Tun, TunError, TunOffload, TunnelSocket};
@@ -16,7 +17,6 @@ use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId};
 use crate::route::Prefix;
 
-use super::error::UdpError;
 use super::owner::Owner;
 
 /// flannel's name for the device; the kernel puts the first free number in.
@@ -35,12 +35,12 @@ pub(super) async fn inherit(
     address: SocketAddrV4,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
-) -> Result<Option<(Vec<TunnelSocket>, Vec<Tun>)>, UdpError> {
+) -> Result<Option<(Vec<TunnelSocket>, Vec<Tun>)>, StartError> {
     let Some(descriptors) = handover.take_inherited() else {
         // An earlier attempt of this start may have had them.
         if !handover.refuse() {
             let reason = "the network configuration has changed meanwhile".to_owned();
-            return Err(UdpError::TakeOver { reason });
+            return Err(StartError::TakeOver { reason });
         }
         return Ok(None);
     };
@@ -51,8 +51,7 @@ pub(super) async fn inherit(
         Ok((sockets, queues)) => {
             let lanes = queues.len() > sockets.len();
             let name = &queues[0].name;
-            let alias = netlink.link_named(name).await?.and_then(|link| link.alias);
-            if alias.as_deref().and_then(Owner::of) == Some(owner) {
+            if netlink.link_named(name).await?.as_ref().and_then(owner_of) == Some(owner) {
                 let program = if lanes { Steering::by_sender() } else { Steering::by_flow() };
                 steer(&queues, program);
                 return Ok(Some((sockets, queues)));
@@ -62,14 +61,14 @@ pub(super) async fn inherit(
         Err(error) => with_causes(&error),
     };
     if !handover.refuse() {
-        return Err(UdpError::TakeOver { reason });
+        return Err(StartError::TakeOver { reason });
     }
     info!("not going on with what the last weftd has left open: {reason}");
     // The service manager may need a moment to close them, and a device that is still there keeps
     // its name and its route.
     for name in devices {
         if let Some(link) = netlink.link_named(&name).await?
-            && link.alias.as_deref().and_then(Owner::of).is_some()
+            && owner_of(&link).is_some()
         {
             netlink.remove_link(&link.id).await?;
         }
@@ -77,17 +76,38 @@ pub(super) async fn inherit(
     Ok(None)
 }
 
-/// Opens the device that an earlier weftd has kept, or a new one.
+/// Opens the device that an earlier weftd has kept, or a new one. A kept one that has queues of
+/// another kind is removed.
 pub(super) async fn open(
     netlink: &Netlink,
     owner: Owner,
     offload: OffloadChoice,
     worker_count: NonZeroU16,
-) -> Result<Vec<Tun>, UdpError> {
-    match adopt(netlink, owner, offload, worker_count).await? {
-        Some(queues) => Ok(queues),
-        None => Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?),
+) -> Result<Vec<Tun>, StartError> {
+    let mut links = netlink.links().await?.into_iter();
+    let Some(kept) = links.find(|link| owner_of(link) == Some(owner)) else {
+        return Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?);
+    };
+    let id = kept.id;
+    if kept.has_carrier {
+        return Err(TunError::Taken { name: id.name }.into());
     }
+    match open_queues(&id.name, offload, worker_count) {
+        // Made for one worker, and now there are several, or the other way round.
+        Err(TunError::Open { source, .. })
+            if Errno::from_io_error(&source) == Some(Errno::INVAL) =>
+        {
+            info!("removing {id}, which the last weftd has kept for another number of --workers");
+            netlink.remove_link(&id).await?;
+            Ok(open_queues(DEVICE_TEMPLATE, offload, worker_count)?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// Whose a device is, if weftd has kept it.
+fn owner_of(link: &Link) -> Option<Owner> {
+    link.alias.as_deref().and_then(Owner::of)
 }
 
 /// Has the device outlive weftd, or not. Not before the start has succeeded: a device that outlives
@@ -97,7 +117,7 @@ pub(super) async fn settle(
     tun: &Tun,
     owner: Owner,
     is_kept: bool,
-) -> Result<(), UdpError> {
+) -> Result<(), StartError> {
     let link = netlink.link_just_made(&tun.name).await?;
     let before = link.alias.unwrap_or_default();
     if Owner::of(&before) == Some(owner) {
@@ -107,8 +127,7 @@ pub(super) async fn settle(
     if before != alias {
         netlink.set_alias(&link.id, &alias).await?;
     }
-    let keep = |source| TunError::Keep { name: tun.name.clone(), source };
-    Ok(tun.set_kept(is_kept).map_err(keep)?)
+    Ok(tun.set_kept(is_kept)?)
 }
 
 /// Opens the queues of the device: for each worker [`LANES`], or one, if the kernel can't be told
@@ -151,41 +170,12 @@ pub(crate) async fn remove_kept(
 ) -> Result<Vec<(LinkId, Owner)>, NetlinkError> {
     let mut removed = Vec::new();
     for link in netlink.links().await?.into_iter().filter(|link| !link.has_carrier) {
-        let owner = link.alias.as_deref().and_then(Owner::of);
-        let owner = owner.filter(|owner| network.is_none_or(|network| network == owner.network));
+        let owner =
+            owner_of(&link).filter(|owner| network.is_none_or(|network| network == owner.network));
         if let Some(owner) = owner {
             netlink.remove_link(&link.id).await?;
             removed.push((link.id, owner));
         }
     }
     Ok(removed)
-}
-
-/// Opens a kept device; one that has queues of another kind is removed.
-async fn adopt(
-    netlink: &Netlink,
-    owner: Owner,
-    offload: OffloadChoice,
-    worker_count: NonZeroU16,
-) -> Result<Option<Vec<Tun>>, UdpError> {
-    let mut links = netlink.links().await?.into_iter();
-    let is_ours = |link: &Link| link.alias.as_deref().and_then(Owner::of) == Some(owner);
-    let Some(Link { id, has_carrier, .. }) = links.find(is_ours) else { return Ok(None) };
-    if has_carrier {
-        return Err(TunError::Taken { name: id.name }.into());
-    }
-    match open_queues(&id.name, offload, worker_count) {
-        Ok(queues) => Ok(Some(queues)),
-        // Made for one worker, and now there are several, or the other way round.
-        Err(TunError::Open { source, .. }) if is_other_kind(&source) => {
-            info!("removing {id}, which the last weftd has kept for another number of --workers");
-            netlink.remove_link(&id).await?;
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn is_other_kind(error: &io::Error) -> bool {
-    Errno::from_io_error(error) == Some(Errno::INVAL)
 }
