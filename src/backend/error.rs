@@ -1,19 +1,50 @@
-//! Why the udp backend could not start, or not rebuild what broke.
+//! Why a backend could not start, or the udp backend not rebuild what broke.
 
+use std::net::Ipv4Addr;
+
+use crate::control::lease::ValueError;
 use crate::device::{SocketError, TunError};
 use crate::engine::{RingError, SpawnError};
-use crate::host::mtu::MtuError;
+use crate::host::mtu::{MtuError, OVERLAY_MTU_BYTES_MIN};
 use crate::host::netlink::NetlinkError;
 use crate::host::overlay::OverlayError;
 
-use super::kernel_plane::attachment::AttachError;
+use crate::backend::extension::command::CommandError;
+use crate::backend::udp::kernel_plane::attachment::AttachError;
 
 /// The backend could not start.
 #[derive(Debug, thiserror::Error)]
-pub enum UdpError {
+pub enum StartError {
     /// The interface leaves no sensible overlay MTU.
     #[error("no usable overlay MTU")]
     Mtu(#[from] MtuError),
+    /// The same of the vxlan backend.
+    #[error(
+        "the external interface has MTU {external_bytes}, which leaves less than \
+         {OVERLAY_MTU_BYTES_MIN} bytes in a vxlan tunnel; choose another interface (--iface) or \
+         correct its MTU"
+    )]
+    NoRoom {
+        /// MTU of the external interface.
+        external_bytes: u32,
+    },
+    /// Routes between hosts need their real addresses.
+    #[error(
+        "the host-gw backend needs the interface's own address as PublicIP, but they are {address} \
+         and {public_address}; leave --public-ip out, or choose a backend with a tunnel"
+    )]
+    NotTheInterfacesAddress {
+        /// The interface's.
+        address: Ipv4Addr,
+        /// The advertised one.
+        public_address: Ipv4Addr,
+    },
+    /// A command at the start of the extension backend is needed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// Its output is published with the lease.
+    #[error("the output of PreStartupCommand does not fit into a lease")]
+    Output(#[from] ValueError),
     /// No TUN device.
     #[error("no TUN device")]
     Tun(#[from] TunError),
@@ -54,7 +85,7 @@ pub enum UdpError {
     },
 }
 
-impl UdpError {
+impl StartError {
     /// The lost connection to the kernel behind it, if there is one.
     pub(super) fn lost_connection(&self) -> Option<&NetlinkError> {
         let (Self::Netlink(error) | Self::Overlay(OverlayError::Netlink(error))) = self else {
@@ -89,10 +120,10 @@ mod tests {
         let netlink = first.block_on(async { Netlink::open().unwrap() });
         drop(first);
         let error = runtime().block_on(netlink.link_named("lo")).unwrap_err();
-        assert!(UdpError::from(error).lost_connection().is_some());
+        assert!(StartError::from(error).lost_connection().is_some());
         let error = runtime().block_on(netlink.links()).unwrap_err();
-        assert!(UdpError::from(OverlayError::from(error)).lost_connection().is_some());
+        assert!(StartError::from(OverlayError::from(error)).lost_connection().is_some());
         let gone = LinkId { index: 7, name: "flannel0".to_owned() };
-        assert!(UdpError::from(OverlayError::DeviceGone(gone)).lost_connection().is_none());
+        assert!(StartError::from(OverlayError::DeviceGone(gone)).lost_connection().is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! The extension backend: the operator's commands set up the way to each other host. Runs them,
 //! never through a shell, and retries those that fail.
 
-mod command;
+pub(super) mod command;
 mod hosts;
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::sleep_until;
 use tracing::{error, info, warn};
 
+use crate::backend::error::StartError;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
 use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
@@ -23,13 +24,10 @@ use crate::config::network::{CommandLine, ExtensionBackendConfig};
 use crate::control::lease::{LeaseAttributes, Peers, RawJson, ValueError};
 use crate::host::follower::HostFollower;
 use crate::host::interface::ExternalInterface;
-use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
-use self::command::{RUN_TIME_MAX, Variables, quote, run};
+use self::command::{CommandError, RUN_TIME_MAX, Variables, quote, run};
 use self::hosts::{Hosts, Peer, Task};
-
-pub use self::command::CommandError;
 
 const KIND: BackendKind = BackendKind::Extension;
 
@@ -39,20 +37,6 @@ const COMMANDS_MAX: usize = 8;
 /// Delay between a finished command and the report: a starting cluster is one event, and
 /// a report costs a walk over all hosts.
 const REPORT_DELAY: Duration = Duration::from_millis(100);
-
-/// The extension backend cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum ExtensionError {
-    /// A command at the start is needed.
-    #[error(transparent)]
-    Command(#[from] CommandError),
-    /// Its output is published with the lease.
-    #[error("the output of PreStartupCommand does not fit into a lease")]
-    Output(#[from] ValueError),
-    /// The interface cannot be watched.
-    #[error("cannot watch the external interface")]
-    Netlink(#[from] NetlinkError),
-}
 
 /// A running extension backend.
 pub struct ExtensionBackend {
@@ -66,7 +50,7 @@ pub struct ExtensionBackend {
 pub(super) async fn introduce(
     settings: &ExtensionBackendConfig,
     external: &ExternalInterface,
-) -> Result<LeaseAttributes, ExtensionError> {
+) -> Result<LeaseAttributes, StartError> {
     let data = match &settings.pre_startup {
         Some(command) => {
             let output = run_and_log(command, &Variables::new(), "").await?;
@@ -96,7 +80,7 @@ impl ExtensionBackend {
     pub async fn start(
         setup: &Setup,
         settings: ExtensionBackendConfig,
-    ) -> Result<Self, ExtensionError> {
+    ) -> Result<Self, StartError> {
         match &settings.post_startup {
             Some(command) => {
                 let variables = vec![

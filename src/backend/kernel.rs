@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::backend::host_gw;
 use crate::backend::kernel_health::KernelHealth;
-use crate::backend::setup::{INTERFACE_PERIOD, Setup, SetupError, next_leases};
+use crate::backend::setup::{INTERFACE_PERIOD, Setup, next_leases};
 use crate::backend::status::{PeerHosts, Reporter};
 use crate::backend::vxlan::VxlanDevice;
 use crate::backend_kind::BackendKind;
@@ -121,7 +121,7 @@ pub struct KernelBackend {
 
 impl KernelBackend {
     /// Makes the device, or takes over the one that an earlier run left.
-    pub(super) async fn start(setup: &Setup, means: Means) -> Result<Self, SetupError> {
+    pub(super) async fn start(setup: &Setup, means: Means) -> Result<Self, NetlinkError> {
         let (period, all_route_events) = means.follows();
         let networks = setup.networks();
         let following = setup.following(networks.clone(), period);

@@ -1,5 +1,6 @@
 //! What a lease means on this host, per backend kind: a closed set.
 
+pub mod error;
 pub mod extension;
 pub mod handover;
 mod host_gw;

@@ -6,30 +6,17 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::backend::extension::{self, ExtensionBackend, ExtensionError};
+use crate::backend::error::StartError;
+use crate::backend::extension::{self, ExtensionBackend};
 use crate::backend::kernel::{KernelBackend, Means};
-use crate::backend::setup::{Claim, Settings, Setup, SetupError, warn_of_idle_flags};
+use crate::backend::setup::{BackendSettings, Claim, Setup, warn_of_idle_flags};
 use crate::backend::status::View;
-use crate::backend::udp::{self, UdpBackend, UdpError, UdpReserved};
+use crate::backend::udp::{self, UdpBackend, UdpReserved};
 use crate::backend::{host_gw, vxlan};
 use crate::backend_kind::CarriedBy;
 use crate::config::network::ExtensionBackendConfig;
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::host::tables::edit::remove_own_routes;
-
-/// Why a backend cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A reason that several backends have.
-    #[error(transparent)]
-    Setup(#[from] SetupError),
-    /// The udp backend's reason.
-    #[error(transparent)]
-    Udp(#[from] UdpError),
-    /// The extension's reason.
-    #[error(transparent)]
-    Extension(#[from] ExtensionError),
-}
 
 /// A backend that has got what the host or another program might refuse: with a lease, nothing may
 /// be refused.
@@ -58,7 +45,7 @@ pub enum Backend {
     Extension(Box<ExtensionBackend>),
 }
 
-impl Settings {
+impl BackendSettings {
     /// Reserves what another program may have, such as a port, and finds out what the host refuses
     /// and what the node publishes, before anything is written to the store. `former` is what its
     /// lease in the store says from an earlier run.
@@ -69,7 +56,8 @@ impl Settings {
     ) -> Result<Prepared, StartError> {
         if self.kind().carried_by() != CarriedBy::Workers {
             if !claim.handover.refuse() {
-                return Err(SetupError::TakeOver.into());
+                let reason = "the network configuration has another Backend now".to_owned();
+                return Err(StartError::TakeOver { reason });
             }
             warn_of_idle_flags(self.kind(), claim.dataplane);
         }
@@ -103,8 +91,7 @@ impl Prepared {
         // Their routes would lead packets away.
         let is_udp = matches!(self.reserved, Reserved::Udp(_));
         for network in setup.networks().into_iter().skip(usize::from(is_udp)) {
-            let removed = udp::remove_leftovers(network).await;
-            removed.map_err(SetupError::Netlink)?;
+            udp::remove_leftovers(network).await?;
         }
         if !is_udp {
             setup.handover.is_carrying();
@@ -117,7 +104,7 @@ impl Prepared {
                 Backend::Kernel(Box::new(KernelBackend::start(&setup, means).await?))
             }
             Reserved::Extension(settings) => {
-                remove_own_routes(setup.networks()).await.map_err(SetupError::Netlink)?;
+                remove_own_routes(setup.networks()).await?;
                 Backend::Extension(Box::new(ExtensionBackend::start(&setup, settings).await?))
             }
         })

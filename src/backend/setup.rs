@@ -1,6 +1,5 @@
-//! What a backend is started with: its settings, the interface, the lease; and why it can't start.
+//! What a backend is started with: its settings, the interface, the lease.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +18,6 @@ use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::status::ControlStatus;
 use crate::host::follower::Following;
 use crate::host::interface::ExternalInterface;
-use crate::host::mtu::OVERLAY_MTU_BYTES_MIN;
-use crate::host::netlink::NetlinkError;
 use crate::route::Prefix;
 
 /// The longest time between two listings for backends all of whose changes the kernel reports: it
@@ -29,7 +26,7 @@ pub(super) const INTERFACE_PERIOD: Duration = Duration::from_secs(60);
 
 /// A backend with its own part of the network configuration, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Settings {
+pub enum BackendSettings {
     /// The userspace dataplane.
     Udp(UdpBackendConfig),
     /// The kernel's VXLAN.
@@ -45,26 +42,13 @@ pub enum Settings {
 /// What an operator can choose from.
 const BUILT: &str = "udp, vxlan, host-gw, alloc, extension";
 
-/// Every other type that some flannel release has had.
-const FLANNEL_TYPES: [&str; 7] =
-    ["ali-vpc", "aws-vpc", "gce", "ipip", "ipsec", "tencent-vpc", "wireguard"];
-
 /// What is wrong with the network configuration's `Backend`.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// flannel has the type, this build doesn't.
-    #[error(
-        "backend type {kind:?} is not built into this weftd; set Backend.Type in the network \
-         configuration to one of {BUILT}, or run flanneld on this cluster"
-    )]
-    NotBuilt {
-        /// The type asked for.
-        kind: String,
-    },
-    /// Nobody knows the type.
+    /// This build has no such type; flannel may have it.
     #[error(
         "unknown backend type {kind:?}; set Backend.Type in the network configuration to one of \
-         {BUILT}"
+         {BUILT}, or run flanneld on this cluster, if that has it"
     )]
     Unknown {
         /// The type asked for.
@@ -73,41 +57,6 @@ pub enum SettingsError {
     /// One of its keys.
     #[error(transparent)]
     Value(#[from] NetworkConfigError),
-}
-
-/// Why a backend can't start on this host.
-#[derive(Debug, thiserror::Error)]
-pub enum SetupError {
-    /// The interface leaves no sensible overlay MTU.
-    #[error(
-        "the external interface has MTU {external_bytes}, which leaves less than \
-         {OVERLAY_MTU_BYTES_MIN} bytes in a vxlan tunnel; choose another interface (--iface) or \
-         correct its MTU"
-    )]
-    NoRoom {
-        /// MTU of the external interface.
-        external_bytes: u32,
-    },
-    /// The kernel can't be asked, or refused.
-    #[error("cannot set up the backend")]
-    Netlink(#[from] NetlinkError),
-    /// The weftd that runs has a tunnel, and this backend has none.
-    #[error(
-        "cannot take over from the weftd that runs, because the network configuration has another \
-         Backend now; stop that one, and start this one without --take-over"
-    )]
-    TakeOver,
-    /// Routes between hosts need their real addresses.
-    #[error(
-        "the host-gw backend needs the interface's own address as PublicIP, but they are {address} \
-         and {public_address}; leave --public-ip out, or choose a backend with a tunnel"
-    )]
-    NotTheInterfacesAddress {
-        /// The interface's.
-        address: Ipv4Addr,
-        /// The advertised one.
-        public_address: Ipv4Addr,
-    },
 }
 
 /// What a backend is started with.
@@ -159,15 +108,12 @@ pub(super) async fn next_leases(leases: &mut watch::Receiver<Arc<Peers>>) -> Arc
     }
 }
 
-impl Settings {
+impl BackendSettings {
     /// Parses the backend's part of the network configuration.
     pub fn parse(backend: &BackendConfig) -> Result<Self, SettingsError> {
         let settings = &backend.settings;
         let kind = match &backend.kind {
             BackendName::Known(kind) => *kind,
-            BackendName::Other(kind) if FLANNEL_TYPES.contains(&kind.as_str()) => {
-                return Err(SettingsError::NotBuilt { kind: kind.clone() });
-            }
             BackendName::Other(kind) => return Err(SettingsError::Unknown { kind: kind.clone() }),
         };
         Ok(match kind {
@@ -236,9 +182,9 @@ mod tests {
     use super::*;
     use crate::config::network::NetworkConfig;
 
-    fn parse(backend: &str) -> Result<Settings, SettingsError> {
+    fn parse(backend: &str) -> Result<BackendSettings, SettingsError> {
         let text = format!(r#"{{"Network":"10.5.0.0/16","Backend":{backend}}}"#);
-        Settings::parse(&NetworkConfig::parse(text.as_bytes()).unwrap().backend)
+        BackendSettings::parse(&NetworkConfig::parse(text.as_bytes()).unwrap().backend)
     }
 
     #[test]
@@ -246,14 +192,10 @@ mod tests {
         for kind in BUILT.split(", ") {
             assert_eq!(parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap().kind().name(), kind);
         }
-        for kind in FLANNEL_TYPES {
-            let error = parse(&format!(r#"{{"Type":"{kind}"}}"#)).unwrap_err();
-            assert!(matches!(&error, SettingsError::NotBuilt { kind: it } if it == kind), "{kind}");
-            assert!(!error.to_string().contains('\n'), "one line says so: {error}");
-        }
-        let error = parse(r#"{"Type":"nonsense"}"#).unwrap_err();
-        assert!(matches!(error, SettingsError::Unknown { .. }), "{error:?}");
-        assert!(error.to_string().contains(BUILT), "{error}");
+        let error = parse(r#"{"Type":"wireguard"}"#).unwrap_err();
+        assert!(matches!(&error, SettingsError::Unknown { kind } if kind == "wireguard"));
+        let text = error.to_string();
+        assert!(text.contains(BUILT) && !text.contains('\n'), "one line says so: {text}");
     }
 
     #[test]

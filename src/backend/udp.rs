@@ -1,9 +1,8 @@
 //! The udp backend: a TUN device, tunnel sockets, workers between them, and a route table made of
 //! the other nodes' leases.
 
-mod error;
 mod fallback;
-mod kernel_plane;
+pub(super) mod kernel_plane;
 mod leftovers;
 mod open;
 mod owner;
@@ -20,6 +19,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
 use crate::backend::setup::{Setup, next_leases};
 use crate::backend::status::{Taken, View};
@@ -30,7 +30,6 @@ use self::kernel_plane::KernelPlane;
 use self::peers::PeerSet;
 use self::tunnel::Tunnel;
 
-pub use self::error::UdpError;
 pub(crate) use self::kernel_plane::pair_names;
 pub(super) use self::leftovers::remove_leftovers;
 pub use self::open::UdpReserved;
@@ -51,7 +50,7 @@ pub struct UdpBackend {
 
 impl UdpBackend {
     /// Configures what was reserved, and starts the workers.
-    pub async fn start(setup: Setup, reserved: UdpReserved) -> Result<Self, UdpError> {
+    pub async fn start(setup: Setup, reserved: UdpReserved) -> Result<Self, StartError> {
         let UdpReserved { settings, tunnel, fast_path } = reserved;
         let (port, routes) = (settings.port, Published::new(Table::provisional()));
         let handover = setup.handover.clone();

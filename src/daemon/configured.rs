@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 
-use crate::backend::setup::Settings;
+use crate::backend::setup::BackendSettings;
 use crate::config::network::NetworkConfig;
 use crate::config::options::InterfaceOptions;
 use crate::host::interface::{ExternalInterface, discover};
@@ -20,12 +20,12 @@ pub(super) const REGISTRATION_PHRASE: &str = "Error registering network";
 #[derive(Debug)]
 pub(super) struct Configured {
     pub(super) network: NetworkConfig,
-    pub(super) settings: Settings,
+    pub(super) settings: BackendSettings,
 }
 
 impl Configured {
     pub(super) fn new(network: NetworkConfig) -> anyhow::Result<Self> {
-        let settings = Settings::parse(&network.backend).context(BACKEND_PHRASE)?;
+        let settings = BackendSettings::parse(&network.backend).context(BACKEND_PHRASE)?;
         Ok(Self { network, settings })
     }
 }

@@ -5,10 +5,9 @@ use std::io;
 
 use rustix::io::Errno;
 
+use crate::backend::error::StartError;
 use crate::engine::{RingError, SpawnError};
 use crate::failure::with_causes;
-
-use super::error::UdpError;
 
 /// Who may use io_uring (Documentation/admin-guide/sysctl/kernel.rst, kernel 6.6).
 const SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -35,13 +34,13 @@ pub(super) fn report_broken(error: &io::Error) -> String {
 }
 
 /// For the end of a weftd that may run on nothing but io_uring.
-pub(super) fn refusal(error: SpawnError) -> UdpError {
+pub(super) fn refusal(error: SpawnError) -> StartError {
     match error {
         SpawnError::Ring(source) => {
             let cure = cure(&source, io_uring_disabled());
-            UdpError::Ring { cure, source }
+            StartError::Ring { cure, source }
         }
-        SpawnError::Thread(_) => UdpError::Worker(error),
+        SpawnError::Thread(_) => StartError::Worker(error),
     }
 }
 

@@ -2,7 +2,7 @@
 //! looks at what could forbid it, gives them the published table, and takes it back when something
 //! changes. What they do not carry, the workers do.
 
-pub(super) mod attachment;
+pub(in crate::backend) mod attachment;
 mod entries;
 mod hops;
 mod merging;

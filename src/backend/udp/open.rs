@@ -1,5 +1,5 @@
 //! Opens sockets and devices. The first ones of a daemon in two steps: `reserve` takes what another
-//! daemon may have, before anything is written to the store; `take_over` configures it. Both may
+//! daemon may have, before anything is written to the store; `configure` configures it. Both may
 //! find leftovers of a killed predecessor.
 
 use std::collections::BTreeMap;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use crate::backend::error::StartError;
 use crate::backend::setup::{Claim, Setup};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::{DataplaneOptions, FastPathChoice, OffloadChoice};
@@ -24,7 +25,6 @@ use crate::host::state::LinkId;
 use crate::route::Prefix;
 use crate::status::{self, SWITCHED_OFF};
 
-use super::error::UdpError;
 use super::kernel_plane::attachment::{AttachError, Attacher};
 use super::kernel_plane::off;
 use super::owner::Owner;
@@ -71,7 +71,7 @@ impl UdpReserved {
 pub(crate) async fn reserve(
     settings: &UdpBackendConfig,
     claim: Claim<'_>,
-) -> Result<UdpReserved, UdpError> {
+) -> Result<UdpReserved, StartError> {
     let Claim { external, network, previous_subnet, dataplane, handover } = claim;
     let DataplaneOptions { mut offload, workers, fast_path, keep_tunnel: is_kept, .. } = dataplane;
     let mtu_bytes = overlay_mtu_bytes(external.mtu_bytes, settings.mtu_bytes)?;
@@ -110,7 +110,7 @@ pub(crate) async fn reserve(
 async fn load_fast_path(
     choice: FastPathChoice,
     probe: impl AsyncFn(&FastPath) -> Result<(), AttachError>,
-) -> Result<Result<FastPath, status::FastPath>, UdpError> {
+) -> Result<Result<FastPath, status::FastPath>, StartError> {
     if choice == FastPathChoice::Off {
         return Ok(Err(off(SWITCHED_OFF, "--fast-path=off".to_owned())));
     }
@@ -131,12 +131,12 @@ async fn load_fast_path(
 }
 
 /// Gives the device its address and the route.
-pub(super) async fn take_over(
+pub(super) async fn configure(
     netlink: &Netlink,
     setup: &Setup,
     mtu_bytes: u16,
     tun: &Tun,
-) -> Result<Overlay, UdpError> {
+) -> Result<Overlay, StartError> {
     let (network, former_network) = (setup.network, setup.former_network);
     let desired = desired(netlink, tun, network, Some(setup.subnet), mtu_bytes).await?;
     let desired = OverlayDesired { former_network, ..desired };
@@ -146,7 +146,7 @@ pub(super) async fn take_over(
 
 /// Tries for as long as a killed predecessor may be in the way: its io_uring holds its device and
 /// its socket until the kernel has torn the ring down, some time after the process is gone.
-async fn patiently<T>(once: impl AsyncFn() -> Result<T, UdpError>) -> Result<T, UdpError> {
+async fn patiently<T>(once: impl AsyncFn() -> Result<T, StartError>) -> Result<T, StartError> {
     let give_up = Instant::now() + LEFTOVER_PATIENCE;
     loop {
         match once().await {
@@ -177,7 +177,7 @@ pub(super) async fn desired(
     network: Prefix,
     subnet: Option<Prefix>,
     mtu_bytes: u16,
-) -> Result<OverlayDesired, UdpError> {
+) -> Result<OverlayDesired, StartError> {
     let Some(link) = netlink.link_named(&tun.name).await? else {
         let device = LinkId { index: 0, name: tun.name.clone() };
         return Err(OverlayError::DeviceGone(device).into());

@@ -162,7 +162,7 @@ struct Search {
 
 /// What a search has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum SearchResult {
     Wide,
     Narrow(u16),
     Lossy,
@@ -263,7 +263,7 @@ impl Paths {
             Phase::Asked(..) => {}
             Phase::Search(search) if bytes == ceiling_bytes => {
                 path.answer = answer_after(path.answer, now.duration_since(search.since));
-                path.conclude(Found::Wide, now, watch, &mut self.limits);
+                path.conclude(SearchResult::Wide, now, watch, &mut self.limits);
             }
             Phase::Search(search) => {
                 if let Some(at) = lengths.iter().position(|length| *length == bytes) {
@@ -336,7 +336,7 @@ impl Path {
         lengths: &[u16],
         effective_bytes: u16,
         probes: &mut Vec<Probe>,
-    ) -> Option<Found> {
+    ) -> Option<SearchResult> {
         let (endpoint, target, answer) = (self.endpoint, self.target, self.answer);
         let probe = |bytes: &u16| Probe { endpoint, target, bytes: *bytes };
         match &mut self.phase {
@@ -363,25 +363,25 @@ impl Path {
 
     fn conclude(
         &mut self,
-        found: Found,
+        found: SearchResult,
         now: Instant,
         watch: Duration,
         limits: &mut BTreeMap<SocketAddrV4, Limit>,
     ) {
         let mut pause = watch;
-        self.is_mute = found == Found::Mute;
+        self.is_mute = found == SearchResult::Mute;
         match found {
-            Found::Wide => {
+            SearchResult::Wide => {
                 self.silent = SILENT_FIRST;
                 limits.remove(&self.endpoint);
             }
-            Found::Narrow(bytes) => {
+            SearchResult::Narrow(bytes) => {
                 self.silent = SILENT_FIRST;
                 let known = limits.get(&self.endpoint).is_some_and(|known| known.bytes == bytes);
                 let search_again = now + if known { HEAL } else { HEAL_FIRST };
                 limits.insert(self.endpoint, Limit { target: self.target, bytes, search_again });
             }
-            Found::Lossy | Found::Mute => {
+            SearchResult::Lossy | SearchResult::Mute => {
                 pause = self.silent;
                 // Or its answers take longer than was waited.
                 self.answer = (self.answer * 2).min(ANSWER_MAX);
@@ -409,15 +409,19 @@ fn lengths(ceiling_bytes: u16) -> Vec<u16> {
 
 /// Classifies a search. Loss hits short packets, too, so a path is narrow only if at least two
 /// thirds of the lengths that pass were answered, and longer ones never.
-fn classify(lengths: &[u16], answers: &[u8; LENGTHS_MAX]) -> Found {
+fn classify(lengths: &[u16], answers: &[u8; LENGTHS_MAX]) -> SearchResult {
     let passed = lengths.iter().zip(answers).rposition(|(_, answers)| *answers > 0);
-    let Some(at) = passed else { return Found::Mute };
+    let Some(at) = passed else { return SearchResult::Mute };
     if at + 1 == lengths.len() {
-        return Found::Wide;
+        return SearchResult::Wide;
     }
     let answers = answers[..=at].iter().map(|answers| usize::from(*answers.min(&SEARCH_TIMES)));
     let asked = (at + 1) * usize::from(SEARCH_TIMES);
-    if 3 * answers.sum::<usize>() >= 2 * asked { Found::Narrow(lengths[at]) } else { Found::Lossy }
+    if 3 * answers.sum::<usize>() >= 2 * asked {
+        SearchResult::Narrow(lengths[at])
+    } else {
+        SearchResult::Lossy
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! breaks or when the interface beneath it has another address; its MTU follows the interface, and
 //! the routes to narrow paths follow the prober.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddrV4;
@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, WorkerState, Workers, send_if_new};
@@ -31,10 +32,9 @@ use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
 use crate::status::{FastPath, TunnelEnd};
 
-use super::error::UdpError;
 use super::fallback;
 use super::kernel_plane::{Ground, Inputs};
-use super::open::{TunnelReserved, desired, take_over};
+use super::open::{TunnelReserved, configure, desired};
 use super::owner::Owner;
 use super::pacing::Pacing;
 use super::prober::Prober;
@@ -82,12 +82,12 @@ impl Tunnel {
         reserved: TunnelReserved,
         routes: Published,
         taken: Arc<Taken>,
-    ) -> Result<Self, UdpError> {
+    ) -> Result<Self, StartError> {
         let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
         let port = settings.port;
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
-        let overlay = take_over(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
+        let overlay = configure(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
         let (owner, is_kept) =
             (Owner { port: settings.port, network }, setup.dataplane.keep_tunnel);
         tun_device::settle(host.netlink(), &queues[0], owner, is_kept).await?;
@@ -284,25 +284,23 @@ impl Tunnel {
         let before = &self.plane.overlay.desired().path_mtus;
         let (table, mtu_bytes) = (self.orders.routes.load(), self.mtu_bytes);
         let interface = &self.host.external().name;
-        let peer = |subnet: &Prefix| table.lookup(subnet.network()).map(|peer| peer.address);
-        let changed = limits.iter().filter(|(subnet, bytes)| before.get(*subnet) != Some(bytes));
-        let narrow = changed.filter_map(|(subnet, bytes)| {
-            let peer = peer(subnet)?;
-            Some(format!(
-                "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
-                 {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths are \
-                 so narrow, set MTU in the Backend of the network configuration"
-            ))
-        });
-        let ended = before.keys().filter(|subnet| !limits.contains_key(*subnet));
-        let wide = ended.filter_map(|subnet| {
-            let peer = peer(subnet)?;
-            Some(format!(
-                "the path to {peer} carries {mtu_bytes} bytes again: {subnet} needs no MTU of its \
-                 own"
-            ))
-        });
-        narrow.chain(wide).collect()
+        let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
+        let changed = all.into_iter().filter(|subnet| before.get(subnet) != limits.get(subnet));
+        let line = |subnet: &Prefix| {
+            let peer = table.lookup(subnet.network())?.address;
+            Some(match limits.get(subnet) {
+                Some(bytes) => format!(
+                    "the path to {peer} carries {bytes} bytes, less than {interface}: the route to \
+                     {subnet} has the MTU {bytes} now, all others keep {mtu_bytes}; if most paths \
+                     are so narrow, set MTU in the Backend of the network configuration"
+                ),
+                None => format!(
+                    "the path to {peer} carries {mtu_bytes} bytes again: {subnet} needs no MTU of \
+                     its own"
+                ),
+            })
+        };
+        changed.filter_map(line).collect()
     }
 
     /// Logs why io_uring is not used.
@@ -404,7 +402,7 @@ impl Tunnel {
         info!("made again: {}", self.report_up());
     }
 
-    async fn try_rebuild(&mut self, name: &str) -> Result<(), UdpError> {
+    async fn try_rebuild(&mut self, name: &str) -> Result<(), StartError> {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
         end_all(&mut self.plane.team.workers);

@@ -8,23 +8,18 @@ use crate::host::state::MacAddress;
 
 use super::data::vtep_mac;
 
-/// The leases that can be set up, each with its hardware address, and why the others cannot.
-#[derive(Debug, Default)]
-pub(super) struct Resolved<'a> {
-    pub(super) usable: Vec<(&'a Lease, MacAddress)>,
-    pub(super) unusable: Vec<String>,
-}
-
 /// The kernel sends what is for one hardware address to one host, which may have two subnets: an
 /// old lease lingers beside the new one. Of several hosts the one whose lease was written last
-/// has it: the others may be gone, and their leases linger for up to a day.
-pub(super) fn resolve<'a>(leases: impl Iterator<Item = &'a Lease>) -> Resolved<'a> {
-    let mut resolved = Resolved::default();
-    let mut named = Vec::new();
+/// has it: the others may be gone, and their leases linger for up to a day. Gives the leases that
+/// can be set up, each with its hardware address, and why the others cannot.
+pub(super) fn resolve<'a>(
+    leases: impl Iterator<Item = &'a Lease>,
+) -> (Vec<(&'a Lease, MacAddress)>, Vec<String>) {
+    let (mut usable, mut unusable, mut named) = (Vec::new(), Vec::new(), Vec::new());
     for lease in leases {
         match vtep_mac(&lease.attributes) {
             Some(mac) => named.push((lease, mac)),
-            None => resolved.unusable.push(format!("{} names no VtepMAC", name(lease))),
+            None => unusable.push(format!("{} names no VtepMAC", name(lease))),
         }
     }
     let mut owners: BTreeMap<MacAddress, &Lease> = BTreeMap::new();
@@ -37,9 +32,9 @@ pub(super) fn resolve<'a>(leases: impl Iterator<Item = &'a Lease>) -> Resolved<'
     for (lease, mac) in named {
         let owner = owners[&mac];
         if host(owner) == host(lease) {
-            resolved.usable.push((lease, mac));
+            usable.push((lease, mac));
         } else {
-            resolved.unusable.push(format!(
+            unusable.push(format!(
                 "{} has the VtepMAC {mac} of the newer lease {}; if both nodes run, one is a copy \
                  of the other: stop weftd there, delete its vxlan device and its lease, and start \
                  it again",
@@ -48,7 +43,7 @@ pub(super) fn resolve<'a>(leases: impl Iterator<Item = &'a Lease>) -> Resolved<'
             ));
         }
     }
-    resolved
+    (usable, unusable)
 }
 
 fn host(lease: &Lease) -> Ipv4Addr {
@@ -98,7 +93,7 @@ mod tests {
     }
 
     fn usable(leases: &[Lease]) -> Vec<String> {
-        resolve(leases.iter()).usable.iter().map(|(lease, _)| lease.subnet.to_string()).collect()
+        resolve(leases.iter()).0.iter().map(|(lease, _)| lease.subnet.to_string()).collect()
     }
 
     #[test]
@@ -115,7 +110,7 @@ mod tests {
         ] {
             assert_eq!(usable(&[old.clone(), new.clone()]), ["10.5.2.0/24"], "{store}");
             assert_eq!(usable(&[new.clone(), old.clone()]), ["10.5.2.0/24"], "{store}, reversed");
-            let unusable = resolve([&old, &new].into_iter()).unusable.concat();
+            let unusable = resolve([&old, &new].into_iter()).1.concat();
             for words in ["10.5.1.0/24 of 192.0.2.1", "newer lease 10.5.2.0/24 of 192.0.2.2"] {
                 assert!(unusable.contains(words), "{store}: no {words:?} in {unusable:?}");
             }
