@@ -116,9 +116,9 @@ fn report<H: Half>(half: &H, what: &str, lost: u64, goes_on: bool) {
         hex
     });
     tracing::error!(
-        "Internal error in weftd, please report this line: a worker {what} with a packet from {}. \
-         {lost} packets were dropped as internal-error, and the worker {}. First {} of the packet's \
-         {} bytes: {hex}",
+        "Internal error in weftd, please report this line: a worker {what} with a packet from \
+         {}. {lost} packets were dropped as internal-error, and the worker {}. First {} of the \
+         packet's {} bytes: {hex}",
         H::SOURCE,
         if goes_on { "goes on" } else { "ends" },
         shown.len(),

@@ -6,7 +6,7 @@ pub(in crate::backend) mod attachment;
 mod entries;
 mod hops;
 mod merging;
-mod obstacle;
+pub(super) mod obstacle;
 mod placement;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ use super::prober::Unmeasured;
 use self::attachment::Attacher;
 use self::entries::{Entries, News};
 use self::hops::Hops;
-use self::obstacle::Obstacle;
+use self::obstacle::{Obstacle, off};
 use self::placement::Placement;
 
 pub(super) use self::attachment::Ground;
@@ -445,12 +445,6 @@ impl Drop for KernelPlane {
         }
         self.placement.leave();
     }
-}
-
-/// That workers carry all packets: why, in a word of few and for people.
-pub(super) fn off(why: &str, reason: String) -> status::FastPath {
-    let (why, reason) = (Some(why.to_owned()), Some(reason));
-    status::FastPath { why, reason, ..Default::default() }
 }
 
 /// When the programs end unless they are told again.

@@ -26,7 +26,7 @@ use crate::route::Prefix;
 use crate::status::{self, SWITCHED_OFF};
 
 use super::kernel_plane::attachment::{AttachError, Attacher};
-use super::kernel_plane::off;
+use super::kernel_plane::obstacle::off;
 use super::owner::Owner;
 use super::peers::announcement;
 use super::team;

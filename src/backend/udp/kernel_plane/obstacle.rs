@@ -2,8 +2,15 @@
 
 use crate::fast_path::{LENGTHS_MAX, PEERS_MAX};
 use crate::host::netlink::NetlinkError;
+use crate::status;
 
 use super::attachment::AttachError;
+
+/// That workers carry all packets: why, in a word of few and for people.
+pub(in crate::backend::udp) fn off(why: &str, reason: String) -> status::FastPath {
+    let (why, reason) = (Some(why.to_owned()), Some(reason));
+    status::FastPath { why, reason, ..Default::default() }
+}
 
 /// Why the programs don't run now.
 #[derive(Debug, thiserror::Error)]
