@@ -17,22 +17,15 @@ pub struct Handover(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     inherited: Mutex<Option<Vec<OwnedFd>>>,
-    /// Who else has what was inherited, if anything was.
-    giver: Option<Giver>,
+    has_inherited: bool,
+    /// Whether that is of a weftd whose workers carry packets with it. If not, the service manager
+    /// or this very process has given it, and lets go of what is of no use.
+    is_shared: bool,
     offered: watch::Sender<Offered>,
     is_carrying: watch::Sender<bool>,
     is_leaving: AtomicBool,
     /// Workers that have outlived their tunnel.
     lingering: Mutex<Vec<Worker>>,
-}
-
-/// Who has given what this weftd was started with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Giver {
-    /// The service manager, or this very process: it lets go of what is of no use.
-    Ourselves,
-    /// A weftd whose workers carry packets with it.
-    Weftd,
 }
 
 /// What the next weftd could go on with.
@@ -54,20 +47,13 @@ impl fmt::Debug for Handover {
 }
 
 impl Handover {
-    /// For a start that goes on with what the service manager has kept, if that suits it.
-    pub fn from_service_manager(descriptors: Vec<OwnedFd>) -> Self {
-        Self::new(descriptors, Giver::Ourselves)
-    }
-
-    /// For a start that goes on with the tunnel of a weftd that runs, or fails.
-    pub fn from_weftd(descriptors: Vec<OwnedFd>) -> Self {
-        Self::new(descriptors, Giver::Weftd)
-    }
-
-    fn new(descriptors: Vec<OwnedFd>, giver: Giver) -> Self {
-        let giver = (!descriptors.is_empty()).then_some(giver);
-        let inherited = Mutex::new(giver.map(|_| descriptors));
-        Self(Arc::new(Shared { inherited, giver, ..Shared::default() }))
+    /// For a start that goes on with these descriptors, if they suit it; or fails, if they are
+    /// `shared` with a weftd that runs.
+    pub fn new(descriptors: Vec<OwnedFd>, is_shared: bool) -> Self {
+        let has_inherited = !descriptors.is_empty();
+        let inherited = Mutex::new(has_inherited.then_some(descriptors));
+        let is_shared = is_shared && has_inherited;
+        Self(Arc::new(Shared { inherited, has_inherited, is_shared, ..Shared::default() }))
     }
 
     /// What the next weftd could go on with, and each change of it.
@@ -93,7 +79,7 @@ impl Handover {
 
     /// Whether another weftd waits until packets are carried here, and goes on if they never are.
     pub fn is_awaited(&self) -> bool {
-        self.0.giver == Some(Giver::Weftd) && !*self.0.is_carrying.borrow()
+        self.0.is_shared && !*self.0.is_carrying.borrow()
     }
 
     /// The next weftd did not come, or the control plane panicked: another start of this process is
@@ -107,7 +93,7 @@ impl Handover {
             Offered::Inherited => self.take_inherited().unwrap_or_default(),
             Offered::Nothing => Vec::new(),
         };
-        let again = Self::new(descriptors, Giver::Ourselves);
+        let again = Self::new(descriptors, false);
         *lock(&again.0.lingering) = std::mem::take(&mut *lock(&self.0.lingering));
         again
     }
@@ -121,12 +107,12 @@ impl Handover {
     /// weftd that runs carries packets with it.
     #[must_use]
     pub(super) fn refuse(&self) -> bool {
-        if self.0.giver == Some(Giver::Weftd) {
+        if self.0.is_shared {
             return false;
         }
         drop(self.take_inherited());
         self.end_workers();
-        if self.0.giver.is_some() {
+        if self.0.has_inherited {
             self.0.offered.send_replace(Offered::Nothing);
         }
         true
@@ -134,9 +120,10 @@ impl Handover {
 
     /// The tunnel has these descriptors now; there are none while it is made again.
     pub(super) fn offer(&self, descriptors: Vec<OwnedFd>) {
-        let is_none = descriptors.is_empty();
-        let tunnel = || Offered::Tunnel(Arc::new(descriptors));
-        self.0.offered.send_replace(if is_none { Offered::Nothing } else { tunnel() });
+        self.0.offered.send_replace(match descriptors.is_empty() {
+            true => Offered::Nothing,
+            false => Offered::Tunnel(Arc::new(descriptors)),
+        });
     }
 
     /// Packets are carried by the store's leases.

@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::OptionFuture;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -80,22 +81,6 @@ impl Means {
             Self::Alloc => "alloc: a subnet only, no data plane".to_owned(),
         }
     }
-
-    /// What helps against a refusal.
-    fn advice(&self, external: &ExternalInterface) -> String {
-        match self {
-            Self::Vxlan(_) | Self::Alloc => "retrying".to_owned(),
-            Self::HostGw => host_gw::advice(external),
-        }
-    }
-}
-
-/// Asks the peers until the tables want a look; there may be nobody to ask.
-async fn run_health(health: Option<&mut KernelHealth>) {
-    match health {
-        Some(health) => health.run().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// A running backend of the kernel's.
@@ -159,7 +144,7 @@ impl KernelBackend {
         loop {
             let listing = tokio::select! {
                 listing = self.host.next() => listing,
-                () = run_health(self.health.as_mut()) => {
+                Some(()) = OptionFuture::from(self.health.as_mut().map(KernelHealth::run)) => {
                     self.host.look_now();
                     continue;
                 }
@@ -202,7 +187,7 @@ impl KernelBackend {
                 let device = Device {
                     link,
                     address: self.address,
-                    mac: Some(vxlan.mac()),
+                    mac: Some(vxlan.mac),
                     mtu_bytes: Some(mtu_bytes).filter(|_| before != Some(mtu_bytes)),
                     is_ours_alone: true,
                 };
@@ -311,7 +296,10 @@ impl KernelBackend {
             };
             self.log("repaired", &format!("{what} recovered for {first} (and {more} more){why}"));
         }
-        let advice = self.means.advice(self.host.external());
+        let advice = match self.means {
+            Means::HostGw => host_gw::advice(self.host.external()),
+            Means::Vxlan(_) | Means::Alloc => "retrying".to_owned(),
+        };
         self.refused("peer", &errors, &advice);
         [failed, removed]
     }

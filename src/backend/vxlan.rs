@@ -35,7 +35,7 @@ const KIND: BackendKind = BackendKind::Vxlan;
 #[derive(Debug)]
 pub(super) struct VxlanDevice {
     settings: VxlanBackendConfig,
-    mac: MacAddress,
+    pub(super) mac: MacAddress,
     /// The UDP port that it has.
     port: Option<u16>,
     logged: LogOnce,
@@ -66,32 +66,24 @@ pub(super) async fn prepare(
     });
     let data = Some(data(settings.vni, mac));
     let attributes = LeaseAttributes::of(KIND, external.public_address, data);
-    Ok((attributes, VxlanDevice::new(*settings, mac, external)))
+    let settings = *settings;
+    let VxlanBackendConfig { vni, port, gbp, learning, direct_routing, .. } = settings;
+    info!(
+        "VXLAN config: VNI={vni} Port={} GBP={gbp} Learning={learning} \
+         DirectRouting={direct_routing}",
+        port.unwrap_or(0)
+    );
+    if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
+        let (name, most) = (&external.name, external.mtu_bytes);
+        warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
+    }
+    Ok((attributes, VxlanDevice { settings, mac, port: None, logged: LogOnce::default() }))
 }
 
 impl VxlanDevice {
-    /// Nothing is made yet.
-    fn new(settings: VxlanBackendConfig, mac: MacAddress, external: &ExternalInterface) -> Self {
-        let VxlanBackendConfig { vni, port, gbp, learning, direct_routing, .. } = settings;
-        info!(
-            "VXLAN config: VNI={vni} Port={} GBP={gbp} Learning={learning} \
-             DirectRouting={direct_routing}",
-            port.unwrap_or(0)
-        );
-        if let Some(bytes) = settings.mtu_bytes.filter(|bytes| *bytes > external.mtu_bytes) {
-            let (name, most) = (&external.name, external.mtu_bytes);
-            warn!("Backend.MTU {bytes} is above the {most} of {name}; using {most}");
-        }
-        Self { settings, mac, port: None, logged: LogOnce::default() }
-    }
-
     /// Whether a peer's way depends on routes to anywhere.
     pub(super) fn goes_by_routes(&self) -> bool {
         self.settings.direct_routing
-    }
-
-    pub(super) fn mac(&self) -> MacAddress {
-        self.mac
     }
 
     pub(super) fn mtu_bytes(&self, external: &ExternalInterface) -> u32 {

@@ -83,12 +83,12 @@ async fn until_ended(
     timing: Timing,
     passed: Vec<OwnedFd>,
 ) -> anyhow::Result<ExitCode> {
-    let (mut handover, mut predecessor) = (Handover::from_service_manager(passed), None);
+    let (mut handover, mut predecessor) = (Handover::new(passed, false), None);
     let lock = RefCell::new(None);
     if options.take_over
         && let Some(taken) = take_over::ask(&options.status_socket).await?
     {
-        handover = Handover::from_weftd(taken.tunnel);
+        handover = Handover::new(taken.tunnel, true);
         predecessor = Some(taken.predecessor);
         let inherit = |file| DaemonLock::inherit(file, &options.subnet_file);
         *lock.borrow_mut() = taken.lock.and_then(inherit);

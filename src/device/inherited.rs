@@ -8,9 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use socket2::{SockRef, Type};
 
+use crate::sys::steering::LANES;
 use crate::sys::tun as sys;
 
-use super::{LANES, Tun, TunOffload, TunnelSocket};
+use super::socket::TunnelSocket;
+use super::tun::{Tun, TunOffload};
 
 /// The TUN devices that have queues among `descriptors`.
 pub fn tun_names(descriptors: &[OwnedFd]) -> BTreeSet<String> {

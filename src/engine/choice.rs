@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::process::getppid;
 
-use super::Engine;
+use super::worker::Engine;
 
 /// What a system call must cost for the ring to pay, in nanoseconds: between the 280 at which both
 /// engines are equal and the 620 at which the ring leads.

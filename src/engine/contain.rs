@@ -11,7 +11,7 @@ use crate::forward::Context;
 use crate::stats::{DirectionStats, DropReason};
 
 use super::io::Io;
-use super::{WorkerConfig, WorkerEnd};
+use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Bytes of the packet in the log: all headers, without options of their full length.
 const SHOWN_BYTES: usize = 64;

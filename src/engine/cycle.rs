@@ -16,12 +16,14 @@ use crate::forward::{Context, Local};
 use crate::route::Table;
 use crate::stats::DirectionStats;
 
+use super::contain;
 use super::egress::EgressHalf;
 use super::idle::{Idle, NAP_NS, Next};
 use super::ingress::IngressHalf;
 use super::io::{Io, LANES_MAX, Reads, Ready, Receives, Share};
 use super::lanes::Lanes;
-use super::{Stop, WorkerConfig, WorkerEnd, contain};
+use super::wake::Stop;
+use super::worker::{WorkerConfig, WorkerEnd};
 
 /// How often what was refused is tried again, GSO and datagrams without fragmentation: the
 /// kernel forgets a learned path MTU after the same time (net.ipv4.route.mtu_expires).

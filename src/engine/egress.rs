@@ -18,7 +18,7 @@ use super::errno::HELD_BACK;
 use super::idle::Moved;
 use super::io::{Io, Reads};
 use super::outcome::{Outcome, carry_out};
-use super::{WorkerConfig, WorkerEnd};
+use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Room for the headers that cutting makes: 1,260 of TCP's usual 52 bytes. A batch of full
 /// segments makes 135; one of tiny segments is sent in several rounds.

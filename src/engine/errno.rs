@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::stats::DropReason;
 
-use super::WorkerEnd;
+use super::worker::WorkerEnd;
 
 /// What to do after a failed send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use crate::sys::udp::{Datagrams, SendBatch};
 use super::contain::{Half, Progress};
 use super::errno::{WriteError, classify_write_error};
 use super::io::{Io, RECEIVE_SLOTS, Receives};
-use super::{WorkerConfig, WorkerEnd};
+use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Turns in a row that must leave datagrams in the socket before it is asked how full it is: bulk
 /// that comes in waves needs no such question.

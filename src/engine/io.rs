@@ -14,9 +14,9 @@ use crate::sys::Slots;
 use crate::sys::tun_io::{Write, WriteBatch};
 use crate::sys::udp::{ReceiveBatch, Received};
 
-use super::WorkerEnd;
 use super::errno::{ReadError, classify_read_error};
 use super::idle::Moved;
+use super::worker::WorkerEnd;
 
 /// Bytes after which a batch ends: four super-packets, a quarter of a usual second-level cache, so
 /// that what a read fills is still there for the send that empties it. A super-packet of 45

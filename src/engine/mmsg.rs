@@ -12,7 +12,7 @@ use super::errno::receive_failed;
 use super::io::{
     BATCH_BYTES, Io, LANES_MAX, MeanBytes, PACKET_BYTES_MAX, RECEIVE_SLOTS, Reads, Receives, Share,
 };
-use super::{WorkerConfig, WorkerEnd};
+use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Bytes of the arena that reads fill. Packets lie one right behind the other, so that a GSO batch
 /// of small ones is a single span: of each lane the last begins before its share is full. The first

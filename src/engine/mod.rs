@@ -17,21 +17,17 @@ mod mmsg;
 mod outcome;
 mod ring;
 mod wake;
+mod worker;
 
-use std::fmt;
 use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicU16;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
 
-use crate::device::{Tun, TunnelSocket};
-use crate::forward::{IcmpLimiter, Local};
 use crate::rights::{self, RightsError};
-use crate::route::Published;
 use crate::stats::WorkerStats;
 
 use self::mmsg::Mmsg;
@@ -42,6 +38,7 @@ pub use crate::sys::ring::RingError;
 pub use choice::{call_ns, preferred};
 pub use cycle::monotonic_ns;
 pub use wake::Stop;
+pub use worker::{Engine, EngineWanted, WorkerConfig, WorkerEnd};
 
 /// A worker that has not begun a turn for so long hangs, or gets no processor: three times the
 /// longest sleep.
@@ -50,73 +47,6 @@ const STALLED_AFTER: Duration = Duration::from_secs(3 * cycle::SLEEP_MAX_SECONDS
 /// How long the worker that counts in `stats` has hung, if it does.
 pub fn stalled_for(stats: &WorkerStats) -> Option<Duration> {
     stats.last_turn.age(monotonic_ns()).filter(|age| *age > STALLED_AFTER)
-}
-
-/// Everything a worker needs, ready to run.
-pub struct WorkerConfig {
-    /// Its number among the workers of one device; its thread is named after it.
-    pub index: usize,
-    /// The processor to run on; `None` leaves that to the scheduler.
-    pub processor: Option<usize>,
-    /// The TUN queue that it alone reads, or the first of them, its prompt lane.
-    pub tun: Tun,
-    /// The further ones, its bulk lanes.
-    pub bulk: Vec<Tun>,
-    /// The tunnel socket.
-    pub socket: Arc<TunnelSocket>,
-    /// This host.
-    pub local: Local,
-    /// Largest packet that fits the tunnel, in bytes, which may change while it runs; what `local`
-    /// says of it is not looked at.
-    pub mtu_bytes: Arc<AtomicU16>,
-    /// Where the control plane publishes routes.
-    pub routes: Published,
-    /// Where it counts.
-    pub stats: Arc<WorkerStats>,
-    /// Where all workers of the device count, itself included: what any of them hears from a peer
-    /// shows that the peer is there.
-    pub team: Arc<[Arc<WorkerStats>]>,
-    /// The limit of ICMP errors, the same one for all workers of a daemon.
-    pub icmp_limit: Arc<IcmpLimiter>,
-    /// How it is to do its I/O.
-    pub engine: EngineWanted,
-    /// Submissions that an io_uring holds, a power of two: [`RING_ENTRIES`], or fewer, which takes
-    /// more system calls for the same packets.
-    pub ring_entries: u32,
-}
-
-impl WorkerConfig {
-    /// The queue of a lane: 0 is the prompt one.
-    fn lane(&self, index: usize) -> &Tun {
-        index.checked_sub(1).and_then(|bulk| self.bulk.get(bulk)).unwrap_or(&self.tun)
-    }
-}
-
-/// Ways of doing I/O.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
-    /// One system call for each TUN packet, batches of datagrams.
-    Mmsg,
-    /// Batches of both through an io_uring.
-    IoUring,
-}
-
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Mmsg => "mmsg",
-            Self::IoUring => "io_uring",
-        })
-    }
-}
-
-/// Which engine a worker is to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineWanted {
-    /// This one, or none.
-    Only(Engine),
-    /// io_uring where it can be had, else mmsg.
-    Best,
 }
 
 /// What a worker runs.
@@ -141,19 +71,6 @@ pub enum SpawnError {
     /// io_uring was asked for and can't be had.
     #[error("cannot use io_uring")]
     Ring(#[from] RingError),
-}
-
-/// Why a worker ended.
-#[derive(Debug)]
-pub enum WorkerEnd {
-    /// It was told to.
-    Stopped,
-    /// The TUN device is gone; a new one and a new worker are needed.
-    TunGone(std::io::Error),
-    /// Waiting for work or receiving failed, which leaves nothing to go on with.
-    WaitFailed(std::io::Error),
-    /// It panicked where it could not go on, which has been reported.
-    Panicked,
 }
 
 /// A running worker. Dropping it stops the thread and waits for it.
@@ -229,34 +146,37 @@ fn run(
 ) -> Option<WorkerEnd> {
     // Before the arenas are made, so that their memory is this processor's.
     let processor = config.processor.filter(|&processor| pin(processor));
-    // The owner waits for this, so it is there to be told.
-    let tell = |running| report.send(running).unwrap_or_default();
-    let running = |engine, fallback| {
-        // Refused, naps are half as long again: the default slack is 50 us.
-        set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
-        config.stats.last_turn.is_at(monotonic_ns());
-        // From here on this thread asks the kernel for nothing but to move packets.
-        Running { engine, fallback, processor, rights: rights::keep_for_worker().err() }
-    };
     let mut fallback = None;
-    if config.engine != EngineWanted::Only(Engine::Mmsg) {
+    let ring = if config.engine == EngineWanted::Only(Engine::Mmsg) {
+        None
+    } else {
         // A ring that is made later, for a device that is made again, is asked for with no more.
         // What this can't give up, the worker can't either, and says so.
         rights::keep_capabilities_of_control().ok();
         match RingIo::open(&config) {
-            Ok(ring) => {
-                tell(Ok(running(Engine::IoUring, fallback)));
-                return Some(cycle::run(ring, ring::READ_BYTES, &config, stop));
+            Ok(ring) => Some(ring),
+            Err(error) if config.engine == EngineWanted::Best => {
+                fallback = Some(error);
+                None
             }
-            Err(error) if config.engine == EngineWanted::Best => fallback = Some(error),
             Err(error) => {
-                tell(Err(error));
+                report.send(Err(error)).unwrap_or_default();
                 return None;
             }
         }
-    }
-    tell(Ok(running(Engine::Mmsg, fallback)));
-    Some(cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, stop))
+    };
+    // Refused, naps are half as long again: the default slack is 50 us.
+    set_current_timer_slack(NonZeroU64::new(idle::NAP_SLACK_NS)).ok();
+    config.stats.last_turn.is_at(monotonic_ns());
+    let engine = if ring.is_some() { Engine::IoUring } else { Engine::Mmsg };
+    // From here on this thread asks the kernel for nothing but to move packets.
+    let rights = rights::keep_for_worker().err();
+    // The owner waits for this, so it is there to be told.
+    report.send(Ok(Running { engine, fallback, processor, rights })).unwrap_or_default();
+    Some(match ring {
+        Some(ring) => cycle::run(ring, ring::READ_BYTES, &config, stop),
+        None => cycle::run(Mmsg::new(&config), mmsg::READ_BYTES, &config, stop),
+    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::io::{
     BATCH_PACKETS, Io, MeanBytes, PACKET_BYTES_MAX, READS_MAX, RECEIVE_SLOTS, Reads, Receives,
     Share,
 };
-use super::{WorkerConfig, WorkerEnd};
+use super::worker::{WorkerConfig, WorkerEnd};
 
 /// Submissions that a worker's ring holds: a whole batch of reads and of receives.
 pub const RING_ENTRIES: u32 = 2 * BATCH_PACKETS as u32;

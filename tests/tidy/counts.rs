@@ -10,14 +10,14 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4300),
-    ("backend", 5600, 53800),
+    ("backend", 5400, 52300),
     ("bin", 10, 200),
     ("config", 1790, 16800),
     ("control", 6010, 57500),
     ("daemon", 3370, 33700),
-    ("device", 460, 4700),
-    ("engine", 1650, 15000),
-    ("fast_path", 840, 7100),
+    ("device", 400, 4100),
+    ("engine", 1630, 14800),
+    ("fast_path", 810, 7000),
     ("forward", 760, 6500),
     ("host", 2920, 28100),
     ("netfilter", 1210, 11700),

@@ -80,6 +80,19 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["running"],
         ],
     ),
+    (
+        "engine",
+        &[
+            &["idle", "wake", "worker"],
+            &["choice", "errno"],
+            &["io", "outcome"],
+            &["contain", "lanes", "mmsg", "ring"],
+            &["egress", "ingress"],
+            &["cycle"],
+        ],
+    ),
+    ("device", &[&["features", "kernel", "socket", "tun"], &["inherited"]]),
+    ("fast_path", &[&["instructions", "layout"]]),
     ("status", &[&["words", "workers"], &["verdict"], &["peer"], &["pages"]]),
     (
         "daemon",

@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use crate::backend::status::Taken;
 use crate::control::clock::boot_time;
 use crate::control::lease::LeaseAttributes;
-use crate::failure::{LogOnce, with_causes};
+use crate::failure::with_causes;
 use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::events::Events;
 use crate::host::netlink::policies::{PolicyEvents, has_policies};
@@ -150,30 +150,19 @@ impl KernelPlane {
             return std::future::pending().await;
         }
         if self.fast_path.is_none() {
-            return self.clear().await;
+            let ground = self.inputs.ground.borrow().clone();
+            if let Some(ground) = ground
+                && let Err(error) = placement::clear(self.inputs.owner, &ground).await
+            {
+                let text = with_causes(&error);
+                warn!("an earlier weftd's programs may take packets of this one: {text}");
+            }
+            return std::future::pending().await;
         }
         loop {
             let Err(error) = self.follow().await;
             self.stop(&Obstacle::Netlink(error));
             tokio::time::sleep(LOOK_IDLE).await;
-        }
-    }
-
-    /// Removes what an earlier weftd has left wherever the tunnel stands, for ever.
-    async fn clear(&mut self) -> Infallible {
-        let mut logged = LogOnce::default();
-        loop {
-            let ground = self.inputs.ground.borrow_and_update().clone();
-            if let Some(ground) = ground
-                && let Err(error) = placement::clear(self.inputs.owner, &ground).await
-            {
-                logged.once(&with_causes(&error), |text| {
-                    warn!("an earlier weftd's programs may take packets of this one: {text}");
-                });
-            }
-            if self.inputs.ground.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The VXLAN device: whether the one that is there can stay, and how one is made. `mismatch`
 //! decides without I/O.
 
-use std::fmt::Debug;
+use std::net::Ipv4Addr;
 
 use tracing::debug;
 
@@ -46,30 +46,22 @@ pub(super) fn kernels_port() -> Option<u16> {
 /// port of a device that was made without one.
 pub(super) fn mismatch(wanted: &Vxlan, found: &Link, kernels_port: Option<u16>) -> Option<String> {
     let Some(vxlan) = &found.vxlan else { return Some("it is no vxlan device".to_owned()) };
-    differs("VNI", Some(wanted.vni), Some(vxlan.vni))
-        .or_else(|| differs("interface index", Some(wanted.parent_index), Some(vxlan.parent_index)))
-        .or_else(|| differs("local address", wanted.local, vxlan.local))
-        .or_else(|| {
-            let port = wanted.port.or(kernels_port)?;
-            differs("port", Some(port), Some(vxlan.port.unwrap_or(port)))
-        })
-        .or_else(|| differs("GBP", Some(wanted.gbp), Some(vxlan.gbp)))
-        .or_else(|| differs("learning", Some(wanted.learning), Some(vxlan.learning)))
-        .or_else(|| {
-            differs("group", Some(wanted.has_default_remote), Some(vxlan.has_default_remote))
-        })
-        .or_else(|| differs("l2miss", Some(wanted.l2miss), Some(vxlan.l2miss)))
-}
-
-fn differs<T: Debug + PartialEq>(
-    what: &str,
-    wanted: Option<T>,
-    found: Option<T>,
-) -> Option<String> {
-    let text = |value: &Option<T>| {
-        value.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}"))
-    };
-    (wanted != found).then(|| format!("its {what} is {} and not {}", text(&found), text(&wanted)))
+    // One that nobody knows is no difference.
+    let port = wanted.port.or(kernels_port).or(vxlan.port);
+    let address = |local: Option<Ipv4Addr>| local.unwrap_or(Ipv4Addr::UNSPECIFIED).to_string();
+    let number = |port: Option<u16>| port.unwrap_or_default().to_string();
+    let parts = [
+        ("VNI", wanted.vni.to_string(), vxlan.vni.to_string()),
+        ("interface index", wanted.parent_index.to_string(), vxlan.parent_index.to_string()),
+        ("local address", address(wanted.local), address(vxlan.local)),
+        ("port", number(port), number(vxlan.port.or(port))),
+        ("GBP", wanted.gbp.to_string(), vxlan.gbp.to_string()),
+        ("learning", wanted.learning.to_string(), vxlan.learning.to_string()),
+        ("group", wanted.has_default_remote.to_string(), vxlan.has_default_remote.to_string()),
+        ("l2miss", wanted.l2miss.to_string(), vxlan.l2miss.to_string()),
+    ];
+    let other = parts.into_iter().find(|(_, wanted, found)| wanted != found);
+    other.map(|(what, wanted, found)| format!("its {what} is {found} and not {wanted}"))
 }
 
 /// Makes the device, switched off.
@@ -100,8 +92,6 @@ fn refuse_router_advertisements(name: &str) {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
     use crate::host::state::tests::link;
 

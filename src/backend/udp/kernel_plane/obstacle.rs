@@ -7,7 +7,7 @@ use crate::status;
 use super::attachment::AttachError;
 
 /// That workers carry all packets: why, in a word of few and for people.
-pub(in crate::backend::udp) fn off(why: &str, reason: String) -> status::FastPath {
+pub(crate) fn off(why: &str, reason: String) -> status::FastPath {
     let (why, reason) = (Some(why.to_owned()), Some(reason));
     status::FastPath { why, reason, ..Default::default() }
 }

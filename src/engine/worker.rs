@@ -1,0 +1,90 @@
+//! What a worker is given, and how it may end.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
+
+use crate::device::{Tun, TunnelSocket};
+use crate::forward::{IcmpLimiter, Local};
+use crate::route::Published;
+use crate::stats::WorkerStats;
+
+/// Everything a worker needs, ready to run.
+pub struct WorkerConfig {
+    /// Its number among the workers of one device; its thread is named after it.
+    pub index: usize,
+    /// The processor to run on; `None` leaves that to the scheduler.
+    pub processor: Option<usize>,
+    /// The TUN queue that it alone reads, or the first of them, its prompt lane.
+    pub tun: Tun,
+    /// The further ones, its bulk lanes.
+    pub bulk: Vec<Tun>,
+    /// The tunnel socket.
+    pub socket: Arc<TunnelSocket>,
+    /// This host.
+    pub local: Local,
+    /// Largest packet that fits the tunnel, in bytes, which may change while it runs; what `local`
+    /// says of it is not looked at.
+    pub mtu_bytes: Arc<AtomicU16>,
+    /// Where the control plane publishes routes.
+    pub routes: Published,
+    /// Where it counts.
+    pub stats: Arc<WorkerStats>,
+    /// Where all workers of the device count, itself included: what any of them hears from a peer
+    /// shows that the peer is there.
+    pub team: Arc<[Arc<WorkerStats>]>,
+    /// The limit of ICMP errors, the same one for all workers of a daemon.
+    pub icmp_limit: Arc<IcmpLimiter>,
+    /// How it is to do its I/O.
+    pub engine: EngineWanted,
+    /// Submissions that an io_uring holds, a power of two: [`super::RING_ENTRIES`], or fewer, which
+    /// takes more system calls for the same packets.
+    pub ring_entries: u32,
+}
+
+impl WorkerConfig {
+    /// The queue of a lane: 0 is the prompt one.
+    pub(super) fn lane(&self, index: usize) -> &Tun {
+        index.checked_sub(1).and_then(|bulk| self.bulk.get(bulk)).unwrap_or(&self.tun)
+    }
+}
+
+/// Ways of doing I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// One system call for each TUN packet, batches of datagrams.
+    Mmsg,
+    /// Batches of both through an io_uring.
+    IoUring,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mmsg => "mmsg",
+            Self::IoUring => "io_uring",
+        })
+    }
+}
+
+/// Which engine a worker is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineWanted {
+    /// This one, or none.
+    Only(Engine),
+    /// io_uring where it can be had, else mmsg.
+    Best,
+}
+
+/// Why a worker ended.
+#[derive(Debug)]
+pub enum WorkerEnd {
+    /// It was told to.
+    Stopped,
+    /// The TUN device is gone; a new one and a new worker are needed.
+    TunGone(std::io::Error),
+    /// Waiting for work or receiving failed, which leaves nothing to go on with.
+    WaitFailed(std::io::Error),
+    /// It panicked where it could not go on, which has been reported.
+    Panicked,
+}
