@@ -21,7 +21,7 @@ pub(super) fn read(running: Option<&Running>, seen: &str) -> Drops {
         drops.error = Some("the dataplane does not run yet".to_owned());
         return drops;
     };
-    let Some(Workers { stats, .. }) = &running.workers else {
+    let Some(Workers { stats, .. }) = &running.view.workers else {
         drops.error = Some(format!(
             "with the backend {} the kernel carries the packets, and weftd sees none of them: \
              `ip -statistics link`, and `perf trace -e skb:kfree_skb` for single packets",

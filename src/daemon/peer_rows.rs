@@ -24,11 +24,11 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
     let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names));
     let mut rows: Vec<_> = rows.collect();
-    let reachability = running.reachability.borrow().clone();
-    match &running.workers {
+    let reachability = running.view.reachability.borrow().clone();
+    match &running.view.workers {
         Some(Workers { stats, routes, taken, .. }) => {
             let table = routes.load();
-            let (now, mtu_bytes) = (Instant::now(), running.dataplane.borrow().mtu_bytes);
+            let (now, mtu_bytes) = (Instant::now(), running.view.state.borrow().mtu_bytes);
             let in_use: BTreeMap<_, _> =
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
             for row in &mut rows {
@@ -51,7 +51,7 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             }
         }
         None => {
-            let plane = running.dataplane.borrow().clone();
+            let plane = running.view.state.borrow().clone();
             let (hosts, port) = (plane.hosts, plane.tunnel.map(TunnelEnd::port));
             let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
             let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };

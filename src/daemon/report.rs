@@ -68,7 +68,7 @@ impl Report {
         loop {
             sleep(lately::PERIOD).await;
             if let Some(Workers { stats, .. }) =
-                self.running.get().and_then(|running| running.workers.as_ref())
+                self.running.get().and_then(|running| running.view.workers.as_ref())
             {
                 let total = WorkerStats::total(stats.iter().map(AsRef::as_ref));
                 self.looks.look(&total, Instant::now());
@@ -171,7 +171,7 @@ impl Report {
 }
 
 fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Looks) {
-    let plane = running.dataplane.borrow().clone();
+    let plane = running.view.state.borrow().clone();
     status.lease = Some(Lease {
         network: running.network,
         subnet: running.subnet,
@@ -190,9 +190,9 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
         *status.peer_states.entry(peer.state).or_default() += 1;
     }
     let mut backend = Backend { kind: Some(running.kind), done: None };
-    match &running.workers {
+    match &running.view.workers {
         Some(Workers { stats, fast_path, taken, .. }) => {
-            status.narrow_paths = running.reachability.borrow().path_mtus.len();
+            status.narrow_paths = running.view.reachability.borrow().path_mtus.len();
             let taken = peer_rows::traffic(taken.total());
             status.fast_path = Some(FastPath { taken, ..fast_path.borrow().clone() });
             let read: Vec<_> = stats.iter().map(|worker| worker.read_once()).collect();

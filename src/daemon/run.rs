@@ -21,7 +21,7 @@ use tracing::{error, info, warn};
 use crate::backend::handover::{Handover, Offered};
 use crate::backend::running::Backend;
 use crate::backend::setup::Setup;
-use crate::backend::status::{PlaneState, View};
+use crate::backend::status::PlaneState;
 use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
@@ -294,7 +294,8 @@ async fn work(
     };
     manager.status().start_is_at(Some("setting up the backend"));
     let backend = prepared.start(setup).await.context(REGISTRATION_PHRASE)?;
-    let View { state: plane, attributes, reachability, workers } = backend.view();
+    let view = backend.view();
+    let (plane, attributes) = (view.state.clone(), view.attributes.clone());
     let reconciler = rules::reconciler(options, &plan.network, subnet, previous);
     let (rule_state, kept_rules) = (reconciler.state(), reconciler.kept());
     let mut keep_rules = std::pin::pin!(reconciler.run());
@@ -307,9 +308,7 @@ async fn work(
         network: plan.network.network,
         subnet,
         kind: plan.settings.kind(),
-        dataplane: plane.clone(),
-        reachability,
-        workers,
+        view,
         subnet_file: writer.state(),
         leases: leases.clone(),
         rules: kept_rules,

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::peer::state::Reachability;
-use crate::backend::status::{PlaneState, Workers};
+use crate::backend::status::{View, Workers};
 use crate::backend_kind::BackendKind;
 use crate::control::lease::Peers;
 use crate::engine::stalled_for;
@@ -21,14 +20,10 @@ pub(super) struct Running {
     pub(super) network: Prefix,
     /// This host's lease.
     pub(super) subnet: Prefix,
-    /// The dataplane, which follows rebuilds.
-    pub(super) dataplane: watch::Receiver<PlaneState>,
     /// The backend.
     pub(super) kind: BackendKind,
-    /// How the peers are.
-    pub(super) reachability: watch::Receiver<Arc<Reachability>>,
-    /// The workers, if there are any.
-    pub(super) workers: Option<Workers>,
+    /// What it shows of itself, which follows rebuilds.
+    pub(super) view: View,
     /// Whether the subnet file is written.
     pub(super) subnet_file: watch::Receiver<SubnetFile>,
     /// The leases of all other nodes.
@@ -42,8 +37,8 @@ pub(super) struct Running {
 impl Running {
     /// For how long each worker has hung, if it does; none does while the device is made again.
     pub(super) fn stalled(&self) -> Vec<Option<Duration>> {
-        let Some(Workers { stats, .. }) = &self.workers else { return Vec::new() };
-        let is_up = self.dataplane.borrow().is_up;
+        let Some(Workers { stats, .. }) = &self.view.workers else { return Vec::new() };
+        let is_up = self.view.state.borrow().is_up;
         stats.iter().map(|stats| stalled_for(stats).filter(|_| is_up)).collect()
     }
 }
