@@ -484,7 +484,7 @@ fn list(state: &State, asked: &str, is_empty: bool) -> Response<Body> {
     }
     let limit = query(asked, "limit").and_then(|limit| limit.parse().ok()).unwrap_or(usize::MAX);
     // A token of this server is the version of the list and the last name of the page before.
-    let (revision, after) = match query(asked, "continue").and_then(|text| text.split_once('~')) {
+    let (revision, after) = match query(asked, "continue").and_then(|text| text.split_once('_')) {
         Some((revision, after)) => (revision.parse().unwrap(), after.to_owned()),
         None => (state.revision, String::new()),
     };
@@ -495,7 +495,7 @@ fn list(state: &State, asked: &str, is_empty: bool) -> Response<Body> {
         state.nodes.iter().filter(|(name, _)| **name > after).take(limit + 1).collect();
     let has_more = page.len() > limit;
     page.truncate(limit);
-    let next = has_more.then(|| format!("{revision}~{}", page.last().unwrap().0));
+    let next = has_more.then(|| format!("{revision}_{}", page.last().unwrap().0));
     node_list(revision, page.into_iter().map(|(_, node)| node), next)
 }
 
