@@ -249,7 +249,11 @@ impl EtcdStore {
         // refused, not when a stream is.
         self.expect_own(own, revision).await?;
         let cluster = self.cluster.load(Ordering::Relaxed);
-        EtcdWatch::open(Arc::clone(&self.connection), self.path(""), revision, cluster).await
+        let connection = Arc::clone(&self.connection);
+        let watch = EtcdWatch::open(connection, self.path(""), revision, cluster).await?;
+        // It may have been wiped in between.
+        self.expect_own(own, revision).await?;
+        Ok(watch)
     }
 
     /// Fails with lost history if the own key is not as it was at `revision`, nor written since. A
