@@ -19,14 +19,18 @@ use rtnetlink::packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
     NetlinkMessage, NetlinkPayload,
 };
-use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::RouteNetlinkMessage::{
+    self, DelAddress, DelLink, DelRoute, GetAddress, GetLink, GetRoute, GetRule, NewAddress,
+    NewRoute, SetLink,
+};
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
-use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
+use rtnetlink::packet_route::route::RouteScope;
 use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
-use rtnetlink::{AddressMessageBuilder, LinkUnspec};
+use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -49,6 +53,15 @@ const REQUESTS_MAX: usize = 64;
 /// The metric of a blackhole route: the last of all. With flannel's 0 it takes the traffic of the
 /// pods' bridge, if it is there before the bridge has its address.
 pub const BLACKHOLE_METRIC: u32 = u32::MAX;
+
+/// Length of a prefix that is one host.
+const HOST_LENGTH_BITS: u8 = 32;
+
+/// The protocol's number.
+const UDP: u8 = 17;
+
+/// What comes of a request to the kernel.
+pub type Result<T = ()> = std::result::Result<T, NetlinkError>;
 
 /// A connection to the routing part of the kernel, for the network namespace in which the thread
 /// was when it opened the connection. Clones share it; it ends when the last one is dropped.
@@ -111,12 +124,7 @@ pub async fn request_all<T, A>(
 /// drives connections. The kernel has done it when this returns.
 fn request_now(request: RouteNetlinkMessage) -> io::Result<()> {
     let socket = Socket::new(NETLINK_ROUTE)?;
-    let mut message = NetlinkMessage::from(request);
-    message.header.flags = NLM_F_REQUEST;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
+    socket.send_to(&serialized(request, 0), &SocketAddr::new(0, 0), 0).map(drop)
 }
 
 impl NetlinkError {
@@ -139,8 +147,14 @@ impl NetlinkError {
         }
     }
 
+    /// The kernel said no to `operation`, for the reason that follows.
+    fn refused(operation: &str) -> impl FnOnce(io::Error) -> Self {
+        let operation = operation.to_owned();
+        |source| Self::Refused { operation, source }
+    }
+
     fn errno(&self) -> Option<Errno> {
-        let Self::Refused { source, .. } = self else { return None };
+        let (Self::Refused { source, .. } | Self::Open { source, .. }) = self else { return None };
         Errno::from_io_error(source)
     }
 }
@@ -148,7 +162,7 @@ impl NetlinkError {
 impl Netlink {
     /// Opens a connection for the network namespace of the calling thread.
     /// Must be called inside a tokio runtime, which drives the connection from then on.
-    pub fn open() -> Result<Self, NetlinkError> {
+    pub fn open() -> Result<Self> {
         let (mut connection, handle, _unsolicited) = rtnetlink::new_connection()
             .map_err(|source| NetlinkError::Open { purpose: "requests", source })?;
         // Both endings are wanted: without them a connection that dies in the middle of a listing
@@ -160,58 +174,52 @@ impl Netlink {
     }
 
     /// All links, in the kernel's order.
-    pub async fn links(&self) -> Result<Vec<Link>, NetlinkError> {
-        let request = RouteNetlinkMessage::GetLink(link_query());
-        let answer = self.list("list links", request).await?;
+    pub async fn links(&self) -> Result<Vec<Link>> {
+        let answer = self.list("list links", GetLink(link_query())).await?;
         Ok(answer.iter().filter_map(decode::link).collect())
     }
 
     /// The link with this name, `None` if there is no such link.
-    pub async fn link_named(&self, name: &str) -> Result<Option<Link>, NetlinkError> {
-        let operation = format!("read link {name}");
+    pub async fn link_named(&self, name: &str) -> Result<Option<Link>> {
         let mut query = link_query();
         query.attributes.push(LinkAttribute::IfName(name.to_owned()));
-        match self.request(&operation, RouteNetlinkMessage::GetLink(query), NLM_F_ACK).await {
-            Ok(answer) => match answer.messages.iter().find_map(decode::link) {
-                Some(link) => Ok(Some(link)),
-                None => Err(NetlinkError::Incomplete { operation, missing: "the link" }),
-            },
+        let operation = format!("read link {name}");
+        match self.ask_for(operation, "the link", GetLink(query), decode::link).await {
             Err(error) if error.is_already_gone() => Ok(None),
-            Err(error) => Err(error),
+            answer => answer.map(Some),
         }
     }
 
     /// The link with this name, which was there a moment ago.
-    pub async fn link_just_made(&self, name: &str) -> Result<Link, NetlinkError> {
+    pub async fn link_just_made(&self, name: &str) -> Result<Link> {
         let missing = "the link, which was just made";
         let operation = format!("read link {name}");
-        let link = self.link_named(name).await?;
-        link.ok_or(NetlinkError::Incomplete { operation, missing })
+        self.link_named(name).await?.ok_or(NetlinkError::Incomplete { operation, missing })
     }
 
     /// All IPv4 addresses, in the kernel's order.
-    pub async fn addresses(&self) -> Result<Vec<Address>, NetlinkError> {
+    pub async fn addresses(&self) -> Result<Vec<Address>> {
         let mut query = AddressMessage::default();
-        query.header.family = decode::IPV4;
-        let request = RouteNetlinkMessage::GetAddress(query);
-        let answer = self.list("list IPv4 addresses", request).await?;
+        query.header.family = AddressFamily::Inet;
+        let answer = self.list("list IPv4 addresses", GetAddress(query)).await?;
         Ok(answer.iter().filter_map(decode::address).collect())
     }
 
     /// How the kernel would reach `destination` now (`ip route get`).
-    pub async fn path_to(&self, destination: Ipv4Addr) -> Result<PathToHost, NetlinkError> {
-        let operation = format!("find the route to {destination}");
-        self.path(operation, decode::path_query(destination)).await
+    pub async fn path_to(&self, destination: Ipv4Addr) -> Result<PathToHost> {
+        self.path(format!("find the route to {destination}"), to_host(destination)).await
     }
 
-    /// How the kernel would send a UDP datagram now that goes `from` an address of this host.
+    /// How the kernel would send a UDP datagram now that goes `from` an address of this host:
+    /// routing rules may go by all of it. Kernels before 4.17 ignore protocol and ports.
     pub async fn path_of_datagram(
         &self,
         from: SocketAddrV4,
         to: SocketAddrV4,
-    ) -> Result<PathToHost, NetlinkError> {
-        let operation = format!("find the route from {from} to {to}");
-        self.path(operation, decode::datagram_query(from, to)).await
+    ) -> Result<PathToHost> {
+        let query = to_host(*to.ip()).source_prefix(*from.ip(), HOST_LENGTH_BITS);
+        let query = query.ip_protocol(UDP).sport(from.port()).dport(to.port());
+        self.path(format!("find the route from {from} to {to}"), query).await
     }
 
     /// Where it would send a packet of others that comes by this interface, if a firewall gives it
@@ -222,84 +230,62 @@ impl Netlink {
         to: Ipv4Addr,
         interface_index: u32,
         mark: u32,
-    ) -> Result<PathToHost, NetlinkError> {
+    ) -> Result<PathToHost> {
+        let query = to_host(to).source_prefix(from, HOST_LENGTH_BITS);
         let operation = format!("find the route of a packet from {from} to {to}");
-        self.path(operation, decode::forwarded_query(from, to, interface_index, mark)).await
+        self.path(operation, query.input_interface(interface_index).mark(mark)).await
     }
 
     /// The marks of packets by which routing rules go.
-    pub async fn marks(&self) -> Result<Vec<u32>, NetlinkError> {
+    pub async fn marks(&self) -> Result<Vec<u32>> {
         let mut query = RuleMessage::default();
-        query.header.family = decode::IPV4;
-        let answer = self.list("list routing rules", RouteNetlinkMessage::GetRule(query)).await?;
+        query.header.family = AddressFamily::Inet;
+        let answer = self.list("list routing rules", GetRule(query)).await?;
         Ok(answer.iter().filter_map(decode::mark).collect())
     }
 
-    async fn path(
-        &self,
-        operation: String,
-        query: RouteMessage,
-    ) -> Result<PathToHost, NetlinkError> {
-        let request = RouteNetlinkMessage::GetRoute(query);
-        let answer = self.request(&operation, request, NLM_F_ACK).await?;
-        answer
-            .messages
-            .iter()
-            .find_map(decode::path)
-            .ok_or(NetlinkError::Incomplete { operation, missing: "an outgoing interface" })
+    async fn path(&self, operation: String, query: RouteQuery) -> Result<PathToHost> {
+        let missing = "an outgoing interface";
+        self.ask_for(operation, missing, GetRoute(query.build()), decode::path).await
     }
 
     /// Gives a link an alias (`ip link show` has it), in place of another.
-    pub async fn set_alias(&self, link: &LinkId, alias: &str) -> Result<(), NetlinkError> {
-        let mut message = LinkUnspec::new_with_index(link.index).build();
-        message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
-        self.set_link(format!("set the alias {alias:?} of {link}"), message).await
+    pub async fn set_alias(&self, link: &LinkId, alias: &str) -> Result {
+        self.set_link(link, format!("set the alias {alias:?} of"), |it| it.alias(alias)).await
     }
 
     /// Switches a link on.
-    pub async fn set_up(&self, link: &LinkId) -> Result<(), NetlinkError> {
-        let message = LinkUnspec::new_with_index(link.index).up().build();
-        self.set_link(format!("set up {link}"), message).await
+    pub async fn set_up(&self, link: &LinkId) -> Result {
+        self.set_link(link, "set up".to_owned(), LinkEdit::up).await
     }
 
     /// Sets the largest IP packet of a link, in bytes.
-    pub async fn set_mtu(&self, link: &LinkId, mtu_bytes: u32) -> Result<(), NetlinkError> {
-        let message = LinkUnspec::new_with_index(link.index).mtu(mtu_bytes).build();
-        self.set_link(format!("set MTU {mtu_bytes} on {link}"), message).await
+    pub async fn set_mtu(&self, link: &LinkId, mtu_bytes: u32) -> Result {
+        self.set_link(link, format!("set MTU {mtu_bytes} on"), |it| it.mtu(mtu_bytes)).await
     }
 
     /// Sets the length of a link's transmit queue, in packets.
-    pub async fn set_transmit_queue_length(
-        &self,
-        link: &LinkId,
-        length: u32,
-    ) -> Result<(), NetlinkError> {
-        let message = LinkUnspec::new_with_index(link.index).txqueuelen(length).build();
-        self.set_link(format!("set transmit queue length {length} on {link}"), message).await
+    pub async fn set_transmit_queue_length(&self, link: &LinkId, length: u32) -> Result {
+        let operation = format!("set transmit queue length {length} on");
+        self.set_link(link, operation, |it| it.txqueuelen(length)).await
     }
 
     /// Gives a link another hardware address.
-    pub async fn set_mac(&self, link: &LinkId, mac: MacAddress) -> Result<(), NetlinkError> {
-        let message = LinkUnspec::new_with_index(link.index).address(mac.0.to_vec()).build();
-        self.set_link(format!("set the hardware address {mac} on {link}"), message).await
+    pub async fn set_mac(&self, link: &LinkId, mac: MacAddress) -> Result {
+        let operation = format!("set the hardware address {mac} on");
+        self.set_link(link, operation, |it| it.address(mac.0.to_vec())).await
     }
 
     /// Removes a link.
-    pub async fn remove_link(&self, link: &LinkId) -> Result<(), NetlinkError> {
+    pub async fn remove_link(&self, link: &LinkId) -> Result {
         let message = LinkUnspec::new_with_index(link.index).build();
-        self.edit(format!("remove link {link}"), RouteNetlinkMessage::DelLink(message), 0).await
+        self.edit(format!("remove link {link}"), DelLink(message), 0).await
     }
 
     /// Gives a link one more IPv4 address.
-    pub async fn add_address(
-        &self,
-        link: &LinkId,
-        address: Ipv4Addr,
-        prefix_length_bits: u8,
-    ) -> Result<(), NetlinkError> {
-        let operation = format!("add address {address}/{prefix_length_bits} to {link}");
-        let message = address_message(link, address, prefix_length_bits);
-        self.add(operation, RouteNetlinkMessage::NewAddress(message)).await
+    pub async fn add_address(&self, link: &LinkId, address: Ipv4Addr, length_bits: u8) -> Result {
+        let operation = format!("add address {address}/{length_bits} to {link}");
+        self.add(operation, NewAddress(address_message(link, address, length_bits))).await
     }
 
     /// Takes an IPv4 address from a link.
@@ -307,78 +293,80 @@ impl Netlink {
         &self,
         link: &LinkId,
         address: Ipv4Addr,
-        prefix_length_bits: u8,
-    ) -> Result<(), NetlinkError> {
-        let operation = format!("remove address {address}/{prefix_length_bits} from {link}");
-        let message = address_message(link, address, prefix_length_bits);
-        self.edit(operation, RouteNetlinkMessage::DelAddress(message), 0).await
+        length_bits: u8,
+    ) -> Result {
+        let operation = format!("remove address {address}/{length_bits} from {link}");
+        self.edit(operation, DelAddress(address_message(link, address, length_bits)), 0).await
     }
 
     /// Adds a route; refused if the main table has one of the same destination and metric.
-    pub async fn add_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
-        let message = decode::route_message(route);
-        self.add(format!("add route {route}"), RouteNetlinkMessage::NewRoute(message)).await
+    pub async fn add_route(&self, route: &RouteSpec) -> Result {
+        self.add(format!("add route {route}"), NewRoute(decode::route_message(route))).await
     }
 
     /// Adds a route in place of the one of the same destination and metric, if there is one.
-    pub async fn replace_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
-        let request = RouteNetlinkMessage::NewRoute(decode::route_message(route));
+    pub async fn replace_route(&self, route: &RouteSpec) -> Result {
+        let request = NewRoute(decode::route_message(route));
         self.edit(format!("replace route {route}"), request, NLM_F_CREATE | NLM_F_REPLACE).await
     }
 
     /// Removes a route.
-    pub async fn remove_route(&self, route: &RouteSpec) -> Result<(), NetlinkError> {
+    pub async fn remove_route(&self, route: &RouteSpec) -> Result {
         let mut message = decode::route_message(route);
         // Stands for any: the kernel would not find a route that somebody set with another one.
         message.header.scope = RouteScope::NoWhere;
-        let request = RouteNetlinkMessage::DelRoute(message);
-        self.edit(format!("remove route {route}"), request, 0).await
+        self.edit(format!("remove route {route}"), DelRoute(message), 0).await
     }
 
     /// Adds a route that drops what is for `destination`, behind any other route to it.
-    pub async fn add_blackhole(&self, destination: Prefix) -> Result<(), NetlinkError> {
+    pub async fn add_blackhole(&self, destination: Prefix) -> Result {
         let message = decode::blackhole_message(destination, BLACKHOLE_METRIC);
-        let operation = format!("add blackhole route {destination}");
-        self.add(operation, RouteNetlinkMessage::NewRoute(message)).await
+        self.add(format!("add blackhole route {destination}"), NewRoute(message)).await
     }
 
     /// Removes a route that drops what is for `destination`.
-    pub async fn remove_blackhole(
-        &self,
-        destination: Prefix,
-        metric: u32,
-    ) -> Result<(), NetlinkError> {
+    pub async fn remove_blackhole(&self, destination: Prefix, metric: u32) -> Result {
         let message = decode::blackhole_message(destination, metric);
-        let operation = format!("remove blackhole route {destination}");
-        self.edit(operation, RouteNetlinkMessage::DelRoute(message), 0).await
+        self.edit(format!("remove blackhole route {destination}"), DelRoute(message), 0).await
     }
 
-    async fn set_link(&self, operation: String, message: LinkMessage) -> Result<(), NetlinkError> {
-        self.edit(operation, RouteNetlinkMessage::SetLink(message), 0).await
-    }
-
-    async fn add(
+    /// `operation` says what is done to the link, which follows.
+    async fn set_link(
         &self,
+        link: &LinkId,
         operation: String,
-        request: RouteNetlinkMessage,
-    ) -> Result<(), NetlinkError> {
+        change: impl FnOnce(LinkEdit) -> LinkEdit,
+    ) -> Result {
+        let message = change(LinkUnspec::new_with_index(link.index)).build();
+        self.edit(format!("{operation} {link}"), SetLink(message), 0).await
+    }
+
+    async fn add(&self, operation: String, request: RouteNetlinkMessage) -> Result {
         self.edit(operation, request, NLM_F_CREATE | NLM_F_EXCL).await
     }
 
-    async fn edit(
+    async fn edit(&self, operation: String, request: RouteNetlinkMessage, flags: u16) -> Result {
+        self.request(&operation, request, NLM_F_ACK | flags).await.map(drop)
+    }
+
+    /// The first thing that `decode` finds in the answer, which is `missing` otherwise.
+    async fn ask_for<T>(
         &self,
         operation: String,
+        missing: &'static str,
         request: RouteNetlinkMessage,
-        flags: u16,
-    ) -> Result<(), NetlinkError> {
-        self.request(&operation, request, NLM_F_ACK | flags).await.map(drop)
+        decode: impl FnMut(&RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<T> {
+        let answer = self.request(&operation, request, NLM_F_ACK).await?;
+        let found = answer.messages.iter().find_map(decode);
+        found.ok_or(NetlinkError::Incomplete { operation, missing })
     }
 
     async fn list(
         &self,
         operation: &str,
         request: RouteNetlinkMessage,
-    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+    ) -> Result<Vec<RouteNetlinkMessage>> {
         for _ in 0..LISTING_ATTEMPTS_MAX {
             let answer = self.request(operation, request.clone(), NLM_F_DUMP).await?;
             if !answer.interrupted {
@@ -393,49 +381,77 @@ impl Netlink {
         operation: &str,
         request: RouteNetlinkMessage,
         flags: u16,
-    ) -> Result<Answer, NetlinkError> {
+    ) -> Result<Answer> {
         let mut message = NetlinkMessage::from(request);
         message.header.flags = NLM_F_REQUEST | flags;
-        match timeout(REQUEST_TIMEOUT, self.exchange(operation, message)).await {
-            Ok(result) => result,
-            Err(_elapsed) => Err(NetlinkError::TimedOut(operation.to_owned())),
-        }
+        in_time(operation, self.exchange(operation, message)).await
     }
 
     async fn exchange(
         &self,
         operation: &str,
         message: NetlinkMessage<RouteNetlinkMessage>,
-    ) -> Result<Answer, NetlinkError> {
+    ) -> Result<Answer> {
         let disconnected = || NetlinkError::Disconnected(operation.to_owned());
-        let refused = |source| NetlinkError::Refused { operation: operation.to_owned(), source };
-        let Ok(mut replies) = self.handle.clone().request(message) else {
-            return Err(disconnected());
-        };
+        let mut replies = self.handle.clone().request(message).map_err(|_ended| disconnected())?;
         let mut answer = Answer::default();
         while let Some(reply) = replies.next().await {
             answer.interrupted |= reply.header.flags & NLM_F_DUMP_INTR != 0;
+            match end(&reply.payload) {
+                Some(Ok(())) => return Ok(answer),
+                Some(Err(source)) => return Err(NetlinkError::refused(operation)(source)),
+                None => {}
+            }
             if let NetlinkPayload::InnerMessage(message) = reply.payload {
                 answer.messages.push(message);
-            } else if let NetlinkPayload::Error(error) = reply.payload {
-                return if error.code.is_none() { Ok(answer) } else { Err(refused(error.to_io())) };
-            } else if let NetlinkPayload::Done(done) = reply.payload {
-                return if done.code >= 0 {
-                    Ok(answer)
-                } else {
-                    Err(refused(io::Error::from_raw_os_error(done.code.saturating_neg())))
-                };
             }
         }
         Err(disconnected())
     }
 }
 
+type LinkEdit = LinkMessageBuilder<LinkUnspec>;
+type RouteQuery = RouteMessageBuilder<Ipv4Addr>;
+
 /// Everything the kernel sent back for one request.
 #[derive(Debug, Default)]
 struct Answer {
     messages: Vec<RouteNetlinkMessage>,
     interrupted: bool,
+}
+
+/// What comes of `work`, if it does within the time for a request.
+async fn in_time<T>(operation: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_elapsed| NetlinkError::TimedOut(operation.to_owned());
+    timeout(REQUEST_TIMEOUT, work).await.map_err(late)?
+}
+
+/// How the answer to a request ended, if this is its end.
+fn end(payload: &NetlinkPayload<RouteNetlinkMessage>) -> Option<io::Result<()>> {
+    let code = if let NetlinkPayload::Done(done) = payload {
+        done.code
+    } else if let NetlinkPayload::Error(error) = payload {
+        error.raw_code()
+    } else {
+        return None;
+    };
+    let refused = || io::Error::from_raw_os_error(code.saturating_neg());
+    Some(if code < 0 { Err(refused()) } else { Ok(()) })
+}
+
+/// As [`end`], of a message as it came.
+fn end_of(message: &[u8]) -> Option<io::Result<()>> {
+    end(&NetlinkMessage::deserialize(message).ok()?.payload)
+}
+
+/// `request` as the kernel reads it.
+fn serialized(request: RouteNetlinkMessage, flags: u16) -> Vec<u8> {
+    let mut message = NetlinkMessage::from(request);
+    message.header.flags = NLM_F_REQUEST | flags;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
 }
 
 fn link_query() -> LinkMessage {
@@ -445,9 +461,12 @@ fn link_query() -> LinkMessage {
     query
 }
 
-fn address_message(link: &LinkId, address: Ipv4Addr, prefix_length_bits: u8) -> AddressMessage {
-    AddressMessageBuilder::<Ipv4Addr>::new()
-        .index(link.index)
-        .address(address, prefix_length_bits)
-        .build()
+fn address_message(link: &LinkId, address: Ipv4Addr, length_bits: u8) -> AddressMessage {
+    let message = AddressMessageBuilder::<Ipv4Addr>::new().index(link.index);
+    message.address(address, length_bits).build()
+}
+
+/// The question behind `ip route get`.
+fn to_host(destination: Ipv4Addr) -> RouteQuery {
+    RouteQuery::new().destination_prefix(destination, HOST_LENGTH_BITS)
 }

@@ -26,7 +26,7 @@ use crate::control::lease::LeaseAttributes;
 use crate::failure::with_causes;
 use crate::fast_path::{FastPath, LENGTHS_MAX, PEERS_MAX, Settings};
 use crate::host::netlink::events::Events;
-use crate::host::netlink::policies::{PolicyEvents, has_policies};
+use crate::host::netlink::policies::has_policies;
 use crate::host::netlink::{Netlink, NetlinkError, request_all};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Published, Table};
@@ -170,7 +170,7 @@ impl KernelPlane {
     async fn follow(&mut self) -> Result<Infallible, NetlinkError> {
         // Subscribed before the first look, or a change between them is lost.
         let (mut events, mut neighbours) = (Events::of_ways()?, Events::of_neighbours()?);
-        let mut policies = PolicyEvents::subscribe()?;
+        let mut policies = Events::of_policies()?;
         let netlink = Netlink::open()?;
         self.hops.clear();
         // Apart from what else causes a look, which may come all the time.
@@ -197,7 +197,7 @@ impl KernelPlane {
                     events.changed().await
                 };
                 tokio::select! {
-                    result = policies.changed() => {
+                    result = policies.changed_at_once() => {
                         result?;
                         // At once, and asked afterwards: a packet that a new policy wants encrypted
                         // must not leave as it is.

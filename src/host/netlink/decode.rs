@@ -3,20 +3,19 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "the kernel's attributes, of which few matter")]
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr};
 
 use rtnetlink::RouteMessageBuilder;
-use rtnetlink::packet_core::DefaultNla;
+use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{
-    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo,
+    InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
-    RouteScope, RouteType, RouteVia,
+    RouteType, RouteVia,
 };
 use rtnetlink::packet_route::rule::RuleAttribute;
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::host::state::{
     Address, Link, LinkId, MacAddress, NextHop, PathToHost, Route, RouteKind, RouteProtocol,
@@ -24,62 +23,46 @@ use crate::host::state::{
 };
 use crate::route::Prefix;
 
-/// The family of everything that is asked for.
-pub(super) const IPV4: AddressFamily = AddressFamily::Inet;
+/// What the first attribute of this kind is worth.
+macro_rules! find {
+    ($attributes:expr, $kind:pat => $value:expr) => {
+        $attributes.iter().find_map(|attribute| match attribute {
+            $kind => Some($value),
+            _ => None,
+        })
+    };
+}
 
-/// Length of a prefix that is one host.
-const HOST_LENGTH_BITS: u8 = 32;
-
-/// Of linux/rtnetlink.h, and the protocol's number.
-const RTA_IP_PROTO: u16 = 27;
-const RTA_SPORT: u16 = 28;
-const RTA_DPORT: u16 = 29;
-const UDP: u8 = 17;
+pub(super) use find;
 
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
-    let RouteNetlinkMessage::NewLink(message) = message else { return None };
-    let (mut name, mut mtu_bytes, mut mac, mut made) = (None, 0, None, None);
-    let (mut alias, mut linked, mut is_veth, mut is_bridge) = (None, None, false, false);
-    for attribute in &message.attributes {
-        match attribute {
-            LinkAttribute::IfName(text) => name = Some(text.clone()),
-            LinkAttribute::Mtu(bytes) => mtu_bytes = *bytes,
-            LinkAttribute::Address(bytes) => mac = MacAddress::from_bytes(bytes),
-            LinkAttribute::IfAlias(text) => alias = Some(text.clone()),
-            LinkAttribute::Link(index) => linked = Some(*index),
-            LinkAttribute::LinkInfo(infos) => {
-                let is = |kind| infos.contains(&LinkInfo::Kind(kind));
-                (made, is_veth, is_bridge) =
-                    (vxlan(infos), is(InfoKind::Veth), is(InfoKind::Bridge));
-            }
-            _ => {}
-        }
-    }
+    let RouteNetlinkMessage::NewLink(LinkMessage { header, attributes, .. }) = message else {
+        return None;
+    };
+    let infos = find!(attributes, LinkAttribute::LinkInfo(infos) => infos.as_slice());
+    let infos = infos.unwrap_or_default();
+    let is = |kind| infos.contains(&LinkInfo::Kind(kind));
+    let linked = find!(attributes, LinkAttribute::Link(index) => *index);
+    let name = find!(attributes, LinkAttribute::IfName(name) => name.clone())?;
+    let mac = find!(attributes, LinkAttribute::Address(bytes) => MacAddress::from_bytes(bytes));
     Some(Link {
-        id: LinkId { index: message.header.index, name: name? },
-        mtu_bytes,
-        is_up: message.header.flags.contains(LinkFlags::Up),
-        has_carrier: message.header.flags.contains(LinkFlags::LowerUp),
-        is_loopback: message.header.flags.contains(LinkFlags::Loopback),
-        is_bridge,
-        mac,
-        vxlan: made,
-        veth_peer: linked.filter(|_| is_veth),
-        alias,
+        id: LinkId { index: header.index, name },
+        mtu_bytes: find!(attributes, LinkAttribute::Mtu(bytes) => *bytes).unwrap_or(0),
+        is_up: header.flags.contains(LinkFlags::Up),
+        has_carrier: header.flags.contains(LinkFlags::LowerUp),
+        is_loopback: header.flags.contains(LinkFlags::Loopback),
+        is_bridge: is(InfoKind::Bridge),
+        mac: mac.flatten(),
+        vxlan: is(InfoKind::Vxlan).then(|| vxlan(infos)),
+        veth_peer: linked.filter(|_| is(InfoKind::Veth)),
+        alias: find!(attributes, LinkAttribute::IfAlias(alias) => alias.clone()),
     })
 }
 
-/// What a link was made with, if it is a VXLAN device.
-fn vxlan(infos: &[LinkInfo]) -> Option<Vxlan> {
-    if !infos.contains(&LinkInfo::Kind(InfoKind::Vxlan)) {
-        return None;
-    }
-    let data = infos.iter().find_map(|info| match info {
-        LinkInfo::Data(InfoData::Vxlan(data)) => Some(data),
-        _ => None,
-    });
+/// What a VXLAN device was made with.
+fn vxlan(infos: &[LinkInfo]) -> Vxlan {
     let mut vxlan = Vxlan::default();
-    for info in data.into_iter().flatten() {
+    for info in find!(infos, LinkInfo::Data(InfoData::Vxlan(data)) => data).into_iter().flatten() {
         match info {
             InfoVxlan::Id(vni) => vxlan.vni = *vni,
             InfoVxlan::Link(index) => vxlan.parent_index = *index,
@@ -92,27 +75,20 @@ fn vxlan(infos: &[LinkInfo]) -> Option<Vxlan> {
             _ => {}
         }
     }
-    Some(vxlan)
+    vxlan
 }
 
 pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
     let RouteNetlinkMessage::NewAddress(message) = message else { return None };
-    let (mut local, mut remote_or_local, mut flags) = (None, None, None);
-    for attribute in &message.attributes {
-        match attribute {
-            AddressAttribute::Local(IpAddr::V4(address)) => local = Some(*address),
-            AddressAttribute::Address(IpAddr::V4(address)) => remote_or_local = Some(*address),
-            AddressAttribute::Flags(all) => flags = Some(*all),
-            _ => {}
-        }
-    }
-    let header = &message.header;
+    let (header, all) = (&message.header, &message.attributes);
+    let local = find!(all, AddressAttribute::Local(IpAddr::V4(address)) => *address);
+    let remote = || find!(all, AddressAttribute::Address(IpAddr::V4(address)) => *address);
     // The header has the lowest byte of the flags; kernels before 3.14 send no attribute.
-    let flags =
-        flags.unwrap_or_else(|| AddressFlags::from_bits_retain(u32::from(header.flags.bits())));
+    let lowest = || AddressFlags::from_bits_retain(u32::from(header.flags.bits()));
+    let flags = find!(all, AddressAttribute::Flags(flags) => *flags).unwrap_or_else(lowest);
     Some(Address {
         interface_index: header.index,
-        address: local.or(remote_or_local)?,
+        address: local.or_else(remote)?,
         prefix_length_bits: header.prefix_len,
         is_permanent: flags.contains(AddressFlags::Permanent),
         is_deprecated: flags.contains(AddressFlags::Deprecated),
@@ -122,59 +98,40 @@ pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
 
 pub(super) fn route(message: &RouteNetlinkMessage) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(message) = message else { return None };
-    let header = &message.header;
+    let (header, all) = (&message.header, &message.attributes);
     if header.table != RouteHeader::RT_TABLE_MAIN {
         return None;
     }
-    let (mut destination, mut metric, mut mtu_bytes) = (Ipv4Addr::UNSPECIFIED, 0, None);
-    for attribute in &message.attributes {
-        match attribute {
-            RouteAttribute::Destination(RouteAddress::Inet(address)) => destination = *address,
-            RouteAttribute::Priority(priority) => metric = *priority,
-            RouteAttribute::Metrics(metrics) => {
-                mtu_bytes = metrics.iter().find_map(|metric| match metric {
-                    RouteMetric::Mtu(bytes) => Some(*bytes),
-                    _ => None,
-                });
-            }
-            _ => {}
-        }
-    }
+    let to = find!(all, RouteAttribute::Destination(RouteAddress::Inet(address)) => *address);
+    let to = to.unwrap_or(Ipv4Addr::UNSPECIFIED);
+    let metrics = find!(all, RouteAttribute::Metrics(metrics) => metrics.as_slice());
     Some(Route {
-        destination: Prefix::new(destination, header.destination_prefix_length)?,
-        metric,
-        kind: match u8::from(header.kind) {
-            number if number == u8::from(RouteType::Unicast) => RouteKind::Unicast,
-            number => RouteKind::Other(number),
+        destination: Prefix::new(to, header.destination_prefix_length)?,
+        metric: find!(all, RouteAttribute::Priority(priority) => *priority).unwrap_or(0),
+        kind: match header.kind {
+            RouteType::Unicast => RouteKind::Unicast,
+            other => RouteKind::Other(other.into()),
         },
         protocol: RouteProtocol(header.protocol.into()),
         type_of_service: header.tos,
-        mtu_bytes,
-        next_hops: next_hops(message),
+        mtu_bytes: find!(metrics.unwrap_or_default(), RouteMetric::Mtu(bytes) => *bytes),
+        next_hops: next_hops(all),
     })
 }
 
-fn next_hops(message: &RouteMessage) -> Vec<NextHop> {
-    let mut hops = Vec::new();
-    if let Some(interface_index) = outgoing_interface(message) {
-        hops.push(NextHop { interface_index, gateway: gateway(&message.attributes) });
-    }
-    for attribute in &message.attributes {
-        if let RouteAttribute::MultiPath(paths) = attribute {
-            hops.extend(paths.iter().map(|path: &RouteNextHop| NextHop {
-                interface_index: path.interface_index,
-                gateway: gateway(&path.attributes),
-            }));
-        }
-    }
-    hops
+fn next_hops(all: &[RouteAttribute]) -> Vec<NextHop> {
+    let hop = |interface_index, attributes: &[RouteAttribute]| NextHop {
+        interface_index,
+        gateway: gateway(attributes),
+    };
+    let several = find!(all, RouteAttribute::MultiPath(hops) => hops.as_slice());
+    let several = several.unwrap_or_default().iter();
+    let several = several.map(|next: &RouteNextHop| hop(next.interface_index, &next.attributes));
+    outgoing_interface(all).map(|index| hop(index, all)).into_iter().chain(several).collect()
 }
 
-fn outgoing_interface(message: &RouteMessage) -> Option<u32> {
-    message.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Oif(index) => Some(*index),
-        _ => None,
-    })
+fn outgoing_interface(all: &[RouteAttribute]) -> Option<u32> {
+    find!(all, RouteAttribute::Oif(index) => *index)
 }
 
 fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
@@ -189,72 +146,27 @@ fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
 
 pub(super) fn path(message: &RouteNetlinkMessage) -> Option<PathToHost> {
     let RouteNetlinkMessage::NewRoute(message) = message else { return None };
-    let preferred_source = message.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::PrefSource(RouteAddress::Inet(address)) => Some(*address),
-        _ => None,
-    });
-    let gateway = gateway(&message.attributes);
-    let is_encapsulated = message.attributes.iter().any(|attribute| {
-        matches!(attribute, RouteAttribute::EncapType(_) | RouteAttribute::Encap(_))
-    });
-    let is_plain = message.header.kind == RouteType::Unicast && !is_encapsulated;
-    let interface_index = outgoing_interface(message)?;
-    Some(PathToHost { interface_index, preferred_source, gateway, is_plain })
-}
-
-/// The query behind `ip route get`.
-pub(super) fn path_query(destination: Ipv4Addr) -> RouteMessage {
-    let mut query = RouteMessage::default();
-    query.header.address_family = IPV4;
-    query.header.destination_prefix_length = HOST_LENGTH_BITS;
-    query.attributes.push(RouteAttribute::Destination(RouteAddress::Inet(destination)));
-    query
-}
-
-/// As [`path_query`], for a UDP datagram: routing rules may go by all of it. Kernels before 4.17
-/// ignore protocol and ports.
-pub(super) fn datagram_query(from: SocketAddrV4, to: SocketAddrV4) -> RouteMessage {
-    let mut query = path_query(*to.ip());
-    query.header.source_prefix_length = HOST_LENGTH_BITS;
-    query.attributes.push(RouteAttribute::Source(RouteAddress::Inet(*from.ip())));
-    let ports = [(RTA_SPORT, from), (RTA_DPORT, to)];
-    let ports = ports.map(|(kind, end)| DefaultNla::new(kind, end.port().to_be_bytes().to_vec()));
-    let protocol = DefaultNla::new(RTA_IP_PROTO, vec![UDP]);
-    query.attributes.extend([protocol].into_iter().chain(ports).map(RouteAttribute::Other));
-    query
-}
-
-/// As [`path_query`], for a packet that came by an interface.
-pub(super) fn forwarded_query(
-    from: Ipv4Addr,
-    to: Ipv4Addr,
-    interface_index: u32,
-    mark: u32,
-) -> RouteMessage {
-    let mut query = path_query(to);
-    query.header.source_prefix_length = HOST_LENGTH_BITS;
-    query.attributes.push(RouteAttribute::Source(RouteAddress::Inet(from)));
-    query.attributes.extend([RouteAttribute::Iif(interface_index), RouteAttribute::Mark(mark)]);
-    query
+    let all = &message.attributes;
+    let is_encapsulated =
+        find!(all, RouteAttribute::EncapType(_) | RouteAttribute::Encap(_) => ()).is_some();
+    Some(PathToHost {
+        interface_index: outgoing_interface(all)?,
+        preferred_source: find!(all, RouteAttribute::PrefSource(RouteAddress::Inet(address)) => *address),
+        gateway: gateway(all),
+        is_plain: message.header.kind == RouteType::Unicast && !is_encapsulated,
+    })
 }
 
 /// The mark of a routing rule.
 pub(super) fn mark(message: &RouteNetlinkMessage) -> Option<u32> {
     let RouteNetlinkMessage::NewRule(message) = message else { return None };
-    message.attributes.iter().find_map(|attribute| {
-        if let RuleAttribute::FwMark(mark) = attribute { Some(*mark) } else { None }
-    })
+    find!(message.attributes, RuleAttribute::FwMark(mark) => *mark)
 }
 
 pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
     let RouteSpec { destination, interface, gateway, metric, protocol, is_onlink, mtu_bytes } =
         route;
-    let mut builder = RouteMessageBuilder::<Ipv4Addr>::new()
-        .destination_prefix(destination.network(), destination.length_bits())
-        .output_interface(interface.index)
-        .scope(RouteScope::Universe)
-        .protocol(protocol.0.into())
-        .kind(RouteType::Unicast);
+    let mut builder = to_prefix(*destination, *protocol).output_interface(interface.index);
     if let Some(gateway) = gateway {
         builder = builder.gateway(*gateway);
     }
@@ -271,13 +183,14 @@ pub(super) fn route_message(route: &RouteSpec) -> RouteMessage {
 
 /// flannel's blackhole routes are `RTPROT_BOOT`, too.
 pub(super) fn blackhole_message(destination: Prefix, metric: u32) -> RouteMessage {
-    RouteMessageBuilder::<Ipv4Addr>::new()
-        .destination_prefix(destination.network(), destination.length_bits())
-        .scope(RouteScope::Universe)
-        .protocol(RouteProtocol::BOOT.0.into())
-        .kind(RouteType::BlackHole)
-        .priority(metric)
-        .build()
+    let route = to_prefix(destination, RouteProtocol::BOOT);
+    route.kind(RouteType::BlackHole).priority(metric).build()
+}
+
+/// Of the main table, for any scope.
+fn to_prefix(prefix: Prefix, protocol: RouteProtocol) -> RouteMessageBuilder<Ipv4Addr> {
+    let route = RouteMessageBuilder::<Ipv4Addr>::new().protocol(protocol.0.into());
+    route.destination_prefix(prefix.network(), prefix.length_bits())
 }
 
 #[cfg(test)]

@@ -1,18 +1,17 @@
 //! Events of changed links, IPv4 addresses and IPv4 routes, many changes coalesced into one.
 //! Reports that something changed, never what: a reader lists again, so nothing can be missed.
 
-use std::io;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use rtnetlink::MulticastGroup;
-use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::protocols::{NETLINK_ROUTE, NETLINK_XFRM};
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 
-use super::NetlinkError;
 use super::routes::{About, about};
+use super::{NetlinkError, Result};
 use crate::route::Prefix;
 
 /// One change of an interface brings a handful of messages, and a pod's start some dozens, all
@@ -32,8 +31,11 @@ const MESSAGE_BYTES: usize = 64;
 /// is not used takes no memory.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
-const GROUPS: &[MulticastGroup] =
-    &[MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
+const GROUPS: [MulticastGroup; 3] =
+    [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv4Route];
+
+/// `XFRMNLGRP_POLICY`.
+const POLICY_GROUP: u32 = 4;
 
 /// A subscription to changes.
 pub struct Events {
@@ -46,25 +48,36 @@ pub struct Events {
 impl Events {
     /// Subscribes in the network namespace of the calling thread. Subscribe before the first
     /// listing, or a change between them is lost.
-    pub fn subscribe() -> Result<Self, NetlinkError> {
-        Self::of(GROUPS)
+    pub fn subscribe() -> Result<Self> {
+        Self::of(NETLINK_ROUTE, GROUPS.map(number))
     }
 
     /// Subscribes to everything that the way to a host depends on: routing rules as well, and
     /// nexthop objects, whose changes are no routes' where `nexthop_compat_mode` is 0.
-    pub fn of_ways() -> Result<Self, NetlinkError> {
-        Self::of(&[GROUPS, &[MulticastGroup::Ipv4Rule, MulticastGroup::Nexthop]].concat())
+    pub fn of_ways() -> Result<Self> {
+        let more = [MulticastGroup::Ipv4Rule, MulticastGroup::Nexthop];
+        Self::of(NETLINK_ROUTE, GROUPS.into_iter().chain(more).map(number))
     }
 
     /// Subscribes to changes of neighbours alone, whose hardware addresses come and go.
-    pub fn of_neighbours() -> Result<Self, NetlinkError> {
-        Self::of(&[MulticastGroup::Neigh])
+    pub fn of_neighbours() -> Result<Self> {
+        Self::of(NETLINK_ROUTE, [number(MulticastGroup::Neigh)])
     }
 
-    fn of(groups: &[MulticastGroup]) -> Result<Self, NetlinkError> {
+    /// Subscribes to changes of IPsec policies, of which a kernel that knows none reports none.
+    pub fn of_policies() -> Result<Self> {
+        match Self::of(NETLINK_XFRM, [POLICY_GROUP]) {
+            Err(error) if error.errno() == Some(Errno::PROTONOSUPPORT) => {
+                Self::of(NETLINK_ROUTE, [])
+            }
+            events => events,
+        }
+    }
+
+    fn of(protocol: isize, groups: impl IntoIterator<Item = u32>) -> Result<Self> {
         let open = || {
-            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
-            let groups = groups.iter().fold(0, |mask, group| mask | 1 << (*group as u32 - 1));
+            let mut socket = TokioSocket::new(protocol)?;
+            let groups = groups.into_iter().fold(0, |mask, group| mask | 1 << (group - 1));
             // Without the right to it the default remains, and overruns are more frequent.
             set_socket_recv_buffer_size_force(socket.socket_ref(), RECEIVE_BUFFER_BYTES).ok();
             socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
@@ -82,7 +95,7 @@ impl Events {
 
     /// Waits until something changed. Changes that come close together are reported as one.
     /// Cancel-safe: an event that was taken before a cancellation is reported by the next call.
-    pub async fn changed(&mut self) -> Result<(), NetlinkError> {
+    pub async fn changed(&mut self) -> Result {
         if !self.pending {
             while !self.receive().await? {}
             self.pending = true;
@@ -99,13 +112,18 @@ impl Events {
         Ok(())
     }
 
+    /// Waits until something changed, and not for what comes close behind it. Cancel-safe.
+    pub async fn changed_at_once(&mut self) -> Result {
+        self.receive().await.map(drop)
+    }
+
     /// Takes one message, and gives whether it matters. A full receive buffer lost some, which is
     /// a change as well.
-    async fn receive(&self) -> Result<bool, NetlinkError> {
+    async fn receive(&self) -> Result<bool> {
         let mut message = Vec::with_capacity(MESSAGE_BYTES);
         match self.socket.recv(&mut message).await {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => Ok(true),
-            Err(source) => Err(broken(source)),
+            Err(error) => Err(NetlinkError::refused("report change events")(error)),
             Ok(()) => Ok(self.matters(&message)),
         }
     }
@@ -120,6 +138,6 @@ impl Events {
     }
 }
 
-fn broken(source: io::Error) -> NetlinkError {
-    NetlinkError::Refused { operation: "report change events".to_owned(), source }
+fn number(group: MulticastGroup) -> u32 {
+    group as u32
 }

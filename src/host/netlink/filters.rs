@@ -12,7 +12,7 @@ use rtnetlink::packet_route::tc::{
 };
 use tracing::warn;
 
-use super::{Netlink, NetlinkError, request_now};
+use super::{Netlink, Result, request_now};
 use crate::host::state::LinkId;
 
 /// Its place among the filters of others: behind those with a number below it.
@@ -56,7 +56,7 @@ impl Filter {
         place: FilterPlace,
         name: &str,
         program: BorrowedFd<'_>,
-    ) -> Result<Self, NetlinkError> {
+    ) -> Result<Self> {
         let device = place.device;
         let discipline = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
         let made = netlink.add(format!("add clsact to device {device}"), discipline).await;
@@ -79,7 +79,7 @@ impl Filter {
     }
 
     /// Whether it is still there.
-    pub async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+    pub async fn is_there(&self, netlink: &Netlink) -> Result<bool> {
         self.0.is_taken(netlink).await
     }
 
@@ -91,7 +91,7 @@ impl Filter {
 
 impl FilterPlace {
     /// Removes the filter that a weftd has left there, if there is one.
-    pub async fn clear(self, netlink: &Netlink) -> Result<(), NetlinkError> {
+    pub async fn clear(self, netlink: &Netlink) -> Result {
         if !self.is_taken(netlink).await? {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl FilterPlace {
 
     /// Removes the filters of all weftd from a device; gives how many there were. The queueing
     /// discipline goes with the last filter that it had.
-    pub async fn clear_all(netlink: &Netlink, device: u32) -> Result<usize, NetlinkError> {
+    pub async fn clear_all(netlink: &Netlink, device: u32) -> Result<usize> {
         let (mut ours, mut others) = (Vec::new(), 0);
         for side in [Side::Ingress, Side::Egress] {
             let place = Self { device, side, handle: 0 };
@@ -124,25 +124,24 @@ impl FilterPlace {
     }
 
     /// The kinds of the filters that are not ours and see what leaves a device.
-    pub async fn of_others(netlink: &Netlink, device: u32) -> Result<Vec<String>, NetlinkError> {
+    pub async fn of_others(netlink: &Netlink, device: u32) -> Result<Vec<String>> {
         let filters = Self { device, side: Side::Egress, handle: 0 }.list(netlink).await?;
         let others = filters.iter().filter(|it| handle_of_ours(it).is_none());
-        let mut kinds: Vec<_> = others
-            .flat_map(|it| &it.attributes)
-            .filter_map(
-                |it| if let TcAttribute::Kind(kind) = it { Some(kind.clone()) } else { None },
-            )
-            .collect();
+        let kinds = others.flat_map(|it| &it.attributes).filter_map(|it| {
+            let TcAttribute::Kind(kind) = it else { return None };
+            Some(kind.clone())
+        });
+        let mut kinds: Vec<_> = kinds.collect();
         kinds.dedup();
         Ok(kinds)
     }
 
-    async fn is_taken(self, netlink: &Netlink) -> Result<bool, NetlinkError> {
+    async fn is_taken(self, netlink: &Netlink) -> Result<bool> {
         let filters = self.list(netlink).await?;
         Ok(filters.iter().any(|found| handle_of_ours(found) == Some(self.handle)))
     }
 
-    async fn list(self, netlink: &Netlink) -> Result<Vec<TcMessage>, NetlinkError> {
+    async fn list(self, netlink: &Netlink) -> Result<Vec<TcMessage>> {
         let mut query = TcMessage::with_index(self.device as i32);
         query.header.parent = self.parent();
         let operation = format!("list filters of device {}", self.device);
@@ -217,7 +216,7 @@ fn discipline(device: u32, kind: &str, parent: TcHandle, handle: TcHandle) -> Tc
 impl Netlink {
     /// Has a link give its packets to its driver at once. In front of the queues of a TUN device
     /// others never fill, and the kernel makes some for each of 256 that it could have: 25 MB.
-    pub async fn set_no_discipline(&self, link: &LinkId) -> Result<(), NetlinkError> {
+    pub async fn set_no_discipline(&self, link: &LinkId) -> Result {
         let none = discipline(link.index, "noqueue", TcHandle::ROOT, TcHandle::default());
         let flags = NLM_F_CREATE | NLM_F_REPLACE;
         let request = RouteNetlinkMessage::NewQueueDiscipline(none);

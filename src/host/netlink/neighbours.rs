@@ -2,6 +2,8 @@
 //! ones, and what the kernel learnt by itself is neither listed nor changed; of another device
 //! those whose hardware address the kernel knows.
 
+#![expect(clippy::wildcard_enum_match_arm, reason = "the kernel's attributes, of which few matter")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -13,30 +15,32 @@ use rtnetlink::packet_route::neighbour::{
 use rtnetlink::packet_route::route::RouteType;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::{Netlink, NetlinkError};
+use super::decode::find;
+use super::{Netlink, Result};
 use crate::host::state::{EntryTable, LinkEntry, LinkId, MacAddress};
+
+/// States in which the kernel sends to the hardware address that it has (NUD_VALID).
+const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
 /// In which the kernel gives ages (`USER_HZ`): on every architecture that matters the same.
 const TICKS_PER_SECOND: u32 = 100;
 
 impl Netlink {
     /// The permanent entries of both tables of a VXLAN device.
-    pub async fn entries(&self, link: &LinkId) -> Result<Vec<LinkEntry>, NetlinkError> {
+    pub async fn entries(&self, link: &LinkId) -> Result<Vec<LinkEntry>> {
         let mut entries = Vec::new();
         for table in [EntryTable::Neighbours, EntryTable::Forwarding] {
-            let answer = self.list_entries(link.index, table).await?;
-            entries.extend(answer.iter().filter_map(|message| entry(message, table, link.index)));
+            let listed = self.list_entries(link.index, table).await?;
+            entries.extend(listed.iter().filter_map(|message| entry(message, table)));
         }
         Ok(entries)
     }
 
     /// The hardware addresses that the kernel has for the neighbours of the link numbered `index`.
-    pub async fn hardware_addresses(
-        &self,
-        index: u32,
-    ) -> Result<BTreeMap<Ipv4Addr, MacAddress>, NetlinkError> {
-        let answer = self.list_entries(index, EntryTable::Neighbours).await?;
-        Ok(answer.iter().filter_map(|message| neighbour(message, index)).collect())
+    pub async fn hardware_addresses(&self, index: u32) -> Result<BTreeMap<Ipv4Addr, MacAddress>> {
+        let listed = self.list_entries(index, EntryTable::Neighbours).await?;
+        let valid = listed.iter().filter(|it| u16::from(it.header.state) & VALID != 0);
+        Ok(valid.filter_map(addresses).filter(|(_, mac)| mac.is_host()).collect())
     }
 
     /// When the kernel last sent to each address of a table of the link numbered `index`, as ages;
@@ -48,17 +52,9 @@ impl Netlink {
         index: u32,
         table: EntryTable,
         known: &BTreeSet<Ipv4Addr>,
-    ) -> Result<BTreeMap<Ipv4Addr, Option<Duration>>, NetlinkError> {
-        let answer = self.list_entries(index, table).await?;
-        let used = |message: &RouteNetlinkMessage| {
-            let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
-            let times = message.attributes.iter().find_map(|attribute| {
-                if let NeighbourAttribute::CacheInfo(times) = attribute {
-                    Some(times)
-                } else {
-                    None
-                }
-            })?;
+    ) -> Result<BTreeMap<Ipv4Addr, Option<Duration>>> {
+        let used = |message: &NeighbourMessage| {
+            let times = find!(message.attributes, NeighbourAttribute::CacheInfo(times) => times)?;
             let to = destination(message)?;
             let is_only_noted = match table {
                 EntryTable::Forwarding => times.used.abs_diff(times.updated) <= 1,
@@ -67,17 +63,13 @@ impl Netlink {
                 }
             };
             let age = Duration::from_secs(times.used.into()) / TICKS_PER_SECOND;
-            let is_its = message.header.ifindex == index;
-            is_its.then_some((to, (!is_only_noted).then_some(age)))
+            Some((to, (!is_only_noted).then_some(age)))
         };
-        Ok(answer.iter().filter_map(used).collect())
+        Ok(self.list_entries(index, table).await?.iter().filter_map(used).collect())
     }
 
-    async fn list_entries(
-        &self,
-        index: u32,
-        table: EntryTable,
-    ) -> Result<Vec<RouteNetlinkMessage>, NetlinkError> {
+    /// Those of one link: kernels list others, too.
+    async fn list_entries(&self, index: u32, table: EntryTable) -> Result<Vec<NeighbourMessage>> {
         let mut query = NeighbourMessage::default();
         query.header.family = family(table);
         match table {
@@ -85,12 +77,17 @@ impl Netlink {
             EntryTable::Forwarding => query.header.ifindex = index,
         }
         let operation = format!("list {} of device {index}", name(table));
-        self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await
+        let listed = self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await?;
+        let of_link = listed.into_iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewNeighbour(it) if it.header.ifindex == index => Some(it),
+            _ => None,
+        });
+        Ok(of_link.collect())
     }
 
     /// Has the kernel find out whether the neighbour is still where it was, as if a packet had been
     /// sent to it.
-    pub async fn use_neighbour(&self, index: u32, address: Ipv4Addr) -> Result<(), NetlinkError> {
+    pub async fn use_neighbour(&self, index: u32, address: Ipv4Addr) -> Result {
         let mut message = NeighbourMessage::default();
         message.header.family = AddressFamily::Inet;
         message.header.ifindex = index;
@@ -103,13 +100,13 @@ impl Netlink {
 
     /// Sets a permanent entry, in place of another of the same address in the table of neighbours
     /// or the same hardware address in the forwarding database.
-    pub async fn set_entry(&self, link: &LinkId, entry: LinkEntry) -> Result<(), NetlinkError> {
+    pub async fn set_entry(&self, link: &LinkId, entry: LinkEntry) -> Result {
         let request = RouteNetlinkMessage::NewNeighbour(message(link, entry));
         self.edit(operation("set", link, entry), request, NLM_F_CREATE | NLM_F_REPLACE).await
     }
 
     /// Removes an entry.
-    pub async fn remove_entry(&self, link: &LinkId, entry: LinkEntry) -> Result<(), NetlinkError> {
+    pub async fn remove_entry(&self, link: &LinkId, entry: LinkEntry) -> Result {
         let request = RouteNetlinkMessage::DelNeighbour(message(link, entry));
         self.edit(operation("remove", link, entry), request, 0).await
     }
@@ -148,57 +145,34 @@ fn message(link: &LinkId, entry: LinkEntry) -> NeighbourMessage {
     message
 }
 
-fn entry(message: &RouteNetlinkMessage, table: EntryTable, index: u32) -> Option<LinkEntry> {
-    let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
+fn entry(message: &NeighbourMessage, table: EntryTable) -> Option<LinkEntry> {
     // A set of bits: iproute2 also sets that no requests are sent.
-    let permanent = u16::from(NeighbourState::Permanent);
-    let is_permanent = u16::from(message.header.state) & permanent != 0;
-    if message.header.ifindex != index || !is_permanent {
-        return None;
-    }
+    let is_permanent = u16::from(message.header.state) & u16::from(NeighbourState::Permanent) != 0;
     // Listed only where they differ from the device's own: packets would go elsewhere.
-    let leads_elsewhere = message.attributes.iter().any(|attribute| {
-        matches!(
-            attribute,
-            NeighbourAttribute::Port(_)
-                | NeighbourAttribute::Vni(_)
-                | NeighbourAttribute::IfIndex(_)
-        )
-    });
+    let leads_elsewhere = find!(
+        message.attributes,
+        NeighbourAttribute::Port(_) | NeighbourAttribute::Vni(_) | NeighbourAttribute::IfIndex(_)
+            => ()
+    );
     let (address, mac) = addresses(message)?;
-    (!leads_elsewhere).then_some(LinkEntry { table, address, mac })
+    let is_ours = is_permanent && leads_elsewhere.is_none();
+    is_ours.then_some(LinkEntry { table, address, mac })
 }
 
 /// Who it is, and where.
 fn addresses(message: &NeighbourMessage) -> Option<(Ipv4Addr, MacAddress)> {
-    let mac = message.attributes.iter().find_map(|attribute| {
-        let NeighbourAttribute::LinkLayerAddress(bytes) = attribute else { return None };
-        MacAddress::from_bytes(bytes)
-    });
-    Some((destination(message)?, mac?))
+    let mac = find!(message.attributes, NeighbourAttribute::LinkLayerAddress(bytes) => bytes)?;
+    Some((destination(message)?, MacAddress::from_bytes(mac)?))
 }
 
 fn destination(message: &NeighbourMessage) -> Option<Ipv4Addr> {
-    message.attributes.iter().find_map(|attribute| {
-        if let NeighbourAttribute::Destination(NeighbourAddress::Inet(found)) = attribute {
-            return Some(*found);
+    match find!(message.attributes, NeighbourAttribute::Destination(address) => address)? {
+        NeighbourAddress::Inet(address) => Some(*address),
+        NeighbourAddress::Other(bytes) => {
+            <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from)
         }
-        let NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) = attribute else {
-            return None;
-        };
-        <[u8; 4]>::try_from(bytes.as_slice()).ok().map(Ipv4Addr::from)
-    })
-}
-
-/// States in which the kernel sends to the hardware address that it has (NUD_VALID).
-const VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
-
-fn neighbour(message: &RouteNetlinkMessage, index: u32) -> Option<(Ipv4Addr, MacAddress)> {
-    let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
-    if message.header.ifindex != index || u16::from(message.header.state) & VALID == 0 {
-        return None;
+        _ => None,
     }
-    addresses(message).filter(|(_, mac)| mac.is_host())
 }
 
 #[cfg(test)]
@@ -213,7 +187,7 @@ mod tests {
         let read = |further: Option<NeighbourAttribute>| {
             let mut message = message(&link, wanted);
             message.attributes.extend(further);
-            entry(&RouteNetlinkMessage::NewNeighbour(message), EntryTable::Forwarding, 9)
+            entry(&message, EntryTable::Forwarding)
         };
         assert_eq!(read(None), Some(wanted));
         for attribute in [

@@ -1,21 +1,17 @@
-//! IPsec policies (net/xfrm/xfrm_user.c, include/uapi/linux/xfrm.h): whether there are any, and an
-//! event when one was added, changed or removed, defaults included. What sends past the IP stack's
-//! output must not run where one could match.
+//! IPsec policies (net/xfrm/xfrm_user.c, include/uapi/linux/xfrm.h): whether there are any. What
+//! sends past the IP stack's output must not run where one could match.
 
-use std::io;
 use std::net::Ipv4Addr;
 
-use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NlasIterator};
+use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NlasIterator};
 use rtnetlink::sys::protocols::NETLINK_XFRM;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
-use tokio::time::timeout;
 
-use super::{NetlinkError, REQUEST_TIMEOUT, routes};
+use super::routes::split;
+use super::{NetlinkError, Result, end_of, in_time};
 use crate::route::Prefix;
 
-/// `XFRMNLGRP_POLICY`.
-const POLICY_GROUP: u32 = 4;
 /// `XFRM_MSG_GETSPDINFO`, `XFRM_MSG_NEWSPDINFO`: numbers of policies.
 const GET_NUMBERS: u16 = 0x25;
 const NUMBERS: u16 = 0x24;
@@ -67,41 +63,15 @@ pub struct Policy {
     pub blocks: bool,
 }
 
-/// A subscription to changes of policies. A kernel that knows none never reports one.
-pub struct PolicyEvents(Option<TokioSocket>);
-
-impl PolicyEvents {
-    /// Subscribes in the network namespace of the calling thread.
-    pub fn subscribe() -> Result<Self, NetlinkError> {
-        match open(1 << (POLICY_GROUP - 1)) {
-            Ok(socket) => Ok(Self(Some(socket))),
-            Err(error) if is_unknown(&error) => Ok(Self(None)),
-            Err(source) => Err(NetlinkError::Open { purpose: "changes of IPsec policies", source }),
-        }
-    }
-
-    /// Waits until something changed. Cancel-safe.
-    pub async fn changed(&mut self) -> Result<(), NetlinkError> {
-        let Some(socket) = &self.0 else { return std::future::pending().await };
-        let mut message = Vec::with_capacity(HEADER_BYTES);
-        match socket.recv(&mut message).await {
-            // Some were lost: a change as well.
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOBUFS) => Ok(()),
-            Err(source) => {
-                let operation = "report changes of IPsec policies".to_owned();
-                Err(NetlinkError::Refused { operation, source })
-            }
-            Ok(()) => Ok(()),
-        }
-    }
-}
-
 /// Whether this network namespace has a policy that is not one socket's own, or blocks packets that
 /// have none.
-pub async fn has_policies() -> Result<bool, NetlinkError> {
-    let socket = match open(0) {
+pub async fn has_policies() -> Result<bool> {
+    let socket = match TokioSocket::new(NETLINK_XFRM) {
         Ok(socket) => socket,
-        Err(error) if is_unknown(&error) => return Ok(false),
+        // The kernel was built without IPsec.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::PROTONOSUPPORT) => {
+            return Ok(false);
+        }
         Err(source) => return Err(NetlinkError::Open { purpose: "IPsec policies", source }),
     };
     let missing = "the numbers of policies";
@@ -111,20 +81,17 @@ pub async fn has_policies() -> Result<bool, NetlinkError> {
 }
 
 /// Those for UDP that this host sends by IPv4.
-pub async fn for_sent() -> Result<Vec<Policy>, NetlinkError> {
-    let refused = |source| NetlinkError::Refused { operation: OPERATION.to_owned(), source };
+pub async fn for_sent() -> Result<Vec<Policy>> {
     let list = async {
-        let socket = open(0)?;
-        let mut question = request(GET_POLICY);
-        question[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-        socket.send_to(&question, &SocketAddr::new(0, 0)).await?;
+        let socket = TokioSocket::new(NETLINK_XFRM)?;
+        socket.send_to(&request(GET_POLICY, NLM_F_DUMP), &SocketAddr::new(0, 0)).await?;
         let mut policies = Vec::new();
         loop {
             let mut answer = Vec::with_capacity(LISTING_BYTES_MAX);
             socket.recv(&mut answer).await?;
             let mut left = answer.as_slice();
-            while let Some((message, rest)) = routes::split(left) {
-                if let Some(end) = routes::end(message) {
+            while let Some((message, rest)) = split(left) {
+                if let Some(end) = end_of(message) {
                     return end.map(|()| policies);
                 }
                 policies.extend(policy(message));
@@ -132,8 +99,7 @@ pub async fn for_sent() -> Result<Vec<Policy>, NetlinkError> {
             }
         }
     };
-    let listed = timeout(REQUEST_TIMEOUT, list).await;
-    listed.map_err(|_elapsed| NetlinkError::TimedOut(OPERATION.to_owned()))?.map_err(refused)
+    in_time(OPERATION, async { list.await.map_err(NetlinkError::refused(OPERATION)) }).await
 }
 
 fn policy(message: &[u8]) -> Option<Policy> {
@@ -141,8 +107,8 @@ fn policy(message: &[u8]) -> Option<Policy> {
     let attributes = message.get(HEADER_BYTES + POLICY_BYTES..)?;
     let number = |at: usize| u16::from_be_bytes([info[at], info[at + 1]]);
     let blocks = info[ACTION_AT] == BLOCK;
-    let mut attributes = NlasIterator::new(attributes).map_while(Result::ok);
-    let is_meant = is_answer(message, POLICY)
+    let mut attributes = NlasIterator::new(attributes).map_while(|attribute| attribute.ok());
+    let is_meant = payload(message, POLICY).is_some()
         && info[DIRECTION_AT] == OUT
         && info[FAMILY_AT..].first_chunk() == Some(&u16::from(IPV4).to_ne_bytes())
         && [0, UDP].contains(&info[PROTOCOL_AT])
@@ -152,60 +118,43 @@ fn policy(message: &[u8]) -> Option<Policy> {
     Some(Policy { destination: Prefix::new(to, info[LENGTH_AT])?, port, blocks })
 }
 
-async fn ask(socket: &TokioSocket, question: u16) -> Result<Vec<u8>, NetlinkError> {
+fn request(question: u16, flags: u16) -> [u8; HEADER_BYTES + FLAG_BYTES] {
+    let mut request = [0; HEADER_BYTES + FLAG_BYTES];
+    let mut header = NetlinkBuffer::new(&mut request);
+    header.set_length((HEADER_BYTES + FLAG_BYTES) as u32);
+    header.set_message_type(question);
+    header.set_flags(NLM_F_REQUEST | flags);
+    request
+}
+
+async fn ask(socket: &TokioSocket, question: u16) -> Result<Vec<u8>> {
     let exchange = async {
-        socket.send_to(&request(question), &SocketAddr::new(0, 0)).await?;
+        socket.send_to(&request(question, 0), &SocketAddr::new(0, 0)).await?;
         let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
         socket.recv(&mut answer).await?;
         Ok(answer)
     };
-    timeout(REQUEST_TIMEOUT, exchange)
-        .await
-        .map_err(|_elapsed| NetlinkError::TimedOut(OPERATION.to_owned()))?
-        .map_err(|source| NetlinkError::Refused { operation: OPERATION.to_owned(), source })
+    in_time(OPERATION, async { exchange.await.map_err(NetlinkError::refused(OPERATION)) }).await
 }
 
-fn open(groups: u32) -> io::Result<TokioSocket> {
-    let mut socket = TokioSocket::new(NETLINK_XFRM)?;
-    socket.socket_mut().bind(&SocketAddr::new(0, groups))?;
-    Ok(socket)
-}
-
-/// Whether the kernel was built without IPsec.
-fn is_unknown(error: &io::Error) -> bool {
-    Errno::from_io_error(error) == Some(Errno::PROTONOSUPPORT)
-}
-
-fn request(question: u16) -> Vec<u8> {
-    let bytes = (HEADER_BYTES + FLAG_BYTES) as u32;
-    let mut request = bytes.to_ne_bytes().to_vec();
-    request.extend(question.to_ne_bytes());
-    request.extend(NLM_F_REQUEST.to_ne_bytes());
-    request.resize(HEADER_BYTES + FLAG_BYTES, 0);
-    request
-}
-
-fn is_answer(message: &[u8], kind: u16) -> bool {
-    message.get(4..6) == Some(&kind.to_ne_bytes())
+/// What is behind the header of an answer of this kind.
+fn payload(answer: &[u8], kind: u16) -> Option<&[u8]> {
+    answer.get(HEADER_BYTES..).filter(|_| answer.get(4..6) == Some(&kind.to_ne_bytes()))
 }
 
 fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {
-    if !is_answer(answer, NUMBERS) {
-        return None;
-    }
-    let attributes = answer.get(HEADER_BYTES + FLAG_BYTES..)?;
-    let mut attributes = NlasIterator::new(attributes).map_while(Result::ok);
+    let attributes = payload(answer, NUMBERS)?.get(FLAG_BYTES..)?;
+    let mut attributes = NlasIterator::new(attributes).map_while(|attribute| attribute.ok());
     let counted = attributes.find(|attribute| attribute.kind() == NUMBERS_ATTRIBUTE)?;
-    let bytes = counted.value().first_chunk::<{ 4 * DIRECTIONS }>()?;
-    let (words, _) = bytes.as_chunks();
+    let (words, _) = counted.value().as_chunks();
     let words: &[[u8; 4]; DIRECTIONS] = words.first_chunk()?;
     Some(words.map(u32::from_ne_bytes))
 }
 
 /// A kernel before 5.14 has no defaults, and answers with an error.
 fn blocks(answer: &[u8]) -> bool {
-    let defaults = answer.get(HEADER_BYTES..HEADER_BYTES + DIRECTIONS);
-    is_answer(answer, DEFAULTS) && defaults.is_some_and(|all| all.contains(&BLOCK))
+    let defaults = payload(answer, DEFAULTS).and_then(|defaults| defaults.get(..DIRECTIONS));
+    defaults.is_some_and(|all| all.contains(&BLOCK))
 }
 
 #[cfg(test)]

@@ -5,15 +5,16 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, NlasIterator,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NetlinkMessage, NetlinkPayload, NlasIterator,
 };
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
-use tokio::time::timeout;
 
-use super::{LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, REQUEST_TIMEOUT, decode};
+use super::{
+    LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, Result, decode, end, in_time, serialized,
+};
 use crate::host::state::Route;
 use crate::route::Prefix;
 
@@ -35,13 +36,10 @@ const ATTRIBUTES_AT: usize = HEADER_BYTES + 12;
 impl Netlink {
     /// The IPv4 routes of the main table to the destinations that are `wanted`, in the kernel's
     /// order: within one destination the one that wins comes first. Takes no memory for others.
-    pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>, NetlinkError> {
+    pub async fn routes_to(wanted: impl Fn(Prefix) -> bool) -> Result<Vec<Route>> {
         for _ in 0..LISTING_ATTEMPTS_MAX {
-            match timeout(REQUEST_TIMEOUT, list(&wanted)).await {
-                Ok(Ok(Some(routes))) => return Ok(routes),
-                Ok(Ok(None)) => {}
-                Ok(Err(error)) => return Err(error),
-                Err(_elapsed) => return Err(NetlinkError::TimedOut(OPERATION.to_owned())),
+            if let Some(routes) = in_time(OPERATION, list(&wanted)).await? {
+                return Ok(routes);
             }
         }
         Err(NetlinkError::Unsettled(OPERATION.to_owned()))
@@ -49,33 +47,37 @@ impl Netlink {
 }
 
 /// One listing; `None` if the table changed meanwhile in a way that may have hidden something.
-async fn list(wanted: &impl Fn(Prefix) -> bool) -> Result<Option<Vec<Route>>, NetlinkError> {
-    let refused = |source| NetlinkError::Refused { operation: OPERATION.to_owned(), source };
+async fn list(wanted: &impl Fn(Prefix) -> bool) -> Result<Option<Vec<Route>>> {
     let socket =
         ask().await.map_err(|source| NetlinkError::Open { purpose: "a listing", source })?;
     let (mut routes, mut is_interrupted) = (Vec::new(), false);
     let mut part = Vec::with_capacity(PART_BYTES);
     loop {
         part.clear();
-        socket.recv(&mut part).await.map_err(refused)?;
+        socket.recv(&mut part).await.map_err(NetlinkError::refused(OPERATION))?;
         let mut rest = part.as_slice();
         while let Some((message, next)) = split(rest) {
             rest = next;
             is_interrupted |= number(message, FLAGS_AT).is_some_and(|it| it & NLM_F_DUMP_INTR != 0);
             match about(message) {
-                About::Route(destination) if wanted(destination) => {
-                    routes.extend(parse(message).and_then(|it| decode::route(&it)));
+                About::Route(destination) if wanted(destination) => {}
+                About::Route(_) | About::OtherRoute => continue,
+                About::Else => {}
+            }
+            let Ok(NetlinkMessage { payload, .. }) = NetlinkMessage::deserialize(message) else {
+                continue;
+            };
+            match end(&payload) {
+                None => {}
+                Some(Ok(())) => return Ok((!is_interrupted).then_some(routes)),
+                // Before its first route the table is not there.
+                Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    return Ok(Some(Vec::new()));
                 }
-                About::Route(_) | About::OtherRoute => {}
-                About::Else => match end(message) {
-                    None => {}
-                    Some(Ok(())) => return Ok((!is_interrupted).then_some(routes)),
-                    // Before its first route the table is not there.
-                    Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                        return Ok(Some(Vec::new()));
-                    }
-                    Some(Err(error)) => return Err(refused(error)),
-                },
+                Some(Err(error)) => return Err(NetlinkError::refused(OPERATION)(error)),
+            }
+            if let NetlinkPayload::InnerMessage(message) = payload {
+                routes.extend(decode::route(&message));
             }
         }
     }
@@ -89,34 +91,10 @@ async fn ask() -> io::Result<TokioSocket> {
     // Without it, on kernels before 4.20, all tables are listed: slower, with the same outcome.
     socket.socket_mut().set_netlink_get_strict_chk(true).ok();
     let mut query = RouteMessage::default();
-    query.header.address_family = decode::IPV4;
+    query.header.address_family = AddressFamily::Inet;
     query.header.table = RouteHeader::RT_TABLE_MAIN;
-    let mut message = NetlinkMessage::from(RouteNetlinkMessage::GetRoute(query));
-    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    socket.send(&bytes).await?;
+    socket.send(&serialized(RouteNetlinkMessage::GetRoute(query), NLM_F_DUMP)).await?;
     Ok(socket)
-}
-
-fn parse(message: &[u8]) -> Option<RouteNetlinkMessage> {
-    let payload = NetlinkMessage::deserialize(message).ok()?.payload;
-    if let NetlinkPayload::InnerMessage(message) = payload { Some(message) } else { None }
-}
-
-/// How the listing ended, if this message is its end.
-pub(super) fn end(message: &[u8]) -> Option<io::Result<()>> {
-    let payload = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message).ok()?.payload;
-    let code = if let NetlinkPayload::Done(done) = payload {
-        done.code
-    } else if let NetlinkPayload::Error(error) = payload {
-        error.raw_code()
-    } else {
-        return None;
-    };
-    let failed = || io::Error::from_raw_os_error(code.saturating_neg());
-    Some(if code < 0 { Err(failed()) } else { Ok(()) })
 }
 
 /// What a message is about.
@@ -148,7 +126,8 @@ pub(super) fn about(message: &[u8]) -> About {
 }
 
 fn destination(message: &[u8]) -> Option<Ipv4Addr> {
-    let mut attributes = NlasIterator::new(message.get(ATTRIBUTES_AT..)?).map_while(Result::ok);
+    let mut attributes =
+        NlasIterator::new(message.get(ATTRIBUTES_AT..)?).map_while(|attribute| attribute.ok());
     let destination = attributes.find(|attribute| attribute.kind() == RTA_DST)?;
     Some(Ipv4Addr::from(*destination.value().first_chunk::<4>()?))
 }
@@ -180,11 +159,7 @@ mod tests {
         route.header.table = table;
         let make =
             if is_new { RouteNetlinkMessage::NewRoute } else { RouteNetlinkMessage::DelRoute };
-        let mut message = NetlinkMessage::from(make(route));
-        message.finalize();
-        let mut bytes = vec![0; message.buffer_len()];
-        message.serialize(&mut bytes);
-        bytes
+        serialized(make(route), 0)
     }
 
     #[test]

@@ -8,17 +8,12 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 
-use super::{Netlink, NetlinkError, request_now};
+use super::{Netlink, Result, request_now};
 use crate::host::state::LinkId;
 
 impl Netlink {
     /// Makes a pair, switched off, each end with so many queues each way.
-    pub async fn add_veth_pair(
-        &self,
-        names: [&str; 2],
-        queues: u32,
-        mtu_bytes: u32,
-    ) -> Result<(), NetlinkError> {
+    pub async fn add_veth_pair(&self, names: [&str; 2], queues: u32, mtu_bytes: u32) -> Result {
         let second = with(LinkUnspec::new_with_name(names[1]), queues, mtu_bytes).build();
         let first = with(LinkVeth::new(names[0], names[1]), queues, mtu_bytes);
         let message = first.set_info_data(InfoData::Veth(InfoVeth::Peer(second))).build();
@@ -27,12 +22,11 @@ impl Netlink {
     }
 
     /// Has the kernel give a link no IPv6 address of its own, and so send nothing by itself.
-    pub async fn keep_silent(&self, link: &LinkId) -> Result<(), NetlinkError> {
-        let mut message = LinkUnspec::new_with_index(link.index).build();
+    pub async fn keep_silent(&self, link: &LinkId) -> Result {
         let mode = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
-        let family = AfSpecUnspec::Inet6(vec![mode]);
-        message.attributes.push(LinkAttribute::AfSpecUnspec(vec![family]));
-        self.set_link(format!("keep IPv6 off {link}"), message).await
+        let silent = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![mode])]);
+        let operation = "keep IPv6 off".to_owned();
+        self.set_link(link, operation, |it| it.append_extra_attribute(silent)).await
     }
 }
 

@@ -2,9 +2,8 @@
 
 use rtnetlink::LinkVxlan;
 use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::packet_route::link::InfoVxlan;
 
-use super::{Netlink, NetlinkError};
+use super::{Netlink, Result};
 use crate::host::state::{MacAddress, Vxlan};
 
 impl Netlink {
@@ -15,10 +14,10 @@ impl Netlink {
         vxlan: &Vxlan,
         mac: MacAddress,
         mtu_bytes: u32,
-    ) -> Result<(), NetlinkError> {
+    ) -> Result {
         let mut builder = LinkVxlan::new(name, vxlan.vni)
             .dev(vxlan.parent_index)
-            .append_info_data(InfoVxlan::Learning(vxlan.learning))
+            .learning(vxlan.learning)
             .address(mac.0.to_vec())
             .mtu(mtu_bytes);
         if let Some(local) = vxlan.local {
@@ -28,7 +27,7 @@ impl Netlink {
             builder = builder.port(port);
         }
         if vxlan.gbp {
-            builder = builder.append_info_data(InfoVxlan::Gbp);
+            builder = builder.gbp();
         }
         let request = RouteNetlinkMessage::NewLink(builder.build());
         self.add(format!("make the vxlan device {name}"), request).await
