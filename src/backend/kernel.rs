@@ -24,7 +24,7 @@ use crate::host::follower::{Following, HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
 use crate::host::netlink::NetlinkError;
 use crate::host::state::Route;
-use crate::host::tables::edit::{apply_all, edit_device};
+use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Diff, Edit, Ways};
 use crate::route::Prefix;
 use crate::status::TunnelEnd;
@@ -223,7 +223,7 @@ impl KernelBackend {
         let Some(mut diff) = desired.diff(listing, &entries) else { return Ok(false) };
         if let Some(device) = &desired.device {
             for edit in &diff.device {
-                edit_device(netlink, &device.link, edit).await?;
+                edit.apply(netlink).await?;
             }
             if let Some(to) = device.mtu_bytes
                 && let Some(from) = self.imposed_mtu_bytes.replace(to)

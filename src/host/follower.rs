@@ -13,7 +13,7 @@ use crate::config::options::InterfaceOptions;
 use crate::failure::{LogOnce, with_causes};
 use crate::host::interface::{ExternalInterface, InterfaceError, look};
 use crate::host::netlink::events::Events;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, Netlink, NetlinkError};
 use crate::host::state::{Address, Link, Route};
 use crate::route::Prefix;
 
@@ -66,7 +66,7 @@ pub struct Listing {
 
 impl Listing {
     /// Lists now.
-    pub async fn read(netlink: &Netlink, networks: &[Prefix]) -> Result<Self, NetlinkError> {
+    pub async fn read(netlink: &Netlink, networks: &[Prefix]) -> netlink::Result<Self> {
         let (links, addresses) = (netlink.links().await?, netlink.addresses().await?);
         let is_wanted = |destination| networks.iter().any(|network| network.covers(destination));
         let routes = match networks {
@@ -103,7 +103,7 @@ pub struct HostFollower {
 
 impl HostFollower {
     /// Follows from now on: what changes from here on is in a later listing.
-    pub fn new(following: Following) -> Result<Self, NetlinkError> {
+    pub fn new(following: Following) -> netlink::Result<Self> {
         // In this order: a change between listing and subscription would be lost.
         let events = subscribe(&following)?;
         let (netlink, now) = (Netlink::open()?, Instant::now());
@@ -163,13 +163,13 @@ impl HostFollower {
     }
 
     /// Lists the host's tables.
-    pub async fn read(&self) -> Result<Listing, NetlinkError> {
+    pub async fn read(&self) -> netlink::Result<Listing> {
         Listing::read(&self.netlink, &self.following.networks).await
     }
 
     /// Lists the host's tables and brings the external interface up to date: a link that was
     /// renamed, made again or given another MTU is known by its address.
-    pub async fn list(&mut self) -> Result<Listing, NetlinkError> {
+    pub async fn list(&mut self) -> netlink::Result<Listing> {
         self.begun = Instant::now();
         let listing = self.read().await?;
         let Listing { links, addresses, .. } = &listing;
@@ -279,7 +279,7 @@ impl HostFollower {
     }
 }
 
-fn subscribe(following: &Following) -> Result<Events, NetlinkError> {
+fn subscribe(following: &Following) -> netlink::Result<Events> {
     let events = Events::subscribe()?;
     Ok(if following.all_route_events { events } else { events.only_about(&following.networks) })
 }

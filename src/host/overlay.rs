@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
 
-use crate::failure::with_causes;
+use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::Listing;
-use crate::host::netlink::{Netlink, NetlinkError};
+use crate::host::netlink::{self, Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
-use crate::host::tables::edit::{apply_all, edit_device};
+use crate::host::tables::edit::apply_all;
 use crate::host::tables::{Desired, Device, Diff, Way, Ways};
 use crate::route::Prefix;
 
@@ -19,10 +18,6 @@ use crate::route::Prefix;
 /// and the kernel's 500 lose some at any rate. A super-packet counts as one, so that a lane holds
 /// at most 3,000 of 64 KiB, 188 MiB, and a pod that sends under its own address fills one.
 const TRANSMIT_QUEUE_LENGTH: u32 = 3000;
-
-/// The same repair again within this time is not logged: one line says that somebody else insists
-/// as well as a hundred.
-const REPAIR_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why the overlay device is not as it must be.
 #[derive(Debug, thiserror::Error)]
@@ -112,28 +107,23 @@ impl OverlayDesired {
         diff.ok_or_else(|| OverlayError::DeviceGone(self.device.clone()))
     }
 
-    /// Makes all edits, and tells of each that is made. A refused one does not keep the others from
+    /// Makes all edits, and gives those that were made. A refused one does not keep the others from
     /// being tried; the first refusal is the error.
-    async fn apply(
-        &self,
-        netlink: &Netlink,
-        diff: &Diff,
-        done: &mut Vec<String>,
-    ) -> Result<(), NetlinkError> {
-        let mut refusal = None;
-        let mut take = |result, repair| match result {
-            Ok(()) => done.push(repair),
-            Err(error) => refusal = refusal.take().or(Some(error)),
-        };
+    async fn apply(netlink: &Netlink, diff: &Diff) -> (Vec<String>, netlink::Result) {
+        let mut results = Vec::new();
         for edit in &diff.device {
-            take(edit_device(netlink, &self.device, edit).await, edit.to_string());
+            results.push((edit, edit.apply(netlink).await));
         }
-        for edits in [&diff.sets, &diff.removals] {
-            for (edit, result) in apply_all(netlink, edits).await {
-                take(result, edit.to_string());
+        results.extend(apply_all(netlink, &diff.sets).await);
+        results.extend(apply_all(netlink, &diff.removals).await);
+        let (mut made, mut refusal) = (Vec::new(), Ok(()));
+        for (edit, result) in results {
+            match result {
+                Ok(()) => made.push(edit.to_string()),
+                Err(error) => refusal = refusal.and(Err(error)),
             }
         }
-        refusal.map_or(Ok(()), Err)
+        (made, refusal)
     }
 }
 
@@ -143,8 +133,7 @@ pub struct Overlay {
     desired: OverlayDesired,
     foreign_mtu_bytes: Option<u32>,
     foreign_route: Option<String>,
-    /// Repairs that were logged within the last [`REPAIR_LOG_INTERVAL`].
-    logged: Vec<(String, Instant)>,
+    logged: LogOnce,
 }
 
 impl Overlay {
@@ -170,11 +159,12 @@ impl Overlay {
             tracing::warn!("{}", with_causes(&error));
         }
         let (_, diff) = desired.look(netlink, Some(desired.mtu_bytes)).await?;
-        desired.apply(netlink, &diff, &mut Vec::new()).await?;
+        OverlayDesired::apply(netlink, &diff).await.1?;
         for edit in &diff.removals {
             tracing::info!("{edit}: an earlier start had left it");
         }
-        Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged: Vec::new() })
+        let logged = LogOnce::default();
+        Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged })
     }
 
     /// The state that the device must have.
@@ -184,11 +174,7 @@ impl Overlay {
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else
     /// had set at the last listing is left alone.
-    pub async fn follow_mtu(
-        &mut self,
-        netlink: &Netlink,
-        mtu_bytes: u16,
-    ) -> Result<bool, NetlinkError> {
+    pub async fn follow_mtu(&mut self, netlink: &Netlink, mtu_bytes: u16) -> netlink::Result<bool> {
         if self.foreign_mtu_bytes.is_none() {
             netlink.set_mtu(&self.desired.device, mtu_bytes.into()).await?;
         }
@@ -204,7 +190,7 @@ impl Overlay {
     ) -> Result<(), OverlayError> {
         self.desired.path_mtus = path_mtus;
         let (_, diff) = self.desired.look(netlink, None).await?;
-        Ok(self.desired.apply(netlink, &diff, &mut Vec::new()).await?)
+        Ok(OverlayDesired::apply(netlink, &diff).await.1?)
     }
 
     /// Compares the device with `listing`, repairs it, logs that and gives it.
@@ -215,15 +201,12 @@ impl Overlay {
     ) -> Result<Vec<String>, OverlayError> {
         let diff = self.desired.compare(listing, None)?;
         self.log_foreign(&diff, &listing.links);
-        let mut repairs = Vec::new();
-        let result = self.desired.apply(netlink, &diff, &mut repairs).await;
-        self.logged.retain(|(_, at)| at.elapsed() < REPAIR_LOG_INTERVAL);
-        for repair in &repairs {
-            if self.logged.iter().all(|(logged, _)| logged != repair) {
-                let name = &self.desired.device.name;
-                tracing::warn!("{name} or its routes were changed by someone else: {repair}");
-                self.logged.push((repair.clone(), Instant::now()));
-            }
+        let (repairs, result) = OverlayDesired::apply(netlink, &diff).await;
+        if !repairs.is_empty() {
+            let (name, repairs) = (&self.desired.device.name, repairs.join(", "));
+            self.logged.once(&repairs, |repairs| {
+                tracing::warn!("{name} or its routes were changed by someone else: {repairs}");
+            });
         }
         result?;
         Ok(repairs)

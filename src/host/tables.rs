@@ -86,38 +86,19 @@ impl Way {
     }
 }
 
-/// One edit of the device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DeviceEdit {
-    /// Sets the hardware address.
-    SetMac(MacAddress),
-    /// Sets the MTU, in bytes.
-    SetMtu(u32),
-    /// Adds the overlay address as a /32.
-    AddAddress(Ipv4Addr),
-    /// Removes another address of the overlay network.
-    RemoveAddress(Address),
-    /// Switches the device on.
-    SetUp,
-}
-
-impl fmt::Display for DeviceEdit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SetMac(mac) => write!(f, "hardware address {mac} set"),
-            Self::SetMtu(bytes) => write!(f, "MTU {bytes} set"),
-            Self::AddAddress(address) => write!(f, "address {address}/{HOST_LENGTH_BITS} added"),
-            Self::RemoveAddress(Address { address, prefix_length_bits, .. }) => {
-                write!(f, "address {address}/{prefix_length_bits} removed")
-            }
-            Self::SetUp => f.write_str("switched on"),
-        }
-    }
-}
-
-/// One edit of the other tables.
+/// One edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Edit {
+    /// Sets the hardware address of a device.
+    SetMac(LinkId, MacAddress),
+    /// Sets its MTU, in bytes.
+    SetMtu(LinkId, u32),
+    /// Gives it the overlay address as a /32.
+    AddAddress(LinkId, Ipv4Addr),
+    /// Removes another address of the overlay network.
+    RemoveAddress(LinkId, Address),
+    /// Switches it on.
+    SetUp(LinkId),
     /// Sets what a way lacks.
     Set(Step),
     /// Removes a route.
@@ -129,6 +110,13 @@ pub enum Edit {
 impl fmt::Display for Edit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::SetMac(_, mac) => write!(f, "hardware address {mac} set"),
+            Self::SetMtu(_, bytes) => write!(f, "MTU {bytes} set"),
+            Self::AddAddress(_, address) => write!(f, "address {address}/{HOST_LENGTH_BITS} added"),
+            Self::RemoveAddress(_, Address { address, prefix_length_bits, .. }) => {
+                write!(f, "address {address}/{prefix_length_bits} removed")
+            }
+            Self::SetUp(_) => f.write_str("switched on"),
             Self::Set(Step { route: Some(route), .. }) => write!(f, "route {route} set"),
             Self::Set(step) => write!(f, "entries for {} set", step.destination),
             Self::RemoveRoute(route) => write!(f, "route {route} removed"),
@@ -157,7 +145,7 @@ pub struct Step {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Diff {
     /// Those of the device, in the order that the kernel accepts.
-    pub device: Vec<DeviceEdit>,
+    pub device: Vec<Edit>,
     /// What is set, in any order, after those.
     pub sets: Vec<Edit>,
     /// What is removed, in any order, at the end.
@@ -238,25 +226,25 @@ impl Desired {
     /// with its last address, and the link goes up before the routes, which a link that is down
     /// refuses. Addresses outside the networks are left alone: they cannot become the source of
     /// overlay traffic, while one inside would be a source that peers have no lease for.
-    fn diff_device(&self, device: &Device, link: &Link, addresses: &[Address]) -> Vec<DeviceEdit> {
-        let mut edits = Vec::new();
+    fn diff_device(&self, device: &Device, link: &Link, addresses: &[Address]) -> Vec<Edit> {
+        let (mut edits, id) = (Vec::new(), || device.link.clone());
         let mac = device.mac.filter(|mac| link.mac != Some(*mac));
-        edits.extend(mac.map(DeviceEdit::SetMac));
+        edits.extend(mac.map(|mac| Edit::SetMac(id(), mac)));
         let mtu_bytes = device.mtu_bytes.filter(|bytes| link.mtu_bytes != *bytes);
-        edits.extend(mtu_bytes.map(DeviceEdit::SetMtu));
-        let owned = || addresses.iter().filter(|owned| owned.interface_index == link.id.index);
-        let is_wanted = |owned: &Address| {
+        edits.extend(mtu_bytes.map(|bytes| Edit::SetMtu(id(), bytes)));
+        let owned = addresses.iter().filter(|owned| owned.interface_index == link.id.index);
+        let (wanted, others): (Vec<_>, Vec<_>) = owned.partition(|owned| {
             owned.address == device.address && owned.prefix_length_bits == HOST_LENGTH_BITS
-        };
-        if !owned().any(is_wanted) {
-            edits.push(DeviceEdit::AddAddress(device.address));
+        });
+        if wanted.is_empty() {
+            edits.push(Edit::AddAddress(id(), device.address));
         }
-        let is_inside = |owned: &&Address| {
-            !is_wanted(owned) && self.networks.iter().any(|it| it.contains(owned.address))
-        };
-        edits.extend(owned().filter(is_inside).copied().map(DeviceEdit::RemoveAddress));
+        let is_inside =
+            |owned: &&Address| self.networks.iter().any(|it| it.contains(owned.address));
+        let inside = others.into_iter().filter(is_inside);
+        edits.extend(inside.map(|owned| Edit::RemoveAddress(id(), *owned)));
         if !link.is_up {
-            edits.push(DeviceEdit::SetUp);
+            edits.push(Edit::SetUp(id()));
         }
         edits
     }

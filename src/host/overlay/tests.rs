@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::host::state::tests::{self as state, link};
 use crate::host::state::{Address, NextHop};
-use crate::host::tables::{DeviceEdit, Edit};
+use crate::host::tables::Edit;
 
 const DEVICE: u32 = 7;
 const OTHER: u32 = 2;
@@ -52,8 +52,7 @@ fn diff_of(listing: &Listing) -> Diff {
 
 /// The edits in a few words each.
 fn spelled(diff: &Diff) -> Vec<String> {
-    let device = diff.device.iter().map(DeviceEdit::to_string);
-    device.chain(diff.sets.iter().chain(&diff.removals).map(Edit::to_string)).collect()
+    diff.device.iter().chain(&diff.sets).chain(&diff.removals).map(Edit::to_string).collect()
 }
 
 fn actions(listing: &Listing) -> Vec<String> {
@@ -63,24 +62,23 @@ fn actions(listing: &Listing) -> Vec<String> {
 /// What the kernel does with the edits; panics where it would refuse.
 fn apply(actual: &mut Listing, diff: &Diff) {
     for edit in &diff.device {
-        match edit {
-            DeviceEdit::SetUp => device(actual).is_up = true,
-            DeviceEdit::AddAddress(new) => {
-                let new = address(*new, 32);
-                assert!(!actual.addresses.contains(&new), "EEXIST for the address");
-                actual.addresses.push(new);
+        if let Edit::SetUp(_) = edit {
+            device(actual).is_up = true;
+        } else if let Edit::AddAddress(_, new) = edit {
+            let new = address(*new, 32);
+            assert!(!actual.addresses.contains(&new), "EEXIST for the address");
+            actual.addresses.push(new);
+        } else if let Edit::RemoveAddress(_, old) = edit {
+            let before = actual.addresses.len();
+            actual.addresses.retain(|owned| owned != old);
+            assert!(actual.addresses.len() < before, "EADDRNOTAVAIL");
+            if actual.addresses.iter().all(|owned| owned.interface_index != DEVICE) {
+                actual.routes.retain(|route| {
+                    route.next_hops.iter().all(|hop| hop.interface_index != DEVICE)
+                });
             }
-            DeviceEdit::RemoveAddress(old) => {
-                let before = actual.addresses.len();
-                actual.addresses.retain(|owned| owned != old);
-                assert!(actual.addresses.len() < before, "EADDRNOTAVAIL");
-                if actual.addresses.iter().all(|owned| owned.interface_index != DEVICE) {
-                    actual.routes.retain(|route| {
-                        route.next_hops.iter().all(|hop| hop.interface_index != DEVICE)
-                    });
-                }
-            }
-            DeviceEdit::SetMac(_) | DeviceEdit::SetMtu(_) => panic!("{edit:?}"),
+        } else {
+            panic!("{edit:?}");
         }
     }
     assert_eq!(diff.removals, [], "there is nothing of ours to remove");

@@ -1,55 +1,44 @@
 //! Makes the edits. What somebody else did meanwhile is no error: the next comparison looks again.
 
-use super::{Desired, DeviceEdit, Edit, HOST_LENGTH_BITS, Step};
+use super::{Desired, Edit, HOST_LENGTH_BITS, Step};
 use crate::host::follower::Listing;
-use crate::host::netlink::{Netlink, NetlinkError, request_all};
-use crate::host::state::LinkId;
+use crate::host::netlink::{Netlink, Result, request_all};
 use crate::route::Prefix;
 
-/// Makes one edit of `device`.
-pub async fn edit_device(
-    netlink: &Netlink,
-    device: &LinkId,
-    edit: &DeviceEdit,
-) -> Result<(), NetlinkError> {
-    match edit {
-        DeviceEdit::SetMac(mac) => netlink.set_mac(device, *mac).await,
-        DeviceEdit::SetMtu(bytes) => netlink.set_mtu(device, *bytes).await,
-        DeviceEdit::AddAddress(address) => {
-            there(netlink.add_address(device, *address, HOST_LENGTH_BITS).await)
+impl Edit {
+    /// Makes it.
+    pub async fn apply(&self, netlink: &Netlink) -> Result {
+        match self {
+            Self::SetMac(device, mac) => netlink.set_mac(device, *mac).await,
+            Self::SetMtu(device, bytes) => netlink.set_mtu(device, *bytes).await,
+            Self::AddAddress(device, address) => {
+                there(netlink.add_address(device, *address, HOST_LENGTH_BITS).await)
+            }
+            Self::RemoveAddress(device, owned) => {
+                gone(netlink.remove_address(device, owned.address, owned.prefix_length_bits).await)
+            }
+            Self::SetUp(device) => netlink.set_up(device).await,
+            Self::Set(step) => set(netlink, step).await,
+            Self::RemoveRoute(route) => gone(netlink.remove_route(route).await),
+            Self::RemoveEntry(link, entry) => gone(netlink.remove_entry(link, *entry).await),
         }
-        DeviceEdit::RemoveAddress(owned) => {
-            gone(netlink.remove_address(device, owned.address, owned.prefix_length_bits).await)
-        }
-        DeviceEdit::SetUp => netlink.set_up(device).await,
     }
 }
 
 /// Makes all `edits`, many at once; gives each with its outcome.
-pub async fn apply_all<'a>(
-    netlink: &Netlink,
-    edits: &'a [Edit],
-) -> Vec<(&'a Edit, Result<(), NetlinkError>)> {
-    let apply = async |edit: &'a Edit| {
-        let result = match edit {
-            Edit::Set(step) => set(netlink, step).await,
-            Edit::RemoveRoute(route) => gone(netlink.remove_route(route).await),
-            Edit::RemoveEntry(link, entry) => gone(netlink.remove_entry(link, *entry).await),
-        };
-        (edit, result)
-    };
-    request_all(edits, apply).await
+pub async fn apply_all<'a>(netlink: &Netlink, edits: &'a [Edit]) -> Vec<(&'a Edit, Result)> {
+    request_all(edits, async |edit: &'a Edit| (edit, edit.apply(netlink).await)).await
 }
 
 /// Removes the routes that weftd has set in `networks` with another backend.
-pub async fn remove_own_routes(networks: Vec<Prefix>) -> Result<(), NetlinkError> {
+pub async fn remove_own_routes(networks: Vec<Prefix>) -> Result {
     let netlink = Netlink::open()?;
     let listing = Listing::read(&netlink, &networks).await?;
     let diff = Desired { networks, ..Desired::default() }.diff(&listing, &[]).unwrap_or_default();
     apply_all(&netlink, &diff.removals).await.into_iter().try_for_each(|(_, result)| result)
 }
 
-async fn set(netlink: &Netlink, step: &Step) -> Result<(), NetlinkError> {
+async fn set(netlink: &Netlink, step: &Step) -> Result {
     let result = async {
         for entry in &step.entries {
             netlink.set_entry(&step.link, *entry).await?;
@@ -70,10 +59,10 @@ async fn set(netlink: &Netlink, step: &Step) -> Result<(), NetlinkError> {
     result
 }
 
-fn there(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
+fn there(result: Result) -> Result {
     result.or_else(|error| if error.is_already_there() { Ok(()) } else { Err(error) })
 }
 
-fn gone(result: Result<(), NetlinkError>) -> Result<(), NetlinkError> {
+fn gone(result: Result) -> Result {
     result.or_else(|error| if error.is_already_gone() { Ok(()) } else { Err(error) })
 }

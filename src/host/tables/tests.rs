@@ -83,25 +83,25 @@ fn diff(ways: &Ways, actual: &Actual) -> Diff {
 }
 
 fn steps(diff: &Diff) -> Vec<&Step> {
-    let steps = diff.sets.iter().map(|edit| match edit {
-        Edit::Set(step) => step,
-        Edit::RemoveRoute(_) | Edit::RemoveEntry(..) => panic!("{edit:?} is among what is set"),
+    let steps = diff.sets.iter().map(|edit| {
+        let Edit::Set(step) = edit else { panic!("{edit:?} is among what is set") };
+        step
     });
     steps.collect()
 }
 
 fn stale_routes(diff: &Diff) -> Vec<RouteSpec> {
-    let stale = diff.removals.iter().filter_map(|edit| match edit {
-        Edit::RemoveRoute(route) => Some(route.clone()),
-        Edit::RemoveEntry(..) | Edit::Set(_) => None,
+    let stale = diff.removals.iter().filter_map(|edit| {
+        let Edit::RemoveRoute(route) = edit else { return None };
+        Some(route.clone())
     });
     stale.collect()
 }
 
 fn stale_entries(diff: &Diff) -> Vec<LinkEntry> {
-    let stale = diff.removals.iter().filter_map(|edit| match edit {
-        Edit::RemoveEntry(_, entry) => Some(*entry),
-        Edit::RemoveRoute(_) | Edit::Set(_) => None,
+    let stale = diff.removals.iter().filter_map(|edit| {
+        let Edit::RemoveEntry(_, entry) = edit else { return None };
+        Some(*entry)
     });
     stale.collect()
 }
