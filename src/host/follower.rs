@@ -258,14 +258,14 @@ impl HostFollower {
         });
         let away = self.away_since.map_or(Duration::ZERO, |since| now.duration_since(since));
         match next_address(external, found, *follow_address) {
-            Next::Take(ExternalInterface { name, address, .. }) if is_steady && away < STEADY => {
+            Ok(Some(ExternalInterface { name, address, .. })) if is_steady && away < STEADY => {
                 let (from, seconds) = (external.address, STEADY.as_secs());
                 let text = format!("{name} no longer has the address {from}");
                 self.logged_address.once(&text, |text| {
                     warn!("{text}; without it for {seconds} s, weftd takes {address}");
                 });
             }
-            Next::Take(found) => {
+            Ok(Some(found)) => {
                 // A way back only from an address that stands in.
                 self.left = is_steady.then(|| external.clone());
                 let (name, from, to) = (&found.name, external.address, found.address);
@@ -273,8 +273,8 @@ impl HostFollower {
                 *external = found;
                 self.away_since = None;
             }
-            Next::Keep => {}
-            Next::Wait(text) => self.logged_address.once(&text, |text| warn!("{text}")),
+            Ok(None) => {}
+            Err(text) => self.logged_address.once(&text, |text| warn!("{text}")),
         }
     }
 }
@@ -302,42 +302,30 @@ fn carrier<'a>(
     owners().find(|link| link.id.name == known).or_else(|| owners().find(|link| !link.is_loopback))
 }
 
-/// What to do about a lost address.
-#[derive(Debug, PartialEq, Eq)]
-enum Next {
-    /// Take this one.
-    Take(ExternalInterface),
-    /// It has come back.
-    Keep,
-    /// Wait, for this reason.
-    Wait(String),
-}
-
-/// Another interface's address is not taken: it would be gone with the next failure of the first.
+/// The address to take in place of a lost one; none if it has come back, or why it is waited for.
+/// Another interface's is not taken: it would be gone with the next failure of the first.
 fn next_address(
     before: &ExternalInterface,
     found: Result<ExternalInterface, InterfaceError>,
     follow_address: bool,
-) -> Next {
+) -> Result<Option<ExternalInterface>, String> {
     let ExternalInterface { name, address: from, .. } = before;
     let lost = format!("{name} no longer has the address {from}");
-    match found {
-        Err(error) => Next::Wait(format!("{lost}; waiting for one: {}", with_causes(&error))),
-        Ok(found) if found.address == *from && found.name == *name => Next::Keep,
-        Ok(ExternalInterface { name: other, address, .. }) if address == *from => {
-            Next::Wait(format!("{lost}, only {other} has it; waiting for it to come back"))
-        }
-        Ok(ExternalInterface { name: other, address: to, .. }) if other != *name => {
-            Next::Wait(format!(
-                "{lost}; a restart of weftd would choose {other} with {to}: waiting for an address \
-                 of {name}, restart weftd to use {other}"
-            ))
-        }
-        Ok(ExternalInterface { address: to, .. }) if !follow_address => Next::Wait(format!(
-            "the address of {name} is no longer {from} but {to}, and --follow-address=false: \
-             weftd must be restarted to use it"
+    let found =
+        found.map_err(|error| format!("{lost}; waiting for one: {}", with_causes(&error)))?;
+    let (other, to) = (&found.name, found.address);
+    match (to == *from, other == name) {
+        (true, true) => Ok(None),
+        (true, false) => Err(format!("{lost}, only {other} has it; waiting for it to come back")),
+        (false, false) => Err(format!(
+            "{lost}; a restart of weftd would choose {other} with {to}: waiting for an address of \
+             {name}, restart weftd to use {other}"
         )),
-        Ok(found) => Next::Take(found),
+        (false, true) if !follow_address => Err(format!(
+            "the address of {name} is no longer {from} but {to}, and --follow-address=false: weftd \
+             must be restarted to use it"
+        )),
+        (false, true) => Ok(Some(found)),
     }
 }
 
@@ -378,12 +366,9 @@ mod tests {
         let before = interface("eth0", 1);
         let next = interface("eth0", 2);
         let decide = |found, follow_address| next_address(&before, found, follow_address);
-        assert_eq!(decide(Ok(next.clone()), true), Next::Take(next.clone()));
-        assert_eq!(decide(Ok(before.clone()), true), Next::Keep);
-        let why = |found, follow_address| match decide(found, follow_address) {
-            Next::Wait(text) => text,
-            next @ (Next::Take(_) | Next::Keep) => panic!("{next:?}"),
-        };
+        assert_eq!(decide(Ok(next.clone()), true), Ok(Some(next.clone())));
+        assert_eq!(decide(Ok(before.clone()), true), Ok(None));
+        let why = |found, follow_address| decide(found, follow_address).unwrap_err();
         let text = why(Ok(next), false);
         assert!(text.contains("no longer 192.0.2.1 but 192.0.2.2"), "{text}");
         assert!(text.contains("--follow-address"), "{text}");

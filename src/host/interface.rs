@@ -131,20 +131,20 @@ pub fn select(
         return found.and_then(|found| search.complete(found)).map_err(InterfaceError::NoDefault);
     }
     for wanted in interfaces {
-        let found = search.by_name_or_address(wanted).and_then(|found| search.complete(found));
-        if let Some(interface) = search.noting(wanted, found) {
+        let found = search.by_name_or_address(wanted);
+        if let Some(interface) = search.take(wanted, found) {
             return Ok(interface);
         }
     }
     for pattern in regexes {
-        let found = search.by_pattern(pattern).and_then(|found| search.complete(found));
-        if let Some(interface) = search.noting(pattern.as_str(), found) {
+        let found = search.by_pattern(pattern);
+        if let Some(interface) = search.take(pattern.as_str(), found) {
             return Ok(interface);
         }
     }
     if let Some(destination) = can_reach {
-        let found = search.by_path(*destination).and_then(|found| search.complete(found));
-        if let Some(interface) = search.noting(&destination.to_string(), found) {
+        let found = search.by_path(*destination);
+        if let Some(interface) = search.take(&destination.to_string(), found) {
             return Ok(interface);
         }
     }
@@ -152,7 +152,7 @@ pub fn select(
 }
 
 /// An interface, and its address if the search was for one.
-struct Found<'a> {
+struct Choice<'a> {
     link: &'a Link,
     address: Option<Ipv4Addr>,
 }
@@ -164,7 +164,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn by_name_or_address(&mut self, wanted: &str) -> Result<Found<'a>, LookupError> {
+    fn by_name_or_address(&mut self, wanted: &str) -> Result<Choice<'a>, LookupError> {
         // flannel's manifests pass `--iface=$(VARIABLE)`; an empty one means the default.
         if wanted.is_empty() {
             return self.by_default_route();
@@ -173,13 +173,13 @@ impl<'a> Search<'a> {
             return self.by_address(address);
         }
         let link = self.snapshot.links.iter().find(|link| link.id.name == wanted);
-        let found = link.map(|link| Found { link, address: None });
+        let found = link.map(|link| Choice { link, address: None });
         found.ok_or_else(|| {
             LookupError(format!("error looking up interface {wanted}: no such network interface"))
         })
     }
 
-    fn by_address(&mut self, address: IpAddr) -> Result<Found<'a>, LookupError> {
+    fn by_address(&mut self, address: IpAddr) -> Result<Choice<'a>, LookupError> {
         self.notes.push(format!("Searching for interface using {address}"));
         let no_owner = LookupError(format!(
             "error looking up interface {address}: no interface with given IP found; a --public-ip \
@@ -193,7 +193,7 @@ impl<'a> Search<'a> {
                 .any(|owned| owned.interface_index == link.id.index && owned.address == address)
         };
         match self.useful_first().find(owns) {
-            Some(link) => Ok(Found { link, address: Some(address) }),
+            Some(link) => Ok(Choice { link, address: Some(address) }),
             None => Err(no_owner),
         }
     }
@@ -208,20 +208,19 @@ impl<'a> Search<'a> {
 
     /// Addresses of every interface are tried before the first name, so that a pattern such as
     /// `10\.` cannot be caught by an interface called `vlan10.5`.
-    fn by_pattern(&mut self, pattern: &Regex) -> Result<Found<'a>, LookupError> {
+    fn by_pattern(&mut self, pattern: &Regex) -> Result<Choice<'a>, LookupError> {
         if pattern.as_str().is_empty() {
             return self.by_default_route();
         }
         for link in self.useful_first() {
-            let addresses = usable_addresses(self.snapshot, link.id.index);
-            let matched =
-                addresses.into_iter().find(|address| pattern.is_match(&address.to_string()));
+            let mut addresses = usable_addresses(self.snapshot, link.id.index).into_iter();
+            let matched = addresses.find(|address| pattern.is_match(&address.to_string()));
             if matched.is_some() {
-                return Ok(Found { link, address: matched });
+                return Ok(Choice { link, address: matched });
             }
         }
         match self.snapshot.links.iter().find(|link| pattern.is_match(&link.id.name)) {
-            Some(link) => Ok(Found { link, address: None }),
+            Some(link) => Ok(Choice { link, address: None }),
             None => Err(LookupError(format!(
                 "could not match pattern {pattern} to any of the available network interfaces ({})",
                 candidates(self.snapshot)
@@ -229,12 +228,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn by_path(&mut self, destination: IpAddr) -> Result<Found<'a>, LookupError> {
+    fn by_path(&mut self, destination: IpAddr) -> Result<Choice<'a>, LookupError> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
         let found = match &self.snapshot.path_to_can_reach {
             Some(Ok(path)) => match self.link(path.interface_index) {
-                Some(link) => Ok(Found { link, address: path.preferred_source }),
+                Some(link) => Ok(Choice { link, address: path.preferred_source }),
                 None => Err(format!("no link has index {}", path.interface_index)),
             },
             Some(Err(reason)) => Err(reason.clone()),
@@ -247,7 +246,7 @@ impl<'a> Search<'a> {
 
     /// The first default route of the main table decides: within one destination the kernel lists
     /// the lowest metric first.
-    fn by_default_route(&mut self) -> Result<Found<'a>, LookupError> {
+    fn by_default_route(&mut self) -> Result<Choice<'a>, LookupError> {
         self.notes.push("Determining IP address of default interface".to_owned());
         let default =
             self.snapshot.routes.iter().find(|route| route.destination.length_bits() == 0);
@@ -261,7 +260,7 @@ impl<'a> Search<'a> {
                  blackhole); name the interface with --iface",
             ));
         };
-        let found = self.link(hop.interface_index).map(|link| Found { link, address: None });
+        let found = self.link(hop.interface_index).map(|link| Choice { link, address: None });
         found.ok_or_else(|| failed(&format!("no link has index {}", hop.interface_index)))
     }
 
@@ -269,8 +268,8 @@ impl<'a> Search<'a> {
         self.snapshot.links.iter().find(|link| link.id.index == index)
     }
 
-    fn complete(&mut self, found: Found<'a>) -> Result<ExternalInterface, LookupError> {
-        let Found { link, address } = found;
+    fn complete(&mut self, found: Choice<'a>) -> Result<ExternalInterface, LookupError> {
+        let Choice { link, address } = found;
         let preferred = || usable_addresses(self.snapshot, link.id.index).into_iter().next();
         let name = link.id.name.clone();
         let Some(address) = address.or_else(preferred) else {
@@ -280,31 +279,28 @@ impl<'a> Search<'a> {
         if link.mtu_bytes == 0 {
             return Err(LookupError(format!("failed to determine MTU for {address} interface")));
         }
-        let public_address = match self.public_ip {
-            Some(public) => {
-                self.notes.push(format!("Using {public} as external address"));
-                public
-            }
-            None => {
-                let note = format!("Defaulting external address to interface address ({address})");
-                self.notes.push(note);
-                address
-            }
-        };
+        let public_address = self.public_ip.unwrap_or(address);
+        self.notes.push(match self.public_ip {
+            Some(public) => format!("Using {public} as external address"),
+            None => format!("Defaulting external address to interface address ({address})"),
+        });
         let (index, mtu_bytes) = (link.id.index, link.mtu_bytes);
         Ok(ExternalInterface { name, index, address, public_address, mtu_bytes })
     }
 
-    fn noting(
+    /// What was found, in full; a miss goes to the notes.
+    fn take(
         &mut self,
         wanted: &str,
-        found: Result<ExternalInterface, LookupError>,
+        found: Result<Choice<'a>, LookupError>,
     ) -> Option<ExternalInterface> {
-        if let Err(error) = &found {
-            let note = format!("Could not find valid interface matching {wanted}: {error}");
-            self.notes.push(note);
-        }
-        found.ok()
+        let found = found.and_then(|found| self.complete(found));
+        found
+            .inspect_err(|error| {
+                let note = format!("Could not find valid interface matching {wanted}: {error}");
+                self.notes.push(note);
+            })
+            .ok()
     }
 }
 
@@ -312,18 +308,16 @@ impl<'a> Search<'a> {
 /// permanent before dynamic, primary before secondary, else in the kernel's order.
 /// Deprecated, loopback, multicast, broadcast and unspecified addresses are left out.
 fn usable_addresses(snapshot: &Snapshot, interface_index: u32) -> Vec<Ipv4Addr> {
-    let mut usable: Vec<&Address> = snapshot
-        .addresses
-        .iter()
-        .filter(|owned| owned.interface_index == interface_index && !owned.is_deprecated)
-        .filter(|owned| {
-            let address = owned.address;
-            !(address.is_loopback()
+    let is_usable = |owned: &&Address| {
+        let address = owned.address;
+        owned.interface_index == interface_index
+            && !owned.is_deprecated
+            && !(address.is_loopback()
                 || address.is_multicast()
                 || address.is_broadcast()
                 || address.is_unspecified())
-        })
-        .collect();
+    };
+    let mut usable: Vec<_> = snapshot.addresses.iter().filter(is_usable).collect();
     usable.sort_by_key(|owned| {
         (owned.address.is_link_local(), Reverse(owned.is_permanent), owned.is_secondary)
     });

@@ -1,22 +1,19 @@
 //! One daemon per subnet file: a lock file beside it, locked for the life of the process.
 //! The kernel's flock(2) decides; the pid inside is for the other daemon's error message.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 
 use crate::config::lock_file::{self, LockFile};
 
 /// What is appended to the subnet file's name.
 const SUFFIX: &str = ".lock";
-
-/// Longest text that a holder writes: a pid of at most seven digits (`PID_MAX_LIMIT` is 4,194,304)
-/// and a newline, rounded up.
-const HOLDER_BYTES_MAX: u64 = 16;
 
 /// A holder writes its pid microseconds after it took the lock. Until then it is read again: this
 /// often, this far apart.
@@ -45,7 +42,7 @@ pub enum LockError {
         /// The lock file.
         path: PathBuf,
         /// The other daemon, if it said so; a number of its own pid namespace.
-        pid: Option<u32>,
+        pid: Option<i32>,
     },
     /// The lock file cannot be made or locked.
     #[error("cannot {operation} {}; --subnet-file must be in a writable directory", path.display())]
@@ -62,7 +59,7 @@ pub enum LockError {
     NoFileName(PathBuf),
 }
 
-fn describe(pid: Option<u32>) -> String {
+fn describe(pid: Option<i32>) -> String {
     pid.map_or_else(|| "another process".to_owned(), |pid| format!("the process with pid {pid}"))
 }
 
@@ -150,28 +147,18 @@ fn lock_path(subnet_file: &Path) -> Result<PathBuf, LockError> {
 }
 
 /// The pid in a lock file whose holder lives.
-fn holder(path: &Path) -> Option<u32> {
+fn holder(path: &Path) -> Option<i32> {
     for attempt in 0..HOLDER_ATTEMPTS_MAX {
         if attempt > 0 {
             std::thread::sleep(HOLDER_ATTEMPT_INTERVAL);
         }
-        let mut text = String::new();
-        let read =
-            File::open(path).and_then(|file| file.take(HOLDER_BYTES_MAX).read_to_string(&mut text));
-        if let (Ok(_), Ok(pid)) = (read, text.trim_end().parse::<u32>())
-            && is_alive(pid)
-        {
-            return Some(pid);
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let pid = text.trim_end().parse().ok().filter(|pid: &i32| *pid > 0).and_then(Pid::from_raw);
+        if let Some(pid) = pid.filter(|pid| test_kill_process(*pid) != Err(Errno::SRCH)) {
+            return Some(pid.as_raw_pid());
         }
     }
     None
-}
-
-fn is_alive(pid: u32) -> bool {
-    let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
-        return false;
-    };
-    rustix::process::test_kill_process(pid) != Err(Errno::SRCH)
 }
 
 fn unusable(operation: &'static str, path: &Path, source: io::Error) -> LockError {
@@ -181,6 +168,8 @@ fn unusable(operation: &'static str, path: &Path, source: io::Error) -> LockErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+    use std::io::Read;
 
     #[test]
     fn second_daemon_learns_the_first_ones_pid() {

@@ -58,14 +58,15 @@ pub fn overlay_mtu_bytes(
     configured_bytes: Option<u32>,
 ) -> Result<u16, MtuError> {
     let ceiling_bytes = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
-    match configured_bytes {
-        None => within_limits(ceiling_bytes).ok_or(MtuError::External { external_bytes }),
-        Some(configured_bytes) if configured_bytes > ceiling_bytes => {
+    let mtu_bytes = configured_bytes.unwrap_or(ceiling_bytes);
+    let is_possible = (OVERLAY_MTU_BYTES_MIN..=OVERLAY_MTU_BYTES_MAX).contains(&mtu_bytes);
+    match (configured_bytes, u16::try_from(mtu_bytes)) {
+        (Some(configured_bytes), _) if configured_bytes > ceiling_bytes => {
             Err(MtuError::AboveExternal { configured_bytes, ceiling_bytes })
         }
-        Some(configured_bytes) => {
-            within_limits(configured_bytes).ok_or(MtuError::Configured { configured_bytes })
-        }
+        (_, Ok(mtu_bytes)) if is_possible => Ok(mtu_bytes),
+        (Some(configured_bytes), _) => Err(MtuError::Configured { configured_bytes }),
+        (None, _) => Err(MtuError::External { external_bytes }),
     }
 }
 
@@ -77,14 +78,6 @@ pub fn followed_mtu_bytes(
 ) -> Result<u16, MtuError> {
     let ceiling_bytes = external_bytes.saturating_sub(TUNNEL_OVERHEAD_BYTES);
     overlay_mtu_bytes(external_bytes, configured_bytes.filter(|bytes| *bytes <= ceiling_bytes))
-}
-
-fn within_limits(mtu_bytes: u32) -> Option<u16> {
-    if (OVERLAY_MTU_BYTES_MIN..=OVERLAY_MTU_BYTES_MAX).contains(&mtu_bytes) {
-        u16::try_from(mtu_bytes).ok()
-    } else {
-        None
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use rtnetlink::packet_route::tc::{
 };
 use tracing::warn;
 
+use super::decode::find;
 use super::{Netlink, Result, request_now};
 use crate::host::state::LinkId;
 
@@ -187,14 +188,9 @@ impl Drop for Filter {
 
 /// The handle of a filter that a weftd has attached.
 fn handle_of_ours(filter: &TcMessage) -> Option<u32> {
-    let is_ours = filter.header.info >> 16 == PRIORITY
-        && filter.attributes.iter().any(|attribute| {
-            let TcAttribute::Options(options) = attribute else { return false };
-            options.iter().any(|option| {
-                let TcOption::Bpf(TcFilterBpfOption::ProgName(name)) = option else { return false };
-                name.starts_with(NAMES_BEGIN)
-            })
-        });
+    let options = find!(filter.attributes, TcAttribute::Options(options) => options)?;
+    let name = find!(options, TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => name)?;
+    let is_ours = filter.header.info >> 16 == PRIORITY && name.starts_with(NAMES_BEGIN);
     is_ours.then(|| filter.header.handle.into())
 }
 
