@@ -59,8 +59,8 @@ fn iptables(listing: &str, wanted: &Chains, trigger: Trigger) {
     }
 }
 
-fn found<'a>(lines: impl Iterator<Item = &'a str>) -> iptables::Found {
-    let mut found = iptables::Found::default();
+fn found<'a>(lines: impl Iterator<Item = &'a str>) -> iptables::SavedRules {
+    let mut found = iptables::SavedRules::default();
     lines.for_each(|line| found.take_line(line));
     found
 }
@@ -112,7 +112,7 @@ fn printed(tables: &Tables) -> Vec<String> {
 }
 
 fn nft(json: &str, wanted: &Wanted, trigger: Trigger) {
-    if let Ok(found) = nftables::Found::parse(json) {
+    if let Ok(found) = nftables::ListedRules::parse(json) {
         let input = nftables::transaction(&wanted.chains(), &found, trigger).unwrap_or_default();
         for line in input.lines() {
             let words: Vec<_> = line.split(' ').collect();
@@ -132,7 +132,7 @@ fn nft(json: &str, wanted: &Wanted, trigger: Trigger) {
             assert_eq!(name, guard::table_name(network));
         }
     }
-    let Ok(found) = guard::Found::parse(json) else { return };
+    let Ok(found) = guard::ListedGuard::parse(json) else { return };
     let wanted = Guard {
         tunnel: TunnelEnd::Udp(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285)),
         network: wanted.network,

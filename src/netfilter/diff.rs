@@ -16,7 +16,7 @@ pub enum Trigger {
 
 /// A chain as it was found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FoundChain<K> {
+pub struct ListedChain<K> {
     /// Whether it is there.
     pub exists: bool,
     /// Its rules, as the firewall prints them.
@@ -37,7 +37,7 @@ pub struct Repair<K> {
 /// Compares `wanted` with `found`, where `is_printed_as` says which rule is which.
 pub fn compare<K: Clone>(
     wanted: &[Rule],
-    found: &FoundChain<K>,
+    found: &ListedChain<K>,
     is_printed_as: impl Fn(&Rule, &K) -> bool,
     trigger: Trigger,
 ) -> Repair<K> {

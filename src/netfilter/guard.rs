@@ -40,7 +40,7 @@ pub struct Guard {
 
 /// What the kernel has of a guard.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ListedGuard {
     /// All but the elements of the set, without what differs from one listing to the next.
     pub frame: Vec<(String, Value)>,
     /// Nothing if the set is not there, or has something else than addresses in it.
@@ -77,7 +77,7 @@ pub fn table_name(network: Prefix) -> String {
 impl Guard {
     /// Input for `nft -f` that makes this of a table which is as it should be but for its peers;
     /// `None` if nothing is to be done.
-    pub fn edits(&self, found: &Found) -> Option<String> {
+    pub fn edits(&self, found: &ListedGuard) -> Option<String> {
         let Some(peers) = &found.peers else { return Some(self.whole()) };
         let set = format!("element ip {} {SET}", table_name(self.network));
         let edit = |verb, addresses: Vec<&Ipv4Addr>| match addresses.is_empty() {
@@ -120,7 +120,7 @@ fn spelled<'a>(addresses: impl IntoIterator<Item = &'a Ipv4Addr>) -> String {
     each.join(", ")
 }
 
-impl Found {
+impl ListedGuard {
     /// Reads the output of `nft -j list table ip NAME`.
     pub fn parse(text: &str) -> Result<Self, ListError> {
         let mut found = Self::default();

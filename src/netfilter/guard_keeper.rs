@@ -11,9 +11,11 @@ use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
-use crate::netfilter::guard::{Dropped, Found, Guard, is_guard, table_name};
-use crate::netfilter::program::{NFT, ProgramError};
-use crate::netfilter::reconciler::{RETRY, RuleError, apply_nftables, list_table, remove_tables};
+use crate::netfilter::guard::{Dropped, Guard, ListedGuard, is_guard, table_name};
+use crate::netfilter::program::NFT;
+use crate::netfilter::reconciler::{
+    RETRY, RuleError, apply_nftables, list_table, note, remove_tables,
+};
 use crate::route::Prefix;
 use crate::status::{self, TunnelEnd};
 
@@ -52,8 +54,7 @@ impl GuardKeeper {
 
     /// Whether a guard can be set here at all: nft is there, and may list tables.
     pub async fn is_possible() -> Result<(), RuleError> {
-        NFT.run(&["-j", "list", "tables"], "", |_| {}).await?;
-        Ok(())
+        Ok(NFT.run(&["-j", "list", "tables"], "").await.map(drop)?)
     }
 
     /// Keeps the guard that is `wanted`, from the first time that it is known. What an earlier run
@@ -92,17 +93,13 @@ impl GuardKeeper {
         let result = self.look_and_edit(guard).await;
         self.state.send_modify(|state| {
             state.port = guard.tunnel.port();
+            let is_repaired = result.as_ref().ok().map(|(_, is_changed)| *is_changed && !is_news);
+            note(&mut state.kept, is_repaired);
             state.kept.settled = true;
-            state.kept.in_place = result.is_ok();
-            match &result {
-                Ok((dropped, is_changed)) => {
-                    state.peers = guard.peers.len();
-                    state.dropped_from_strangers = dropped.from_strangers;
-                    state.dropped_from_pods = dropped.from_pods;
-                    state.kept.checks += 1;
-                    state.kept.repairs += u64::from(*is_changed && !is_news);
-                }
-                Err(_) => state.kept.failures += 1,
+            if let Ok((dropped, _)) = &result {
+                state.peers = guard.peers.len();
+                state.dropped_from_strangers = dropped.from_strangers;
+                state.dropped_from_pods = dropped.from_pods;
             }
         });
         let (_, is_changed) = result?;
@@ -137,9 +134,9 @@ impl GuardKeeper {
 
 /// What there is of the guard of `network`; nothing if it can't be read, as when somebody gave the
 /// table flags, which nft 1.0.6 does not print as JSON.
-async fn found(network: Prefix) -> Result<Option<Found>, RuleError> {
+async fn found(network: Prefix) -> Result<Option<ListedGuard>, RuleError> {
     let printed = list_table(&table_name(network)).await?;
-    Ok(printed.and_then(|text| Found::parse(&text).ok()))
+    Ok(printed.and_then(|text| ListedGuard::parse(&text).ok()))
 }
 
 /// Removes the guard of `network` that an earlier run with --guard left, or else new peers would
@@ -161,7 +158,7 @@ pub async fn remove_left_guard(network: Prefix) {
 /// where nft is not installed.
 pub async fn remove_guards(is_meant: impl Fn(&str) -> bool) -> Result<bool, RuleError> {
     match remove_tables(|family, name| is_guard(family, name) && is_meant(name)).await {
-        Err(RuleError::Program(ProgramError::Missing(_))) => Ok(false),
+        Err(error) if error.is_missing_program() => Ok(false),
         result => result,
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::netfilter::diff::{FoundChain, Repair, Trigger, compare};
+use crate::netfilter::diff::{ListedChain, Repair, Trigger, compare};
 use crate::netfilter::rules::{KUBE_PROXY_MARK, Purpose, Rule, Side, Verdict};
 
 /// The table of our rules, by flannel's name.
@@ -45,9 +45,9 @@ fn place(purpose: Purpose) -> Place {
 
 /// What the kernel has of our table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ListedRules {
     /// By purpose.
-    chains: [FoundChain<Printed>; 2],
+    chains: [ListedChain<Printed>; 2],
 }
 
 /// A rule's handle and its expressions.
@@ -58,7 +58,7 @@ type Printed = (u64, Value);
 #[error("nft printed no list of objects as JSON: {0}")]
 pub struct ListError(String);
 
-impl Found {
+impl ListedRules {
     /// Reads the output of `nft -j list table ip flannel-ipv4`.
     pub fn parse(text: &str) -> Result<Self, ListError> {
         let mut found = Self::default();
@@ -72,7 +72,7 @@ impl Found {
     }
 }
 
-fn take_object(kind: &str, object: &Value, place: &Place, found: &mut FoundChain<Printed>) {
+fn take_object(kind: &str, object: &Value, place: &Place, found: &mut ListedChain<Printed>) {
     // Without its hook it is another chain of that name.
     let is_hooked = || object["name"] == place.chain && object["hook"] == place.hook;
     found.exists |= kind == "chain" && is_hooked();
@@ -123,7 +123,7 @@ pub fn objects(json: &str) -> Result<Vec<(String, Value)>, ListError> {
 /// applied atomically: there is no moment without rules.
 pub fn transaction(
     wanted: &[(Purpose, Vec<Rule>)],
-    found: &Found,
+    found: &ListedRules,
     trigger: Trigger,
 ) -> Option<String> {
     let chains = wanted.iter().map(|(purpose, rules)| {

@@ -1,12 +1,11 @@
-//! Runs one of the firewall's programs: never through a shell, with bounded time and output. Knows
+//! Runs one of the firewall's programs: never through a shell, with bounded time. Knows
 //! nothing of rules.
 
-use std::ffi::OsString;
 use std::io;
-use std::process::{ExitStatus, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -19,18 +18,12 @@ pub const LOCK_WAIT_S: u32 = 5;
 /// iptables about a second.
 const RUN_TIMEOUT: Duration = Duration::from_secs(LOCK_WAIT_S as u64 + 10);
 
-/// How much of a program's standard error is kept.
-const COMPLAINT_BYTES_MAX: u64 = 2048;
+/// How much of a program's standard error is told.
+const COMPLAINT_CHARS_MAX: usize = 2048;
 
-/// Longest line that is read: nft prints our table, or the names of all, as one.
-const LINE_BYTES_MAX: usize = 4 << 20;
-
-/// Variables that the programs read: where they are, and iptables' own lock and extensions
-/// (iptables(8), xtables.c).
+/// What programs get of weftd's own environment, which holds etcd's password: where they are, and
+/// iptables' own lock and extensions (iptables(8), xtables.c).
 const INHERITED: [&str; 3] = ["PATH", "XTABLES_LOCKFILE", "XTABLES_LIBDIR"];
-
-/// The unit of reading; the size of a pipe.
-const CHUNK_BYTES: usize = 64 * 1024;
 
 /// A program of the firewall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,10 +83,8 @@ pub enum ProgramError {
 
 /// Programs that weftd runs while it serves have no more rights than it has then.
 fn hint(complaint: &str) -> &'static str {
-    let is_refused = ["Permission denied", "Operation not permitted"]
-        .iter()
-        .any(|refusal| complaint.contains(refusal));
-    if is_refused { rights_hint() } else { "" }
+    let refusals = ["Permission denied", "Operation not permitted"];
+    if refusals.iter().any(|it| complaint.contains(it)) { rights_hint() } else { "" }
 }
 
 impl ProgramError {
@@ -114,26 +105,15 @@ impl ProgramError {
 }
 
 impl Program {
-    /// What it prints, run with `arguments`.
-    pub async fn print(self, arguments: &[&str]) -> Result<String, ProgramError> {
-        let mut text = String::new();
-        self.run(arguments, "", |line| text.push_str(line)).await?;
-        Ok(text)
-    }
-
-    /// Runs it to its end with `arguments` and `input`, and gives `take` each line that it prints.
+    /// Runs it to its end with `arguments` and `input`, and gives what it prints.
     ///
     /// It is killed when the future is dropped: each of them changes the kernel's rules in one
     /// step or not at all.
-    pub async fn run(
-        self,
-        arguments: &[&str],
-        input: &str,
-        take: impl FnMut(&str),
-    ) -> Result<(), ProgramError> {
+    pub async fn run(self, arguments: &[&str], input: &str) -> Result<String, ProgramError> {
         let failed = |source| ProgramError::Run { program: self.name, source };
         let mut command = Command::new(self.name);
-        command.args(arguments).env_clear().envs(inherited()).env("LC_ALL", "C");
+        command.args(arguments).env_clear().env("LC_ALL", "C");
+        command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|source| {
@@ -142,13 +122,16 @@ impl Program {
             }
             failed(source)
         })?;
-        let (status, complaint) = timeout(RUN_TIMEOUT, talk(child, input, take))
+        let Output { status, stdout, stderr } = timeout(RUN_TIMEOUT, talk(child, input))
             .await
             .map_err(|_elapsed| ProgramError::TimedOut { program: self.name })?
             .map_err(failed)?;
         if status.success() {
-            return Ok(());
+            return Ok(String::from_utf8_lossy(&stdout).into_owned());
         }
+        let complaint = String::from_utf8_lossy(&stderr);
+        let complaint = complaint.split_whitespace().collect::<Vec<_>>().join(" ");
+        let complaint: String = complaint.chars().take(COMPLAINT_CHARS_MAX).collect();
         // xtables' own code for what it could not get (RESOURCE_PROBLEM in xtables.h).
         if status.code() == Some(4) && complaint.contains("xtables lock") {
             return Err(ProgramError::Locked);
@@ -157,57 +140,19 @@ impl Program {
     }
 }
 
-/// What a program gets of weftd's own environment, which holds etcd's password.
-fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
-    INHERITED.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
-}
-
 /// All three streams at once, so that neither side waits for the other.
-async fn talk(
-    mut child: Child,
-    input: &str,
-    take: impl FnMut(&str),
-) -> io::Result<(ExitStatus, String)> {
-    let streams = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (Some(mut stdin), Some(stdout), Some(stderr)) = streams else {
-        return Err(io::Error::other("its streams are missing"));
-    };
-    let write = async move {
+async fn talk(mut child: Child, input: &str) -> io::Result<Output> {
+    let stdin = child.stdin.take();
+    let write = async {
+        let Some(mut stdin) = stdin else { return Ok(()) };
         match stdin.write_all(input.as_bytes()).await {
             // Its exit status says why it stopped reading.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result,
         }
     };
-    let ((), (), complaint) = tokio::try_join!(write, lines(stdout, take), complaint(stderr))?;
-    Ok((child.wait().await?, complaint))
-}
-
-/// Gives each line of `stream` to `take`. Those of [`LINE_BYTES_MAX`] and more are never ours and
-/// are dropped, which bounds the memory.
-async fn lines(stream: impl AsyncRead + Unpin, mut take: impl FnMut(&str)) -> io::Result<()> {
-    let mut stream = BufReader::with_capacity(CHUNK_BYTES, stream);
-    let (mut line, mut is_continued) = (Vec::new(), false);
-    while let length @ 1.. =
-        (&mut stream).take(LINE_BYTES_MAX as u64).read_until(b'\n', &mut line).await?
-    {
-        let is_whole = length < LINE_BYTES_MAX || line.ends_with(b"\n");
-        if is_whole && !is_continued {
-            take(String::from_utf8_lossy(&line).trim_end_matches('\n'));
-        }
-        is_continued = !is_whole;
-        line.clear();
-    }
-    Ok(())
-}
-
-/// The beginning of what `stream` brings, in one line. The rest is read as well, so that the
-/// program does not wait for its reader.
-async fn complaint(mut stream: impl AsyncRead + Unpin) -> io::Result<String> {
-    let mut text = Vec::new();
-    (&mut stream).take(COMPLAINT_BYTES_MAX).read_to_end(&mut text).await?;
-    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
-    Ok(String::from_utf8_lossy(&text).split_whitespace().collect::<Vec<_>>().join(" "))
+    let (output, ()) = tokio::try_join!(child.wait_with_output(), write)?;
+    Ok(output)
 }
 
 #[cfg(test)]
@@ -219,43 +164,34 @@ mod tests {
         runtime.block_on(work)
     }
 
-    fn run(
-        name: &'static str,
-        arguments: &[&str],
-        input: &str,
-    ) -> (Result<(), String>, Vec<String>) {
-        let mut said = Vec::new();
+    fn run(name: &'static str, arguments: &[&str], input: &str) -> Result<String, String> {
         let program = Program { name, package: "coreutils" };
-        let result = enter(program.run(arguments, input, |line| said.push(line.to_owned())));
-        (result.map_err(|error| error.to_string()), said)
+        enter(program.run(arguments, input)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn large_input_and_output_pass_through() {
         let input = "a line\n".repeat(100_000);
-        let (result, said) = run("cat", &[], &input);
-        assert_eq!((result, said.len()), (Ok(()), 100_000));
+        assert_eq!(run("cat", &[], &input), Ok(input));
     }
 
     #[test]
     fn error_quotes_standard_error() {
-        let (result, _) = run("cat", &["/nowhere"], "never read");
-        let error = result.unwrap_err();
+        let error = run("cat", &["/nowhere"], "never read").unwrap_err();
         assert!(error.contains("cat failed (exit status: 1)"), "{error}");
         assert!(error.contains("cat: /nowhere: "), "{error}");
     }
 
     #[test]
     fn arguments_reach_no_shell() {
-        let (result, said) = run("echo", &["$(id)", ";", "`id`"], "");
-        assert_eq!((result, said), (Ok(()), vec!["$(id) ; `id`".to_owned()]));
+        let said = run("echo", &["$(id)", ";", "`id`"], "");
+        assert_eq!(said, Ok("$(id) ; `id`\n".to_owned()));
     }
 
     #[test]
     fn only_listed_variables_are_inherited() {
-        let (result, said) = run("env", &[], "");
-        assert_eq!(result, Ok(()));
-        let names: Vec<_> = said.iter().filter_map(|line| line.split('=').next()).collect();
+        let said = run("env", &[], "").unwrap();
+        let names: Vec<_> = said.lines().filter_map(|line| line.split('=').next()).collect();
         assert!(names.contains(&"PATH") && names.contains(&"LC_ALL"), "{names:?}");
         // The test itself runs with CARGO and more.
         let is_known = |name: &&str| INHERITED.contains(name) || *name == "LC_ALL";
@@ -264,18 +200,7 @@ mod tests {
 
     #[test]
     fn missing_program_names_its_package() {
-        let (result, _) = run("weft-no-such-program", &[], "");
-        let error = result.unwrap_err();
+        let error = run("weft-no-such-program", &[], "").unwrap_err();
         assert!(error.contains("weft-no-such-program") && error.contains("coreutils"), "{error}");
-    }
-
-    #[test]
-    fn overlong_lines_are_dropped() {
-        for length in [LINE_BYTES_MAX, 3 * LINE_BYTES_MAX] {
-            let text = format!("one\n{}\nthree\nrest", "x".repeat(length));
-            let mut found = Vec::new();
-            enter(lines(text.as_bytes(), |line| found.push(line.to_owned()))).unwrap();
-            assert_eq!(found, ["one", "three", "rest"], "of {length} bytes");
-        }
     }
 }

@@ -13,7 +13,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::failure::{LogOnce, with_causes};
 use crate::netfilter::diff::Trigger;
-use crate::netfilter::iptables::{self, Ability, Place};
+use crate::netfilter::iptables::{self, Ability, Place, SavedRules};
 use crate::netfilter::nftables;
 use crate::netfilter::program::{
     IPTABLES, IPTABLES_RESTORE, IPTABLES_SAVE, LOCK_WAIT_S, NFT, ProgramError,
@@ -64,12 +64,21 @@ pub enum RuleError {
     Incompatible(String),
 }
 
+/// Takes note of a check: whether it repaired something, unless it failed.
+pub(super) fn note(kept: &mut Kept, is_repaired: Option<bool>) {
+    kept.in_place = is_repaired.is_some();
+    kept.settled |= kept.in_place;
+    kept.checks += u64::from(kept.in_place);
+    kept.failures += u64::from(!kept.in_place);
+    kept.repairs += u64::from(is_repaired == Some(true));
+}
+
 impl RuleError {
     fn is_passing(&self) -> bool {
         matches!(self, Self::Program(error) if error.is_passing())
     }
 
-    fn is_missing_program(&self) -> bool {
+    pub(super) fn is_missing_program(&self) -> bool {
         matches!(self, Self::Program(ProgramError::Missing(_)))
     }
 }
@@ -134,7 +143,9 @@ impl RuleReconciler {
                     if is_starting && is_final && is_required {
                         return error;
                     }
-                    self.log_failure(&error);
+                    self.logged.once(&with_causes(&error), |text| {
+                        error!("Failed to ensure {} rules: {text}; retrying", self.flavour.name());
+                    });
                     if is_final {
                         // flanneld runs without its forward rules, so nothing may wait for them.
                         self.state.send_modify(|state| state.settled = true);
@@ -166,33 +177,18 @@ impl RuleReconciler {
             Flavour::Iptables => self.reconcile_iptables(trigger).await,
             Flavour::Nftables => self.reconcile_nftables(trigger).await,
         };
-        let Ok(is_changed) = result else {
-            self.state.send_modify(|state| {
-                state.in_place = false;
-                state.failures += 1;
-            });
-            return result;
-        };
-        if self.logged.forget() {
-            info!("the {} rules are in place", self.flavour.name());
-        }
-        self.state.send_modify(|state| {
-            state.settled = true;
-            state.in_place = true;
-            state.checks += 1;
-            state.repairs += u64::from(is_changed && trigger == Trigger::Resync);
-        });
-        if let Some(logged) = self.other.take() {
-            self.other = self.remove_other(logged).await;
+        let is_repaired = result.as_ref().ok();
+        let is_repaired = is_repaired.map(|changed| *changed && trigger == Trigger::Resync);
+        self.state.send_modify(|state| note(state, is_repaired));
+        if result.is_ok() {
+            if self.logged.forget() {
+                info!("the {} rules are in place", self.flavour.name());
+            }
+            if let Some(logged) = self.other.take() {
+                self.other = self.remove_other(logged).await;
+            }
         }
         result
-    }
-
-    fn log_failure(&mut self, error: &RuleError) {
-        let flavour = self.flavour.name();
-        self.logged.once(&with_causes(error), |text| {
-            error!("Failed to ensure {flavour} rules: {text}; retrying");
-        });
     }
 
     async fn reconcile_iptables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
@@ -207,9 +203,9 @@ impl RuleReconciler {
                 *self.ability.insert(ability)
             }
         };
-        let random_ports = self.wanted.random_ports && ability.random_ports;
+        let random_ports = self.wanted.random_ports && ability.is_modern;
         let wanted = Wanted { random_ports, ..self.wanted }.chains();
-        let mut found = iptables::Found::default();
+        let mut found = SavedRules::default();
         for (purpose, _) in &wanted {
             if !(ability.lists_chains && list_chains(*purpose, &mut found).await?) {
                 read_iptables(&["-t", iptables::place(*purpose).table], &mut found).await?;
@@ -222,25 +218,14 @@ impl RuleReconciler {
     }
 
     async fn reconcile_nftables(&mut self, trigger: Trigger) -> Result<bool, RuleError> {
-        let found = read_nftables().await?;
+        let printed = list_table(nftables::TABLE).await?;
+        let found = printed.map(|text| nftables::ListedRules::parse(&text)).transpose()?;
+        let found = found.unwrap_or_default();
         let Some(text) = nftables::transaction(&self.wanted.chains(), &found, trigger) else {
             return Ok(false);
         };
         self.log_repair(trigger);
-        let is_random = self.wanted.masquerade && self.wanted.random_ports;
-        match apply_nftables(&text).await {
-            Err(ProgramError::Refused { complaint, .. })
-                if is_random && trigger == Trigger::Start =>
-            {
-                let plain = Wanted { random_ports: false, ..self.wanted };
-                if let Some(text) = nftables::transaction(&plain.chains(), &found, trigger) {
-                    apply_nftables(&text).await?;
-                }
-                warn!("nftables: random fully unsupported, going on without: {complaint}");
-                self.wanted = plain;
-            }
-            result => result?,
-        }
+        apply_nftables(&text).await?;
         Ok(true)
     }
 
@@ -253,19 +238,17 @@ impl RuleReconciler {
 
     /// Removes the rules of an earlier run from the other firewall; `None` once there are none.
     async fn remove_other(&self, mut logged: LogOnce) -> Option<LogOnce> {
-        let (other, result) = match self.flavour {
-            Flavour::Iptables => ("nftables", remove_nftables().await),
-            Flavour::Nftables => ("iptables", remove_iptables().await),
+        let other = match self.flavour {
+            Flavour::Iptables => Flavour::Nftables,
+            Flavour::Nftables => Flavour::Iptables,
         };
-        match result {
-            Ok(true) => info!("removed the {other} rules of an earlier run"),
+        let name = other.name();
+        match other.remove_rules().await {
+            Ok(true) => info!("removed the {name} rules of an earlier run"),
             Ok(false) => {}
-            Err(error) if error.is_missing_program() => {
-                debug!("{other} rules of an earlier run were not looked for: {error}");
-            }
             Err(error) => {
                 logged.once(&with_causes(&error), |text| {
-                    warn!("{other} rules of an earlier run may be left: {text}; retrying");
+                    warn!("{name} rules of an earlier run may be left: {text}; retrying");
                 });
                 return Some(logged);
             }
@@ -274,25 +257,20 @@ impl RuleReconciler {
     }
 }
 
-/// Removes the rules of flanneld and weftd from both firewalls; gives the names of those that had
-/// some, and why one could not be looked at. One whose program is not installed has none.
-pub async fn remove_rules() -> Vec<(Flavour, Result<(), RuleError>)> {
-    let results = [
-        (Flavour::Nftables, remove_nftables().await),
-        (Flavour::Iptables, remove_iptables().await),
-    ];
-    let told = results.into_iter().filter_map(|(flavour, result)| match result {
-        Ok(true) => Some((flavour, Ok(()))),
-        Ok(false) => None,
-        Err(error) if error.is_missing_program() => None,
-        Err(error) => Some((flavour, Err(error))),
-    });
-    told.collect()
+impl Flavour {
+    /// Removes the rules of flanneld and weftd from this firewall; whether there were any. One
+    /// whose program is not installed has none.
+    pub async fn remove_rules(self) -> Result<bool, RuleError> {
+        let result = match self {
+            Self::Iptables => remove_iptables().await,
+            Self::Nftables => remove_tables(nftables::is_flannels).await,
+        };
+        if result.as_ref().is_err_and(RuleError::is_missing_program) { Ok(false) } else { result }
+    }
 }
 
 async fn ask_iptables() -> Result<Ability, ProgramError> {
-    let mut version = String::new();
-    IPTABLES.run(&["--version"], "", |line| version.push_str(line)).await?;
+    let version = IPTABLES.run(&["--version"], "").await?;
     debug!("{version}");
     Ok(Ability::of_version(&version))
 }
@@ -314,13 +292,12 @@ fn make_lock() {
 /// Reads the two chains of `purpose`; false, and nothing read, if the kernel's own cannot be
 /// listed. If ours cannot, it counts as missing: the words for that differ by iptables' version,
 /// and the transaction that makes a chain empties one that is there.
-async fn list_chains(purpose: Purpose, found: &mut iptables::Found) -> Result<bool, ProgramError> {
+async fn list_chains(purpose: Purpose, found: &mut SavedRules) -> Result<bool, ProgramError> {
     let Place { table, base, chain: own, .. } = iptables::place(purpose);
     found.take_line(&format!("*{table}"));
     for chain in [base, own] {
-        let mut read = found.clone();
-        match IPTABLES.run(&["-t", table, "-S", chain], "", |line| read.take_line(line)).await {
-            Ok(()) => *found = read,
+        match IPTABLES.run(&["-t", table, "-S", chain], "").await {
+            Ok(text) => text.lines().for_each(|line| found.take_line(line)),
             Err(ProgramError::Refused { .. }) if chain == own => {}
             Err(ProgramError::Refused { .. }) => return Ok(false),
             Err(error) => return Err(error),
@@ -329,28 +306,26 @@ async fn list_chains(purpose: Purpose, found: &mut iptables::Found) -> Result<bo
     Ok(true)
 }
 
-async fn read_iptables(arguments: &[&str], found: &mut iptables::Found) -> Result<(), RuleError> {
-    let mut incompatible = None;
-    let take = |line: &str| {
-        if iptables::is_incompatible(line) {
-            incompatible = Some(line.trim_start_matches(['#', ' ']).to_owned());
-        }
-        found.take_line(line);
-    };
-    IPTABLES_SAVE.run(arguments, "", take).await?;
-    incompatible.map_or(Ok(()), |line| Err(RuleError::Incompatible(line)))
+async fn read_iptables(arguments: &[&str], found: &mut SavedRules) -> Result<(), RuleError> {
+    let text = IPTABLES_SAVE.run(arguments, "").await?;
+    if let Some(line) = text.lines().find(|line| iptables::is_incompatible(line)) {
+        let line = line.trim_start_matches(['#', ' ']).to_owned();
+        return Err(RuleError::Incompatible(line));
+    }
+    text.lines().for_each(|line| found.take_line(line));
+    Ok(())
 }
 
 async fn restore(text: &str, ability: Ability) -> Result<(), ProgramError> {
     let wait = format!("--wait={LOCK_WAIT_S}");
     let mut arguments = vec!["--noflush"];
-    arguments.extend(ability.waits.then_some(wait.as_str()));
-    IPTABLES_RESTORE.run(&arguments, text, |_| {}).await
+    arguments.extend(ability.is_modern.then_some(wait.as_str()));
+    IPTABLES_RESTORE.run(&arguments, text).await.map(drop)
 }
 
 async fn remove_iptables() -> Result<bool, RuleError> {
     let ability = ask_iptables().await?;
-    let mut found = iptables::Found::default();
+    let mut found = SavedRules::default();
     // Without a table's name it lists the existing ones, and creates none.
     read_iptables(&[], &mut found).await?;
     match iptables::removal(&found) {
@@ -361,33 +336,23 @@ async fn remove_iptables() -> Result<bool, RuleError> {
 
 /// Has nft carry out a transaction.
 pub(super) async fn apply_nftables(text: &str) -> Result<(), ProgramError> {
-    NFT.run(&["-f", "-"], text, |_| {}).await
+    NFT.run(&["-f", "-"], text).await.map(drop)
 }
 
 /// What nft prints of a table of IPv4; nothing if it is not there.
 pub(super) async fn list_table(name: &str) -> Result<Option<String>, ProgramError> {
-    match NFT.print(&["-j", "list", "table", "ip", name]).await {
+    match NFT.run(&["-j", "list", "table", "ip", name], "").await {
         Err(error) if error.is_absence() => Ok(None),
         printed => printed.map(Some),
     }
-}
-
-async fn read_nftables() -> Result<nftables::Found, RuleError> {
-    let printed = list_table(nftables::TABLE).await?;
-    let found = printed.map(|text| nftables::Found::parse(&text)).transpose()?;
-    Ok(found.unwrap_or_default())
 }
 
 /// Removes the tables that `is_meant` takes by family and name; whether there were any.
 pub(super) async fn remove_tables(
     is_meant: impl Fn(&str, &str) -> bool,
 ) -> Result<bool, RuleError> {
-    match nftables::removal(&NFT.print(&["-j", "list", "tables"]).await?, is_meant)? {
+    match nftables::removal(&NFT.run(&["-j", "list", "tables"], "").await?, is_meant)? {
         Some(text) => Ok(apply_nftables(&text).await.map(|()| true)?),
         None => Ok(false),
     }
-}
-
-async fn remove_nftables() -> Result<bool, RuleError> {
-    remove_tables(nftables::is_flannels).await
 }

@@ -20,7 +20,7 @@ use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::node_lock::{NodeLock, NodeLockError};
 use crate::host::state::{Link, Route, RouteKind, RouteProtocol};
 use crate::netfilter::guard_keeper::remove_guards;
-use crate::netfilter::reconciler::remove_rules;
+use crate::netfilter::reconciler::Flavour;
 use crate::route::Prefix;
 use crate::tool::ask::wait_for;
 
@@ -117,8 +117,8 @@ async fn clean_host(subnet_file: &Path, account: &mut Account) -> anyhow::Result
         let removed = remove_route(&netlink, &route, in_network).await;
         account.take(format!("the route to {}", route.destination), removed);
     }
-    for (flavour, result) in remove_rules().await {
-        account.take(format!("the rules of {}", flavour.name()), result.map(|()| true));
+    for flavour in [Flavour::Nftables, Flavour::Iptables] {
+        account.take(format!("the rules of {}", flavour.name()), flavour.remove_rules().await);
     }
     account.take("the guard of the tunnel's port", remove_guards(|_| true).await);
     Ok(())

@@ -32,7 +32,7 @@ fn theirs() -> Vec<Rule> {
 
 /// What a chain with the rules `found` needs; rules are known by their places.
 fn compare(wanted: &[Rule], found: &[Option<Rule>], trigger: Trigger) -> Repair<usize> {
-    let places = FoundChain { exists: true, rules: (0..found.len()).collect() };
+    let places = ListedChain { exists: true, rules: (0..found.len()).collect() };
     super::compare(wanted, &places, |rule, place| found[*place] == Some(*rule), trigger)
 }
 

@@ -17,8 +17,8 @@ fn both() -> Guard {
     guard(&["192.0.2.1", "192.0.2.2"])
 }
 
-fn parse(listing: &str) -> Found {
-    Found::parse(listing).unwrap()
+fn parse(listing: &str) -> ListedGuard {
+    ListedGuard::parse(listing).unwrap()
 }
 
 #[test]

@@ -23,8 +23,8 @@ const FOREIGN_RULES: [&str; 9] = [
     "-m comment --comment \"flanneld masq",
 ];
 
-fn found(text: &str) -> Found {
-    let mut found = Found::default();
+fn found(text: &str) -> SavedRules {
+    let mut found = SavedRules::default();
     text.lines().for_each(|line| found.take_line(line));
     found
 }
@@ -55,10 +55,10 @@ fn empty_tables_get_flannels_rules() {
 #[test]
 fn switched_off_rules_are_not_written() {
     let plain = Wanted { random_ports: false, forward: false, ..wanted() };
-    let text = transaction(&plain.chains(), &Found::default(), Trigger::Start);
+    let text = transaction(&plain.chains(), &SavedRules::default(), Trigger::Start);
     assert_eq!(text, Some(NAT.replace(" --random-fully", "")));
     let forward = Wanted { masquerade: false, ..wanted() };
-    let text = transaction(&forward.chains(), &Found::default(), Trigger::Start);
+    let text = transaction(&forward.chains(), &SavedRules::default(), Trigger::Start);
     assert_eq!(text, Some(FILTER.to_owned()));
 }
 
@@ -178,7 +178,7 @@ fn version_line_determines_abilities() {
         ("iptables v1.10.0 (legacy)\n", true, false),
         ("something else", true, false),
     ] {
-        let expected = Ability { waits: is_new, random_ports: is_new, lists_chains };
+        let expected = Ability { is_modern: is_new, lists_chains };
         assert_eq!(Ability::of_version(line), expected, "{line}");
     }
 }

@@ -10,18 +10,18 @@ const FORWARD: &str = include_str!("../golden/forward.nft");
 /// `nft -j list table ip flannel-ipv4` once all of these are in.
 const LISTING: &str = include_str!("../golden/listing.json");
 
-fn parse(text: &str) -> Found {
-    Found::parse(text).unwrap()
+fn parse(text: &str) -> ListedRules {
+    ListedRules::parse(text).unwrap()
 }
 
 /// The listing after `change` to its objects.
-fn listing(change: impl FnOnce(&mut Vec<Value>)) -> Found {
+fn listing(change: impl FnOnce(&mut Vec<Value>)) -> ListedRules {
     let mut list: Value = serde_json::from_str(LISTING).unwrap();
     change(list["nftables"].as_array_mut().unwrap());
     parse(&list.to_string())
 }
 
-fn need(found: &Found, trigger: Trigger) -> Option<String> {
+fn need(found: &ListedRules, trigger: Trigger) -> Option<String> {
     transaction(&wanted().chains(), found, trigger)
 }
 
@@ -32,7 +32,7 @@ fn rules_of<'v>(objects: &'v [Value], chain: &str) -> Vec<&'v Value> {
 #[test]
 fn empty_table_gets_flannels_rules() {
     for trigger in [Trigger::Start, Trigger::Resync] {
-        let text = need(&Found::default(), trigger).unwrap();
+        let text = need(&ListedRules::default(), trigger).unwrap();
         assert_eq!(text, format!("{HEAD}{MASQUERADE}{FORWARD}"));
     }
 }
@@ -40,10 +40,10 @@ fn empty_table_gets_flannels_rules() {
 #[test]
 fn switched_off_rules_are_not_written() {
     let plain = Wanted { random_ports: false, forward: false, ..wanted() };
-    let text = transaction(&plain.chains(), &Found::default(), Trigger::Start).unwrap();
+    let text = transaction(&plain.chains(), &ListedRules::default(), Trigger::Start).unwrap();
     assert_eq!(text, format!("{HEAD}{}", MASQUERADE.replace(" fully-random", "")));
     let forward = Wanted { masquerade: false, ..wanted() };
-    let text = transaction(&forward.chains(), &Found::default(), Trigger::Start).unwrap();
+    let text = transaction(&forward.chains(), &ListedRules::default(), Trigger::Start).unwrap();
     assert_eq!(text, format!("{HEAD}{FORWARD}"));
 }
 
@@ -157,6 +157,6 @@ fn removal_names_only_flannels_tables() {
 #[test]
 fn malformed_listing_is_an_error() {
     for text in ["", "nonsense", "[]", r#"{"nftables":7}"#, "{}"] {
-        assert!(Found::parse(text).is_err() && removal(text, is_flannels).is_err(), "{text}");
+        assert!(ListedRules::parse(text).is_err() && removal(text, is_flannels).is_err(), "{text}");
     }
 }

@@ -202,7 +202,5 @@ async fn firewall() -> Result<Vec<Chain>, String> {
 }
 
 async fn output(program: Program, arguments: &[&str]) -> Result<String, String> {
-    let mut text = String::new();
-    let result = program.run(arguments, "", |line| text.extend([line, "\n"])).await;
-    result.map(|()| text).map_err(|error| with_causes(&error))
+    program.run(arguments, "").await.map_err(|error| with_causes(&error))
 }

@@ -63,7 +63,7 @@ pub(crate) fn iptables(case: &Case) -> String {
     let number: usize = word().parse().expect("a number");
     let chains = wanted(words).chains();
     let text =
-        ipt::transaction(&chains, &ipt::Found::default(), Trigger::Start).unwrap_or_default();
+        ipt::transaction(&chains, &ipt::SavedRules::default(), Trigger::Start).unwrap_or_default();
     let Some((_, text)) = text.split_once(&table) else { return "none".to_owned() };
     let (text, _) = text.split_once("COMMIT").expect("a table ends");
     let mut rules = text.lines().filter_map(|line| line.strip_prefix(&chain));
@@ -76,7 +76,7 @@ pub(crate) fn iptables(case: &Case) -> String {
 pub(crate) fn nftables(case: &Case) -> String {
     let chains = wanted(std::iter::empty()).chains();
     let text =
-        nft::transaction(&chains, &nft::Found::default(), Trigger::Start).unwrap_or_default();
+        nft::transaction(&chains, &nft::ListedRules::default(), Trigger::Start).unwrap_or_default();
     let (chain, number) = case.given.split_once(' ').expect("chain and number");
     let Ok(number) = number.parse::<usize>() else {
         return if text.contains(&case.given) { "made" } else { "not made" }.to_owned();
