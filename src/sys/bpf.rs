@@ -12,7 +12,6 @@ const MAP_LOOKUP: c_int = 1;
 const MAP_UPDATE: c_int = 2;
 const MAP_DELETE: c_int = 3;
 const PROGRAM_LOAD: c_int = 5;
-const PROGRAM_TEST_RUN: c_int = 10;
 const INFO: c_int = 15;
 const LINK_CREATE: c_int = 28;
 
@@ -44,8 +43,9 @@ pub enum MapKind {
     Array = 2,
 }
 
-/// What a map is made of.
+/// What a map is made of: the leading members of `union bpf_attr` for BPF_MAP_CREATE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct MapShape {
     /// How values are found.
     pub kind: MapKind,
@@ -81,18 +81,8 @@ pub enum Hook {
     Egress = 47,
 }
 
-/// The leading members of `union bpf_attr` for BPF_MAP_CREATE; those left out count as zero, here
-/// and below.
-#[repr(C)]
-struct CreateMap {
-    kind: u32,
-    key_bytes: u32,
-    value_bytes: u32,
-    entries: u32,
-    flags: u32,
-}
-
-/// For BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM.
+/// The leading members of `union bpf_attr` for BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM;
+/// those left out count as zero, here and below.
 #[repr(C)]
 struct Element {
     map: u32,
@@ -116,6 +106,7 @@ struct LoadProgram {
 
 /// For BPF_LINK_CREATE.
 #[repr(C)]
+#[derive(Default)]
 struct CreateLink {
     program: u32,
     device: u32,
@@ -134,39 +125,9 @@ struct GetInfo {
     info: u64,
 }
 
-/// `struct bpf_link_info` of a link to a device by TCX.
-#[repr(C)]
-#[derive(Default)]
-struct LinkInfo {
-    kind: u32,
-    link: u32,
-    program: u32,
-    padding: u32,
-    device: u32,
-    hook: u32,
-}
-
-/// For BPF_PROG_TEST_RUN.
-#[repr(C)]
-struct TestRun {
-    program: u32,
-    result: u32,
-    packet_bytes: u32,
-    output_bytes: u32,
-    packet: u64,
-    output: u64,
-    repeat: u32,
-    duration_ns: u32,
-}
-
-/// What a test run gave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TestResult {
-    /// What the program returned.
-    pub result: u32,
-    /// Bytes of the packet afterwards.
-    pub bytes: usize,
-}
+/// `struct bpf_link_info` of a link to a device by TCX, and where in it the device is.
+type LinkInfo = [u32; 6];
+const DEVICE_AT: usize = 4;
 
 /// Calls bpf(2).
 ///
@@ -196,9 +157,7 @@ fn number(descriptor: BorrowedFd<'_>) -> u32 {
 impl Map {
     /// Makes a map.
     pub fn create(shape: MapShape) -> io::Result<Self> {
-        let MapShape { kind, key_bytes, value_bytes, entries, flags } = shape;
-        let mut attributes =
-            CreateMap { kind: kind as u32, key_bytes, value_bytes, entries, flags };
+        let mut attributes = shape;
         // SAFETY: BPF_MAP_CREATE takes numbers only.
         let descriptor = own(unsafe { bpf(MAP_CREATE, &mut attributes) }?);
         Ok(Self { descriptor, shape })
@@ -329,15 +288,8 @@ pub fn load(
 /// Has `program` see the packets of the device numbered `device`, after programs that are there
 /// already, until the descriptor returned is closed. Needs TCX (kernel 6.6); EINVAL without.
 pub fn attach(program: BorrowedFd<'_>, device: u32, hook: Hook) -> io::Result<OwnedFd> {
-    let mut attributes = CreateLink {
-        program: number(program),
-        device,
-        hook: hook as u32,
-        flags: 0,
-        relative: 0,
-        padding: 0,
-        expected_revision: 0,
-    };
+    let (program, hook) = (number(program), hook as u32);
+    let mut attributes = CreateLink { program, device, hook, ..CreateLink::default() };
     // SAFETY: BPF_LINK_CREATE takes numbers only.
     unsafe { bpf(LINK_CREATE, &mut attributes) }.map(own)
 }
@@ -354,28 +306,5 @@ pub fn attached_to(link: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: BPF_OBJ_GET_INFO_BY_FD writes at most `info_bytes` to `info`, which outlives the
     // call, and for which any bytes are valid.
     unsafe { bpf(INFO, &mut attributes) }?;
-    Ok(info.device)
-}
-
-/// Runs a classifier on an Ethernet frame and writes what it made of it to `output`; ENOSPC if that
-/// has no room.
-pub fn test_run(
-    program: BorrowedFd<'_>,
-    packet: &[u8],
-    output: &mut [u8],
-) -> io::Result<TestResult> {
-    let mut attributes = TestRun {
-        program: number(program),
-        result: 0,
-        packet_bytes: packet.len() as u32,
-        output_bytes: output.len() as u32,
-        packet: packet.as_ptr() as u64,
-        output: output.as_mut_ptr() as u64,
-        repeat: 1,
-        duration_ns: 0,
-    };
-    // SAFETY: BPF_PROG_TEST_RUN reads `packet_bytes` of the packet and writes at most
-    // `output_bytes` to the output; both outlive the call.
-    unsafe { bpf(PROGRAM_TEST_RUN, &mut attributes) }?;
-    Ok(TestResult { result: attributes.result, bytes: attributes.output_bytes as usize })
+    Ok(info[DEVICE_AT])
 }

@@ -2,18 +2,16 @@
 //!
 //! Batches of operations are lent the caller's memory only for the call: it returns when the
 //! kernel has answered every one of them. All are non-blocking, so the kernel answers while it
-//! takes them, and nothing is armed between calls.
-
-mod set_up;
+//! takes them, and nothing is armed between calls. A ring takes the operations of a worker and no
+//! others: filters of system calls don't see what a ring is asked for.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use io_uring::register::Restriction;
 use io_uring::types::{Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
-
-use self::set_up::{enable, set_up};
 
 use super::tun_io::{Write, WriteBatch};
 use super::udp::ReceiveBatch;
@@ -22,6 +20,9 @@ use super::{Answer, Slots, UNANSWERED};
 /// The files of a ring, as its table of registered files holds them.
 const TUN: Fixed = Fixed(0);
 const SOCKET: Fixed = Fixed(1);
+
+/// `IORING_UNREGISTER_FILES` of linux/io_uring.h: what a ring that ends is still told.
+const UNREGISTER_FILES: u8 = 3;
 
 /// Submissions in a row that the kernel may refuse for now before the ring counts as broken.
 const REFUSALS_MAX: usize = 1000;
@@ -80,8 +81,7 @@ pub struct Ring {
 
 /// Whether a small ring can be made, given back at once.
 pub fn probe() -> Result<(), RingError> {
-    let ring = set_up(2).map_err(RingError::Setup)?;
-    if ring.params().is_feature_ext_arg() { Ok(()) } else { Err(RingError::NoTimeLimit) }
+    set_up(2).map(drop)
 }
 
 impl Ring {
@@ -95,10 +95,7 @@ impl Ring {
         socket: BorrowedFd<'_>,
         further: &[BorrowedFd<'_>],
     ) -> Result<Self, RingError> {
-        let ring = set_up(entries).map_err(RingError::Setup)?;
-        if !ring.params().is_feature_ext_arg() {
-            return Err(RingError::NoTimeLimit);
-        }
+        let ring = set_up(entries)?;
         let mut files = vec![tun.as_raw_fd(), socket.as_raw_fd()];
         files.extend(further.iter().map(AsRawFd::as_raw_fd));
         ring.submitter().register_files(&files).map_err(RingError::Register)?;
@@ -329,6 +326,45 @@ impl Drop for Ring {
     fn drop(&mut self) {
         self.ring.submitter().unregister_files().ok();
     }
+}
+
+/// The deepest ring that the kernel has: answers held back until we ask (6.1), no second index
+/// array (6.6), else without one or the other, else plain. Not yet [`enable`]d.
+fn set_up(entries: u32) -> Result<IoUring, RingError> {
+    let build = |deferred: bool, plain_queue: bool| {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_r_disabled();
+        if deferred {
+            builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all();
+        }
+        if plain_queue {
+            builder.setup_no_sqarray();
+        }
+        builder.build(entries)
+    };
+    let mut ring = build(true, true);
+    for deferred in [true, false] {
+        if ring.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+            ring = build(deferred, false);
+        }
+    }
+    let ring = ring.map_err(RingError::Setup)?;
+    if ring.params().is_feature_ext_arg() { Ok(ring) } else { Err(RingError::NoTimeLimit) }
+}
+
+/// Limits `ring` to reads, receives and writes of its registered files, and has it begin (kernel
+/// 5.10).
+fn enable(ring: &IoUring) -> io::Result<()> {
+    let mut allowed = [
+        Restriction::register_op(UNREGISTER_FILES),
+        Restriction::sqe_op(opcode::Read::CODE),
+        Restriction::sqe_op(opcode::RecvMsg::CODE),
+        Restriction::sqe_op(opcode::Writev::CODE),
+        Restriction::sqe_flags_allowed(squeue::Flags::IO_LINK.bits()),
+        Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
+    ];
+    ring.submitter().register_restrictions(&mut allowed)?;
+    ring.submitter().register_enable_rings()
 }
 
 #[cfg(test)]

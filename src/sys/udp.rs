@@ -32,15 +32,15 @@ struct SegmentControl {
 
 /// Whether the socket takes UDP_SEGMENT, asked without changing it.
 pub fn supports_segment(socket: BorrowedFd<'_>) -> bool {
-    get_int(socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
+    get::<1>(socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok()
 }
 
 /// Switches UDP_GRO on or off and reads it back; kernels before 5.12 can't answer and are refused.
 pub fn set_gro(socket: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
     set_int(socket, libc::SOL_UDP, libc::UDP_GRO, is_on.into())?;
-    match get_int(socket, libc::SOL_UDP, libc::UDP_GRO)? {
-        now if now == i32::from(is_on) => Ok(()),
-        _ => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
+    match get(socket, libc::SOL_UDP, libc::UDP_GRO)? {
+        [now] if now == i32::from(is_on) => Ok(()),
+        [_] => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
     }
 }
 
@@ -86,29 +86,26 @@ pub(super) fn set_int(
     .map(drop)
 }
 
-fn get_int(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
-    let mut value: c_int = 0;
-    let mut bytes = size_of::<c_int>() as libc::socklen_t;
+/// What the buffers of a socket hold, and their sizes: `SK_MEMINFO_*` in
+/// include/uapi/linux/sock_diag.h.
+pub fn memory(socket: BorrowedFd<'_>) -> io::Result<[u32; 9]> {
+    get(socket, libc::SOL_SOCKET, SO_MEMINFO).map(|words| words.map(c_int::cast_unsigned))
+}
+
+/// An option that is an int, or several.
+fn get<const N: usize>(
+    socket: BorrowedFd<'_>,
+    level: c_int,
+    name: c_int,
+) -> io::Result<[c_int; N]> {
+    let mut value = [0; N];
+    let mut bytes = size_of_val(&value) as libc::socklen_t;
     // SAFETY: the kernel writes at most `bytes` bytes, the size of `value`, which outlives the
     // call.
     check(unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut bytes)
     })
     .map(|_zero| value)
-}
-
-/// What the buffers of a socket hold, and their sizes: `SK_MEMINFO_*` in
-/// include/uapi/linux/sock_diag.h.
-pub fn memory(socket: BorrowedFd<'_>) -> io::Result<[u32; 9]> {
-    let mut words = [0_u32; 9];
-    let mut bytes = size_of_val(&words) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `bytes` bytes, the size of `words`, which outlives the
-    // call.
-    check(unsafe {
-        let place = (&raw mut words).cast();
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, place, &raw mut bytes)
-    })
-    .map(|_zero| words)
 }
 
 fn socket_address(address: SocketAddrV4) -> libc::sockaddr_in {
