@@ -115,7 +115,7 @@ impl EgressBatch {
     }
 
     fn send(&mut self) -> usize {
-        let sent = self.egress.plan().messages().len();
+        let sent = self.egress.plan.messages().len();
         self.egress.sent();
         sent
     }
@@ -202,7 +202,7 @@ impl IngressBatch {
     }
 
     fn write(&mut self) -> usize {
-        let coalescer = self.ingress.coalescer_mut();
+        let coalescer = &mut self.ingress.coalescer;
         coalescer.finish(&mut self.arena);
         let written = coalescer.items().len();
         coalescer.clear();

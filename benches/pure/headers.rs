@@ -55,7 +55,7 @@ pub(crate) fn packet_work(c: &mut Criterion) {
         let own = Ipv4Addr::new(10, 5, 2, 0);
         b.iter(|| icmp::write_error(&mut out, ErrorKind::TimeExceeded, own, &packet, &header));
     });
-    let limiter = IcmpLimiter::new();
+    let limiter = IcmpLimiter::default();
     let mut now_ns = 0;
     group.bench_function("icmp limiter, flood", |b| {
         b.iter(|| {

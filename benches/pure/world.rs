@@ -73,7 +73,7 @@ impl World {
             },
             table: Table::build(peers(&subnets(peer_count, Shape::Dense))),
             stats: DirectionStats::default(),
-            icmp_limit: IcmpLimiter::new(),
+            icmp_limit: IcmpLimiter::default(),
         }
     }
 

@@ -121,7 +121,7 @@ impl Walk {
             table: Table::build(peers.to_vec()),
             peers,
             stats: WorkerStats::default(),
-            icmp_limit: IcmpLimiter::new(),
+            icmp_limit: IcmpLimiter::default(),
             egress: Egress::new(64, HEADERS_AT),
             ingress: Ingress::new(CoalesceLimits { tcp: true, udp_segments_max: 64 }),
             arena: vec![0; ARENA_BYTES],
@@ -209,7 +209,7 @@ impl Walk {
     fn end_batch(&mut self) {
         self.sent += sent(&mut self.egress, &self.table, &self.arena);
         self.written += written(&mut self.ingress, &self.local, &mut self.arena);
-        for replies in [self.egress.replies_mut(), self.ingress.replies_mut()] {
+        for replies in [&mut self.egress.replies, &mut self.ingress.replies] {
             for (_, bytes) in replies.iter() {
                 whole(bytes);
             }
@@ -229,7 +229,7 @@ fn check(stats: &DirectionStats, out: u64) {
 
 /// Carries out the egress plan; every datagram is a packet for the peer that it goes to.
 fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
-    let plan = egress.plan();
+    let plan = &egress.plan;
     let mut datagrams = 0;
     let mut bytes = Vec::new();
     for (index, message) in plan.messages().iter().enumerate() {
@@ -250,7 +250,7 @@ fn sent(egress: &mut Egress, table: &Table, arena: &[u8]) -> u64 {
 
 /// Carries out the ingress plan; every packet is for this host's own subnet.
 fn written(ingress: &mut Ingress, local: &Local, arena: &mut [u8]) -> u64 {
-    let plan = ingress.coalescer_mut();
+    let plan = &mut ingress.coalescer;
     plan.finish(arena);
     let mut packets = 0;
     for index in 0..plan.items().len() {

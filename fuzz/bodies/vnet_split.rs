@@ -34,14 +34,14 @@ pub(crate) fn run(data: &[u8]) {
     let mut out = [0; HEADER_BYTES_MAX];
     let mut cut = Vec::new();
     while let Some(payload) = splitter.next(packet, &mut out) {
-        cut.push([&out[..splitter.header_bytes()], &packet[payload.range()]].concat());
+        cut.push([&out[..splitter.header_bytes], &packet[payload.range()]].concat());
     }
     assert_eq!(cut.len(), segments, "the count that statistics use is wrong");
     assert_eq!(cut.iter().map(Vec::len).sum::<usize>(), bytes);
     assert_eq!(cut.iter().map(Vec::len).max(), Some(largest_bytes));
     let payload_bytes = usize::from(segmentation.payload_bytes.get());
     assert_eq!(cut, slow_twin::slow_split(packet, segmentation.kind, payload_bytes));
-    let header_bytes = splitter.header_bytes();
+    let header_bytes = splitter.header_bytes;
     let payloads: Vec<u8> =
         cut.iter().flat_map(|segment| segment[header_bytes..].iter().copied()).collect();
     assert_eq!(payloads, packet[header_bytes..], "payload was lost or made up");

@@ -91,7 +91,7 @@ impl Half for EgressHalf {
     }
 
     fn current(&self) -> &[u8] {
-        self.egress.current().of(&self.reads.arena).unwrap_or_default()
+        self.egress.current.of(&self.reads.arena).unwrap_or_default()
     }
 }
 
@@ -113,7 +113,7 @@ impl EgressHalf {
     /// Tries GSO again where it was refused, and datagrams without fragmentation.
     pub(super) fn retry_refused(&mut self, config: &WorkerConfig) {
         config.socket.set_fragmenting(false);
-        self.egress.plan_mut().allow_gso();
+        self.egress.plan.allow_gso();
     }
 
     /// Makes room for a batch of reads, unless an earlier one still waits.
@@ -151,7 +151,7 @@ impl EgressHalf {
     /// Sends what is left of the plan; returns whether that was all of it.
     fn send_plan(&mut self, config: &WorkerConfig, context: &Context<'_>) -> bool {
         let Self { reads, egress, batch, singles, settled, waits_until_ns, held_back, .. } = self;
-        let (arena, plan) = (&reads.arena, egress.plan());
+        let (arena, plan) = (&reads.arena, &egress.plan);
         let messages = plan.messages();
         let (mut refusing, mut is_roomy) = (None, None);
         *settled = carry_out(
@@ -208,7 +208,7 @@ impl EgressHalf {
         );
         let is_done = *settled == messages.len();
         if let Some(destination) = refusing {
-            egress.plan_mut().refuse_gso(destination);
+            egress.plan.refuse_gso(destination);
         }
         if is_done {
             *settled = 0;
@@ -218,7 +218,7 @@ impl EgressHalf {
     }
 
     fn write_replies(&mut self, config: &WorkerConfig) {
-        let replies = self.egress.replies_mut();
+        let replies = &mut self.egress.replies;
         for (_, bytes) in replies.iter() {
             let header = [0; VNET_HEADER_BYTES];
             // The sender repeats what mattered, and so will the error.

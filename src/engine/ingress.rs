@@ -85,7 +85,7 @@ impl Half for IngressHalf {
     }
 
     fn current(&self) -> &[u8] {
-        self.ingress.current().of(&self.receives.arena).unwrap_or_default()
+        self.ingress.current.of(&self.receives.arena).unwrap_or_default()
     }
 }
 
@@ -124,7 +124,7 @@ impl IngressHalf {
         context: &Context<'_>,
     ) -> Result<(), WorkerEnd> {
         let Self { receives, ingress, writes, .. } = self;
-        let (arena, plan) = (&mut receives.arena, ingress.coalescer_mut());
+        let (arena, plan) = (&mut receives.arena, &mut ingress.coalescer);
         plan.finish(arena);
         let (mut first, mut outcome) = (0, Ok(()));
         while first < plan.items().len() {
@@ -147,7 +147,7 @@ impl IngressHalf {
     }
 
     fn send_replies(&mut self, config: &WorkerConfig) {
-        let replies = self.ingress.replies_mut();
+        let replies = &mut self.ingress.replies;
         for (endpoint, bytes) in replies.iter() {
             let Some(destination) = endpoint else { continue };
             let spans = [Span::new(0, bytes.len())];

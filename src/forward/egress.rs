@@ -19,14 +19,16 @@ use super::{Context, Replies};
 /// The arena that every call gets is the worker's: packets are read into its front, and from
 /// `headers_at` on it holds the headers that cutting makes.
 pub struct Egress {
-    plan: SendPlan,
-    replies: Replies,
+    /// The sends planned so far.
+    pub plan: SendPlan,
+    /// The ICMP errors due; they go into the TUN device.
+    pub replies: Replies,
     headers_at: usize,
     headers_used_bytes: usize,
     /// A packet that met a full plan and goes on after it was sent.
     pending: Option<Pending>,
-    /// What was read last.
-    current: Span,
+    /// Where in the arena the packet lies that was taken in last.
+    pub current: Span,
 }
 
 enum Pending {
@@ -57,31 +59,11 @@ impl Egress {
         }
     }
 
-    /// Where in the arena the packet lies that was taken in last.
-    pub fn current(&self) -> Span {
-        self.current
-    }
-
     /// Forgets all sends and errors that are due, whatever state a panic left them in.
     pub fn abandon(&mut self) {
         self.pending = None;
         self.replies.clear();
         self.sent();
-    }
-
-    /// The sends planned so far.
-    pub fn plan(&self) -> &SendPlan {
-        &self.plan
-    }
-
-    /// The plan, to change its limits.
-    pub fn plan_mut(&mut self) -> &mut SendPlan {
-        &mut self.plan
-    }
-
-    /// The ICMP errors due; they go into the TUN device.
-    pub fn replies_mut(&mut self) -> &mut Replies {
-        &mut self.replies
     }
 
     /// Takes in what one TUN read brought. On `Full`, send the plan, call [`Self::sent`], then
@@ -236,12 +218,12 @@ impl Egress {
     ) -> Result<(), Full> {
         let parts = arena.split_at_mut_checked(self.headers_at);
         let parts =
-            parts.and_then(|(packets, headers)| Some((splitter.packet().of(packets)?, headers)));
+            parts.and_then(|(packets, headers)| Some((splitter.packet.of(packets)?, headers)));
         let Some((bytes, headers)) = parts else {
             context.stats.drop(DropReason::InternalError, splitter.segments_left() as u64);
             return Ok(());
         };
-        let header_bytes = splitter.header_bytes();
+        let header_bytes = splitter.header_bytes;
         while splitter.segments_left() > 0 {
             let Some(out) = headers.get_mut(self.headers_used_bytes..) else { return Err(Full) };
             if out.len() < header_bytes || !self.plan.has_room() {

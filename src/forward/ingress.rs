@@ -31,13 +31,15 @@ pub struct GroBatch {
 
 /// The ingress half of a worker: TUN writes under construction, and the errors that are due.
 pub struct Ingress {
-    coalescer: Coalescer,
-    replies: Replies,
+    /// The writes planned so far.
+    pub coalescer: Coalescer,
+    /// The ICMP errors due; each names the tunnel endpoint it goes to.
+    pub replies: Replies,
     shedder: Shedder,
     /// What is left of a batch that met a full plan.
     pending: Option<GroBatch>,
-    /// The datagram that was decided on last.
-    current: Span,
+    /// Where in the arena the datagram lies that was decided on last.
+    pub current: Span,
     delivered: Delivered,
 }
 
@@ -75,27 +77,12 @@ impl Ingress {
         self.shedder.set_fill(used, size);
     }
 
-    /// Where in the arena the datagram lies that was decided on last.
-    pub fn current(&self) -> Span {
-        self.current
-    }
-
     /// Forgets all writes and errors that are due, whatever state a panic left them in.
     pub fn abandon(&mut self) {
         self.pending = None;
         self.delivered = Delivered::default();
         self.replies.clear();
         self.coalescer.clear();
-    }
-
-    /// The writes planned so far.
-    pub fn coalescer_mut(&mut self) -> &mut Coalescer {
-        &mut self.coalescer
-    }
-
-    /// The ICMP errors due; each names the tunnel endpoint it goes to.
-    pub fn replies_mut(&mut self) -> &mut Replies {
-        &mut self.replies
     }
 
     /// Takes in a batch. On `Full`, write the plan, clear it, then [`Self::resume`] until it

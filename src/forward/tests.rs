@@ -71,7 +71,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let stats = DirectionStats::default();
-        let icmp_limit = IcmpLimiter::new();
+        let icmp_limit = IcmpLimiter::default();
         Self { local: local(), table: table(), stats, icmp_limit, now_ns: 1_000 * SECOND_NS }
     }
 

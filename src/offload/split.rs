@@ -23,10 +23,12 @@ pub const HEADER_BYTES_MAX: usize = 120;
 /// a full plan is sent.
 #[derive(Debug)]
 pub struct Splitter {
-    packet: Span,
+    /// The super-packet's range of the arena.
+    pub packet: Span,
     kind: SegmentationKind,
     ip_header_bytes: usize,
-    header_bytes: usize,
+    /// Length of the header that [`Self::next`] writes.
+    pub header_bytes: usize,
     segment_payload_bytes: NonZeroUsize,
     payload_bytes: usize,
     /// Payload handed out so far.
@@ -84,11 +86,6 @@ impl Splitter {
         self.ip_sum = fixed_ip_sum(bytes.get(..self.ip_header_bytes).unwrap_or_default());
     }
 
-    /// The super-packet's range of the arena.
-    pub fn packet(&self) -> Span {
-        self.packet
-    }
-
     /// Bytes of all packets still to come.
     pub fn bytes_left(&self) -> usize {
         self.segments_left() * self.header_bytes + self.payload_bytes - self.cut_bytes
@@ -106,14 +103,9 @@ impl Splitter {
             + (self.payload_bytes - self.cut_bytes).min(self.segment_payload_bytes.get())
     }
 
-    /// Length of the header that [`Self::next`] writes.
-    pub fn header_bytes(&self) -> usize {
-        self.header_bytes
-    }
-
     /// Writes the next segment's header to the front of `out` and returns its payload's range of
     /// the arena; `None` when all is cut. `bytes` are the super-packet's, as given to
-    /// [`Self::new`]; `out` holds at least [`Self::header_bytes`].
+    /// [`Self::new`]; `out` holds at least `header_bytes`.
     pub fn next(&mut self, bytes: &[u8], out: &mut [u8]) -> Option<Span> {
         let left_bytes = self.payload_bytes - self.cut_bytes;
         if left_bytes == 0 {

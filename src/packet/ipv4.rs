@@ -117,10 +117,11 @@ impl Ipv4Header {
         self.fragment_offset_bytes != 0
     }
 
-    /// Length of what follows the header.
+    /// The folded sum of the pseudo header of what follows.
     #[inline]
-    pub fn payload_bytes(&self) -> u16 {
-        self.total_bytes.saturating_sub(u16::from(self.header_bytes))
+    pub fn pseudo_header_sum(&self) -> u32 {
+        let payload_bytes = self.total_bytes.saturating_sub(u16::from(self.header_bytes));
+        checksum::pseudo_header(self.source, self.destination, self.protocol, payload_bytes)
     }
 }
 
@@ -147,10 +148,7 @@ pub fn has_source_route(header: &Ipv4Header, packet: &[u8]) -> bool {
 /// with 1 may travel on is for the caller to decide before. Shorter slices are left alone.
 #[inline]
 pub fn decrement_ttl(packet: &mut [u8]) {
-    let Some(header) = packet.first_chunk_mut::<HEADER_BYTES_MIN>() else {
-        debug_assert!(false, "decrement_ttl on a packet that was never parsed");
-        return;
-    };
+    let Some(header) = parsed(packet) else { return };
     debug_assert!(header[8] >= 1, "decrement_ttl on a packet without time to live");
     let old = [header[8], header[9]];
     header[8] = header[8].wrapping_sub(1);
@@ -162,10 +160,7 @@ pub fn decrement_ttl(packet: &mut [u8]) {
 /// The packet was parsed before; shorter slices are left alone.
 #[inline]
 pub fn set_ecn(packet: &mut [u8], ecn: Ecn) {
-    let Some(header) = packet.first_chunk_mut::<HEADER_BYTES_MIN>() else {
-        debug_assert!(false, "set_ecn on a packet that was never parsed");
-        return;
-    };
+    let Some(header) = parsed(packet) else { return };
     let old = [header[0], header[1]];
     header[1] = header[1] & !0b11 | ecn as u8;
     patch_checksum(header, old, [header[0], header[1]]);
@@ -176,14 +171,19 @@ pub fn set_ecn(packet: &mut [u8], ecn: Ecn) {
 /// The packet was parsed before; shorter slices are left alone.
 #[inline]
 pub fn set_total_length(packet: &mut [u8], total_bytes: u16) {
-    let Some(header) = packet.first_chunk_mut::<HEADER_BYTES_MIN>() else {
-        debug_assert!(false, "set_total_length on a packet that was never parsed");
-        return;
-    };
+    let Some(header) = parsed(packet) else { return };
     let old = [header[2], header[3]];
     let new = total_bytes.to_be_bytes();
     [header[2], header[3]] = new;
     patch_checksum(header, old, new);
+}
+
+/// The fixed part of the header, which a packet has that was parsed before.
+#[inline]
+fn parsed(packet: &mut [u8]) -> Option<&mut [u8; HEADER_BYTES_MIN]> {
+    let header = packet.first_chunk_mut();
+    debug_assert!(header.is_some(), "an edit of a packet that was never parsed");
+    header
 }
 
 #[inline]

@@ -50,12 +50,6 @@ struct Bucket {
 }
 
 impl IcmpLimiter {
-    /// A limiter with every bucket full. The only allocation of its life.
-    pub fn new() -> Self {
-        let sets = (0..SETS).map(|_| Default::default()).collect();
-        Self { global_full_at_ns: AtomicU64::new(0), sets }
-    }
-
     /// Whether an error to `destination` may leave now; if so, it is charged to both limits.
     ///
     /// `now_ns` comes from a monotonic clock. When more destinations are active than the table
@@ -98,8 +92,10 @@ impl IcmpLimiter {
 }
 
 impl Default for IcmpLimiter {
+    /// A limiter with every bucket full. The only allocation of its life.
     fn default() -> Self {
-        Self::new()
+        let sets = (0..SETS).map(|_| Default::default()).collect();
+        Self { global_full_at_ns: AtomicU64::new(0), sets }
     }
 }
 
@@ -131,7 +127,7 @@ mod tests {
     /// A flood of a million packets per second, each from another source.
     #[test]
     fn a_flood_gets_1000_errors_a_second() {
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         let start_ns = 12_345 * SECOND_NS;
         let mut allowed = [0u64; 3];
         for packet in 0..3_000_000u64 {
@@ -146,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_destination_gets_six_then_one_per_second() {
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         let allowed_at =
             |now_ns: u64| (0..100).filter(|_| limiter.allow(now_ns, address(7))).count();
         assert_eq!(allowed_at(0), 6);
@@ -158,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_refusal_charges_neither_limit() {
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         for _ in 0..1_000 {
             limiter.allow(0, address(1));
         }
@@ -173,7 +169,7 @@ mod tests {
 
     #[test]
     fn destinations_do_not_share_a_bucket() {
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         // Slowly enough for the global limit: 500 destinations, six errors each, 2 ms apart.
         let mut now_ns = 0;
         for index in 0..500 {
@@ -187,7 +183,7 @@ mod tests {
     /// The global limit alone would let each of them have sixty-six.
     #[test]
     fn hundreds_of_busy_destinations_are_remembered() {
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         let mut passed = [0u32; 300];
         for millisecond in 0..20_000u64 {
             let index = millisecond % 300;
@@ -204,7 +200,7 @@ mod tests {
         let mut next = || same.next().unwrap();
         let [newcomer, nearest] = [next(), next()];
         let busy = [next(), next(), next()];
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         for destination in [busy[0], nearest, busy[1], busy[2]] {
             let errors = if destination == nearest { 2 } else { 6 };
             assert!((0..errors).all(|_| limiter.allow(0, destination)));
@@ -218,7 +214,7 @@ mod tests {
 
     #[test]
     fn the_ends_of_the_clock_are_harmless() {
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         assert!(limiter.allow(u64::MAX, address(1)));
         assert!(!limiter.allow(0, address(2)), "a clock that went back pauses the errors");
     }
@@ -227,7 +223,7 @@ mod tests {
     #[test]
     fn all_workers_together_get_the_rate_of_one() {
         const WORKERS: u64 = 8;
-        let limiter = IcmpLimiter::new();
+        let limiter = IcmpLimiter::default();
         let allowed: usize = std::thread::scope(|scope| {
             let work = |worker: u64| {
                 let limiter = &limiter;

@@ -77,16 +77,7 @@ pub fn is_verified(header: &Ipv4Header, packet: &[u8]) -> bool {
         protocol::UDP => udp_header(payload).is_some_and(|udp| [udp[6], udp[7]] != [0, 0]),
         _ => false,
     };
-    if !is_well_formed {
-        return false;
-    }
-    let pseudo = checksum::pseudo_header(
-        header.source,
-        header.destination,
-        header.protocol,
-        header.payload_bytes(),
-    );
-    checksum::add(pseudo, checksum::sum(payload)) == 0xffff
+    is_well_formed && checksum::add(header.pseudo_header_sum(), checksum::sum(payload)) == 0xffff
 }
 
 /// Finishes a packet that the kernel left with `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the field at
@@ -122,13 +113,7 @@ pub fn left_checksum(header: &Ipv4Header, packet: &[u8]) -> Option<usize> {
         _ => return None,
     };
     let field = packet.get(usize::from(header.header_bytes) + offset..)?.first_chunk()?;
-    let sum = checksum::pseudo_header(
-        header.source,
-        header.destination,
-        header.protocol,
-        header.payload_bytes(),
-    );
-    (*field == checksum::partial(sum)).then_some(offset)
+    (*field == checksum::partial(header.pseudo_header_sum())).then_some(offset)
 }
 
 #[cfg(test)]

@@ -25,16 +25,8 @@ pub struct PrefixError {
 impl Prefix {
     /// The prefix of `length_bits` that holds `address`; `None` if `length_bits > 32`.
     pub fn new(address: Ipv4Addr, length_bits: u8) -> Option<Self> {
-        let mask = Self::mask_of(length_bits)?;
-        Some(Self { network: address.to_bits() & mask, length_bits })
-    }
-
-    fn mask_of(length_bits: u8) -> Option<u32> {
-        match length_bits {
-            0 => Some(0),
-            1..=32 => Some(u32::MAX << (32 - length_bits)),
-            _ => None,
-        }
+        let whole = Self { network: address.to_bits(), length_bits };
+        (length_bits <= 32).then(|| Self { network: whole.network & whole.mask(), length_bits })
     }
 
     /// The first address, all host bits zero.
@@ -48,8 +40,9 @@ impl Prefix {
     }
 
     /// The network mask as an integer in host order.
+    #[inline]
     pub fn mask(self) -> u32 {
-        Self::mask_of(self.length_bits).unwrap_or(u32::MAX)
+        u32::MAX.checked_shl(32 - u32::from(self.length_bits)).unwrap_or(0)
     }
 
     /// The last address, all host bits one.

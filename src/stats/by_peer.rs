@@ -1,9 +1,7 @@
 //! What one worker did for each peer, in a bounded table: packets and bytes each way, and sends
 //! that failed. Touched once for each datagram or batch of datagrams, not for each packet in it.
 
-use std::fmt;
 use std::net::Ipv4Addr;
-use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Counter;
@@ -48,27 +46,18 @@ pub struct PeerTraffic {
     pub failed_sends: u64,
 }
 
-impl AddAssign for PeerTraffic {
-    fn add_assign(&mut self, other: Self) {
-        self.packets_sent += other.packets_sent;
-        self.bytes_sent += other.bytes_sent;
-        self.packets_received += other.packets_received;
-        self.bytes_received += other.bytes_received;
-        self.failed_sends += other.failed_sends;
-    }
-}
-
 /// One worker's counts, by the peers' public addresses.
 ///
 /// INVARIANT: as for [`Counter`], one thread writes. A place belongs to one peer for ever: a peer
 /// that has left keeps what was counted.
+#[derive(Debug)]
 pub struct ByPeer {
     places: Box<[Place]>,
     elsewhere: Place,
 }
 
 /// A cache line, so that a peer costs one.
-#[derive(Default)]
+#[derive(Debug, Default)]
 #[repr(align(64))]
 struct Place {
     peer: AtomicU32,
@@ -85,14 +74,12 @@ struct Place {
 }
 
 impl Place {
-    fn traffic(&self) -> PeerTraffic {
-        PeerTraffic {
-            packets_sent: self.packets_sent.get(),
-            bytes_sent: self.bytes_sent.get(),
-            packets_received: self.packets_received.get(),
-            bytes_received: self.bytes_received.get(),
-            failed_sends: self.failed_sends.get(),
-        }
+    fn add_to(&self, total: &mut PeerTraffic) {
+        total.packets_sent += self.packets_sent.get();
+        total.bytes_sent += self.bytes_sent.get();
+        total.packets_received += self.packets_received.get();
+        total.bytes_received += self.bytes_received.get();
+        total.failed_sends += self.failed_sends.get();
     }
 }
 
@@ -100,12 +87,6 @@ impl Default for ByPeer {
     fn default() -> Self {
         let places = std::iter::repeat_with(Place::default).take(PEERS_COUNTED_MAX).collect();
         Self { places, elsewhere: Place::default() }
-    }
-}
-
-impl fmt::Debug for ByPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ByPeer").finish_non_exhaustive()
     }
 }
 
@@ -174,19 +155,18 @@ impl ByPeer {
 
     /// What was counted for `peer`: nothing if it found no place.
     pub fn get(&self, peer: Ipv4Addr) -> PeerTraffic {
-        for place in self.tried(peer) {
-            match place.peer.load(Ordering::Relaxed) {
-                FREE => break,
-                taken_by if taken_by == peer.to_bits() => return place.traffic(),
-                _ => {}
-            }
-        }
-        PeerTraffic::default()
+        let mut total = PeerTraffic::default();
+        self.add_to(&mut total, peer);
+        total
     }
 
-    /// What was counted for peers that found no place, and for senders that are no peers.
-    pub fn elsewhere(&self) -> PeerTraffic {
-        self.elsewhere.traffic()
+    /// Adds what was counted for `peer`.
+    pub(super) fn add_to(&self, total: &mut PeerTraffic, peer: Ipv4Addr) {
+        let taken_by = |place: &&Place| place.peer.load(Ordering::Relaxed);
+        let mut taken = self.tried(peer).take_while(|place| taken_by(place) != FREE);
+        if let Some(place) = taken.find(|place| taken_by(place) == peer.to_bits()) {
+            place.add_to(total);
+        }
     }
 
     /// The place of `peer`, which it gets now if it `may_have_one` and has none.
@@ -244,6 +224,13 @@ mod tests {
         assert!(!is_unanswered(15, 9000, 8), "what was sent before it was heard counts");
     }
 
+    /// What was counted for peers that found no place, and for senders that are no peers.
+    fn elsewhere(counts: &ByPeer) -> PeerTraffic {
+        let mut total = PeerTraffic::default();
+        counts.elsewhere.add_to(&mut total);
+        total
+    }
+
     fn peer(number: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(0xAC14_0001_u32.wrapping_add(number))
     }
@@ -265,7 +252,7 @@ mod tests {
                 counts.received(peer, 2, 30, || true);
                 counts.failed(peer, 4);
             }
-            assert_eq!(counts.elsewhere(), PeerTraffic::default(), "some found no place");
+            assert_eq!(elsewhere(&counts), PeerTraffic::default(), "some found no place");
             for (number, peer) in peers().enumerate() {
                 let expected = PeerTraffic {
                     packets_sent: 1,
@@ -284,7 +271,7 @@ mod tests {
         let counts = ByPeer::default();
         (0..2 * PEERS_COUNTED_MAX as u32).for_each(|number| counts.failed(peer(number), 1));
         let counted = (0..2 * PEERS_COUNTED_MAX as u32).map(|it| counts.get(peer(it)).failed_sends);
-        let all = counted.sum::<u64>() + counts.elsewhere().failed_sends;
+        let all = counted.sum::<u64>() + elsewhere(&counts).failed_sends;
         assert_eq!(all, 2 * PEERS_COUNTED_MAX as u64);
     }
 
@@ -295,7 +282,7 @@ mod tests {
             counts.received(peer(number), 1, 64, || false);
         }
         assert_eq!(counts.get(peer(7)).packets_received, 0, "spoofed senders fill the table");
-        assert_eq!(counts.elsewhere().packets_received, 100);
+        assert_eq!(elsewhere(&counts).packets_received, 100);
         counts.sent(peer(7), 1, 64);
         counts.received(peer(7), 1, 64, || false);
         assert_eq!(counts.get(peer(7)).packets_received, 1, "one that has a place keeps it");

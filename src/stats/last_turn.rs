@@ -1,18 +1,11 @@
 //! When a worker last began a turn, by which others see that it neither hangs nor starves.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A moment on the monotonic clock, written by one worker.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct LastTurn(AtomicU64);
-
-impl fmt::Debug for LastTurn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LastTurn").finish_non_exhaustive()
-    }
-}
 
 impl LastTurn {
     /// The worker is at it, at `now_ns` of the monotonic clock.

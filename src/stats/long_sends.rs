@@ -1,7 +1,6 @@
 //! Who was sent long datagrams since somebody last looked: marks, not counts, so that what watches
 //! the paths of those in use need not watch those of all.
 
-use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,17 +20,12 @@ const PLACES: usize = 256;
 ///
 /// A mark is set by a load and seldom a store, and taken by another thread; one that is set while
 /// it is being taken may be lost, and the next datagram sets it again.
+#[derive(Debug)]
 pub struct LongSends(Box<[AtomicU64]>);
 
 impl Default for LongSends {
     fn default() -> Self {
         Self(std::iter::repeat_with(|| AtomicU64::new(FREE)).take(PLACES).collect())
-    }
-}
-
-impl fmt::Debug for LongSends {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LongSends").finish_non_exhaustive()
     }
 }
 
@@ -59,11 +53,12 @@ impl LongSends {
     }
 }
 
-fn pack(peer: SocketAddrV4) -> u64 {
+/// As one number, not 0 unless both parts are.
+pub(super) fn pack(peer: SocketAddrV4) -> u64 {
     u64::from(peer.ip().to_bits()) << 16 | u64::from(peer.port())
 }
 
-fn unpack(packed: u64) -> SocketAddrV4 {
+pub(super) fn unpack(packed: u64) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::from_bits((packed >> 16) as u32), packed as u16)
 }
 

@@ -23,19 +23,18 @@ struct Slot<const WORDS: usize> {
     words: [AtomicU64; WORDS],
 }
 
-impl<const RECORDS: usize, const WORDS: usize> RecordRing<RECORDS, WORDS> {
-    pub(super) fn new() -> Self {
+impl<const RECORDS: usize, const WORDS: usize> Default for RecordRing<RECORDS, WORDS> {
+    fn default() -> Self {
         let slot = |_| Slot {
             version: AtomicU64::new(0),
             words: std::array::from_fn(|_| AtomicU64::new(0)),
         };
-        Self {
-            slots: (0..RECORDS).map(slot).collect(),
-            written: AtomicU64::new(0),
-            own_written: AtomicU64::new(0),
-        }
+        let slots = (0..RECORDS).map(slot).collect();
+        Self { slots, written: AtomicU64::new(0), own_written: AtomicU64::new(0) }
     }
+}
 
+impl<const RECORDS: usize, const WORDS: usize> RecordRing<RECORDS, WORDS> {
     /// Writes a record over the oldest. Words beyond those given keep what they had.
     pub(super) fn push(&self, words: impl Iterator<Item = u64>) {
         let number = self.own_written.load(Ordering::Relaxed);

@@ -4,11 +4,12 @@
 //! A ring (`record_ring.rs`) that the worker writes and any number of readers read.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::DropReason;
+use super::long_sends::{pack, unpack};
 use super::record_ring::RecordRing;
 
 /// Longest part of a packet that is kept: all headers, and the beginning of what they carry.
@@ -59,6 +60,7 @@ pub struct Samples {
     ring: OnceLock<Ring>,
 }
 
+#[derive(Default)]
 struct Ring {
     records: RecordRing<RING_SAMPLES, WORDS>,
     /// The writer's own: the turn of the last sample, and how many that turn had.
@@ -70,7 +72,7 @@ impl Samples {
     /// Wants samples until `until_ns`, and gives those from number `first` on that are still there,
     /// with the number of the next one.
     pub fn read(&self, first: u64, until_ns: u64) -> (Vec<Sample>, u64) {
-        let ring = self.ring.get_or_init(Ring::new);
+        let ring = self.ring.get_or_init(Ring::default);
         self.wanted_until_ns.fetch_max(until_ns, Ordering::Release);
         let (records, next) = ring.records.read(first);
         (records.iter().filter_map(Sample::from_words).collect(), next)
@@ -97,18 +99,12 @@ impl Samples {
     }
 }
 
-impl Ring {
-    fn new() -> Self {
-        Self { records: RecordRing::new(), turn_ns: AtomicU64::new(0), of_turn: AtomicU64::new(0) }
-    }
-}
-
 impl DroppedPacket<'_> {
     /// Time; reason and length; packets; address and port, 0 for none; then the bytes.
     fn to_words(self, reason: DropReason, packets: u64) -> impl Iterator<Item = u64> {
         let Self { now_ns, peer, packet } = self;
         let what = (packet.len() as u64) << 8 | reason as u64;
-        let peer = peer.map_or(0, |peer| u64::from(peer.ip().to_bits()) << 16 | peer.port() as u64);
+        let peer = peer.map_or(0, pack);
         let bytes = packet.chunks(size_of::<u64>()).map(|chunk| {
             let mut word = [0; size_of::<u64>()];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -123,13 +119,12 @@ impl Sample {
     fn from_words(words: &[u64; WORDS]) -> Option<Self> {
         let [at_ns, what, packets, peer, bytes @ ..] = words;
         let length_bytes = (what >> 8) as usize;
-        let address = Ipv4Addr::from_bits((peer >> 16) as u32);
         let bytes = bytes.iter().flat_map(|word| word.to_ne_bytes());
         Some(Self {
             at_ns: *at_ns,
             reason: *DropReason::ALL.get((what & 0xff) as usize)?,
             packets: *packets,
-            peer: (*peer != 0).then(|| SocketAddrV4::new(address, *peer as u16)),
+            peer: (*peer != 0).then(|| unpack(*peer)),
             length_bytes,
             bytes: bytes.take(length_bytes).collect(),
         })
@@ -144,6 +139,8 @@ impl fmt::Debug for Samples {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 7), 8285);

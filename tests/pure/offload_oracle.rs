@@ -102,7 +102,7 @@ fn fast_split(packet: &[u8], kind: SegmentationKind, payload_bytes: u16) -> Vec<
     let mut segments = Vec::new();
     let mut out = [0; HEADER_BYTES_MAX];
     while let Some(payload) = splitter.next(packet, &mut out) {
-        segments.push([&out[..splitter.header_bytes()], &packet[payload.range()]].concat());
+        segments.push([&out[..splitter.header_bytes], &packet[payload.range()]].concat());
     }
     assert_eq!(segments.len(), expected, "the count that statistics use is wrong");
     assert_eq!(segments.iter().map(Vec::len).sum::<usize>(), bytes);

@@ -23,7 +23,7 @@ const ORDERS_MIN: u64 = 100;
 
 /// A writer of two records beside a reader.
 fn written_and_read() {
-    let ring = Arc::new(RecordRing::<RECORDS, 2>::new());
+    let ring = Arc::new(RecordRing::<RECORDS, 2>::default());
     let writer = Arc::clone(&ring);
     let thread = thread::spawn(move || (1..3).for_each(|word| writer.push([word; 2].into_iter())));
     for [one, other] in ring.read(0).0 {

@@ -67,7 +67,7 @@ impl Team {
         orders: &Orders,
     ) -> Result<Self, SpawnError> {
         let places = places(&processors(), seats.len());
-        let icmp_limit = Arc::new(IcmpLimiter::new());
+        let icmp_limit = Arc::new(IcmpLimiter::default());
         let all: Arc<[_]> = seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
         let lanes = queues.len() / seats.len().max(1);
         let mut team = Self { workers: Vec::with_capacity(seats.len()), lanes };

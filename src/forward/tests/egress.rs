@@ -40,7 +40,7 @@ impl Walk {
         let mut taken =
             self.egress.process(&self.world.context(), &mut self.arena, &vnet_header, span);
         while taken == Err(Full) {
-            assert!(!self.egress.plan().messages().is_empty(), "full without anything to send");
+            assert!(!self.egress.plan.messages().is_empty(), "full without anything to send");
             self.send();
             taken = self.egress.resume(&self.world.context(), &mut self.arena);
         }
@@ -48,7 +48,7 @@ impl Walk {
     }
 
     fn send(&mut self) {
-        let plan = self.egress.plan();
+        let plan = &self.egress.plan;
         for (index, message) in plan.messages().iter().enumerate() {
             let before = self.sent.len();
             for spans in plan.datagrams(index) {
@@ -65,7 +65,7 @@ impl Walk {
     }
 
     fn errors(&mut self) -> Vec<Vec<u8>> {
-        let replies = self.egress.replies_mut();
+        let replies = &mut self.egress.replies;
         let errors = replies
             .iter()
             .map(|(endpoint, bytes)| {
@@ -400,10 +400,10 @@ fn a_panic_forgets_what_was_planned() {
     walk.arena[..packet.len()].copy_from_slice(&packet);
     let span = Span::new(0, packet.len());
     let taken = walk.egress.process(&walk.world.context(), &mut walk.arena, &WHOLE, span);
-    assert_eq!((taken, walk.egress.current()), (Ok(()), span));
-    assert_eq!(walk.egress.plan().messages().len(), 1);
+    assert_eq!((taken, walk.egress.current), (Ok(()), span));
+    assert_eq!(walk.egress.plan.messages().len(), 1);
     walk.egress.abandon();
-    assert!(walk.egress.plan().messages().is_empty(), "it is sent though it may be half done");
+    assert!(walk.egress.plan.messages().is_empty(), "it is sent though it may be half done");
 }
 
 #[test]

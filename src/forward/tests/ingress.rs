@@ -58,7 +58,7 @@ impl Walk {
     }
 
     fn write(&mut self, arena: &mut [u8]) {
-        let plan = self.ingress.coalescer_mut();
+        let plan = &mut self.ingress.coalescer;
         plan.finish(arena);
         for index in 0..plan.items().len() {
             let spans = plan.unmerge(arena, index);
@@ -69,7 +69,7 @@ impl Walk {
     }
 
     fn errors(&mut self) -> Vec<(Option<SocketAddrV4>, Vec<u8>)> {
-        let replies = self.ingress.replies_mut();
+        let replies = &mut self.ingress.replies;
         let errors = replies.iter().map(|(endpoint, bytes)| (endpoint, bytes.to_vec()));
         let errors = errors.collect();
         replies.clear();
@@ -316,7 +316,7 @@ fn what_was_delivered_is_told_once_and_a_panic_forgets_the_rest() {
     walk.receive_batch(PEER, &packets);
     let delivered = walk.ingress.take_delivered();
     assert_eq!((delivered.packets, delivered.bytes), (3, 3 * bytes as u64));
-    assert_eq!(walk.ingress.current(), Span::new(2 * bytes, bytes));
+    assert_eq!(walk.ingress.current, Span::new(2 * bytes, bytes));
     assert_eq!(walk.ingress.take_delivered().packets, 0);
     let mut arena = marked(4);
     let span = Span::new(0, bytes);
@@ -505,7 +505,7 @@ fn a_received_super_packet_is_written_as_one() {
         ecn: Ecn::NotEct,
     };
     walk.ingress.process(&walk.world.context(), &mut arena, batch(&left)).unwrap();
-    let plan = walk.ingress.coalescer_mut();
+    let plan = &mut walk.ingress.coalescer;
     plan.finish(&mut arena);
     assert_eq!((plan.items().len(), plan.items()[0].packets), (1, 1));
     let header = VnetHeader::parse(&plan.items()[0].vnet_header).unwrap();
@@ -527,7 +527,7 @@ fn a_received_super_packet_is_written_as_one() {
     for packet in [damaged, tcp(FAR, POD, 1, &data[..1400])] {
         let mut arena = packet.clone();
         walk.ingress.process(&walk.world.context(), &mut arena, batch(&packet)).unwrap();
-        let plan = walk.ingress.coalescer_mut();
+        let plan = &mut walk.ingress.coalescer;
         plan.finish(&mut arena);
         assert!(plan.items()[0].merged().is_none());
         assert_eq!(arena, hop(&packet));
