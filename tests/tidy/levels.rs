@@ -95,6 +95,46 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     ("fast_path", &[&["instructions", "layout"]]),
     ("status", &[&["words", "workers"], &["verdict"], &["peer"], &["pages"]]),
     (
+        "netfilter",
+        &[
+            &["program", "rules"],
+            &["diff"],
+            &["iptables", "nftables"],
+            &["guard", "reconciler"],
+            &["guard_keeper"],
+        ],
+    ),
+    (
+        "sys",
+        &[
+            &[
+                "bpf",
+                "ethtool",
+                "inherited",
+                "link",
+                "steering/instructions",
+                "tun",
+                "tun_io",
+                "udp",
+            ],
+            &["echo", "ring", "steering"],
+        ],
+    ),
+    ("forward", &[&["decide", "reply", "shed"], &["egress", "ingress"]]),
+    ("offload", &[&["coalesce", "send_plan", "split", "vnet_hdr"]]),
+    (
+        "packet",
+        &[
+            &["address", "checksum", "ecn", "limiter", "span"],
+            &["ipv4"],
+            &["icmp", "transport"],
+            &["echo"],
+        ],
+    ),
+    ("route", &[&["prefix"], &["table"], &["publish"]]),
+    ("stats", &[&["by_peer", "last_turn", "long_sends", "record_ring"], &["samples"]]),
+    ("rights", &[&["files"]]),
+    (
         "daemon",
         &[
             &[
