@@ -271,7 +271,7 @@ impl Flavour {
 
 async fn ask_iptables() -> Result<Ability, ProgramError> {
     let version = IPTABLES.run(&["--version"], "").await?;
-    debug!("{version}");
+    debug!("{}", version.trim_end());
     Ok(Ability::of_version(&version))
 }
 

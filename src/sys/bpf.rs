@@ -81,8 +81,8 @@ pub enum Hook {
     Egress = 47,
 }
 
-/// The leading members of `union bpf_attr` for BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM and BPF_MAP_DELETE_ELEM;
-/// those left out count as zero, here and below.
+/// The leading members of `union bpf_attr` for BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM and
+/// BPF_MAP_DELETE_ELEM; those left out count as zero, here and below.
 #[repr(C)]
 struct Element {
     map: u32,

@@ -105,24 +105,6 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     (
-        "sys",
-        &[
-            &[
-                "bpf",
-                "ethtool",
-                "inherited",
-                "link",
-                "steering/instructions",
-                "tun",
-                "tun_io",
-                "udp",
-            ],
-            &["echo", "ring", "steering"],
-        ],
-    ),
-    ("forward", &[&["decide", "reply", "shed"], &["egress", "ingress"]]),
-    ("offload", &[&["coalesce", "send_plan", "split", "vnet_hdr"]]),
-    (
         "packet",
         &[
             &["address", "checksum", "ecn", "limiter", "span"],
@@ -131,9 +113,6 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["echo"],
         ],
     ),
-    ("route", &[&["prefix"], &["table"], &["publish"]]),
-    ("stats", &[&["by_peer", "last_turn", "long_sends", "record_ring"], &["samples"]]),
-    ("rights", &[&["files"]]),
     (
         "daemon",
         &[

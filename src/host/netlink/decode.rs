@@ -149,9 +149,10 @@ pub(super) fn path(message: &RouteNetlinkMessage) -> Option<PathToHost> {
     let all = &message.attributes;
     let is_encapsulated =
         find!(all, RouteAttribute::EncapType(_) | RouteAttribute::Encap(_) => ()).is_some();
+    let source = find!(all, RouteAttribute::PrefSource(RouteAddress::Inet(address)) => *address);
     Some(PathToHost {
         interface_index: outgoing_interface(all)?,
-        preferred_source: find!(all, RouteAttribute::PrefSource(RouteAddress::Inet(address)) => *address),
+        preferred_source: source,
         gateway: gateway(all),
         is_plain: message.header.kind == RouteType::Unicast && !is_encapsulated,
     })
