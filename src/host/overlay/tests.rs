@@ -204,7 +204,7 @@ proptest! {
             prop_assert!(actual.routes.contains(route));
         }
         for owned in &before.addresses {
-            let is_inside = desired.network.contains(owned.address);
+            let is_inside = desired.networks().iter().any(|it| it.contains(owned.address));
             prop_assert!(is_inside || actual.addresses.contains(owned));
         }
     }
