@@ -74,7 +74,7 @@ fn check_worker(cause: &str, forbid: impl FnOnce() + Send, is_it: impl Fn(&RingE
     });
     let took = started.expect("it was started").elapsed();
     assert!(took < FALLBACK, "{cause}: a worker took {took:?} to fall back");
-    let running = &host.worker.running;
+    let running = &host.worker.as_ref().expect("it runs").running;
     assert_eq!(running.engine, Engine::Mmsg, "{cause}");
     let why = running.fallback.as_ref().expect("the worker says why it has no ring");
     assert!(is_it(why), "{cause}: the operator is told of another cause, {why:?}");
@@ -132,7 +132,7 @@ fn worker_without_locked_memory_moves_packets() {
     let packet = marked(POD, FAR, 1, 64);
     pod.write(&packet);
     assert_eq!(receive_all(&peer, 1), after_hops(&[packet], HOPS));
-    if let Some(why) = &host.worker.running.fallback {
+    if let Some(why) = &host.worker.as_ref().expect("it runs").running.fallback {
         assert_eq!(errno_of_setup(why), Some(libc::ENOMEM), "{why:?}");
     }
 }

@@ -88,7 +88,7 @@ pub struct Host {
     pub peer: Namespace,
     pub stats: Arc<WorkerStats>,
     pub routes: Published,
-    pub worker: Worker,
+    pub worker: Option<Worker>,
     pub ended: Receiver<(WorkerEnd, Instant)>,
 }
 
@@ -167,7 +167,7 @@ impl Host {
             })
             .expect("one more thread, and the engine that the test is about")
         });
-        Self { namespace, peer, stats, routes, worker, ended }
+        Self { namespace, peer, stats, routes, worker: Some(worker), ended }
     }
 
     /// A device whose user is the test, with the host's pods behind it.

@@ -528,7 +528,7 @@ fn a_worker_stops_within_100_ms() {
         let mut host = Host::start(super::OPTIONS);
         under_load(&mut host, load, |host| {
             let start = Stopwatch::start();
-            host.worker.end();
+            drop(host.worker.take());
             let took = start.elapsed();
             assert!(took < Duration::from_millis(100), "{load:?}: {took:?}");
             let (end, _) = host.ended.try_recv().expect("the end is told before the stop returns");
@@ -752,6 +752,6 @@ fn unsent_packets_of_an_ended_worker_count() {
         egress.egress.drops_total() > 0
     });
     (0..50).for_each(|_| pod.write_offloaded(bulk.header, bulk.header_bytes, &bulk.packet));
-    host.worker.end();
+    drop(host.worker.take());
     assert!(conserved(&egress.egress), "packets vanished: {:?}", drops(&egress.egress));
 }
