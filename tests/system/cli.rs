@@ -188,7 +188,7 @@ fn values_without_sense_exit_1_and_are_named() {
         assert_eq!(stderr(&output).lines().count(), 1, "{arguments:?}: {}", stderr(&output));
     }
     let long = format!("-status-socket=/{}", "s".repeat(120));
-    assert_refused(&weftd(&[&long], &[]), 1, &["--status-socket", "107"]);
+    assert_refused(&weftd(&[&long], &[]), 1, &["--status-socket", "102"]);
 }
 
 #[test]

@@ -54,6 +54,19 @@ impl Claims {
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it.
     pub(super) async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
+        let mut claimed = self.claim_at(&self.claim_path(public_ip), public_ip, ttl).await;
+        if let Err(StoreError::Refused { detail, .. }) = &mut claimed {
+            detail.push_str(&format!(" (the key is {})", self.claim_path(public_ip)));
+        }
+        claimed
+    }
+
+    async fn claim_at(
+        &self,
+        path: &str,
+        public_ip: Ipv4Addr,
+        ttl: Duration,
+    ) -> Result<(), StoreError> {
         let Some(node) = &self.node else { return Ok(()) };
         let mut state = self.state.lock().await;
         if state.held.is_some_and(|(held, _)| held != public_ip) {
@@ -66,10 +79,9 @@ impl Claims {
             *state = State::default();
             self.lost.notify_one();
         }
-        let path = self.claim_path(public_ip);
         // A run that starts takes the claim for absent, as most are, and is shown it if it is not.
         let mut shown = match state.lease {
-            Some(_) => self.connection.get(READING, &path).await?,
+            Some(_) => self.connection.get(READING, path).await?,
             None => None,
         };
         for _ in 0..LOOKS_MAX {
@@ -85,9 +97,9 @@ impl Claims {
             };
             state.lease = Some(id);
             let bound = PutOptions::new().with_lease(id);
-            let put = TxnOp::put(path.as_str(), node.to_json(), Some(bound));
+            let put = TxnOp::put(path, node.to_json(), Some(bound));
             let operation = "claiming the PublicIP";
-            let write = self.connection.compare_and_swap(operation, &path, revision, None, put);
+            let write = self.connection.compare_and_swap(operation, path, revision, None, put);
             match write.await? {
                 Ok(revision) => {
                     state.held = Some((public_ip, revision));
@@ -96,7 +108,7 @@ impl Claims {
                 Err(found) => shown = found,
             }
         }
-        Err(StoreError::Conflict(path))
+        Err(StoreError::Conflict(path.to_owned()))
     }
 
     /// The condition that the claim of `public_ip` is as this run wrote it, if it did.

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -256,22 +256,6 @@ impl Site {
             let is_written = others.is_some_and(|times| times > 0);
             assert_eq!(is_written, host == 0 && self.has_twin, "who wrote its lease? {status}");
         }
-    }
-
-    /// Waits until the daemon of `host` says `words`; gives how long that took.
-    #[track_caller]
-    pub(crate) fn wait_to_hear(
-        &self,
-        host: usize,
-        told: &LogSince,
-        words: &str,
-        limit: Duration,
-    ) -> Duration {
-        let started = Instant::now();
-        wait_until(limit, &format!("daemon {host} says {words:?}"), || {
-            told.says(&self.daemons[host], words)
-        });
-        started.elapsed()
     }
 }
 
