@@ -320,13 +320,18 @@ pub(super) fn classify(operation: &'static str, error: &EtcdError) -> StoreError
     }
     // Not its Display, which shows the cause in Rust's debug notation.
     let detail = described(status.message().to_owned(), std::error::Error::source(status));
-    match refusal_advice(status.message()) {
+    told(operation, detail)
+}
+
+/// The failure that etcd told in the words of `detail`: with what an operator has to do about it,
+/// if it is a refusal.
+pub(super) fn told(operation: &'static str, detail: String) -> StoreError {
+    match refusal_advice(&detail) {
         Some(advice) => StoreError::Refused { operation, detail: format!("{detail}; {advice}") },
         None => StoreError::unavailable(operation, detail),
     }
 }
 
-/// What an operator has to do about a refusal, if `message` is one.
 fn refusal_advice(message: &str) -> Option<&'static str> {
     if message.contains(NO_PERMISSION) {
         return Some("give the user's role read and write permission on --etcd-prefix");
@@ -398,6 +403,20 @@ fn check_plain(endpoint: &str) -> Result<(), ConnectError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_says_what_to_do_whatever_words_are_around_it() {
+        for reason in ["etcdserver: permission denied", "rpc error: desc = invalid auth token"] {
+            let error = told("watching leases", format!("the server cancelled it: {reason}"));
+            let advice = refusal_advice(reason).expect("it is a refusal");
+            assert!(
+                matches!(&error, StoreError::Refused { detail, .. } if detail.ends_with(advice)),
+                "an operator is not told what to change: {error}"
+            );
+        }
+        let other = told("watching leases", "the server cancelled it: no leader".to_owned());
+        assert!(!other.store_answered(), "{other}: the next endpoint is not tried");
+    }
 
     #[test]
     fn failures_are_listed_in_endpoint_order() {

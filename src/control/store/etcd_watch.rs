@@ -7,7 +7,7 @@ use std::time::Duration;
 use etcd_client::{Client, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use tokio::time::{Instant, sleep_until};
 
-use super::etcd_connection::{Connection, classify, wants_connection};
+use super::etcd_connection::{Connection, classify, told, wants_connection};
 use super::moves::moved;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, Version};
@@ -143,13 +143,8 @@ fn check(message: Option<WatchResponse>) -> Result<WatchResponse, StoreError> {
     if !message.canceled() {
         return Ok(message);
     }
-    let reason = message.cancel_reason();
     // An old token is a missing permission for some versions.
-    if reason.contains("permission denied") || reason.contains("invalid auth token") {
-        let (operation, detail) = (OPERATION, reason.to_owned());
-        return Err(StoreError::Refused { operation, detail });
-    }
-    Err(ended(&format!("the server cancelled it: {reason:?}")))
+    Err(told(OPERATION, format!("the server cancelled it: {}", message.cancel_reason())))
 }
 
 fn ended(detail: &str) -> StoreError {
