@@ -2,6 +2,7 @@
 //! in as they come, and whoever opens it finds it closed again.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::thread::sleep;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -10,12 +11,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::rules::site::weftd_with;
 use crate::support::lab::{LEASE_TIMEOUT, Lab, Namespace, UNDERLAY, WEFTD, wait_until};
 use crate::support::overlay::{CONFIG, Overlay, local_store, reserve};
+use crate::support::pace::Stopwatch;
 use crate::support::packet::udp;
 use crate::support::status::Status;
 use crate::support::traffic::{udp_socket, udp_socket_at};
 
 const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
 const SOON: Duration = Duration::from_secs(10);
+/// By then the status tells what was dropped, which is read with each check of the rules.
+const DROPS_TOLD: Duration = Duration::from_secs(30);
+const LIST: &[&str] = &["nft", "list", "ruleset"];
 const GUARD: &[&str] = &["--guard", "--iptables-resync=1"];
 /// Of nobody, on the link of both hosts.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 77);
@@ -43,10 +48,12 @@ fn wait_for_guard(overlay: &Overlay, host: usize, peers: u64) {
 
 #[track_caller]
 fn wait_for_drops(overlay: &Overlay, host: usize, name: &str, packets: u64) {
-    wait_until(SOON, &format!("{packets} packets {name}"), || {
-        figure(overlay, host, name) >= packets
-    });
-    assert_eq!(figure(overlay, host, name), packets, "{name}");
+    let watch = Stopwatch::start();
+    while figure(overlay, host, name) < packets && !watch.is_over(DROPS_TOLD) {
+        sleep(Duration::from_millis(100));
+    }
+    let guard = &overlay.status(host).0["guard"];
+    assert_eq!(guard[name], packets, "{name}, of {guard}: {}", overlay.lab.hosts[host].exec(LIST));
 }
 
 fn tables(host: &Namespace) -> String {
