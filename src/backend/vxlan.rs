@@ -14,7 +14,7 @@ use crate::backend::status::Reporter;
 use crate::backend_kind::BackendKind;
 use crate::config::network::VxlanBackendConfig;
 use crate::control::lease::{Lease, LeaseAttributes};
-use crate::device::kernel;
+use crate::device::{features, kernel};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::interface::ExternalInterface;
@@ -160,13 +160,9 @@ impl VxlanDevice {
             warn!("{name} was deleted by someone else; made again, with its peers");
             reporter.count(|done| done.repairs += 1);
         }
-        let release = kernel::release();
-        if is_first && kernel::spoils_vxlan_checksums(&release) {
-            warn!(
-                "kernel {release} may corrupt checksums of vxlan packets that it masquerades \
-                 (fixed in 5.7 and in stable releases of 2020): if connections take a minute to \
-                 open, run `ethtool -K {name} tx-checksum-ip-generic off`, or a newer kernel"
-            );
+        let release = kernel::upstream_release();
+        if (is_new || is_first) && kernel::spoils_vxlan_checksums(&release) {
+            avoid_spoiled_checksums(&name, is_new, &release);
         }
         self.port = link.vxlan.as_ref().and_then(|vxlan| vxlan.port);
         Ok(link.id)
@@ -216,6 +212,25 @@ impl VxlanDevice {
         }
         (ways, unusable)
     }
+}
+
+/// Kernel `release` corrupts checksums that a vxlan device leaves to be filled in later, where it
+/// masquerades the packet: a new device gets no such packets. One that was there is left as it is;
+/// somebody may have switched the offload on again because this kernel has the correction.
+fn avoid_spoiled_checksums(name: &str, is_new: bool, release: &str) {
+    let switched_off = is_new.then(|| features::leave_no_checksums(name));
+    let done = match switched_off {
+        Some(Ok(())) => {
+            format!("checksum offload of {name} is switched off, which costs throughput")
+        }
+        Some(Err(error)) => with_causes(&error),
+        None => format!("{name} was there before and is left as it is"),
+    };
+    warn!(
+        "kernel {release} may corrupt checksums of vxlan packets that it masquerades (fixed in 5.7 \
+         and in stable releases of 2020): {done}; if connections take a minute to open, run \
+         `ethtool -K {name} tx-checksum-ip-generic off`"
+    );
 }
 
 /// Peers that the kernel reaches without a router need no tunnel.

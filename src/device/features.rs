@@ -1,4 +1,5 @@
-//! Offloads of network devices other than TUN: who cuts and who merges packets.
+//! Offloads of network devices other than TUN: who fills in transport checksums, who cuts and who
+//! merges packets.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,6 +18,11 @@ pub struct FeatureError {
     device: String,
     /// The kernel's reason.
     source: io::Error,
+}
+
+/// Has every transport checksum be there before a packet reaches the device `name`.
+pub fn leave_no_checksums(name: &str) -> Result<(), FeatureError> {
+    ask("off the transmit checksum offload", name, Ask::ClearTransmitChecksum)
 }
 
 /// Has no TCP super-packets go into the device `name`.

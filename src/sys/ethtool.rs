@@ -10,6 +10,9 @@ use super::{check, request_for};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Ask {
+    /// `ETHTOOL_STXCSUM`: don't leave transport checksums to the device. What builds on it, such as
+    /// segmentation, goes with it.
+    ClearTransmitChecksum = 0x17,
     /// `ETHTOOL_STSO`: have no TCP super-packets.
     ClearTcpSegmentation = 0x1f,
     /// `ETHTOOL_SGRO`: merge received packets.
@@ -20,7 +23,7 @@ impl Ask {
     /// The value that goes with it.
     fn data(self) -> u32 {
         match self {
-            Self::ClearTcpSegmentation => 0,
+            Self::ClearTransmitChecksum | Self::ClearTcpSegmentation => 0,
             Self::SetReceiveMerging => 1,
         }
     }

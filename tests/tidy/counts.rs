@@ -10,12 +10,12 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4300),
-    ("backend", 5400, 52300),
+    ("backend", 5410, 52400),
     ("bin", 10, 200),
     ("config", 1790, 16800),
     ("control", 6020, 57600),
     ("daemon", 3370, 33700),
-    ("device", 400, 4100),
+    ("device", 420, 4500),
     ("engine", 1630, 14800),
     ("fast_path", 810, 7000),
     ("forward", 740, 6400),

@@ -1,8 +1,9 @@
-//! The checksum offload of the vxlan device, which is the operator's to switch off.
+//! The checksum offload of the vxlan device, which kernels with a fault need switched off.
 
 use std::time::Duration;
 
 use rustix::process::Signal;
+use weft::device::features;
 
 use crate::kernel_backends::{SOON, VXLAN};
 use crate::support::overlay::Overlay;
@@ -18,11 +19,14 @@ fn setting(overlay: &Overlay) -> String {
 fn sound_kernel_keeps_checksum_offload() {
     let mut overlay = Overlay::start_with(VXLAN, [&[], &[]]);
     assert_eq!(setting(&overlay), "on", "throughput falls for nothing");
-    let switch_off = ["ethtool", "-K", "flannel.1", "tx-checksum-ip-generic", "off"];
-    overlay.lab.hosts[0].exec(&switch_off);
+    let host = &overlay.lab.hosts[0];
+    host.enter(|| features::leave_no_checksums("flannel.1")).unwrap();
     assert_eq!(setting(&overlay), "off");
     overlay.traffic_resumes(SOON, "the offload was switched off");
     overlay.daemons[0].stop(Signal::TERM, Duration::from_secs(5));
     overlay.restart(0, &[]);
     assert_eq!(setting(&overlay), "off", "a restart undoes what an operator chose");
+    let missing = overlay.lab.hosts[0].enter(|| features::leave_no_checksums("flannel.7"));
+    let error = missing.unwrap_err();
+    assert!(error.to_string().contains("flannel.7"), "which device it was is not said: {error}");
 }
