@@ -23,7 +23,6 @@ use crate::daemon::peer_rows;
 use crate::daemon::process;
 use crate::daemon::running::Running;
 use crate::daemon::{drop_samples, log, metrics, verdict};
-use crate::host::device_drops;
 use crate::stats::WorkerStats;
 use crate::status::{
     Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Rules, SCHEMA, Setting, Start,
@@ -214,15 +213,17 @@ fn add_running(status: &mut Status, running: &Running, names: &Names, looks: &Lo
     status.dataplane = Some(plane.description);
 }
 
-/// Of the devices that the overlay's packets go through.
+/// What the kernel dropped at the devices that the overlay's packets go through: at a full queue of
+/// the TUN device, at a card that could not keep up, at a redirect of the fast path that failed.
 fn device_drops(plane: &PlaneState) -> BTreeMap<String, DeviceDrops> {
     let pair = plane.device.iter().flat_map(|device| pair_names(device));
     let names: Vec<_> = plane.device.clone().into_iter().chain(pair).collect();
-    let wanted = |name: &str| name == plane.interface || names.iter().any(|own| own == name);
+    let wanted = |name: &String| *name == plane.interface || names.contains(name);
     // Without procfs there is nothing to show.
-    let drops = device_drops::read(wanted).unwrap_or_default().into_iter();
-    drops
-        .map(|drops| (drops.device, DeviceDrops { egress: drops.sent, ingress: drops.received }))
+    let devices = procfs::net::dev_status().unwrap_or_default().into_iter();
+    let devices = devices.filter(|(name, _)| wanted(name));
+    devices
+        .map(|(name, it)| (name, DeviceDrops { egress: it.sent_drop, ingress: it.recv_drop }))
         .collect()
 }
 

@@ -4,7 +4,6 @@
 //! Pure decisions (`interface::select`, `overlay::diff`, `mtu`) work on the snapshots of `state`;
 //! only `netlink` talks to the kernel. Nothing here knows leases, peers or packets.
 
-pub mod device_drops;
 pub mod follower;
 pub mod interface;
 pub mod lock;

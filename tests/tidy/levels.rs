@@ -42,7 +42,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
     (
         "host",
         &[
-            &["device_drops", "lock", "mtu", "node_lock", "state"],
+            &["lock", "mtu", "node_lock", "state"],
             &["netlink/decode"],
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes"],
