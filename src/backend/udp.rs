@@ -3,7 +3,6 @@
 
 mod fallback;
 pub(super) mod kernel_plane;
-mod leftovers;
 mod open;
 mod owner;
 mod pacing;
@@ -18,20 +17,22 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tracing::info;
 
 use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
 use crate::backend::setup::{Setup, next_leases};
 use crate::backend::status::{Taken, View};
 use crate::control::lease::Peers;
-use crate::route::{Published, Table};
+use crate::host::netlink::{Netlink, NetlinkError};
+use crate::route::{Prefix, Published, Table};
 
-use self::kernel_plane::KernelPlane;
+use self::kernel_plane::attachment::clear_inward;
+use self::kernel_plane::{KernelPlane, clear_pair};
 use self::peers::PeerSet;
 use self::tunnel::Tunnel;
 
 pub(crate) use self::kernel_plane::pair_names;
-pub(super) use self::leftovers::remove_leftovers;
 pub use self::open::UdpReserved;
 pub(super) use self::open::reserve;
 pub(crate) use self::tun_device::remove_kept;
@@ -92,4 +93,16 @@ impl UdpBackend {
             never = kernel_plane.run() => never,
         }
     }
+}
+
+/// Removes the devices that an earlier weftd with this backend has kept for `network`, with their
+/// pairs and filters: they are in another backend's way.
+pub(super) async fn remove_leftovers(network: Prefix) -> Result<(), NetlinkError> {
+    let netlink = Netlink::open()?;
+    for (device, owner) in remove_kept(&netlink, Some(network)).await? {
+        clear_pair(&netlink, &device.name).await?;
+        clear_inward(&netlink, owner, &[]).await?;
+        info!("removed {device}, which a weftd with the udp backend had kept");
+    }
+    Ok(())
 }

@@ -74,7 +74,6 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["udp/fallback", "udp/peers", "udp/team"],
             &["extension", "kernel_health", "vxlan", "udp/open", "udp/prober"],
             &["kernel", "udp/kernel_plane"],
-            &["udp/leftovers"],
             &["udp/tunnel"],
             &["udp"],
             &["running"],

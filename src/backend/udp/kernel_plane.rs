@@ -37,14 +37,13 @@ use super::peers::announcement;
 use super::prober::Unmeasured;
 
 use self::attachment::Attacher;
-use self::entries::{Entries, News};
+use self::entries::Entries;
 use self::hops::Hops;
 use self::obstacle::{Obstacle, off};
 use self::placement::Placement;
 
 pub(super) use self::attachment::Ground;
-pub(crate) use self::merging::pair_names;
-pub(super) use self::placement::clear_pair;
+pub(crate) use self::merging::{clear_pair, pair_names};
 
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);
@@ -381,18 +380,23 @@ impl KernelPlane {
         }
         let table = self.inputs.routes.load();
         let mut is_active = false;
-        for news in self.entries.news() {
-            let News { subnet, peer, is_sent_long, is_sent_to, is_received_from, .. } = news;
-            is_active |= is_sent_long;
-            self.placement.delivery.add(news.long_packets, news.buffers, Instant::now());
-            if is_sent_to && let Some(Some((_, hop))) = self.hops.get(peer.ip()) {
+        for (subnet, peer, [before, now]) in self.entries.news() {
+            let long_packets = now.long_packets_received - before.long_packets_received;
+            let buffers = now.buffers_received - before.buffers_received;
+            self.placement.delivery.add(long_packets, buffers, Instant::now());
+            if now.packets_sent != before.packets_sent
+                && let Some(Some((_, hop))) = self.hops.get(peer.ip())
+            {
                 self.used.insert(*hop);
             }
-            if is_sent_long {
+            if now.long_packets_sent != before.long_packets_sent {
+                is_active = true;
                 self.inputs.taken.long_sends.mark(peer);
             }
-            let known = table.lookup(subnet.network());
-            if let Some(known) = known.filter(|known| is_received_from && known.address == peer) {
+            let known = table.lookup(subnet.network()).filter(|known| known.address == peer);
+            if let Some(known) = known
+                && now.packets_received != before.packets_received
+            {
                 known.source_proven.store(true, Ordering::Relaxed);
             }
         }
@@ -402,9 +406,8 @@ impl KernelPlane {
     /// Whether the interface delivers otherwise than the programs were told.
     fn is_delivery_new(&self) -> bool {
         let published = self.published.as_ref();
-        published.is_some_and(|settings| {
-            (settings.gro_device != 0) != self.placement.delivery.is_single()
-        })
+        published
+            .is_some_and(|settings| (settings.gro_device != 0) != self.placement.delivery.is_single)
     }
 
     /// Has the kernel look after the neighbours that were sent to.

@@ -29,12 +29,6 @@ pub(crate) struct Ground {
     pub(crate) mtu_bytes: u16,
 }
 
-/// Both programs of a tunnel, attached to its devices.
-pub(super) struct Attached {
-    devices: [u32; 2],
-    attachments: [Attachment; 2],
-}
-
 /// Of one program. Ends when it is dropped.
 #[derive(Debug)]
 pub(crate) enum Attachment {
@@ -99,7 +93,7 @@ impl Attacher<'_> {
 }
 
 /// By what stays as it is when the host's address changes.
-fn place(program: Program, device: u32, owner: Owner) -> FilterPlace {
+pub(super) fn place(program: Program, device: u32, owner: Owner) -> FilterPlace {
     let side = match program {
         Program::Out => Side::Egress,
         Program::In | Program::Gro => Side::Ingress,
@@ -124,46 +118,6 @@ pub(crate) async fn clear_inward(
         }
     }
     Ok(())
-}
-
-impl Attached {
-    /// Has the programs see packets of these devices; they take none before they are told to.
-    pub(super) async fn new(attacher: Attacher<'_>, ground: &Ground) -> Result<Self, AttachError> {
-        let devices @ [tun, underlay] = devices(ground);
-        let out = attacher.attach(Program::Out, tun).await?;
-        let inward = attacher.attach(Program::In, underlay).await?;
-        Ok(Self { devices, attachments: [out, inward] })
-    }
-
-    /// Removes what an earlier weftd has left.
-    pub(super) async fn clear(
-        netlink: &Netlink,
-        owner: Owner,
-        ground: &Ground,
-    ) -> Result<(), NetlinkError> {
-        place(Program::Out, ground.tun_device, owner).clear(netlink).await?;
-        clear_inward(netlink, owner, &[]).await
-    }
-
-    /// Whether these are the devices.
-    pub(super) fn is_of(&self, ground: &Ground) -> bool {
-        self.devices == devices(ground)
-    }
-
-    /// Whether nobody has removed a program.
-    pub(super) async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
-        let [out, inward] = &self.attachments;
-        Ok(out.is_there(netlink).await? && inward.is_there(netlink).await?)
-    }
-
-    /// Leaves the filters in place for the next weftd.
-    pub(super) fn leave(self) {
-        self.attachments.into_iter().for_each(Attachment::leave);
-    }
-}
-
-fn devices(ground: &Ground) -> [u32; 2] {
-    [ground.tun_device, ground.underlay_device]
 }
 
 impl Attachment {

@@ -13,19 +13,6 @@ use crate::route::{Peer, Prefix, Table};
 
 use super::hops::Hops;
 
-/// A peer for which something was counted since the last look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct News {
-    pub(super) subnet: Prefix,
-    pub(super) peer: SocketAddrV4,
-    pub(super) is_sent_long: bool,
-    pub(super) is_sent_to: bool,
-    pub(super) is_received_from: bool,
-    /// Long packets that it was received from, and the buffers that they came in.
-    pub(super) long_packets: u64,
-    pub(super) buffers: u64,
-}
-
 /// What the maps hold.
 #[derive(Debug)]
 pub(super) struct Entries {
@@ -98,28 +85,12 @@ impl Entries {
         }
     }
 
-    /// Those for whom something was counted since the last call.
-    pub(super) fn news(&mut self) -> Vec<News> {
-        let mut news = Vec::new();
-        let each = self.taken.each();
-        self.seen.retain(|peer, _| each.contains_key(peer));
-        for ((subnet, peer), now) in each {
-            let before = self.seen.insert((subnet, peer), now).unwrap_or_default();
-            let is_sent_long = now.long_packets_sent != before.long_packets_sent;
-            let is_received_from = now.packets_received != before.packets_received;
-            let is_sent_to = now.packets_sent != before.packets_sent;
-            if is_sent_to || is_received_from {
-                news.push(News {
-                    subnet,
-                    peer,
-                    is_sent_long,
-                    is_sent_to,
-                    is_received_from,
-                    long_packets: now.long_packets_received - before.long_packets_received,
-                    buffers: now.buffers_received - before.buffers_received,
-                });
-            }
-        }
-        news
+    /// Those for whom something was counted since the last call, with the counts before and now.
+    pub(super) fn news(&mut self) -> Vec<(Prefix, SocketAddrV4, [PeerCounts; 2])> {
+        let before = std::mem::replace(&mut self.seen, self.taken.each());
+        let each = self.seen.iter().map(|(key @ (subnet, peer), now)| {
+            (*subnet, *peer, [before.get(key).copied().unwrap_or_default(), *now])
+        });
+        each.filter(|(.., [before, now])| before != now).collect()
     }
 }

@@ -2,7 +2,6 @@
 //! the interface delivers single packets. A super-packet then goes through routes and firewall in
 //! place of some forty. What the interface delivers as super-packets is fastest without the pair.
 
-use std::io;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -36,20 +35,11 @@ pub(super) struct Delivery {
     packets: u64,
     buffers: u64,
     trusted_until: Option<Instant>,
-    is_single: bool,
+    /// Whether it delivers single packets, as far as it was seen.
+    pub(super) is_single: bool,
 }
 
 impl Delivery {
-    /// Whether it delivers single packets.
-    pub(super) fn is_single(&self) -> bool {
-        self.is_single
-    }
-
-    /// Takes it for one that delivers single packets until it is seen to do otherwise.
-    pub(super) fn expect_single(&mut self) {
-        self.is_single = true;
-    }
-
     /// Takes it, for a while, for one that delivers super-packets.
     pub(super) fn trust(&mut self, now: Instant) {
         self.trusted_until = Some(now + TRUST);
@@ -118,19 +108,6 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Whether an earlier weftd has left one: the interface delivered single packets then.
-    pub(super) async fn is_left(netlink: &Netlink, tun: &str) -> Result<bool, NetlinkError> {
-        Ok(find(netlink, tun).await?.is_some())
-    }
-
-    /// Removes the one that an earlier weftd has left, if there is one.
-    pub(super) async fn clear(netlink: &Netlink, tun: &str) -> Result<(), NetlinkError> {
-        match find(netlink, tun).await? {
-            Some(first) => netlink.remove_link(&first).await,
-            None => Ok(()),
-        }
-    }
-
     /// Leaves it in place for the next weftd.
     pub(super) fn leave(mut self) {
         self.attachment.take().into_iter().for_each(Attachment::leave);
@@ -171,9 +148,17 @@ pub(crate) fn pair_names(tun: &str) -> [String; 2] {
     [format!("{tun}-gro0"), format!("{tun}-gro1")]
 }
 
+/// Removes the pair that an earlier weftd has left, if there is one.
+pub(crate) async fn clear_pair(netlink: &Netlink, tun: &str) -> Result<(), NetlinkError> {
+    match find(netlink, tun).await? {
+        Some(first) => netlink.remove_link(&first).await,
+        None => Ok(()),
+    }
+}
+
 /// The first end of the pair that goes with `tun`, if both are each other's: not somebody else's
 /// devices.
-async fn find(netlink: &Netlink, tun: &str) -> Result<Option<LinkId>, NetlinkError> {
+pub(super) async fn find(netlink: &Netlink, tun: &str) -> Result<Option<LinkId>, NetlinkError> {
     let [first, second] = pair_names(tun);
     let (Some(first), Some(second)) =
         (netlink.link_named(&first).await?, netlink.link_named(&second).await?)
@@ -187,17 +172,14 @@ async fn find(netlink: &Netlink, tun: &str) -> Result<Option<LinkId>, NetlinkErr
 /// got them, and must not meet those of another one in a queue.
 fn queues() -> u32 {
     let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible");
-    let count = possible.and_then(|list| count(&list)).unwrap_or_else(|_| {
-        available_parallelism().ok().and_then(|count| u32::try_from(count.get()).ok()).unwrap_or(1)
-    });
-    count.min(QUEUES_MAX)
+    let online = || available_parallelism().ok()?.get().try_into().ok();
+    possible.ok().and_then(|list| count(&list)).or_else(online).unwrap_or(1).min(QUEUES_MAX)
 }
 
 /// The number of processors in a list such as `0-3` or `0-3,8-11`, holes included.
-fn count(list: &str) -> io::Result<u32> {
-    let last = list.trim().rsplit(['-', ',']).next().unwrap_or_default();
-    let last: u32 = last.parse().map_err(io::Error::other)?;
-    Ok(last.saturating_add(1))
+fn count(list: &str) -> Option<u32> {
+    let last: u32 = list.trim().rsplit(['-', ',']).next()?.parse().ok()?;
+    Some(last.saturating_add(1))
 }
 
 #[cfg(test)]
@@ -210,7 +192,7 @@ mod tests {
         let mut delivery = Delivery::default();
         let mut look = |packets, buffers, seconds| {
             delivery.add(packets, buffers, start + Duration::from_secs(seconds));
-            delivery.is_single()
+            delivery.is_single
         };
         assert!(!look(LONG_PACKETS_MIN - 1, LONG_PACKETS_MIN - 1, 0), "a few say nothing");
         assert!(look(1, 1, 1), "many single ones");
@@ -223,6 +205,6 @@ mod tests {
     fn processors_are_counted_with_holes() {
         let counts = ["0\n", "0-1\n", "0-3,8-11\n"].map(|list| count(list).unwrap());
         assert_eq!(counts, [1, 2, 12]);
-        assert!(count("").is_err());
+        assert!(count("").is_none());
     }
 }

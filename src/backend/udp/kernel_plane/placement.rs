@@ -8,10 +8,11 @@ use tracing::warn;
 
 use crate::backend::udp::owner::Owner;
 use crate::failure::{LogOnce, with_causes};
+use crate::fast_path::Program;
 use crate::host::netlink::{Netlink, NetlinkError};
 
-use super::attachment::{Attached, Attacher, Ground, clear_inward};
-use super::merging::{Delivery, Pair, pair_names};
+use super::attachment::{Attacher, Attachment, Ground, clear_inward, place};
+use super::merging::{Delivery, Pair, clear_pair, find, pair_names};
 use super::obstacle::Obstacle;
 
 /// How long the programs stay away from a device where another program removed them.
@@ -19,7 +20,8 @@ const EVICTED: Duration = Duration::from_secs(600);
 
 #[derive(Default)]
 pub(super) struct Placement {
-    attached: Option<Attached>,
+    /// The programs for what leaves and what arrives, and the numbers of their devices.
+    attached: Option<([u32; 2], [Attachment; 2])>,
     /// Where somebody removed them, and until when they stay away.
     evicted: Option<(Ground, Instant)>,
     /// What the interface delivers, and the pair that merges it, while it needs one.
@@ -43,12 +45,13 @@ impl Placement {
             return Err(Obstacle::Evicted(ground.interface.clone()));
         }
         let netlink = attacher.netlink;
-        if let Some(attached) = self.attached.take_if(|attached| attached.is_of(ground)) {
+        let devices = [ground.tun_device, ground.underlay_device];
+        if let Some(attached) = self.attached.take_if(|(attached, _)| *attached == devices) {
             let tun = netlink.link_named(&ground.tun_name).await?;
             if tun.is_none_or(|tun| tun.id.index != ground.tun_device) {
                 return Err(Obstacle::NoGround);
             }
-            if !attached.is_there(netlink).await? {
+            if !are_there(&attached.1, netlink).await? {
                 self.evicted = Some((ground.clone(), Instant::now() + EVICTED));
                 return Err(Obstacle::Evicted(ground.interface.clone()));
             }
@@ -56,15 +59,15 @@ impl Placement {
             return Ok(());
         }
         self.attached = None;
-        let attached = Attached::new(attacher, ground).await?;
+        let out = attacher.attach(Program::Out, ground.tun_device).await?;
+        let inward = attacher.attach(Program::In, ground.underlay_device).await?;
         let [first, second] = pair_names(&ground.tun_name);
         // Behind the pair as well the next one replaces the last.
         let but = [&ground.interface, &first, &second].map(String::as_str);
         clear_inward(netlink, attacher.owner, &but).await?;
-        if Pair::is_left(netlink, &ground.tun_name).await? {
-            self.delivery.expect_single();
-        }
-        self.attached = Some(attached);
+        // With a pair that an earlier weftd has left, the interface delivered single packets then.
+        self.delivery.is_single |= find(netlink, &ground.tun_name).await?.is_some();
+        self.attached = Some((devices, [out, inward]));
         Ok(())
     }
 
@@ -79,7 +82,7 @@ impl Placement {
         {
             self.pair = None;
         }
-        if self.delivery.is_single() && self.pair.is_none() {
+        if self.delivery.is_single && self.pair.is_none() {
             match Pair::make(attacher, tun).await {
                 Ok(pair) => self.pair = Some(pair),
                 Err(error) => {
@@ -95,14 +98,14 @@ impl Placement {
 
     /// The device that received TCP packets go through; 0 if none.
     pub(super) fn gro_device(&self) -> u32 {
-        let pair = self.pair.as_ref().filter(|_| self.delivery.is_single());
+        let pair = self.pair.as_ref().filter(|_| self.delivery.is_single);
         pair.map_or(0, |pair| pair.first.index)
     }
 
     /// Whether nobody has removed a program that is to be there.
     pub(super) async fn is_there(&self, netlink: &Netlink) -> Result<bool, NetlinkError> {
-        if let Some(attached) = &self.attached
-            && !attached.is_there(netlink).await?
+        if let Some((_, attached)) = &self.attached
+            && !are_there(attached, netlink).await?
         {
             return Ok(false);
         }
@@ -119,19 +122,22 @@ impl Placement {
 
     /// Leaves everything in place for the next weftd.
     pub(super) fn leave(&mut self) {
-        self.attached.take().into_iter().for_each(Attached::leave);
+        let attached = self.attached.take().into_iter().flat_map(|(_, attached)| attached);
+        attached.for_each(Attachment::leave);
         self.pair.take().into_iter().for_each(Pair::leave);
     }
 }
 
-/// Removes the veth pair that an earlier weftd has left, if there is one.
-pub(crate) async fn clear_pair(netlink: &Netlink, tun: &str) -> Result<(), NetlinkError> {
-    Pair::clear(netlink, tun).await
+/// Whether nobody has removed a program.
+async fn are_there(programs: &[Attachment; 2], netlink: &Netlink) -> Result<bool, NetlinkError> {
+    let [out, inward] = programs;
+    Ok(out.is_there(netlink).await? && inward.is_there(netlink).await?)
 }
 
 /// Removes what an earlier weftd has left.
 pub(super) async fn clear(owner: Owner, ground: &Ground) -> Result<(), NetlinkError> {
     let netlink = Netlink::open()?;
-    Attached::clear(&netlink, owner, ground).await?;
-    Pair::clear(&netlink, &ground.tun_name).await
+    place(Program::Out, ground.tun_device, owner).clear(&netlink).await?;
+    clear_inward(&netlink, owner, &[]).await?;
+    clear_pair(&netlink, &ground.tun_name).await
 }
