@@ -148,7 +148,6 @@ impl Machine {
         let contact = |peer: &Peer| Contact {
             state: peer.state(self.in_use, now),
             heard: peer.noted.heard,
-            answered: peer.noted.answered,
             in_use_since: peer.used.map(|(since, _)| since),
             round_trip: peer.round_trip,
         };

@@ -80,8 +80,6 @@ pub struct Contact {
     pub state: PeerState,
     /// When packets last came from it that were accepted, or answers.
     pub heard: Option<Instant>,
-    /// When it last answered.
-    pub answered: Option<Instant>,
     /// Since when it has been in use, or when it last began to be.
     pub in_use_since: Option<Instant>,
     /// How long its last echo took, up to a moment when this daemon's control plane ran.

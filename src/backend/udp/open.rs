@@ -20,8 +20,7 @@ use crate::failure::with_causes;
 use crate::fast_path::FastPath;
 use crate::host::mtu::overlay_mtu_bytes;
 use crate::host::netlink::Netlink;
-use crate::host::overlay::{Overlay, OverlayDesired, OverlayError};
-use crate::host::state::LinkId;
+use crate::host::overlay::{Overlay, OverlayDesired};
 use crate::route::Prefix;
 use crate::status::{self, SWITCHED_OFF};
 
@@ -178,12 +177,8 @@ pub(super) async fn desired(
     subnet: Option<Prefix>,
     mtu_bytes: u16,
 ) -> Result<OverlayDesired, StartError> {
-    let Some(link) = netlink.link_named(&tun.name).await? else {
-        let device = LinkId { index: 0, name: tun.name.clone() };
-        return Err(OverlayError::DeviceGone(device).into());
-    };
     Ok(OverlayDesired {
-        device: link.id,
+        device: netlink.link_just_made(&tun.name).await?.id,
         address: subnet.unwrap_or(network).network(),
         mtu_bytes,
         network,

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::backend::status::WorkerState;
 use crate::config::options::{EngineChoice, WorkersChoice};
-use crate::device::{Tun, TunnelSocket};
+use crate::device::{Tun, TunOffload, TunnelSocket};
 use crate::engine::{
     self, Engine, EngineWanted, RING_ENTRIES, RingError, SpawnError, Worker, WorkerConfig,
     WorkerEnd,
@@ -57,6 +57,8 @@ pub(super) struct Team {
     pub(super) workers: Vec<Worker>,
     /// Lanes of each.
     pub(super) lanes: usize,
+    /// What the device hands over whole.
+    pub(super) offload: TunOffload,
 }
 
 impl Team {
@@ -70,7 +72,8 @@ impl Team {
         let icmp_limit = Arc::new(IcmpLimiter::default());
         let all: Arc<[_]> = seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
         let lanes = queues.len() / seats.len().max(1);
-        let mut team = Self { workers: Vec::with_capacity(seats.len()), lanes };
+        let workers = Vec::with_capacity(seats.len());
+        let mut team = Self { workers, lanes, offload: queues[0].offload };
         let mut queues = queues.into_iter();
         for (index, (seat, processor)) in seats.iter().zip(places).enumerate() {
             let Some(tun) = queues.next() else { break };

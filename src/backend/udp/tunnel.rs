@@ -22,7 +22,7 @@ use crate::backend::setup::{INTERFACE_PERIOD, Setup};
 use crate::backend::status::{Reporter, Taken, View, WorkerState, Workers, send_if_new};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
-use crate::device::{Tun, TunOffload, TunnelSocket};
+use crate::device::{Tun, TunnelSocket};
 use crate::engine::{Engine, EngineWanted, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
@@ -57,7 +57,9 @@ pub(super) struct Tunnel {
     handover: Handover,
     /// One for each worker.
     seats: Vec<Seat>,
-    plane: Plane,
+    /// These two are made again together.
+    overlay: Overlay,
+    team: Team,
     ends: mpsc::UnboundedReceiver<WorkerEnd>,
     ground: watch::Sender<Option<Ground>>,
     pacing: Pacing,
@@ -65,13 +67,6 @@ pub(super) struct Tunnel {
     logged: LogOnce,
     /// Why it is not where the interface is.
     stays: Option<String>,
-}
-
-/// What is rebuilt with the TUN device.
-struct Plane {
-    overlay: Overlay,
-    team: Team,
-    offload: TunOffload,
 }
 
 impl Tunnel {
@@ -84,19 +79,16 @@ impl Tunnel {
         taken: Arc<Taken>,
     ) -> Result<Self, StartError> {
         let TunnelReserved { sockets, queues, mtu_bytes, worker_count, offload } = reserved;
-        let port = settings.port;
         let Setup { network, subnet, .. } = *setup;
         let host = HostFollower::new(setup.following(vec![network], INTERFACE_PERIOD))?;
         let overlay = configure(host.netlink(), setup, mtu_bytes, &queues[0]).await?;
-        let (owner, is_kept) =
-            (Owner { port: settings.port, network }, setup.dataplane.keep_tunnel);
-        tun_device::settle(host.netlink(), &queues[0], owner, is_kept).await?;
+        let (port, is_kept) = (settings.port, setup.dataplane.keep_tunnel);
+        tun_device::settle(host.netlink(), &queues[0], Owner { port, network }, is_kept).await?;
         let seat = |socket| Seat { socket: Arc::new(socket), stats: Arc::default() };
         let seats: Vec<Seat> = sockets.into_iter().map(seat).collect();
         let handover = setup.handover.clone();
         handover.offer(duplicates(&queues, &seats));
         let (ends_sender, ends) = mpsc::unbounded_channel();
-        let tun_offload = queues[0].offload;
         let orders = Orders {
             network,
             subnet,
@@ -122,7 +114,8 @@ impl Tunnel {
             is_kept,
             handover,
             seats,
-            plane: Plane { overlay, team, offload: tun_offload },
+            overlay,
+            team,
             ends,
             ground: watch::Sender::default(),
             pacing: Pacing::new(Instant::now()),
@@ -160,7 +153,7 @@ impl Tunnel {
     /// Has the device end with weftd.
     pub(super) fn let_go(&mut self) {
         self.is_kept = false;
-        let device = &self.plane.overlay.desired().device;
+        let device = &self.overlay.desired().device;
         if let Err(error) = remove_link_now(device.index) {
             warn!("cannot remove {device}: {error}; run `ip link del {}`", device.name);
         }
@@ -194,9 +187,12 @@ impl Tunnel {
     }
 
     async fn try_reconcile(&mut self, listing: &Listing) -> Result<bool, OverlayError> {
-        self.plane.overlay.reconcile(self.host.netlink(), listing).await?;
+        self.overlay.reconcile(self.host.netlink(), listing).await?;
         self.follow_paths().await?;
-        Ok(self.follow_address().await && self.follow_mtu().await?)
+        if !self.follow_address().await {
+            return Ok(false);
+        }
+        self.follow_mtu().await.map(|()| true)
     }
 
     /// Moves to the address that the interface has now; false if that is to be retried.
@@ -230,26 +226,26 @@ impl Tunnel {
     }
 
     /// Fits the overlay's MTU to that of the interface beneath it.
-    async fn follow_mtu(&mut self) -> Result<bool, OverlayError> {
+    async fn follow_mtu(&mut self) -> Result<(), OverlayError> {
         let external = self.host.external();
         let (name, external_bytes) = (&external.name, external.mtu_bytes);
-        let (device, from) = (&self.plane.overlay.desired().device.name.clone(), self.mtu_bytes);
+        let (device, from) = (&self.overlay.desired().device.name.clone(), self.mtu_bytes);
         let mtu_bytes = match followed_mtu_bytes(external_bytes, self.settings.mtu_bytes) {
             Ok(mtu_bytes) => mtu_bytes,
             Err(error) => {
                 let text = format!("the MTU of {device} stays {from}: {error}");
                 self.logged.once(&text, |text| warn!("{text}"));
-                return Ok(true);
+                return Ok(());
             }
         };
         if mtu_bytes == from {
-            return Ok(true);
+            return Ok(());
         }
         self.prober.set_ceiling(mtu_bytes);
         // Before the device: otherwise a worker would refuse packets that the device accepts, and
         // report the old MTU to pods.
         self.orders.mtu_bytes.store(mtu_bytes, Ordering::Relaxed);
-        if self.plane.overlay.follow_mtu(self.host.netlink(), mtu_bytes).await? {
+        if self.overlay.follow_mtu(self.host.netlink(), mtu_bytes).await? {
             info!(
                 "the MTU of {device} goes from {from} to {mtu_bytes}: that of {name} went to \
                  {external_bytes}; running pods keep theirs"
@@ -261,17 +257,17 @@ impl Tunnel {
             );
         }
         self.mtu_bytes = mtu_bytes;
-        Ok(true)
+        Ok(())
     }
 
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     async fn follow_paths(&mut self) -> Result<(), OverlayError> {
         let limits = self.prober.limits();
-        if *limits == self.plane.overlay.desired().path_mtus {
+        if *limits == self.overlay.desired().path_mtus {
             return Ok(());
         }
         let lines = self.path_changes(limits);
-        self.plane.overlay.limit_paths(self.host.netlink(), limits.clone()).await?;
+        self.overlay.limit_paths(self.host.netlink(), limits.clone()).await?;
         lines.iter().take(PATHS_LOGGED_MAX).for_each(|line| warn!("{line}"));
         if let more @ 1.. = lines.len().saturating_sub(PATHS_LOGGED_MAX) {
             warn!("{more} more paths changed; `ip route show dev {}` has all", self.device_name());
@@ -281,7 +277,7 @@ impl Tunnel {
 
     /// Log lines for the paths whose limit differs from `limits`.
     fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
-        let before = &self.plane.overlay.desired().path_mtus;
+        let before = &self.overlay.desired().path_mtus;
         let (table, mtu_bytes) = (self.orders.routes.load(), self.mtu_bytes);
         let interface = &self.host.external().name;
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
@@ -305,7 +301,7 @@ impl Tunnel {
 
     /// Logs why io_uring is not used.
     fn log_fallback(&mut self) {
-        if let Some(error) = self.plane.team.fallback() {
+        if let Some(error) = self.team.fallback() {
             self.logged_fallback.once(&fallback::report(error), |text| warn!("{text}"));
         }
     }
@@ -313,8 +309,7 @@ impl Tunnel {
     /// A ring that failed once would fail again; mmsg takes its place, where that is allowed.
     fn give_up_broken_ring(&mut self, end: Option<&WorkerEnd>) {
         let Some(WorkerEnd::WaitFailed(error)) = end else { return };
-        let had_ring =
-            self.plane.team.state().iter().any(|worker| worker.engine == Engine::IoUring);
+        let had_ring = self.team.state().iter().any(|worker| worker.engine == Engine::IoUring);
         if had_ring && self.orders.engine == EngineWanted::Best {
             warn!("{}", fallback::report_broken(error));
             self.orders.engine = EngineWanted::Only(Engine::Mmsg);
@@ -323,11 +318,11 @@ impl Tunnel {
 
     /// Reports that packets can flow, and gives the tunnel in one line.
     fn report_up(&self) -> String {
-        let workers = self.plane.team.state();
+        let workers = self.team.state();
         let description = self.describe(&workers);
         let ground = Some(Ground {
             tun_name: self.device_name().to_owned(),
-            tun_device: self.plane.overlay.desired().device.index,
+            tun_device: self.overlay.desired().device.index,
             interface: self.host.external().name.clone(),
             underlay_device: self.host.external().index,
             underlay: self.seats[0].socket.address,
@@ -358,15 +353,15 @@ impl Tunnel {
             self.host.external().name,
             socket.address,
             engines.join(" and "),
-            on(self.plane.offload.tso),
-            on(self.plane.offload.uso),
+            on(self.team.offload.tso),
+            on(self.team.offload.uso),
             match socket.segments_max {
                 0 | 1 => "off".to_owned(),
                 segments => format!("up to {segments}"),
             },
             on(socket.gro),
             workers.len(),
-            self.plane.team.lanes,
+            self.team.lanes,
         )
     }
 
@@ -375,7 +370,7 @@ impl Tunnel {
     }
 
     fn device_name(&self) -> &str {
-        &self.plane.overlay.desired().device.name
+        &self.overlay.desired().device.name
     }
 
     /// Makes a new TUN device of the old name and new workers; retries until it succeeds.
@@ -405,7 +400,7 @@ impl Tunnel {
     async fn try_rebuild(&mut self, name: &str) -> Result<(), StartError> {
         // The device exists as long as a worker has a queue of it, and two workers on one socket
         // would reorder flows.
-        end_all(&mut self.plane.team.workers);
+        end_all(&mut self.team.workers);
         self.handover.offer(Vec::new());
         while let Ok(end) = self.ends.try_recv() {
             self.give_up_broken_ring(Some(&end));
@@ -416,18 +411,16 @@ impl Tunnel {
         let mut desired =
             desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
         desired.path_mtus.clone_from(self.prober.limits());
-        let overlay = Overlay::establish(netlink, desired).await?;
-        let offload = queues[0].offload;
+        self.overlay = Overlay::establish(netlink, desired).await?;
         self.handover.offer(duplicates(&queues, &self.seats));
-        let team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
-        self.plane = Plane { overlay, team, offload };
+        self.team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;
         Ok(())
     }
 }
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        self.handover.tunnel_ends(std::mem::take(&mut self.plane.team.workers));
+        self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }
 }
 
