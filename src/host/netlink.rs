@@ -357,8 +357,8 @@ impl Netlink {
         request: RouteNetlinkMessage,
         decode: impl FnMut(&RouteNetlinkMessage) -> Option<T>,
     ) -> Result<T> {
-        let answer = self.request(&operation, request, NLM_F_ACK).await?;
-        let found = answer.messages.iter().find_map(decode);
+        let (messages, _) = self.request(&operation, request, NLM_F_ACK).await?;
+        let found = messages.iter().find_map(decode);
         found.ok_or(NetlinkError::Incomplete { operation, missing })
     }
 
@@ -368,57 +368,47 @@ impl Netlink {
         request: RouteNetlinkMessage,
     ) -> Result<Vec<RouteNetlinkMessage>> {
         for _ in 0..LISTING_ATTEMPTS_MAX {
-            let answer = self.request(operation, request.clone(), NLM_F_DUMP).await?;
-            if !answer.interrupted {
-                return Ok(answer.messages);
+            let (messages, is_interrupted) =
+                self.request(operation, request.clone(), NLM_F_DUMP).await?;
+            if !is_interrupted {
+                return Ok(messages);
             }
         }
         Err(NetlinkError::Unsettled(operation.to_owned()))
     }
 
+    /// Everything that the kernel sends back for a request, and whether that was interrupted.
     async fn request(
         &self,
         operation: &str,
         request: RouteNetlinkMessage,
         flags: u16,
-    ) -> Result<Answer> {
+    ) -> Result<(Vec<RouteNetlinkMessage>, bool)> {
         let mut message = NetlinkMessage::from(request);
         message.header.flags = NLM_F_REQUEST | flags;
-        in_time(operation, self.exchange(operation, message)).await
-    }
-
-    async fn exchange(
-        &self,
-        operation: &str,
-        message: NetlinkMessage<RouteNetlinkMessage>,
-    ) -> Result<Answer> {
         let disconnected = || NetlinkError::Disconnected(operation.to_owned());
         let mut replies = self.handle.clone().request(message).map_err(|_ended| disconnected())?;
-        let mut answer = Answer::default();
-        while let Some(reply) = replies.next().await {
-            answer.interrupted |= reply.header.flags & NLM_F_DUMP_INTR != 0;
-            match end(&reply.payload) {
-                Some(Ok(())) => return Ok(answer),
-                Some(Err(source)) => return Err(NetlinkError::refused(operation)(source)),
-                None => {}
+        let (mut messages, mut is_interrupted) = (Vec::new(), false);
+        let exchange = async {
+            while let Some(reply) = replies.next().await {
+                is_interrupted |= reply.header.flags & NLM_F_DUMP_INTR != 0;
+                if let NetlinkPayload::InnerMessage(message) = reply.payload {
+                    messages.push(message);
+                } else if let NetlinkPayload::Done(done) = reply.payload {
+                    return Ok(ended(done.code));
+                } else if let NetlinkPayload::Error(error) = reply.payload {
+                    return Ok(ended(error.raw_code()));
+                }
             }
-            if let NetlinkPayload::InnerMessage(message) = reply.payload {
-                answer.messages.push(message);
-            }
-        }
-        Err(disconnected())
+            Err(disconnected())
+        };
+        in_time(operation, exchange).await?.map_err(NetlinkError::refused(operation))?;
+        Ok((messages, is_interrupted))
     }
 }
 
 type LinkEdit = LinkMessageBuilder<LinkUnspec>;
 type RouteQuery = RouteMessageBuilder<Ipv4Addr>;
-
-/// Everything the kernel sent back for one request.
-#[derive(Debug, Default)]
-struct Answer {
-    messages: Vec<RouteNetlinkMessage>,
-    interrupted: bool,
-}
 
 /// What comes of `work`, if it does within the time for a request.
 async fn in_time<T>(operation: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
@@ -426,22 +416,9 @@ async fn in_time<T>(operation: &str, work: impl Future<Output = Result<T>>) -> R
     timeout(REQUEST_TIMEOUT, work).await.map_err(late)?
 }
 
-/// How the answer to a request ended, if this is its end.
-fn end(payload: &NetlinkPayload<RouteNetlinkMessage>) -> Option<io::Result<()>> {
-    let code = if let NetlinkPayload::Done(done) = payload {
-        done.code
-    } else if let NetlinkPayload::Error(error) = payload {
-        error.raw_code()
-    } else {
-        return None;
-    };
-    let refused = || io::Error::from_raw_os_error(code.saturating_neg());
-    Some(if code < 0 { Err(refused()) } else { Ok(()) })
-}
-
-/// As [`end`], of a message as it came.
-fn end_of(message: &[u8]) -> Option<io::Result<()>> {
-    end(&NetlinkMessage::deserialize(message).ok()?.payload)
+/// How the answer to a request ended, by the code in its last message.
+fn ended(code: i32) -> io::Result<()> {
+    if code < 0 { Err(io::Error::from_raw_os_error(code.saturating_neg())) } else { Ok(()) }
 }
 
 /// `request` as the kernel reads it.

@@ -3,13 +3,13 @@
 
 use std::net::Ipv4Addr;
 
-use rtnetlink::packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NlasIterator};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NlasIterator};
 use rtnetlink::sys::protocols::NETLINK_XFRM;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 use rustix::io::Errno;
 
-use super::routes::split;
-use super::{NetlinkError, Result, end_of, in_time};
+use super::routes::receive;
+use super::{NetlinkError, Result, in_time};
 use crate::route::Prefix;
 
 /// `XFRM_MSG_GETSPDINFO`, `XFRM_MSG_NEWSPDINFO`: numbers of policies.
@@ -41,14 +41,10 @@ const IPV4: u8 = 2;
 const UDP: u8 = 17;
 const TEMPLATE: u16 = 5;
 
-/// Of one listing as the kernel fills it (`netlink_dump`).
-const LISTING_BYTES_MAX: usize = 32 << 10;
-
 /// `struct nlmsghdr`, and what a question has behind it: the flags that precede the attributes of
 /// an answer, or room for defaults.
 const HEADER_BYTES: usize = 16;
 const FLAG_BYTES: usize = 4;
-const ANSWER_BYTES_MAX: usize = 1024;
 
 const OPERATION: &str = "tell its IPsec policies";
 
@@ -66,40 +62,29 @@ pub struct Policy {
 /// Whether this network namespace has a policy that is not one socket's own, or blocks packets that
 /// have none.
 pub async fn has_policies() -> Result<bool> {
-    let socket = match TokioSocket::new(NETLINK_XFRM) {
-        Ok(socket) => socket,
+    let answer = match ask(GET_NUMBERS, NLM_F_ACK).await {
         // The kernel was built without IPsec.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::PROTONOSUPPORT) => {
-            return Ok(false);
-        }
-        Err(source) => return Err(NetlinkError::Open { purpose: "IPsec policies", source }),
+        Err(error) if error.errno() == Some(Errno::PROTONOSUPPORT) => return Ok(false),
+        answer => answer?,
     };
     let missing = "the numbers of policies";
-    let numbers = numbers(&ask(&socket, GET_NUMBERS).await?)
+    let numbers = answer.iter().find_map(|message| numbers(message));
+    let numbers = numbers
         .ok_or_else(|| NetlinkError::Incomplete { operation: OPERATION.to_owned(), missing })?;
-    Ok(numbers.iter().any(|number| *number > 0) || blocks(&ask(&socket, DEFAULTS).await?))
+    if numbers.iter().any(|number| *number > 0) {
+        return Ok(true);
+    }
+    match ask(DEFAULTS, NLM_F_ACK).await {
+        // A kernel before 5.14 has no defaults.
+        Err(error) if error.errno() == Some(Errno::INVAL) => Ok(false),
+        answer => Ok(answer?.iter().any(|message| blocks(message))),
+    }
 }
 
 /// Those for UDP that this host sends by IPv4.
 pub async fn for_sent() -> Result<Vec<Policy>> {
-    let list = async {
-        let socket = TokioSocket::new(NETLINK_XFRM)?;
-        socket.send_to(&request(GET_POLICY, NLM_F_DUMP), &SocketAddr::new(0, 0)).await?;
-        let mut policies = Vec::new();
-        loop {
-            let mut answer = Vec::with_capacity(LISTING_BYTES_MAX);
-            socket.recv(&mut answer).await?;
-            let mut left = answer.as_slice();
-            while let Some((message, rest)) = split(left) {
-                if let Some(end) = end_of(message) {
-                    return end.map(|()| policies);
-                }
-                policies.extend(policy(message));
-                left = rest;
-            }
-        }
-    };
-    in_time(OPERATION, async { list.await.map_err(NetlinkError::refused(OPERATION)) }).await
+    let answer = ask(GET_POLICY, NLM_F_DUMP).await?;
+    Ok(answer.iter().filter_map(|message| policy(message)).collect())
 }
 
 fn policy(message: &[u8]) -> Option<Policy> {
@@ -127,14 +112,17 @@ fn request(question: u16, flags: u16) -> [u8; HEADER_BYTES + FLAG_BYTES] {
     request
 }
 
-async fn ask(socket: &TokioSocket, question: u16) -> Result<Vec<u8>> {
+/// The messages of the answer.
+async fn ask(question: u16, flags: u16) -> Result<Vec<Vec<u8>>> {
+    let socket = TokioSocket::new(NETLINK_XFRM)
+        .map_err(|source| NetlinkError::Open { purpose: "IPsec policies", source })?;
+    let mut answer = Vec::new();
     let exchange = async {
-        socket.send_to(&request(question, 0), &SocketAddr::new(0, 0)).await?;
-        let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
-        socket.recv(&mut answer).await?;
-        Ok(answer)
+        socket.send_to(&request(question, flags), &SocketAddr::new(0, 0)).await?;
+        receive(&socket, |message| answer.push(message.to_vec())).await
     };
-    in_time(OPERATION, async { exchange.await.map_err(NetlinkError::refused(OPERATION)) }).await
+    in_time(OPERATION, async { exchange.await.map_err(NetlinkError::refused(OPERATION)) }).await?;
+    Ok(answer)
 }
 
 /// What is behind the header of an answer of this kind.
@@ -151,7 +139,6 @@ fn numbers(answer: &[u8]) -> Option<[u32; DIRECTIONS]> {
     Some(words.map(u32::from_ne_bytes))
 }
 
-/// A kernel before 5.14 has no defaults, and answers with an error.
 fn blocks(answer: &[u8]) -> bool {
     let defaults = payload(answer, DEFAULTS).and_then(|defaults| defaults.get(..DIRECTIONS));
     defaults.is_some_and(|all| all.contains(&BLOCK))

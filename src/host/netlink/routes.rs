@@ -5,7 +5,8 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NetlinkMessage, NetlinkPayload, NlasIterator,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLMSG_DONE, NLMSG_ERROR, NetlinkMessage, NetlinkPayload,
+    NlasIterator,
 };
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -13,7 +14,7 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
 
 use super::{
-    LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, Result, decode, end, in_time, serialized,
+    LISTING_ATTEMPTS_MAX, Netlink, NetlinkError, Result, decode, ended, in_time, serialized,
 };
 use crate::host::state::Route;
 use crate::route::Prefix;
@@ -51,33 +52,36 @@ async fn list(wanted: &impl Fn(Prefix) -> bool) -> Result<Option<Vec<Route>>> {
     let socket =
         ask().await.map_err(|source| NetlinkError::Open { purpose: "a listing", source })?;
     let (mut routes, mut is_interrupted) = (Vec::new(), false);
+    let take = |message: &[u8]| {
+        is_interrupted |= number(message, FLAGS_AT).is_some_and(|it| it & NLM_F_DUMP_INTR != 0);
+        if matches!(about(message), About::Route(destination) if wanted(destination))
+            && let Ok(NetlinkMessage { payload, .. }) = NetlinkMessage::deserialize(message)
+            && let NetlinkPayload::InnerMessage(message) = payload
+        {
+            routes.extend(decode::route(&message));
+        }
+    };
+    match receive(&socket, take).await {
+        Ok(()) => Ok((!is_interrupted).then_some(routes)),
+        // Before its first route the table is not there.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Some(Vec::new())),
+        Err(error) => Err(NetlinkError::refused(OPERATION)(error)),
+    }
+}
+
+/// Takes what the kernel answers to a request, message by message, until it says how that ended.
+pub(super) async fn receive(socket: &TokioSocket, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut part = Vec::with_capacity(PART_BYTES);
     loop {
         part.clear();
-        socket.recv(&mut part).await.map_err(NetlinkError::refused(OPERATION))?;
+        socket.recv(&mut part).await?;
         let mut rest = part.as_slice();
         while let Some((message, next)) = split(rest) {
             rest = next;
-            is_interrupted |= number(message, FLAGS_AT).is_some_and(|it| it & NLM_F_DUMP_INTR != 0);
-            match about(message) {
-                About::Route(destination) if wanted(destination) => {}
-                About::Route(_) | About::OtherRoute => continue,
-                About::Else => {}
-            }
-            let Ok(NetlinkMessage { payload, .. }) = NetlinkMessage::deserialize(message) else {
-                continue;
-            };
-            match end(&payload) {
-                None => {}
-                Some(Ok(())) => return Ok((!is_interrupted).then_some(routes)),
-                // Before its first route the table is not there.
-                Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                    return Ok(Some(Vec::new()));
-                }
-                Some(Err(error)) => return Err(NetlinkError::refused(OPERATION)(error)),
-            }
-            if let NetlinkPayload::InnerMessage(message) = payload {
-                routes.extend(decode::route(&message));
+            take(message);
+            if matches!(number(message, TYPE_AT), Some(NLMSG_DONE | NLMSG_ERROR)) {
+                let code = message.get(HEADER_BYTES..).and_then(|code| code.first_chunk());
+                return ended(code.copied().map_or(0, i32::from_ne_bytes));
             }
         }
     }
@@ -133,7 +137,7 @@ fn destination(message: &[u8]) -> Option<Ipv4Addr> {
 }
 
 /// The first message of `bytes`, and what follows.
-pub(super) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;
     let message = bytes.get(..length).filter(|message| message.len() >= HEADER_BYTES)?;
     Some((message, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
