@@ -376,8 +376,8 @@ mod tests {
         assert!(text.contains(" lo "), "{text}");
         let text = why(Ok(interface("eth1", 9)), true);
         assert!(text.contains("eth1 with 192.0.2.9"), "which one it could be is missing: {text}");
-        let none = LookupError::no_address("eth0");
+        let none = LookupError("vanished".to_owned());
         let text = why(Err(InterfaceError::NoDefault(none)), true);
-        assert!(text.contains(&LookupError::no_address("eth0").to_string()), "{text}");
+        assert!(text.contains("vanished"), "{text}");
     }
 }

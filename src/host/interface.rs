@@ -62,13 +62,7 @@ pub enum InterfaceError {
 /// Why one way of looking found nothing, in flannel's words as far as it has some.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct LookupError(String);
-
-impl LookupError {
-    pub(super) fn no_address(name: &str) -> Self {
-        Self(format!("failed to find IPv4 address for interface {name}"))
-    }
-}
+pub struct LookupError(pub(super) String);
 
 /// Asks the kernel, chooses, and logs each step.
 pub async fn discover(
@@ -128,7 +122,8 @@ pub fn select(
             Some(address) => search.by_address(IpAddr::V4(*address)),
             None => search.by_default_route(),
         };
-        return found.and_then(|found| search.complete(found)).map_err(InterfaceError::NoDefault);
+        let found = found.and_then(|found| search.complete(found));
+        return found.map_err(|why| InterfaceError::NoDefault(LookupError(why)));
     }
     for wanted in interfaces {
         let found = search.by_name_or_address(wanted);
@@ -151,6 +146,9 @@ pub fn select(
     Err(InterfaceError::NoMatch { candidates: candidates(snapshot) })
 }
 
+/// What one way of looking found, or why nothing.
+type Found<T> = Result<T, String>;
+
 /// An interface, and its address if the search was for one.
 struct Choice<'a> {
     link: &'a Link,
@@ -164,7 +162,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn by_name_or_address(&mut self, wanted: &str) -> Result<Choice<'a>, LookupError> {
+    fn by_name_or_address(&mut self, wanted: &str) -> Found<Choice<'a>> {
         // flannel's manifests pass `--iface=$(VARIABLE)`; an empty one means the default.
         if wanted.is_empty() {
             return self.by_default_route();
@@ -173,18 +171,16 @@ impl<'a> Search<'a> {
             return self.by_address(address);
         }
         let link = self.snapshot.links.iter().find(|link| link.id.name == wanted);
-        let found = link.map(|link| Choice { link, address: None });
-        found.ok_or_else(|| {
-            LookupError(format!("error looking up interface {wanted}: no such network interface"))
-        })
+        let missing = || format!("error looking up interface {wanted}: no such network interface");
+        Ok(Choice { link: link.ok_or_else(missing)?, address: None })
     }
 
-    fn by_address(&mut self, address: IpAddr) -> Result<Choice<'a>, LookupError> {
+    fn by_address(&mut self, address: IpAddr) -> Found<Choice<'a>> {
         self.notes.push(format!("Searching for interface using {address}"));
-        let no_owner = LookupError(format!(
+        let no_owner = format!(
             "error looking up interface {address}: no interface with given IP found; a --public-ip \
              that no interface owns (NAT) needs --iface as well"
-        ));
+        );
         let IpAddr::V4(address) = address.to_canonical() else { return Err(no_owner) };
         let owns = |link: &&Link| {
             self.snapshot
@@ -192,10 +188,8 @@ impl<'a> Search<'a> {
                 .iter()
                 .any(|owned| owned.interface_index == link.id.index && owned.address == address)
         };
-        match self.useful_first().find(owns) {
-            Some(link) => Ok(Choice { link, address: Some(address) }),
-            None => Err(no_owner),
-        }
+        let link = self.useful_first().find(owns).ok_or(no_owner)?;
+        Ok(Choice { link, address: Some(address) })
     }
 
     /// All links in the kernel's order, but for the loopback, the kernel's first: hosts that
@@ -208,7 +202,7 @@ impl<'a> Search<'a> {
 
     /// Addresses of every interface are tried before the first name, so that a pattern such as
     /// `10\.` cannot be caught by an interface called `vlan10.5`.
-    fn by_pattern(&mut self, pattern: &Regex) -> Result<Choice<'a>, LookupError> {
+    fn by_pattern(&mut self, pattern: &Regex) -> Found<Choice<'a>> {
         if pattern.as_str().is_empty() {
             return self.by_default_route();
         }
@@ -219,65 +213,60 @@ impl<'a> Search<'a> {
                 return Ok(Choice { link, address: matched });
             }
         }
-        match self.snapshot.links.iter().find(|link| pattern.is_match(&link.id.name)) {
-            Some(link) => Ok(Choice { link, address: None }),
-            None => Err(LookupError(format!(
-                "could not match pattern {pattern} to any of the available network interfaces ({})",
-                candidates(self.snapshot)
-            ))),
-        }
+        let link = self.snapshot.links.iter().find(|link| pattern.is_match(&link.id.name));
+        let missing = || {
+            let all = candidates(self.snapshot);
+            format!(
+                "could not match pattern {pattern} to any of the available network interfaces \
+                 ({all})"
+            )
+        };
+        Ok(Choice { link: link.ok_or_else(missing)?, address: None })
     }
 
-    fn by_path(&mut self, destination: IpAddr) -> Result<Choice<'a>, LookupError> {
+    fn by_path(&mut self, destination: IpAddr) -> Found<Choice<'a>> {
         self.notes
             .push(format!("Determining interface to use based on given ifcanreach: {destination}"));
-        let found = match &self.snapshot.path_to_can_reach {
-            Some(Ok(path)) => match self.link(path.interface_index) {
-                Some(link) => Ok(Choice { link, address: path.preferred_source }),
-                None => Err(format!("no link has index {}", path.interface_index)),
-            },
-            Some(Err(reason)) => Err(reason.clone()),
-            None => Err("the kernel was not asked".to_owned()),
-        };
-        found.map_err(|reason| {
-            LookupError(format!("failed to get ifcanreach based interface: {reason}"))
-        })
+        let not_asked = || Err("the kernel was not asked".to_owned());
+        let path = self.snapshot.path_to_can_reach.clone().unwrap_or_else(not_asked);
+        let found = path.and_then(|path| {
+            let address = path.preferred_source;
+            Ok(Choice { link: self.link(path.interface_index)?, address })
+        });
+        found.map_err(|reason| format!("failed to get ifcanreach based interface: {reason}"))
     }
 
     /// The first default route of the main table decides: within one destination the kernel lists
     /// the lowest metric first.
-    fn by_default_route(&mut self) -> Result<Choice<'a>, LookupError> {
+    fn by_default_route(&mut self) -> Found<Choice<'a>> {
         self.notes.push("Determining IP address of default interface".to_owned());
         let default =
             self.snapshot.routes.iter().find(|route| route.destination.length_bits() == 0);
-        let failed = |why: &str| LookupError(format!("failed to get default interface: {why}"));
-        let Some(default) = default else {
-            return Err(failed("unable to find default route; name the interface with --iface"));
+        let found = match default.map(|default| default.next_hops.as_slice()) {
+            Some([hop]) => self.link(hop.interface_index),
+            Some(_) => Err("found default route but could not determine interface (it is \
+                            multipath or a blackhole); name the interface with --iface"
+                .to_owned()),
+            None => Err("unable to find default route; name the interface with --iface".to_owned()),
         };
-        let [hop] = default.next_hops.as_slice() else {
-            return Err(failed(
-                "found default route but could not determine interface (it is multipath or a \
-                 blackhole); name the interface with --iface",
-            ));
-        };
-        let found = self.link(hop.interface_index).map(|link| Choice { link, address: None });
-        found.ok_or_else(|| failed(&format!("no link has index {}", hop.interface_index)))
+        let link = found.map_err(|why| format!("failed to get default interface: {why}"))?;
+        Ok(Choice { link, address: None })
     }
 
-    fn link(&self, index: u32) -> Option<&'a Link> {
-        self.snapshot.links.iter().find(|link| link.id.index == index)
+    fn link(&self, index: u32) -> Found<&'a Link> {
+        let link = self.snapshot.links.iter().find(|link| link.id.index == index);
+        link.ok_or_else(|| format!("no link has index {index}"))
     }
 
-    fn complete(&mut self, found: Choice<'a>) -> Result<ExternalInterface, LookupError> {
+    fn complete(&mut self, found: Choice<'a>) -> Found<ExternalInterface> {
         let Choice { link, address } = found;
         let preferred = || usable_addresses(self.snapshot, link.id.index).into_iter().next();
         let name = link.id.name.clone();
-        let Some(address) = address.or_else(preferred) else {
-            return Err(LookupError::no_address(&name));
-        };
+        let missing = || format!("failed to find IPv4 address for interface {name}");
+        let address = address.or_else(preferred).ok_or_else(missing)?;
         self.notes.push(format!("Using interface with name {name} and address {address}"));
         if link.mtu_bytes == 0 {
-            return Err(LookupError(format!("failed to determine MTU for {address} interface")));
+            return Err(format!("failed to determine MTU for {address} interface"));
         }
         let public_address = self.public_ip.unwrap_or(address);
         self.notes.push(match self.public_ip {
@@ -289,18 +278,10 @@ impl<'a> Search<'a> {
     }
 
     /// What was found, in full; a miss goes to the notes.
-    fn take(
-        &mut self,
-        wanted: &str,
-        found: Result<Choice<'a>, LookupError>,
-    ) -> Option<ExternalInterface> {
+    fn take(&mut self, wanted: &str, found: Found<Choice<'a>>) -> Option<ExternalInterface> {
         let found = found.and_then(|found| self.complete(found));
-        found
-            .inspect_err(|error| {
-                let note = format!("Could not find valid interface matching {wanted}: {error}");
-                self.notes.push(note);
-            })
-            .ok()
+        let note = |why| format!("Could not find valid interface matching {wanted}: {why}");
+        found.map_err(|why| self.notes.push(note(why))).ok()
     }
 }
 

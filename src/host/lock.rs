@@ -74,10 +74,7 @@ impl DaemonLock {
         }
         let locked =
             lock_file::try_lock(&path).map_err(|source| unusable("lock", &path, source))?;
-        let Some(file) = locked else {
-            let pid = holder(&path);
-            return Err(LockError::Taken { subnet_file: subnet_file.into(), path, pid });
-        };
+        let file = locked.ok_or_else(|| taken(subnet_file, &path))?;
         let lock = Self { file, path };
         lock.write_pid()?;
         Ok(lock)
@@ -102,10 +99,7 @@ impl DaemonLock {
         let path = &self.path;
         match self.file.lock_again() {
             Ok(true) => self.write_pid(),
-            Ok(false) => {
-                let (subnet_file, path) = (subnet_file.to_owned(), path.clone());
-                Err(LockError::Taken { subnet_file, pid: holder(&path), path })
-            }
+            Ok(false) => Err(taken(subnet_file, path)),
             Err(source) => Err(unusable("lock", path, source)),
         }
     }
@@ -159,6 +153,11 @@ fn holder(path: &Path) -> Option<i32> {
         }
     }
     None
+}
+
+fn taken(subnet_file: &Path, path: &Path) -> LockError {
+    let pid = holder(path);
+    LockError::Taken { subnet_file: subnet_file.to_owned(), path: path.to_owned(), pid }
 }
 
 fn unusable(operation: &'static str, path: &Path, source: io::Error) -> LockError {

@@ -184,9 +184,7 @@ impl RuleReconciler {
             if self.logged.forget() {
                 info!("the {} rules are in place", self.flavour.name());
             }
-            if let Some(logged) = self.other.take() {
-                self.other = self.remove_other(logged).await;
-            }
+            self.remove_other().await;
         }
         result
     }
@@ -236,8 +234,9 @@ impl RuleReconciler {
         }
     }
 
-    /// Removes the rules of an earlier run from the other firewall; `None` once there are none.
-    async fn remove_other(&self, mut logged: LogOnce) -> Option<LogOnce> {
+    /// Removes the rules of an earlier run from the other firewall, until there are none.
+    async fn remove_other(&mut self) {
+        let Some(logged) = &mut self.other else { return };
         let other = match self.flavour {
             Flavour::Iptables => Flavour::Nftables,
             Flavour::Nftables => Flavour::Iptables,
@@ -247,13 +246,12 @@ impl RuleReconciler {
             Ok(true) => info!("removed the {name} rules of an earlier run"),
             Ok(false) => {}
             Err(error) => {
-                logged.once(&with_causes(&error), |text| {
+                return logged.once(&with_causes(&error), |text| {
                     warn!("{name} rules of an earlier run may be left: {text}; retrying");
                 });
-                return Some(logged);
             }
         }
-        None
+        self.other = None;
     }
 }
 
