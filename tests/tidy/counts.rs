@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4300),
-    ("backend", 5410, 52400),
+    ("backend", 5330, 51800),
     ("bin", 10, 200),
     ("config", 1790, 16800),
     ("control", 6020, 57600),
@@ -19,8 +19,8 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1630, 14800),
     ("fast_path", 810, 7000),
     ("forward", 740, 6400),
-    ("host", 2690, 26700),
-    ("netfilter", 1130, 11000),
+    ("host", 2610, 26200),
+    ("netfilter", 1130, 10900),
     ("offload", 820, 7300),
     ("packet", 670, 6600),
     ("rights", 50, 600),
