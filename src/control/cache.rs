@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::config::network::{NetworkConfig, NetworkConfigError};
+use crate::config::network::NetworkConfig;
 use crate::control::clock;
 use crate::control::lease::{Lease, Lifetime, Peers, Version};
 use crate::control::peers::{self, Node};
@@ -80,52 +80,15 @@ pub struct Cache {
     pub known: Known,
 }
 
-/// Why bytes are no cache to start from, or cannot be made.
+/// Why bytes are no cache to start from, or cannot be made, in words.
 #[derive(Debug, thiserror::Error)]
-pub enum CacheError {
-    /// Another file, or another weft's.
-    #[error("it does not begin like a cache of this weft")]
-    Foreign,
-    /// Other bytes than were written, or not as many.
-    #[error("its length or checksum is wrong")]
-    Damaged,
-    /// No JSON of a cache.
-    #[error("it is not the JSON of a cache")]
-    Malformed(#[source] serde_json::Error),
-    /// The configuration in it cannot be used.
-    #[error("the network configuration in it cannot be used")]
-    Config(#[source] NetworkConfigError),
-    /// Written in another life of the host.
-    #[error("it is from {}, more than {} ago", clock::format_rfc3339(*.0),
-        clock::format_go_duration(AGE_MAX))]
-    TooOld(u64),
-    /// Somebody else may have the subnet by now.
-    #[error("the lease in it ended at {}", clock::format_rfc3339(*.0))]
-    Ended(u64),
-    /// The clock was set back, or was wrong.
-    #[error("it is from {}, ahead of this host's clock", clock::format_rfc3339(*.0))]
-    Ahead(u64),
-    /// It does not match this start.
-    #[error("its {what} is {found:?}, and this start's is {expected:?}")]
-    Other {
-        /// What differs.
-        what: &'static str,
-        /// In the cache.
-        found: String,
-        /// By options, subnet file and interface.
-        expected: String,
-    },
-    /// An entry that the store's own checks reject.
-    #[error("{key:?} in it is not usable as a lease: {detail}")]
-    Entry {
-        /// The entry's key.
-        key: String,
-        /// What is wrong.
-        detail: String,
-    },
-    /// More than a cache may have.
-    #[error("it would have {0} bytes, more than the {BYTES_MAX} allowed")]
-    TooLarge(usize),
+#[error("{0}")]
+pub struct CacheError(String);
+
+impl From<serde_json::Error> for CacheError {
+    fn from(error: serde_json::Error) -> Self {
+        Self(format!("it is not the JSON of a cache: {error}"))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -158,41 +121,46 @@ pub fn render(store: &str, config: &NetworkConfig, known: &Known) -> Result<Vec<
         store: store.to_owned(),
         revision: *revision,
         cluster: *cluster,
-        config: json(&config.to_json()).map_err(CacheError::Malformed)?,
+        config: json(&config.to_json())?,
         own: Entry::of(own)?,
         ends_unix: *ends_unix,
         // A value that its node filled to the limit may be too long in our spelling: the store
         // brings such a peer, the cache does not.
         peers: peers.values().filter_map(|peer| Entry::of(peer).ok()).collect(),
     };
-    let body = serde_json::to_vec(&document).map_err(CacheError::Malformed)?;
+    let body = serde_json::to_vec(&document)?;
     let sealed = seal(&body);
-    if sealed.len() as u64 > BYTES_MAX {
-        return Err(CacheError::TooLarge(sealed.len()));
+    if sealed.len() as u64 <= BYTES_MAX {
+        return Ok(sealed);
     }
-    Ok(sealed)
+    let bytes = sealed.len();
+    Err(CacheError(format!("it would have {bytes} bytes, more than the {BYTES_MAX} allowed")))
 }
 
 /// Reads the file's bytes and holds them against what is expected.
 pub fn parse(bytes: &[u8], expected: &Expected<'_>) -> Result<Cache, CacheError> {
     let body = unseal(bytes)?;
-    let document: Document = serde_json::from_slice(body).map_err(CacheError::Malformed)?;
+    let document: Document = serde_json::from_slice(body)?;
     let Document { as_of_unix, store, revision, cluster, config, own, ends_unix, peers } = document;
     check_age(as_of_unix, ends_unix, expected.now_unix)?;
     same("store", &store, expected.store)?;
-    let config = NetworkConfig::parse(config.get().as_bytes()).map_err(CacheError::Config)?;
+    let config = NetworkConfig::parse(config.get().as_bytes()).map_err(|error| {
+        let why = with_causes(&error);
+        CacheError(format!("the network configuration in it cannot be used: {why}"))
+    })?;
     same("network", &config.network.to_string(), &expected.network.to_string())?;
     let own = own.lease()?;
     same("subnet", &own.subnet.to_string(), &expected.subnet.to_string())?;
     let address = own.attributes.public_ip;
     same("public address", &address.to_string(), &expected.public_ip.to_string())?;
     if !config.leasable(own.subnet) {
-        let detail = "the network configuration in it does not allow this subnet".to_owned();
-        return Err(CacheError::Entry { key: own.key, detail });
+        return Err(unusable(
+            &own.key,
+            "the network configuration in it does not allow this subnet",
+        ));
     }
-    let peers = usable_peers(peers, &own, config.network)?;
     let network = config.network;
-    let peers = Arc::new(peers);
+    let peers = Arc::new(usable_peers(peers, &own, network)?);
     let known = Known { as_of_unix, revision, cluster, network, own, ends_unix, peers };
     Ok(Cache { config, known })
 }
@@ -202,49 +170,45 @@ fn usable_peers(entries: Vec<Entry>, own: &Lease, network: Prefix) -> Result<Pee
     let leases = entries.into_iter().map(Entry::lease).collect::<Result<Vec<_>, _>>()?;
     let node = Node { network, subnet: own.subnet, public_ip: own.attributes.public_ip };
     let (peers, rejected) = peers::select(leases.iter(), &own.key, node);
-    match rejected.into_iter().next() {
-        None => Ok(peers),
-        Some(rejected) => Err(rejected.into()),
-    }
+    rejected.first().map_or(Ok(peers), |Rejected { key, detail, .. }| Err(unusable(key, detail)))
 }
 
 /// The wall clock is all there is to go by after a boot. One that is ahead refuses too much, and
 /// the start waits for the store. One that is behind may take a lease for alive that has ended,
 /// unless it is before the time of the cache itself; the store has the last word when it answers.
 fn check_age(as_of_unix: u64, ends_unix: Option<u64>, now_unix: u64) -> Result<(), CacheError> {
-    if as_of_unix > now_unix.saturating_add(AHEAD_MAX.as_secs()) {
-        Err(CacheError::Ahead(as_of_unix))
+    let as_of = clock::format_rfc3339(as_of_unix);
+    let why = if as_of_unix > now_unix.saturating_add(AHEAD_MAX.as_secs()) {
+        format!("it is from {as_of}, ahead of this host's clock")
     } else if now_unix.saturating_sub(as_of_unix) > AGE_MAX.as_secs() {
-        Err(CacheError::TooOld(as_of_unix))
+        format!("it is from {as_of}, more than {} ago", clock::format_go_duration(AGE_MAX))
     } else if let Some(ends_unix) = ends_unix.filter(|ends| *ends <= now_unix) {
-        Err(CacheError::Ended(ends_unix))
+        format!("the lease in it ended at {}", clock::format_rfc3339(ends_unix))
     } else {
-        Ok(())
-    }
+        return Ok(());
+    };
+    Err(CacheError(why))
 }
 
-fn same(what: &'static str, found: &str, expected: &str) -> Result<(), CacheError> {
+fn same(what: &str, found: &str, expected: &str) -> Result<(), CacheError> {
     if found == expected {
         return Ok(());
     }
-    let shown = |text: &str| text.chars().take(SHOWN_CHARACTERS_MAX).collect();
-    Err(CacheError::Other { what, found: shown(found), expected: shown(expected) })
+    let shown = |text: &str| text.chars().take(SHOWN_CHARACTERS_MAX).collect::<String>();
+    let (found, expected) = (shown(found), shown(expected));
+    Err(CacheError(format!("its {what} is {found:?}, and this start's is {expected:?}")))
 }
 
-impl From<Rejected> for CacheError {
-    fn from(Rejected { key, detail, .. }: Rejected) -> Self {
-        Self::Entry { key, detail }
-    }
+fn unusable(key: &str, detail: &str) -> CacheError {
+    CacheError(format!("{key:?} in it is not usable as a lease: {detail}"))
 }
 
 impl Entry {
     fn of(lease: &Lease) -> Result<Self, CacheError> {
         let key = lease.key.clone();
-        let value = match lease.attributes.to_json() {
-            Ok(value) => serde_json::from_slice(&value).map_err(CacheError::Malformed)?,
-            Err(error) => return Err(CacheError::Entry { key, detail: with_causes(&error) }),
-        };
-        Ok(Self { key, created: lease.created_revision, value })
+        let value = lease.attributes.to_json();
+        let value = value.map_err(|error| unusable(&key, &with_causes(&error)))?;
+        Ok(Self { key, created: lease.created_revision, value: serde_json::from_slice(&value)? })
     }
 
     /// The entry by the store's own checks. Its version and its life are the store's to say.
@@ -252,7 +216,8 @@ impl Entry {
         let version = Version { revision: 0, created: self.created };
         let lifetime = Lifetime::Leased { id: 0, expires_unix: None };
         let value = self.value.get().as_bytes();
-        Ok(Lease::decode(self.key.as_bytes(), value, version, lifetime)?)
+        Lease::decode(self.key.as_bytes(), value, version, lifetime)
+            .map_err(|Rejected { key, detail, .. }| unusable(&key, &detail))
     }
 }
 
@@ -267,12 +232,12 @@ fn first_line(body: &[u8]) -> String {
 
 fn unseal(bytes: &[u8]) -> Result<&[u8], CacheError> {
     let end = bytes.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n');
-    let (line, body) = bytes.split_at(end.ok_or(CacheError::Foreign)? + 1);
-    if !line.starts_with(MAGIC.as_bytes()) {
-        return Err(CacheError::Foreign);
-    }
+    let Some(end) = end.filter(|_| bytes.starts_with(MAGIC.as_bytes())) else {
+        return Err(CacheError("it does not begin like a cache of this weft".to_owned()));
+    };
+    let (line, body) = bytes.split_at(end + 1);
     if line != first_line(body).as_bytes() {
-        return Err(CacheError::Damaged);
+        return Err(CacheError("its length or checksum is wrong".to_owned()));
     }
     Ok(body)
 }

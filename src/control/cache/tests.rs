@@ -100,9 +100,9 @@ fn old_or_future_cache_is_refused() {
     let at = |now_unix| parse(&bytes, &Expected { now_unix, ..expected() });
     let day = AGE_MAX.as_secs();
     assert!(at(NOW + day).is_ok());
-    assert!(matches!(at(NOW + day + 1), Err(CacheError::TooOld(NOW))));
     assert!(at(NOW - AHEAD_MAX.as_secs()).is_ok());
-    assert!(matches!(at(NOW - AHEAD_MAX.as_secs() - 1), Err(CacheError::Ahead(_))));
+    let ahead = at(NOW - AHEAD_MAX.as_secs() - 1).unwrap_err().to_string();
+    assert!(ahead.contains("2026-11-21T01:52:04Z, ahead"), "{ahead}");
     assert!(at(0).is_err() && at(u64::MAX).is_err());
     let text = at(NOW + day + 1).unwrap_err().to_string();
     assert!(text.contains("2026-11-21T01:52:04Z") && text.contains("24h0m0s"), "{text}");
@@ -114,9 +114,10 @@ fn cache_with_expired_lease_is_refused() {
     let bytes = written(&Known { ends_unix: Some(ends), ..usual() });
     let at = |now_unix| parse(&bytes, &Expected { now_unix, ..expected() });
     assert!(at(ends - 1).is_ok());
-    assert!(matches!(at(ends), Err(CacheError::Ended(unix)) if unix == ends));
+    let ended = at(ends).unwrap_err().to_string();
+    assert!(ended.contains(&clock::format_rfc3339(ends)), "{ended}");
     // By a clock that is behind. One before the file's own time is refused for that.
-    assert!(matches!(at(NOW - 3600), Err(CacheError::Ahead(_))));
+    assert!(at(NOW - 3600).unwrap_err().to_string().contains(&clock::format_rfc3339(NOW)));
     let reserved = written(&Known { ends_unix: None, ..usual() });
     let late = Expected { now_unix: NOW + AGE_MAX.as_secs(), ..expected() };
     assert!(parse(&reserved, &late).is_ok(), "a reservation has no end");
@@ -137,10 +138,10 @@ fn every_truncation_and_bit_flip_is_detected() {
         }
     }
     for damaged in [&bytes[..bytes.len() - 1], &[&bytes[..], b"\n"].concat()] {
-        assert!(matches!(parse(damaged, &expected()), Err(CacheError::Damaged)));
+        assert_refused(damaged, &expected(), "checksum");
     }
     for foreign in [&b"FLANNEL_SUBNET=10.5.1.1/24\n"[..], b""] {
-        assert!(matches!(parse(foreign, &expected()), Err(CacheError::Foreign)));
+        assert_refused(foreign, &expected(), "begin");
     }
 }
 
@@ -153,9 +154,7 @@ fn invalid_entry_invalidates_cache() {
         (vec![lease("10.5.96.0/20", "192.0.2.2")], "10.5.96.0-20"),
         (vec![lease("10.5.0.0/20", "192.0.2.2"), lease("10.5.1.0/24", "192.0.2.3")], "10.5.1.0-24"),
     ] {
-        let error = parse(&written(&known(&peers)), &expected()).unwrap_err();
-        let CacheError::Entry { key, .. } = &error else { panic!("{error:?}") };
-        assert_eq!(key, at_fault, "{error}");
+        assert_refused(&written(&known(&peers)), &expected(), &format!("{at_fault:?}"));
     }
     let own = lease("10.5.100.0/25", "192.0.2.1");
     let unleasable = written(&Known { own, ..usual() });
@@ -202,7 +201,7 @@ fn oversized_cache_and_value_are_not_written() {
     });
     let flood = Known { peers: Arc::new(flood.collect()), ..usual() };
     let error = render(STORE, &usual_config(), &flood).unwrap_err();
-    assert!(matches!(error, CacheError::TooLarge(_)), "{error}");
+    assert!(error.to_string().contains(&BYTES_MAX.to_string()), "{error}");
 }
 
 #[test]
