@@ -35,8 +35,8 @@ impl SubnetManager {
     /// Gives up the claim, for a node that stops: another may have the address at once. Waits a
     /// moment at most, and not at all for a store that is known to be away.
     pub async fn release_claim(&self) {
-        if let Some(store) = self.store.leased().filter(|_| self.status.read().store.up) {
-            timeout(RELEASE_TIMEOUT, store.release_claim()).await.ok();
+        if let Some(store) = self.store.etcd().filter(|_| self.status.edit().store.up) {
+            timeout(RELEASE_TIMEOUT, store.claims.release()).await.ok();
         }
     }
 
@@ -100,7 +100,7 @@ impl SubnetManager {
             if peers.has_changed().unwrap_or(false) && names_at <= Instant::now() {
                 names_at = Instant::now() + NAMES_PAUSE;
                 let peers = peers.borrow_and_update().clone();
-                self.learn_names(store, &peers).await;
+                self.learn_names(&peers).await;
             }
             let times = if kept.is_ok() { KEEPS_PER_TTL } else { RETRIES_PER_TTL };
             let pause = jittered(self.timing.claim_ttl / times, KEEP_JITTER, &mut random);
@@ -111,10 +111,11 @@ impl SubnetManager {
         }
     }
 
-    /// Reads the names of the nodes that claim an address, if a peer's is not known. Best effort: a
-    /// node that runs flanneld has none.
-    async fn learn_names(&self, store: &Leased, peers: &Peers) {
-        let known = self.status.read().names;
+    /// Reads the names of the nodes that claim an address, if a peer's is not known and the store
+    /// shows them all at once. Best effort: a node that runs flanneld has none.
+    async fn learn_names(&self, peers: &Peers) {
+        let Some(store) = self.store.etcd() else { return };
+        let known = Arc::clone(&self.status.edit().names);
         if peers.values().all(|peer| known.contains_key(&peer.attributes.public_ip)) {
             return;
         }

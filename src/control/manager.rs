@@ -50,7 +50,7 @@ impl SubnetManager {
     ) -> Result<Self, ConnectError> {
         let store = match options {
             StoreOptions::Kube(options) => {
-                Store::Assigned(Box::new(KubeStore::open(options).await?))
+                Store::Assigned(Arc::new(KubeStore::open(options).await?))
             }
             StoreOptions::Etcd(options) => {
                 Store::Leased(Leased::Etcd(Box::new(EtcdStore::new(options)?)))
@@ -89,10 +89,9 @@ impl SubnetManager {
     /// The same manager for a node with a name: it claims its PublicIP, and refuses to share it. In
     /// Kubernetes its Node is its identity.
     pub fn with_identity(mut self, identity: NodeIdentity) -> Self {
-        self.store = match self.store {
-            Store::Leased(store) => Store::Leased(store.with_identity(identity)),
-            assigned @ Store::Assigned(_) => assigned,
-        };
+        if let Store::Leased(store) = &mut self.store {
+            store.claim_as(identity);
+        }
         self
     }
 
@@ -105,7 +104,7 @@ impl SubnetManager {
             #[cfg(test)]
             Store::Leased(Leased::Memory(_)) => "Memory Manager",
             Store::Assigned(store) => {
-                return format!("Kubernetes Subnet Manager - {}", store.node());
+                return format!("Kubernetes Subnet Manager - {}", store.own.name);
             }
         };
         format!("{kind} with Previous Subnet: {previous}")
@@ -153,7 +152,7 @@ impl SubnetManager {
 
     /// The etcd cluster's id once one was connected to; 0 before that, and of other stores.
     pub fn cluster(&self) -> u64 {
-        self.store.leased().map_or(0, Leased::cluster)
+        self.store.etcd().map_or(0, EtcdStore::cluster)
     }
 
     /// The node uses `config` to the end; a run compares the store's configuration with it.
@@ -163,7 +162,7 @@ impl SubnetManager {
 
     /// Polls the store for alarms, which would show up only at the next renewal otherwise.
     pub async fn watch_alarms(&self) -> Infallible {
-        let Some(store) = self.store.leased() else { return std::future::pending().await };
+        let Some(store) = self.store.etcd() else { return std::future::pending().await };
         loop {
             if let Ok(alarm) = store.alarm().await {
                 self.status.alarmed(alarm);

@@ -1,11 +1,11 @@
 //! Drives the lease machine against the real store, clock and log: carries out its commands and
 //! brings back the results. Decides nothing.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::OptionFuture;
+use futures_util::StreamExt;
+use futures_util::future::{BoxFuture, OptionFuture};
 use tokio::sync::watch::{Receiver, Sender};
 use tokio::time::sleep;
 use tracing::{Level, debug, info, warn};
@@ -98,11 +98,8 @@ fn now() -> Now {
     Now { boot: clock::boot_time(), unix_seconds: clock::unix_seconds() }
 }
 
-/// The result of a request.
-enum Answer {
-    Opened(Result<Watch, StoreError>),
-    Other(Event),
-}
+/// What came of a request, and the watch that it opened.
+type Answer = (Option<Watch>, Event);
 
 struct Driver<'a> {
     manager: &'a SubnetManager,
@@ -110,7 +107,7 @@ struct Driver<'a> {
     attributes: Receiver<LeaseAttributes>,
     /// As last seen.
     told: LeaseAttributes,
-    request: Option<Pin<Box<dyn Future<Output = Answer> + Send + 'a>>>,
+    request: Option<BoxFuture<'a, Answer>>,
     watch: Option<Watch>,
     config_check: ConfigCheck<'a>,
 }
@@ -145,16 +142,18 @@ impl<'a> Driver<'a> {
         let (manager, status) = (self.manager, &self.manager.status);
         match command {
             Command::List => {
-                self.ask(async { Answer::Other(Event::Listed(manager.store.list().await)) });
+                self.ask(async { (None, Event::Listed(manager.noted(manager.store.list().await))) })
             }
-            Command::Watch { revision, own } => {
-                self.ask(async move { Answer::Opened(manager.store.watch(revision, &own).await) });
-            }
-            Command::Write { what, held } => {
-                self.ask(
-                    async move { Answer::Other(Event::Written(manager.write(what, &held).await)) },
-                )
-            }
+            Command::Watch { revision, own } => self.ask(async move {
+                match manager.noted(manager.store.watch(revision, &own).await) {
+                    Ok(watch) => (Some(watch), Event::Opened(Ok(()))),
+                    Err(error) => (None, Event::Opened(Err(error))),
+                }
+            }),
+            Command::Write { what, held } => self.ask(async move {
+                let written = manager.write(what, &held).await;
+                (None, Event::Written(manager.noted_write(written)))
+            }),
             Command::DropWatch => self.watch = None,
             Command::Publish(peers) => {
                 self.peers.send_replace(peers);
@@ -186,53 +185,32 @@ impl<'a> Driver<'a> {
     /// Waits for the answer, for changes if the machine `wants_changes`, and until `wake`.
     async fn next_event(&mut self, wake: Option<Duration>, wants_changes: bool) -> Event {
         let left = wake.map_or(CLOCK_CHECK_MAX, |wake| wake.saturating_sub(clock::boot_time()));
-        let answer = tokio::select! {
-            Some(answer) = OptionFuture::from(self.request.as_mut()) => {
+        tokio::select! {
+            Some((watch, event)) = OptionFuture::from(self.request.as_mut()) => {
                 self.request = None;
-                answer
+                self.watch = watch.or_else(|| self.watch.take());
+                if let Event::Listed(Ok(_)) = event {
+                    self.manager.status.edit().relists += 1;
+                    self.config_check.begin();
+                }
+                event
             }
-            Some(changes) = OptionFuture::from(self.watch.as_mut().map(Watch::next)),
+            Some(Some(changes)) = OptionFuture::from(self.watch.as_mut().map(StreamExt::next)),
                 if wants_changes =>
             {
-                Answer::Other(Event::Changed(changes))
+                Event::Changed(self.manager.noted(changes))
             }
-            () = self.config_check.done() => return Event::Timer,
+            () = self.config_check.done() => Event::Timer,
             attributes = next_attributes(&mut self.attributes) => {
                 let before = std::mem::replace(&mut self.told, attributes.clone());
                 // Told again without a change: another address, behind the same PublicIP.
                 if before == attributes || before.public_ip != attributes.public_ip {
                     self.manager.store.moved();
                 }
-                return Event::Moved(attributes);
+                Event::Moved(attributes)
             }
-            () = self.manager.store.doubted() => return Event::Doubted,
-            () = sleep(left.min(CLOCK_CHECK_MAX)) => return Event::Timer,
-        };
-        match answer {
-            Answer::Opened(Ok(watch)) => {
-                self.watch = Some(watch);
-                self.noted(Event::Opened(Ok(())))
-            }
-            Answer::Opened(Err(error)) => self.noted(Event::Opened(Err(error))),
-            Answer::Other(event) => self.noted(event),
-        }
-    }
-
-    /// Notes in the status what the store just did.
-    fn noted(&mut self, event: Event) -> Event {
-        let manager = self.manager;
-        match event {
-            Event::Listed(answer) => {
-                if answer.is_ok() {
-                    manager.status.edit().relists += 1;
-                    self.config_check.begin();
-                }
-                Event::Listed(manager.noted(answer))
-            }
-            Event::Opened(answer) => Event::Opened(manager.noted(answer)),
-            Event::Changed(changes) => Event::Changed(manager.noted(changes)),
-            Event::Written(answer) => Event::Written(manager.noted_write(answer)),
-            Event::Timer | Event::Moved(_) | Event::Doubted => event,
+            () = self.manager.store.doubted() => Event::Doubted,
+            () = sleep(left.min(CLOCK_CHECK_MAX)) => Event::Timer,
         }
     }
 }

@@ -244,7 +244,8 @@ async fn a_claim_that_cannot_be_made_is_made_once_it_can_be() {
     let in_the_way = directory.path().join("weft");
     std::fs::write(&in_the_way, "a file in the way").unwrap();
     let store = LocalStore::open(directory.path().to_path_buf()).unwrap();
-    let store = Leased::Local(store).with_identity(NodeIdentity::default());
+    let mut store = Leased::Local(store);
+    store.claim_as(NodeIdentity::default());
     let timing = Timing { claim_ttl: Duration::from_millis(300), ..Timing::default() };
     let manager = SubnetManager::over(Store::Leased(store), None).with_timing(timing);
     manager.acquire(&network(), &node(1)).await.expect("a claim is no reason not to start");

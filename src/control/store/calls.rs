@@ -1,29 +1,37 @@
-//! That this host has another address: connections to a store are bound to the one that they were
-//! made from, and would stay silent for as long as their timeouts.
+//! The calls to a store: how long they take, and whether this host got another address meanwhile.
+//! Connections are bound to the one that they were made from, and would stay silent for as long as
+//! their timeouts.
+
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use crate::control::error::StoreError;
+use crate::control::request_times::RequestTimes;
 
-/// Counts the moves of this host.
+/// Of one store.
 #[derive(Debug, Default)]
-pub(super) struct Moves(watch::Sender<u64>);
+pub(super) struct Calls {
+    pub(super) times: Arc<RequestTimes>,
+    /// How often this host has moved.
+    moves: watch::Sender<u64>,
+}
 
-impl Moves {
+impl Calls {
     /// The host has moved: what is under way ends, and what is open counts as of before.
-    pub(super) fn add(&self) {
-        self.0.send_modify(|count| *count += 1);
+    pub(super) fn moved(&self) {
+        self.moves.send_modify(|count| *count += 1);
     }
 
     /// How often it has moved.
-    pub(super) fn count(&self) -> u64 {
-        *self.0.borrow()
+    pub(super) fn moves(&self) -> u64 {
+        *self.moves.borrow()
     }
 
     /// Waits until it has moved more than `count` times.
-    pub(super) async fn beyond(&self, count: u64) {
+    pub(super) async fn moved_beyond(&self, count: u64) {
         // It cannot fail: the sender is here.
-        self.0.subscribe().wait_for(|now| *now > count).await.ok();
+        self.moves.subscribe().wait_for(|now| *now > count).await.ok();
     }
 
     /// Carries out `request`, unless the host moves meanwhile.
@@ -34,7 +42,7 @@ impl Moves {
     ) -> Result<T, StoreError> {
         tokio::select! {
             result = request => result,
-            () = self.beyond(self.count()) => Err(moved(operation)),
+            () = self.moved_beyond(self.moves()) => Err(moved(operation)),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::calls::Calls;
 use super::etcd_claim::Claims;
 use super::etcd_connection::{Connection, SPACE_ADVICE, config_key};
 use super::etcd_lease::EtcdLease;
@@ -12,9 +13,8 @@ use super::etcd_watch::{EtcdWatch, decode};
 use crate::config::options::EtcdOptions;
 use crate::control::clock;
 use crate::control::error::{ConnectError, StoreError};
-use crate::control::identity::{NodeIdentity, Phase, holder_of};
+use crate::control::identity::{Phase, holder_of};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::Names;
 use crate::route::Prefix;
@@ -33,7 +33,7 @@ const SPARE_TTL_MIN: f64 = 0.9;
 /// Leases below a prefix of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdStore {
-    pub(super) claims: Claims,
+    pub(in crate::control) claims: Claims,
     connection: Arc<Connection>,
     prefix: String,
     /// The cluster that the last listing came from; 0 before the first.
@@ -47,32 +47,22 @@ impl EtcdStore {
     pub fn new(options: &EtcdOptions) -> Result<Self, ConnectError> {
         let prefix = options.prefix.clone();
         let connection = Arc::new(Connection::new(options.clone())?);
-        let claims = Claims::new(None, &connection, &prefix);
+        let claims = Claims::new(&connection, &prefix);
         let (cluster, spare) = (AtomicU64::new(0), Mutex::default());
         Ok(Self { claims, connection, prefix, cluster, spare })
     }
 
-    pub(super) fn with_identity(self, node: NodeIdentity) -> Self {
-        Self { claims: Claims::new(Some(node), &self.connection, &self.prefix), ..self }
-    }
-
     /// The cluster that was last connected to, by its id; 0 before the first.
-    pub(super) fn cluster(&self) -> u64 {
-        self.connection.cluster()
+    pub(in crate::control) fn cluster(&self) -> u64 {
+        self.connection.cluster.load(Ordering::Relaxed)
     }
 
-    /// This host has another address.
-    pub(super) fn moved(&self) {
-        self.connection.moves.add();
-    }
-
-    /// How long it takes to answer.
-    pub(super) fn times(&self) -> Arc<RequestTimes> {
-        Arc::clone(&self.connection.times)
+    pub(super) fn calls(&self) -> &Calls {
+        &self.connection.calls
     }
 
     /// Why etcd takes no writes, if an alarm says so. Asks one member, which writes nothing.
-    pub(super) async fn alarm(&self) -> Result<Option<String>, StoreError> {
+    pub(in crate::control) async fn alarm(&self) -> Result<Option<String>, StoreError> {
         let ask = |mut client: Client| async move { client.status().await };
         let status = self.connection.call("asking for alarms", ask).await?;
         let is_full = status.errors().iter().any(|error| error.contains("NOSPACE"));
@@ -102,7 +92,7 @@ impl EtcdStore {
     }
 
     /// The names in all claims.
-    pub(super) async fn names(&self) -> Result<Names, StoreError> {
+    pub(in crate::control) async fn names(&self) -> Result<Names, StoreError> {
         let (nodes, mut names) = (format!("{}/weft/nodes/", self.prefix), Names::new());
         let name = |found: &KeyValue| {
             let address = found.key_str().ok()?.strip_prefix(&nodes)?.parse().ok()?;

@@ -24,9 +24,9 @@ const READING: &str = "reading the claim on the PublicIP";
 
 /// The claims of this run.
 #[derive(Debug)]
-pub(super) struct Claims {
+pub(in crate::control) struct Claims {
     /// Nobody claims anything without.
-    node: Option<NodeIdentity>,
+    pub(super) node: Option<NodeIdentity>,
     connection: Arc<Connection>,
     prefix: String,
     state: Mutex<State>,
@@ -43,13 +43,9 @@ struct State {
 }
 
 impl Claims {
-    pub(super) fn new(
-        node: Option<NodeIdentity>,
-        connection: &Arc<Connection>,
-        prefix: &str,
-    ) -> Self {
+    pub(super) fn new(connection: &Arc<Connection>, prefix: &str) -> Self {
         let (connection, prefix) = (Arc::clone(connection), prefix.to_owned());
-        Self { node, connection, prefix, state: Mutex::default(), lost: Notify::new() }
+        Self { node: None, connection, prefix, state: Mutex::default(), lost: Notify::new() }
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it.
@@ -126,7 +122,7 @@ impl Claims {
     }
 
     /// Gives up the claim of this run.
-    pub(super) async fn release(&self) {
+    pub(in crate::control) async fn release(&self) {
         let lease = self.state.lock().await.lease.take();
         if let Some(id) = lease {
             self.connection.revoke(id).await;

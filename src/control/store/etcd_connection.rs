@@ -6,7 +6,6 @@
 //! is closed on every host of this decade, costs one refused connection that way.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -20,11 +19,10 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::calls::Calls;
 use super::etcd_tls::{advice, tls_options};
-use super::moves::Moves;
 use crate::config::options::{Credentials, EtcdOptions};
 use crate::control::error::{ConnectError, StoreError};
-use crate::control::request_times::RequestTimes;
 use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
@@ -51,11 +49,10 @@ pub(super) const SPACE_ADVICE: &str = "its space quota is used up: compact and d
 #[derive(Debug)]
 pub(super) struct Connection {
     options: EtcdOptions,
-    pub(super) times: Arc<RequestTimes>,
-    pub(super) moves: Moves,
+    pub(super) calls: Calls,
     session: Mutex<Option<Session>>,
     /// The cluster that was last connected to; 0 before the first.
-    cluster: AtomicU64,
+    pub(super) cluster: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -86,8 +83,7 @@ impl Connection {
             connect_options(&options, endpoint)?;
         }
         let (session, cluster) = (Mutex::new(None), AtomicU64::new(0));
-        let (times, moves) = (Arc::default(), Moves::default());
-        Ok(Self { options, times, moves, session, cluster })
+        Ok(Self { options, calls: Calls::default(), session, cluster })
     }
 
     /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
@@ -102,7 +98,7 @@ impl Connection {
     {
         // On the heap: the layers below are large, and so would be every future above.
         let request = Box::pin(self.call_once(operation, request));
-        self.times.measured(self.moves.unless_moved(operation, request)).await
+        self.calls.times.measured(self.calls.unless_moved(operation, request)).await
     }
 
     async fn call_once<T, F>(
@@ -181,11 +177,6 @@ impl Connection {
         }
     }
 
-    /// The cluster that was last connected to, by its id; 0 before the first.
-    pub(super) fn cluster(&self) -> u64 {
-        self.cluster.load(Ordering::Relaxed)
-    }
-
     /// Forgets the connection: its endpoint misbehaves in a way that only a stream showed.
     pub(super) async fn reset(&self) {
         *self.session.lock().await = None;
@@ -201,7 +192,7 @@ impl Connection {
     async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
         // Held while connecting: a second caller waits for the same connection.
         let mut slot = self.session.lock().await;
-        let moves = self.moves.count();
+        let moves = self.calls.moves();
         if let Some(session) = slot.as_ref().filter(|session| session.moves == moves) {
             return Ok(session.clone());
         }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use etcd_client::{Client, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use tokio::time::{Instant, sleep_until};
 
+use super::calls::moved;
 use super::etcd_connection::{Connection, classify, told, wants_connection};
-use super::moves::moved;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, Version};
 use crate::control::rejected::Rejected;
@@ -24,7 +24,7 @@ const UNANSWERED_MAX: u32 = 2;
 const OPERATION: &str = "watching leases";
 
 /// A live watch on all keys below `subnets/`.
-pub struct EtcdWatch {
+pub(super) struct EtcdWatch {
     stream: WatchStream,
     connection: Arc<Connection>,
     /// How often this host had moved before.
@@ -45,7 +45,7 @@ impl EtcdWatch {
         revision: i64,
         cluster: u64,
     ) -> Result<Self, StoreError> {
-        let moves = connection.moves.count();
+        let moves = connection.calls.moves();
         let options = WatchOptions::new()
             .with_prefix()
             .with_start_revision(revision + 1)
@@ -80,7 +80,7 @@ impl EtcdWatch {
             return Ok(vec![Change::Live { revision }]);
         }
         let result = self.receive().await;
-        let is_of_now = self.moves == self.connection.moves.count();
+        let is_of_now = self.moves == self.connection.calls.moves();
         if result.as_ref().is_err_and(wants_connection) && is_of_now {
             // The next request is to look for an endpoint that works, not to wait for this one.
             self.connection.reset().await;
@@ -99,7 +99,7 @@ impl EtcdWatch {
                     }
                 }
                 () = sleep_until(self.ask_at) => self.ask().await?,
-                () = self.connection.moves.beyond(self.moves) => return Err(moved(OPERATION)),
+                () = self.connection.calls.moved_beyond(self.moves) => return Err(moved(OPERATION)),
             }
         }
     }

@@ -9,28 +9,29 @@ use std::fmt;
 use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Request;
 use hyper::header::CONTENT_TYPE;
 use kube::core::params::{GetParams, ListParams};
 use kube::core::{Request as Api, request};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
+use super::calls::Calls;
 use super::kube_connection::{Built, Connection, ITEM_BYTES_MAX, nodes};
-use super::kube_node::{NODE_PUBLIC_IP, Node, PUBLIC_IP_OVERWRITE, Page, condition_patch};
+use super::kube_node::{
+    NODE_PUBLIC_IP, Node, PUBLIC_IP_OVERWRITE, Page, condition_patch, unreadable,
+};
 use super::kube_own::{OwnNode, Step};
-use super::kube_watch::KubeWatch;
 use crate::config::kube::{KubeOptions, NodeSource};
 use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
 use crate::control::clock;
 use crate::control::error::{AcquireError, ConnectError, StoreError};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
-use crate::control::rejected::{RejectReason, Rejected};
-use crate::control::request_times::RequestTimes;
+use crate::control::rejected::Rejected;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
 use crate::control::status::ControlStatus;
 use crate::failure::{LogOnce, with_causes};
@@ -56,10 +57,10 @@ const WRITING: &str = "writing the own Node";
 
 /// The Kubernetes API as a store.
 pub struct KubeStore {
-    connection: Arc<Connection>,
+    pub(super) connection: Connection,
     /// What the names of flannel's annotations begin with.
-    prefix: Arc<str>,
-    own: Arc<OwnNode>,
+    pub(super) prefix: String,
+    pub(in crate::control) own: OwnNode,
     /// The file with the network configuration, a part of a ConfigMap.
     network_config: PathBuf,
     clear_network_unavailable: bool,
@@ -68,7 +69,7 @@ pub struct KubeStore {
 
 impl fmt::Debug for KubeStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KubeStore").field("node", &self.own.name()).finish_non_exhaustive()
+        f.debug_struct("KubeStore").field("node", &self.own.name).finish_non_exhaustive()
     }
 }
 
@@ -86,28 +87,18 @@ impl KubeStore {
             }
         };
         Ok(Self {
-            connection: Arc::new(connection),
-            prefix: options.annotations.name("").into(),
-            own: Arc::new(OwnNode::new(node)),
+            connection,
+            prefix: options.annotations.name(""),
+            own: OwnNode::new(node),
             network_config: options.network_config.clone(),
             clear_network_unavailable: options.clear_network_unavailable,
             sync_timeout,
         })
     }
 
-    /// This host has another address.
-    pub(super) fn moved(&self) {
-        self.connection.moves.add();
-    }
-
     /// How long the API takes to begin an answer.
-    pub(super) fn times(&self) -> Arc<RequestTimes> {
-        Arc::clone(&self.connection.times)
-    }
-
-    /// The own Node's name.
-    pub(in crate::control) fn node(&self) -> &str {
-        self.own.name()
+    pub(super) fn calls(&self) -> &Calls {
+        &self.connection.calls
     }
 
     /// As the file says now: a ConfigMap that was changed is there within two minutes.
@@ -143,11 +134,14 @@ impl KubeStore {
         let mut params = ListParams::default().limit(PAGE_NODES);
         for _ in 0..PAGES_MAX {
             let page = self.read_page("listing Nodes", nodes().list(&params), |node| match node {
-                Ok(node) if self.own.is(&node.name) => own = Some(node),
+                Ok(node) if node.name == self.own.name => own = Some(node),
                 Ok(node) => node.lease().into_iter().for_each(|entry| snapshot.add(entry)),
-                Err(detail) => {
-                    let (key, reason) = ("a Node".to_owned(), RejectReason::BadValue);
-                    snapshot.add(Err(Rejected { key, reason, detail, revision: 0 }));
+                Err(mut rejected) => {
+                    // Not as the own entry, which is kept apart from the lease machine.
+                    if rejected.key == self.own.name {
+                        rejected.key.insert_str(0, "the own Node ");
+                    }
+                    snapshot.add(Err(rejected));
                 }
             });
             let (revision, next) = page.await?;
@@ -159,7 +153,8 @@ impl KubeStore {
         }
         snapshot.complete &= params.continue_token.is_none();
         self.own.listed(own, snapshot.revision);
-        snapshot.leases.extend(self.own_lease());
+        let held = self.own.held();
+        snapshot.leases.extend(held.map(|(subnet, attributes)| self.lease(subnet, attributes)));
         Ok(snapshot)
     }
 
@@ -168,26 +163,22 @@ impl KubeStore {
         &self,
         operation: &'static str,
         request: Built,
-        mut give: impl FnMut(Result<Node, String>),
+        mut give: impl FnMut(Result<Node, Rejected>),
     ) -> Result<(i64, String), StoreError> {
         let bytes = self.connection.ask_whole(operation, request, PAGE_BYTES_MAX).await?;
         let page = Page::parse(&bytes).map_err(|why| StoreError::unavailable(operation, why))?;
         for item in page.items {
-            give(Node::parse(item.get().as_bytes(), &self.prefix));
+            let json = item.get().as_bytes();
+            give(Node::parse(json, &self.prefix).map_err(|detail| unreadable(json, detail)));
         }
         Ok((page.revision, page.next))
-    }
-
-    fn own_lease(&self) -> Option<Lease> {
-        let (subnet, attributes) = self.own.held()?;
-        Some(self.lease(subnet, attributes))
     }
 
     /// The own lease, which has no version of its own: nobody else writes it.
     fn lease(&self, subnet: Prefix, attributes: LeaseAttributes) -> Lease {
         Lease {
             subnet,
-            key: self.own.name().to_owned(),
+            key: self.own.name.clone(),
             attributes,
             revision: 0,
             created_revision: 0,
@@ -195,24 +186,20 @@ impl KubeStore {
         }
     }
 
-    pub(super) async fn watch(&self, revision: i64) -> Result<KubeWatch, StoreError> {
-        let (connection, prefix) = (Arc::clone(&self.connection), Arc::clone(&self.prefix));
-        KubeWatch::open(connection, prefix, Arc::clone(&self.own), revision).await
-    }
-
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels
     /// allow, while getting one Node is newer.
     async fn read_own(&self) -> Result<Option<Node>, StoreError> {
         let operation = "reading the own Node";
-        let request = nodes().list(&ListParams::default().fields(&self.own.field()));
+        let request = nodes().list(&self.own.alone());
         let mut found = None;
-        let give = |node: Result<Node, String>| {
-            if node.as_ref().ok().is_none_or(|node| self.own.is(&node.name)) {
+        let give = |node: Result<Node, Rejected>| {
+            if node.as_ref().ok().is_none_or(|node| node.name == self.own.name) {
                 found = Some(node);
             }
         };
         let (revision, _) = self.read_page(operation, request, give).await?;
-        let found = found.transpose().map_err(|why| StoreError::unavailable(operation, why))?;
+        let wrong = |rejected: Rejected| StoreError::unavailable(operation, rejected.detail);
+        let found = found.transpose().map_err(wrong)?;
         self.own.listed(found.clone(), revision);
         Ok(found)
     }
@@ -249,7 +236,7 @@ impl KubeStore {
         network: Prefix,
         attributes: &LeaseAttributes,
     ) -> Result<Granted, AcquireError> {
-        let node = || self.own.name().to_owned();
+        let node = || self.own.name.clone();
         let Some(found) = self.read_own().await? else {
             return Err(AcquireError::NoNode(node()));
         };
@@ -264,14 +251,14 @@ impl KubeStore {
                 "subnet \"{network}\" specified in the flannel net config doesn't contain \
                  \"{subnet}\" PodCIDR of the {:?} node: correct Network in the net config, or the \
                  cluster's --cluster-cidr",
-                self.own.name()
+                self.own.name
             )));
         }
         Ok(self.publish(subnet, attributes).await?)
     }
 
     fn unusable(&self, detail: &str) -> AcquireError {
-        AcquireError::Unusable(format!("node {:?}: {detail}", self.own.name()))
+        AcquireError::Unusable(format!("node {:?}: {detail}", self.own.name))
     }
 
     /// Publishes `subnet` and `attributes` in the own Node from now on.
@@ -315,7 +302,7 @@ impl KubeStore {
             Step::TellUp(_) => condition_patch(clock::unix_seconds()),
             Step::Rest | Step::AwaitNode | Step::AwaitSubnet | Step::Refuse(..) => return Ok(step),
         };
-        let request = Request::patch(format!("/api/v1/nodes/{}/status", self.own.name()))
+        let request = Request::patch(format!("/api/v1/nodes/{}/status", self.own.name))
             .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
             .body(patch.into_bytes())
             .map_err(request::Error::BuildRequest);
@@ -323,14 +310,14 @@ impl KubeStore {
         let node = Node::parse(&bytes, &self.prefix);
         self.own.note(node.map_err(|why| StoreError::unavailable(WRITING, why))?, false);
         if let Step::TellUp(uid) = &step {
-            info!("Told the Node {:?} that its network is available", self.own.name());
+            info!("Told the Node {:?} that its network is available", self.own.name);
             self.own.told_up(uid.clone());
         }
         Ok(step)
     }
 
     fn cannot_write(&self, detail: &str) -> StoreError {
-        let detail = format!("node {:?}: {detail}", self.own.name());
+        let detail = format!("node {:?}: {detail}", self.own.name);
         StoreError::unavailable(WRITING, detail)
     }
 
@@ -345,8 +332,7 @@ impl KubeStore {
                     warn!(
                         "The annotation \"{}{PUBLIC_IP_OVERWRITE}\" of the Node {:?} is {text}: \
                          publishing the node's own address; correct the annotation or remove it",
-                        self.prefix,
-                        self.own.name()
+                        self.prefix, self.own.name
                     );
                 });
             }
@@ -371,7 +357,7 @@ impl KubeStore {
     /// Logs once what became of the own Node.
     fn tell(&self, step: Step, told: &mut Step, status: &ControlStatus) {
         let Some((held, _)) = self.own.held() else { return };
-        let node = self.own.name();
+        let node = &self.own.name;
         let refused = if let Step::Refuse(_, found) = &step { Some(*found) } else { None };
         let mut state = status.edit();
         (state.store.subnet_refused, state.store.refused_subnet) =
@@ -427,15 +413,6 @@ async fn node_of_pod(
     name: &str,
     sync_timeout: Duration,
 ) -> Result<String, ConnectError> {
-    #[derive(serde::Deserialize)]
-    struct Pod {
-        spec: PodSpec,
-    }
-    #[derive(serde::Deserialize)]
-    struct PodSpec {
-        #[serde(rename = "nodeName", default)]
-        node_name: String,
-    }
     let failed = |detail: String| {
         ConnectError(format!("error retrieving pod spec for '{namespace}/{name}': {detail}"))
     };
@@ -450,11 +427,10 @@ async fn node_of_pod(
     };
     let answer = retried("Cannot find this pod's Node yet", patience, read).await;
     let bytes = answer.map_err(|error| failed(with_causes(&error)))?;
-    let pod: Pod = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
-    if pod.spec.node_name.is_empty() {
-        return Err(failed("node name not present in pod spec".to_owned()));
-    }
-    Ok(pod.spec.node_name)
+    let pod: Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+    let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
+    let node = node.ok_or_else(|| failed("node name not present in pod spec".to_owned()))?;
+    Ok(node.to_owned())
 }
 
 /// Repeats `request` until it succeeds, or fails after the time that its error is worth, and logs

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::net::ToSocketAddrs;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
@@ -20,11 +20,10 @@ use kube::{Config, Error as KubeError};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::{BoxError, ServiceBuilder, service_fn};
 
-use super::moves::Moves;
+use super::calls::Calls;
 use crate::config::kube::KubeOptions;
 use crate::control::error::{ConnectError, StoreError};
 use crate::control::own_thread::on_own_thread;
-use crate::control::request_times::RequestTimes;
 use crate::failure::with_causes;
 
 /// Largest single object. etcd takes requests of 1.5 MiB, which JSON spells longer.
@@ -50,8 +49,7 @@ const SHOWN_CHARACTERS_MAX: usize = 300;
 pub(super) struct Connection {
     /// Names the files that say who the server is and who we are.
     options: KubeOptions,
-    pub(super) times: Arc<RequestTimes>,
-    pub(super) moves: Moves,
+    pub(super) calls: Calls,
     /// Built from these files when they were last read, and how often this host had moved then.
     client: Mutex<(Client, u64)>,
     /// The server asked not to be asked before.
@@ -70,15 +68,15 @@ impl Connection {
     /// Reads who the server is and who we are. It need not be reachable yet.
     pub(super) async fn open(options: &KubeOptions) -> Result<Self, ConnectError> {
         let client = Mutex::new((new_client(options).await?, 0));
-        let (options, times, moves) = (options.clone(), Arc::default(), Moves::default());
-        Ok(Self { options, times, moves, client, not_before: Mutex::new(None) })
+        let (options, calls) = (options.clone(), Calls::default());
+        Ok(Self { options, calls, client, not_before: Mutex::default() })
     }
 
     /// `detail` of a failure that files may be the cause of, after they were read again: a token or
     /// an authority that is replaced is used with the next request. kube's client looks at a
     /// token's file once a minute, by the wall clock, and never again at an authority's.
     async fn renewed(&self, detail: String) -> String {
-        let moves = self.moves.count();
+        let moves = self.calls.moves();
         match new_client(&self.options).await {
             Ok(client) => {
                 *self.client.lock().unwrap_or_else(PoisonError::into_inner) = (client, moves);
@@ -94,7 +92,7 @@ impl Connection {
         operation: &'static str,
         request: Built,
     ) -> Result<Response<Body>, StoreError> {
-        self.moves.unless_moved(operation, self.ask_once(operation, request)).await
+        self.calls.unless_moved(operation, self.ask_once(operation, request)).await
     }
 
     async fn ask_once(
@@ -110,12 +108,12 @@ impl Connection {
         }
         let client = || self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (mut made, moves) = client();
-        if moves != self.moves.count() {
+        if moves != self.calls.moves() {
             self.renewed(String::new()).await;
             (made, _) = client();
         }
         let answer = timeout(REQUEST_TIMEOUT, made.send(request.map(Body::from)));
-        let answer = self.times.measured(answer).await;
+        let answer = self.calls.times.measured(answer).await;
         let answer = match answer.map_err(|_elapsed| no_answer(operation))? {
             Ok(answer) if answer.status().is_success() => return Ok(answer),
             Ok(answer) => answer,
@@ -141,7 +139,7 @@ impl Connection {
             let body = self.ask_once(operation, request).await?.into_body();
             read(operation, body, bytes_max).await
         };
-        self.moves.unless_moved(operation, whole).await
+        self.calls.unless_moved(operation, whole).await
     }
 
     /// What an error of the API means, which came as a `code` or in a watch.

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use kube::core::ListMeta;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::control::clock;
@@ -73,17 +75,9 @@ pub struct Page<'a> {
 
 #[derive(Deserialize)]
 struct RawPage<'a> {
-    metadata: RawPageMetadata,
+    metadata: ListMeta,
     #[serde(borrow)]
     items: Option<Vec<&'a RawValue>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawPageMetadata {
-    resource_version: String,
-    #[serde(rename = "continue", default)]
-    next: String,
 }
 
 impl<'a> Page<'a> {
@@ -93,8 +87,8 @@ impl<'a> Page<'a> {
         let page = serde_json::from_slice::<RawPage<'_>>(json);
         let RawPage { metadata, items } =
             page.map_err(|error| format!("this is not the JSON of a list: {error}"))?;
-        let RawPageMetadata { resource_version, next } = metadata;
-        let revision = parse_revision(&resource_version)?;
+        let revision = parse_revision(&metadata.resource_version.unwrap_or_default())?;
+        let next = metadata.continue_.unwrap_or_default();
         Ok(Self { revision, next, items: items.unwrap_or_default() })
     }
 }
@@ -154,29 +148,25 @@ impl Node {
         if self.said("kube-subnet-manager") != "true" {
             return None;
         }
-        let rejected = |reason, detail| Rejected {
-            key: self.name.clone(),
-            reason,
-            detail,
-            revision: self.revision,
-        };
-        let assigned = self
-            .subnet()
-            .and_then(|subnet| subnet.ok_or_else(|| "its pod cidr is not assigned".to_owned()));
-        let subnet = match assigned {
-            Ok(subnet) => subnet,
-            Err(detail) => return Some(Err(rejected(RejectReason::BadKey, detail))),
-        };
-        let attributes = self.attributes().map_err(|(reason, detail)| rejected(reason, detail));
-        Some(attributes.map(|attributes| Lease {
-            subnet,
-            key: self.name.clone(),
-            attributes,
-            revision: self.revision,
-            // Of two Nodes with one subnet, the one that was made first has it.
-            created_revision: self.created_unix,
-            lifetime: Lifetime::Reservation,
-        }))
+        let (key, revision) = (self.name.clone(), self.revision);
+        let found = self.assigned().and_then(|subnet| Ok((subnet, self.attributes()?)));
+        Some(match found {
+            Ok((subnet, attributes)) => Ok(Lease {
+                subnet,
+                key,
+                attributes,
+                revision,
+                // Of two Nodes with one subnet, the one that was made first has it.
+                created_revision: self.created_unix,
+                lifetime: Lifetime::Reservation,
+            }),
+            Err((reason, detail)) => Err(Rejected { key, reason, detail, revision }),
+        })
+    }
+
+    fn assigned(&self) -> Result<Prefix, (RejectReason, String)> {
+        let subnet = self.subnet().map_err(|detail| (RejectReason::BadKey, detail))?;
+        subnet.ok_or_else(|| (RejectReason::BadKey, "its pod cidr is not assigned".to_owned()))
     }
 
     /// What its annotations say.
@@ -197,16 +187,13 @@ impl Node {
     /// The operator's address for the others to see in place of the node's own; an error if none of
     /// them would use it.
     pub fn overwrite(&self) -> Result<Option<Ipv4Addr>, String> {
-        match self.said(PUBLIC_IP_OVERWRITE) {
-            "" => Ok(None),
-            text => match text.parse().ok().filter(|address| is_host_address(*address)) {
-                None => {
-                    let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
-                    Err(format!("{shown:?}, which is no host's IPv4 address"))
-                }
-                address => Ok(address),
-            },
+        let text = self.said(PUBLIC_IP_OVERWRITE);
+        let address = text.parse().ok().filter(|address| is_host_address(*address));
+        if address.is_none() && !text.is_empty() {
+            let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+            return Err(format!("{shown:?}, which is no host's IPv4 address"));
         }
+        Ok(address)
     }
 
     /// The operator's `--public-ip`.
@@ -244,6 +231,13 @@ impl Node {
             }),
         }
     }
+}
+
+/// What is no Node, by the name that it has all the same.
+pub(super) fn unreadable(json: &[u8], detail: String) -> Rejected {
+    let node: Value = serde_json::from_slice(json).unwrap_or_default();
+    let key = node["metadata"]["name"].as_str().unwrap_or("a Node").to_owned();
+    Rejected { key, reason: RejectReason::BadValue, detail, revision: 0 }
 }
 
 /// The patch that says that the network works, byte for byte as flannel's.

@@ -5,6 +5,7 @@
 use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kube::core::params::ListParams;
 use tokio::sync::Notify;
 
 use super::kube_node::Node;
@@ -13,8 +14,8 @@ use crate::route::Prefix;
 
 /// The own Node, shared by list, watch and writer.
 #[derive(Debug)]
-pub(super) struct OwnNode {
-    name: String,
+pub(in crate::control) struct OwnNode {
+    pub(in crate::control) name: String,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -63,22 +64,20 @@ pub(super) enum Step {
     TellUp(String),
 }
 
+impl Seen {
+    fn of(node: Option<Node>, revision: i64) -> Self {
+        node.map_or(Self::Gone { revision }, |node| Self::There(Box::new(node)))
+    }
+}
+
 impl OwnNode {
     pub(super) fn new(name: String) -> Self {
         Self { name, state: Mutex::default(), changed: Notify::new() }
     }
 
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Selects it in a list.
-    pub(super) fn field(&self) -> String {
-        format!("metadata.name={}", self.name)
-    }
-
-    pub(super) fn is(&self, name: &str) -> bool {
-        self.name == name
+    pub(super) fn alone(&self) -> ListParams {
+        ListParams::default().fields(&format!("metadata.name={}", self.name))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,21 +97,16 @@ impl OwnNode {
             Seen::Gone { revision } => *revision,
             Seen::There(node) => node.revision,
         };
-        if node.revision < known {
-            return;
+        let revision = node.revision;
+        if revision >= known {
+            state.seen = Seen::of((!deleted).then_some(node), revision);
+            self.changed.notify_one();
         }
-        state.seen = if deleted {
-            Seen::Gone { revision: node.revision }
-        } else {
-            Seen::There(Box::new(node))
-        };
-        self.changed.notify_one();
     }
 
     /// What a listing of `revision` has, which is true whatever was seen before.
     pub(super) fn listed(&self, node: Option<Node>, revision: i64) {
-        self.state().seen =
-            node.map_or(Seen::Gone { revision }, |node| Seen::There(Box::new(node)));
+        self.state().seen = Seen::of(node, revision);
         self.changed.notify_one();
     }
 

@@ -11,16 +11,16 @@ use futures_util::{StreamExt, TryStreamExt};
 use http_body_util::BodyExt;
 use hyper::{HeaderMap, StatusCode};
 use kube::core::Status;
-use kube::core::params::{ListParams, WatchParams};
+use kube::core::params::WatchParams;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::codec::{FramedRead, LinesCodec, LinesCodecError};
 use tokio_util::io::StreamReader;
 
-use super::kube_connection::{Connection, ITEM_BYTES_MAX, nodes};
+use super::kube::KubeStore;
+use super::kube_connection::{ITEM_BYTES_MAX, nodes};
 use super::kube_node::{Node, Page};
-use super::kube_own::OwnNode;
 use crate::control::backoff::jittered;
 use crate::control::error::StoreError;
 use crate::control::snapshot::Change;
@@ -44,11 +44,8 @@ const LINE_BYTES_MAX: usize = ITEM_BYTES_MAX + 4096;
 const OPERATION: &str = "watching Nodes";
 
 /// A live watch on all Nodes.
-pub struct KubeWatch {
-    connection: Arc<Connection>,
-    /// Of flannel's annotations.
-    prefix: Arc<str>,
-    own: Arc<OwnNode>,
+pub(super) struct KubeWatch {
+    store: Arc<KubeStore>,
     /// The last version seen.
     revision: i64,
     /// The answer that is read; `None` where the next is due.
@@ -73,33 +70,18 @@ struct RawEvent<'a> {
 
 impl KubeWatch {
     /// Opens the watch for changes after `revision`, and waits until the server accepts it.
-    pub(super) async fn open(
-        connection: Arc<Connection>,
-        prefix: Arc<str>,
-        own: Arc<OwnNode>,
-        revision: i64,
-    ) -> Result<Self, StoreError> {
-        let (began, ends) = (Instant::now(), Instant::now());
+    pub(super) async fn open(store: Arc<KubeStore>, revision: i64) -> Result<Self, StoreError> {
         let (lines, moves, is_doubtful, unannounced) = (None, 0, true, None);
-        let mut watch = Self {
-            connection,
-            prefix,
-            own,
-            revision,
-            lines,
-            moves,
-            is_doubtful,
-            unannounced,
-            began,
-            ends,
-        };
+        let (began, ends) = (Instant::now(), Instant::now());
+        let mut watch =
+            Self { store, revision, lines, moves, is_doubtful, unannounced, began, ends };
         watch.begin().await?;
         watch.unannounced = Some(watch.began + BELIEVED_AFTER);
         Ok(watch)
     }
 
     async fn begin(&mut self) -> Result<(), StoreError> {
-        self.moves = self.connection.moves.count();
+        self.moves = self.store.connection.calls.moves();
         if self.is_doubtful {
             self.expect_history().await?;
         }
@@ -107,7 +89,7 @@ impl KubeWatch {
         let seconds = u32::try_from(served_for.as_secs()).unwrap_or(u32::MAX);
         let asked = WatchParams::default().timeout(seconds);
         let request = nodes().watch(&asked, &self.revision.to_string());
-        let body = self.connection.ask(OPERATION, request).await?.into_body();
+        let body = self.store.connection.ask(OPERATION, request).await?.into_body();
         let bytes = StreamReader::new(body.into_data_stream().map_err(io::Error::other));
         let codec = LinesCodec::new_with_max_length(LINE_BYTES_MAX);
         self.lines = Some(FramedRead::new(bytes, codec).boxed());
@@ -120,8 +102,8 @@ impl KubeWatch {
     /// from a backup. It does not say so itself: a watch from its future is accepted, and silent
     /// until the old count is reached again.
     async fn expect_history(&mut self) -> Result<(), StoreError> {
-        let one = ListParams::default().limit(1).fields(&self.own.field());
-        let list = self.connection.ask_whole(OPERATION, nodes().list(&one), LINE_BYTES_MAX).await?;
+        let own = nodes().list(&self.store.own.alone());
+        let list = self.store.connection.ask_whole(OPERATION, own, LINE_BYTES_MAX).await?;
         let page = Page::parse(&list).map_err(|why| StoreError::unavailable(OPERATION, why))?;
         if page.revision < self.revision { Err(StoreError::HistoryLost) } else { Ok(()) }
     }
@@ -142,7 +124,7 @@ impl KubeWatch {
                     return Ok(vec![Change::Live { revision: self.revision }]);
                 }
                 () = sleep_until(self.ends) => return Err(unavailable("the server went silent")),
-                () = self.connection.moves.beyond(self.moves) => {
+                () = self.store.connection.calls.moved_beyond(self.moves) => {
                     self.lines = None;
                     continue;
                 }
@@ -191,7 +173,7 @@ impl KubeWatch {
                 (revision, Change::Progress { revision })
             }
             "ADDED" | "MODIFIED" | "DELETED" => {
-                let node = Node::parse(object, &self.prefix).map_err(lost)?;
+                let node = Node::parse(object, &self.store.prefix).map_err(lost)?;
                 (node.revision, self.of_node(node, kind == "DELETED"))
             }
             _ => return Ok(None),
@@ -202,8 +184,8 @@ impl KubeWatch {
 
     fn of_node(&self, node: Node, deleted: bool) -> Change {
         let revision = node.revision;
-        if self.own.is(&node.name) {
-            self.own.note(node, deleted);
+        if node.name == self.store.own.name {
+            self.store.own.note(node, deleted);
             return Change::Progress { revision };
         }
         match node.lease().filter(|_| !deleted) {
@@ -216,6 +198,6 @@ impl KubeWatch {
     fn refusal(&self, object: &[u8]) -> StoreError {
         let status: Status = serde_json::from_slice(object).unwrap_or_default();
         let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        self.connection.refusal(OPERATION, code, &HeaderMap::new(), &status)
+        self.store.connection.refusal(OPERATION, code, &HeaderMap::new(), &status)
     }
 }

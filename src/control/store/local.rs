@@ -52,7 +52,7 @@ pub struct LocalStore {
 }
 
 /// Changes of the directory, each as a whole snapshot.
-pub struct LocalWatch {
+pub(super) struct LocalWatch {
     files: Files,
     /// Nothing while the kernel has no watch to give.
     events: Option<Events>,
@@ -74,9 +74,8 @@ impl LocalStore {
         Ok(Self { files, claims: None })
     }
 
-    pub(super) fn with_identity(self, node: NodeIdentity) -> Self {
-        let claims = FileClaims::new(node, self.files.claims_path());
-        Self { claims: Some(Arc::new(claims)), ..self }
+    pub(super) fn claim_as(&mut self, node: NodeIdentity) {
+        self.claims = Some(Arc::new(FileClaims::new(node, self.files.claims_path())));
     }
 
     pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {

@@ -4,6 +4,7 @@
 //! Every write compares the version last seen, and what is not a lease is handed back as rejected,
 //! never an error. A store has no opinion about who should own what: the lease machine decides.
 
+mod calls;
 pub mod etcd;
 mod etcd_claim;
 mod etcd_connection;
@@ -20,19 +21,23 @@ mod local_claim;
 mod local_files;
 #[cfg(test)]
 pub mod memory;
-mod moves;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, try_unfold};
+
+use self::calls::Calls;
+use self::etcd::EtcdStore;
 use self::kube::KubeStore;
+use self::kube_watch::KubeWatch;
 use crate::control::error::StoreError;
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::request_times::RequestTimes;
 use crate::control::snapshot::{Change, Granted, Snapshot};
-use crate::control::status::Names;
 use crate::route::Prefix;
 
 /// A place where leases live.
@@ -41,14 +46,14 @@ pub enum Store {
     /// Nodes lease their subnets.
     Leased(Leased),
     /// The cluster assigns them.
-    Assigned(Box<KubeStore>),
+    Assigned(Arc<KubeStore>),
 }
 
 /// A store in which nodes lease their subnets.
 #[derive(Debug)]
 pub enum Leased {
     /// An etcd v3 cluster.
-    Etcd(Box<etcd::EtcdStore>),
+    Etcd(Box<EtcdStore>),
     /// A directory of files.
     Local(local::LocalStore),
     /// A map, for tests of the logic above.
@@ -56,17 +61,15 @@ pub enum Leased {
     Memory(memory::MemoryStore),
 }
 
-/// A stream of changes.
-pub enum Watch {
-    /// Of an etcd cluster.
-    Etcd(Box<etcd_watch::EtcdWatch>),
-    /// Of a directory.
-    Local(Box<local::LocalWatch>),
-    /// Of a cluster's Nodes.
-    Kube(Box<kube_watch::KubeWatch>),
-    /// Of a map.
-    #[cfg(test)]
-    Memory(memory::MemoryWatch),
+/// Changes, at least one at a time. Ends with an error; dropping a `next` loses none.
+pub type Watch = BoxStream<'static, Result<Vec<Change>, StoreError>>;
+
+/// The stream of what a watch brings.
+macro_rules! stream {
+    ($watch:expr) => {
+        try_unfold($watch, |mut watch| async move { Ok(Some((watch.next().await?, watch))) })
+            .boxed()
+    };
 }
 
 /// The same call on whichever store it is.
@@ -90,13 +93,27 @@ impl Store {
         }
     }
 
+    /// etcd, if it is that.
+    pub(super) fn etcd(&self) -> Option<&EtcdStore> {
+        if let Self::Leased(Leased::Etcd(store)) = self { Some(store) } else { None }
+    }
+
+    fn calls(&self) -> Option<&Calls> {
+        match self {
+            Self::Leased(Leased::Etcd(store)) => Some(store.calls()),
+            Self::Leased(_) => None,
+            Self::Assigned(store) => Some(store.calls()),
+        }
+    }
+
     /// How long requests take; nothing for files.
     pub fn request_times(&self) -> Option<Arc<RequestTimes>> {
-        match self {
-            Self::Leased(Leased::Etcd(store)) => Some(store.times()),
-            Self::Leased(_) => None,
-            Self::Assigned(store) => Some(store.times()),
-        }
+        self.calls().map(|calls| Arc::clone(&calls.times))
+    }
+
+    /// This host has another address: its connections are made anew.
+    pub fn moved(&self) {
+        self.calls().into_iter().for_each(Calls::moved);
     }
 
     /// The network configuration as written by the operator.
@@ -120,49 +137,28 @@ impl Store {
     pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
         match self {
             Self::Leased(store) => store.watch(revision, own).await,
-            Self::Assigned(store) => Ok(Watch::Kube(Box::new(store.watch(revision).await?))),
-        }
-    }
-
-    /// This host has another address: its connections are made anew.
-    pub fn moved(&self) {
-        match self {
-            Self::Leased(Leased::Etcd(store)) => store.moved(),
-            Self::Leased(_) => {}
-            Self::Assigned(store) => store.moved(),
+            Self::Assigned(store) => {
+                Ok(stream!(KubeWatch::open(Arc::clone(store), revision).await?))
+            }
         }
     }
 
     /// Waits until a store that answers lacks what this node has there.
     pub async fn doubted(&self) {
-        match self {
-            Self::Leased(Leased::Etcd(store)) => store.claims.lost.notified().await,
-            Self::Leased(_) => std::future::pending().await,
-            Self::Assigned(_) => std::future::pending().await,
-        }
+        let Some(store) = self.etcd() else { return std::future::pending().await };
+        store.claims.lost.notified().await;
     }
 }
 
 impl Leased {
-    /// The same store for a node with a name, which claims the address that it writes.
-    pub fn with_identity(self, node: NodeIdentity) -> Self {
+    /// From now on the store is used for `node`, which claims the address that it writes.
+    pub fn claim_as(&mut self, node: NodeIdentity) {
         match self {
-            Self::Etcd(store) => Self::Etcd(Box::new(store.with_identity(node))),
-            Self::Local(store) => Self::Local(store.with_identity(node)),
+            Self::Etcd(store) => store.claims.node = Some(node),
+            Self::Local(store) => store.claim_as(node),
             #[cfg(test)]
-            Self::Memory(store) => Self::Memory(store),
+            Self::Memory(_) => {}
         }
-    }
-
-    /// The etcd cluster's id once one was connected to; 0 before that, and of other stores.
-    pub fn cluster(&self) -> u64 {
-        if let Self::Etcd(store) = self { store.cluster() } else { 0 }
-    }
-
-    /// Why the store takes no writes, if it has an alarm for that.
-    pub async fn alarm(&self) -> Result<Option<String>, StoreError> {
-        let Self::Etcd(store) = self else { return Ok(None) };
-        store.alarm().await
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. It lives for
@@ -173,13 +169,6 @@ impl Leased {
             Self::Local(store) => store.claim(public_ip).await,
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
-        }
-    }
-
-    /// Gives up the claim of this run.
-    pub async fn release_claim(&self) {
-        if let Self::Etcd(store) = self {
-            store.claims.release().await;
         }
     }
 
@@ -232,12 +221,6 @@ impl Leased {
         }
     }
 
-    /// The names of the nodes that claim an address, where one question is enough for all.
-    pub async fn names(&self) -> Result<Names, StoreError> {
-        let Self::Etcd(store) = self else { return Ok(Names::new()) };
-        store.names().await
-    }
-
     /// Removes `held`, if nobody wrote since.
     pub async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
         on_each!(self, store => store.delete(held).await)
@@ -246,23 +229,10 @@ impl Leased {
     /// As [`Store::watch`].
     pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
         match self {
-            Self::Etcd(store) => Ok(Watch::Etcd(Box::new(store.watch(revision, own).await?))),
-            Self::Local(store) => Ok(Watch::Local(Box::new(store.watch().await?))),
+            Self::Etcd(store) => Ok(stream!(store.watch(revision, own).await?)),
+            Self::Local(store) => Ok(stream!(store.watch().await?)),
             #[cfg(test)]
-            Self::Memory(store) => Ok(Watch::Memory(store.watch(revision)?)),
-        }
-    }
-}
-
-impl Watch {
-    /// The next changes, at least one. Dropping the future loses none.
-    pub async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
-        match self {
-            Self::Etcd(watch) => watch.next().await,
-            Self::Local(watch) => watch.next().await,
-            Self::Kube(watch) => watch.next().await,
-            #[cfg(test)]
-            Self::Memory(watch) => watch.next().await,
+            Self::Memory(store) => Ok(stream!(store.watch(revision)?)),
         }
     }
 }
