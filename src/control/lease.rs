@@ -2,11 +2,10 @@
 //! flannel's etcd schema. Pure: bytes in, types out.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -176,7 +175,35 @@ impl StoredValue {
         if value.len() > VALUE_BYTES_MAX {
             return Err(ValueError::TooLarge(value.len()));
         }
-        serde_json::from_slice(value).map_err(ValueError::Malformed)
+        Self::parse(value).map_err(ValueError::Malformed)
+    }
+
+    fn parse(value: &[u8]) -> serde_json::Result<Self> {
+        // Of equal names the last one stays.
+        let fields: BTreeMap<Name, &RawValue> = serde_json::from_slice(value)?;
+        let mut attributes = LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED);
+        let mut expires_unix = None;
+        for (Name(name), raw) in fields {
+            let text = raw.get();
+            match name.as_str() {
+                "publicip" => attributes.public_ip = serde_json::from_str(text)?,
+                "publicipv6" => attributes.public_ipv6 = serde_json::from_str(text)?,
+                "backendtype" => {
+                    let kind: Option<String> = serde_json::from_str(text)?;
+                    attributes.backend_type = kind.as_deref().unwrap_or_default().into();
+                }
+                // Go marshals an absent raw message as `null` and reads it back as none.
+                "backenddata" if text != "null" => {
+                    attributes.backend_data = Some(RawJson(raw.to_owned()));
+                }
+                "backendv6data" if text != "null" => {
+                    attributes.backend_v6_data = Some(RawJson(raw.to_owned()));
+                }
+                "expires" => expires_unix = parse_expiry(&serde_json::from_str(text)?)?,
+                _ => {}
+            }
+        }
+        Ok(Self { attributes, expires_unix })
     }
 
     /// The lease's JSON, followed by `Expires` if it ends.
@@ -193,7 +220,7 @@ impl StoredValue {
 }
 
 /// A time as RFC 3339 or as seconds since 1970; `null` and 0 are none.
-fn parse_expiry<E: Error>(value: &Value) -> Result<Option<u64>, E> {
+fn parse_expiry(value: &Value) -> serde_json::Result<Option<u64>> {
     let seconds = match (value.as_str(), value.as_u64()) {
         (Some(text), _) => clock::parse_rfc3339(text),
         (None, Some(0)) => return Ok(None),
@@ -203,48 +230,18 @@ fn parse_expiry<E: Error>(value: &Value) -> Result<Option<u64>, E> {
         return Ok(seconds);
     }
     let bad = format!("Expires is {value}, not a time such as \"2026-11-21T08:30:00Z\"");
-    Err(E::custom(bad))
+    Err(serde_json::Error::custom(bad))
 }
 
-impl<'de> Deserialize<'de> for StoredValue {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(StoredValueVisitor)
+/// A name as Go compares it.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(from = "String")]
+struct Name(String);
+
+impl From<String> for Name {
+    fn from(name: String) -> Self {
+        Self(name.to_ascii_lowercase())
     }
-}
-
-struct StoredValueVisitor;
-
-impl<'de> Visitor<'de> for StoredValueVisitor {
-    type Value = StoredValue;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with PublicIP")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<StoredValue, A::Error> {
-        let mut attributes = LeaseAttributes::udp(Ipv4Addr::UNSPECIFIED);
-        let mut expires_unix = None;
-        while let Some(key) = map.next_key::<String>()? {
-            match key.to_ascii_lowercase().as_str() {
-                "publicip" => attributes.public_ip = map.next_value()?,
-                "publicipv6" => attributes.public_ipv6 = map.next_value()?,
-                "backendtype" => {
-                    let text: Option<String> = map.next_value()?;
-                    attributes.backend_type = text.as_deref().unwrap_or_default().into();
-                }
-                "backenddata" => attributes.backend_data = some_json(map.next_value()?),
-                "backendv6data" => attributes.backend_v6_data = some_json(map.next_value()?),
-                "expires" => expires_unix = parse_expiry(&map.next_value()?)?,
-                _ => _ = map.next_value::<IgnoredAny>()?,
-            }
-        }
-        Ok(StoredValue { attributes, expires_unix })
-    }
-}
-
-/// Go marshals an absent raw message as `null` and reads it back as none.
-fn some_json(raw: Box<RawValue>) -> Option<RawJson> {
-    (raw.get() != "null").then_some(RawJson(raw))
 }
 
 /// Reads a key below `subnets/`: `10.5.34.0-24`, or flannel's dual-stack form

@@ -5,7 +5,6 @@
 //! used until it fails, and then all are asked again. flannel's default list, whose first entry
 //! is closed on every host of this decade, costs one refused connection that way.
 
-use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -75,10 +74,6 @@ impl std::fmt::Debug for Session {
 impl Connection {
     /// Checks what can be checked without the cluster.
     pub(super) fn new(options: EtcdOptions) -> Result<Self, ConnectError> {
-        if options.endpoints.iter().all(String::is_empty) {
-            let advice = "name at least one URL such as http://127.0.0.1:2379";
-            return Err(ConnectError(format!("--etcd-endpoints is empty; {advice}")));
-        }
         for endpoint in &options.endpoints {
             connect_options(&options, endpoint)?;
         }
@@ -88,51 +83,37 @@ impl Connection {
 
     /// Runs one request, bounded in time. A failed transport is dropped, so that the next request
     /// looks for a healthy endpoint.
-    pub(super) async fn call<T, F>(
+    pub(super) async fn call<T, F: Future<Output = Result<T, EtcdError>>>(
         &self,
         operation: &'static str,
         request: impl FnOnce(Client) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, EtcdError>>,
-    {
+    ) -> Result<T, StoreError> {
         // On the heap: the layers below are large, and so would be every future above.
-        let request = Box::pin(self.call_once(operation, request));
+        let request = Box::pin(async {
+            let Session { client, is_user, number, moves: _ } = self.session(operation).await?;
+            let result = bounded(operation, request(client)).await;
+            // Without a user any refusal may mean that there are users now.
+            let is_nobody = !is_user && self.options.credentials.is_some();
+            let drops = |error: &StoreError| {
+                wants_connection(error) || is_nobody && matches!(error, StoreError::Refused { .. })
+            };
+            if result.as_ref().is_err_and(drops) {
+                // Not its successor: the failure may be late.
+                let mut session = self.session.lock().await;
+                session.take_if(|session| session.number == number);
+            }
+            result
+        });
         self.calls.times.measured(self.calls.unless_moved(operation, request)).await
-    }
-
-    async fn call_once<T, F>(
-        &self,
-        operation: &'static str,
-        request: impl FnOnce(Client) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, EtcdError>>,
-    {
-        let session = self.session(operation).await?;
-        let result = match timeout(REQUEST_TIMEOUT, request(session.client)).await {
-            Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => classify(operation, &error),
-            Err(_) => timed_out(operation),
-        };
-        // Without a user any refusal may mean that there are users now.
-        let is_nobody = !session.is_user && matches!(result, StoreError::Refused { .. });
-        if wants_connection(&result) || self.options.credentials.is_some() && is_nobody {
-            self.drop_session(session.number).await;
-        }
-        Err(result)
     }
 
     /// As `call`, once more on another connection if the first was of no use. For reads only: a
     /// write that got no answer may have happened.
-    pub(super) async fn read<T, F>(
+    pub(super) async fn read<T, F: Future<Output = Result<T, EtcdError>>>(
         &self,
         operation: &'static str,
         request: impl Fn(Client) -> F,
-    ) -> Result<T, StoreError>
-    where
-        F: Future<Output = Result<T, EtcdError>>,
-    {
+    ) -> Result<T, StoreError> {
         let connected = self.session.lock().await.is_some();
         match self.call(operation, &request).await {
             Err(_) if connected && self.session.lock().await.is_none() => {
@@ -182,13 +163,6 @@ impl Connection {
         *self.session.lock().await = None;
     }
 
-    async fn drop_session(&self, number: u64) {
-        let mut session = self.session.lock().await;
-        if session.as_ref().is_some_and(|session| session.number == number) {
-            *session = None;
-        }
-    }
-
     async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
         // Held while connecting: a second caller waits for the same connection.
         let mut slot = self.session.lock().await;
@@ -228,7 +202,7 @@ impl Connection {
         endpoint: &str,
     ) -> Result<(Client, bool), StoreError> {
         let unavailable = |detail: String| {
-            let advice = advice(&detail).map(|advice| format!("{advice}: ")).unwrap_or_default();
+            let advice = advice(&detail).map(|advice| advice + ": ").unwrap_or_default();
             StoreError::unavailable(operation, format!("{endpoint}: {advice}{detail}"))
         };
         // Read anew for each connection: certificates are rotated on disk.
@@ -250,19 +224,9 @@ impl Connection {
             }
             Ok::<_, EtcdError>((client, is_user))
         };
-        match timeout(REQUEST_TIMEOUT, attempt).await {
-            Ok(Ok(found)) => {
-                debug!("Using etcd endpoint {endpoint}");
-                Ok(found)
-            }
-            Ok(Err(error)) => {
-                let error = classify(operation, &error);
-                if let StoreError::Unavailable { detail, .. } = error {
-                    return Err(unavailable(detail));
-                }
-                Err(error)
-            }
-            Err(_) => Err(unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))),
+        match bounded(operation, attempt).await {
+            Err(StoreError::Unavailable { detail, .. }) => Err(unavailable(detail)),
+            answered => answered.inspect(|_| debug!("Using etcd endpoint {endpoint}")),
         }
     }
 }
@@ -296,8 +260,15 @@ pub(super) fn config_key(prefix: &str) -> String {
     format!("{prefix}/config")
 }
 
-fn timed_out(operation: &'static str) -> StoreError {
-    StoreError::unavailable(operation, format!("no answer within {REQUEST_TIMEOUT:?}"))
+async fn bounded<T>(
+    operation: &'static str,
+    request: impl Future<Output = Result<T, EtcdError>>,
+) -> Result<T, StoreError> {
+    let no_answer = || format!("no answer within {REQUEST_TIMEOUT:?}");
+    match timeout(REQUEST_TIMEOUT, request).await {
+        Ok(answer) => answer.map_err(|error| classify(operation, &error)),
+        Err(_elapsed) => Err(StoreError::unavailable(operation, no_answer())),
+    }
 }
 
 /// Separates what may be retried from what an operator has to change.
@@ -368,27 +339,11 @@ fn connect_options(options: &EtcdOptions, endpoint: &str) -> Result<ConnectOptio
         .with_keep_alive_while_idle(false)
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_require_leader(true);
-    let has_scheme = endpoint.contains("://");
-    let has_tls = options.ca_file.is_some() || options.client_certificate.is_some();
-    if !endpoint.starts_with("https://") && (has_scheme || !has_tls) {
-        return check_plain(endpoint).map(|()| connect);
+    // The options have nothing but http and https.
+    if endpoint.starts_with("https:") {
+        return Ok(connect.with_tls(tls_options(options)?));
     }
-    Ok(connect.with_tls(tls_options(options)?))
-}
-
-fn check_plain(endpoint: &str) -> Result<(), ConnectError> {
-    let bad = |detail: &str| {
-        Err(ConnectError(format!("--etcd-endpoints: {endpoint:?} is no usable URL: {detail}")))
-    };
-    let authority = match endpoint.split_once("://") {
-        Some(("http", authority)) => authority,
-        Some((_, _)) => return bad("only http and https are known"),
-        None => endpoint,
-    };
-    if authority.is_empty() || authority.contains(char::is_whitespace) {
-        return bad("it names no host");
-    }
-    Ok(())
+    Ok(connect)
 }
 
 #[cfg(test)]

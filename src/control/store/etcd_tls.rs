@@ -31,38 +31,33 @@ fn read(path: &Path) -> Result<Vec<u8>, ConnectError> {
 /// What an operator has to do about `detail`, if it is a complaint of TLS. The client wraps these
 /// errors in types that it does not show, so their text is what there is.
 pub(super) fn advice(detail: &str) -> Option<String> {
-    if let Some(at) = unix_time_after(detail, "certificate is not valid after ") {
-        return Some(format!(
+    let at = |marker| unix_time_after(detail, marker);
+    Some(if let Some(at) = at("certificate is not valid after ") {
+        format!(
             "the certificate of this etcd member expired at {at} (notAfter); give the member a \
              new one"
-        ));
-    }
-    if let Some(at) = unix_time_after(detail, "certificate is not valid before ") {
-        return Some(format!(
+        )
+    } else if let Some(at) = at("certificate is not valid before ") {
+        format!(
             "the certificate of this etcd member begins at {at} (notBefore); set the clock of \
              this host or of the one that issued it"
-        ));
-    }
-    if detail.contains("invalid peer certificate: UnknownIssuer") {
-        return Some(
-            "neither --etcd-cafile nor, without it, the system's certificates hold the authority \
-             of this etcd member"
-                .to_owned(),
-        );
-    }
-    // Without a cause it is the client's word for files that it could not use.
-    if detail.split(": ").all(|part| part == "transport error") {
-        return Some(
-            "the files of --etcd-cafile, --etcd-certfile and --etcd-keyfile hold no usable \
-             certificates, or the key belongs to another certificate"
-                .to_owned(),
-        );
-    }
-    // The member's own words about our certificate: an alert of TLS.
-    detail.contains("received fatal alert: ").then(|| {
+        )
+    } else if detail.contains("invalid peer certificate: UnknownIssuer") {
+        "neither --etcd-cafile nor, without it, the system's certificates hold the authority of \
+         this etcd member"
+            .to_owned()
+    } else if detail.split(": ").all(|part| part == "transport error") {
+        // Without a cause it is the client's word for files that it could not use.
+        "the files of --etcd-cafile, --etcd-certfile and --etcd-keyfile hold no usable \
+         certificates, or the key belongs to another certificate"
+            .to_owned()
+    } else if detail.contains("received fatal alert: ") {
+        // The member's own words about our certificate: an alert of TLS.
         "this etcd member refuses the client certificate; renew --etcd-certfile and \
          --etcd-keyfile, which are read again at the next try"
             .to_owned()
+    } else {
+        return None;
     })
 }
 

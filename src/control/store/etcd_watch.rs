@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Client, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{Client, Event, EventType, KeyValue, WatchOptions, WatchResponse, WatchStream};
 use tokio::time::{Instant, sleep_until};
 
 use super::calls::moved;
@@ -115,22 +115,19 @@ impl EtcdWatch {
 
     fn take(&mut self, message: &WatchResponse) -> Vec<Change> {
         self.unanswered = 0;
-        let mut events = Vec::with_capacity(message.events().len());
-        for event in message.events() {
-            let Some(found) = event.kv() else { continue };
-            events.push(match event.event_type() {
-                EventType::Put => match decode(&self.subnets, found) {
-                    Ok(lease) => Change::Put(lease),
-                    Err(rejected) => Change::Rejected(rejected),
-                },
-                EventType::Delete => {
+        let change = |event: &Event| {
+            let found = event.kv()?;
+            Some(match (event.event_type(), decode(&self.subnets, found)) {
+                (EventType::Put, Ok(lease)) => Change::Put(lease),
+                (EventType::Put, Err(rejected)) => Change::Rejected(rejected),
+                (EventType::Delete, _) => {
                     let key = found.key().strip_prefix(self.subnets.as_bytes());
                     let key = String::from_utf8_lossy(key.unwrap_or_default()).into_owned();
                     Change::Deleted { key, revision: found.mod_revision() }
                 }
-            });
-        }
-        events
+            })
+        };
+        message.events().iter().filter_map(change).collect()
     }
 }
 
