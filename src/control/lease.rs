@@ -275,6 +275,11 @@ pub struct Version {
 }
 
 impl Lifetime {
+    /// The etcd lease; `None` of a reservation.
+    pub(crate) fn id(self) -> Option<i64> {
+        if let Self::Leased { id, .. } = self { Some(id) } else { None }
+    }
+
     /// Of an entry of the local store, which says when it ends.
     pub(crate) fn until(expires_unix: Option<u64>) -> Self {
         match expires_unix {

@@ -286,9 +286,7 @@ impl Machine {
                 self.on_written(answer, what, own_seen);
             }
             (Event::Changed(changes), _) => self.on_changes(changes),
-            (Event::Listed(_), Asked::Nothing | Asked::Watch | Asked::Write { .. })
-            | (Event::Opened(_), Asked::Nothing | Asked::List { .. } | Asked::Write { .. })
-            | (Event::Written(_), Asked::Nothing | Asked::List { .. } | Asked::Watch) => {}
+            (Event::Listed(_) | Event::Opened(_) | Event::Written(_), _) => {}
         }
         self.proceed();
         std::mem::take(&mut self.commands)
@@ -297,18 +295,10 @@ impl Machine {
     /// When the next `Event::Timer` is due, by the boot clock; `None` while only an answer or a
     /// change can bring news.
     pub(super) fn next_wake(&self) -> Option<Duration> {
-        let requests = match self.asked {
-            Asked::Nothing => {
-                let resync = match self.follow {
-                    Follow::Waiting { at } => Some(at),
-                    Follow::Listing | Follow::Opening | Follow::Watching { .. } => None,
-                };
-                [Some(self.relist_at), resync, self.renew_at, self.own_entry.due()]
-            }
-            Asked::List { .. } | Asked::Watch | Asked::Write { .. } => [None; 4],
-        };
-        let others = [self.publish_at, self.stale.next_end()];
-        requests.into_iter().chain(others).flatten().min()
+        let resync = if let Follow::Waiting { at } = self.follow { Some(at) } else { None };
+        let requests = [Some(self.relist_at), resync, self.renew_at, self.own_entry.due()];
+        let requests = requests.into_iter().filter(|_| self.asked == Asked::Nothing);
+        requests.chain([self.publish_at, self.stale.next_end()]).flatten().min()
     }
 
     /// Whether changes may be brought now. Between the request for a listing and its answer they
@@ -340,26 +330,23 @@ impl Machine {
         }
         match (self.follow, self.revision) {
             (Follow::Waiting { at }, _) if at > self.now.boot => {}
-            (Follow::Waiting { .. }, None) => {
-                self.follow = Follow::Listing;
-                self.ask_list();
-            }
+            (Follow::Waiting { .. }, None) => self.ask_list(Follow::Listing),
             (Follow::Waiting { .. }, Some(revision)) => {
                 self.follow = Follow::Opening;
                 self.asked = Asked::Watch;
                 let own = self.own.lease.clone();
                 self.commands.push(Command::Watch { revision, own });
             }
-            (Follow::Watching { .. }, _) if self.relist_at <= self.now.boot => {
+            (follow @ Follow::Watching { .. }, _) if self.relist_at <= self.now.boot => {
                 self.plan_relist();
-                self.ask_list();
+                self.ask_list(follow);
             }
             (Follow::Watching { .. } | Follow::Listing | Follow::Opening, _) => {}
         }
     }
 
-    fn ask_list(&mut self) {
-        self.asked = Asked::List { at: self.now.boot };
+    fn ask_list(&mut self, follow: Follow) {
+        (self.follow, self.asked) = (follow, Asked::List { at: self.now.boot });
         self.commands.push(Command::List);
     }
 
@@ -413,7 +400,9 @@ impl Machine {
 
     fn publish(&mut self) {
         self.publish_at = None;
-        let (mut peers, rejected) = self.select_peers();
+        let (own, network) = (&self.own.lease, self.own.network);
+        let node = Node { network, subnet: own.subnet, public_ip: own.attributes.public_ip };
+        let (mut peers, rejected) = peers::select(self.mirror.values(), &own.key, node);
         let unused: Vec<_> = self.unreadable.values().chain(&rejected).cloned().collect();
         if !rejected.is_empty() {
             self.commands.push(Command::Reject(rejected));
@@ -449,25 +438,16 @@ impl Machine {
     pub(super) fn remember(&mut self) {
         let is_settled = !self.from_cache && self.moved_from.is_empty();
         let Some(peers) = self.published.as_ref().filter(|_| is_settled) else { return };
-        let known = Known {
+        let (own, network) = (self.own.lease.clone(), self.own.network);
+        self.commands.push(Command::Remember(Known {
             as_of_unix: self.heard_unix,
             revision: self.newest,
             cluster: self.cluster,
-            network: self.own.network,
-            own: self.own.lease.clone(),
+            network,
+            own,
             ends_unix: self.ends_unix(),
             peers: Arc::clone(peers),
-        };
-        self.commands.push(Command::Remember(known));
-    }
-
-    fn select_peers(&self) -> (Peers, Vec<Rejected>) {
-        let node = Node {
-            network: self.own.network,
-            subnet: self.own.lease.subnet,
-            public_ip: self.own.lease.attributes.public_ip,
-        };
-        peers::select(self.mirror.values(), &self.own.lease.key, node)
+        }));
     }
 }
 

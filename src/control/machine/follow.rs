@@ -39,16 +39,13 @@ impl Machine {
     }
 
     pub(super) fn on_changes(&mut self, changes: Result<Vec<Change>, StoreError>) {
-        match (self.follow, self.asked) {
-            // Of a watch that was dropped.
-            (Follow::Waiting { .. } | Follow::Listing | Follow::Opening, _) => return,
-            (Follow::Watching { .. }, Asked::List { .. }) => {
-                // The listing may or may not contain them: watch again from there on.
-                self.drop_watch();
-                self.follow = Follow::Listing;
-                return;
-            }
-            (Follow::Watching { .. }, Asked::Nothing | Asked::Watch | Asked::Write { .. }) => {}
+        // Else they are of a watch that was dropped.
+        let Follow::Watching { .. } = self.follow else { return };
+        if let Asked::List { .. } = self.asked {
+            // The listing may or may not contain them: watch again from there on.
+            self.drop_watch();
+            self.follow = Follow::Listing;
+            return;
         }
         let changes = match changes {
             Ok(changes) => changes,
@@ -191,8 +188,7 @@ impl Machine {
             self.own_read = asked_at.or(self.own_read);
         }
         if let Some(own) = own {
-            self.on_own_unreadable(&own);
-            return;
+            return self.on_own_unreadable(&own);
         }
         if !shows_own {
             return;
@@ -202,19 +198,13 @@ impl Machine {
         // Only a watch tells that somebody deleted it: a store that was restored lacks it, too.
         let watched = asked_at.is_none() && self.outage.is_none() && self.followed;
         self.check_own(watched && !accident);
-        match self.own_entry {
-            OwnEntry::Lapsed { .. } if complete => self.plan_retaking(),
+        if let OwnEntry::Lapsed { .. } = self.own_entry
+            && complete
+        {
+            self.plan_retaking();
+        } else if self.own_entry.is_ours() && wiped && self.own.expires.is_some() {
             // The entry is from a backup, and its lease of unknown age: renewing shows it.
-            OwnEntry::AsWritten | OwnEntry::Rewritten { .. }
-                if wiped && self.own.expires.is_some() =>
-            {
-                self.renew_at = Some(self.now.boot);
-            }
-            OwnEntry::AsWritten
-            | OwnEntry::Rewritten { .. }
-            | OwnEntry::Unreadable { .. }
-            | OwnEntry::Lapsed { .. }
-            | OwnEntry::Lost => {}
+            self.renew_at = Some(self.now.boot);
         }
     }
 
@@ -259,10 +249,9 @@ impl Machine {
             }
         }
         let of = self.live_peers();
-        let accident = vanishing.into_iter().find(|(revision, lost)| {
+        let (revision, lost) = vanishing.into_iter().find(|(revision, lost)| {
             stale::is_accident(lost.len(), of, own_lost == Some(*revision))
-        });
-        let (revision, lost) = accident?;
+        })?;
         self.hold_peers(lost, of, false);
         Some(revision)
     }
@@ -271,14 +260,11 @@ impl Machine {
     /// them, if the store was `wiped`, or if this node's own lease is gone, too: an outage that
     /// outlasted it says nothing about who else is alive. Returns whether it was an accident.
     fn hold_missing(&mut self, wiped: bool) -> bool {
-        let published = self.published.as_deref().into_iter().flatten();
-        let missing: Vec<Lease> = published
-            .map(|(_, lease)| lease)
-            .filter(|lease| {
-                !self.mirror.contains_key(&lease.key) && !self.stale.holds(lease.subnet)
-            })
-            .cloned()
-            .collect();
+        let published = self.published.as_deref().into_iter().flat_map(BTreeMap::values);
+        let is_missing = |lease: &&Lease| {
+            !self.mirror.contains_key(&lease.key) && !self.stale.holds(lease.subnet)
+        };
+        let missing: Vec<Lease> = published.filter(is_missing).cloned().collect();
         let of = self.live_peers();
         let own_lapsed = !self.mirror.contains_key(&self.own.lease.key);
         let accident = wiped
@@ -317,14 +303,13 @@ impl Machine {
     pub(super) fn look_again(&mut self) {
         self.drop_watch();
         self.revision = None;
-        let soon = self.now.boot + self.backoff.next_wait_by(&mut self.random);
+        let mut soon = self.now.boot + self.backoff.next_wait_by(&mut self.random);
         // Never later than planned: renewals that keep failing must not put off the look that
         // tells why.
-        let at = match self.follow {
-            Follow::Waiting { at } => at.min(soon),
-            Follow::Listing | Follow::Opening | Follow::Watching { .. } => soon,
-        };
-        self.follow = Follow::Waiting { at };
+        if let Follow::Waiting { at } = self.follow {
+            soon = at.min(soon);
+        }
+        self.follow = Follow::Waiting { at: soon };
     }
 
     fn drop_watch(&mut self) {
@@ -345,9 +330,8 @@ impl Machine {
         if let StoreError::HistoryLost = error {
             // The store answers, so retry at once, unless it answered the same last time.
             let again = std::mem::replace(&mut self.history_lost, true);
-            let pause =
-                if again { self.backoff.next_wait_by(&mut self.random) } else { Duration::ZERO };
-            self.follow = Follow::Waiting { at: now + pause };
+            let pause = again.then(|| self.backoff.next_wait_by(&mut self.random));
+            self.follow = Follow::Waiting { at: now + pause.unwrap_or_default() };
             // Where the history begins says nothing about an outage: list and go on.
             self.revision = None;
             self.info(

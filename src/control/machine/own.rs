@@ -127,10 +127,11 @@ impl Machine {
                 self.own.lease.subnet
             ));
         }
-        match self.follow {
-            Follow::Watching { .. } => self.ask_list(),
+        if let Follow::Watching { .. } = self.follow {
+            self.ask_list(self.follow);
+        } else {
             // Not sooner than is good for a store in trouble.
-            Follow::Waiting { .. } | Follow::Listing | Follow::Opening => self.revision = None,
+            self.revision = None;
         }
     }
 
@@ -194,15 +195,10 @@ impl Machine {
         self.moved_from.insert(before.public_ip);
         // The store's connections end with the address: that alone is no outage to report.
         self.quiet_until = self.quiet_until.max(self.now.boot + REPORT_PAUSE);
-        self.own_entry = match self.own_entry {
-            OwnEntry::AsWritten | OwnEntry::Rewritten { .. } => {
-                OwnEntry::Rewritten { at: self.now.boot }
-            }
-            // The next write has the new attributes.
-            known @ (OwnEntry::Unreadable { .. } | OwnEntry::Lapsed { .. } | OwnEntry::Lost) => {
-                known
-            }
-        };
+        // Any other has the new attributes once it is written.
+        if self.own_entry.is_ours() {
+            self.own_entry = OwnEntry::Rewritten { at: self.now.boot };
+        }
         self.plan_publication();
     }
 
@@ -231,41 +227,28 @@ impl Machine {
 
     fn on_granted(&mut self, what: Write) {
         let subnet = self.own.lease.subnet;
-        let is_current = self
-            .mirror
-            .get(&self.own.lease.key)
-            .is_some_and(|found| found.attributes == self.own.lease.attributes);
-        if what != Write::Renew && !is_current {
+        if what == Write::Renew {
+            let expiration = format_go(self.ends_unix().unwrap_or_default());
+            return self.info(format!("Lease renewed, new expiration: {expiration}"));
+        }
+        let found = self.mirror.get(&self.own.lease.key);
+        if found.is_none_or(|found| found.attributes != self.own.lease.attributes) {
             // Moved while it was being written.
             self.own_entry = OwnEntry::Rewritten { at: self.now.boot };
             return;
         }
-        match what {
-            Write::Renew => {
-                let expiration = format_go(self.ends_unix().unwrap_or_default());
-                self.info(format!("Lease renewed, new expiration: {expiration}"));
-            }
-            Write::Restore => {
-                self.own_entry = OwnEntry::AsWritten;
-                if self.moved_from.is_empty() {
-                    self.warn(format!("Somebody rewrote the lease of {subnet}; restored it"));
-                } else {
-                    let to = self.own.lease.attributes.public_ip;
-                    self.info(format!("The lease of {subnet} stays, now with PublicIP {to}"));
-                }
-            }
-            Write::Repair => {
-                self.own_entry = OwnEntry::AsWritten;
-                self.warn(format!("The lease of {subnet} was unparsable; rewrote it"));
-            }
-            Write::Retake => {
-                self.own_entry = OwnEntry::AsWritten;
-                self.warn(format!("The lease of {subnet} was gone from the store; took it again"));
-            }
+        self.own_entry = OwnEntry::AsWritten;
+        if what == Write::Restore && !self.moved_from.is_empty() {
+            let to = self.own.lease.attributes.public_ip;
+            self.info(format!("The lease of {subnet} stays, now with PublicIP {to}"));
+        } else if what == Write::Restore {
+            self.warn(format!("Somebody rewrote the lease of {subnet}; restored it"));
+        } else if what == Write::Repair {
+            self.warn(format!("The lease of {subnet} was unparsable; rewrote it"));
+        } else {
+            self.warn(format!("The lease of {subnet} was gone from the store; took it again"));
         }
-        if what != Write::Renew {
-            self.arrived();
-        }
+        self.arrived();
     }
 
     /// The store shows our attributes, and no earlier write can change that.
@@ -328,17 +311,12 @@ impl Machine {
         }
         // A write of an earlier address may still go in: ours has to be over it, or seen.
         let may_change = self.unanswered.is_some() && !self.moved_from.is_empty();
-        self.own_entry = match self.own_entry {
-            _ if found.attributes == attributes && !may_change => OwnEntry::AsWritten,
-            OwnEntry::Rewritten { at } => OwnEntry::Rewritten { at },
-            OwnEntry::AsWritten
-            | OwnEntry::Unreadable { .. }
-            | OwnEntry::Lapsed { .. }
-            | OwnEntry::Lost => {
-                let wait = self.rewrite_backoff.next_wait_by(&mut self.random);
-                OwnEntry::Rewritten { at: self.now.boot + wait }
-            }
-        };
+        if found.attributes == attributes && !may_change {
+            self.own_entry = OwnEntry::AsWritten;
+        } else if self.own_entry.due().is_none() {
+            let wait = self.rewrite_backoff.next_wait_by(&mut self.random);
+            self.own_entry = OwnEntry::Rewritten { at: self.now.boot + wait };
+        }
         // What a write comes to, its answer tells: the watch may be faster.
         let is_writing = matches!(self.asked, Asked::Write { .. });
         if self.own_entry == OwnEntry::AsWritten && !is_writing {
@@ -352,11 +330,7 @@ impl Machine {
             return;
         }
         self.suspect_twin(&found);
-        let id = |lifetime| match lifetime {
-            Lifetime::Reservation => None,
-            Lifetime::Leased { id, .. } => Some(id),
-        };
-        let (was, is) = (id(self.own.lease.lifetime), id(found.lifetime));
+        let (was, is) = (self.own.lease.lifetime.id(), found.lifetime.id());
         let subnet = self.own.lease.subnet;
         self.own_since = found.revision;
         self.own.lease = Lease { attributes, ..found };
@@ -393,20 +367,18 @@ impl Machine {
 
     /// All readers of the local store see the entry end when the wall clock is set past its end.
     fn own_ended_by_wall_clock(&self) -> bool {
-        let ends_unix = match self.own.lease.lifetime {
-            Lifetime::Leased { id: 0, expires_unix } => expires_unix,
-            Lifetime::Leased { .. } | Lifetime::Reservation => None,
+        let Lifetime::Leased { id: 0, expires_unix } = self.own.lease.lifetime else {
+            return false;
         };
-        ends_unix.is_some_and(|ends| ends <= self.now.unix_seconds)
+        expires_unix.is_some_and(|ends| ends <= self.now.unix_seconds)
     }
 
     /// Plans to take the lapsed subnet again, if the listing just made shows nobody else on it.
     pub(super) fn plan_retaking(&mut self) {
         let (subnet, network) = (self.own.lease.subnet, self.own.network);
-        let mut known = self.mirror.values();
-        let taken =
-            known.find(|lease| lease.subnet.overlaps(subnet) && lease.subnet.is_part_of(network));
-        let Some(taken) = taken else {
+        let takes =
+            |lease: &&Lease| lease.subnet.overlaps(subnet) && lease.subnet.is_part_of(network);
+        let Some(taken) = self.mirror.values().find(takes) else {
             self.own_entry = OwnEntry::Lapsed { free: true };
             return;
         };

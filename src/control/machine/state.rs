@@ -34,12 +34,14 @@ pub(super) enum OwnEntry {
 }
 
 impl OwnEntry {
+    /// Whether it is there and shows that it is this node's.
+    pub(super) fn is_ours(self) -> bool {
+        matches!(self, Self::AsWritten | Self::Rewritten { .. })
+    }
+
     /// When the entry has to be written, apart from renewals.
     pub(super) fn due(self) -> Option<Duration> {
-        match self {
-            Self::Rewritten { at } => Some(at),
-            Self::AsWritten | Self::Unreadable { .. } | Self::Lapsed { .. } | Self::Lost => None,
-        }
+        if let Self::Rewritten { at } = self { Some(at) } else { None }
     }
 }
 
