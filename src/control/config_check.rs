@@ -2,9 +2,9 @@
 //! applied while the daemon runs, because every pod could lose its address: log and status report
 //! it.
 
-use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
@@ -45,7 +45,7 @@ pub(super) struct ConfigCheck<'a> {
     logged: Compared,
     /// When to read the file beside the store, if there is one.
     due: Option<Instant>,
-    under_way: Option<Pin<Box<dyn Future<Output = Compared> + Send + 'a>>>,
+    under_way: Option<BoxFuture<'a, Compared>>,
 }
 
 impl<'a> ConfigCheck<'a> {
@@ -78,31 +78,25 @@ impl<'a> ConfigCheck<'a> {
         let found = under_way.await;
         self.under_way = None;
         let is_first = std::mem::take(&mut self.from_cache);
+        let unreadable = if let Compared::Unreadable(why) = &found { Some(why) } else { None };
+        let is_file = self.manager.store.leased().is_none();
+        self.due = match unreadable {
+            Some(_) => Some(Instant::now() + MISSING_PERIOD),
+            None => is_file.then(|| next_reading(self.manager)),
+        };
         {
             let mut state = self.manager.status.edit();
             state.restart_needed = matches!(found, Compared::Other(_));
-            state.config_missing = match &found {
-                Compared::Unreadable(why) => {
-                    let next = "this node goes on with the last one, and a restart would wait";
-                    Some(format!("{why}; {next}"))
-                }
-                Compared::Same | Compared::Other(_) => None,
-            };
+            let next = "this node goes on with the last one, and a restart would wait";
+            state.config_missing = unreadable.map(|why| format!("{why}; {next}"));
         }
-        let is_file = self.manager.store.leased().is_none();
-        self.due = match &found {
-            Compared::Unreadable(_) => Some(Instant::now() + MISSING_PERIOD),
-            Compared::Same | Compared::Other(_) => is_file.then(|| next_reading(self.manager)),
-        };
         if found == self.logged && !is_first {
             return;
         }
         match &found {
-            Compared::Same if is_first => {
-                info!("The store has the network configuration of the cache")
-            }
             Compared::Same => {
-                info!("The store has the network configuration of this node again");
+                let whose = if is_first { "the cache" } else { "this node again" };
+                info!("The store has the network configuration of {whose}");
             }
             Compared::Other(other) => warn!(
                 "The network configuration in the store {other}; going on with the old one. To \
@@ -149,17 +143,15 @@ fn difference(used: &NetworkConfig, found: &NetworkConfig) -> Option<String> {
         ));
     }
     let (used, found) = (used.to_json(), found.to_json());
-    let keys = ["SubnetLen", "SubnetMin", "SubnetMax", "EnableNFTables", "Backend"];
-    let changed: Vec<String> = keys
-        .into_iter()
-        .filter(|key| found[key] != used[key])
-        .map(|key| {
+    let mut changed = Vec::new();
+    for key in ["SubnetLen", "SubnetMin", "SubnetMax", "EnableNFTables", "Backend"] {
+        if found[key] != used[key] {
             let found = if key == "Backend" { shown(&found[key]) } else { found[key].clone() };
             let text = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
             let shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
-            format!("{key} {shown}")
-        })
-        .collect();
+            changed.push(format!("{key} {shown}"));
+        }
+    }
     (!changed.is_empty()).then(|| format!("has changed: it now says {}", changed.join(", ")))
 }
 

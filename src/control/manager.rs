@@ -30,7 +30,6 @@ use crate::route::Prefix;
 pub const ALARM_PERIOD: Duration = Duration::from_secs(30);
 
 /// This node's access to the leases.
-#[derive(Debug)]
 pub struct SubnetManager {
     pub(super) store: Store,
     pub(super) previous: Option<Prefix>,
@@ -100,9 +99,7 @@ impl SubnetManager {
         let previous = self.previous.map_or_else(|| "None".to_owned(), |p| p.to_string());
         let kind = match &self.store {
             Store::Leased(Leased::Etcd(_)) => "Etcd Local Manager",
-            Store::Leased(Leased::Local(_)) => "Local Store Manager",
-            #[cfg(test)]
-            Store::Leased(Leased::Memory(_)) => "Memory Manager",
+            Store::Leased(_) => "Local Store Manager",
             Store::Assigned(store) => {
                 return format!("Kubernetes Subnet Manager - {}", store.own.name);
             }

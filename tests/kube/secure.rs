@@ -86,13 +86,13 @@ async fn kubeconfig_gives_server_authority_and_own_credentials() {
     assert!(error.to_lowercase().contains("certificate"), "unhelpful: {error}");
     // Files that are no use say which and why, and nothing of what is in them.
     let flag = kubeconfig(directory, port, &authority, &format!("{{token: [{TOKEN}"));
-    let error = open(&flag).await.unwrap_err().to_string();
+    let error = open(&flag).await.err().unwrap().to_string();
     assert!(error.contains("kubeconfig") && !error.contains(TOKEN), "{error}");
     let exec = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /bin/false}}";
     let flag = kubeconfig(directory, port, &authority, exec);
-    let error = open(&flag).await.unwrap_err().to_string();
+    let error = open(&flag).await.err().unwrap().to_string();
     assert!(error.contains("kubeconfig"), "a login by a program is taken: {error}");
-    let error = open("--kubeconfig-file=/nonexistent/k").await.unwrap_err().to_string();
+    let error = open("--kubeconfig-file=/nonexistent/k").await.err().unwrap().to_string();
     assert!(error.contains("/nonexistent/k"), "{error}");
     assert!(!format!("{:?}", options(directory, &[&flag], &[("NODE_NAME", "n1")])).contains(TOKEN));
 }

@@ -31,7 +31,6 @@ const SCANNED_KEYS_MAX: usize = 16 * ENTRIES_MAX;
 const SPARE_TTL_MIN: f64 = 0.9;
 
 /// Leases below a prefix of an etcd cluster.
-#[derive(Debug)]
 pub struct EtcdStore {
     pub(in crate::control) claims: Claims,
     connection: Arc<Connection>,

@@ -23,7 +23,6 @@ const LOOKS_MAX: u32 = 3;
 const READING: &str = "reading the claim on the PublicIP";
 
 /// The claims of this run.
-#[derive(Debug)]
 pub(in crate::control) struct Claims {
     /// Nobody claims anything without.
     pub(super) node: Option<NodeIdentity>,
@@ -34,7 +33,7 @@ pub(in crate::control) struct Claims {
     pub(super) lost: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// The etcd lease that ends the claim.
     lease: Option<i64>,

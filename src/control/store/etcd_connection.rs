@@ -45,7 +45,6 @@ pub(super) const SPACE_ADVICE: &str = "its space quota is used up: compact and d
     raise its --quota-backend-bytes, then run `etcdctl alarm disarm`";
 
 /// The connection in use, made on demand.
-#[derive(Debug)]
 pub(super) struct Connection {
     options: EtcdOptions,
     pub(super) calls: Calls,
@@ -63,12 +62,6 @@ struct Session {
     number: u64,
     /// How often this host had moved before.
     moves: u64,
-}
-
-impl std::fmt::Debug for Session {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Session({})", self.number)
-    }
 }
 
 impl Connection {

@@ -5,7 +5,6 @@
 //! subnet that nobody can take: listings show the machine its own lease as it was written.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -65,12 +64,6 @@ pub struct KubeStore {
     network_config: PathBuf,
     clear_network_unavailable: bool,
     sync_timeout: Duration,
-}
-
-impl fmt::Debug for KubeStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KubeStore").field("node", &self.own.name).finish_non_exhaustive()
-    }
 }
 
 impl KubeStore {

@@ -107,14 +107,12 @@ impl Connection {
             sleep_until(wait).await;
         }
         let client = || self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut made, moves) = client();
-        if moves != self.calls.moves() {
+        if client().1 != self.calls.moves() {
             self.renewed(String::new()).await;
-            (made, _) = client();
         }
-        let answer = timeout(REQUEST_TIMEOUT, made.send(request.map(Body::from)));
-        let answer = self.calls.times.measured(answer).await;
-        let answer = match answer.map_err(|_elapsed| no_answer(operation))? {
+        let client = client().0;
+        let answer = bounded(operation, client.send(request.map(Body::from)));
+        let answer = match self.calls.times.measured(answer).await? {
             Ok(answer) if answer.status().is_success() => return Ok(answer),
             Ok(answer) => answer,
             Err(error) => return Err(unavailable(self.renewed(with_causes(&error)).await)),
@@ -175,8 +173,13 @@ impl Connection {
     }
 }
 
-fn no_answer(operation: &'static str) -> StoreError {
-    StoreError::unavailable(operation, format!("no answer within {REQUEST_TIMEOUT:?}"))
+async fn bounded<T>(
+    operation: &'static str,
+    answer: impl Future<Output = T>,
+) -> Result<T, StoreError> {
+    let no_answer = || format!("no answer within {REQUEST_TIMEOUT:?}");
+    let answer = timeout(REQUEST_TIMEOUT, answer).await;
+    answer.map_err(|_elapsed| StoreError::unavailable(operation, no_answer()))
 }
 
 async fn read(
@@ -184,14 +187,11 @@ async fn read(
     body: Body,
     bytes_max: usize,
 ) -> Result<Vec<u8>, StoreError> {
-    let whole = timeout(REQUEST_TIMEOUT, Limited::new(body, bytes_max).collect()).await;
-    let whole = whole.map_err(|_elapsed| no_answer(operation))?;
+    let whole = bounded(operation, Limited::new(body, bytes_max).collect()).await?;
     let failed = |error: BoxError| {
         let why = with_causes(error.as_ref());
-        StoreError::unavailable(
-            operation,
-            format!("the answer, of at most {bytes_max} bytes: {why}"),
-        )
+        let detail = format!("the answer, of at most {bytes_max} bytes: {why}");
+        StoreError::unavailable(operation, detail)
     };
     Ok(whole.map_err(failed)?.to_bytes().to_vec())
 }
@@ -213,28 +213,30 @@ async fn config(options: &KubeOptions) -> Result<Config, ConnectError> {
     let url = options.api_url.as_ref().map(parse).transpose()?;
     match (&options.kubeconfig, url) {
         (None, None) => Config::incluster().map_err(|error| {
-            wrong(format!(
-                "{}; outside of a pod, give --kubeconfig-file or --kube-api-url",
-                with_causes(&error)
-            ))
+            let why = with_causes(&error);
+            wrong(format!("{why}; outside of a pod, give --kubeconfig-file or --kube-api-url"))
         }),
         (None, Some(url)) => Ok(Config::new(url)),
         (Some(path), url) => {
-            let shown = path.display();
-            let file = Kubeconfig::read_from(path)
-                .map_err(|error| wrong(format!("{shown}: {}", without_text(&error))))?;
+            let bad = |why: &str| wrong(format!("{}: {why}", path.display()));
+            let unusable = |error: KubeconfigError| {
+                // Not the file's own text, of which a part may be a secret.
+                let is_text = matches!(error, KubeconfigError::Parse(_));
+                let not_yaml = || "it is not the YAML of a kubeconfig".to_owned();
+                bad(&if is_text { not_yaml() } else { with_causes(&error) })
+            };
+            let file = Kubeconfig::read_from(path).map_err(unusable)?;
             let of_context = KubeConfigOptions::default();
-            let mut config = Config::from_custom_kubeconfig(file, &of_context)
-                .await
-                .map_err(|error| wrong(format!("{shown}: {}", without_text(&error))))?;
+            let config = Config::from_custom_kubeconfig(file, &of_context).await;
+            let mut config = config.map_err(unusable)?;
             if config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some() {
-                return Err(wrong(format!(
-                    "{shown}: its user logs in by running a program, which weftd never does: give \
-                     that user a token, a token file or a client certificate"
-                )));
+                return Err(bad(
+                    "its user logs in by running a program, which weftd never does: give that \
+                     user a token, a token file or a client certificate",
+                ));
             }
             if config.proxy_url.is_some() {
-                return Err(wrong(format!("{shown}: a proxy-url is not built into this weftd")));
+                return Err(bad("a proxy-url is not built into this weftd"));
             }
             config.cluster_url = url.unwrap_or(config.cluster_url);
             Ok(config)
@@ -244,14 +246,6 @@ async fn config(options: &KubeOptions) -> Result<Config, ConnectError> {
 
 fn wrong(detail: String) -> ConnectError {
     ConnectError(format!("fail to create kubernetes config: {detail}"))
-}
-
-/// The error without the file's own text, of which a part may be a secret.
-fn without_text(error: &KubeconfigError) -> String {
-    if let KubeconfigError::Parse(_) = error {
-        return "it is not the YAML of a kubeconfig".to_owned();
-    }
-    with_causes(error)
 }
 
 async fn new_client(options: &KubeOptions) -> Result<Client, ConnectError> {

@@ -23,7 +23,6 @@ use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
-use crate::control::own_thread::on_own_thread;
 use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::failure::LogOnce;
 use crate::route::Prefix;
@@ -44,7 +43,6 @@ const EVENT_BUFFER_BYTES: usize = 4096;
 const QUEUED_EVENTS_MAX: usize = 16_384;
 
 /// A directory of leases.
-#[derive(Debug)]
 pub struct LocalStore {
     files: Files,
     /// Nobody claims anything without.
@@ -52,6 +50,7 @@ pub struct LocalStore {
 }
 
 /// Changes of the directory, each as a whole snapshot.
+#[derive(Default)]
 pub(super) struct LocalWatch {
     files: Files,
     /// Nothing while the kernel has no watch to give.
@@ -80,17 +79,15 @@ impl LocalStore {
 
     pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
         let Some(claims) = self.claims.clone() else { return Ok(()) };
-        blocking(move || claims.claim(public_ip)).await
+        self.files.apart(move |_| claims.claim(public_ip)).await
     }
 
     pub(super) async fn config(&self) -> Result<Vec<u8>, StoreError> {
-        let files = self.files.clone();
-        blocking(move || files.read_config()).await
+        self.files.apart(Files::read_config).await
     }
 
     pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
-        let files = self.files.clone();
-        Ok(blocking(move || files.list()).await?.snapshot)
+        Ok(self.files.apart(Files::list).await?.snapshot)
     }
 
     /// Without `ttl` for ever.
@@ -101,8 +98,8 @@ impl LocalStore {
         ttl: Option<Duration>,
         _phase: Phase,
     ) -> Result<Granted, StoreError> {
-        let (files, value) = (self.files.clone(), value.clone());
-        blocking(move || {
+        let value = value.clone();
+        let create = move |files: &Files| {
             let locked = files.lock()?;
             let key = subnet.key();
             let snapshot = locked.list_and_tidy(&key)?;
@@ -112,16 +109,16 @@ impl LocalStore {
                 return Err(StoreError::Conflict(key));
             }
             write(&locked, subnet, key, value, ttl)
-        })
-        .await
+        };
+        self.files.apart(create).await
     }
 
     pub(super) async fn claimed_by(
         &self,
         public_ip: Ipv4Addr,
     ) -> Result<Option<String>, StoreError> {
-        let files = self.files.clone();
-        blocking(move || local_claim::holder(&files.claims_path(), public_ip)).await
+        let holder = move |files: &Files| local_claim::holder(&files.claims_path(), public_ip);
+        self.files.apart(holder).await
     }
 
     pub(super) async fn update(
@@ -130,40 +127,31 @@ impl LocalStore {
         ttl: Duration,
         _phase: Phase,
     ) -> Result<Granted, StoreError> {
-        let (files, lease) = (self.files.clone(), lease.clone());
-        blocking(move || {
+        let lease = lease.clone();
+        let update = move |files: &Files| {
             let locked = files.lock()?;
             expect_unchanged(&locked, &lease)?;
             let ttl = (lease.lifetime != Lifetime::Reservation).then_some(ttl);
             write(&locked, lease.subnet, lease.key, lease.attributes, ttl)
-        })
-        .await
+        };
+        self.files.apart(update).await
     }
 
     pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
-        let (files, held) = (self.files.clone(), held.clone());
-        blocking(move || {
+        let held = held.clone();
+        let delete = move |files: &Files| {
             let locked = files.lock()?;
             expect_unchanged(&locked, &held)?;
             locked.remove(&held.key)
-        })
-        .await
+        };
+        self.files.apart(delete).await
     }
 
     pub(super) async fn watch(&self) -> Result<LocalWatch, StoreError> {
         let path = self.files.subnets_path();
         path.metadata().map_err(|source| failed("watch", &path, source))?;
-        Ok(LocalWatch {
-            files: self.files.clone(),
-            events: None,
-            told: LogOnce::default(),
-            live: false,
-            due: Some(Instant::now()),
-            next_expiry_unix: None,
-            last: None,
-            #[cfg(test)]
-            readings: 0,
-        })
+        let (files, due) = (self.files.clone(), Some(Instant::now()));
+        Ok(LocalWatch { files, due, ..LocalWatch::default() })
     }
 }
 
@@ -213,8 +201,7 @@ impl LocalWatch {
                 // Before the reading, so that no change falls between the two.
                 self.watch();
                 self.drain()?;
-                let files = self.files.clone();
-                let listing = blocking(move || files.list()).await?;
+                let listing = self.files.apart(Files::list).await?;
                 self.due = self.events.is_none().then(|| Instant::now() + UNWATCHED_PERIOD);
                 let news = self.news(listing).map(Change::Everything);
                 // Live comes last: what vanished before the first reading was not watched.
@@ -324,13 +311,6 @@ async fn until_expiry(expires_unix: Option<u64>) {
         }
         sleep(Duration::from_secs(left).min(EXPIRY_CHECK_MAX)).await;
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, StoreError> {
-    let failed = |error: io::Error| StoreError::unavailable("local store", error.to_string());
-    on_own_thread(work).await.map_err(failed)?
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ use crate::control::identity::NodeIdentity;
 const CLAIM_BYTES_MAX: u64 = 4096;
 
 /// The claims of a node.
-#[derive(Debug)]
 pub(super) struct FileClaims {
     node: NodeIdentity,
     directory: PathBuf,

@@ -21,6 +21,7 @@ use crate::config::whole_file::{self, FileError};
 use crate::control::clock;
 use crate::control::error::StoreError;
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
+use crate::control::own_thread::on_own_thread;
 use crate::control::rejected::{RejectReason, Rejected};
 use crate::control::snapshot::Snapshot;
 use crate::failure::with_causes;
@@ -38,7 +39,7 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o644);
 const UNREADABLE: i64 = 0;
 
 /// The directory's layout.
-#[derive(Debug, Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Files {
     root: PathBuf,
     /// Which directory was last listed, by device and inode.
@@ -52,7 +53,7 @@ pub(super) struct Locked<'a> {
 }
 
 /// The leases of a directory, and when the next of them ends.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Listing {
     pub(super) snapshot: Snapshot,
     pub(super) next_expiry_unix: Option<u64>,
@@ -62,6 +63,16 @@ pub(super) struct Listing {
 impl Files {
     pub(super) fn new(root: PathBuf) -> Self {
         Self { root, listed: Arc::default() }
+    }
+
+    /// Does `work`, which blocks, on a thread of its own.
+    pub(super) async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let files = self.clone();
+        let failed = |error: io::Error| StoreError::unavailable("local store", error.to_string());
+        on_own_thread(move || work(&files)).await.map_err(failed)?
     }
 
     pub(super) fn subnets_path(&self) -> PathBuf {
@@ -90,8 +101,7 @@ impl Files {
     /// one than before is an error once: what it lacks was not removed.
     pub(super) fn list(&self) -> Result<Listing, StoreError> {
         let path = self.subnets_path();
-        let mut listing =
-            Listing { snapshot: Snapshot::default(), next_expiry_unix: None, expired: Vec::new() };
+        let mut listing = Listing::default();
         self.check_identity(&path)?;
         let entries = fs::read_dir(&path).map_err(|source| failed("list", &path, source))?;
         let now = clock::unix_seconds();

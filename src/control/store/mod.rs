@@ -41,7 +41,6 @@ use crate::control::snapshot::{Change, Granted, Snapshot};
 use crate::route::Prefix;
 
 /// A place where leases live.
-#[derive(Debug)]
 pub enum Store {
     /// Nodes lease their subnets.
     Leased(Leased),
@@ -50,7 +49,6 @@ pub enum Store {
 }
 
 /// A store in which nodes lease their subnets.
-#[derive(Debug)]
 pub enum Leased {
     /// An etcd v3 cluster.
     Etcd(Box<EtcdStore>),

@@ -68,7 +68,7 @@ async fn tls_works_with_the_authority_alone() {
     let error = manager(options(&[&etcd.url()])).network_config().await.unwrap_err().to_string();
     assert!(error.contains("--etcd-cafile"), "unhelpful message: {error}");
     let missing = StoreOptions::Etcd(with_ca("missing.crt"));
-    let error = connect(&missing, None).unwrap_err().to_string();
+    let error = connect(&missing, None).err().unwrap().to_string();
     assert!(error.contains("missing.crt"), "unhelpful message: {error}");
 }
 
