@@ -20,15 +20,9 @@ const MISSING_PERIOD: Duration = Duration::from_secs(5);
 /// Longest text of a backend's settings that is shown.
 const SHOWN_CHARS_MAX: usize = 200;
 
-/// The store's configuration, compared with the one in use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Compared {
-    Same,
-    /// In these words.
-    Other(String),
-    /// Not there or not readable, for this reason: what runs goes on, a start would wait.
-    Unreadable(String),
-}
+/// What differs in the store's configuration from the one in use, if anything does. An error if it
+/// is not there or not readable, for this reason: what runs goes on, a start would wait.
+type Compared = Result<Option<String>, String>;
 
 /// Reads the configuration again after each listing: a store that lost its data, was replaced or
 /// was edited shows at the next one. The file beside a store that is seldom listed is read again
@@ -53,7 +47,7 @@ impl<'a> ConfigCheck<'a> {
     /// read a moment ago, and the first listing is no reason to read it again.
     pub(super) fn new(manager: &'a SubnetManager, from_cache: bool) -> Self {
         let used = manager.used_config.get().cloned();
-        let (logged, under_way) = (Compared::Same, None);
+        let (logged, under_way) = (Ok(None), None);
         let due = manager.store.leased().is_none().then(|| next_reading(manager));
         Self { manager, used, from_cache, is_listed: from_cache, logged, due, under_way }
     }
@@ -78,7 +72,7 @@ impl<'a> ConfigCheck<'a> {
         let found = under_way.await;
         self.under_way = None;
         let is_first = std::mem::take(&mut self.from_cache);
-        let unreadable = if let Compared::Unreadable(why) = &found { Some(why) } else { None };
+        let unreadable = found.as_ref().err();
         let is_file = self.manager.store.leased().is_none();
         self.due = match unreadable {
             Some(_) => Some(Instant::now() + MISSING_PERIOD),
@@ -86,7 +80,7 @@ impl<'a> ConfigCheck<'a> {
         };
         {
             let mut state = self.manager.status.edit();
-            state.restart_needed = matches!(found, Compared::Other(_));
+            state.restart_needed = matches!(found, Ok(Some(_)));
             let next = "this node goes on with the last one, and a restart would wait";
             state.config_missing = unreadable.map(|why| format!("{why}; {next}"));
         }
@@ -94,15 +88,15 @@ impl<'a> ConfigCheck<'a> {
             return;
         }
         match &found {
-            Compared::Same => {
+            Ok(None) => {
                 let whose = if is_first { "the cache" } else { "this node again" };
                 info!("The store has the network configuration of {whose}");
             }
-            Compared::Other(other) => warn!(
+            Ok(Some(other)) => warn!(
                 "The network configuration in the store {other}; going on with the old one. To \
                  apply the new one, restart weftd and then the pods of this host"
             ),
-            Compared::Unreadable(why) => warn!(
+            Err(why) => warn!(
                 "Couldn't fetch network config: {why}; going on with the last one. A restart of \
                  weftd would wait for it"
             ),
@@ -121,17 +115,13 @@ async fn compare(manager: &SubnetManager, used: NetworkConfig) -> Compared {
     let bytes = loop {
         match manager.network_config().await {
             Ok(bytes) => break bytes,
-            Err(error) if error.store_answered() => {
-                return Compared::Unreadable(with_causes(&error));
-            }
+            Err(error) if error.store_answered() => return Err(with_causes(&error)),
             // The lease machine reports outages.
             Err(_) => sleep(backoff.next_wait()).await,
         }
     };
-    match NetworkConfig::parse(&bytes) {
-        Ok(found) => difference(&used, &found).map_or(Compared::Same, Compared::Other),
-        Err(error) => Compared::Unreadable(with_causes(&error)),
-    }
+    let found = NetworkConfig::parse(&bytes).map_err(|error| with_causes(&error))?;
+    Ok(difference(&used, &found))
 }
 
 /// What differs in `found` from `used`, for an operator; `None` if nothing does.

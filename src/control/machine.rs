@@ -178,47 +178,12 @@ impl Machine {
         own: OwnLease,
         renew_margin: Duration,
         timing: Timing,
-        random: fastrand::Rng,
-        now: Now,
-    ) -> Self {
-        let mut machine = Self::idle(own, renew_margin, timing, random, now);
-        machine.insert(machine.own.lease.clone());
-        machine.plan_renewal();
-        machine
-    }
-
-    /// A machine that uses the cache of the last run until the store answers. How much of the lease
-    /// is left is unknown, so it counts as expired: it is read before it is written, and another
-    /// node that has it by then keeps it.
-    pub(super) fn from_cache(
-        known: Known,
-        renew_margin: Duration,
-        timing: Timing,
-        random: fastrand::Rng,
-        now: Now,
-    ) -> Self {
-        let Known { as_of_unix, revision, cluster, network, own, ends_unix: _, peers } = known;
-        let own = OwnLease { lease: own, expires: Some(now.boot), network };
-        let mut machine = Self::idle(own, renew_margin, timing, random, now);
-        machine.from_cache = true;
-        (machine.newest, machine.cluster, machine.heard_unix) = (revision, cluster, as_of_unix);
-        machine.mirror = peers.values().map(|peer| (peer.key.clone(), peer.clone())).collect();
-        machine.commands.push(Command::Count { peers: peers.len(), held: 0 });
-        machine.commands.push(Command::Publish(Arc::clone(&peers)));
-        machine.published = Some(peers);
-        machine
-    }
-
-    fn idle(
-        own: OwnLease,
-        renew_margin: Duration,
-        timing: Timing,
         mut random: fastrand::Rng,
         now: Now,
     ) -> Self {
         let relist_at = now.boot + jittered(timing.relist_period, RELIST_JITTER, &mut random);
         let own_since = own.lease.revision;
-        Self {
+        let mut machine = Self {
             timing,
             renew_margin,
             random,
@@ -256,7 +221,34 @@ impl Machine {
             publish_at: None,
             published: None,
             stale: Stale::default(),
-        }
+        };
+        machine.insert(machine.own.lease.clone());
+        machine.plan_renewal();
+        machine
+    }
+
+    /// A machine that uses the cache of the last run until the store answers. How much of the lease
+    /// is left is unknown, so it counts as expired: it is read before it is written, and another
+    /// node that has it by then keeps it.
+    pub(super) fn from_cache(
+        known: Known,
+        renew_margin: Duration,
+        timing: Timing,
+        random: fastrand::Rng,
+        now: Now,
+    ) -> Self {
+        let Known { as_of_unix, revision, cluster, network, own, ends_unix: _, peers } = known;
+        let own = OwnLease { lease: own, expires: Some(now.boot), network };
+        let mut machine = Self::new(own, renew_margin, timing, random, now);
+        (machine.from_cache, machine.renew_at) = (true, None);
+        (machine.newest, machine.cluster, machine.heard_unix) = (revision, cluster, as_of_unix);
+        machine.mirror = peers.values().map(|peer| (peer.key.clone(), peer.clone())).collect();
+        machine.commands = vec![
+            Command::Count { peers: peers.len(), held: 0 },
+            Command::Publish(Arc::clone(&peers)),
+        ];
+        machine.published = Some(peers);
+        machine
     }
 
     /// Handles an event and returns what to do now. Unexpected answers are ignored.

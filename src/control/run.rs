@@ -22,40 +22,59 @@ use crate::control::machine::{Command, Event, Machine, Now, Write};
 use crate::control::manager::SubnetManager;
 use crate::control::snapshot::{Granted, OwnLease};
 use crate::control::store::{Store, Watch};
+use crate::route::Prefix;
 
 /// Longest sleep before the machine looks at the boot clock again, which runs on while the host is
 /// suspended and a timer does not.
 const CLOCK_CHECK_MAX: Duration = Duration::from_secs(60);
 
+/// The subnet that a run begins with.
+pub enum Held {
+    /// From the store.
+    Leased(OwnLease),
+    /// From the cache, until the store answers: then it is taken again, if nobody else has it.
+    Cached(Known),
+}
+
+impl Held {
+    /// The subnet itself.
+    pub fn subnet(&self) -> Prefix {
+        match self {
+            Self::Leased(own) => own.lease.subnet,
+            Self::Cached(known) => known.own.subnet,
+        }
+    }
+}
+
+impl From<OwnLease> for Held {
+    fn from(own: OwnLease) -> Self {
+        Self::Leased(own)
+    }
+}
+
 impl SubnetManager {
-    /// Renews `own` when less than `renew_margin` of it is left, follows the other nodes and
-    /// publishes all of them in `peers` after each change. While the store is away the last known
-    /// peers stay. When this node's `attributes` change, the subnet stays and its lease follows.
-    /// Ends when the subnet is lost; may be dropped at any time.
+    /// Renews what is `held` when less than `renew_margin` of it is left, follows the other nodes
+    /// and publishes all of them in `peers` after each change. While the store is away the last
+    /// known peers stay. When this node's `attributes` change, the subnet stays and its lease
+    /// follows. Ends when the subnet is lost; may be dropped at any time.
     pub async fn run(
         &self,
-        own: OwnLease,
+        held: impl Into<Held>,
         renew_margin: Duration,
         peers: &Sender<Arc<Peers>>,
         attributes: Receiver<LeaseAttributes>,
     ) -> End {
-        let machine = Machine::new(own, renew_margin, self.timing, fastrand::Rng::new(), now());
-        self.keep(machine, Driver::new(self, peers, attributes, false)).await
-    }
-
-    /// As `run`, from what the last run knew until the store answers: then the same subnet is
-    /// taken again, if nobody else has it.
-    pub async fn run_from_cache(
-        &self,
-        known: Known,
-        renew_margin: Duration,
-        peers: &Sender<Arc<Peers>>,
-        attributes: Receiver<LeaseAttributes>,
-    ) -> End {
-        self.status.edit().cached_as_of_unix = Some(known.as_of_unix);
-        let random = fastrand::Rng::new();
-        let machine = Machine::from_cache(known, renew_margin, self.timing, random, now());
-        self.keep(machine, Driver::new(self, peers, attributes, true)).await
+        let (timing, random, now) = (self.timing, fastrand::Rng::new(), now());
+        let held = held.into();
+        let driver = Driver::new(self, peers, attributes, matches!(held, Held::Cached(_)));
+        let machine = match held {
+            Held::Leased(own) => Machine::new(own, renew_margin, timing, random, now),
+            Held::Cached(known) => {
+                self.status.edit().cached_as_of_unix = Some(known.as_of_unix);
+                Machine::from_cache(known, renew_margin, timing, random, now)
+            }
+        };
+        self.keep(machine, driver).await
     }
 
     async fn write(&self, what: Write, held: &Lease) -> Result<Granted, StoreError> {

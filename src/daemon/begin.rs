@@ -15,10 +15,10 @@ use crate::config::network::{NetworkConfig, NetworkConfigError};
 use crate::config::options::{InterfaceOptions, Options};
 use crate::config::subnet_file::Previous;
 use crate::control::backoff::Backoff;
-use crate::control::cache::Known;
 use crate::control::error::{AcquireError, StoreError};
 use crate::control::lease::LeaseAttributes;
 use crate::control::manager::SubnetManager;
+use crate::control::run::Held;
 use crate::control::snapshot::OwnLease;
 use crate::daemon::configured::{
     BACKEND_PHRASE, Configured, MANAGER_PHRASE, REGISTRATION_PHRASE, external_interface,
@@ -29,7 +29,6 @@ use crate::daemon::warm_start::{Remembered, WarmStart, is_unreachable};
 use crate::failure::LogOnce;
 use crate::host::interface::ExternalInterface;
 use crate::host::lock::{DaemonLock, LockError};
-use crate::route::Prefix;
 
 /// First and longest pause between two attempts to read the network configuration. flanneld's is a
 /// second; with a little less a node is ready within a second of its store.
@@ -41,25 +40,10 @@ pub(super) struct Begun {
     pub(super) external: ExternalInterface,
     /// The options by which it was found.
     pub(super) interface: InterfaceOptions,
-    pub(super) held: HeldSubnet,
+    pub(super) held: Held,
     pub(super) prepared: Prepared,
     /// The lock against a second daemon for this node.
     pub(super) guard: NodeGuard,
-}
-
-/// The subnet, from the store or from the cache.
-pub(super) enum HeldSubnet {
-    Leased(OwnLease),
-    Cached(Known),
-}
-
-impl HeldSubnet {
-    pub(super) fn subnet(&self) -> Prefix {
-        match self {
-            Self::Leased(own) => own.lease.subnet,
-            Self::Cached(known) => known.own.subnet,
-        }
-    }
 }
 
 /// What a start has to go by.
@@ -92,7 +76,7 @@ impl Start<'_> {
         let guard = NodeGuard::take(options, manager.cluster(), external.public_address).await?;
         match self.acquire_until_leased(plan, &external, &mut warm).await? {
             ControlFlow::Continue((plan, own, prepared)) => {
-                let held = HeldSubnet::Leased(own);
+                let held = Held::Leased(own);
                 Ok(Begun { plan, external, interface, held, prepared, guard })
             }
             ControlFlow::Break(remembered) => {
@@ -111,7 +95,7 @@ impl Start<'_> {
         let prepared = self.prepare(&plan, &external, Some(&known.own.attributes)).await?;
         // What a node publishes does not depend on the cache.
         known.own.attributes = prepared.attributes.clone();
-        let (interface, held) = (self.options.interface.clone(), HeldSubnet::Cached(known));
+        let (interface, held) = (self.options.interface.clone(), Held::Cached(known));
         Ok(Begun { plan, external, interface, held, prepared, guard })
     }
 

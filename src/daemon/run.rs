@@ -26,9 +26,9 @@ use crate::config::options::Options;
 use crate::config::subnet_file::{Previous, SubnetFile};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
-use crate::control::run::End;
+use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
-use crate::daemon::begin::{Begun, HeldSubnet, Start, acquire_lock, read_previous};
+use crate::daemon::begin::{Begun, Start, acquire_lock, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
 use crate::daemon::configured::{Configured, MANAGER_PHRASE, REGISTRATION_PHRASE};
 use crate::daemon::contain;
@@ -396,7 +396,7 @@ async fn keep_readiness(
 /// Renews the lease, follows the others, and carries packets, until the lease is lost.
 async fn carry(
     manager: &SubnetManager,
-    held: HeldSubnet,
+    held: Held,
     renew_margin: Duration,
     mut backend: Backend,
     attributes: watch::Receiver<LeaseAttributes>,
@@ -404,16 +404,8 @@ async fn carry(
 ) -> End {
     let _end = LogEnd;
     let leases = peers.subscribe();
-    let follow = async {
-        match held {
-            HeldSubnet::Leased(own) => manager.run(own, renew_margin, &peers, attributes).await,
-            HeldSubnet::Cached(known) => {
-                manager.run_from_cache(known, renew_margin, &peers, attributes).await
-            }
-        }
-    };
     let end = tokio::select! {
-        end = follow => end,
+        end = manager.run(held, renew_margin, &peers, attributes) => end,
         never = backend.run(leases) => match never {},
     };
     backend.let_go();

@@ -312,6 +312,6 @@ async fn node_from_pod_flag_leaves_condition_alone() {
     for _ in 0..100 {
         api.fail(What::Pod, Fault::Status(403, None));
     }
-    let refused = SubnetManager::connect(&options.store, None).await.unwrap_err().to_string();
+    let refused = SubnetManager::connect(&options.store, None).await.err().unwrap().to_string();
     assert!(refused.contains("kube-flannel/weft-abcde"), "{refused}");
 }

@@ -17,17 +17,11 @@ const LOG_PAUSE: Duration = Duration::from_secs(5);
 /// Peers in their grace period, each until a moment of the boot clock.
 #[derive(Debug, Default)]
 pub(super) struct Stale {
-    held: BTreeMap<Prefix, KeptPeer>,
+    held: BTreeMap<Prefix, (Lease, Duration)>,
     /// The earliest end.
     next_end: Option<Duration>,
     unlogged: Released,
     logged_at: Option<Duration>,
-}
-
-#[derive(Debug)]
-struct KeptPeer {
-    lease: Lease,
-    until: Duration,
 }
 
 /// Peers whose grace period ended.
@@ -59,7 +53,7 @@ impl Stale {
 
     #[cfg(test)]
     pub(super) fn until(&self, subnet: Prefix) -> Option<Duration> {
-        self.held.get(&subnet).map(|held| held.until)
+        self.held.get(&subnet).map(|(_, until)| *until)
     }
 
     pub(super) fn next_end(&self) -> Option<Duration> {
@@ -67,7 +61,7 @@ impl Stale {
     }
 
     pub(super) fn hold(&mut self, lease: Lease, until: Duration) {
-        self.held.entry(lease.subnet).or_insert(KeptPeer { lease, until });
+        self.held.entry(lease.subnet).or_insert((lease, until));
         self.next_end = Some(self.next_end.map_or(until, |end| end.min(until)));
     }
 
@@ -78,16 +72,16 @@ impl Stale {
             return None;
         }
         let unlogged = &mut self.unlogged;
-        self.held.retain(|subnet, held| {
+        self.held.retain(|subnet, (_, until)| {
             let leased = peers::overlapping(peers, *subnet).is_some();
-            let over = held.until <= now;
+            let over = *until <= now;
             unlogged.leased += usize::from(leased);
             unlogged.over += usize::from(over && !leased);
             !leased && !over
         });
         // What was held did not overlap each other when it was published.
-        peers.extend(self.held.iter().map(|(subnet, held)| (*subnet, held.lease.clone())));
-        self.next_end = self.held.values().map(|held| held.until).min();
+        peers.extend(self.held.iter().map(|(subnet, (lease, _))| (*subnet, lease.clone())));
+        self.next_end = self.held.values().map(|(_, until)| *until).min();
         self.unlogged.left = self.held.len();
         let news = self.unlogged.leased + self.unlogged.over > 0;
         let quiet = self.logged_at.is_some_and(|at| now < at + LOG_PAUSE);

@@ -343,7 +343,7 @@ async fn offline_start_ends_with_same_lease() {
     let margin = Duration::from_secs(3600);
     let task = tokio::spawn(async move {
         let (_fixed, attributes) = tokio::sync::watch::channel(known.own.attributes.clone());
-        runner.run_from_cache(known, margin, &sender, attributes).await
+        runner.run(Held::Cached(known), margin, &sender, attributes).await
     });
     let mut daemon = Daemon { store, manager, peers, task };
     daemon.wait_for(&["192.0.2.2"]).await;

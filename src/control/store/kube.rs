@@ -230,14 +230,9 @@ impl KubeStore {
         attributes: &LeaseAttributes,
     ) -> Result<Granted, AcquireError> {
         let node = || self.own.name.clone();
-        let Some(found) = self.read_own().await? else {
-            return Err(AcquireError::NoNode(node()));
-        };
-        let subnet = match found.subnet() {
-            Ok(Some(subnet)) => subnet,
-            Ok(None) => return Err(AcquireError::Unassigned(node())),
-            Err(detail) => return Err(self.unusable(&detail)),
-        };
+        let found = self.read_own().await?.ok_or_else(|| AcquireError::NoNode(node()))?;
+        let subnet = found.subnet().map_err(|detail| self.unusable(&detail))?;
+        let subnet = subnet.ok_or_else(|| AcquireError::Unassigned(node()))?;
         if !network.covers(subnet) {
             // The first words are flannel's.
             return Err(AcquireError::Unusable(format!(
