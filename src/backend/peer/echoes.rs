@@ -1,11 +1,12 @@
 //! The socket of the daemon's echoes: sends them like any packet of this host, so that routes, the
 //! tunnel and firewalls see nothing unusual, and receives the answers.
 
-use std::io;
+use std::future::pending;
+use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::UdpSocket;
 
 use crate::device::only_types;
@@ -35,9 +36,7 @@ pub(super) enum Message {
 
 #[derive(Debug)]
 pub(in crate::backend) struct Echoes {
-    /// A raw socket under tokio's only type for datagrams: for both the kernel's calls are the
-    /// same.
-    socket: UdpSocket,
+    socket: Socket,
     token: u64,
     buffer: Box<[u8]>,
 }
@@ -48,10 +47,10 @@ impl Echoes {
         let socket = Socket::new(Domain::IPV4, Type::RAW.nonblocking(), Some(Protocol::ICMPV4))?;
         let [reply, unreachable, expired] = ANSWERS;
         only_types(socket.as_fd(), &[reply, unreachable, expired, REQUESTS])?;
+        socket.set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         socket.set_header_included_v4(true)?;
-        SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES)?;
         Ok(Self {
-            socket: UdpSocket::from_std(OwnedFd::from(socket).into())?,
+            socket,
             token: fastrand::u64(..),
             buffer: vec![0; PACKET_BYTES_MAX].into_boxed_slice(),
         })
@@ -63,8 +62,7 @@ impl Echoes {
         let request = Request { source, destination: to, ttl, token, sequence };
         request.write(&mut self.buffer[..ECHO_BYTES]);
         let to = SocketAddr::from((to, 0));
-        // What readiness tokio knows of is that for answers.
-        SockRef::from(&self.socket).send_to(&self.buffer[..ECHO_BYTES], &to.into()).map(drop)
+        self.socket.send_to(&self.buffer[..ECHO_BYTES], &to.into()).map(drop)
     }
 
     /// An echo of this length, for another way to send it.
@@ -90,14 +88,21 @@ impl Echoes {
     pub(super) fn receive(&mut self) -> Vec<Message> {
         let mut messages = Vec::new();
         for _ in 0..ANSWERS_MAX {
-            let Ok(received) = self.socket.try_recv(&mut self.buffer) else { break };
+            let Ok(received) = self.socket.read(&mut self.buffer) else { break };
             messages.extend(self.read(&self.buffer[..received]));
         }
         messages
     }
 
-    /// Until something has come. Cancel-safe.
+    /// Until something has come. Cancel-safe. The runtime knows the socket for so long only: else
+    /// each answer would wake this thread, and each echo that leaves the send buffer.
     pub(super) async fn readable(&self) {
-        self.socket.readable().await.ok();
+        // tokio's only type for datagrams: the kernel's calls are the same. Without a descriptor to
+        // spare, answers wait until something is due.
+        let copy = self.socket.try_clone();
+        match copy.and_then(|copy| UdpSocket::from_std(OwnedFd::from(copy).into())) {
+            Ok(socket) => socket.readable().await.unwrap_or_default(),
+            Err(_) => pending().await,
+        }
     }
 }
