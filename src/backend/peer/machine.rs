@@ -26,12 +26,27 @@ const TICK_QUESTIONS_MAX: usize = 80;
 /// All peers of one backend, by their hosts.
 #[derive(Debug)]
 pub(in crate::backend) struct Machine {
-    peers: BTreeMap<Ipv4Addr, Peer>,
+    peers: BTreeMap<Ipv4Addr, Entry>,
     /// Whose target this is, or whose echoes expire on the way to it.
     addresses: HashMap<Ipv4Addr, Ipv4Addr>,
     /// How long a peer counts as in use.
     in_use: Duration,
     random: fastrand::Rng,
+}
+
+/// What is small lies side by side: most of thousands of peers are passed over, several times a
+/// second.
+#[derive(Debug, Default)]
+struct Entry {
+    /// [`Peer::quiet_until`], unless an echo was sent since.
+    quiet_until: Option<Instant>,
+    peer: Box<Peer>,
+}
+
+impl Entry {
+    fn is_quiet(&self, now: Instant) -> bool {
+        self.quiet_until.is_some_and(|until| now < until)
+    }
 }
 
 impl Machine {
@@ -53,7 +68,7 @@ impl Machine {
             for Reached { subnet, target } in &leases {
                 self.addresses.extend([(*target, host), (beyond(*subnet), host)]);
             }
-            self.peers.entry(host).or_default().leases = leases;
+            self.peers.entry(host).or_default().peer.leases = leases;
         }
     }
 
@@ -74,7 +89,7 @@ impl Machine {
         mut count: impl FnMut(Ipv4Addr, &[Reached]) -> Sample,
         now: Instant,
     ) {
-        for (host, peer) in &mut self.peers {
+        for (host, Entry { peer, .. }) in &mut self.peers {
             let sample = count(*host, &peer.leases);
             peer.note(sample, self.in_use, now);
         }
@@ -83,13 +98,15 @@ impl Machine {
     /// Gives the echoes that are due.
     pub(in crate::backend) fn tick(&mut self, now: Instant) -> Vec<Ask> {
         let in_use = self.in_use;
-        let mut due: Vec<_> = self
-            .peers
-            .iter_mut()
-            .filter_map(|(host, peer)| Some((peer.urgency(in_use, now)?, *host, peer)))
-            .collect();
+        let mut due = Vec::new();
+        for (host, entry) in self.peers.iter_mut().filter(|(_, entry)| !entry.is_quiet(now)) {
+            entry.quiet_until = entry.peer.quiet_until();
+            if let Some(urgency) = entry.peer.urgency(in_use, now) {
+                due.push((urgency, *host, entry));
+            }
+        }
         // Of equally urgent ones, who has waited longest.
-        due.sort_by_key(|(urgency, _, peer)| (*urgency, peer.last_asked()));
+        due.sort_by_key(|(urgency, _, entry)| (*urgency, entry.peer.last_asked()));
         let mut questions = 0;
         due.retain(|(urgency, ..)| {
             questions += usize::from(*urgency != Urgency::Steady);
@@ -97,28 +114,38 @@ impl Machine {
         });
         let random = &mut self.random;
         let asked = due.into_iter().take(TICK_MAX);
-        asked.filter_map(|(_, host, peer)| peer.ask(host, random, now)).collect()
+        let ask = |(_, host, entry): (_, _, &mut Entry)| {
+            entry.quiet_until = None;
+            entry.peer.ask(host, random, now)
+        };
+        asked.filter_map(ask).collect()
     }
 
     /// Takes in what came to be known of a peer.
     pub(in crate::backend) fn note(&mut self, host: Ipv4Addr, evidence: Evidence, now: Instant) {
-        if let Some(peer) = self.peers.get_mut(&host) {
+        if let Some(Entry { peer, .. }) = self.peers.get_mut(&host) {
             peer.take_in(evidence, now);
         }
     }
 
     /// A packet of our own goes to this peer, which is no use of it.
     pub(in crate::backend) fn sends_own(&mut self, host: Ipv4Addr, now: Instant) {
-        if let Some(peer) = self.peers.get_mut(&host) {
+        if let Some(Entry { peer, .. }) = self.peers.get_mut(&host) {
             peer.own_sent += 1;
             peer.own_sent_at = Some(now);
         }
     }
 
+    /// The peers of which not all echoes were answered when they were last looked at.
+    fn loud(&self, now: Instant) -> impl Iterator<Item = (&Ipv4Addr, &Peer)> {
+        let loud = self.peers.iter().filter(move |(_, entry)| !entry.is_quiet(now));
+        loud.map(|(host, entry)| (host, &*entry.peer))
+    }
+
     /// Whether an answer is waited for, or one was missed of late.
     pub(in crate::backend) fn is_waiting(&self, now: Instant) -> bool {
         let in_use = self.in_use;
-        self.peers.values().any(|peer| {
+        self.loud(now).any(|(_, peer)| {
             (peer.unanswered > 0 || peer.lost(now).0 > 0) && peer.is_in_use(in_use, now)
         })
     }
@@ -128,7 +155,8 @@ impl Machine {
         if self.is_waiting(now) {
             return Some(TICK);
         }
-        let used = self.peers.values().filter(|peer| peer.is_in_use(self.in_use, now));
+        let peers = self.peers.values().map(|entry| &entry.peer);
+        let used = peers.filter(|peer| peer.is_in_use(self.in_use, now));
         let next = used.map(|peer| peer.last_asked().map_or(now, |at| at + peer.steady)).min()?;
         Some(next.saturating_duration_since(now).max(TICK))
     }
@@ -139,7 +167,7 @@ impl Machine {
         now: Instant,
     ) -> impl Iterator<Item = (Ipv4Addr, &[Reached])> {
         let is_meant = move |peer: &Peer| peer.missed(now) > 0 && peer.is_in_use(self.in_use, now);
-        let meant = self.peers.iter().filter(move |(_, peer)| is_meant(peer));
+        let meant = self.loud(now).filter(move |(_, peer)| is_meant(peer));
         meant.map(|(host, peer)| (*host, peer.leases.as_slice()))
     }
 
@@ -151,7 +179,7 @@ impl Machine {
             in_use_since: peer.used.map(|(since, _)| since),
             round_trip: peer.round_trip,
         };
-        self.peers.iter().map(|(host, peer)| (*host, contact(peer))).collect()
+        self.peers.iter().map(|(host, entry)| (*host, contact(&entry.peer))).collect()
     }
 }
 

@@ -224,14 +224,15 @@ impl Peer {
         self.missed(now) >= missed_max.max(self.leases.len() as u32)
     }
 
+    /// Until when no echo is to be sent, whatever comes; `None` unless all were answered.
+    pub(super) fn quiet_until(&self) -> Option<Instant> {
+        let is_well = self.unanswered == 0 && self.asked == self.answers;
+        self.last_asked().filter(|_| is_well).map(|at| at + self.steady)
+    }
+
     /// Whether an echo is to be sent now.
     pub(super) fn urgency(&self, in_use: Duration, now: Instant) -> Option<Urgency> {
-        let is_well = self.unanswered == 0 && self.asked == self.answers;
         let since_asked = self.last_asked().map(|at| now.duration_since(at));
-        // So are nearly all of thousands, several times a second.
-        if is_well && since_asked.is_some_and(|since| since < self.steady) {
-            return None;
-        }
         if !self.is_in_use(in_use, now) {
             return None;
         }
