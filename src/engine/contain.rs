@@ -13,6 +13,10 @@ use crate::stats::{DirectionStats, DropReason};
 use super::io::Io;
 use super::worker::{WorkerConfig, WorkerEnd};
 
+/// How long a direction of a worker is silent about further panics: whoever can cause one can cause
+/// thousands.
+const REPEAT_NS: u64 = 60 * 1_000_000_000;
+
 /// Bytes of the packet in the log: all headers, without options of their full length.
 const SHOWN_BYTES: usize = 64;
 
@@ -48,6 +52,8 @@ pub(super) struct Progress {
     count: usize,
     /// Packets that the direction had received when the last read was handed out.
     received_before: Option<u64>,
+    /// Until when panics are not shown, and how many were not.
+    silence: (u64, u64),
 }
 
 impl Progress {
@@ -78,6 +84,15 @@ impl Progress {
         stats.drop(DropReason::InternalError, lost);
         lost
     }
+
+    /// How many panics were not shown before this one, of which a worker may end; nothing if this
+    /// one isn't to be either.
+    fn admit(&mut self, now_ns: u64, is_end: bool) -> Option<u64> {
+        let (until_ns, unshown) = self.silence;
+        let is_due = is_end || now_ns >= until_ns;
+        self.silence = if is_due { (now_ns + REPEAT_NS, 0) } else { (until_ns, unshown + 1) };
+        is_due.then_some(unshown)
+    }
 }
 
 /// Has `half` move its batch to the last packet. What a panic leaves without an outcome is dropped.
@@ -94,7 +109,7 @@ pub(super) fn turn(
         };
         let lost = half.progress().settle(context.stats);
         let goes_on = io.is_idle();
-        report(half, &caught.what, lost, goes_on);
+        report(half, &caught.what, lost, goes_on, context.now_ns);
         if !goes_on {
             // The kernel may still use the arenas.
             resume_unwind(caught.payload);
@@ -106,8 +121,8 @@ pub(super) fn turn(
     }
 }
 
-/// Whoever can cause one panic can cause thousands: the log has a limit for each of its lines.
-fn report<H: Half>(half: &H, what: &str, lost: u64, goes_on: bool) {
+fn report<H: Half>(half: &mut H, what: &str, lost: u64, goes_on: bool, now_ns: u64) {
+    let Some(unshown) = half.progress().admit(now_ns, !goes_on) else { return };
     let packet = half.current();
     let shown = packet.get(..SHOWN_BYTES).unwrap_or(packet);
     let hex = shown.iter().fold(String::new(), |mut hex, byte| {
@@ -117,8 +132,8 @@ fn report<H: Half>(half: &H, what: &str, lost: u64, goes_on: bool) {
     });
     tracing::error!(
         "Internal error in weftd, please report this line: a worker {what} with a packet from \
-         {}. {lost} packets were dropped as internal-error, and the worker {}. First {} of the \
-         packet's {} bytes: {hex}",
+         {}. {lost} packets were dropped as internal-error, and the worker {}; {unshown} more \
+         such errors since the last report. First {} of the packet's {} bytes: {hex}",
         H::SOURCE,
         if goes_on { "goes on" } else { "ends" },
         shown.len(),

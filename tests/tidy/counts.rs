@@ -16,7 +16,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("control", 5710, 55600),
     ("daemon", 3340, 33300),
     ("device", 420, 4500),
-    ("engine", 1630, 14800),
+    ("engine", 1640, 15000),
     ("fast_path", 810, 7000),
     ("forward", 740, 6400),
     ("host", 2610, 26200),

@@ -243,3 +243,15 @@ fn a_panic_with_operations_in_flight_is_final() {
     assert!(unwound && text.contains("contain/tests.rs"), "{text}");
     assert_eq!(scene.stats.ingress.unaccounted(), 0);
 }
+
+#[test]
+fn panics_are_shown_at_once_and_then_each_minute_with_their_number() {
+    let mut progress = Progress::default();
+    assert_eq!(progress.admit(5, false), Some(0));
+    for later_ns in 0..100 {
+        assert_eq!(progress.admit(6 + later_ns, false), None);
+    }
+    assert_eq!(progress.admit(5 + REPEAT_NS, false), Some(100));
+    assert_eq!(progress.admit(6 + REPEAT_NS, false), None);
+    assert_eq!(progress.admit(7 + REPEAT_NS, true), Some(1), "a worker ends without a word");
+}
