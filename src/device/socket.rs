@@ -28,13 +28,11 @@ const SEGMENTS_MAX: u16 = 128;
 
 /// The socket could not be opened: the address or port is not to be had.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot bind the tunnel socket to {address}: is another flanneld or weftd running there, or \
-     has the address moved?"
-)]
+#[error("cannot bind the tunnel socket to {address}: {hint}")]
 pub struct SocketError {
     /// Interface address and port.
     address: SocketAddrV4,
+    hint: &'static str,
     source: io::Error,
 }
 
@@ -67,7 +65,9 @@ impl TunnelSocket {
     /// Binds to `address` and switches on what the kernel has of `gso` (batches out) and `gro`
     /// (batches in).
     pub fn bind(address: SocketAddrV4, gso: bool, gro: bool) -> Result<Self, SocketError> {
-        let socket = open(address, false).map_err(|source| SocketError { address, source })?;
+        let hint = "is another flanneld or weftd running there, or has the address moved?";
+        let socket =
+            open(address, false).map_err(|source| SocketError { address, hint, source })?;
         Ok(Self::prepare(socket, address, gso, gro))
     }
 
@@ -86,7 +86,8 @@ impl TunnelSocket {
         if count.get() == 1 {
             return Ok(group);
         }
-        let failed = |source| SocketError { address, source };
+        let hint = "the sockets of further workers can't share it; --workers=1 needs one only";
+        let failed = |source| SocketError { address, hint, source };
         SockRef::from(&group[0].socket).set_reuse_port(true).map_err(failed)?;
         for _ in 1..count.get() {
             let socket = open(address, true).map_err(failed)?;
