@@ -29,7 +29,6 @@ const RETRY: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct Dropped<'a> {
     sample: &'a Sample,
-    at: Duration,
     reason: DropReason,
     bytes: Vec<u8>,
 }
@@ -129,7 +128,6 @@ impl<'a> Dropped<'a> {
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         Some(Self {
             sample,
-            at: Duration::from_nanos(sample.at_unix_nanoseconds),
             reason: *DropReason::ALL.iter().find(|reason| reason.id() == sample.reason)?,
             bytes: sample.bytes.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?,
         })
@@ -149,11 +147,12 @@ impl<'a> Dropped<'a> {
     /// A line, and below it what the reason means, if it `is_new`.
     fn line(&self, is_new: bool) -> String {
         let Sample { direction, packets, peer, length_bytes, .. } = self.sample;
-        let time = format_rfc3339(self.at.as_secs());
+        let at = Duration::from_nanos(self.sample.at_unix_nanoseconds);
+        let time = format_rfc3339(at.as_secs());
         let mut line = format!(
             "{}.{:03} {:7} {:19} {}",
             time.get(11..19).unwrap_or_default(),
-            self.at.subsec_millis(),
+            at.subsec_millis(),
             direction.name(),
             self.reason.id(),
             described(&self.bytes, *length_bytes),
@@ -174,13 +173,8 @@ impl<'a> Dropped<'a> {
 
     fn to_pcapng(&self) -> Vec<u8> {
         let peer = self.sample.peer.map(|peer| format!(" ({peer})")).unwrap_or_default();
-        pcapng::packet(&pcapng::Packet {
-            at: self.at,
-            way: self.sample.direction,
-            length_bytes: self.sample.length_bytes,
-            bytes: &self.bytes,
-            comment: &format!("{}{peer}: {}", self.reason.id(), self.meaning()),
-        })
+        let comment = format!("{}{peer}: {}", self.reason.id(), self.meaning());
+        pcapng::packet(self.sample, &self.bytes, &comment)
     }
 }
 

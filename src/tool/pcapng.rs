@@ -1,9 +1,7 @@
 //! Packets with comments as a pcapng file (draft-ietf-opsawg-pcapng), as tshark and Wireshark open
 //! it.
 
-use std::time::Duration;
-
-use crate::status::Way;
+use crate::status::{Sample, Way};
 
 const SECTION: u32 = 0x0A0D_0D0A;
 const INTERFACE: u32 = 1;
@@ -24,19 +22,6 @@ const OUTBOUND: u32 = 2;
 /// Times count nanoseconds: 10^-9 s.
 const NANOSECONDS: u8 = 9;
 
-/// A packet, or its beginning.
-#[derive(Debug)]
-pub(super) struct Packet<'a> {
-    /// When, since 1970.
-    pub(super) at: Duration,
-    pub(super) way: Way,
-    /// How long it is.
-    pub(super) length_bytes: u32,
-    /// As much of it as there is.
-    pub(super) bytes: &'a [u8],
-    pub(super) comment: &'a str,
-}
-
 /// What a file begins with; `captured_bytes_max` is what packets are cut to.
 pub(super) fn beginning(captured_bytes_max: u32) -> Vec<u8> {
     let mut section = Vec::new();
@@ -54,21 +39,21 @@ pub(super) fn beginning(captured_bytes_max: u32) -> Vec<u8> {
     [block(SECTION, &section), block(INTERFACE, &interface)].concat()
 }
 
-/// What a packet adds to it.
-pub(super) fn packet(packet: &Packet<'_>) -> Vec<u8> {
-    let at_ns = packet.at.as_nanos() as u64;
+/// What a packet adds to it, of which there are these `bytes`.
+pub(super) fn packet(sample: &Sample, bytes: &[u8], comment: &str) -> Vec<u8> {
+    let (at_ns, captured_bytes) = (sample.at_unix_nanoseconds, bytes.len() as u32);
     let mut body = Vec::new();
     let numbers = [
         0,
         (at_ns >> 32) as u32,
         at_ns as u32,
-        packet.bytes.len() as u32,
-        packet.length_bytes.max(packet.bytes.len() as u32),
+        captured_bytes,
+        sample.length_bytes.max(captured_bytes),
     ];
     body.extend(numbers.map(u32::to_ne_bytes).concat());
-    padded(&mut body, packet.bytes);
-    option(&mut body, OPTION_COMMENT, packet.comment.as_bytes());
-    let flags = match packet.way {
+    padded(&mut body, bytes);
+    option(&mut body, OPTION_COMMENT, comment.as_bytes());
+    let flags = match sample.direction {
         Way::Ingress => INBOUND,
         Way::Egress => OUTBOUND,
     };
@@ -107,13 +92,17 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn literal_bytes() {
-        let packet = packet(&Packet {
-            at: Duration::new(1, 2),
-            way: Way::Egress,
+        let sample = Sample {
+            at_unix_nanoseconds: 1_000_000_002,
+            direction: Way::Egress,
+            worker: 0,
+            reason: "no-route".to_owned(),
+            packets: 1,
+            peer: None,
             length_bytes: 84,
-            bytes: &[0x45, 1, 2, 3, 4],
-            comment: "no-route",
-        });
+            bytes: String::new(),
+        };
+        let packet = packet(&sample, &[0x45, 1, 2, 3, 4], "no-route");
         // 1 s and 2 ns are 0x3B9ACA02 ns.
         let expected = "06000000 40000000 00000000 00000000 02ca9a3b 05000000 54000000 \
                         45010203 04000000 01000800 6e6f2d72 6f757465 02000400 02000000 \
