@@ -7,14 +7,13 @@ use std::ffi::{OsStr, OsString};
 use std::future::pending;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-use rustix::net::{
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, error, warn};
 
@@ -114,27 +113,33 @@ fn socket() -> Option<OsString> {
 /// full is not waited for.
 fn send_to(socket: &OsStr, message: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
-        None => SocketAddrUnix::new(socket)?,
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
     };
     let sender = UnixDatagram::unbound()?;
     sender.set_nonblocking(true)?;
+    sender.connect_addr(&address)?;
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    send_with(&sender, message, &borrowed)
+}
+
+/// Sends `message` to the other end of `socket`, with copies of `descriptors`.
+pub(super) fn send_with(
+    socket: impl AsFd,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !borrowed.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-        return Err(io::ErrorKind::InvalidInput.into());
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other("too many --workers for one message"));
     }
-    let text = [IoSlice::new(message)];
-    sendmsg_addr(&sender, &address, &text, &mut control, SendFlags::empty())?;
+    sendmsg(socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::SocketAddr;
-
     use super::*;
 
     const READY: &[u8] = b"READY=1";

@@ -9,7 +9,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,10 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
@@ -32,7 +29,7 @@ use tracing::{info, warn};
 
 use crate::backend::handover::{Handover, Offered};
 use crate::config::options::NEXT_SOCKET_SUFFIX;
-use crate::daemon::notify::AT_ONCE_MAX;
+use crate::daemon::notify::{AT_ONCE_MAX, send_with};
 use crate::daemon::status::PrivateSocket;
 
 /// How long the new weftd waits for the descriptors: the running one may have to tell a slow store
@@ -190,14 +187,7 @@ impl Successor {
     ) -> anyhow::Result<()> {
         let borrowed: Vec<_> = lock.iter().chain(tunnel).map(AsFd::as_fd).collect();
         let byte = if lock.is_some() { LOCKED } else { UNLOCKED };
-        let send = || {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE_MAX))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !control.push(SendAncillaryMessage::ScmRights(&borrowed)) {
-                return Err(io::Error::other("too many --workers for one message"));
-            }
-            Ok(sendmsg(&self.0, &[IoSlice::new(&[byte])], &mut control, SendFlags::NOSIGNAL)?)
-        };
+        let send = || send_with(&self.0, &[byte], &borrowed);
         self.0.async_io(Interest::WRITABLE, send).await.context("the descriptors can't be sent")?;
         let mut answer = pin!(self.0.read_u8());
         let word = match timeout(START_USUAL, &mut answer).await {
