@@ -20,6 +20,7 @@ use crate::control::cache::{self, Known};
 use crate::control::own_thread::on_own_thread;
 use crate::control::peers::same_ways;
 use crate::control::status::ControlStatus;
+use crate::daemon::changes::next_change;
 use crate::failure::{LogOnce, with_causes};
 
 /// What is appended to the subnet file's name.
@@ -85,9 +86,8 @@ impl CacheWriter {
                     written = Some(next);
                 }
                 sleep(if succeeded { self.pause } else { self.retry }).await;
-            } else if known.changed().await.is_err() {
-                // The control plane has ended, and so will this.
-                std::future::pending::<()>().await;
+            } else {
+                next_change(&mut known).await;
             }
         }
     }

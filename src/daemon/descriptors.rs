@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::backend::handover::Offered;
+use crate::daemon::changes::next_change;
 use crate::daemon::notify;
 use crate::failure::LogOnce;
 use crate::sys::inherited;
@@ -58,7 +59,7 @@ pub(super) async fn keep_stored(mut offered: watch::Receiver<Offered>) -> Infall
         drop(offer);
         let retry = async { if is_done.is_err() { sleep(RETRY).await } else { pending().await } };
         tokio::select! {
-            changed = offered.changed() => if changed.is_err() { pending::<()>().await },
+            () = next_change(&mut offered) => {}
             () = retry => {}
         }
     }

@@ -2,6 +2,7 @@
 
 mod begin;
 pub(crate) mod cache_writer;
+mod changes;
 mod configured;
 mod contain;
 mod descriptors;

@@ -12,6 +12,7 @@ use tracing::warn;
 
 use crate::config::options::{Options, StoreOptions};
 use crate::control::lease::LeaseAttributes;
+use crate::daemon::changes::next_change;
 use crate::daemon::configured::REGISTRATION_PHRASE;
 use crate::host::node_lock::{NodeLock, NodeLockError};
 
@@ -59,10 +60,7 @@ impl NodeGuard {
                 Some(never) = OptionFuture::from(self.lock.as_ref().map(NodeLock::answer)) => {
                     match never {}
                 }
-                changed = attributes.changed() => if changed.is_err() {
-                    // The backend was dropped, and so will be this.
-                    std::future::pending::<()>().await;
-                }
+                () = next_change(&mut attributes) => {}
             }
             let public_ip = attributes.borrow_and_update().public_ip;
             if public_ip == self.public_ip {

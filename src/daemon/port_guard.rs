@@ -13,6 +13,7 @@ use crate::backend::status::PlaneState;
 use crate::config::options::RuleOptions;
 use crate::config::subnet_file::Previous;
 use crate::control::lease::Peers;
+use crate::daemon::changes::next_change;
 use crate::daemon::configured::Configured;
 use crate::netfilter::guard::Guard;
 use crate::netfilter::guard_keeper::{GuardKeeper, remove_left_guard};
@@ -66,22 +67,19 @@ impl PortGuard {
             remove_left_guard(self.network).await;
             return pending().await;
         };
+        let network = self.network;
         let (wanted, receiver) = watch::channel(None);
         let follow = async {
             // Before the first time nobody knows the peers.
-            let mut is_known = peers.changed().await.is_ok();
-            while is_known {
-                let (known, plane_now) = (peers.borrow_and_update(), plane.borrow_and_update());
-                let guard = guard(&known, &plane_now, self.network);
+            next_change(&mut peers).await;
+            loop {
+                let guard = guard(&peers.borrow_and_update(), &plane.borrow_and_update(), network);
                 wanted.send_if_modified(|last| std::mem::replace(last, guard.clone()) != guard);
-                drop((known, plane_now));
-                is_known = tokio::select! {
-                    changed = peers.changed() => changed.is_ok(),
-                    changed = plane.changed() => changed.is_ok(),
-                };
+                tokio::select! {
+                    () = next_change(&mut peers) => {}
+                    () = next_change(&mut plane) => {}
+                }
             }
-            // Their senders go with the daemon, and so does this.
-            pending().await
         };
         tokio::select! {
             never = keeper.run(receiver) => never,

@@ -3,7 +3,6 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::convert::Infallible;
-use std::future::pending;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
@@ -30,6 +29,7 @@ use crate::control::run::{End, Held};
 use crate::control::timing::Timing;
 use crate::daemon::begin::{Begun, Start, acquire_lock, read_previous};
 use crate::daemon::cache_writer::{CacheWriter, cache_path};
+use crate::daemon::changes::next_change;
 use crate::daemon::configured::{Configured, MANAGER_PHRASE, REGISTRATION_PHRASE};
 use crate::daemon::contain;
 use crate::daemon::descriptors;
@@ -382,13 +382,9 @@ async fn keep_readiness(
             manager.network_is_up();
             was_ready = true;
         }
-        let changed = tokio::select! {
-            changed = subnet_file.changed() => changed,
-            changed = plane.changed() => changed,
-        };
-        if changed.is_err() {
-            // The backend was dropped, and this future will be at once.
-            pending::<()>().await;
+        tokio::select! {
+            () = next_change(&mut subnet_file) => {}
+            () = next_change(&mut plane) => {}
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::backend::status::PlaneState;
 use crate::config::subnet_file::SubnetFile;
 use crate::config::whole_file::FileError;
 use crate::control::own_thread::on_own_thread;
+use crate::daemon::changes::next_change;
 use crate::failure::{LogOnce, with_causes};
 use crate::status::SubnetFile as Written;
 
@@ -56,15 +57,8 @@ impl<'a> SubnetWriter<'a> {
                     Err(FileError::Io { operation: "write", path, source })
                 }));
             }
-            let changed = if self.written.borrow().written {
-                plane.changed().await
-            } else {
-                timeout(RETRY, plane.changed()).await.unwrap_or(Ok(()))
-            };
-            if changed.is_err() {
-                // The backend was dropped, and so will be this.
-                std::future::pending::<()>().await;
-            }
+            let pause = if self.written.borrow().written { Duration::MAX } else { RETRY };
+            timeout(pause, next_change(&mut plane)).await.ok();
         }
     }
 

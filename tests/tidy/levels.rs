@@ -116,7 +116,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
         "daemon",
         &[
             &[
-                "cache_writer",
+                "changes",
                 "configured",
                 "contain",
                 "http",
@@ -126,7 +126,15 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
                 "log/line",
                 "notify",
             ],
-            &["process", "rules", "running", "status", "subnet_writer", "log/repeat"],
+            &[
+                "cache_writer",
+                "process",
+                "rules",
+                "running",
+                "status",
+                "subnet_writer",
+                "log/repeat",
+            ],
             &["verdict", "metrics", "peer_rows", "drop_samples", "log/queue"],
             &["descriptors", "health", "metrics_server", "node_guard", "port_guard", "take_over"],
             &["log", "warm_start"],
