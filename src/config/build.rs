@@ -2,6 +2,7 @@
 //! an error that names the flag; nothing downstream checks an option again.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
@@ -52,38 +53,16 @@ pub(super) fn options(
         health: health(&flags.healthz_ip, flags.healthz_port)?,
         rules: rules(flags)?,
         dataplane: DataplaneOptions {
-            engine: choice(
-                "--engine",
-                &flags.engine,
-                [
-                    ("auto", EngineChoice::Auto),
-                    ("io_uring", EngineChoice::IoUring),
-                    ("mmsg", EngineChoice::Mmsg),
-                ],
-            )?,
+            engine: choice("--engine", &flags.engine, EngineChoice::ALL)?,
             workers: workers(&flags.workers)?,
-            fast_path: choice(
-                "--fast-path",
-                &flags.fast_path,
-                [
-                    ("auto", FastPathChoice::Auto),
-                    ("on", FastPathChoice::On),
-                    ("off", FastPathChoice::Off),
-                ],
-            )?,
+            fast_path: choice("--fast-path", &flags.fast_path, FastPathChoice::ALL)?,
             offload: offload(&flags.offload)?,
             keep_tunnel: flags.keep_tunnel,
-            is_peer_check_strict: choice(
-                "--peer-check",
-                &flags.peer_check,
-                [("loose", false), ("strict", true)],
-            )?,
+            is_peer_check_strict: {
+                choice("--peer-check", &flags.peer_check, &["loose", "strict"])? == "strict"
+            },
         },
-        log_format: choice(
-            "--log-format",
-            &flags.log_format,
-            [("text", LogFormat::Text), ("json", LogFormat::Json)],
-        )?,
+        log_format: choice("--log-format", &flags.log_format, LogFormat::ALL)?,
         verbosity: u8::try_from(flags.v.clamp(0, i64::from(u8::MAX))).unwrap_or(u8::MAX),
         status_socket: status_socket(&flags.status_socket, &subnet_file)?,
         metrics_address: metrics_address(&flags.metrics_address)?,
@@ -203,16 +182,11 @@ fn rules(flags: &FlagValues) -> Result<RuleOptions, OptionError> {
 }
 
 /// The one of `choices` that `text` names.
-fn choice<T, const N: usize>(
-    flag: &'static str,
-    text: &str,
-    choices: [(&str, T); N],
-) -> Result<T, OptionError> {
-    let names = choices.each_ref().map(|(name, _)| *name).join(" or ");
-    let chosen = choices.into_iter().find(|(name, _)| *name == text);
-    chosen
-        .map(|(_, value)| value)
-        .ok_or_else(|| refused(flag, format!("{text:?} is unknown: use {names}")))
+fn choice<T: Copy + Display>(flag: &str, text: &str, choices: &[T]) -> Result<T, OptionError> {
+    let names: Vec<_> = choices.iter().map(T::to_string).collect();
+    let chosen = names.iter().position(|name| name == text).map(|at| choices[at]);
+    let problem = || format!("{text:?} is unknown: use {}", names.join(" or "));
+    chosen.ok_or_else(|| refused(flag, problem()))
 }
 
 fn workers(text: &str) -> Result<WorkersChoice, OptionError> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 pub use crate::config::checked::without_secrets;
 use crate::config::kube::KubeOptions;
 use crate::status::Setting;
+use crate::status::words::words;
 
 /// What the status socket's path is followed by where a starting weftd asks the running one for its
 /// tunnel.
@@ -195,15 +196,16 @@ pub struct DataplaneOptions {
     pub is_peer_check_strict: bool,
 }
 
-/// Which packet engine runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// The best engine that the kernel allows.
-    Auto,
-    /// poll, read/writev, recvmmsg/sendmmsg.
-    Mmsg,
-    /// io_uring, or no start.
-    IoUring,
+words! {
+    /// Which packet engine runs.
+    EngineChoice {
+        /// The best engine that the kernel allows.
+        Auto = "auto",
+        /// io_uring, or no start.
+        IoUring = "io_uring",
+        /// poll, read/writev, recvmmsg/sendmmsg.
+        Mmsg = "mmsg",
+    }
 }
 
 /// How many packet workers run.
@@ -221,15 +223,16 @@ impl WorkersChoice {
     pub const MAX: u16 = 256;
 }
 
-/// Whether the kernel's own programs carry what they can of the udp backend's packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FastPathChoice {
-    /// Where the kernel allows them.
-    Auto,
-    /// They do, or no start.
-    On,
-    /// They don't.
-    Off,
+words! {
+    /// Whether the kernel's own programs carry what they can of the udp backend's packets.
+    FastPathChoice {
+        /// Where the kernel allows them.
+        Auto = "auto",
+        /// They do, or no start.
+        On = "on",
+        /// They don't.
+        Off = "off",
+    }
 }
 
 /// Which offloads the dataplane may use. What is allowed is still probed.
@@ -255,11 +258,12 @@ impl OffloadChoice {
         Self { tso: false, uso: false, gso: false, gro: false, automatic: false };
 }
 
-/// Format of the log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// klog's header and text, as flanneld writes.
-    Text,
-    /// One JSON object a line.
-    Json,
+words! {
+    /// Format of the log lines.
+    LogFormat {
+        /// klog's header and text, as flanneld writes.
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
 }

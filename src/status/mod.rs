@@ -9,7 +9,7 @@
 mod pages;
 mod peer;
 mod verdict;
-mod words;
+pub(crate) mod words;
 mod workers;
 
 use std::collections::BTreeMap;

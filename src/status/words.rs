@@ -1,11 +1,12 @@
 //! Closed sets of words, as the status spells them.
 
-/// An enum whose variants are words: in JSON, in labels of metrics, and to people. Mark one with
-/// `#[serde(other)]` to have it stand for words that a later release adds.
+/// An enum whose variants are words: in flags, in JSON, in labels of metrics, and to people. Mark
+/// one with `#[serde(other)]` to have it stand for words that a later release adds.
 macro_rules! words {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        #[derive(serde::Serialize, serde::Deserialize)]
         pub enum $name {
             $($(#[$doc])* #[serde(rename = $word)] $variant,)+
         }
@@ -30,4 +31,4 @@ macro_rules! words {
     };
 }
 
-pub(super) use words;
+pub(crate) use words;

@@ -32,9 +32,8 @@ pub struct UdpBackendConfig {
 impl UdpBackendConfig {
     /// Reads the udp backend's keys from `BackendConfig::settings`.
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let port = number(settings, "Port", 1..=u32::from(u16::MAX))?;
+        let port = number(settings, "Port", 1..=u16::MAX)?;
         let mtu_bytes = number(settings, "MTU", MTU_BYTES_MIN..=MTU_BYTES_MAX)?;
-        let port = port.and_then(|port| u16::try_from(port).ok());
         Ok(Self { port: port.unwrap_or(UDP_PORT), mtu_bytes })
     }
 }
@@ -59,13 +58,12 @@ pub struct VxlanBackendConfig {
 impl VxlanBackendConfig {
     /// Reads the vxlan backend's keys from `BackendConfig::settings`.
     pub fn parse(settings: &Value) -> Result<Self, NetworkConfigError> {
-        let vni = number(settings, "VNI", 0..=VNI_MAX)?;
-        let port = number(settings, "Port", 0..=u32::from(u16::MAX))?;
+        let port = number(settings, "Port", 0..=u16::MAX)?;
         let mtu_min = MTU_BYTES_MIN + BackendKind::Vxlan.overhead_bytes();
         let mtu_bytes = number(settings, "MTU", mtu_min..=MTU_BYTES_MAX)?;
         Ok(Self {
-            vni: vni.unwrap_or(VNI_DEFAULT),
-            port: port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
+            vni: number(settings, "VNI", 0..=VNI_MAX)?.unwrap_or(VNI_DEFAULT),
+            port: port.filter(|port| *port != 0),
             gbp: flag(settings, "GBP")?,
             learning: flag(settings, "Learning")?,
             direct_routing: flag(settings, "DirectRouting")?,
@@ -128,17 +126,17 @@ impl ExtensionBackendConfig {
     }
 }
 
-fn number(
+fn number<T: TryFrom<u64> + PartialOrd + fmt::Display>(
     settings: &Value,
     name: &str,
-    range: RangeInclusive<u32>,
-) -> Result<Option<u32>, NetworkConfigError> {
+    range: RangeInclusive<T>,
+) -> Result<Option<T>, NetworkConfigError> {
     let Some(value) = member(settings, name).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
-    let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
-    if number.is_some_and(|number| range.contains(&number)) {
-        return Ok(number);
+    let number = value.as_u64().and_then(|number| number.try_into().ok());
+    if let Some(number) = number.filter(|number| range.contains(number)) {
+        return Ok(Some(number));
     }
     let expected = format!("a number from {} to {}", range.start(), range.end());
     Err(wrong(&format!("Backend.{name}"), &expected, value))
