@@ -26,13 +26,9 @@ impl Default for Readiness {
 impl Readiness {
     /// Sets what `/readyz` answers from now on.
     pub(super) fn set(&self, ready: bool) {
-        self.0.send_if_modified(|(is_ready, since_unix)| {
-            let changes = *is_ready != ready;
-            if changes {
-                (*is_ready, *since_unix) = (ready, unix_seconds());
-            }
-            changes
-        });
+        if self.is_ready() != ready {
+            self.0.send_replace((ready, unix_seconds()));
+        }
     }
 
     /// What `/readyz` answers.

@@ -10,18 +10,9 @@ use crate::status::Process;
 /// The threads of the dataplane are named so, with their numbers behind it.
 const WORKER_NAME: &str = "weft-worker-";
 
-/// How a worker got on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct WorkerTime {
-    /// How long it ran.
-    pub(super) ran: Duration,
-    /// How long it could have run and no processor was free.
-    pub(super) waited: Duration,
-}
-
-/// Reads `/proc`: the process, and its workers in the order of their numbers. `None` where there is
-/// none.
-pub(super) fn read() -> Option<(Process, Vec<WorkerTime>)> {
+/// Reads `/proc`: the process; and of each worker, in the order of their numbers, how long it ran,
+/// and how long it could have run and no processor was free. `None` where there is none.
+pub(super) fn read() -> Option<(Process, Vec<[Duration; 2]>)> {
     let own = procfs::process::Process::myself().ok()?;
     let stat = own.stat().ok()?;
     let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
@@ -37,11 +28,10 @@ pub(super) fn read() -> Option<(Process, Vec<WorkerTime>)> {
 }
 
 /// The number and the times of a worker, if `task` is one.
-fn worker(task: Task) -> Option<(usize, WorkerTime)> {
+fn worker(task: Task) -> Option<(usize, [Duration; 2])> {
     let number = task.stat().ok()?.comm.strip_prefix(WORKER_NAME)?.parse().ok()?;
     let times = task.schedstat().ok()?;
-    let ran = Duration::from_nanos(times.sum_exec_runtime);
-    Some((number, WorkerTime { ran, waited: Duration::from_nanos(times.run_delay) }))
+    Some((number, [times.sum_exec_runtime, times.run_delay].map(Duration::from_nanos)))
 }
 
 #[cfg(test)]

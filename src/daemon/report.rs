@@ -133,9 +133,9 @@ impl Report {
             }
             Some(running) => {
                 add_running(&mut status, running, &control.names, &self.looks);
-                for (worker, time) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
-                    worker.ran_seconds = Some(time.ran.as_secs_f64());
-                    worker.waited_seconds = Some(time.waited.as_secs_f64());
+                for (worker, times) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
+                    [worker.ran_seconds, worker.waited_seconds] =
+                        times.map(|time| Some(time.as_secs_f64()));
                 }
             }
         }

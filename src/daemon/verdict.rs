@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::snapshot::REJECTED_MAX;
-use crate::status::{BackendCounts, Cause, Fault, Guard, Hindrance, Kept, Peer, State, Status};
+use crate::status::{
+    BackendCounts, Cause, Fault, Guard, Hindrance, Kept, Peer, Start, State, Status,
+};
 
 /// The sum of what is wrong.
 pub(super) fn state(status: &Status, faults: &[Fault]) -> State {
@@ -22,10 +24,10 @@ pub(super) fn faults(status: &Status, now_unix: u64) -> Vec<Fault> {
     let mut faults = Faults(Vec::new());
     match &status.start {
         // During a start everything else that is missing is a consequence of that.
-        Some(start) => match &start.hindrance {
-            None => faults.add(Cause::Starting, start.step.as_str()),
-            Some(why) => faults.add(Cause::StartHindered, described(why, now_unix)),
-        },
+        Some(Start { step, hindrance: None }) => faults.add(Cause::Starting, Some(step.as_str())),
+        Some(Start { hindrance: Some(why), .. }) => {
+            faults.add(Cause::StartHindered, Some(described(why, now_unix)));
+        }
         None => {
             if !status.ready {
                 faults.missing(status);
@@ -42,109 +44,84 @@ pub(super) fn faults(status: &Status, now_unix: u64) -> Vec<Fault> {
 struct Faults(Vec<Fault>);
 
 impl Faults {
-    fn add(&mut self, cause: Cause, text: impl Into<String>) {
-        self.0.push(Fault { cause, text: text.into() });
+    /// If there is something to say of it.
+    fn add(&mut self, cause: Cause, text: Option<impl Into<String>>) {
+        self.0.extend(text.map(|text| Fault { cause, text: text.into() }));
     }
 
     /// What keeps the node from being ready.
     fn missing(&mut self, status: &Status) {
-        if status.dataplane_is_up != Some(true) {
-            let why = status.dataplane_wrong.as_deref();
-            self.add(Cause::DataplaneDown, why.unwrap_or("the backend is being set up"));
-        }
-        if !status.subnet_file.as_ref().is_some_and(|file| file.written) {
-            let text = "the subnet file can't be written: the log says why";
-            self.add(Cause::SubnetFile, text);
-        }
-        if status.rules.as_ref().is_some_and(|rules| !rules.kept.settled) {
-            let text = "the firewall's rules are not set yet: the log says why";
-            self.add(Cause::RulesNotSet, text);
-        }
+        let is_down = status.dataplane_is_up != Some(true);
+        let why = status.dataplane_wrong.as_deref().unwrap_or("the backend is being set up");
+        self.add(Cause::DataplaneDown, is_down.then_some(why));
+        let is_written = status.subnet_file.as_ref().is_some_and(|file| file.written);
+        let text = "the subnet file can't be written: the log says why";
+        self.add(Cause::SubnetFile, (!is_written).then_some(text));
+        let rules = status.rules.as_ref().filter(|rules| !rules.kept.settled);
+        let text = rules.map(|_| "the firewall's rules are not set yet: the log says why");
+        self.add(Cause::RulesNotSet, text);
     }
 
     fn of_plane(&mut self, status: &Status) {
-        if status.dataplane_is_up == Some(true)
-            && let Some(wrong) = &status.dataplane_wrong
-        {
-            self.add(Cause::DataplaneHindered, wrong.as_str());
-        }
-        let mut ages = status.workers.iter().map(|worker| (worker.index, worker.stalled_seconds));
-        if let Some((index, Some(seconds))) = ages.find(|(_, age)| age.is_some()) {
-            self.add(Cause::WorkerStalled, stalled(index, seconds));
-        }
+        let is_up = status.dataplane_is_up == Some(true);
+        let wrong = status.dataplane_wrong.as_deref().filter(|_| is_up);
+        self.add(Cause::DataplaneHindered, wrong);
+        let mut workers = status.workers.iter();
+        let text = workers.find_map(|it| Some(stalled(it.index, it.stalled_seconds?)));
+        self.add(Cause::WorkerStalled, text);
     }
 
     fn of_store(&mut self, status: &Status, now_unix: u64) {
         let store = &status.store;
-        if let Some(holder) = &store.duplicate_public_ip {
-            let text = format!("this node's PublicIP belongs to {holder}: find that host");
-            self.add(Cause::DuplicatePublicIp, text);
-        }
-        if let Some(hindrance) = &store.hindrance {
-            let ends = store.lease_expires_unix.map(|ends| {
-                let left = go_seconds(ends.saturating_sub(now_unix));
-                format!(", and this node's lease ends in {left}")
-            });
-            let text = format!(
-                "{}; packets flow to the peers known so far{}",
-                described(hindrance, now_unix),
-                ends.unwrap_or_default(),
-            );
-            self.add(Cause::StoreAway, text);
-        }
+        let text = |holder| format!("this node's PublicIP belongs to {holder}: find that host");
+        self.add(Cause::DuplicatePublicIp, store.duplicate_public_ip.as_ref().map(text));
+        let ends = store.lease_expires_unix.map(|ends| {
+            let left = go_seconds(ends.saturating_sub(now_unix));
+            format!(", and this node's lease ends in {left}")
+        });
+        let ends = ends.unwrap_or_default();
+        let away = store.hindrance.as_ref().map(|hindrance| {
+            let why = described(hindrance, now_unix);
+            format!("{why}; packets flow to the peers known so far{ends}")
+        });
+        self.add(Cause::StoreAway, away);
         let said = store.hindrance.as_ref().map(|hindrance| &hindrance.text);
-        if let Some(why) = store.refused.as_ref().filter(|why| said != Some(why)) {
-            self.add(Cause::StoreRefuses, why.as_str());
-        }
-        if store.subnet_refused {
-            let other = store.refused_subnet.map(|subnet| subnet.to_string());
-            let other = other.unwrap_or_else(|| "a subnet that can't be used".to_owned());
-            let text =
-                format!("the cluster assigned {other} to this node: the log says what to do");
-            self.add(Cause::SubnetRefused, text);
-        }
-        if let Some(as_of) = status.stale_as_of_unix {
-            let time = format_rfc3339(as_of);
-            let text = format!("lease and peers are from the cache of {time}, not confirmed yet");
-            self.add(Cause::Cached, text);
-        }
-        if status.restart_needed {
-            let text =
-                "the store has another network configuration: restart weftd, then this host's pods";
-            self.add(Cause::RestartNeeded, text);
-        }
+        self.add(Cause::StoreRefuses, store.refused.as_ref().filter(|why| said != Some(why)));
+        let other = store.refused_subnet.map(|subnet| subnet.to_string());
+        let other = other.unwrap_or_else(|| "a subnet that can't be used".to_owned());
+        let text = format!("the cluster assigned {other} to this node: the log says what to do");
+        self.add(Cause::SubnetRefused, store.subnet_refused.then_some(text));
+        let time = status.stale_as_of_unix.map(format_rfc3339);
+        let text =
+            |time| format!("lease and peers are from the cache of {time}, not confirmed yet");
+        self.add(Cause::Cached, time.map(text));
+        let text =
+            "the store has another network configuration: restart weftd, then this host's pods";
+        self.add(Cause::RestartNeeded, status.restart_needed.then_some(text));
     }
 
     fn of_rules(&mut self, status: &Status) {
-        let is_missing = |kept: &Kept| kept.settled && !kept.in_place;
-        if status.rules.as_ref().is_some_and(|rules| is_missing(&rules.kept)) {
-            let text = "the firewall's rules are not in place: the log says why";
-            self.add(Cause::RulesNotInPlace, text);
-        }
-        if status.guard.as_ref().is_some_and(|guard| is_missing(&guard.kept)) {
-            let text = "the guard of the tunnel's port can't be kept, and new peers may not be \
-                        heard: the log says why";
-            self.add(Cause::GuardNotKept, text);
-        }
+        let is_missing = |kept: Kept| kept.settled && !kept.in_place;
+        let rules = status.rules.as_ref().filter(|rules| is_missing(rules.kept));
+        let text = rules.map(|_| "the firewall's rules are not in place: the log says why");
+        self.add(Cause::RulesNotInPlace, text);
+        let guard = status.guard.as_ref().filter(|guard| is_missing(guard.kept));
+        let text = "the guard of the tunnel's port can't be kept, and new peers may not be heard: \
+                    the log says why";
+        self.add(Cause::GuardNotKept, guard.map(|_| text));
     }
 
     fn of_peers(&mut self, status: &Status) {
-        if status.peers_held > 0 {
-            let held = status.peers_held;
-            let text = format!(
-                "the leases of {held} peers vanished from the store together: restore its data"
-            );
-            self.add(Cause::LeasesVanished, text);
-        }
-        if let Some(text) = unused(status) {
-            self.add(Cause::EntryUnused, text);
-        }
+        let held = status.peers_held;
+        let text = format!(
+            "the leases of {held} peers vanished from the store together: restore its data"
+        );
+        self.add(Cause::LeasesVanished, (held > 0).then_some(text));
+        self.add(Cause::EntryUnused, unused(status));
         let done = status.backend.as_ref().and_then(|backend| backend.done.as_ref());
-        if let Some(text) = done.and_then(|done| not_set_up(done, status.peers)) {
-            self.add(Cause::PeerNotSetUp, text);
-        }
+        self.add(Cause::PeerNotSetUp, done.and_then(|done| not_set_up(done, status.peers)));
         if let Some((cause, text)) = unreached(&status.routes, status.guard.as_ref()) {
-            self.add(cause, text);
+            self.add(cause, Some(text));
         }
     }
 }
@@ -237,7 +214,7 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{PeerState, Rules, Start, SubnetFile, Via, Worker};
+    use crate::status::{PeerState, Rules, SubnetFile, Via, Worker};
 
     const NOW: u64 = 1_795_225_924;
 
