@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use regex::Regex;
+
 use crate::config::checked::OptionError;
 
 /// Longest name of a Node or pod (RFC 1123, as Kubernetes validates it).
@@ -48,23 +50,17 @@ pub struct AnnotationPrefix(String);
 impl AnnotationPrefix {
     /// flannel's rules: a domain, one slash at the most, and a word that may be missing.
     pub(super) fn parse(text: &str) -> Result<Self, OptionError> {
-        let wrong = |problem: &str| {
-            OptionError(format!("--kube-annotation-prefix: subnet/kube: {problem}, not {text:?}"))
+        let problem = if text.matches('/').count() > 1 {
+            "prefix can contain at most single slash"
+        } else if !is_like(text, r"([a-z0-9_-]+\.)+[a-z0-9_-]+(/[a-z0-9_-]*)?") {
+            "prefix must be in a format: fqdn/[0-9a-z-_]*"
+        } else {
+            let (domain, word) = text.split_once('/').unwrap_or((text, ""));
+            let hyphen = if word.is_empty() || word.ends_with('-') { "" } else { "-" };
+            return Ok(Self(format!("{domain}/{word}{hyphen}")));
         };
-        if text.matches('/').count() > 1 {
-            return Err(wrong("prefix can contain at most single slash"));
-        }
-        let (domain, word) = text.split_once('/').unwrap_or((text, ""));
-        let is_word = |part: &str| {
-            let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-');
-            !part.is_empty() && part.bytes().all(allowed)
-        };
-        let is_domain = domain.contains('.') && domain.split('.').all(is_word);
-        if !is_domain || !(word.is_empty() || is_word(word)) {
-            return Err(wrong("prefix must be in a format: fqdn/[0-9a-z-_]*"));
-        }
-        let hyphen = if word.is_empty() || word.ends_with('-') { "" } else { "-" };
-        Ok(Self(format!("{domain}/{word}{hyphen}")))
+        let prefix = "--kube-annotation-prefix: subnet/kube";
+        Err(OptionError(format!("{prefix}: {problem}, not {text:?}")))
     }
 
     /// The whole name of an annotation.
@@ -105,13 +101,14 @@ fn wrong_variable(name: &str, value: &str, problem: &str) -> OptionError {
     OptionError(format!("env {name}={value:?} {problem}"))
 }
 
+/// Whether the whole text is of this form.
+fn is_like(text: &str, form: &str) -> bool {
+    Regex::new(&format!("^({form})$")).is_ok_and(|form| form.is_match(text))
+}
+
 /// A name that goes into a URL as it is.
 fn name(variable: &str, value: String) -> Result<String, OptionError> {
-    let allowed = |b: u8| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
-    let is_name = value.len() <= NAME_CHARACTERS_MAX
-        && value.bytes().all(allowed)
-        && !value.starts_with(['.', '-']);
-    if is_name {
+    if value.len() <= NAME_CHARACTERS_MAX && is_like(&value, "[a-z0-9][a-z0-9.-]*") {
         Ok(value)
     } else {
         Err(wrong_variable(variable, &value, "is not the name of a Kubernetes object"))
