@@ -1,14 +1,11 @@
 //! Lock files: flock(2) on a file that only root and this user may open, so that nobody else can
 //! hold the lock. The kernel gives a lock back when its holder dies.
 
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 
 /// Mode of a lock file. flock(2) needs no more than read access, so nobody else gets any.
 const MODE: u32 = 0o600;
@@ -26,7 +23,7 @@ impl LockFile {
     /// if `file` is another one, or somebody else has its lock by now.
     pub fn inherit(file: OwnedFd, path: &Path) -> Option<Self> {
         let file = File::from(file);
-        let is_ours = is_still_at(&file, path) && lock_now(&file).is_ok();
+        let is_ours = is_still_at(&file, path) && file.try_lock().is_ok();
         is_ours.then(|| Self(file))
     }
 
@@ -39,11 +36,7 @@ impl LockFile {
     /// Locks the file again if the process that was to go on with the lock has given it back; false
     /// if somebody else has it.
     pub fn lock_again(&self) -> io::Result<bool> {
-        match lock_now(&self.0) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(errno) => Err(errno.into()),
-        }
+        is_free(self.0.try_lock())
     }
 
     /// Makes `content` what the file says, for whoever finds it locked.
@@ -55,7 +48,7 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
+        if let Err(error) = self.0.unlock() {
             tracing::debug!("cannot unlock a file that is about to be closed: {error}");
         }
     }
@@ -70,10 +63,8 @@ impl Drop for LockFile {
 pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
     for _ in 0..OPEN_ATTEMPTS_MAX {
         let file = open(path)?;
-        match lock_now(&file) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
+        if !is_free(file.try_lock())? {
+            return Ok(None);
         }
         // Somebody may have removed the file meanwhile: then this lock guards nothing.
         if !is_still_at(&file, path) {
@@ -87,8 +78,13 @@ pub fn try_lock(path: &Path) -> io::Result<Option<LockFile>> {
     Err(io::Error::other("it is removed again and again"))
 }
 
-fn lock_now(file: &File) -> rustix::io::Result<()> {
-    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
+/// Whether nobody else had the lock.
+fn is_free(locked: Result<(), TryLockError>) -> io::Result<bool> {
+    match locked {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -224,7 +220,7 @@ mod tests {
         let path = directory.path().join("lock");
         let file = File::create(&path).unwrap();
         set_mode(&path, 0o644);
-        rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
+        file.lock().unwrap();
         assert!(try_lock(&path).unwrap().is_none(), "the lock of another daemon is ignored");
         assert_eq!(mode(&path), 0o644, "the file of another daemon was replaced");
     }
