@@ -3,7 +3,6 @@
 //! wait in the queues of these descriptors.
 
 use std::convert::Infallible;
-use std::ffi::OsString;
 use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -27,10 +26,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Takes the descriptors that the service manager has passed to this process. Call it before
 /// anything else opens a file.
 pub(super) fn passed() -> Vec<OwnedFd> {
-    let variable =
-        |name| std::env::var_os(name).and_then(|value| OsString::into_string(value).ok());
     let [pid, count, names] = ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"]
-        .map(|name| variable(name).unwrap_or_default());
+        .map(|name| std::env::var(name).unwrap_or_default());
     if pid != std::process::id().to_string() {
         return Vec::new();
     }
