@@ -10,7 +10,7 @@ use tracing::info;
 use crate::config::network::NetworkConfig;
 use crate::control::backoff::Backoff;
 use crate::control::choose::{free_subnets, held_by};
-use crate::control::error::{AcquireError, StoreError};
+use crate::control::error::{AcquireError, StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
@@ -63,9 +63,9 @@ impl SubnetManager {
         &self,
         config: &NetworkConfig,
         public_ip: Ipv4Addr,
-    ) -> Result<Option<LeaseAttributes>, StoreError> {
+    ) -> StoreResult<Option<LeaseAttributes>> {
         let former = match &self.store {
-            Store::Leased(store) => store.list().await.map(|snapshot| {
+            Store::Leased(_) => self.store.list().await.map(|snapshot| {
                 let held = held_by(&snapshot.leases, public_ip, config, self.previous);
                 held.map(|lease| lease.attributes.clone())
             }),
@@ -85,7 +85,7 @@ impl SubnetManager {
         for _ in 0..LISTINGS_MAX {
             let claimed = self.claim(store, attributes.public_ip).await;
             self.noted_write(claimed)?;
-            let snapshot = self.noted(store.list().await)?;
+            let snapshot = self.noted(self.store.list().await)?;
             self.status.reject(&snapshot.rejected);
             match self.attempt(store, config, attributes, &snapshot, previous, candidates).await {
                 Ok(Some(granted)) => return Ok(granted),
@@ -197,7 +197,7 @@ fn picks(
             range = free_subnets(config, taken.clone(), wider(range.len()));
             range.retain(|subnet| !tried.contains(subnet));
         }
-        let picked = *range.get(fastrand::usize(..range.len().max(1)))?;
+        let picked = *fastrand::choice(&range)?;
         tried.push(picked);
         Some(picked)
     })

@@ -4,7 +4,7 @@
 use std::net::Ipv4Addr;
 
 use crate::config::network::{NetworkConfig, NetworkConfigError};
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::manager::SubnetManager;
@@ -29,9 +29,9 @@ pub enum ByHandError {
 
 impl SubnetManager {
     /// All that is in the store.
-    pub async fn entries(&self) -> Result<Snapshot, StoreError> {
+    pub async fn entries(&self) -> StoreResult<Snapshot> {
         match &self.store {
-            Store::Leased(store) => store.list().await,
+            Store::Leased(_) => self.store.list().await,
             Store::Assigned(store) => store.entries().await,
         }
     }
@@ -39,8 +39,8 @@ impl SubnetManager {
     /// Assigns `subnet` to the node of `public_ip` for ever; it takes it when it starts.
     pub async fn reserve(&self, subnet: Prefix, public_ip: Ipv4Addr) -> Result<Lease, ByHandError> {
         let store = self.writable()?;
-        let config = NetworkConfig::parse(&store.config().await?)?;
-        may_reserve(&config, &store.list().await?, subnet, public_ip)?;
+        let config = NetworkConfig::parse(&self.store.config().await?)?;
+        may_reserve(&config, &self.store.list().await?, subnet, public_ip)?;
         let attributes = LeaseAttributes::udp(public_ip);
         Ok(store.create(subnet, &attributes, None, Phase::Runs).await?.lease)
     }
@@ -49,7 +49,7 @@ impl SubnetManager {
     /// operator is not `sure` that it is gone.
     pub async fn release(&self, subnet: Prefix, sure: bool) -> Result<Lease, ByHandError> {
         let store = self.writable()?;
-        let snapshot = store.list().await?;
+        let snapshot = self.store.list().await?;
         let found = snapshot.leases.into_iter().find(|lease| lease.subnet == subnet);
         let lease = found.ok_or_else(|| refused(format!("the store has no lease of {subnet}")))?;
         let public_ip = lease.attributes.public_ip;

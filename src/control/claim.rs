@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, error, info, warn};
 
 use crate::control::backoff::jittered;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{LeaseAttributes, Peers};
 use crate::control::manager::SubnetManager;
 use crate::control::store::Leased;
@@ -42,11 +42,7 @@ impl SubnetManager {
 
     /// Claims `public_ip`, or keeps that claim alive, and returns whether it is claimed. A store
     /// that takes no claims of this node is logged once, and no reason not to carry packets.
-    pub(super) async fn claim(
-        &self,
-        store: &Leased,
-        public_ip: Ipv4Addr,
-    ) -> Result<bool, StoreError> {
+    pub(super) async fn claim(&self, store: &Leased, public_ip: Ipv4Addr) -> StoreResult<bool> {
         let claimed = store.claim(public_ip, self.timing.claim_ttl).await;
         let refusal = match &claimed {
             Err(error @ (StoreError::Refused { .. } | StoreError::File { .. })) => {

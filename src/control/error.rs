@@ -56,6 +56,9 @@ pub enum StoreError {
     File(#[from] FileError),
 }
 
+/// What a store did.
+pub type StoreResult<T> = Result<T, StoreError>;
+
 impl StoreError {
     pub(crate) fn unavailable(operation: &'static str, detail: impl Into<String>) -> Self {
         Self::Unavailable { operation, detail: detail.into() }

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 
 /// Longest text of a foreign claim that is shown.
 const SHOWN_CHARS_MAX: usize = 64;
@@ -70,7 +70,7 @@ impl NodeIdentity {
         found: Option<(&[u8], i64)>,
         lease: Option<i64>,
         held: bool,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let Some((value, found_lease)) = found else { return Ok(false) };
         let is_ours = lease == Some(found_lease);
         let Some(holder) = holder_of(value, found_lease).filter(|_| !is_ours) else {

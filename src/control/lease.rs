@@ -248,18 +248,13 @@ impl From<String> for Name {
 /// `10.5.34.0-24&fd00:5:34::-64`, of which the IPv4 part counts. flannel's form without one,
 /// `0.0.0.0-0&fd00:5:34::-64`, names no IPv4 subnet.
 pub fn parse_key(key: &str) -> Option<Prefix> {
-    let (v4, v6) = match key.split_once('&') {
-        Some((v4, v6)) => (v4, Some(v6)),
-        None => (key, None),
-    };
+    let (v4, v6) = key.split_once('&').map_or((key, None), |(v4, v6)| (v4, Some(v6)));
     if let Some(v6) = v6 {
         let (address, length) = v6.rsplit_once('-')?;
         address.parse::<Ipv6Addr>().ok()?;
-        let digits = length.bytes().all(|b| b.is_ascii_digit());
-        let length: u8 = length.parse().ok().filter(|_| digits)?;
-        if length > KEY_V6_LENGTH_BITS_MAX {
-            return None;
-        }
+        let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
+        let length: u8 = length.parse().ok().filter(|_| is_number)?;
+        (length <= KEY_V6_LENGTH_BITS_MAX).then_some(())?;
     }
     let is_subnet = |subnet: &Prefix| (1..=KEY_LENGTH_BITS_MAX).contains(&subnet.length_bits());
     Prefix::from_key(v4).ok().filter(is_subnet)

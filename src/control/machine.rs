@@ -21,7 +21,7 @@ use tracing::Level;
 
 use crate::control::backoff::{Backoff, jittered};
 use crate::control::cache::Known;
-use crate::control::error::StoreError;
+use crate::control::error::StoreResult;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 use crate::control::machine::stale::{Released, Stale};
 pub(super) use crate::control::machine::state::Write;
@@ -59,13 +59,13 @@ pub(super) enum Event {
     /// Nothing but time.
     Timer,
     /// The answer to `Command::List`.
-    Listed(Result<Snapshot, StoreError>),
+    Listed(StoreResult<Snapshot>),
     /// The answer to `Command::Watch`.
-    Opened(Result<(), StoreError>),
+    Opened(StoreResult<()>),
     /// The watch brought changes, or ended.
-    Changed(Result<Vec<Change>, StoreError>),
+    Changed(StoreResult<Vec<Change>>),
     /// The answer to `Command::Write`.
-    Written(Result<Granted, StoreError>),
+    Written(StoreResult<Granted>),
     /// This node's attributes changed: it has another address.
     Moved(LeaseAttributes),
     /// The store does not know what it should: it may have lost its data.

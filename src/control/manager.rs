@@ -13,7 +13,7 @@ use crate::config::network::NetworkConfig;
 use crate::config::options::StoreOptions;
 use crate::control::cache::Known;
 use crate::control::clock::unix_seconds;
-use crate::control::error::{AcquireError, ConnectError, StoreError};
+use crate::control::error::{AcquireError, ConnectError, StoreError, StoreResult};
 use crate::control::identity::NodeIdentity;
 use crate::control::request_times::RequestTimes;
 use crate::control::status::{ControlState, ControlStatus};
@@ -141,7 +141,7 @@ impl SubnetManager {
 
     /// The network configuration as its operator wrote it. An error is worth another try each
     /// second, as flannel does.
-    pub async fn network_config(&self) -> Result<Vec<u8>, StoreError> {
+    pub async fn network_config(&self) -> StoreResult<Vec<u8>> {
         let config = self.store.config().await;
         // A file, in a store that assigns subnets: it says nothing about the store.
         if self.store.leased().is_some() { self.noted(config) } else { config }
@@ -169,20 +169,20 @@ impl SubnetManager {
     }
 
     /// Notes in the status what came of a write.
-    pub(super) fn noted_write<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    pub(super) fn noted_write<T>(&self, result: StoreResult<T>) -> StoreResult<T> {
         self.note(&result, |state| &mut state.refused_write);
         result
     }
 
     /// Notes in the status what came of a read.
-    pub(super) fn noted<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+    pub(super) fn noted<T>(&self, result: StoreResult<T>) -> StoreResult<T> {
         self.note(&result, |state| &mut state.refused_read);
         result
     }
 
     fn note<T>(
         &self,
-        result: &Result<T, StoreError>,
+        result: &StoreResult<T>,
         refused: fn(&mut ControlState) -> &mut Option<String>,
     ) {
         let mut state = self.status.edit();

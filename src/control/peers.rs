@@ -37,14 +37,11 @@ pub fn select<'a>(
     usable.sort_by(|a, b| (a.created_revision, &a.key).cmp(&(b.created_revision, &b.key)));
     let mut peers = Peers::new();
     for lease in usable {
-        match overlapping(&peers, lease.subnet) {
-            None => {
-                peers.insert(lease.subnet, lease.clone());
-            }
-            Some(_) => {
-                let detail = format!("{} overlaps an older lease", lease.subnet);
-                rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
-            }
+        if overlapping(&peers, lease.subnet).is_none() {
+            peers.insert(lease.subnet, lease.clone());
+        } else {
+            let detail = format!("{} overlaps an older lease", lease.subnet);
+            rejected.push(rejection(lease, RejectReason::OverlapsOther, detail));
         }
     }
     (peers, rejected)

@@ -7,23 +7,13 @@ use crate::status::Requests;
 
 /// Upper bounds of the buckets. A store in the same data centre answers in some milliseconds, and
 /// one in trouble takes seconds.
-const BOUNDS: [Duration; 9] = [
-    Duration::from_millis(1),
-    Duration::from_millis(3),
-    Duration::from_millis(10),
-    Duration::from_millis(30),
-    Duration::from_millis(100),
-    Duration::from_millis(300),
-    Duration::from_secs(1),
-    Duration::from_secs(3),
-    Duration::from_secs(10),
-];
+const BOUNDS_MS: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
 
 /// Requests by how long they took.
 #[derive(Debug, Default)]
 pub struct RequestTimes {
     /// Each up to its bound and above the one before; the last has no bound.
-    buckets: [AtomicU64; BOUNDS.len() + 1],
+    buckets: [AtomicU64; BOUNDS_MS.len() + 1],
     sum_ns: AtomicU64,
 }
 
@@ -37,7 +27,8 @@ impl RequestTimes {
     }
 
     fn add(&self, took: Duration) {
-        let bucket = BOUNDS.iter().position(|bound| took <= *bound).unwrap_or(BOUNDS.len());
+        let keeps = |bound: &u64| took <= Duration::from_millis(*bound);
+        let bucket = BOUNDS_MS.iter().position(keeps).unwrap_or(BOUNDS_MS.len());
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.sum_ns.fetch_add(took_ns, Ordering::Relaxed);
@@ -47,10 +38,10 @@ impl RequestTimes {
     pub fn read(&self) -> Requests {
         let counts = self.buckets.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
         let first = |buckets| counts.iter().take(buckets).sum();
-        let bounds = BOUNDS.iter().zip(1..);
+        let bounds = BOUNDS_MS.map(|bound| Duration::from_millis(bound).as_secs_f64());
         let took = Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed));
         Requests {
-            up_to_seconds: bounds.map(|(it, at)| (it.as_secs_f64(), first(at))).collect(),
+            up_to_seconds: bounds.into_iter().zip((1..).map(first)).collect(),
             count: first(counts.len()),
             seconds: took.as_secs_f64(),
         }

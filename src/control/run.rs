@@ -14,7 +14,7 @@ use crate::control::cache::Known;
 use crate::control::claim::next_attributes;
 use crate::control::clock;
 use crate::control::config_check::ConfigCheck;
-use crate::control::error::StoreError;
+use crate::control::error::StoreResult;
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes, Peers};
 pub use crate::control::machine::End;
@@ -77,7 +77,7 @@ impl SubnetManager {
         self.keep(machine, driver).await
     }
 
-    async fn write(&self, what: Write, held: &Lease) -> Result<Granted, StoreError> {
+    async fn write(&self, what: Write, held: &Lease) -> StoreResult<Granted> {
         let ttl = self.timing.lease_ttl;
         let written = match (&self.store, what) {
             (Store::Leased(store), Write::Renew) => store.renew(held, ttl).await,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use etcd_client::{Client, Txn, TxnOp};
 use weft::config::network::NetworkConfig;
 use weft::control::lease::LeaseAttributes;
-use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
+use weft::control::store::{Leased, Store};
 
 use crate::alone;
 use crate::support::control::{MARGIN, PREFIX, Running, manager, network};
@@ -41,7 +41,8 @@ fn five_thousand_leases_cost_little_time_and_memory() {
             });
             client.txn(Txn::new().and_then(puts.collect::<Vec<_>>())).await.unwrap();
         }
-        let store = Leased::Etcd(Box::new(EtcdStore::new(&members.options(&[0])).unwrap()));
+        let store = Box::new(EtcdStore::new(&members.options(&[0])).unwrap());
+        let store = Store::Leased(Leased::Etcd(store));
         let before = resident_bytes();
         let requests = members.counted("grpc_server_started_total");
         let started = Stopwatch::start();

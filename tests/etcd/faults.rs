@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use weft::control::lease::Peers;
 use weft::control::rejected::RejectReason;
-use weft::control::store::Leased;
 use weft::control::store::etcd::EtcdStore;
+use weft::control::store::{Leased, Store};
 use weft::control::timing::Timing;
 
 use crate::support::cluster::{Cluster, NamespaceEtcd, SWITCH_ADDRESS};
@@ -276,7 +276,8 @@ fn tokens_end(version: Version) {
         });
         let own = own_manager.acquire(&network(), &node(1)).await.expect("the password is right");
         let mut running = Running::start(own_manager, own, Duration::from_secs(1));
-        let store = Leased::Etcd(Box::new(EtcdStore::new(&options).unwrap()));
+        let store = Box::new(EtcdStore::new(&options).unwrap());
+        let store = Store::Leased(Leased::Etcd(store));
         let listed = store.list().await.unwrap();
         let (revision, held) = (listed.revision, listed.leases[0].clone());
         let before = members.counted(AUTHENTICATED);

@@ -13,7 +13,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("backend", 5330, 51800),
     ("bin", 10, 200),
     ("config", 1750, 16400),
-    ("control", 5710, 55600),
+    ("control", 5630, 55400),
     ("daemon", 3300, 33200),
     ("device", 420, 4500),
     ("engine", 1640, 15000),

@@ -7,7 +7,7 @@ use super::state::{ABSENT, Asked, Follow, Outage, OwnEntry, REPORT_PAUSE};
 use super::{Command, Machine, stale};
 use crate::control::backoff::Backoff;
 use crate::control::clock::format_go_duration;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, parse_key};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{Change, Snapshot};
@@ -19,7 +19,7 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// once, instead of continuing the last one.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 impl Machine {
-    pub(super) fn on_listed(&mut self, answer: Result<Snapshot, StoreError>, asked_at: Duration) {
+    pub(super) fn on_listed(&mut self, answer: StoreResult<Snapshot>, asked_at: Duration) {
         match answer {
             Ok(snapshot) => {
                 if self.follow == Follow::Listing {
@@ -31,14 +31,14 @@ impl Machine {
         }
     }
 
-    pub(super) fn on_opened(&mut self, answer: Result<(), StoreError>) {
+    pub(super) fn on_opened(&mut self, answer: StoreResult<()>) {
         match answer {
             Ok(()) => self.follow = Follow::Watching { live_since: None },
             Err(error) => self.on_failure(&error),
         }
     }
 
-    pub(super) fn on_changes(&mut self, changes: Result<Vec<Change>, StoreError>) {
+    pub(super) fn on_changes(&mut self, changes: StoreResult<Vec<Change>>) {
         // Else they are of a watch that was dropped.
         let Follow::Watching { .. } = self.follow else { return };
         if let Asked::List { .. } = self.asked {

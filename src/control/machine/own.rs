@@ -7,7 +7,7 @@ use super::state::{ABSENT, Asked, Follow, OwnEntry, REPORT_PAUSE, Write};
 use super::{Command, Machine};
 use crate::control::backoff::jittered;
 use crate::control::clock::{format_go, format_go_duration};
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::Granted;
 use crate::failure::with_causes;
@@ -137,7 +137,7 @@ impl Machine {
 
     /// A write over `over` may have gone in, or may still. That an entry is there which was to be
     /// created may be for the same request, sent twice.
-    pub(super) fn note_unanswered(&mut self, answer: &Result<Granted, StoreError>, over: i64) {
+    pub(super) fn note_unanswered(&mut self, answer: &StoreResult<Granted>, over: i64) {
         let is_open = |error: &StoreError| over == ABSENT || !error.nothing_was_written();
         if answer.as_ref().is_err_and(is_open) {
             self.unanswered = Some(over);
@@ -147,7 +147,7 @@ impl Machine {
     /// What became of a write.
     pub(super) fn on_written(
         &mut self,
-        answer: Result<Granted, StoreError>,
+        answer: StoreResult<Granted>,
         what: Write,
         own_seen: Option<i64>,
     ) {

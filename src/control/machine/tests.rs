@@ -1,6 +1,7 @@
 //! Single steps of the machine, without any store.
 
 use super::*;
+use crate::control::error::StoreError;
 use crate::control::lease::Lifetime;
 use crate::control::rejected::RejectReason;
 use crate::route::Prefix;

@@ -8,7 +8,7 @@ use tracing::Level;
 
 use super::state::Asked;
 use super::{Command, Machine};
-use crate::control::error::StoreError;
+use crate::control::error::StoreResult;
 use crate::control::lease::{Lease, Lifetime};
 use crate::control::snapshot::Granted;
 
@@ -36,11 +36,7 @@ impl Machine {
 
     /// The `answer` to a write shows whether the changes seen meanwhile, the last at revision
     /// `own_seen`, were that write.
-    pub(super) fn resolve_suspect(
-        &mut self,
-        answer: &Result<Granted, StoreError>,
-        own_seen: Option<i64>,
-    ) {
+    pub(super) fn resolve_suspect(&mut self, answer: &StoreResult<Granted>, own_seen: Option<i64>) {
         let suspect = std::mem::take(&mut self.twin.suspect);
         let was_ours = match answer {
             Ok(granted) => own_seen.is_none_or(|seen| seen == granted.lease.revision),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::request_times::RequestTimes;
 
 /// Of one store.
@@ -38,8 +38,8 @@ impl Calls {
     pub(super) async fn unless_moved<T>(
         &self,
         operation: &'static str,
-        request: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
+        request: impl Future<Output = StoreResult<T>>,
+    ) -> StoreResult<T> {
         tokio::select! {
             result = request => result,
             () = self.moved_beyond(self.moves()) => Err(moved(operation)),

@@ -12,7 +12,7 @@ use super::etcd_lease::EtcdLease;
 use super::etcd_watch::{EtcdWatch, decode};
 use crate::config::options::EtcdOptions;
 use crate::control::clock;
-use crate::control::error::{ConnectError, StoreError};
+use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::control::identity::{Phase, holder_of};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
@@ -61,7 +61,7 @@ impl EtcdStore {
     }
 
     /// Why etcd takes no writes, if an alarm says so. Asks one member, which writes nothing.
-    pub(in crate::control) async fn alarm(&self) -> Result<Option<String>, StoreError> {
+    pub(in crate::control) async fn alarm(&self) -> StoreResult<Option<String>> {
         let ask = |mut client: Client| async move { client.status().await };
         let status = self.connection.call("asking for alarms", ask).await?;
         let is_full = status.errors().iter().any(|error| error.contains("NOSPACE"));
@@ -72,7 +72,7 @@ impl EtcdStore {
         format!("{}/subnets/{key}", self.prefix)
     }
 
-    pub(super) async fn config(&self) -> Result<Vec<u8>, StoreError> {
+    pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
         let key = config_key(&self.prefix);
         match self.connection.get("reading the network configuration", &key).await? {
             None => Err(StoreError::NoConfig(key)),
@@ -80,7 +80,7 @@ impl EtcdStore {
         }
     }
 
-    pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
+    pub(super) async fn list(&self) -> StoreResult<Snapshot> {
         let (subnets, mut snapshot) = (self.path(""), Snapshot::default());
         let add = |found: &KeyValue| snapshot.add(decode(&subnets, found));
         let (of, is_all) = self.scan(&subnets, SCANNED_KEYS_MAX, add).await?;
@@ -91,7 +91,7 @@ impl EtcdStore {
     }
 
     /// The names in all claims.
-    pub(in crate::control) async fn names(&self) -> Result<Names, StoreError> {
+    pub(in crate::control) async fn names(&self) -> StoreResult<Names> {
         let (nodes, mut names) = (format!("{}/weft/nodes/", self.prefix), Names::new());
         let name = |found: &KeyValue| {
             let address = found.key_str().ok()?.strip_prefix(&nodes)?.parse().ok()?;
@@ -108,7 +108,7 @@ impl EtcdStore {
         folder: &str,
         keys_max: usize,
         mut give: impl FnMut(&KeyValue),
-    ) -> Result<((i64, u64), bool), StoreError> {
+    ) -> StoreResult<((i64, u64), bool)> {
         // The digit zero follows the slash.
         let end = format!("{}0", folder.trim_end_matches('/'));
         let (mut from, mut page_keys) = (folder.as_bytes().to_vec(), PAGE_KEYS_MAX);
@@ -154,7 +154,7 @@ impl EtcdStore {
         value: &LeaseAttributes,
         ttl: Option<Duration>,
         phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let etcd_lease = match ttl {
             Some(ttl) => Some(self.grant(ttl).await?),
             None => None,
@@ -169,14 +169,14 @@ impl EtcdStore {
         lease: &Lease,
         ttl: Duration,
         phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let etcd_lease = self.extend(lease.lifetime, ttl).await?;
         self.write("updating the lease", lease, etcd_lease, phase).await
     }
 
     /// Extends the etcd lease and checks that the key is still ours. The key is rewritten only
     /// when it needs another etcd lease: a renewal is no news to the other nodes.
-    pub(super) async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+    pub(super) async fn renew(&self, held: &Lease, ttl: Duration) -> StoreResult<Granted> {
         let operation = "renewing the lease";
         let etcd_lease = self.extend(held.lifetime, ttl).await?;
         if etcd_lease.is_some_and(|lease| lease.fresh) {
@@ -187,7 +187,7 @@ impl EtcdStore {
         Ok(granted(held.clone(), etcd_lease))
     }
 
-    pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+    pub(super) async fn delete(&self, held: &Lease) -> StoreResult<()> {
         let delete = TxnOp::delete(self.path(&held.key), None);
         self.compare_and_swap("deleting the lease", held, None, delete).await.map(drop)
     }
@@ -201,7 +201,7 @@ impl EtcdStore {
         lease: &Lease,
         etcd_lease: Option<EtcdLease>,
         phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let claimed = match phase {
             Phase::Starts => self.claims.still_claimed(lease.attributes.public_ip).await,
             Phase::Runs => None,
@@ -226,14 +226,14 @@ impl EtcdStore {
         held: &Lease,
         condition: Option<Compare>,
         write: TxnOp,
-    ) -> Result<i64, StoreError> {
+    ) -> StoreResult<i64> {
         let path = self.path(&held.key);
         let write =
             self.connection.compare_and_swap(operation, &path, held.revision, condition, write);
         write.await?.map_err(|_found| StoreError::Conflict(held.key.clone()))
     }
 
-    pub(super) async fn watch(&self, revision: i64, own: &Lease) -> Result<EtcdWatch, StoreError> {
+    pub(super) async fn watch(&self, revision: i64, own: &Lease) -> StoreResult<EtcdWatch> {
         // Before the stream is opened: the client renews an old token when a plain request is
         // refused, not when a stream is.
         self.expect_own(own, revision).await?;
@@ -247,7 +247,7 @@ impl EtcdStore {
 
     /// Fails with lost history if the own key is not as it was at `revision`, nor written since. A
     /// cluster that was wiped and made again may have its old id, and revisions beyond ours.
-    async fn expect_own(&self, own: &Lease, revision: i64) -> Result<(), StoreError> {
+    async fn expect_own(&self, own: &Lease, revision: i64) -> StoreResult<()> {
         let found = self.connection.get("reading the own lease", &self.path(&own.key)).await?;
         let is_known = found.is_some_and(|found| {
             let written = found.mod_revision();
@@ -258,11 +258,7 @@ impl EtcdStore {
     }
 
     /// The lease for a key of this lifetime, alive for at least `ttl`; `None` for a reservation.
-    async fn extend(
-        &self,
-        lifetime: Lifetime,
-        ttl: Duration,
-    ) -> Result<Option<EtcdLease>, StoreError> {
+    async fn extend(&self, lifetime: Lifetime, ttl: Duration) -> StoreResult<Option<EtcdLease>> {
         let Lifetime::Leased { id, .. } = lifetime else { return Ok(None) };
         match self.connection.keep_alive(id, ttl).await? {
             Some(lease) => Ok(Some(lease)),
@@ -271,7 +267,7 @@ impl EtcdStore {
     }
 
     /// A lease that no key has: one serves all tries, so that a lost race costs one request.
-    async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
+    async fn grant(&self, ttl: Duration) -> StoreResult<EtcdLease> {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let fresh_until = clock::boot_time() + ttl.mul_f64(SPARE_TTL_MIN);
         match spare.filter(|spare| spare.expires >= fresh_until) {

@@ -14,7 +14,7 @@ use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, TxnOp};
 use tokio::sync::{Mutex, Notify};
 
 use super::etcd_connection::Connection;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::{NodeIdentity, holder_of};
 
 /// Looks at a claim that others write in the same moment, before the caller has to retry.
@@ -48,7 +48,7 @@ impl Claims {
     }
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it.
-    pub(super) async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
+    pub(super) async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
         let mut claimed = self.claim_at(&self.claim_path(public_ip), public_ip, ttl).await;
         if let Err(StoreError::Refused { detail, .. }) = &mut claimed {
             detail.push_str(&format!(" (the key is {})", self.claim_path(public_ip)));
@@ -56,12 +56,7 @@ impl Claims {
         claimed
     }
 
-    async fn claim_at(
-        &self,
-        path: &str,
-        public_ip: Ipv4Addr,
-        ttl: Duration,
-    ) -> Result<(), StoreError> {
+    async fn claim_at(&self, path: &str, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
         let Some(node) = &self.node else { return Ok(()) };
         let mut state = self.state.lock().await;
         if state.held.is_some_and(|(held, _)| held != public_ip) {
@@ -114,7 +109,7 @@ impl Claims {
     }
 
     /// Who claims `public_ip` now, in words.
-    pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> Result<Option<String>, StoreError> {
+    pub(super) async fn holder(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
         let found = self.connection.get(READING, &self.claim_path(public_ip)).await?;
         let holder = found.and_then(|found| holder_of(found.value(), found.lease()));
         Ok(holder.map(|holder| holder.describe(false)))

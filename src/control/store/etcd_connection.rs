@@ -21,7 +21,7 @@ use tracing::debug;
 use super::calls::Calls;
 use super::etcd_tls::{advice, tls_options};
 use crate::config::options::{Credentials, EtcdOptions};
-use crate::control::error::{ConnectError, StoreError};
+use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::failure::{described, with_causes};
 
 /// Longest time for one request. A quorum write takes milliseconds, a leader election up to a
@@ -80,7 +80,7 @@ impl Connection {
         &self,
         operation: &'static str,
         request: impl FnOnce(Client) -> F,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         // On the heap: the layers below are large, and so would be every future above.
         let request = Box::pin(async {
             let Session { client, is_user, number, moves: _ } = self.session(operation).await?;
@@ -106,7 +106,7 @@ impl Connection {
         &self,
         operation: &'static str,
         request: impl Fn(Client) -> F,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         let connected = self.session.lock().await.is_some();
         match self.call(operation, &request).await {
             Err(_) if connected && self.session.lock().await.is_none() => {
@@ -121,7 +121,7 @@ impl Connection {
         &self,
         operation: &'static str,
         path: &str,
-    ) -> Result<Option<KeyValue>, StoreError> {
+    ) -> StoreResult<Option<KeyValue>> {
         let get = |mut client: Client| async move { client.get(path, None).await };
         Ok(self.read(operation, get).await?.kvs().first().cloned())
     }
@@ -135,7 +135,7 @@ impl Connection {
         revision: i64,
         condition: Option<Compare>,
         write: TxnOp,
-    ) -> Result<Result<i64, Option<KeyValue>>, StoreError> {
+    ) -> StoreResult<Result<i64, Option<KeyValue>>> {
         let unchanged = Compare::mod_revision(path, CompareOp::Equal, revision);
         let conditions: Vec<_> = std::iter::once(unchanged).chain(condition).collect();
         let look = TxnOp::get(path, None);
@@ -156,7 +156,7 @@ impl Connection {
         *self.session.lock().await = None;
     }
 
-    async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
+    async fn session(&self, operation: &'static str) -> StoreResult<Session> {
         // Held while connecting: a second caller waits for the same connection.
         let mut slot = self.session.lock().await;
         let moves = self.calls.moves();
@@ -170,10 +170,7 @@ impl Connection {
     }
 
     /// Also whether it is logged in.
-    async fn first_that_answers(
-        &self,
-        operation: &'static str,
-    ) -> Result<(Client, bool), StoreError> {
+    async fn first_that_answers(&self, operation: &'static str) -> StoreResult<(Client, bool)> {
         let probe = async |(place, endpoint): (usize, &String)| {
             self.probe(operation, endpoint).await.map_err(|error| (place, error))
         };
@@ -189,11 +186,7 @@ impl Connection {
         Err(sum_up(operation, failures))
     }
 
-    async fn probe(
-        &self,
-        operation: &'static str,
-        endpoint: &str,
-    ) -> Result<(Client, bool), StoreError> {
+    async fn probe(&self, operation: &'static str, endpoint: &str) -> StoreResult<(Client, bool)> {
         let unavailable = |detail: String| {
             let advice = advice(&detail).map(|advice| advice + ": ").unwrap_or_default();
             StoreError::unavailable(operation, format!("{endpoint}: {advice}{detail}"))
@@ -256,7 +249,7 @@ pub(super) fn config_key(prefix: &str) -> String {
 async fn bounded<T>(
     operation: &'static str,
     request: impl Future<Output = Result<T, EtcdError>>,
-) -> Result<T, StoreError> {
+) -> StoreResult<T> {
     let no_answer = || format!("no answer within {REQUEST_TIMEOUT:?}");
     match timeout(REQUEST_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(|error| classify(operation, &error)),

@@ -6,7 +6,7 @@ use etcd_client::Error as EtcdError;
 
 use super::etcd_connection::Connection;
 use crate::control::clock;
-use crate::control::error::StoreError;
+use crate::control::error::StoreResult;
 use crate::failure::with_causes;
 
 /// An etcd lease that we hold.
@@ -35,7 +35,7 @@ impl Connection {
         &self,
         id: i64,
         least: Duration,
-    ) -> Result<Option<EtcdLease>, StoreError> {
+    ) -> StoreResult<Option<EtcdLease>> {
         let asked = clock::boot_time();
         let kept = self
             .call("keeping the lease alive", |mut client| async move {
@@ -56,7 +56,7 @@ impl Connection {
         Ok((kept > 0 && lease.expires - asked >= least).then_some(lease))
     }
 
-    pub(super) async fn grant(&self, ttl: Duration) -> Result<EtcdLease, StoreError> {
+    pub(super) async fn grant(&self, ttl: Duration) -> StoreResult<EtcdLease> {
         let asked = clock::boot_time();
         let seconds = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
         let response = self

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::calls::moved;
 use super::etcd_connection::{Connection, classify, told, wants_connection};
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, Lifetime, Version};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::Change;
@@ -44,7 +44,7 @@ impl EtcdWatch {
         subnets: String,
         revision: i64,
         cluster: u64,
-    ) -> Result<Self, StoreError> {
+    ) -> StoreResult<Self> {
         let moves = connection.calls.moves();
         let options = WatchOptions::new()
             .with_prefix()
@@ -75,7 +75,7 @@ impl EtcdWatch {
         Ok(Self { stream, connection, moves, subnets, live, ask_at, unanswered: 0 })
     }
 
-    pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
+    pub(super) async fn next(&mut self) -> StoreResult<Vec<Change>> {
         if let Some(revision) = self.live.take() {
             return Ok(vec![Change::Live { revision }]);
         }
@@ -88,7 +88,7 @@ impl EtcdWatch {
         result
     }
 
-    async fn receive(&mut self) -> Result<Vec<Change>, StoreError> {
+    async fn receive(&mut self) -> StoreResult<Vec<Change>> {
         loop {
             tokio::select! {
                 message = self.stream.message() => {
@@ -104,7 +104,7 @@ impl EtcdWatch {
         }
     }
 
-    async fn ask(&mut self) -> Result<(), StoreError> {
+    async fn ask(&mut self) -> StoreResult<()> {
         if self.unanswered >= UNANSWERED_MAX {
             return Err(ended("the watch gave no sign of life"));
         }
@@ -132,7 +132,7 @@ impl EtcdWatch {
 }
 
 /// The message, unless the stream ends with it.
-fn check(message: Option<WatchResponse>) -> Result<WatchResponse, StoreError> {
+fn check(message: Option<WatchResponse>) -> StoreResult<WatchResponse> {
     let Some(message) = message else { return Err(ended("the server closed the stream")) };
     if message.compact_revision() != 0 {
         return Err(StoreError::HistoryLost);

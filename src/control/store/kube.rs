@@ -28,7 +28,7 @@ use crate::config::kube::{KubeOptions, NodeSource};
 use crate::config::network::{CONFIG_BYTES_MAX, NetworkConfig};
 use crate::control::backoff::Backoff;
 use crate::control::clock;
-use crate::control::error::{AcquireError, ConnectError, StoreError};
+use crate::control::error::{AcquireError, ConnectError, StoreError, StoreResult};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime};
 use crate::control::rejected::Rejected;
 use crate::control::snapshot::{ENTRIES_MAX, Granted, Snapshot};
@@ -95,13 +95,13 @@ impl KubeStore {
     }
 
     /// As the file says now: a ConfigMap that was changed is there within two minutes.
-    pub(super) fn config(&self) -> Result<Vec<u8>, StoreError> {
+    pub(super) fn config(&self) -> StoreResult<Vec<u8>> {
         let path = self.network_config.display();
         read_network_config(&self.network_config)
             .map_err(|error| StoreError::NoConfig(format!("{path} ({error})")))
     }
 
-    pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
+    pub(super) async fn list(&self) -> StoreResult<Snapshot> {
         for _ in 0..LISTINGS_MAX {
             match self.list_once().await {
                 Err(StoreError::HistoryLost) => {}
@@ -114,7 +114,7 @@ impl KubeStore {
 
     /// All leases for an operator, who is no node: what the Node of this name says is one like any
     /// other.
-    pub(in crate::control) async fn entries(&self) -> Result<Snapshot, StoreError> {
+    pub(in crate::control) async fn entries(&self) -> StoreResult<Snapshot> {
         let mut snapshot = self.list().await?;
         if let Some(entry) = self.read_own().await?.and_then(|node| node.lease()) {
             snapshot.add(entry);
@@ -122,7 +122,7 @@ impl KubeStore {
         Ok(snapshot)
     }
 
-    async fn list_once(&self) -> Result<Snapshot, StoreError> {
+    async fn list_once(&self) -> StoreResult<Snapshot> {
         let (mut snapshot, mut own) = (Snapshot::default(), None);
         let mut params = ListParams::default().limit(PAGE_NODES);
         for _ in 0..PAGES_MAX {
@@ -157,7 +157,7 @@ impl KubeStore {
         operation: &'static str,
         request: Built,
         mut give: impl FnMut(Result<Node, Rejected>),
-    ) -> Result<(i64, String), StoreError> {
+    ) -> StoreResult<(i64, String)> {
         let bytes = self.connection.ask_whole(operation, request, PAGE_BYTES_MAX).await?;
         let page = Page::parse(&bytes).map_err(|why| StoreError::unavailable(operation, why))?;
         for item in page.items {
@@ -181,7 +181,7 @@ impl KubeStore {
 
     /// Reads the own Node; `None` if there is none. By a list, which the roles of all flannels
     /// allow, while getting one Node is newer.
-    async fn read_own(&self) -> Result<Option<Node>, StoreError> {
+    async fn read_own(&self) -> StoreResult<Option<Node>> {
         let operation = "reading the own Node";
         let request = nodes().list(&self.own.alone());
         let mut found = None;
@@ -219,7 +219,7 @@ impl KubeStore {
     }
 
     /// What the own Node's annotations say from an earlier run; `None` if that can't be used.
-    pub(in crate::control) async fn former(&self) -> Result<Option<LeaseAttributes>, StoreError> {
+    pub(in crate::control) async fn former(&self) -> StoreResult<Option<LeaseAttributes>> {
         Ok(self.read_own().await?.and_then(|node| node.attributes().ok()))
     }
 
@@ -254,7 +254,7 @@ impl KubeStore {
         &self,
         subnet: Prefix,
         attributes: &LeaseAttributes,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         self.own.hold(subnet, attributes);
         self.write().await?;
         Ok(Granted { lease: self.lease(subnet, attributes.clone()), expires: None })
@@ -267,7 +267,7 @@ impl KubeStore {
     }
 
     /// Writes the annotations now, if they do not say what they should.
-    async fn write(&self) -> Result<(), StoreError> {
+    async fn write(&self) -> StoreResult<()> {
         match self.write_step().await? {
             Step::Rest | Step::Annotate { .. } | Step::TellUp(_) => Ok(()),
             Step::AwaitNode => Err(self.cannot_write("there is no such Node")),
@@ -277,7 +277,7 @@ impl KubeStore {
     }
 
     /// Writes what is due next, and returns what it was.
-    async fn write_step(&self) -> Result<Step, StoreError> {
+    async fn write_step(&self) -> StoreResult<Step> {
         let step = self.own.next_step(&self.prefix);
         let patch = match &step {
             Step::Annotate { patch, overwrite, .. } => {
@@ -423,11 +423,11 @@ async fn node_of_pod(
 
 /// Repeats `request` until it succeeds, or fails after the time that its error is worth, and logs
 /// `what` meanwhile.
-async fn retried<T, F: Future<Output = Result<T, StoreError>>>(
+async fn retried<T, F: Future<Output = StoreResult<T>>>(
     what: &str,
     patience: impl Fn(&StoreError) -> Duration,
     request: impl Fn() -> F,
-) -> Result<T, StoreError> {
+) -> StoreResult<T> {
     let (began, mut told) = (Instant::now(), LogOnce::default());
     let mut backoff = Backoff::between(RETRY_PAUSE.0, RETRY_PAUSE.1);
     loop {

@@ -22,7 +22,7 @@ use tower::{BoxError, ServiceBuilder, service_fn};
 
 use super::calls::Calls;
 use crate::config::kube::KubeOptions;
-use crate::control::error::{ConnectError, StoreError};
+use crate::control::error::{ConnectError, StoreError, StoreResult};
 use crate::control::own_thread::on_own_thread;
 use crate::failure::with_causes;
 
@@ -91,7 +91,7 @@ impl Connection {
         &self,
         operation: &'static str,
         request: Built,
-    ) -> Result<Response<Body>, StoreError> {
+    ) -> StoreResult<Response<Body>> {
         self.calls.unless_moved(operation, self.ask_once(operation, request)).await
     }
 
@@ -99,7 +99,7 @@ impl Connection {
         &self,
         operation: &'static str,
         request: Built,
-    ) -> Result<Response<Body>, StoreError> {
+    ) -> StoreResult<Response<Body>> {
         let unavailable = |detail: String| StoreError::unavailable(operation, detail);
         let request = request.map_err(|error| unavailable(with_causes(&error)))?;
         let wait = *self.not_before.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +132,7 @@ impl Connection {
         operation: &'static str,
         request: Built,
         bytes_max: usize,
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> StoreResult<Vec<u8>> {
         let whole = async {
             let body = self.ask_once(operation, request).await?.into_body();
             read(operation, body, bytes_max).await
@@ -173,20 +173,13 @@ impl Connection {
     }
 }
 
-async fn bounded<T>(
-    operation: &'static str,
-    answer: impl Future<Output = T>,
-) -> Result<T, StoreError> {
+async fn bounded<T>(operation: &'static str, answer: impl Future<Output = T>) -> StoreResult<T> {
     let no_answer = || format!("no answer within {REQUEST_TIMEOUT:?}");
     let answer = timeout(REQUEST_TIMEOUT, answer).await;
     answer.map_err(|_elapsed| StoreError::unavailable(operation, no_answer()))
 }
 
-async fn read(
-    operation: &'static str,
-    body: Body,
-    bytes_max: usize,
-) -> Result<Vec<u8>, StoreError> {
+async fn read(operation: &'static str, body: Body, bytes_max: usize) -> StoreResult<Vec<u8>> {
     let whole = bounded(operation, Limited::new(body, bytes_max).collect()).await?;
     let failed = |error: BoxError| {
         let why = with_causes(error.as_ref());

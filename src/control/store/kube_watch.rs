@@ -22,7 +22,7 @@ use super::kube::KubeStore;
 use super::kube_connection::{ITEM_BYTES_MAX, nodes};
 use super::kube_node::{Node, Page};
 use crate::control::backoff::jittered;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::snapshot::Change;
 use crate::failure::with_causes;
 
@@ -70,7 +70,7 @@ struct RawEvent<'a> {
 
 impl KubeWatch {
     /// Opens the watch for changes after `revision`, and waits until the server accepts it.
-    pub(super) async fn open(store: Arc<KubeStore>, revision: i64) -> Result<Self, StoreError> {
+    pub(super) async fn open(store: Arc<KubeStore>, revision: i64) -> StoreResult<Self> {
         let (lines, moves, is_doubtful, unannounced) = (None, 0, true, None);
         let (began, ends) = (Instant::now(), Instant::now());
         let mut watch =
@@ -80,7 +80,7 @@ impl KubeWatch {
         Ok(watch)
     }
 
-    async fn begin(&mut self) -> Result<(), StoreError> {
+    async fn begin(&mut self) -> StoreResult<()> {
         self.moves = self.store.connection.calls.moves();
         if self.is_doubtful {
             self.expect_history().await?;
@@ -101,14 +101,14 @@ impl KubeWatch {
     /// Fails with lost history if the server is behind what was seen, because its etcd was restored
     /// from a backup. It does not say so itself: a watch from its future is accepted, and silent
     /// until the old count is reached again.
-    async fn expect_history(&mut self) -> Result<(), StoreError> {
+    async fn expect_history(&mut self) -> StoreResult<()> {
         let own = nodes().list(&self.store.own.alone());
         let list = self.store.connection.ask_whole(OPERATION, own, LINE_BYTES_MAX).await?;
         let page = Page::parse(&list).map_err(|why| StoreError::unavailable(OPERATION, why))?;
         if page.revision < self.revision { Err(StoreError::HistoryLost) } else { Ok(()) }
     }
 
-    pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
+    pub(super) async fn next(&mut self) -> StoreResult<Vec<Change>> {
         loop {
             let Some(lines) = &mut self.lines else {
                 self.begin().await?;
@@ -146,7 +146,7 @@ impl KubeWatch {
     }
 
     /// The server ended the watch, as it was asked to, or because it stops.
-    fn end(&mut self) -> Result<(), StoreError> {
+    fn end(&mut self) -> StoreResult<()> {
         let now = Instant::now();
         if now - self.began < SERVED_MIN {
             return Err(StoreError::unavailable(OPERATION, "the server ended the watch at once"));
@@ -157,7 +157,7 @@ impl KubeWatch {
         Ok(())
     }
 
-    fn read(&mut self, line: &str) -> Result<Option<Change>, StoreError> {
+    fn read(&mut self, line: &str) -> StoreResult<Option<Change>> {
         if line.trim().is_empty() {
             return Ok(None);
         }

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::local_claim::{self, FileClaims};
 use super::local_files::{Files, Listing, Locked, failed};
 use crate::control::clock;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, StoredValue};
 use crate::control::snapshot::{Change, Granted, Snapshot};
@@ -67,7 +67,7 @@ pub(super) struct LocalWatch {
 
 impl LocalStore {
     /// Opens `directory` and creates what is missing.
-    pub fn open(directory: PathBuf) -> Result<Self, StoreError> {
+    pub fn open(directory: PathBuf) -> StoreResult<Self> {
         let files = Files::new(directory);
         files.prepare()?;
         Ok(Self { files, claims: None })
@@ -77,16 +77,16 @@ impl LocalStore {
         self.claims = Some(Arc::new(FileClaims::new(node, self.files.claims_path())));
     }
 
-    pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
+    pub(super) async fn claim(&self, public_ip: Ipv4Addr) -> StoreResult<()> {
         let Some(claims) = self.claims.clone() else { return Ok(()) };
         self.files.apart(move |_| claims.claim(public_ip)).await
     }
 
-    pub(super) async fn config(&self) -> Result<Vec<u8>, StoreError> {
+    pub(super) async fn config(&self) -> StoreResult<Vec<u8>> {
         self.files.apart(Files::read_config).await
     }
 
-    pub(super) async fn list(&self) -> Result<Snapshot, StoreError> {
+    pub(super) async fn list(&self) -> StoreResult<Snapshot> {
         Ok(self.files.apart(Files::list).await?.snapshot)
     }
 
@@ -97,7 +97,7 @@ impl LocalStore {
         value: &LeaseAttributes,
         ttl: Option<Duration>,
         _phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let value = value.clone();
         let create = move |files: &Files| {
             let locked = files.lock()?;
@@ -113,10 +113,7 @@ impl LocalStore {
         self.files.apart(create).await
     }
 
-    pub(super) async fn claimed_by(
-        &self,
-        public_ip: Ipv4Addr,
-    ) -> Result<Option<String>, StoreError> {
+    pub(super) async fn claimed_by(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
         let holder = move |files: &Files| local_claim::holder(&files.claims_path(), public_ip);
         self.files.apart(holder).await
     }
@@ -126,7 +123,7 @@ impl LocalStore {
         lease: &Lease,
         ttl: Duration,
         _phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let lease = lease.clone();
         let update = move |files: &Files| {
             let locked = files.lock()?;
@@ -137,7 +134,7 @@ impl LocalStore {
         self.files.apart(update).await
     }
 
-    pub(super) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+    pub(super) async fn delete(&self, held: &Lease) -> StoreResult<()> {
         let held = held.clone();
         let delete = move |files: &Files| {
             let locked = files.lock()?;
@@ -147,7 +144,7 @@ impl LocalStore {
         self.files.apart(delete).await
     }
 
-    pub(super) async fn watch(&self) -> Result<LocalWatch, StoreError> {
+    pub(super) async fn watch(&self) -> StoreResult<LocalWatch> {
         let path = self.files.subnets_path();
         path.metadata().map_err(|source| failed("watch", &path, source))?;
         let (files, due) = (self.files.clone(), Some(Instant::now()));
@@ -169,7 +166,7 @@ fn open_events(path: &Path) -> io::Result<Events> {
     inotify.into_event_stream([0; EVENT_BUFFER_BYTES])
 }
 
-fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> Result<(), StoreError> {
+fn expect_unchanged(locked: &Locked<'_>, held: &Lease) -> StoreResult<()> {
     if locked.revision(&held.key) == Some(held.revision) {
         return Ok(());
     }
@@ -182,7 +179,7 @@ fn write(
     key: String,
     attributes: LeaseAttributes,
     ttl: Option<Duration>,
-) -> Result<Granted, StoreError> {
+) -> StoreResult<Granted> {
     let expires = ttl.map(|ttl| clock::boot_time() + ttl);
     // Whole seconds, rounded up: the file must not end before the lease does for its owner.
     let expires_unix = ttl.map(|ttl| clock::unix_seconds().saturating_add(ttl.as_secs() + 1));
@@ -194,7 +191,7 @@ fn write(
 }
 
 impl LocalWatch {
-    pub(super) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
+    pub(super) async fn next(&mut self) -> StoreResult<Vec<Change>> {
         loop {
             if let Some(due) = self.due {
                 sleep_until(due).await;
@@ -260,7 +257,7 @@ impl LocalWatch {
         Some(snapshot)
     }
 
-    async fn wait_for_change(&mut self) -> Result<(), StoreError> {
+    async fn wait_for_change(&mut self) -> StoreResult<()> {
         tokio::select! {
             Some(event) = OptionFuture::from(self.events.as_mut().map(StreamExt::next)) => {
                 if is_change(event)? {
@@ -273,7 +270,7 @@ impl LocalWatch {
     }
 
     /// Takes what is queued: the reading that follows shows it all.
-    fn drain(&mut self) -> Result<(), StoreError> {
+    fn drain(&mut self) -> StoreResult<()> {
         for _ in 0..QUEUED_EVENTS_MAX {
             let event = self.events.as_mut().and_then(|events| events.next().now_or_never());
             let Some(event) = event else { break };
@@ -284,7 +281,7 @@ impl LocalWatch {
 }
 
 /// Whether the event may have changed a lease; an error if it ends the watch.
-fn is_change(event: Option<io::Result<inotify::EventOwned>>) -> Result<bool, StoreError> {
+fn is_change(event: Option<io::Result<inotify::EventOwned>>) -> StoreResult<bool> {
     let lost = |detail: &str| StoreError::unavailable("watching the local store", detail);
     match event {
         Some(Ok(event)) if event.mask.contains(EventMask::IGNORED) => {

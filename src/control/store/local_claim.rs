@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use super::local_files::failed;
 use crate::config::lock_file::{self, LockFile};
 use crate::config::whole_file;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::NodeIdentity;
 
 /// More than any claim has.
@@ -31,7 +31,7 @@ impl FileClaims {
 
     /// Claims `public_ip`, unless another process has it. What was claimed before goes with the
     /// second call, when the own entry has had time to tell the new address.
-    pub(super) fn claim(&self, public_ip: Ipv4Addr) -> Result<(), StoreError> {
+    pub(super) fn claim(&self, public_ip: Ipv4Addr) -> StoreResult<()> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         if locks.iter().any(|(held, _)| *held == public_ip) {
             locks.retain(|(held, _)| *held == public_ip);
@@ -54,7 +54,7 @@ impl FileClaims {
 }
 
 /// Who claims `public_ip` in `directory` now, in words.
-pub(super) fn holder(directory: &Path, public_ip: Ipv4Addr) -> Result<Option<String>, StoreError> {
+pub(super) fn holder(directory: &Path, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
     let path = directory.join(public_ip.to_string());
     let lock = |source| failed("lock", &path, source);
     if !path.try_exists().map_err(lock)? || lock_file::try_lock(&path).map_err(lock)?.is_some() {

@@ -19,7 +19,7 @@ use crate::config::lock_file::{self, LockFile};
 use crate::config::network::CONFIG_BYTES_MAX;
 use crate::config::whole_file::{self, FileError};
 use crate::control::clock;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::lease::{Lease, Lifetime, VALUE_BYTES_MAX, Version};
 use crate::control::own_thread::on_own_thread;
 use crate::control::rejected::{RejectReason, Rejected};
@@ -68,8 +68,8 @@ impl Files {
     /// Does `work`, which blocks, on a thread of its own.
     pub(super) async fn apart<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
+        work: impl FnOnce(&Self) -> StoreResult<T> + Send + 'static,
+    ) -> StoreResult<T> {
         let files = self.clone();
         let failed = |error: io::Error| StoreError::unavailable("local store", error.to_string());
         on_own_thread(move || work(&files)).await.map_err(failed)?
@@ -86,12 +86,12 @@ impl Files {
 
     /// Creates what is missing. For the start only: later, a directory that is missing was
     /// unmounted or moved, and an empty one in its place would look like a store without leases.
-    pub(super) fn prepare(&self) -> Result<(), StoreError> {
+    pub(super) fn prepare(&self) -> StoreResult<()> {
         let path = self.subnets_path();
         fs::create_dir_all(&path).map_err(|source| failed("create", &path, source))
     }
 
-    pub(super) fn read_config(&self) -> Result<Vec<u8>, StoreError> {
+    pub(super) fn read_config(&self) -> StoreResult<Vec<u8>> {
         let path = self.root.join("config");
         let config = whole_file::read(&path, CONFIG_BYTES_MAX as u64)?;
         config.ok_or_else(|| StoreError::NoConfig(path.display().to_string()))
@@ -99,7 +99,7 @@ impl Files {
 
     /// All files below `subnets/`. Expired leases count as gone. That the directory is another
     /// one than before is an error once: what it lacks was not removed.
-    pub(super) fn list(&self) -> Result<Listing, StoreError> {
+    pub(super) fn list(&self) -> StoreResult<Listing> {
         let path = self.subnets_path();
         let mut listing = Listing::default();
         self.check_identity(&path)?;
@@ -118,7 +118,7 @@ impl Files {
         Ok(listing)
     }
 
-    fn check_identity(&self, path: &Path) -> Result<(), StoreError> {
+    fn check_identity(&self, path: &Path) -> StoreResult<()> {
         let found = fs::metadata(path).map_err(|source| failed("list", path, source))?;
         let found = (found.dev(), found.ino());
         let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,25 +132,19 @@ impl Files {
     /// One file; `None` if it is gone by now.
     fn read_lease(&self, name: &[u8]) -> Option<Result<Lease, Rejected>> {
         let path = self.subnets_path().join(std::ffi::OsStr::from_bytes(name));
-        let error = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
-            Ok(found) => {
-                return found.map(|value| {
-                    let version = Version { revision: fingerprint(&value), created: 0 };
-                    Lease::decode_file(name, &value, version)
-                });
-            }
-            Err(error) => error,
-        };
+        let version = |value: &[u8]| Version { revision: fingerprint(value), created: 0 };
+        let decode = |value: Vec<u8>| Lease::decode_file(name, &value, version(&value));
         // One unreadable file says nothing about the others.
-        let reason = match error {
-            FileError::Refused { .. } => RejectReason::TooLarge,
-            FileError::Io { .. } => RejectReason::BadValue,
+        let (reason, error) = match whole_file::read(&path, VALUE_BYTES_MAX as u64) {
+            Ok(found) => return found.map(decode),
+            Err(error @ FileError::Refused { .. }) => (RejectReason::TooLarge, error),
+            Err(error @ FileError::Io { .. }) => (RejectReason::BadValue, error),
         };
         let (key, detail) = (String::from_utf8_lossy(name).into_owned(), with_causes(&error));
         Some(Err(Rejected { key, reason, detail, revision: UNREADABLE }))
     }
 
-    pub(super) fn lock(&self) -> Result<Locked<'_>, StoreError> {
+    pub(super) fn lock(&self) -> StoreResult<Locked<'_>> {
         let path = self.root.join(".lock");
         let deadline = Instant::now() + LOCK_WAIT_MAX;
         loop {
@@ -185,7 +179,7 @@ impl Listing {
 impl Locked<'_> {
     /// All leases, after removing the file `key` if its lease has expired. Other expired files
     /// stay: their owners may only have another idea of the time.
-    pub(super) fn list_and_tidy(&self, key: &str) -> Result<Snapshot, StoreError> {
+    pub(super) fn list_and_tidy(&self, key: &str) -> StoreResult<Snapshot> {
         let listing = self.files.list()?;
         if listing.expired.iter().any(|expired| expired == key) {
             self.remove(key)?;
@@ -201,12 +195,12 @@ impl Locked<'_> {
 
     /// Replaces the file, durably, and returns its version. `key` has passed `parse_key` or is
     /// a subnet's own spelling, so it names no other directory.
-    pub(super) fn write(&self, key: &str, value: &[u8]) -> Result<i64, StoreError> {
+    pub(super) fn write(&self, key: &str, value: &[u8]) -> StoreResult<i64> {
         whole_file::write_shared(&self.files.subnets_path().join(key), value, FILE_MODE)?;
         Ok(fingerprint(value))
     }
 
-    pub(super) fn remove(&self, key: &str) -> Result<(), StoreError> {
+    pub(super) fn remove(&self, key: &str) -> StoreResult<()> {
         let path = self.files.subnets_path().join(key);
         match fs::remove_file(&path) {
             Ok(()) => Ok(()),

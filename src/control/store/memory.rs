@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::control::clock;
-use crate::control::error::StoreError;
+use crate::control::error::{StoreError, StoreResult};
 use crate::control::identity::Phase;
 use crate::control::lease::{Lease, LeaseAttributes, Lifetime, Version};
 use crate::control::rejected::Rejected;
@@ -66,7 +66,7 @@ impl MemoryStore {
         self.inner.lock().unwrap()
     }
 
-    fn call(&self, operation: &'static str) -> Result<MutexGuard<'_, Inner>, StoreError> {
+    fn call(&self, operation: &'static str) -> StoreResult<MutexGuard<'_, Inner>> {
         let mut inner = self.lock();
         inner.calls += 1;
         if inner.down {
@@ -127,7 +127,7 @@ impl MemoryStore {
     }
 
     #[allow(clippy::unused_async, reason = "the interface of the stores that do wait")]
-    pub(crate) async fn config(&self) -> Result<Vec<u8>, StoreError> {
+    pub(crate) async fn config(&self) -> StoreResult<Vec<u8>> {
         let config = self.call("config")?.config.clone();
         if config.is_empty() {
             return Err(StoreError::NoConfig("memory".to_owned()));
@@ -135,7 +135,7 @@ impl MemoryStore {
         Ok(config)
     }
 
-    pub(crate) async fn list(&self) -> Result<Snapshot, StoreError> {
+    pub(crate) async fn list(&self) -> StoreResult<Snapshot> {
         let snapshot = {
             let inner = self.call("list")?;
             let mut snapshot = Snapshot { revision: inner.revision, ..Snapshot::default() };
@@ -159,7 +159,7 @@ impl MemoryStore {
         value: &LeaseAttributes,
         ttl: Option<Duration>,
         _phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let key = subnet.key();
         let mut inner = self.call("create")?;
         if inner.entries.contains_key(&key) {
@@ -176,13 +176,13 @@ impl MemoryStore {
         lease: &Lease,
         ttl: Duration,
         _phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let mut inner = self.compare_and_swap("update", lease)?;
         inner.write(&lease.key, lease.attributes.to_json()?, lease.lifetime);
         self.granted(inner, &lease.key, ttl)
     }
 
-    pub(crate) async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+    pub(crate) async fn delete(&self, held: &Lease) -> StoreResult<()> {
         self.compare_and_swap("delete", held)?.remove(&held.key);
         self.changed.send_modify(|_| ());
         Ok(())
@@ -192,7 +192,7 @@ impl MemoryStore {
         &self,
         operation: &'static str,
         held: &Lease,
-    ) -> Result<MutexGuard<'_, Inner>, StoreError> {
+    ) -> StoreResult<MutexGuard<'_, Inner>> {
         let inner = self.call(operation)?;
         match inner.entries.get(&held.key) {
             Some(entry) if entry.version.revision == held.revision => Ok(inner),
@@ -205,7 +205,7 @@ impl MemoryStore {
         mut inner: MutexGuard<'_, Inner>,
         key: &str,
         ttl: Duration,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         let lease = inner.entries[key].decode(key).unwrap();
         let answered = inner.unanswered == 0;
         inner.unanswered = inner.unanswered.saturating_sub(1);
@@ -222,7 +222,7 @@ impl MemoryStore {
         Ok(Granted { lease, expires })
     }
 
-    pub(crate) fn watch(&self, revision: i64) -> Result<MemoryWatch, StoreError> {
+    pub(crate) fn watch(&self, revision: i64) -> StoreResult<MemoryWatch> {
         let mut inner = self.call("watch")?;
         if revision < inner.compacted || revision > inner.revision {
             return Err(StoreError::HistoryLost);
@@ -264,7 +264,7 @@ impl Inner {
 }
 
 impl MemoryWatch {
-    pub(crate) async fn next(&mut self) -> Result<Vec<Change>, StoreError> {
+    pub(crate) async fn next(&mut self) -> StoreResult<Vec<Change>> {
         loop {
             self.changes.borrow_and_update();
             let mut events = Vec::new();

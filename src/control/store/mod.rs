@@ -33,7 +33,7 @@ use self::calls::Calls;
 use self::etcd::EtcdStore;
 use self::kube::KubeStore;
 use self::kube_watch::KubeWatch;
-use crate::control::error::StoreError;
+use crate::control::error::StoreResult;
 use crate::control::identity::{NodeIdentity, Phase};
 use crate::control::lease::{Lease, LeaseAttributes};
 use crate::control::request_times::RequestTimes;
@@ -60,7 +60,7 @@ pub enum Leased {
 }
 
 /// Changes, at least one at a time. Ends with an error; dropping a `next` loses none.
-pub type Watch = BoxStream<'static, Result<Vec<Change>, StoreError>>;
+pub type Watch = BoxStream<'static, StoreResult<Vec<Change>>>;
 
 /// The stream of what a watch brings.
 macro_rules! stream {
@@ -72,12 +72,12 @@ macro_rules! stream {
 
 /// The same call on whichever store it is.
 macro_rules! on_each {
-    ($self:ident, $store:ident => $call:expr) => {
-        match $self {
-            Self::Etcd($store) => $call,
-            Self::Local($store) => $call,
+    ($leased:expr, $store:ident => $call:expr) => {
+        match $leased {
+            Leased::Etcd($store) => $call,
+            Leased::Local($store) => $call,
             #[cfg(test)]
-            Self::Memory($store) => $call,
+            Leased::Memory($store) => $call,
         }
     };
 }
@@ -115,30 +115,31 @@ impl Store {
     }
 
     /// The network configuration as written by the operator.
-    pub async fn config(&self) -> Result<Vec<u8>, StoreError> {
+    pub async fn config(&self) -> StoreResult<Vec<u8>> {
         match self {
-            Self::Leased(store) => store.config().await,
+            Self::Leased(leased) => on_each!(leased, store => store.config().await),
             Self::Assigned(store) => store.config(),
         }
     }
 
     /// All leases.
-    pub async fn list(&self) -> Result<Snapshot, StoreError> {
+    pub async fn list(&self) -> StoreResult<Snapshot> {
         match self {
-            Self::Leased(store) => store.list().await,
+            Self::Leased(leased) => on_each!(leased, store => store.list().await),
             Self::Assigned(store) => store.list().await,
         }
     }
 
     /// All changes after `revision`, which a snapshot or an earlier change named; an error if the
     /// store's history up to there is not the one that has `own`.
-    pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
-        match self {
-            Self::Leased(store) => store.watch(revision, own).await,
-            Self::Assigned(store) => {
-                Ok(stream!(KubeWatch::open(Arc::clone(store), revision).await?))
-            }
-        }
+    pub async fn watch(&self, revision: i64, own: &Lease) -> StoreResult<Watch> {
+        Ok(match self {
+            Self::Leased(Leased::Etcd(store)) => stream!(store.watch(revision, own).await?),
+            Self::Leased(Leased::Local(store)) => stream!(store.watch().await?),
+            #[cfg(test)]
+            Self::Leased(Leased::Memory(store)) => stream!(store.watch(revision)?),
+            Self::Assigned(store) => stream!(KubeWatch::open(Arc::clone(store), revision).await?),
+        })
     }
 
     /// Waits until a store that answers lacks what this node has there.
@@ -161,23 +162,13 @@ impl Leased {
 
     /// Claims `public_ip`, or keeps that claim alive, unless another node has it. It lives for
     /// `ttl` after the last call, or as long as this process. A node without a name claims nothing.
-    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> Result<(), StoreError> {
+    pub async fn claim(&self, public_ip: Ipv4Addr, ttl: Duration) -> StoreResult<()> {
         match self {
             Self::Etcd(store) => store.claims.claim(public_ip, ttl).await,
             Self::Local(store) => store.claim(public_ip).await,
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
         }
-    }
-
-    /// The network configuration as written by the operator.
-    pub async fn config(&self) -> Result<Vec<u8>, StoreError> {
-        on_each!(self, store => store.config().await)
-    }
-
-    /// All leases.
-    pub async fn list(&self) -> Result<Snapshot, StoreError> {
-        on_each!(self, store => store.list().await)
     }
 
     /// Takes `subnet` for `ttl`, or without one for ever, if no entry has its key.
@@ -187,30 +178,25 @@ impl Leased {
         value: &LeaseAttributes,
         ttl: Option<Duration>,
         phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    ) -> StoreResult<Granted> {
         on_each!(self, store => store.create(subnet, value, ttl, phase).await)
     }
 
     /// Writes `lease` over the entry of its revision and extends it to `ttl` from now, if nobody
     /// wrote since. A reservation stays one.
-    pub async fn update(
-        &self,
-        lease: &Lease,
-        ttl: Duration,
-        phase: Phase,
-    ) -> Result<Granted, StoreError> {
+    pub async fn update(&self, lease: &Lease, ttl: Duration, phase: Phase) -> StoreResult<Granted> {
         on_each!(self, store => store.update(lease, ttl, phase).await)
     }
 
     /// Extends `held` to `ttl` from now, if nobody wrote since.
-    pub async fn renew(&self, held: &Lease, ttl: Duration) -> Result<Granted, StoreError> {
+    pub async fn renew(&self, held: &Lease, ttl: Duration) -> StoreResult<Granted> {
         let Self::Etcd(store) = self else { return self.update(held, ttl, Phase::Runs).await };
         store.renew(held, ttl).await
     }
 
     /// The node whose daemon runs and claims `public_ip`, in words. A node that runs flanneld
     /// claims nothing.
-    pub async fn claimed_by(&self, public_ip: Ipv4Addr) -> Result<Option<String>, StoreError> {
+    pub async fn claimed_by(&self, public_ip: Ipv4Addr) -> StoreResult<Option<String>> {
         match self {
             Self::Etcd(store) => store.claims.holder(public_ip).await,
             Self::Local(store) => store.claimed_by(public_ip).await,
@@ -220,17 +206,7 @@ impl Leased {
     }
 
     /// Removes `held`, if nobody wrote since.
-    pub async fn delete(&self, held: &Lease) -> Result<(), StoreError> {
+    pub async fn delete(&self, held: &Lease) -> StoreResult<()> {
         on_each!(self, store => store.delete(held).await)
-    }
-
-    /// As [`Store::watch`].
-    pub async fn watch(&self, revision: i64, own: &Lease) -> Result<Watch, StoreError> {
-        match self {
-            Self::Etcd(store) => Ok(stream!(store.watch(revision, own).await?)),
-            Self::Local(store) => Ok(stream!(store.watch().await?)),
-            #[cfg(test)]
-            Self::Memory(store) => Ok(stream!(store.watch(revision)?)),
-        }
     }
 }
