@@ -193,37 +193,26 @@ fn workers(text: &str) -> Result<WorkersChoice, OptionError> {
     if text == "auto" {
         return Ok(WorkersChoice::Auto);
     }
-    match text.parse::<NonZeroU16>() {
-        Ok(count) if count.get() <= WorkersChoice::MAX => Ok(WorkersChoice::Exactly(count)),
-        _ => {
-            let most = WorkersChoice::MAX;
-            let problem = format!("{text:?} is not a number of workers: use auto or 1 to {most}");
-            Err(refused("--workers", problem))
-        }
-    }
+    let most = WorkersChoice::MAX;
+    let count = text.parse().ok().filter(|count: &NonZeroU16| count.get() <= most);
+    let problem = || format!("{text:?} is not a number of workers: use auto or 1 to {most}");
+    count.map(WorkersChoice::Exactly).ok_or_else(|| refused("--workers", problem()))
 }
 
 fn offload(text: &str) -> Result<OffloadChoice, OptionError> {
+    const NAMES: [&str; 4] = ["tso", "uso", "gso", "gro"];
     match text {
         "auto" => return Ok(OffloadChoice::ALL),
         "none" => return Ok(OffloadChoice::NONE),
         _ => {}
     }
-    let mut choice = OffloadChoice::NONE;
-    for name in text.split(',') {
-        let is_allowed = match name {
-            "tso" => &mut choice.tso,
-            "uso" => &mut choice.uso,
-            "gso" => &mut choice.gso,
-            "gro" => &mut choice.gro,
-            _ => {
-                let problem = "is not an offload: use auto, none, or a list of tso, uso, gso, gro";
-                return Err(refused("--offload", format!("{name:?} {problem}")));
-            }
-        };
-        *is_allowed = true;
+    let given: Vec<_> = text.split(',').collect();
+    if let Some(other) = given.iter().find(|name| !NAMES.contains(name)) {
+        let problem = "is not an offload: use auto, none, or a list of tso, uso, gso, gro";
+        return Err(refused("--offload", format!("{other:?} {problem}")));
     }
-    Ok(choice)
+    let [tso, uso, gso, gro] = NAMES.map(|name| given.contains(&name));
+    Ok(OffloadChoice { tso, uso, gso, gro, automatic: false })
 }
 
 fn subnet_file(text: &str) -> Result<PathBuf, OptionError> {
