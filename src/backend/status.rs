@@ -286,6 +286,18 @@ pub(super) fn log_changes<H: PartialEq + Display>(
     }
 }
 
+/// The first of many lines, and what sums up how many more there are.
+pub(super) fn summed_up(
+    mut lines: impl Iterator<Item = String>,
+    sum: impl FnOnce(usize) -> String,
+) -> Vec<String> {
+    let mut first: Vec<_> = lines.by_ref().take(LOGGED_PER_UPDATE_MAX).collect();
+    if let more @ 1.. = lines.count() {
+        first.push(sum(more));
+    }
+    first
+}
+
 /// What changed, in flannel's words.
 fn changes<H: PartialEq + Display>(
     before: &BTreeMap<Prefix, H>,
@@ -293,21 +305,12 @@ fn changes<H: PartialEq + Display>(
 ) -> Vec<String> {
     let changed = now.iter().filter(|(subnet, host)| before.get(subnet) != Some(*host));
     let removed = before.keys().filter(|subnet| !now.contains_key(subnet));
-    let mut all = changed
-        .map(|(subnet, host)| (subnet, Some(host)))
-        .chain(removed.map(|subnet| (subnet, None)));
-    let first = all.by_ref().take(LOGGED_PER_UPDATE_MAX);
-    let mut lines: Vec<_> = first
-        .map(|(subnet, host)| match (before.get(subnet), host) {
-            (_, None) => format!("Subnet removed: {subnet}"),
-            (None, Some(host)) => format!("Subnet added: {subnet} via {host}"),
-            (Some(was), Some(host)) => format!("Subnet moved: {subnet} from {was} to {host}"),
-        })
-        .collect();
-    if let more @ 1.. = all.count() {
-        lines.push(format!("{more} more changes of subnets; {} peers now", now.len()));
-    }
-    lines
+    let changed = changed.map(|(subnet, host)| match before.get(subnet) {
+        None => format!("Subnet added: {subnet} via {host}"),
+        Some(was) => format!("Subnet moved: {subnet} from {was} to {host}"),
+    });
+    let lines = changed.chain(removed.map(|subnet| format!("Subnet removed: {subnet}")));
+    summed_up(lines, |more| format!("{more} more changes of subnets; {} peers now", now.len()))
 }
 
 #[cfg(test)]

@@ -2,13 +2,12 @@
 //! The only owner of the netlink crates: one request per method, no policy, no retry of an edit.
 
 mod decode;
+pub mod devices;
 pub mod events;
 pub mod filters;
 mod neighbours;
 pub mod policies;
 mod routes;
-pub mod veth;
-mod vxlan;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};

@@ -130,7 +130,8 @@ impl OverlayDesired {
 /// The TUN device, with the state that it must have.
 #[derive(Debug)]
 pub struct Overlay {
-    desired: OverlayDesired,
+    /// The state that the device must have.
+    pub desired: OverlayDesired,
     foreign_mtu_bytes: Option<u32>,
     foreign_route: Option<String>,
     logged: LogOnce,
@@ -165,11 +166,6 @@ impl Overlay {
         }
         let logged = LogOnce::default();
         Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged })
-    }
-
-    /// The state that the device must have.
-    pub fn desired(&self) -> &OverlayDesired {
-        &self.desired
     }
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else

@@ -333,7 +333,7 @@ async fn hold(host: &mut HostFollower, overlay: &mut Overlay) -> OverlayError {
 }
 
 async fn reconcile(netlink: &Netlink, overlay: &mut Overlay) -> Vec<String> {
-    let listing = Listing::read(netlink, &[overlay.desired().network]).await.unwrap();
+    let listing = Listing::read(netlink, &[overlay.desired.network]).await.unwrap();
     overlay.reconcile(netlink, &listing).await.unwrap()
 }
 

@@ -46,7 +46,7 @@ pub(crate) const FLOORS: &[(&str, &[&[&str]])] = &[
             &["netlink/decode"],
             &["netlink"],
             &["netlink/filters", "netlink/neighbours", "netlink/routes"],
-            &["netlink/events", "netlink/policies", "netlink/veth", "netlink/vxlan"],
+            &["netlink/devices", "netlink/events", "netlink/policies"],
             &["interface"],
             &["follower"],
             &["tables"],

@@ -96,28 +96,25 @@ pub(crate) async fn reserve(
         None => patiently(once).await?,
     };
     let device = netlink.link_just_made(&tunnel.queues[0].name).await?.id.index;
-    let probe = async |fast_path: &FastPath| {
-        let attacher = Attacher { netlink: &netlink, fast_path, owner, is_kept };
-        attacher.probe(device).await
+    let load = async || {
+        let fast_path = FastPath::load()?;
+        let attacher = Attacher { netlink: &netlink, fast_path: &fast_path, owner, is_kept };
+        attacher.probe(device).await?;
+        Ok(fast_path)
     };
-    let fast_path = load_fast_path(fast_path, probe).await?;
+    let fast_path = load_fast_path(fast_path, load).await?;
     Ok(UdpReserved { settings: *settings, tunnel, fast_path })
 }
 
-/// Loads the kernel's programs, unless they are not wanted, and finds out whether they can be
-/// attached; they take nothing yet.
+/// Loads the kernel's programs by `load`, which finds out whether they can be attached, unless they
+/// are not wanted; they take nothing yet.
 async fn load_fast_path(
     choice: FastPathChoice,
-    probe: impl AsyncFn(&FastPath) -> Result<(), AttachError>,
+    load: impl AsyncFnOnce() -> Result<FastPath, AttachError>,
 ) -> Result<Result<FastPath, status::FastPath>, StartError> {
     if choice == FastPathChoice::Off {
         return Ok(Err(off(SWITCHED_OFF, "--fast-path=off".to_owned())));
     }
-    let load = async || {
-        let fast_path = FastPath::load()?;
-        probe(&fast_path).await?;
-        Ok::<_, AttachError>(fast_path)
-    };
     match load().await {
         Ok(fast_path) => Ok(Ok(fast_path)),
         Err(error) if choice == FastPathChoice::On => Err(error.into()),

@@ -44,8 +44,9 @@ pub(super) struct Prober {
     table: Option<Arc<Table>>,
     own: Ipv4Addr,
     /// The subnets behind narrow paths and what each path carries.
-    limits: BTreeMap<Prefix, u16>,
-    unmeasured: watch::Sender<Unmeasured>,
+    pub(super) limits: BTreeMap<Prefix, u16>,
+    /// The peers whose paths can't be measured, and each change of them.
+    pub(super) unmeasured: watch::Sender<Unmeasured>,
     /// What the kernel's programs took.
     pub(super) taken: Arc<Taken>,
 }
@@ -68,16 +69,6 @@ impl Prober {
         }
     }
 
-    /// The subnets behind narrow paths, and the longest packet that each carries.
-    pub(super) fn limits(&self) -> &BTreeMap<Prefix, u16> {
-        &self.limits
-    }
-
-    /// The peers whose paths can't be measured, and each change of them.
-    pub(super) fn unmeasured(&self) -> watch::Receiver<Unmeasured> {
-        self.unmeasured.subscribe()
-    }
-
     /// How the peers are, and how wide their paths.
     pub(super) fn reachability(&self) -> watch::Receiver<Arc<Reachability>> {
         self.health.view()
@@ -88,7 +79,7 @@ impl Prober {
         self.paths.set_ceiling(ceiling_bytes, Instant::now());
     }
 
-    /// Measures until [`Self::limits`] has changed. Cancel-safe: waiting is all that it does in
+    /// Measures until `limits` have changed. Cancel-safe: waiting is all that it does in
     /// between.
     pub(super) async fn changed(&mut self, seats: &[Seat], routes: &Published) {
         loop {

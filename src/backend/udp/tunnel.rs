@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use crate::backend::error::StartError;
 use crate::backend::handover::Handover;
 use crate::backend::setup::{INTERFACE_PERIOD, Setup};
-use crate::backend::status::{Reporter, Taken, View, WorkerState, Workers, send_if_new};
+use crate::backend::status::{Reporter, Taken, View, WorkerState, Workers, send_if_new, summed_up};
 use crate::config::network::UdpBackendConfig;
 use crate::config::options::OffloadChoice;
 use crate::device::{Tun, TunnelSocket};
@@ -27,7 +27,7 @@ use crate::engine::{Engine, EngineWanted, WorkerEnd, end_all};
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::{HostFollower, Listing};
 use crate::host::mtu::followed_mtu_bytes;
-use crate::host::netlink::veth::remove_link_now;
+use crate::host::netlink::devices::remove_link_now;
 use crate::host::overlay::{Overlay, OverlayError};
 use crate::route::{Prefix, Published};
 use crate::status::{FastPath, TunnelEnd};
@@ -40,9 +40,6 @@ use super::pacing::Pacing;
 use super::prober::Prober;
 use super::team::{self, Orders, Seat, Team};
 use super::tun_device::{self, open_queues};
-
-/// Paths that one change logs before it sums up: an uplink that became narrow is one event.
-const PATHS_LOGGED_MAX: usize = 8;
 
 pub(super) struct Tunnel {
     settings: UdpBackendConfig,
@@ -143,7 +140,7 @@ impl Tunnel {
             routes: self.orders.routes.clone(),
             tables,
             ground: self.ground.subscribe(),
-            unmeasured: self.prober.unmeasured(),
+            unmeasured: self.prober.unmeasured.subscribe(),
             attributes: self.reporter.attributes.clone(),
             taken: Arc::clone(&self.prober.taken),
             is_kept: self.is_kept,
@@ -153,7 +150,7 @@ impl Tunnel {
     /// Has the device end with weftd.
     pub(super) fn let_go(&mut self) {
         self.is_kept = false;
-        let device = &self.overlay.desired().device;
+        let device = &self.overlay.desired.device;
         if let Err(error) = remove_link_now(device.index) {
             warn!("cannot remove {device}: {error}; run `ip link del {}`", device.name);
         }
@@ -229,7 +226,7 @@ impl Tunnel {
     async fn follow_mtu(&mut self) -> Result<(), OverlayError> {
         let external = self.host.external();
         let (name, external_bytes) = (&external.name, external.mtu_bytes);
-        let (device, from) = (&self.overlay.desired().device.name.clone(), self.mtu_bytes);
+        let (device, from) = (&self.overlay.desired.device.name.clone(), self.mtu_bytes);
         let mtu_bytes = match followed_mtu_bytes(external_bytes, self.settings.mtu_bytes) {
             Ok(mtu_bytes) => mtu_bytes,
             Err(error) => {
@@ -262,22 +259,20 @@ impl Tunnel {
 
     /// Gives the subnets behind narrow paths, and no others, routes with an MTU of their own.
     async fn follow_paths(&mut self) -> Result<(), OverlayError> {
-        let limits = self.prober.limits();
-        if *limits == self.overlay.desired().path_mtus {
+        let limits = &self.prober.limits;
+        if *limits == self.overlay.desired.path_mtus {
             return Ok(());
         }
         let lines = self.path_changes(limits);
         self.overlay.limit_paths(self.host.netlink(), limits.clone()).await?;
-        lines.iter().take(PATHS_LOGGED_MAX).for_each(|line| warn!("{line}"));
-        if let more @ 1.. = lines.len().saturating_sub(PATHS_LOGGED_MAX) {
-            warn!("{more} more paths changed; `ip route show dev {}` has all", self.device_name());
-        }
+        lines.iter().for_each(|line| warn!("{line}"));
         Ok(())
     }
 
-    /// Log lines for the paths whose limit differs from `limits`.
+    /// Log lines for the paths whose limit differs from `limits`: an uplink that became narrow is
+    /// one event.
     fn path_changes(&self, limits: &BTreeMap<Prefix, u16>) -> Vec<String> {
-        let before = &self.overlay.desired().path_mtus;
+        let before = &self.overlay.desired.path_mtus;
         let (table, mtu_bytes) = (self.orders.routes.load(), self.mtu_bytes);
         let interface = &self.host.external().name;
         let all: BTreeSet<_> = before.keys().chain(limits.keys()).collect();
@@ -296,7 +291,9 @@ impl Tunnel {
                 ),
             })
         };
-        changed.filter_map(line).collect()
+        summed_up(changed.filter_map(line), |more| {
+            format!("{more} more paths changed; `ip route show dev {}` has all", self.device_name())
+        })
     }
 
     /// Logs why io_uring is not used.
@@ -322,7 +319,7 @@ impl Tunnel {
         let description = self.describe(&workers);
         let ground = Some(Ground {
             tun_name: self.device_name().to_owned(),
-            tun_device: self.overlay.desired().device.index,
+            tun_device: self.overlay.desired.device.index,
             interface: self.host.external().name.clone(),
             underlay_device: self.host.external().index,
             underlay: self.seats[0].socket.address,
@@ -370,7 +367,7 @@ impl Tunnel {
     }
 
     fn device_name(&self) -> &str {
-        &self.overlay.desired().device.name
+        &self.overlay.desired.device.name
     }
 
     /// Makes a new TUN device of the old name and new workers; retries until it succeeds.
@@ -410,7 +407,7 @@ impl Tunnel {
         tun_device::settle(netlink, &queues[0], self.owner(), self.is_kept).await?;
         let mut desired =
             desired(netlink, &queues[0], self.orders.network, subnet, self.mtu_bytes).await?;
-        desired.path_mtus.clone_from(self.prober.limits());
+        desired.path_mtus.clone_from(&self.prober.limits);
         self.overlay = Overlay::establish(netlink, desired).await?;
         self.handover.offer(duplicates(&queues, &self.seats));
         self.team = Team::start(queues, &self.seats, &self.orders).map_err(fallback::refusal)?;

@@ -66,27 +66,26 @@ impl Attacher<'_> {
         program: Program,
         device: u32,
     ) -> Result<Attachment, AttachError> {
-        let place = place(program, device, self.owner);
-        if !self.is_kept
-            && let Some(link) = self.fast_path.link(program, device)?
-        {
-            place.clear(self.netlink).await?;
-            return Ok(Attachment::Link(link));
-        }
-        self.filter(program, place).await
+        self.attach_at(program, place(program, device, self.owner)).await
     }
 
     /// Finds out whether programs can be attached to the device numbered `device`.
     pub(crate) async fn probe(self, device: u32) -> Result<(), AttachError> {
-        let program = Program::Out;
-        if !self.is_kept && self.fast_path.link(program, device)?.is_some() {
-            return Ok(());
-        }
-        let place = FilterPlace { handle: PROBE, ..place(program, device, self.owner) };
-        self.filter(program, place).await.map(drop)
+        let place = FilterPlace { handle: PROBE, ..place(Program::Out, device, self.owner) };
+        self.attach_at(Program::Out, place).await.map(drop)
     }
 
-    async fn filter(self, program: Program, place: FilterPlace) -> Result<Attachment, AttachError> {
+    async fn attach_at(
+        self,
+        program: Program,
+        place: FilterPlace,
+    ) -> Result<Attachment, AttachError> {
+        if !self.is_kept
+            && let Some(link) = self.fast_path.link(program, place.device)?
+        {
+            place.clear(self.netlink).await?;
+            return Ok(Attachment::Link(link));
+        }
         let (name, descriptor) = (program.name(), self.fast_path.descriptor(program));
         Ok(Attachment::Filter(Filter::attach(self.netlink, place, name, descriptor).await?))
     }

@@ -10,7 +10,7 @@ use tracing::warn;
 
 use crate::device::features::{FeatureError, cut_tcp, merge_received};
 use crate::fast_path::Program;
-use crate::host::netlink::veth::remove_link_now;
+use crate::host::netlink::devices::remove_link_now;
 use crate::host::netlink::{Netlink, NetlinkError};
 use crate::host::state::LinkId;
 

@@ -1,4 +1,4 @@
-//! Pairs of devices: what goes into one end comes out of the other.
+//! Makes devices: VXLAN devices, and pairs of which what goes into one end comes out of the other.
 
 use std::io;
 
@@ -6,12 +6,38 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute,
 };
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
 use super::{Netlink, Result, request_now};
-use crate::host::state::LinkId;
+use crate::host::state::{LinkId, MacAddress, Vxlan};
 
 impl Netlink {
+    /// Makes a VXLAN device, switched off.
+    pub async fn add_vxlan(
+        &self,
+        name: &str,
+        vxlan: &Vxlan,
+        mac: MacAddress,
+        mtu_bytes: u32,
+    ) -> Result {
+        let mut builder = LinkVxlan::new(name, vxlan.vni)
+            .dev(vxlan.parent_index)
+            .learning(vxlan.learning)
+            .address(mac.0.to_vec())
+            .mtu(mtu_bytes);
+        if let Some(local) = vxlan.local {
+            builder = builder.local(local);
+        }
+        if let Some(port) = vxlan.port {
+            builder = builder.port(port);
+        }
+        if vxlan.gbp {
+            builder = builder.gbp();
+        }
+        let request = RouteNetlinkMessage::NewLink(builder.build());
+        self.add(format!("make the vxlan device {name}"), request).await
+    }
+
     /// Makes a pair, switched off, each end with so many queues each way.
     pub async fn add_veth_pair(&self, names: [&str; 2], queues: u32, mtu_bytes: u32) -> Result {
         let second = with(LinkUnspec::new_with_name(names[1]), queues, mtu_bytes).build();
