@@ -31,8 +31,7 @@ pub(super) struct KernelHealth {
     health: Health,
     netlink: Netlink,
     port: Option<u16>,
-    /// Which peers there are, and the tables in which the kernel notes their use.
-    hosts: Hosts,
+    /// The tables in which the kernel notes the peers' use.
     tables: BTreeSet<(u32, EntryTable)>,
     own: Vec<Ipv4Addr>,
     /// Those that must be in a forwarding database.
@@ -50,7 +49,6 @@ impl KernelHealth {
             health: Health::open(manner),
             netlink: Netlink::open()?,
             port,
-            hosts: Hosts::new(),
             tables: BTreeSet::new(),
             own: Vec::new(),
             forwarded: BTreeSet::new(),
@@ -81,10 +79,7 @@ impl KernelHealth {
         let forwarded = entries.filter(|entry| entry.table == EntryTable::Forwarding);
         self.forwarded = forwarded.map(|entry| entry.address).collect();
         self.tables = set.values().map(|way| (way.route.interface.index, table(way))).collect();
-        if hosts != self.hosts {
-            self.health.set_hosts(hosts.clone());
-            self.hosts = hosts;
-        }
+        self.health.set_hosts(hosts);
     }
 
     /// Asks them, until the kernel lacks the forwarding entry of one, or has it again. Cancel-safe.

@@ -27,17 +27,10 @@ const EDIT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct GuardKeeper {
     resync: Duration,
-    kept: Option<Kept>,
+    /// What was set, and how nft printed it right afterwards, which differs by nft's version.
+    kept: Option<(TunnelEnd, Vec<(String, Value)>)>,
     logged: LogOnce,
     state: watch::Sender<status::Guard>,
-}
-
-/// A guard that was set.
-#[derive(Debug)]
-struct Kept {
-    tunnel: TunnelEnd,
-    /// How nft printed it right afterwards, which differs by nft's version.
-    frame: Vec<(String, Value)>,
 }
 
 impl GuardKeeper {
@@ -116,10 +109,10 @@ impl GuardKeeper {
 
     /// What was dropped so far, and whether anything had to be edited.
     async fn look_and_edit(&mut self, guard: &Guard) -> Result<(Dropped, bool), RuleError> {
-        let kept = self.kept.as_ref().filter(|kept| kept.tunnel == guard.tunnel);
-        if let Some(kept) = kept
+        if let Some((tunnel, frame)) = &self.kept
+            && *tunnel == guard.tunnel
             && let Some(found) = found(guard.network).await?
-            && found.frame == kept.frame
+            && found.frame == *frame
         {
             let Some(text) = guard.edits(&found) else { return Ok((found.dropped, false)) };
             apply_nftables(&text).await?;
@@ -127,7 +120,7 @@ impl GuardKeeper {
         }
         apply_nftables(&guard.whole()).await?;
         let frame = found(guard.network).await?.unwrap_or_default().frame;
-        self.kept = Some(Kept { tunnel: guard.tunnel, frame });
+        self.kept = Some((guard.tunnel, frame));
         Ok((Dropped::default(), true))
     }
 }

@@ -71,12 +71,13 @@ impl Netlink {
     /// Those of one link: kernels list others, too.
     async fn list_entries(&self, index: u32, table: EntryTable) -> Result<Vec<NeighbourMessage>> {
         let mut query = NeighbourMessage::default();
-        query.header.family = family(table);
+        let (name, family) = about(table);
+        query.header.family = family;
         match table {
             EntryTable::Neighbours => query.attributes.push(NeighbourAttribute::IfIndex(index)),
             EntryTable::Forwarding => query.header.ifindex = index,
         }
-        let operation = format!("list {} of device {index}", name(table));
+        let operation = format!("list {name} of device {index}");
         let listed = self.list(&operation, RouteNetlinkMessage::GetNeighbour(query)).await?;
         let of_link = listed.into_iter().filter_map(|message| match message {
             RouteNetlinkMessage::NewNeighbour(it) if it.header.ifindex == index => Some(it),
@@ -114,26 +115,20 @@ impl Netlink {
 
 fn operation(verb: &str, link: &LinkId, entry: LinkEntry) -> String {
     let LinkEntry { table, address, mac } = entry;
-    format!("{verb} {address} {mac} in the {} of {}", name(table), link.name)
+    format!("{verb} {address} {mac} in the {} of {}", about(table).0, link.name)
 }
 
-fn name(table: EntryTable) -> &'static str {
+/// What it is called, and whose family its entries are of.
+fn about(table: EntryTable) -> (&'static str, AddressFamily) {
     match table {
-        EntryTable::Neighbours => "neighbours",
-        EntryTable::Forwarding => "forwarding database",
-    }
-}
-
-fn family(table: EntryTable) -> AddressFamily {
-    match table {
-        EntryTable::Neighbours => AddressFamily::Inet,
-        EntryTable::Forwarding => AddressFamily::Bridge,
+        EntryTable::Neighbours => ("neighbours", AddressFamily::Inet),
+        EntryTable::Forwarding => ("forwarding database", AddressFamily::Bridge),
     }
 }
 
 fn message(link: &LinkId, entry: LinkEntry) -> NeighbourMessage {
     let mut message = NeighbourMessage::default();
-    message.header.family = family(entry.table);
+    message.header.family = about(entry.table).1;
     message.header.ifindex = link.index;
     message.header.state = NeighbourState::Permanent;
     match entry.table {
