@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4300),
-    ("backend", 5330, 51800),
+    ("backend", 5340, 51900),
     ("bin", 10, 200),
     ("config", 1750, 16400),
     ("control", 5630, 55400),
@@ -19,8 +19,8 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1640, 15000),
     ("fast_path", 810, 7000),
     ("forward", 740, 6400),
-    ("host", 2610, 26200),
-    ("netfilter", 1130, 10900),
+    ("host", 2600, 26200),
+    ("netfilter", 1120, 10900),
     ("offload", 820, 7300),
     ("packet", 670, 6600),
     ("rights", 50, 600),
