@@ -44,13 +44,8 @@ fn apply(options: &Options) {
         warn!("weftd can't write {} until it is restarted: {errno}", path.display());
     }
     let writable = WRITABLE.get_or_init(|| writable);
-    limit(writable);
-    // What the start did on other threads ends with what it did: no thread waits for more work.
-    rights_are_given_up();
-}
-
-/// Limits the calling thread, and what it starts from now on.
-fn limit(writable: &Writable) {
+    // This thread, and what it starts from now on. What the start did on other threads ends with
+    // what it did: no thread waits for more work.
     match rights::keep_for_control().and_then(|()| writable.limit()) {
         Ok(true) => {}
         Ok(false) => debug!("this kernel has no Landlock: weftd may write as its user may"),
@@ -58,6 +53,7 @@ fn limit(writable: &Writable) {
             warn!("weftd keeps rights that it doesn't need: {:#}", anyhow::Error::from(error));
         }
     }
+    rights_are_given_up();
 }
 
 /// The directories in which weftd, and the programs that it runs, write.

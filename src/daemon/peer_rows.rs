@@ -56,18 +56,13 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             let is_asked = running.kind.carried_by() == CarriedBy::Kernel;
             let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
             for row in &mut rows {
-                let is_ours = leases[&row.subnet].attributes.backend_type.is(running.kind);
-                (row.via, row.state) = match hosts.get(&row.subnet) {
-                    Some(host) => (Via::Host(*host), unasked),
-                    None if running.kind == BackendKind::Alloc => (row.via, PeerState::Unmanaged),
-                    None if is_ours => (row.via, PeerState::NotSetUp),
-                    None => continue,
-                };
-                if row.state == PeerState::NotSetUp {
-                    row.why = Some(NOT_SET_UP.to_owned());
-                }
                 if let Some(host) = hosts.get(&row.subnet) {
+                    (row.via, row.state) = (Via::Host(*host), unasked);
                     asked(row, &reachability, *host, port, Instant::now());
+                } else if running.kind == BackendKind::Alloc {
+                    row.state = PeerState::Unmanaged;
+                } else if leases[&row.subnet].attributes.backend_type.is(running.kind) {
+                    (row.state, row.why) = (PeerState::NotSetUp, Some(NOT_SET_UP.to_owned()));
                 }
             }
         }

@@ -71,17 +71,14 @@ impl Style {
             LogFormat::Text => self.text(time, place, &fields),
             LogFormat::Json => json(time, place, fields),
         };
-        if self.has_priority { format!("<{}>{line}", priority(place.level)) } else { line }
+        let (_, priority) = letter_and_priority(place.level);
+        if self.has_priority { format!("<{priority}>{line}") } else { line }
     }
 
     /// klog's `Lmmdd hh:mm:ss.uuuuuu PID file:line] message`, then `key=value`.
     fn text(self, time: Duration, place: Place, fields: &Fields) -> String {
         let date_and_time = timestamp(time.as_secs()).strftime("%m%d %H:%M:%S");
-        let letter = match place.level {
-            Level::ERROR => 'E',
-            Level::WARN => 'W',
-            _ => 'I',
-        };
+        let (letter, _) = letter_and_priority(place.level);
         let (microseconds, process) = (time.subsec_micros(), self.process_id);
         let message = visible(&fields.message);
         let mut line =
@@ -96,13 +93,13 @@ impl Style {
     }
 }
 
-/// syslog's number of a level (syslog(3)).
-fn priority(level: Level) -> u8 {
+/// klog's letter of a level, and syslog's number (syslog(3)).
+fn letter_and_priority(level: Level) -> (char, u8) {
     match level {
-        Level::ERROR => 3,
-        Level::WARN => 4,
-        Level::INFO => 6,
-        Level::DEBUG | Level::TRACE => 7,
+        Level::ERROR => ('E', 3),
+        Level::WARN => ('W', 4),
+        Level::INFO => ('I', 6),
+        Level::DEBUG | Level::TRACE => ('I', 7),
     }
 }
 
