@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -91,4 +92,36 @@ fn assert_refused(daemon: &mut crate::support::lab::Process, other: i32) {
     let text = daemon.output();
     assert_eq!(daemon.ended().and_then(|status| status.code()), Some(1), "{text}");
     assert!(text.contains(&format!("pid {other}")), "it does not name {other}: {text}");
+}
+
+/// The name of each node, as `weft peers` shows it for scripts and for people.
+fn nodes(site: &Site, host: usize) -> [Vec<String>; 2] {
+    let socket = site.dir(host).join("weft.sock");
+    let answer = |words: &[&str]| {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_weft"));
+        let output = tool.args(words).arg("--socket").arg(&socket).output();
+        String::from_utf8(output.expect("weft runs").stdout).unwrap()
+    };
+    let json: serde_json::Value = serde_json::from_str(&answer(&["peers", "-o", "json"])).unwrap();
+    let rows = json["peers"].as_array().cloned().unwrap_or_default();
+    let named = rows.iter().map(|row| row["node"].as_str().unwrap_or("-").to_owned());
+    let table = answer(&["peers"]);
+    let mut lines = table.lines();
+    let headings = lines.next().unwrap_or_default();
+    let column = headings.split_whitespace().position(|it| it == "NODE").expect("a column");
+    let shown = lines.filter_map(|line| line.split_whitespace().nth(column).map(str::to_owned));
+    [named.collect(), shown.collect()]
+}
+
+/// In etcd a lease names no node; the claim of its address does.
+#[test]
+fn peers_are_shown_with_the_names_of_their_hosts() {
+    // The names are read a minute apart at most, and the first time may be before the other claims.
+    const NAMED: Duration = Duration::from_secs(120);
+    let site = Site::start(Plan::of(Version::V3_5));
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
+    for host in 0..2 {
+        let expected = [vec![name.clone()], vec![name.clone()]];
+        wait_until(NAMED, "weft peers names the other host", || nodes(&site, host) == expected);
+    }
 }
