@@ -162,13 +162,16 @@ fn a_virtual_address_is_not_taken_for_the_next_one() {
     host.address("wire0", "172.21.0.9/32");
     thread::sleep(Duration::from_secs(12));
     with_own("del");
+    let moved = format!("went from {}", UNDERLAY[0]);
     wait_until(Duration::from_secs(8), "the operator hears of the loss", || {
+        let log = overlay.daemons[0].output();
+        assert!(!log.contains(&moved), "{log}");
         overlay.daemons[0].complaints(&UNDERLAY[0].to_string()) > 0
     });
     with_own("add");
     overlay.traffic_resumes(Duration::from_secs(20), "the address came back");
     let log = overlay.daemons[0].output();
-    assert!(!log.contains(&format!("went from {}", UNDERLAY[0])), "{log}");
+    assert!(!log.contains(&moved), "{log}");
     with_own("del");
     let public_ip = || overlay.status(0).0["lease"]["public_ip"].clone();
     wait_until(Duration::from_secs(40), "what stays away is replaced", || {

@@ -63,7 +63,10 @@ fn a_moment_without_threads_ends_nothing() {
     lab.hosts[0].exec(&["ip", "link", "set", "wire0", "mtu", "1400"]);
     let counted = |part: &str| Status::of(&own).0[part]["failures"].as_u64();
     for part in ["store", "subnet_file"] {
-        wait_until(SOON, &format!("{part} lacks a thread"), || counted(part) >= Some(1));
+        wait_until(SOON, &format!("{part} lacks a thread"), || {
+            assert!(daemon.ended().is_none(), "{}", daemon.output());
+            counted(part) >= Some(1)
+        });
     }
     // EAGAIN, of both.
     wait_until(SOON, "the log says what they lack", || daemon.complaints("os error 11") >= 2);

@@ -107,11 +107,13 @@ async fn the_operators_addresses_are_heeded() {
     // One that nobody could send to is not published, but what the node has, and an address that
     // is set right is, at once.
     for (overwrite, published) in [
-        ("none", "192.0.2.1"),
         ("198.51.100.2", "198.51.100.2"),
-        ("127.0.0.1", "192.0.2.1"),
-        ("fd00::1", "192.0.2.1"),
+        ("none", "192.0.2.1"),
         ("198.51.100.3", "198.51.100.3"),
+        ("127.0.0.1", "192.0.2.1"),
+        ("198.51.100.4", "198.51.100.4"),
+        ("fd00::1", "192.0.2.1"),
+        ("198.51.100.5", "198.51.100.5"),
         ("224.0.0.1", "192.0.2.1"),
     ] {
         api.edit("n1", |node| {

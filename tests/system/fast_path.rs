@@ -354,6 +354,8 @@ fn nexthop_objects_are_followed() {
     host.exec(&["ip", "nexthop", "add", "id", "7", "dev", "wire0"]);
     host.exec(&["ip", "route", "add", &peer, "nhid", "7"]);
     overlay.wait_until_carried();
+    // What the new route has weftd look at is over by then; the next look by itself is far away.
+    thread::sleep(Duration::from_secs(3));
     // Such a change is told of no route.
     host.exec(&["ip", "nexthop", "replace", "id", "7", "via", "172.20.0.99", "dev", "wire0"]);
     wait_until(PATIENCE, "the kernel lets go of a peer that is reached otherwise", || {
