@@ -9,6 +9,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use weft::engine::WorkerEnd;
 use weft::packet::Span;
@@ -16,6 +17,7 @@ use weft::stats::DropReason;
 use weft::sys::udp::{Datagrams, SendBatch};
 
 use crate::support::dataplane::*;
+use crate::support::lab::wait_until;
 use crate::support::seccomp::Refusal;
 
 /// sendmmsg's third argument is the number of messages.
@@ -54,6 +56,10 @@ fn a_refused_gso_batch_is_sent_singly() {
             let got = receive_all(&peer, bulk.segments.len());
             assert_eq!(got, after_hops(&bulk.segments, HOPS), "{refusal:?}, round {round}");
             host.settle(&host.stats.egress, 11 * round);
+            // Counted after the datagrams, so they may be seen first.
+            wait_until(Duration::from_secs(10), "the refusal is counted", || {
+                host.stats.gso_fallbacks.get() > 0
+            });
             assert_eq!(host.stats.gso_fallbacks.get(), 1, "{refusal:?}: not remembered");
         }
         assert_eq!(drops(&host.stats.egress), [], "{refusal:?}");

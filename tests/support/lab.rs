@@ -247,13 +247,6 @@ impl Process {
         complaints.filter(|line| line.contains(value)).count()
     }
 
-    /// Whether it has the file at `path` open.
-    pub(crate) fn has_open(&self, path: &Path) -> bool {
-        let open = format!("/proc/{}/fd", self.pid().as_raw_nonzero());
-        let Ok(entries) = std::fs::read_dir(open) else { return false };
-        entries.flatten().any(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to == path))
-    }
-
     /// Its exit status, if it has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use weft::status::Cause;
@@ -215,8 +216,14 @@ fn stop_does_not_wait_for_locked_store() {
     let path = host.dir.path().join("store/.lock");
     let lock = std::fs::File::create(&path).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    // weftd has the file open for moments only, so the kernel has to remember that it did.
+    let opened = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+    inotify::add_watch(&opened, &path, WatchFlags::OPEN).unwrap();
     let mut daemon = host.weftd_on(&store, &[]);
-    wait_until(LEASE_TIMEOUT, "weftd waits for the lock", || daemon.has_open(&path));
+    let mut event = [0; 64];
+    wait_until(LEASE_TIMEOUT, "weftd waits for the lock", || {
+        rustix::io::read(&opened, &mut event).is_ok_and(|bytes| bytes > 0)
+    });
     let status = daemon.stop(Signal::TERM, STOP);
     assert_eq!(status.code(), Some(0), "{}", daemon.output());
     assert!(!host.subnet_env().exists(), "weftd did not wait for the lock");
