@@ -1,12 +1,13 @@
 //! How peers are: each fault, in each backend, is known by its state soon after the first packet is
 //! lost, and the peer is `ok` soon after the repair.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::support::lab::{Namespace, Process, wait_until};
-use crate::support::overlay::Overlay;
+use crate::support::lab::{Lab, Namespace, Process, UNDERLAY, wait_until};
+use crate::support::overlay::{Overlay, local_store, reserve};
 use crate::support::status::Status;
 
 /// Ten seconds are promised for a state and five for the repair, on a machine that has time.
@@ -189,6 +190,47 @@ fn a_closed_port_is_refused() {
     used.becomes(0, "refused");
     used.overlay.restart(1, &["--fast-path=off"]);
     used.becomes(0, "ok");
+}
+
+/// The store of host 0 has another subnet for its peer than the peer uses.
+#[test]
+fn packets_from_outside_a_peers_lease_are_named() {
+    const OURS: &str = "10.5.10.0-24";
+    const USED: &str = "10.5.20.0-24";
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let lab = Lab::two_hosts();
+    let [own, peer] = UNDERLAY;
+    let mut daemons = Vec::new();
+    for (host, leases) in [
+        vec![(OURS, own), ("10.5.30.0-24", peer), (USED, Ipv4Addr::new(172, 20, 0, 99))],
+        vec![(OURS, own), (USED, peer)],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dir = files.path().join(format!("h{host}"));
+        let store = local_store(&dir, UDP);
+        leases.into_iter().for_each(|(subnet, at)| reserve(&dir, subnet, at));
+        daemons.push(lab.weftd(host, &dir, &[&store, "--fast-path=off"]));
+    }
+    wait_until(KNOWN, "both know the other", || {
+        (0..2).all(|host| {
+            let status = Status::try_of(&files.path().join(format!("h{host}")));
+            status.is_some_and(|status| status.routes() == 2 - host)
+        })
+    });
+    let pings = ["10.5.30.0", "10.5.10.0"].into_iter().zip(&lab.hosts);
+    let _pings: Vec<_> = pings.map(|(to, from)| from.spawn(&["ping", "-q", "-i0.2", to])).collect();
+    let mut row = serde_json::Value::Null;
+    wait_until(KNOWN, "what arrives from the peer is told", || {
+        let status = Status::try_of(&files.path().join("h0"));
+        let rows = status.map(|status| status.0["routes"].clone()).unwrap_or_default();
+        let of_peer = |row: &&serde_json::Value| row["subnet"] == "10.5.30.0/24";
+        row = rows.as_array().into_iter().flatten().find(of_peer).cloned().unwrap_or_default();
+        row["state"] == "one-way"
+    });
+    let why = row["why"].as_str().unwrap_or_default();
+    assert!(why.contains("10.5.20.0") && why.contains("src-not-peer-lease"), "{why}");
 }
 
 /// For minutes of it: `two_that_talked_leave_each_other_in_peace` in `src/backend/peer/machine/`.

@@ -34,6 +34,8 @@ const ETH_P_IP: u16 = 0x0800;
 
 const ACK: u8 = 0x10;
 
+const UDP_HEADER_BYTES: usize = 8;
+
 /// A TCP flow of a peer's pod: addresses and ports.
 type Flow = [u8; 12];
 
@@ -122,8 +124,10 @@ fn seen(
     let transport = packet.get(usize::from(packet[0] & 0x0f) * 4..).unwrap_or_default();
     if port.is_some() && packet[9] == protocol::UDP {
         let to = transport.get(2..4).and_then(|bytes| bytes.first_chunk().copied());
-        if to.map(u16::from_be_bytes) == port && watched.iter().any(|(host, _)| *host == source) {
-            return vec![(source, Evidence::Arrived)];
+        if to.map(u16::from_be_bytes) == port
+            && let Some((_, leases)) = watched.iter().find(|(host, _)| *host == source)
+        {
+            return vec![(source, arrived(transport, leases))];
         }
     }
     let is_its = |(_, leases): &&(Ipv4Addr, Vec<Reached>)| {
@@ -135,6 +139,24 @@ fn seen(
         evidence.push((*host, Evidence::Acknowledged));
     }
     evidence
+}
+
+/// Of a datagram of a peer with these leases. What VXLAN carries is not looked into: the kernel
+/// lets in whatever it is.
+fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
+    let inner = datagram.get(UDP_HEADER_BYTES..).unwrap_or_default();
+    let is_ipv4 = inner.first().is_some_and(|byte| byte >> 4 == 4);
+    let source = inner.get(12..16).and_then(|bytes| bytes.first_chunk::<4>());
+    // Of more leases it may be one that is not known here.
+    match source.map(|bytes| Ipv4Addr::from(*bytes)).filter(|_| is_ipv4) {
+        Some(source)
+            if leases.len() < LEASES_MAX
+                && !leases.iter().any(|lease| lease.subnet.contains(source)) =>
+        {
+            Evidence::Foreign(source)
+        }
+        Some(_) | None => Evidence::Arrived,
+    }
 }
 
 /// Whether a TCP packet acknowledges more than an earlier one of its flow.
@@ -237,6 +259,13 @@ mod tests {
         assert_eq!(all(&[packet(HOST.octets(), protocol::UDP, &datagram)]), [Evidence::Arrived]);
         let inner = packet([10, 5, 1, 9], protocol::UDP, &datagram);
         assert_eq!(all(&[inner]), [Evidence::Heard]);
+        let carrying = |source| [&datagram[..], &packet(source, protocol::UDP, &[])].concat();
+        let tunnelled = |source| packet(HOST.octets(), protocol::UDP, &carrying(source));
+        let foreign = Evidence::Foreign([10, 5, 2, 9].into());
+        let both = [tunnelled([10, 5, 1, 9]), tunnelled([10, 5, 2, 9])];
+        assert_eq!(all(&both), [Evidence::Arrived, foreign]);
+        let vxlan = [&datagram[..], &[8; 40]].concat();
+        assert_eq!(all(&[packet(HOST.octets(), protocol::UDP, &vxlan)]), [Evidence::Arrived]);
         let other_port = packet(HOST.octets(), protocol::UDP, &[0; 8]);
         let stranger = packet([192, 0, 2, 9], protocol::UDP, &datagram);
         assert_eq!(all(&[other_port, stranger, vec![0x45; 11], vec![]]), []);

@@ -61,6 +61,8 @@ pub(in crate::backend) enum Evidence {
     Acknowledged,
     /// Something of it reached this host's interface.
     Arrived,
+    /// The same, from a pod or a tunnel whose address is in no lease of it.
+    Foreign(Ipv4Addr),
     /// Our datagrams are refused.
     Refused {
         /// By whom.

@@ -115,6 +115,7 @@ pub(super) struct Noted {
     pub(super) heard: Option<Instant>,
     acknowledged: Option<Instant>,
     arrived: Option<Instant>,
+    foreign: Option<(Instant, Ipv4Addr)>,
 }
 
 /// Who is asked first if not all can be: one answer more decides about the first ones.
@@ -308,6 +309,7 @@ impl Peer {
             Evidence::Heard => self.noted.heard = Some(now),
             Evidence::Acknowledged => self.noted.acknowledged = Some(now),
             Evidence::Arrived => self.noted.arrived = Some(now),
+            Evidence::Foreign(source) => self.noted.foreign = Some((now, source)),
             Evidence::Refused { by, code } => self.refused = Some((now, by, code)),
             Evidence::Unsendable(obstacle) => self.unsendable = Some((now, obstacle)),
         }
@@ -376,6 +378,8 @@ impl Peer {
             PeerState::OneWay(Way::There)
         } else if stands_late(noted.arrived) {
             PeerState::OneWay(Way::Back)
+        } else if let Some((_, source)) = noted.foreign.filter(|(at, _)| stands_late(Some(*at))) {
+            PeerState::OneWay(Way::Foreign(source))
         } else {
             PeerState::Silent { host_answers: noted.host_answered.is_some_and(stands) }
         }

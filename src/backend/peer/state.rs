@@ -45,6 +45,8 @@ pub enum Way {
     There,
     /// What it sends reaches this host, and goes no further.
     Back,
+    /// What it sends reaches this host, from such addresses, which are in no lease of it.
+    Foreign(Ipv4Addr),
 }
 
 /// Why this host can't send to a peer.

@@ -42,16 +42,19 @@ impl PeerState {
             }
             Self::OneWay(Way::There) => format!(
                 "its packets arrive here, and nothing that is sent to it is answered: `weft \
-                 check` here looks for what this host does with it (firewall, tc, IPsec, a wrong \
-                 neighbour entry); else is {what} dropped at {host}, or dropped or damaged on the \
-                 way there? If weftd there receives it, its answers are lost. It is no fault only \
-                 if that host drops all ICMP and no connection to its pods goes on"
+                 check` looks for the cause on this host; if it finds none, `weft peers` at {host} \
+                 says of this host SILENT (lost on the way), ONE-WAY (dropped there, or damaged), \
+                 or ok (that host drops pings only, which is no fault)"
             ),
             Self::OneWay(Way::Back) => format!(
-                "its packets reach this host's interface and do not come out of the tunnel: is \
-                 {what} from {host} dropped by this host's firewall or rp_filter, is its source no \
-                 peer's (`weft check`, `weft drops`), or is it damaged on the way (InCsumErrors of \
-                 `nstat -az`)?"
+                "its packets reach this host's interface and do not come out of the tunnel: `weft \
+                 check` here names what drops {what} from {host}, and `weft drops` what weftd \
+                 does; else they are damaged on the way, and InCsumErrors of `nstat -az` grows"
+            ),
+            Self::OneWay(Way::Foreign(source)) => format!(
+                "its packets arrive here from {source} and the like, which is in no lease of \
+                 {host} here, and are dropped if another node leases it (src-not-peer-lease): \
+                 compare FLANNEL_SUBNET of subnet.env at {host} with `weft peers` here"
             ),
             Self::Silent { host_answers: true } => format!(
                 "nothing comes back through the tunnel, and the host itself answers pings: \

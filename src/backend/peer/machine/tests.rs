@@ -40,8 +40,8 @@ struct World {
     /// Percent that are lost on the way there, and on the way back.
     lost_there: u32,
     lost_back: u32,
-    /// What this host drops reached its interface.
-    is_dropped_here: bool,
+    /// How what this host drops looked when it reached its interface.
+    dropped_here: Option<Evidence>,
     answers_echoes: bool,
     says_expired: bool,
     host_answers: bool,
@@ -72,7 +72,7 @@ impl World {
             hears: 0,
             lost_there: 0,
             lost_back: 0,
-            is_dropped_here: false,
+            dropped_here: None,
             answers_echoes: true,
             says_expired: true,
             host_answers: true,
@@ -155,10 +155,11 @@ impl World {
         let is_in_question = self.machine.in_question(self.now()).next().is_some();
         // As a capture sees it, which runs while something is in question.
         if is_in_question && self.hears > 0 {
-            if heard > 0 || self.is_dropped_here {
-                self.tell(Evidence::Arrived);
+            if let Some(evidence) = self.dropped_here {
+                self.tell(evidence);
             }
             if heard > 0 {
+                self.tell(Evidence::Arrived);
                 self.tell(Evidence::Heard);
             }
             if heard > 0 && self.acknowledges {
@@ -368,12 +369,18 @@ fn our_packets_dropped_there_are_one_way() {
 
 #[test]
 fn what_this_host_drops_is_one_way_back() {
-    let fault = |world: &mut World| (world.lost_back, world.is_dropped_here) = (100, true);
-    let repair = |world: &mut World| (world.lost_back, world.is_dropped_here) = (0, false);
     for plane in PLANES {
+        let fault = |w: &mut World| (w.lost_back, w.dropped_here) = (100, Some(Evidence::Arrived));
+        let repair = |w: &mut World| (w.lost_back, w.dropped_here) = (0, None);
         let state = at_any_moment(plane, fault, repair, "one-way");
         assert_eq!(state, PeerState::OneWay(Way::Back));
     }
+    // Its pods' addresses are not those of its lease here.
+    let source = Ipv4Addr::new(10, 5, 9, 2);
+    let mut world = World::new(Plane::Counts);
+    (world.sends, world.hears, world.lost_back) = (1, 1, 100);
+    world.dropped_here = Some(Evidence::Foreign(source));
+    assert_eq!(world.becomes("one-way", 20_000), PeerState::OneWay(Way::Foreign(source)));
 }
 
 #[test]
