@@ -136,9 +136,25 @@ fn before_a_start_a_taken_port_and_an_interface_that_is_not_there_are_found() {
     drop(UnixListener::bind(directory.path().join("weft.sock")).expect("a socket to leave"));
     let (wrong, code) = found(&lab.hosts[0], directory.path(), &["--iface", "wire0"]);
     let ids: Vec<_> = wrong.iter().map(|(id, ..)| id.as_str()).collect();
-    assert_eq!((ids, code), (vec!["daemon-answers"], Some(0)), "{wrong:?}");
+    assert_eq!((ids, code), (vec!["daemon-answers"], Some(1)), "{wrong:?}");
     let misuse = check(&lab.hosts[0], directory.path(), &["--port=0"]);
     assert_eq!(misuse.status.code(), Some(2));
+}
+
+#[test]
+fn a_bridge_that_serves_no_pod_fails_the_check() {
+    let overlay = Overlay::start();
+    wait_until_ready(&overlay, 0);
+    let host = &overlay.lab.hosts[0];
+    host.exec(&["ip", "link", "delete", "pod0"]);
+    host.exec(&["ip", "link", "add", "cni0", "type", "bridge"]);
+    for (breaks, says) in [("down", "is down"), ("up", "has no address")] {
+        host.exec(&["ip", "link", "set", "cni0", breaks]);
+        let (wrong, code) = found(host, &overlay.dir(0), &[]);
+        let bridge = wrong.iter().find(|(id, ..)| id == "pod-bridge").map(|(.., text)| text);
+        assert!(bridge.is_some_and(|text| text.contains(says)), "{says}: {wrong:?}");
+        assert_eq!(code, Some(1), "{says}: {wrong:?}");
+    }
 }
 
 #[test]

@@ -128,13 +128,14 @@ enum End {
 }
 
 /// What surely drops `packet` at one of these hooks, and what follows from that, in one sentence:
-/// nft up to 1.0.6 does not say in JSON which device a chain of the family netdev is for.
+/// nft up to 1.0.6 does not say in JSON which device a chain of the family netdev is for. And the
+/// chain in which something in front of that would help.
 pub(super) fn dropped_by(
     chains: &[Chain],
     hooks: &[Hook],
     packet: &Packet<'_>,
     so: &str,
-) -> Option<String> {
+) -> Option<(String, String)> {
     chains.iter().find_map(|base| {
         let hook = base.hook.filter(|hook| hooks.contains(hook))?;
         let device = if hook == Hook::Egress { packet.goes_by } else { packet.comes_by };
@@ -149,12 +150,14 @@ pub(super) fn dropped_by(
             End::Continues | End::MayPass => return None,
         };
         let is_known = !base.table.starts_with("netdev ") || !base.devices.is_empty();
-        Some(match device.filter(|_| !is_known) {
+        let text = match device.filter(|_| !is_known) {
             None => format!("{by}, so {so}"),
             Some(name) => {
                 format!("{by}, so {so} if that is for {name}: `nft list ruleset` names the device")
             }
-        })
+        };
+        let hook = format!("{hook:?}").to_lowercase();
+        Some((text, format!("chain {} of {} (hook {hook})", base.name, base.table)))
     })
 }
 

@@ -14,14 +14,17 @@ const DROPS_MIN: u64 = 1000;
 /// One in so many packets.
 const DROPS_SHARE: u64 = 100;
 
+const ENDED: &str = "Start weftd; its log says why it ended, such as a right that its unit or \
+                     container lacks. If it runs, give its --socket.";
+
 pub(super) fn answers(facts: &Facts) -> Checked {
     let socket = facts.asked.daemon.socket.display();
     match &facts.daemon.state {
-        DaemonState::Absent if is_left(facts) => warning(
+        DaemonState::Absent if is_left(facts) => failed(
             format!(
                 "weftd is not running: there is no {socket}, but a subnet file of an earlier run"
             ),
-            "Start weftd; its log says why it ended. If it runs, give its --socket.",
+            ENDED,
         ),
         DaemonState::Absent => Ok(format!("no weftd runs: there is no {socket}")),
         DaemonState::Answered(status) => Ok(format!("weftd {}", status.version)),
@@ -30,10 +33,9 @@ pub(super) fn answers(facts: &Facts) -> Checked {
             format!("the weftd behind {socket} is in another network namespace"),
             format!("nsenter --target {pid} --net weft check"),
         ),
-        DaemonState::Stale => warning(
-            format!("nobody serves {socket}: weftd ended without removing it"),
-            "Start weftd, which replaces it; its log says why it ended.",
-        ),
+        DaemonState::Stale => {
+            failed(format!("nobody serves {socket}: weftd ended without removing it"), ENDED)
+        }
         DaemonState::Mute(why) => failed(
             format!("{socket}: {why}"),
             "Look at weftd's log; if it hangs, restart it and report it.",

@@ -140,10 +140,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     let (chains, port) = (facts.firewall()?, facts.port().ok_or("the port is not known yet")?);
     let external = external_name(facts);
     let (external, udp_port) = (external.as_deref(), Some(port));
-    let (chain, way, of) = match hooks == SENT {
-        true => ("OUTPUT", "to", "of"),
-        false => ("INPUT", "from", "to"),
-    };
+    let (way, of) = if hooks == SENT { ("to", "of") } else { ("from", "to") };
     let peers = facts.ways.iter().filter_map(|way| Prefix::new(way.host, 32));
     let dropped = std::iter::once(None).chain(peers.map(Some)).find_map(|peer| {
         let packet = match hooks == SENT {
@@ -155,7 +152,7 @@ fn tunnel_passes(facts: &Facts, hooks: &[Hook], so: fn(u16, &str) -> String) -> 
     });
     match dropped {
         None => Ok(format!("nothing surely drops UDP port {port} there")),
-        Some(rule) => warning(
+        Some((rule, chain)) => warning(
             rule,
             format!("Accept UDP port {port} {way} all nodes in front of that, in {chain}."),
         ),
@@ -213,9 +210,12 @@ pub(super) fn firewall_forward(facts: &Facts) -> Checked {
     let so = "pods do not get packets of other hosts";
     match dropped_by(facts.firewall()?, FORWARDED, &packet, so) {
         None => Ok(format!("nothing surely drops what is for {network}")),
-        Some(rule) => warning(
+        Some((rule, chain)) => warning(
             rule,
-            format!("Start weftd with --iptables-forward-rules, or accept {network} in FORWARD."),
+            format!(
+                "Accept {network} in front of that, in {chain}; --iptables-forward-rules of weftd \
+                 does so in FORWARD of iptables."
+            ),
         ),
     }
 }

@@ -187,10 +187,10 @@ pub(super) fn pod_bridge(facts: &Facts) -> Checked {
     if addresses_of(host, link).next().is_none() {
         let address = format!("{}/{}", subnet.first_host(), subnet.length_bits());
         let cure = format!("ip address add {address} dev {name}, or let the runtime make it anew.");
-        return warning(format!("{name} has no address"), cure);
+        return failed(format!("{name} has no address"), cure);
     }
     if !host.routes.iter().any(|route| subnet.covers(route.destination)) {
-        return warning(format!("no route leads into {subnet}, such as to {name}"), again);
+        return failed(format!("no route leads into {subnet}, such as to {name}"), again);
     }
     if facts.sysctl(&format!("net/ipv4/conf/{name}/forwarding")) == Some(0) {
         let cure = "sysctl -w net.ipv4.ip_forward=1 sets it for all devices.";

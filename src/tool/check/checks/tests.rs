@@ -285,10 +285,10 @@ type Wrong = (&'static str, Judged, &'static str, fn(&mut Facts));
 
 /// Faults of the daemon, of its process and of its stores.
 const OF_THE_DAEMON: &[Wrong] = &[
-    ("daemon-answers", Judged::Warning, "nobody serves", |it| {
+    ("daemon-answers", Judged::Failed, "nobody serves", |it| {
         it.daemon.state = DaemonState::Stale;
     }),
-    ("daemon-answers", Judged::Warning, "not running", |it| {
+    ("daemon-answers", Judged::Failed, "not running", |it| {
         it.daemon.state = DaemonState::Absent;
     }),
     ("daemon-answers", Judged::Warning, "another network namespace", |it| {
@@ -407,8 +407,8 @@ const OF_THE_HOST: &[Wrong] = &[
         host(it).links[3].mtu_bytes = 1500;
     }),
     ("pod-bridge", Judged::Failed, "cni0 is down", |it| host(it).links[3].is_up = false),
-    ("pod-bridge", Judged::Warning, "cni0 has no address", |it| _ = host(it).addresses.remove(1)),
-    ("pod-bridge", Judged::Warning, "no route leads into 10.5.1.0/24", |it| {
+    ("pod-bridge", Judged::Failed, "cni0 has no address", |it| _ = host(it).addresses.remove(1)),
+    ("pod-bridge", Judged::Failed, "no route leads into 10.5.1.0/24", |it| {
         host(it).routes.retain(|route| route.next_hops[0].interface_index != 4);
     }),
     ("pod-bridge", Judged::Failed, "cni0.forwarding is 0", |it| {

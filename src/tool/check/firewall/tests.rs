@@ -24,7 +24,7 @@ fn for_pods() -> Packet<'static> {
 
 /// By what a packet is dropped.
 fn dropped(chains: &[Chain], hooks: &[Hook], packet: &Packet<'_>) -> Option<String> {
-    let by = dropped_by(chains, hooks, packet, "gone")?;
+    let (by, _) = dropped_by(chains, hooks, packet, "gone")?;
     by.strip_suffix(", so gone").map(str::to_owned).or(Some(by))
 }
 
@@ -197,6 +197,11 @@ fn every_hook_on_the_way_counts() {
     let is_dropped = |text: String, hooks, packet: &Packet<'_>| {
         dropped(&parse_nftables(&text).unwrap(), hooks, packet).is_some()
     };
+    let place = |chains: &[Chain]| dropped_by(chains, RECEIVED, &DATAGRAM, "gone").unwrap().1;
+    let netdev = parse_nftables(&chain("netdev", "ingress", "")).unwrap();
+    assert!(place(&netdev).contains("netdev") && place(&netdev).contains("hook ingress"));
+    let filter = parse_iptables("*filter\n:INPUT DROP [0:0]\nCOMMIT\n");
+    assert_eq!(place(&filter), "chain INPUT of iptables (hook input)");
     for device in [r#","dev":"eth0""#, r#","dev":["lo","eth0"]"#] {
         assert!(is_dropped(chain("netdev", "ingress", device), RECEIVED, &DATAGRAM), "{device}");
     }
