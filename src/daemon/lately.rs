@@ -1,5 +1,5 @@
-//! Which packets were dropped lately. Counters say how many were since the start, which may be
-//! weeks ago; so they are looked at from time to time.
+//! Which packets were dropped lately, and how often the interface lost its carrier. Counters say
+//! how many were since the start, which may be weeks ago; so they are looked at from time to time.
 
 use std::array;
 use std::collections::{BTreeMap, VecDeque};
@@ -72,6 +72,32 @@ impl Seen {
     }
 }
 
+/// How often an interface had lost its carrier, as of some looks of the window.
+#[derive(Debug, Default)]
+pub(super) struct CarrierLosses(Mutex<VecDeque<(Instant, u32)>>);
+
+impl CarrierLosses {
+    /// So many were counted now, since the interface was made.
+    pub(super) fn look(&self, counted: u32, now: Instant) {
+        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another interface, or the same made again.
+        if looks.back().is_some_and(|(_, before)| counted < *before) {
+            looks.clear();
+        }
+        looks.push_back((now, counted));
+        while looks.get(1).is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
+            looks.pop_front();
+        }
+    }
+
+    /// How many there were lately.
+    pub(super) fn lately(&self) -> u64 {
+        let looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = looks.front().zip(looks.back());
+        ends.map_or(0, |((_, first), (_, last))| u64::from(last - first))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,5 +126,19 @@ mod tests {
         assert_eq!(look(640), [told(no_route, 2, 35), told(runt, 1, 35)]);
         assert_eq!(look(1300), [], "weeks later nobody is sent to look");
         assert!(looks.0.lock().unwrap().looks.len() <= 61);
+    }
+
+    #[test]
+    fn a_carrier_that_was_lost_long_ago_is_forgotten() {
+        let (losses, start) = (CarrierLosses::default(), Instant::now());
+        let look = |seconds: u64, counted| {
+            losses.look(counted, start + Duration::from_secs(seconds));
+            losses.lately()
+        };
+        assert_eq!((losses.lately(), look(0, 7)), (0, 0), "those before weftd started");
+        assert_eq!((look(10, 9), look(20, 13)), (2, 6));
+        assert_eq!(look(500, 13), 6);
+        assert_eq!((look(615, 13), look(700, 14)), (4, 1));
+        assert_eq!((look(710, 2), look(720, 3)), (0, 1), "another interface");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::backend::peer::state::Reachability;
 use crate::backend::status::Workers;
 use crate::backend_kind::{BackendKind, CarriedBy};
-use crate::control::lease::Lease;
+use crate::control::lease::{Lease, Lifetime};
 use crate::control::status::Names;
 use crate::daemon::running::Running;
 use crate::fast_path::PeerCounts;
@@ -22,7 +22,7 @@ const NOT_SET_UP: &str = "the kernel or the backend's command does not take what
 /// The rows, in the order of the subnets, with `names` where the leases have none.
 pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
     let leases = running.leases.borrow().clone();
-    let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names));
+    let rows = leases.iter().map(|(subnet, lease)| bare(*subnet, lease, names, running.kind));
     let mut rows: Vec<_> = rows.collect();
     let reachability = running.view.reachability.borrow().clone();
     match &running.view.workers {
@@ -33,8 +33,8 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
                 table.peers().iter().map(|peer| (peer.subnet, peer.address)).collect();
             for row in &mut rows {
                 let Some(address) = in_use.get(&row.subnet) else { continue };
-                row.via = Via::Tunnel(*address);
-                row.state = PeerState::Idle;
+                let via = Via::Tunnel(*address);
+                (row.via, row.state, row.why) = (via, PeerState::Idle, None);
                 asked(row, &reachability, *address.ip(), Some(address.port()), now);
                 let path_mtu_bytes = reachability.path_mtus.get(&row.subnet).copied();
                 row.path_mtu_bytes = Some(path_mtu_bytes.map_or(mtu_bytes, u32::from));
@@ -57,12 +57,10 @@ pub(super) fn of(running: &Running, names: &Names) -> Vec<Peer> {
             let unasked = if is_asked { PeerState::Idle } else { PeerState::SetUp };
             for row in &mut rows {
                 if let Some(host) = hosts.get(&row.subnet) {
-                    (row.via, row.state) = (Via::Host(*host), unasked);
+                    (row.via, row.state, row.why) = (Via::Host(*host), unasked, None);
                     asked(row, &reachability, *host, port, Instant::now());
                 } else if running.kind == BackendKind::Alloc {
-                    row.state = PeerState::Unmanaged;
-                } else if leases[&row.subnet].attributes.backend_type.is(running.kind) {
-                    (row.state, row.why) = (PeerState::NotSetUp, Some(NOT_SET_UP.to_owned()));
+                    (row.state, row.why) = (PeerState::Unmanaged, None);
                 }
             }
         }
@@ -88,13 +86,32 @@ fn asked(
         contact.round_trip.map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
 }
 
-/// A lease that the backend does not know.
-fn bare(subnet: Prefix, lease: &Lease, names: &Names) -> Peer {
+/// A lease that the backend does not know, or not yet.
+fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer {
     // In etcd a lease has no name but its subnet; the claim of its address has.
     let own = Some(lease.key.clone()).filter(|key| !key.starts_with(&subnet.key()));
     let node = own.or_else(|| names.get(&lease.attributes.public_ip).cloned());
     let via = Via::Host(lease.attributes.public_ip);
-    Peer::new(subnet, node, via, PeerState::OtherBackend)
+    let lease_expires_unix = match lease.lifetime {
+        Lifetime::Leased { expires_unix, .. } => expires_unix,
+        Lifetime::Reservation => None,
+    };
+    let other = &lease.attributes.backend_type;
+    let (state, why) = match other.is(kind) {
+        true => {
+            let is_known = kind.carried_by() != CarriedBy::Workers;
+            (PeerState::NotSetUp, is_known.then(|| NOT_SET_UP.to_owned()))
+        }
+        false => {
+            let why = format!(
+                "its lease is of the backend {other}, this node's is {kind}, and nothing is sent \
+                 to it: restart the node that was not since the network configuration changed"
+            );
+            (PeerState::OtherBackend, Some(why))
+        }
+    };
+    let (backend, peer) = (Some(other.to_string()), Peer::new(subnet, node, via, state));
+    Peer { backend, lease_expires_unix, why, ..peer }
 }
 
 /// Fills in what went to a peer and came from it: by workers, and `taken` by the kernel's programs.

@@ -18,11 +18,12 @@ use crate::control::status::{ControlStatus, Names};
 use crate::daemon::contain::panics;
 use crate::daemon::health::Readiness;
 use crate::daemon::http::{self, Reply};
-use crate::daemon::lately::{self, Looks};
+use crate::daemon::lately::{self, CarrierLosses, Looks};
 use crate::daemon::peer_rows;
 use crate::daemon::process;
 use crate::daemon::running::Running;
 use crate::daemon::{drop_samples, log, metrics, verdict};
+use crate::host::netlink::Netlink;
 use crate::stats::WorkerStats;
 use crate::status::{
     Backend, Config, DeviceDrops, Direction, FastPath, Lease, Peers, Rules, SCHEMA, Setting, Start,
@@ -43,6 +44,7 @@ pub(super) struct Report {
     running: OnceLock<Running>,
     /// What was dropped lately.
     looks: Looks,
+    carrier_losses: CarrierLosses,
 }
 
 impl Report {
@@ -54,7 +56,8 @@ impl Report {
     ) -> Self {
         let (control, request_times) = (manager.status(), manager.request_times());
         let (running, looks) = (OnceLock::new(), Looks::new(Instant::now()));
-        Self { control, request_times, readiness, settings, running, looks }
+        let carrier_losses = CarrierLosses::default();
+        Self { control, request_times, readiness, settings, running, looks, carrier_losses }
     }
 
     /// The dataplane runs. Called once.
@@ -62,16 +65,23 @@ impl Report {
         self.running.set(running).ok();
     }
 
-    /// Looks from time to time at what is dropped, for ever.
+    /// Looks from time to time at what is dropped and at the interface, for ever.
     pub(super) async fn keep_looking(&self) -> Infallible {
         loop {
-            sleep(lately::PERIOD).await;
-            if let Some(Workers { stats, .. }) =
-                self.running.get().and_then(|running| running.view.workers.as_ref())
-            {
-                let total = WorkerStats::total(stats.iter().map(AsRef::as_ref));
-                self.looks.look(&total, Instant::now());
+            if let Some(running) = self.running.get() {
+                if let Some(Workers { stats, .. }) = &running.view.workers {
+                    let total = WorkerStats::total(stats.iter().map(AsRef::as_ref));
+                    self.looks.look(&total, Instant::now());
+                }
+                let interface = running.view.state.borrow().interface.clone();
+                // What can't be read now can be at the next look.
+                if let Ok(netlink) = Netlink::open()
+                    && let Ok(counted) = netlink.carrier_losses(&interface).await
+                {
+                    self.carrier_losses.look(counted, Instant::now());
+                }
             }
+            sleep(lately::PERIOD).await;
         }
     }
 
@@ -133,6 +143,7 @@ impl Report {
             }
             Some(running) => {
                 add_running(&mut status, running, &control.names, &self.looks);
+                status.carrier_lost_lately = self.carrier_losses.lately();
                 for (worker, times) in status.workers.iter_mut().zip(times.unwrap_or_default()) {
                     [worker.ran_seconds, worker.waited_seconds] =
                         times.map(|time| Some(time.as_secs_f64()));

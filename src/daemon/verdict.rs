@@ -6,8 +6,11 @@ use std::time::Duration;
 use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::snapshot::REJECTED_MAX;
 use crate::status::{
-    BackendCounts, Cause, Fault, Guard, Hindrance, Kept, Peer, Start, State, Status,
+    BackendCounts, Cause, Fault, Guard, Hindrance, Kept, Peer, PeerState, Start, State, Status,
 };
+
+/// A link that was lost more rarely may have been taken down on purpose.
+const LINK_FLAPS_MIN: u64 = 3;
 
 /// The sum of what is wrong.
 pub(super) fn state(status: &Status, faults: &[Fault]) -> State {
@@ -66,6 +69,14 @@ impl Faults {
         let is_up = status.dataplane_is_up == Some(true);
         let wrong = status.dataplane_wrong.as_deref().filter(|_| is_up);
         self.add(Cause::DataplaneHindered, wrong);
+        let (interface, lost) = (status.interface.as_deref(), status.carrier_lost_lately);
+        let flaps = interface.filter(|_| lost >= LINK_FLAPS_MIN).map(|interface| {
+            format!(
+                "{interface} lost its carrier {lost} times in the last 10 minutes, and packets \
+                 with it: look at the cable, the switch or the virtual machine's network"
+            )
+        });
+        self.add(Cause::LinkFlaps, flaps);
         let mut workers = status.workers.iter();
         let text = workers.find_map(|it| Some(stalled(it.index, it.stalled_seconds?)));
         self.add(Cause::WorkerStalled, text);
@@ -120,6 +131,7 @@ impl Faults {
         self.add(Cause::EntryUnused, unused(status));
         let done = status.backend.as_ref().and_then(|backend| backend.done.as_ref());
         self.add(Cause::PeerNotSetUp, done.and_then(|done| not_set_up(done, status.peers)));
+        self.add(Cause::PeerOtherBackend, other_backend(&status.routes));
         if let Some((cause, text)) = unreached(&status.routes, status.guard.as_ref()) {
             self.add(cause, Some(text));
         }
@@ -163,12 +175,28 @@ fn not_set_up(done: &BackendCounts, peers: usize) -> Option<String> {
     })
 }
 
-/// Which peers can't be reached: the one that was heard longest ago in full. Those that are not set
-/// up are counted by the backend.
+/// Which peers have another backend.
+fn other_backend(peers: &[Peer]) -> Option<String> {
+    let mut peers = peers.iter().filter(|peer| peer.state == PeerState::OtherBackend);
+    let Peer { subnet, via, why, .. } = peers.next()?;
+    let others = others(peers.count());
+    Some(format!("peer {subnet} at {via}{others}: {}", why.as_deref().unwrap_or_default()))
+}
+
+/// How many more peers the same is said of.
+fn others(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        count => format!(", and {count} more peers (`weft peers`)"),
+    }
+}
+
+/// Which peers can't be reached: the one that was heard longest ago in full. Those that no packets
+/// go to are told of apart.
 fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
     let in_use = |peer: &Peer| peer.in_use_seconds.unwrap_or(0);
     let unreached = peers.iter().filter_map(|peer| Some((peer.state.fault()?, peer)));
-    let unreached = unreached.filter(|(cause, _)| *cause != Cause::PeerNotSetUp);
+    let unreached = unreached.filter(|(_, peer)| peer.state.is_sent_to());
     // Of several the first in the order of the subnets.
     let (cause, first) = unreached
         .clone()
@@ -178,10 +206,7 @@ fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
         Some(ago) => format!("last heard {} ago", go_seconds(ago)),
         None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
     };
-    let others = match unreached.count() - 1 {
-        0 => String::new(),
-        others => format!(", and {others} more peers (`weft peers`)"),
-    };
+    let others = others(unreached.count() - 1);
     let kept_out = match guard.map_or(0, |guard| guard.dropped_from_strangers) {
         0 => String::new(),
         packets => format!(
@@ -214,7 +239,7 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{PeerState, Rules, SubnetFile, Via, Worker};
+    use crate::status::{Rules, SubnetFile, Via, Worker};
 
     const NOW: u64 = 1_795_225_924;
 
@@ -261,8 +286,10 @@ mod tests {
         assert_eq!(unreached(&[], None), None);
         let status = Status { routes: vec![peer(1, None)], ..running() };
         assert_eq!(judged(&status), (State::Degraded, vec![Cause::PeerSilent]));
-        let not_set_up = Peer { state: PeerState::NotSetUp, ..peer(1, None) };
-        assert_eq!(unreached(&[not_set_up], None), None, "it is counted already");
+        for state in [PeerState::NotSetUp, PeerState::OtherBackend] {
+            let peer = Peer { state, ..peer(1, None) };
+            assert_eq!(unreached(&[peer], None), None, "{state}: it is counted already");
+        }
     }
 
     #[test]
@@ -296,8 +323,11 @@ mod tests {
     #[test]
     fn a_ready_node_is_degraded_by_what_needs_a_person() {
         type Wrong = (Cause, fn(&mut Status));
-        let each: [Wrong; 13] = [
+        let each: [Wrong; 15] = [
             (Cause::DataplaneHindered, |it| it.dataplane_wrong = Some("old address".to_owned())),
+            (Cause::LinkFlaps, |it| {
+                (it.interface, it.carrier_lost_lately) = (Some("eth0".to_owned()), 6);
+            }),
             (Cause::WorkerStalled, |it| {
                 it.workers = vec![Worker { stalled_seconds: Some(20), ..Worker::default() }];
             }),
@@ -321,6 +351,9 @@ mod tests {
             }),
             (Cause::LeasesVanished, |it| it.peers_held = 3),
             (Cause::PeerNotSetUp, |it| backend(it).peers_failed = 2),
+            (Cause::PeerOtherBackend, |it| {
+                it.routes = vec![Peer { state: PeerState::OtherBackend, ..peer(1, None) }];
+            }),
             (Cause::PeerNotSetUp, |it| backend(it).leases_unusable = 1),
         ];
         assert_eq!(judged(&running()), (State::Ready, vec![]));
@@ -331,7 +364,7 @@ mod tests {
         }
         let mut all = running();
         each.iter().for_each(|(_, wrong)| wrong(&mut all));
-        let order: Vec<_> = each[..12].iter().map(|(cause, _)| *cause).collect();
+        let order: Vec<_> = each[..14].iter().map(|(cause, _)| *cause).collect();
         assert_eq!(judged(&all), (State::Degraded, order), "the worst comes first");
     }
 

@@ -189,6 +189,14 @@ impl Netlink {
         }
     }
 
+    /// How often the link with this name has lost its carrier since it was made (Linux 4.16).
+    pub async fn carrier_losses(&self, name: &str) -> Result<u32> {
+        let mut query = link_query();
+        query.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        let operation = format!("read link {name}");
+        self.ask_for(operation, "its losses", GetLink(query), decode::carrier_losses).await
+    }
+
     /// The link with this name, which was there a moment ago.
     pub async fn link_just_made(&self, name: &str) -> Result<Link> {
         let missing = "the link, which was just made";

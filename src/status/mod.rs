@@ -64,6 +64,8 @@ pub struct Status {
     pub lease: Option<Lease>,
     /// The interface that carries the tunnel, by the name that it has now.
     pub interface: Option<String>,
+    /// How often it lost its carrier in the last ten minutes. Since schema 2.
+    pub carrier_lost_lately: u64,
     /// The overlay's own device, if it has one.
     pub device: Option<String>,
     /// The dataplane in one line, for people.

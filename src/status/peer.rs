@@ -56,13 +56,13 @@ impl PeerState {
             Self::Unsendable => Some(Cause::PeerUnsendable),
             Self::Lossy => Some(Cause::PeerLossy),
             Self::NotSetUp => Some(Cause::PeerNotSetUp),
+            Self::OtherBackend => Some(Cause::PeerOtherBackend),
             Self::Ok
             | Self::Narrow
             | Self::Deaf
             | Self::Idle
             | Self::InGrace
             | Self::SetUp
-            | Self::OtherBackend
             | Self::Unmanaged
             | Self::Unknown => None,
         }
@@ -125,6 +125,11 @@ pub struct Peer {
     pub node: Option<String>,
     /// Where its packets go: an address, for udp with the port.
     pub via: Via,
+    /// The backend of its lease. Since schema 2.
+    pub backend: Option<String>,
+    /// When its lease ends, in seconds since 1970; nothing for ever, or where the store does not
+    /// show it. Since schema 2.
+    pub lease_expires_unix: Option<u64>,
     /// What is known of the way there and back.
     pub state: PeerState,
     /// What is wrong with it, or remarkable, and what to do. Since schema 2.
@@ -154,6 +159,8 @@ impl Peer {
             subnet,
             node,
             via,
+            backend: None,
+            lease_expires_unix: None,
             state,
             why: None,
             heard_seconds_ago: None,

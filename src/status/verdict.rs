@@ -68,6 +68,10 @@ words! {
         PeerLossy = "peer-lossy",
         /// The kernel or a command refused a peer, or its lease lacks what the backend needs.
         PeerNotSetUp = "peer-not-set-up",
+        /// The lease of a peer is of another backend, so no packets go there.
+        PeerOtherBackend = "peer-other-backend",
+        /// The external interface loses its carrier again and again.
+        LinkFlaps = "link-flaps",
         /// One that a later release knows.
         #[serde(other)]
         Unknown = "unknown",

@@ -59,6 +59,14 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Link> {
     })
 }
 
+/// How often a link lost its carrier.
+pub(super) fn carrier_losses(message: &RouteNetlinkMessage) -> Option<u32> {
+    let RouteNetlinkMessage::NewLink(LinkMessage { attributes, .. }) = message else {
+        return None;
+    };
+    find!(attributes, LinkAttribute::CarrierDownCount(count) => *count)
+}
+
 /// What a VXLAN device was made with.
 fn vxlan(infos: &[LinkInfo]) -> Vxlan {
     let mut vxlan = Vxlan::default();
