@@ -15,8 +15,10 @@ use crate::packet::ipv4::HEADER_BYTES_MIN;
 use crate::sys::udp::set_fragmenting;
 use crate::tool::refusal::why;
 
-/// Echoes to each target.
-pub(super) const ECHOES: usize = 5;
+/// Echoes to each target in one round. Where one stays unanswered, all of that node are asked in
+/// another round: a cause that is named shall not rest on one burst of loss.
+const ECHOES: usize = 5;
+const ROUNDS: usize = 2;
 
 /// Between two echoes to a target: a burst of loss shall not take all.
 const PAUSE: Duration = Duration::from_millis(150);
@@ -76,7 +78,7 @@ impl Echoes {
             leg,
             address,
             bytes,
-            sent: ECHOES,
+            sent: 0,
             answered: 0,
             round_trip_microseconds: None,
             refused: None,
@@ -92,10 +94,14 @@ impl Echoes {
     }
 }
 
-/// Pings all targets, in less than three seconds whatever their number; those behind the host from
-/// the `pods_gateway`, if this host has that address, so that answers come back as a pod's do.
+/// When an echo was sent, to which node's which target; no time once it is answered.
+type Sent = (usize, usize, Option<Instant>);
+
+/// Pings all targets of the nodes, small and large ones in turn, in less than four seconds whatever
+/// their number; those behind the host from the `pods_gateway`, if this host has that address, so
+/// that answers come back as a pod's do.
 pub(super) fn ping(
-    targets: &mut [&mut Echoes],
+    nodes: &mut [Vec<Echoes>],
     pods_gateway: Option<Ipv4Addr>,
 ) -> anyhow::Result<()> {
     let socket = open().context("cannot open a raw ICMP socket: run as root (CAP_NET_RAW)")?;
@@ -105,26 +111,32 @@ pub(super) fn ping(
         Some(socket)
     });
     let first_token = fastrand::u64(..);
-    // When each was sent, in turns of one for each target; nothing once it is answered.
-    let mut sent: Vec<Option<Instant>> = Vec::new();
+    let mut sent: Vec<Sent> = Vec::new();
     let mut packet = vec![0; PACKET_BYTES_MAX];
-    for turn in 1..=ECHOES {
-        let pause = if turn == ECHOES { ANSWER_MAX } else { PAUSE };
-        let end = Instant::now() + pause;
-        for target in targets.iter_mut() {
-            let packet = &mut packet[..usize::from(target.bytes).max(ECHO_BYTES_MIN)];
-            let (source, destination) = (Ipv4Addr::UNSPECIFIED, target.address);
-            let token = first_token.wrapping_add(sent.len() as u64);
-            Request { source, destination, ttl: TTL, token, sequence: 0 }.write(packet);
-            sent.push(Some(Instant::now()));
-            let by = inner.as_ref().filter(|_| target.leg != Leg::Host).unwrap_or(&socket);
-            // The kernel writes the IPv4 header.
-            let message = &packet[HEADER_BYTES_MIN..];
-            if let Err(error) = by.send_to(message, &SocketAddrV4::new(destination, 0).into()) {
-                target.refused = Some(why(&error));
+    let mut asked: Vec<usize> = (0..nodes.len()).collect();
+    for turn in 1..=ROUNDS * ECHOES {
+        let ends_round = turn.is_multiple_of(ECHOES);
+        let end = Instant::now() + if ends_round { ANSWER_MAX } else { PAUSE };
+        for &node in &asked {
+            for (at, target) in nodes[node].iter_mut().enumerate() {
+                let packet = &mut packet[..usize::from(target.bytes).max(ECHO_BYTES_MIN)];
+                let (source, destination) = (Ipv4Addr::UNSPECIFIED, target.address);
+                let token = first_token.wrapping_add(sent.len() as u64);
+                Request { source, destination, ttl: TTL, token, sequence: 0 }.write(packet);
+                sent.push((node, at, Some(Instant::now())));
+                target.sent += 1;
+                let by = inner.as_ref().filter(|_| target.leg != Leg::Host).unwrap_or(&socket);
+                // The kernel writes the IPv4 header.
+                let message = &packet[HEADER_BYTES_MIN..];
+                if let Err(error) = by.send_to(message, &SocketAddrV4::new(destination, 0).into()) {
+                    target.refused = Some(why(&error));
+                }
             }
         }
-        receive(&socket, end, first_token, &mut sent, targets)?;
+        receive(&socket, end, first_token, &mut sent, nodes)?;
+        if ends_round {
+            asked.retain(|node| nodes[*node].iter().any(|target| target.answered < target.sent));
+        }
     }
     Ok(())
 }
@@ -142,11 +154,11 @@ fn receive(
     mut socket: &Socket,
     end: Instant,
     first_token: u64,
-    sent: &mut [Option<Instant>],
-    targets: &mut [&mut Echoes],
+    sent: &mut [Sent],
+    nodes: &mut [Vec<Echoes>],
 ) -> anyhow::Result<()> {
     let mut buffer = vec![0; PACKET_BYTES_MAX];
-    while sent.iter().any(Option::is_some) {
+    while sent.iter().any(|(.., at)| at.is_some()) {
         let wait = end.saturating_duration_since(Instant::now());
         if wait.is_zero() {
             break;
@@ -160,8 +172,10 @@ fn receive(
         };
         let Some(reply) = Reply::read(&buffer[..received]) else { continue };
         let number = usize::try_from(reply.token.wrapping_sub(first_token)).unwrap_or(usize::MAX);
-        if let Some(at) = sent.get_mut(number).and_then(Option::take) {
-            targets[number % targets.len()].answer(at.elapsed());
+        if let Some((node, target, at)) = sent.get_mut(number)
+            && let Some(at) = at.take()
+        {
+            nodes[*node][*target].answer(at.elapsed());
         }
     }
     Ok(())

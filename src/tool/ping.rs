@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::backend_kind::BackendKind;
 use crate::route::Prefix;
 use crate::status::{Lease, Peer, PeerState, SCHEMA, Status};
-use crate::tool::echo::{self, ECHOES, Echoes, Leg};
-use crate::tool::peers::milliseconds;
+use crate::tool::echo::{self, Echoes, Leg};
+use crate::tool::peers::{self, milliseconds};
 use crate::tool::style::Style;
 
 /// Of an ordinary ping.
@@ -32,10 +32,10 @@ pub(super) struct Pinged {
 pub(super) struct Report {
     subnet: Prefix,
     node: Option<String>,
-    legs: Vec<Echoes>,
+    pub(super) legs: Vec<Echoes>,
     #[serde(rename = "finding")]
     shows: Shows,
-    conclusion: String,
+    pub(super) conclusion: String,
     pub(super) well: bool,
 }
 
@@ -43,17 +43,20 @@ pub(super) struct Report {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Shows {
-    AllWays,
+    /// Whatever was asked.
+    Answers,
     /// The host answers no pings, the rest does.
     HostIsDeaf,
     /// Nothing there answers pings, and weftd knows that packets pass all the same.
     Deaf,
+    /// This host sends it no packets of pods.
+    NotSentTo,
     /// The cause is this host.
     Unsendable,
     Nothing,
     /// The host alone answers.
     HostOnly,
-    /// Full packets are lost.
+    /// Full packets are lost, all of them, and no small ones.
     FullAreLost,
     PodIsSilent,
     Lossy,
@@ -86,7 +89,7 @@ pub(super) fn run(
     let mut reports = Vec::new();
     for some in meant.chunks(PEERS_AT_ONCE) {
         let mut legs: Vec<_> = some.iter().map(|peer| legs(peer, kind, lease, pod)).collect();
-        echo::ping(&mut legs.iter_mut().flatten().collect::<Vec<_>>(), gateway)?;
+        echo::ping(&mut legs, gateway)?;
         let each = some.iter().zip(legs);
         reports.extend(each.map(|(peer, legs)| Report::of(peer, legs, kind)));
     }
@@ -128,8 +131,12 @@ fn legs(
     // Without a device of its own the other end is the bridge, which has the subnet's first host.
     let end = if has_device(kind) { subnet.network() } else { subnet.first_host() };
     let full_bytes = peer.path_mtu_bytes.unwrap_or(lease.mtu_bytes);
+    let host = Echoes::new(Leg::Host, peer.via.host(), SMALL_BYTES);
+    if !peer.state.is_sent_to() {
+        return vec![host];
+    }
     let mut legs = vec![
-        Echoes::new(Leg::Host, peer.via.host(), SMALL_BYTES),
+        host,
         Echoes::new(Leg::Tunnel, end, SMALL_BYTES),
         Echoes::new(Leg::TunnelFull, end, full_bytes.try_into().unwrap_or(u16::MAX)),
     ];
@@ -140,10 +147,15 @@ fn legs(
 impl Report {
     fn of(peer: &Peer, legs: Vec<Echoes>, kind: Option<BackendKind>) -> Self {
         let shows = Shows::of(&legs, peer.state);
-        let well = matches!(shows, Shows::AllWays | Shows::HostIsDeaf | Shows::Deaf);
+        let well = matches!(shows, Shows::Answers | Shows::HostIsDeaf | Shows::Deaf);
         let mut conclusion = shows.conclusion(&legs, kind);
-        if let Some(why) = peer.why.as_ref().filter(|_| !well) {
-            write!(conclusion, ". weftd says of it: {why}").ok();
+        match &peer.why {
+            Some(why) if shows == Shows::NotSentTo => conclusion.clone_from(why),
+            Some(_) if !well && peer.state.is_alarming() => {
+                let state = peers::shown(peer.state);
+                write!(conclusion, ". weftd says {state} of it: see `weft peers`").ok();
+            }
+            Some(_) | None => {}
         }
         Self { subnet: peer.subnet, node: peer.node.clone(), legs, shows, conclusion, well }
     }
@@ -155,28 +167,40 @@ impl Shows {
         let of = |which: Leg| legs.iter().find(|echoes| echoes.leg == which);
         let some = |leg| of(leg).is_some_and(|echoes| echoes.answered > 0);
         let is_refused = |echoes: &Echoes| echoes.refused.is_some() && echoes.answered == 0;
-        match (some(Leg::Host), some(Leg::Tunnel), some(Leg::TunnelFull)) {
-            (_, false, _) if of(Leg::Tunnel).is_some_and(is_refused) => Self::Unsendable,
-            (false, false, _) if of(Leg::Host).is_some_and(is_refused) => Self::Unsendable,
-            (_, false, _) if state == PeerState::Deaf => Self::Deaf,
-            (false, false, _) => Self::Nothing,
-            (true, false, _) => Self::HostOnly,
-            (_, true, false) => Self::FullAreLost,
-            (_, true, true) if of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0) => {
-                Self::PodIsSilent
+        let [host, tunnel, full] = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(some);
+        if !state.is_sent_to() {
+            Self::NotSentTo
+        } else if !tunnel {
+            let mut legs = [Leg::Tunnel, Leg::Host].into_iter().filter_map(of);
+            match host {
+                _ if of(Leg::Tunnel).is_some_and(is_refused) => Self::Unsendable,
+                false if legs.any(is_refused) => Self::Unsendable,
+                _ if state == PeerState::Deaf => Self::Deaf,
+                false => Self::Nothing,
+                // What loses most of the host's answers may lose all of the tunnel's.
+                true if of(Leg::Host).is_some_and(loses_most) => Self::Lossy,
+                true => Self::HostOnly,
             }
-            (_, true, true) if legs.iter().any(|echoes| (1..ECHOES).contains(&echoes.answered)) => {
-                Self::Lossy
-            }
-            (false, true, true) => Self::HostIsDeaf,
-            (true, true, true) => Self::AllWays,
+        } else if !full && of(Leg::TunnelFull).is_some_and(is_refused) {
+            Self::FullAreLost
+        } else if legs.iter().any(|leg| leg.answered > 0 && leg.answered < leg.sent) {
+            Self::Lossy
+        } else if !full {
+            Self::FullAreLost
+        } else if of(Leg::Pod).is_some_and(|echoes| echoes.answered == 0) {
+            Self::PodIsSilent
+        } else if host {
+            Self::Answers
+        } else {
+            Self::HostIsDeaf
         }
     }
 
     /// What follows, and where two causes fit how to tell them apart.
     fn conclusion(self, legs: &[Echoes], kind: Option<BackendKind>) -> String {
         let text = match self {
-            Self::AllWays | Self::HostIsDeaf => return all_ways(self, legs),
+            Self::Answers | Self::HostIsDeaf => return answers(self, legs),
+            Self::NotSentTo => "this host sends it no packets: see `weft peers`",
             Self::Deaf => "it answers no pings, but packets pass, as weftd knows",
             Self::Unsendable => return unsendable(legs),
             Self::Nothing => {
@@ -199,23 +223,19 @@ impl Shows {
                      `ip route get` there)"
                 }
             },
-            Self::FullAreLost => return full_are_lost(kind),
+            Self::FullAreLost => return full_are_lost(legs, kind),
             Self::PodIsSilent => {
                 "the overlay carries packets and the pod does not answer: look at that host's \
                  bridge, its FORWARD rules, network policies, and whether the pod runs"
             }
-            Self::Lossy => {
-                let sent: usize = legs.iter().map(|leg| leg.sent).sum();
-                let lost = sent - legs.iter().map(|leg| leg.answered).sum::<usize>();
-                return format!("packets pass, but {lost} of {sent} are lost");
-            }
+            Self::Lossy => return lossy(legs),
         };
         text.to_owned()
     }
 }
 
 /// The echoes are this host's own: what that leaves out is said.
-fn all_ways(shows: Shows, legs: &[Echoes]) -> String {
+fn answers(shows: Shows, legs: &[Echoes]) -> String {
     let whom = if legs.iter().any(|it| it.leg == Leg::Pod) { "the pod" } else { "its overlay" };
     let deaf = if shows == Shows::HostIsDeaf { "; the host itself answers no pings" } else { "" };
     let untried = match whom {
@@ -233,24 +253,61 @@ fn unsendable(legs: &[Echoes]) -> String {
     each.unwrap_or_default() + ". `ip route get` and `weft check` here show more"
 }
 
-/// The pause between echoes is long enough for any link, so a slow one is not the first guess.
-fn full_are_lost(kind: Option<BackendKind>) -> String {
+fn loses_most(echoes: &Echoes) -> bool {
+    echoes.answered * 2 < echoes.sent
+}
+
+/// Loss may grow with the packets' length, as where a queue is full: a narrow link loses all long
+/// ones.
+fn lossy(legs: &[Echoes]) -> String {
+    let counted = |is_meant: fn(Leg) -> bool| {
+        // A host that answers nothing loses nothing.
+        let counted = legs.iter().filter(|leg| leg.answered > 0 || leg.leg != Leg::Host);
+        let counted = counted.filter(|leg| is_meant(leg.leg));
+        let (sent, lost) = counted
+            .fold((0, 0), |(sent, lost), leg| (sent + leg.sent, lost + leg.sent - leg.answered));
+        format!("{lost} of {sent}")
+    };
+    let small = counted(|leg| leg != Leg::TunnelFull);
+    let full = counted(|leg| leg == Leg::TunnelFull);
+    let is =
+        |which, holds: fn(&Echoes) -> bool| legs.iter().any(|leg| leg.leg == which && holds(leg));
+    let is_tunnels = is(Leg::Host, |leg| leg.answered == leg.sent) && is(Leg::Tunnel, loses_most);
+    let where_to_look = match is_tunnels {
+        true => {
+            "none of the host's own: look for a rate limit in the firewalls of both hosts, and at \
+             `weft drops` there"
+        }
+        false => {
+            "a full or slow link, a shaper or a broken cable does that (`tc -s qdisc` and `ip -s \
+             link` of both hosts count drops)"
+        }
+    };
+    format!("packets pass, but {small} small and {full} full ones are lost: {where_to_look}")
+}
+
+fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {
     let cure = match kind {
         Some(BackendKind::Udp) => {
             "while TCP is in use weftd measures such a path, if the peer answers, and tells the \
              pods: `weft peers` says narrow"
         }
         Some(BackendKind::Vxlan) => {
-            "if it is, correct the link, or set a smaller MTU in the Backend of the network \
+            "correct the link, or set a smaller MTU in the Backend of the network \
              configuration"
         }
         Some(BackendKind::HostGw | BackendKind::Alloc | BackendKind::Extension) | None => {
-            "if it is, correct the link, or lower the MTU of the hosts' interfaces"
+            "correct the link, or lower the MTU of the hosts' interfaces"
         }
     };
+    let full = legs.iter().find(|leg| leg.leg == Leg::TunnelFull);
+    let shown = match full.and_then(|leg| leg.refused.as_ref()) {
+        Some(why) => format!("this host can't send full ones ({why})"),
+        None => format!("of {} full ones, sent in turn, none does", full.map_or(0, |leg| leg.sent)),
+    };
     format!(
-        "small packets pass and full ones do not: a link of the path is narrower than the \
-         overlay's MTU, or too slow for them (then some pass after a pause); {cure}"
+        "all small packets pass, and {shown}: a link of the path is narrower than the overlay's \
+         MTU; {cure}"
     )
 }
 
@@ -289,7 +346,7 @@ mod tests {
     use crate::status::Via;
 
     fn echoes(leg: Leg, answered: usize) -> Echoes {
-        Echoes { answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST, 84) }
+        Echoes { sent: 10, answered, ..Echoes::new(leg, Ipv4Addr::LOCALHOST, 84) }
     }
 
     /// What was found of a peer in this state; how many answers each leg got, the pod none was
@@ -312,23 +369,42 @@ mod tests {
     #[test]
     fn the_broken_leg_is_named() {
         for (answers, pod, finding) in [
-            ([5, 5, 5], None, Shows::AllWays),
-            ([5, 5, 5], Some(5), Shows::AllWays),
-            ([0, 5, 5], None, Shows::HostIsDeaf),
+            ([10, 10, 10], None, Shows::Answers),
+            ([10, 10, 10], Some(10), Shows::Answers),
+            ([0, 10, 10], None, Shows::HostIsDeaf),
             ([0, 0, 0], None, Shows::Nothing),
-            ([5, 0, 0], None, Shows::HostOnly),
-            ([5, 5, 0], None, Shows::FullAreLost),
-            ([0, 5, 0], None, Shows::FullAreLost),
-            ([5, 5, 5], Some(0), Shows::PodIsSilent),
-            ([5, 4, 5], None, Shows::Lossy),
+            ([10, 0, 0], None, Shows::HostOnly),
+            ([10, 10, 0], None, Shows::FullAreLost),
+            ([0, 10, 0], None, Shows::FullAreLost),
+            ([10, 10, 10], Some(0), Shows::PodIsSilent),
+            ([10, 9, 10], None, Shows::Lossy),
+            // A shaper: what is longer is lost more often, and small ones are as well.
+            ([9, 10, 0], None, Shows::Lossy),
+            ([10, 6, 0], None, Shows::Lossy),
+            ([10, 10, 2], None, Shows::Lossy),
+            ([3, 0, 0], None, Shows::Lossy),
+            ([9, 0, 0], None, Shows::HostOnly),
         ] {
             assert_eq!(found(answers, pod, PeerState::Idle, None), finding, "{answers:?} {pod:?}");
         }
     }
 
     #[test]
+    fn full_packets_that_this_host_refuses_are_enough() {
+        let mut legs = [Leg::Host, Leg::Tunnel, Leg::TunnelFull].map(|leg| echoes(leg, 9));
+        (legs[2].answered, legs[2].refused) = (0, Some("Message too long".to_owned()));
+        assert_eq!(Shows::of(&legs, PeerState::Ok), Shows::FullAreLost);
+    }
+
+    #[test]
+    fn a_node_of_another_backend_is_not_judged_by_its_silence() {
+        let legs = [echoes(Leg::Host, 10)];
+        assert_eq!(Shows::of(&legs, PeerState::OtherBackend), Shows::NotSentTo);
+    }
+
+    #[test]
     fn what_weftd_and_the_kernel_know_counts() {
-        for answers in [[0, 0, 0], [5, 0, 0]] {
+        for answers in [[0, 0, 0], [10, 0, 0]] {
             let deaf = found(answers, None, PeerState::Deaf, None);
             assert_eq!(deaf, Shows::Deaf, "a healthy peer that answers no pings: {answers:?}");
             let here = found(answers, None, PeerState::Silent, Some("a blackhole route"));
@@ -337,7 +413,7 @@ mod tests {
         // `ok` may be from before the fault, or of the host alone.
         for state in [PeerState::Silent, PeerState::Ok, PeerState::Idle] {
             assert_eq!(found([0, 0, 0], None, state, None), Shows::Nothing);
-            assert_eq!(found([5, 0, 0], None, state, None), Shows::HostOnly);
+            assert_eq!(found([10, 0, 0], None, state, None), Shows::HostOnly);
         }
     }
 
@@ -386,7 +462,7 @@ mod tests {
         let report = Report { subnet, node, legs: vec![leg], shows, conclusion, well: false };
         let pinged = Pinged { schema: SCHEMA, peers: vec![report] };
         let expected = "10.5.2.0/24 b\n  \
-                        tunnel-full  10.5.2.0          1472 bytes  4/5  12.34ms\n  why\n";
+                        tunnel-full  10.5.2.0          1472 bytes  4/10  12.34ms\n  why\n";
         assert_eq!(render(&pinged, Style::PLAIN), expected);
         let leg = &serde_json::to_value(&pinged).unwrap()["peers"][0]["legs"][0];
         assert_eq!((&leg["leg"], &leg["address"]), (&"tunnel-full".into(), &"10.5.2.0".into()));
