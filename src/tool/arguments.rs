@@ -18,7 +18,8 @@ const EXIT_CODES: &str = "\
 Exit codes:
   0  all is well, or done
   1  status: the node is degraded or not ready; peers: one is silent or not set up; ping: packets
-     are lost; check: one failed; explain: the packet does not go
+     are lost, or do not pass; cluster: one of these; check: one failed; explain: the packet does
+     not go
   2  weftd does not answer, the arguments are wrong, or what was asked for failed";
 
 /// Asks a running weftd about itself and its overlay network, and cleans up after it.
@@ -42,6 +43,9 @@ pub(super) enum Command {
     },
     /// A row for each other node: whether it can be heard, its round trip, path MTU and packets.
     Peers(Answered),
+    /// All nodes in one table: lease, backend, and whether host and overlay answer this one, with
+    /// round trips.
+    Cluster(Answered),
     /// Pings another node's host, its end of the tunnel, and the tunnel with full packets, and says
     /// what follows; it works against flanneld as well.
     Ping(PingArguments),

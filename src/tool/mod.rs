@@ -7,6 +7,7 @@ mod ask;
 mod bugreport;
 pub mod check;
 mod cleanup;
+mod cluster;
 mod config;
 mod drops;
 mod echo;
@@ -80,6 +81,7 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Status { answered, watch: true } => return watch(&answered),
         Command::Status { answered, watch: false } => return status(&answered, false),
         Command::Peers(answered) => return peers(&answered),
+        Command::Cluster(answered) => return cluster(&answered),
         Command::Ping(arguments) => return ping(&arguments),
         Command::Check(arguments) => return check::run(arguments),
         Command::Explain { question, answered } => return explain(question, &answered),
@@ -150,6 +152,12 @@ fn ping(arguments: &PingArguments) -> anyhow::Result<(String, u8)> {
     let answer = ping::run(node.as_deref(), *pod, &status, &peers)?;
     let is_well = answer.peers.iter().all(|report| report.well);
     shown(answered, &answer, is_well, |style| ping::render(&answer, style))
+}
+
+fn cluster(answered: &Answered) -> anyhow::Result<(String, u8)> {
+    let (status, peers) = status_and_peers(answered)?;
+    let answer = cluster::run(&status, peers)?;
+    shown(answered, &answer, answer.well, |style| cluster::render(&answer, unix_seconds(), style))
 }
 
 fn explain(question: Question, answered: &Answered) -> anyhow::Result<(String, u8)> {

@@ -19,7 +19,7 @@ const STATE_AT: usize = 3;
 const WELL: [PeerState; 4] = [PeerState::Ok, PeerState::Narrow, PeerState::Deaf, PeerState::SetUp];
 
 /// Peers below the table of which it is told what is wrong; the others mostly have the same.
-const EXPLAINED_MAX: usize = 5;
+pub(super) const EXPLAINED_MAX: usize = 5;
 
 /// The table of `weft peers`.
 pub(super) fn render(mut peers: Vec<Peer>, style: Style) -> String {

@@ -25,4 +25,5 @@ mod shortage;
 mod steering;
 #[path = "../support/mod.rs"]
 mod support;
+mod told;
 mod workers;

@@ -1,0 +1,119 @@
+//! What the tool says of other nodes and of the way to them, where a guess would be wrong.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use weft::status::Cause;
+
+use crate::support::cluster::Cluster;
+use crate::support::lab::{LEASE_TIMEOUT, Namespace, wait_until};
+use crate::support::overlay::{CONFIG, Overlay, local_store};
+use crate::support::status::Status;
+
+const VXLAN: &str = r#"{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}"#;
+
+/// A fault is known, on a machine that has no time.
+const KNOWN: Duration = Duration::from_secs(90);
+
+/// The tool's JSON, and its exit code.
+fn weft(host: &Namespace, dir: &std::path::Path, words: &[&str]) -> (Value, Option<i32>) {
+    let socket = dir.join("weft.sock").display().to_string();
+    let tool = [env!("CARGO_BIN_EXE_weft")];
+    let mut command: Command =
+        host.command(&[&tool, words, &["-o", "json", "--socket", &socket]].concat());
+    let output = command.output().expect("weft runs");
+    let answer = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    (answer, output.status.code())
+}
+
+#[test]
+fn a_table_of_all_nodes_has_leases_and_echoes_and_what_is_wrong() {
+    let files = tempfile::tempdir().expect("a directory for the test");
+    let store = local_store(files.path(), CONFIG);
+    let cluster = Cluster::new(3);
+    let dir = |host: usize| files.path().join(format!("h{host}"));
+    let mut daemons: Vec<_> =
+        (0..3).map(|host| cluster.weftd(host, &dir(host), &[&store])).collect();
+    for host in 0..3 {
+        wait_until(LEASE_TIMEOUT, "each knows the others", || {
+            Status::try_of(&dir(host)).is_some_and(|status| status.routes() == 2)
+        });
+    }
+    let table = || weft(&cluster.hosts[0], &dir(0), &["cluster"]);
+    let (answer, code) = table();
+    let nodes = answer["nodes"].as_array().expect("nodes");
+    assert_eq!((nodes.len(), code, &answer["well"]), (3, Some(0), &true.into()), "{answer}");
+    assert_eq!(nodes[0]["own_state"], "ready");
+    for node in &nodes[1..] {
+        assert_eq!(node["lease"]["backend"], "udp");
+        assert!(node["lease"]["lease_expires_unix"].is_u64(), "{node}");
+        assert_eq!(node["ping"]["finding"], "answers");
+        for leg in node["ping"]["legs"].as_array().expect("legs") {
+            assert!(leg["round_trip_microseconds"].is_u64(), "{node}");
+        }
+    }
+    let lost = daemons.pop().expect("the third");
+    let known = Status::of(&dir(2)).0["lease"]["subnet"].clone();
+    drop(lost);
+    let (answer, code) = table();
+    assert_eq!(code, Some(1), "{answer}");
+    for node in answer["nodes"].as_array().expect("nodes").iter().skip(1) {
+        let is_lost = node["lease"]["subnet"] == known;
+        let finding = if is_lost { "host-only" } else { "answers" };
+        assert_eq!(node["ping"]["finding"], finding, "{node}");
+    }
+}
+
+#[test]
+fn an_interface_that_comes_and_goes_is_named() {
+    let overlay = Overlay::start();
+    let host = &overlay.lab.hosts[1];
+    wait_until(KNOWN, "three losses in ten minutes are told", || {
+        // The other end of the wire.
+        host.exec(&["sh", "-ec", "ip link set wire0 down; sleep 0.2; ip link set wire0 up"]);
+        std::thread::sleep(Duration::from_secs(1));
+        let status = Status::try_of(&overlay.dir(0));
+        status.is_some_and(|status| status.causes().contains(&Cause::LinkFlaps))
+    });
+    assert!(overlay.status(0).0["carrier_lost_lately"].as_u64() >= Some(3));
+}
+
+#[test]
+fn a_peer_of_another_backend_degrades_the_node() {
+    let mut overlay = Overlay::start();
+    std::fs::write(overlay.files().join("store/config"), VXLAN).expect("it can be written");
+    overlay.daemons.remove(1);
+    overlay.daemons.insert(1, overlay.weftd(1, &[]));
+    wait_until(KNOWN, "each says that the other has another backend", || {
+        (0..2).all(|host| {
+            let status = Status::try_of(&overlay.dir(host));
+            status.is_some_and(|status| status.causes().contains(&Cause::PeerOtherBackend))
+        })
+    });
+    let subnet = format!("{}/24", overlay.leases[1].network());
+    let (answer, code) = weft(&overlay.lab.hosts[0], &overlay.dir(0), &["ping", &subnet]);
+    assert_eq!((&answer["peers"][0]["finding"], code), (&"not-sent-to".into(), Some(1)));
+}
+
+#[test]
+fn only_what_loses_all_long_packets_is_narrow() {
+    let overlay = Overlay::start_with(CONFIG, [&["--fast-path=off"], &["--fast-path=off"]]);
+    let (host, subnet) = (&overlay.lab.hosts[0], format!("{}/24", overlay.leases[1].network()));
+    let finding = || {
+        let (answer, _) = weft(host, &overlay.dir(0), &["ping", &subnet]);
+        answer["peers"][0]["finding"].as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(finding(), "answers");
+    let shaper = "tc qdisc add dev wire0 root tbf rate 16kbit burst 1600 limit 3000";
+    host.exec(&["sh", "-ec", shaper]);
+    for _ in 0..2 {
+        assert_eq!(finding(), "lossy", "small ones are lost as well");
+    }
+    host.exec(&["tc", "qdisc", "delete", "dev", "wire0", "root"]);
+    let narrow = "table inet n { chain c { type filter hook prerouting priority -500; iifname \
+                  wire0 meta length > 1300 drop; }; }";
+    overlay.lab.hosts[1].exec(&["nft", narrow]);
+    assert_eq!(finding(), "full-are-lost");
+}
