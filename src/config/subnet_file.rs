@@ -11,6 +11,7 @@ use crate::route::Prefix;
 const NETWORK_KEY: &str = "FLANNEL_NETWORK";
 const SUBNET_KEY: &str = "FLANNEL_SUBNET";
 const MTU_KEY: &str = "FLANNEL_MTU";
+const MASQUERADE_KEY: &str = "FLANNEL_IPMASQ";
 
 /// Largest file that is read back; ours has about 100 bytes, others may have added their own.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
@@ -40,6 +41,8 @@ pub struct Previous {
     pub subnet: Option<Prefix>,
     /// MTU of the overlay then.
     pub mtu_bytes: Option<u32>,
+    /// Whether masquerading was done here.
+    pub masquerade: bool,
     /// For the log: what in the file could not be used.
     pub complaints: Vec<String>,
 }
@@ -51,7 +54,7 @@ impl SubnetFile {
         let (address, length) = (subnet.first_host(), subnet.length_bits());
         format!(
             "{NETWORK_KEY}={network}\n{SUBNET_KEY}={address}/{length}\n\
-             {MTU_KEY}={mtu_bytes}\nFLANNEL_IPMASQ={masquerade}\n"
+             {MTU_KEY}={mtu_bytes}\n{MASQUERADE_KEY}={masquerade}\n"
         )
     }
 
@@ -83,6 +86,7 @@ impl Previous {
                 Some((NETWORK_KEY, value)) => network = Some(value),
                 Some((SUBNET_KEY, value)) => subnet = Some(value),
                 Some((MTU_KEY, value)) => previous.mtu_bytes = value.parse().ok(),
+                Some((MASQUERADE_KEY, value)) => previous.masquerade = value == "true",
                 Some(_) => {}
                 None => {
                     let complaint = format!("line {} of the subnet file has no key", index + 1);

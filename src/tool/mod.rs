@@ -8,6 +8,7 @@ mod bugreport;
 pub mod check;
 mod cleanup;
 mod cluster;
+mod cni;
 mod config;
 mod drops;
 mod echo;
@@ -44,9 +45,9 @@ const EXIT_DEGRADED: u8 = 1;
 /// Exit code for no answer, and for misuse.
 const EXIT_FAILED: u8 = 2;
 
-/// A second name of the tool, under which it does this one thing: where flannel's image has a
-/// program of this name.
-const INSTALL_CONF: &str = "install-conf";
+/// Second names of the tool, under which it does one thing, where flannel has a program of this
+/// name: in its image, and in a container runtime's directory.
+const SECOND_NAMES: [(&str, &str); 2] = [("install-conf", "install-conf"), ("flannel", "cni")];
 
 /// Between two looks of `status --watch`.
 const WATCH_PAUSE: Duration = Duration::from_secs(2);
@@ -57,9 +58,10 @@ const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 /// Runs the tool on its arguments, its own name first.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let name = arguments.next().unwrap_or_default();
-    let implied = Path::new(&name).file_name().is_some_and(|name| name == INSTALL_CONF);
+    let name = Path::new(&name).file_name().unwrap_or_default();
+    let implied = SECOND_NAMES.iter().find(|(second, _)| name == *second);
     let words: Vec<OsString> = std::iter::once("weft".into())
-        .chain(implied.then(|| INSTALL_CONF.into()))
+        .chain(implied.map(|(_, word)| word.into()))
         .chain(arguments)
         .collect();
     if words.len() == 1 {
@@ -93,6 +95,8 @@ fn run(command: Command) -> anyhow::Result<(String, u8)> {
         Command::Metrics(daemon) => page(&daemon.socket, "/metrics")?,
         Command::Cleanup { subnet_file } => cleanup::run(&subnet_file)?,
         Command::InstallConf { file, place } => install_conf::copy(&file, &place)?,
+        Command::InstallCni { place } => cni::install(&place)?,
+        Command::Cni => return Ok(cni::run()),
         Command::Completions { shell } => completions(shell),
         Command::Man { directory } => manual_pages(&directory)?,
         Command::Version => format!("{}\n", env!("CARGO_PKG_VERSION")),

@@ -12,7 +12,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4300),
     ("backend", 5360, 52200),
     ("bin", 10, 200),
-    ("config", 1740, 16500),
+    ("config", 1750, 16500),
     ("control", 5630, 55400),
     ("daemon", 3350, 33800),
     ("device", 420, 4500),
@@ -28,7 +28,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("stats", 340, 3200),
     ("status", 590, 4300),
     ("sys", 1130, 11300),
-    ("tool", 4390, 46300),
+    ("tool", 4550, 48100),
 ];
 
 /// Lines and tokens.

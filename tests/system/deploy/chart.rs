@@ -176,6 +176,7 @@ fn the_pod_follows_the_values() {
     let objects = rendered(&[
         "flannel.image.repository=registry.example/weft",
         "flannel.image.tag=9",
+        "flannel.image_cni.repository=registry.example/flannel-cni-plugin",
         "flannel.image_cni.tag=8",
         "flannel.cniBinDir=/usr/lib/cni",
         "flannel.cniConfDir=/etc/cni/other.d",
@@ -187,8 +188,9 @@ fn the_pod_follows_the_values() {
     let pod = pod(&objects);
     assert_eq!(pod["containers"][0]["image"], "registry.example/weft:9");
     assert_eq!(pod["initContainers"][1]["image"], "registry.example/weft:9");
-    let plugin = "ghcr.io/flannel-io/flannel-cni-plugin:8";
-    assert_eq!(pod["initContainers"][0]["image"], plugin);
+    let plugin = &pod["initContainers"][0];
+    assert_eq!(plugin["image"], "registry.example/flannel-cni-plugin:8");
+    assert_eq!(plugin["command"], json!(["cp"]), "of flannel's image, which has no weft");
     assert_eq!(pod["nodeSelector"], json!({ "kubernetes.io/arch": "amd64" }));
     assert_eq!(pod["imagePullSecrets"], json!([{ "name": "a-secret" }]));
     assert_eq!(pod["tolerations"][0]["operator"], "Exists");

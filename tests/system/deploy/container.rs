@@ -6,6 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::{Value, json};
+
 use crate::deploy::manifest::objects;
 use crate::deploy::{deploy, text, tool};
 
@@ -84,6 +86,14 @@ fn the_names_that_flannels_manifests_start_work() {
     }
     let version = Command::new(bin.join("flanneld")).arg("--version").output().unwrap();
     assert!(version.status.success() && !version.stderr.is_empty(), "{version:?}");
+    // The plugin, as the runtime asks it before all else.
+    let plugin = layout.path().join("opt/cni/bin/flannel");
+    let installed =
+        Command::new(bin.join("weft")).arg("install-cni").arg(&plugin).output().unwrap();
+    assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
+    let told = Command::new(&plugin).env("CNI_COMMAND", "VERSION").output().unwrap();
+    let told: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert!(told["supportedVersions"].as_array().unwrap().contains(&json!("0.3.1")), "{told}");
     // The two files that the DaemonSet's containers put on a node.
     let data = objects(&text("kubernetes/weft.yml"))["ConfigMap kube-flannel-cfg"]["data"].clone();
     for (key, place) in

@@ -181,9 +181,11 @@ fn configuration_is_flannels_profile_reaches_node() {
     assert_eq!(json("seccomp.json"), profile, "the manifest holds another profile than the chart");
     let pod = &objects["DaemonSet kube-flannel-ds"]["spec"]["template"]["spec"];
     let steps = pod["initContainers"].as_array().unwrap();
-    let placed: Vec<_> = steps.iter().map(|step| step["args"][1].as_str().unwrap()).collect();
-    assert!(placed.contains(&"/etc/cni/net.d/10-flannel.conflist"), "{placed:?}");
-    assert!(placed.contains(&"/seccomp/weft/weftd.json"), "{placed:?}");
+    let last = |step: &Value| step["args"].as_array().unwrap().last().unwrap().clone();
+    let placed: Vec<_> = steps.iter().map(last).collect();
+    assert!(placed.contains(&json!("/opt/cni/bin/flannel")), "{placed:?}");
+    assert!(placed.contains(&json!("/etc/cni/net.d/10-flannel.conflist")), "{placed:?}");
+    assert!(placed.contains(&json!("/seccomp/weft/weftd.json")), "{placed:?}");
     let volumes = pod["volumes"].as_array().unwrap();
     let seccomp = volumes.iter().find(|volume| volume["name"] == "seccomp").unwrap();
     // The kubelet looks for weft/weftd.json below seccomp/ of its directory.
