@@ -1,0 +1,244 @@
+# shellcheck shell=bash
+# What scripts/cluster tries, for each backend. A case is a function case_NAME: it prints what it
+# saw where that is worth a line, and fails with a reason. Source it after cluster-weft.sh.
+
+readonly CASES=(
+    rollout nodes_ready pods_addressed ping_across tcp_across udp_across full_packets service_tcp
+    service_udp hairpin host_port outside status_in_pod rolling_update delete_pod
+)
+# One daemon after the other: three containers begin and a probe waits, for each node.
+readonly ROLLOUT_S=180
+
+BACKEND=
+# What the case has seen, for its line.
+SEEN=
+
+# run_cases BACKEND [CASE...]: those without which nothing works come first and end the round.
+run_cases() {
+    local name
+    BACKEND=$1
+    shift
+    (($# > 0)) || set -- "${CASES[@]}"
+    [[ " $* " == *" rollout "* ]] || set -- rollout "$@"
+    for name in "$@"; do
+        if ! run_case "$name" && [[ $name == rollout ]]; then
+            diagnose
+            return 0
+        fi
+    done
+}
+
+run_case() {
+    local name=$1 log started=$SECONDS
+    log=$RUN/$BACKEND-$name.log
+    SEEN=
+    # Not in a subshell, because cases set what others use; so errors are looked at by hand.
+    if "case_$name" >"$log" 2>&1; then
+        passed=$((passed + 1))
+        say "ok     $BACKEND $name: $((SECONDS - started)) s${SEEN:+, $SEEN}"
+    else
+        failed=$((failed + 1))
+        say "FAILED $BACKEND $name: $((SECONDS - started)) s${SEEN:+, $SEEN}"
+        sed 's/^/       /' "$log" | tail -n 12 >&2
+        return 1
+    fi
+}
+
+# diagnose: what a person would ask for first.
+diagnose() {
+    {
+        kubectl get nodes,pods -A -o wide
+        kubectl get events -A --sort-by=.lastTimestamp | tail -n 30
+        kubectl -n "$NAMESPACE" describe pods
+        for node in "${NODES[@]}"; do
+            kubectl -n "$NAMESPACE" logs "$(weft_pod "$node")" --all-containers --tail=60
+        done
+    } >"$RUN/$BACKEND-diagnosis.log" 2>&1 || true
+    say "       see $RUN/$BACKEND-diagnosis.log"
+}
+
+case_rollout() {
+    pods_down && weft_up "$BACKEND" && pods_up
+}
+
+# pods_up: the pods of the cases: "a" on the first node; "b" on the second, with a hostPort; and
+# Services: "far" for b, "near" for a itself.
+pods_up() {
+    {
+        pod a "${NODES[0]}" ''
+        pod b "${NODES[1]}" ', hostPort: 17001'
+        service near a
+        service far b
+    } | kubectl apply -f - >/dev/null || return 1
+    kubectl wait --for=condition=Ready pod/a pod/b --timeout=60s >/dev/null || return 1
+    POD_A=$(pod_address a) POD_B=$(pod_address b)
+    SERVICE_NEAR=$(service_address near) SERVICE_FAR=$(service_address far)
+}
+
+pods_down() { kubectl delete pod a b --ignore-not-found --grace-period=1 >/dev/null; }
+
+pod_address() { kubectl get pod "$1" -o jsonpath='{.status.podIP}'; }
+
+service_address() { kubectl get service "$1" -o jsonpath='{.spec.clusterIP}'; }
+
+pod() {
+    cat <<END
+---
+apiVersion: v1
+kind: Pod
+metadata: { name: $1, labels: { name: $1 } }
+spec:
+  nodeSelector: { kubernetes.io/hostname: $2 }
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: traffic
+    image: pod:1
+    ports:
+    - { containerPort: 7001$3 }
+END
+}
+
+service() {
+    cat <<END
+---
+apiVersion: v1
+kind: Service
+metadata: { name: $1 }
+spec:
+  selector: { name: $2 }
+  ports:
+  - { name: tcp, port: 80, targetPort: 7001 }
+  - { name: udp, port: 53, targetPort: 7001, protocol: UDP }
+END
+}
+
+# in_pod NAME COMMAND...
+in_pod() {
+    local name=$1
+    shift
+    kubectl exec "$name" -- "$@"
+}
+
+case_nodes_ready() {
+    kubectl wait --for=condition=Ready node --all --timeout=60s
+}
+
+# Each in its own node's PodCIDR.
+case_pods_addressed() {
+    local node address name cidr
+    for name in a b; do
+        node=$(kubectl get pod "$name" -o jsonpath='{.spec.nodeName}')
+        cidr=$(kubectl get node "$node" -o jsonpath='{.spec.podCIDR}')
+        address=$(pod_address "$name")
+        echo "$name on $node has $address of $cidr"
+        [[ ${address%.*} == "${cidr%.*}" ]] || return 1
+    done
+}
+
+case_ping_across() {
+    in_pod a ping -c 3 -i 0.2 -W 2 "$POD_B" && in_pod b ping -c 3 -i 0.2 -W 2 "$POD_A"
+}
+
+# sees FROM WHO EXPECTED ADDRESS [PORT] [KIND]: the server there sees the client as EXPECTED.
+sees() {
+    local from=$1 expected=$2 seen
+    shift 2
+    seen=$(in_pod "$from" traffic peer "$@") || return 1
+    echo "$from to $*: seen as $seen, expected $expected"
+    [[ $seen == "$expected" ]]
+}
+
+# Pods see each other's own addresses.
+case_tcp_across() {
+    sees a "$POD_A" "$POD_B" && sees b "$POD_B" "$POD_A"
+}
+
+case_udp_across() {
+    sees a "$POD_A" "$POD_B" 7001 udp && sees b "$POD_B" "$POD_A" 7001 udp
+}
+
+# TCP as fast as it goes, and the largest packet that must not be cut.
+case_full_packets() {
+    local mtu rate
+    mtu=$(in_pod a cat /sys/class/net/eth0/mtu) || return 1
+    in_pod a ping -c 2 -i 0.2 -W 2 -M "do" -s $((mtu - 28)) "$POD_B" || return 1
+    in_pod b iperf3 --server --one-off --daemon || return 1
+    rate=$(in_pod a iperf3 --client "$POD_B" --time 2 --json) || return 1
+    SEEN="MTU $mtu, $(jq -r '.end.sum_received.bits_per_second / 1e6 | round' <<<"$rate") Mbit/s"
+}
+
+case_service_tcp() { sees a "$POD_A" "$SERVICE_FAR" 80; }
+
+# As a pod asks the cluster's DNS.
+case_service_udp() { sees a "$POD_A" "$SERVICE_FAR" 53 udp; }
+
+# A pod to its own Service: the bridge hands the packet back where it came from, masqueraded.
+case_hairpin() {
+    in_pod a traffic peer "$SERVICE_NEAR" 80
+}
+
+# From the other node and from outside, to the address of b's node.
+case_host_port() {
+    in_pod a traffic peer 172.30.0.2 17001 &&
+        nsenter --target "${MACHINE[control]}" --net \
+            python3 "$REPO/scripts/cluster-traffic.py" peer 172.30.0.2 17001
+}
+
+# What is outside sees the node.
+case_outside() {
+    sees a 172.30.0.1 "$OUTSIDE_ADDRESS" && sees b 172.30.0.2 "$OUTSIDE_ADDRESS" 7001 udp
+}
+
+case_status_in_pod() {
+    local node status
+    for node in "${NODES[@]}"; do
+        status=$(on_weft "$node" weft status -o json) || {
+            echo "$status"
+            return 1
+        }
+        [[ $(jq -r .verdict.state <<<"$status") == ready ]] || return 1
+        [[ $BACKEND != udp-fast ]] || jq -e '.fast_path.packets_sent > 0' <<<"$status" || return 1
+        on_weft "$node" weft peers || return 1
+        on_weft "$node" weft check || return 1
+    done
+}
+
+# under_traffic COMMAND...: traffic from a to b meanwhile; fails if any of it is lost.
+under_traffic() {
+    local result=$RUN/traffic.json sender
+    in_pod a rm -f /tmp/stop
+    in_pod a traffic send "$POD_B" $((ROLLOUT_S * 2)) >"$result" &
+    sender=$!
+    sleep 3
+    "$@" || {
+        in_pod a touch /tmp/stop
+        wait "$sender"
+        return 1
+    }
+    sleep 3
+    in_pod a touch /tmp/stop
+    wait "$sender" || return 1
+    cat "$result"
+    SEEN=$(jq -r '"\(.lost) of \(.sent) datagrams lost" +
+        (if .lost > 0 then " (from \(.first_lost_s) s to \(.last_lost_s) s)" else "" end) +
+        ", \(.resets) resets, slowest answer \(.slowest_s) s"' "$result")
+    jq -e '.lost == 0 and .resets == 0 and .unanswered == 0' "$result"
+}
+
+case_rolling_update() {
+    under_traffic updated
+}
+
+updated() {
+    kubectl -n "$NAMESPACE" rollout restart "$DAEMONS" && rolled_out $ROLLOUT_S
+}
+
+case_delete_pod() {
+    under_traffic pod_deleted
+}
+
+pod_deleted() {
+    local pod
+    pod=$(weft_pod "${NODES[0]}")
+    kubectl -n "$NAMESPACE" delete pod "$pod" && sleep 1 && rolled_out $ROLLOUT_S
+}

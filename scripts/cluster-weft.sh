@@ -1,0 +1,61 @@
+# shellcheck shell=bash
+# The cluster as a whole, and weft in it: the manifest as it is, with the changes that a user makes
+# for another backend. Source it after cluster-kubernetes.sh.
+
+readonly NODES=(node1 node2)
+readonly NAMESPACE=kube-flannel
+readonly DAEMONS=daemonset/kube-flannel-ds
+
+# cluster_up DIR: control plane and nodes; nothing gives pods a network yet.
+cluster_up() {
+    local number=0 node
+    pki_up
+    say "cluster: control plane"
+    control_up "$1"
+    for node in "${NODES[@]}"; do
+        number=$((number + 1))
+        say "cluster: $node"
+        node_up "$node" "172.30.0.$number" "$1"
+    done
+    # On the cable's far side, where nothing knows pods.
+    nsenter --target "${MACHINE[control]}" --net --pid \
+        python3 "$REPO/scripts/cluster-traffic.py" serve "$OUTSIDE_ADDRESS" >"$RUN/outside.log" 2>&1 </dev/null &
+    LAUNCHERS+=($!)
+    for node in "${NODES[@]}"; do wait_until 60 "the Node $node" kubectl get node "$node"; done
+}
+
+cluster_down() { machines_down; }
+
+# manifest BACKEND: the manifest, with the backend that a user would write into its ConfigMap, and
+# for udp-fast the argument that turns the fast path on.
+manifest() {
+    local type=${1%-fast} fast='s/^/&/'
+    [[ $1 != udp-fast ]] || fast='s/^\( *\)- "--kube-subnet-mgr"$/&\n\1- "--fast-path=on"/'
+    sed -e "s/\"Type\": \"vxlan\"/\"Type\": \"$type\"/" -e "$fast" \
+        "$REPO/deploy/kubernetes/weft.yml"
+}
+
+# weft_up BACKEND: applies the manifest, and waits until every node has rolled out. A ConfigMap that
+# changes moves no pod, so that a user restarts the DaemonSet.
+weft_up() {
+    local was
+    was=$(kubectl -n "$NAMESPACE" get "$DAEMONS" -o name 2>/dev/null || true)
+    manifest "$1" | kubectl apply -f - >/dev/null || return 1
+    [[ -z $was ]] || kubectl -n "$NAMESPACE" rollout restart "$DAEMONS" >/dev/null
+    rolled_out 120
+}
+
+rolled_out() { kubectl -n "$NAMESPACE" rollout status "$DAEMONS" --timeout="$1s" >/dev/null; }
+
+# weft_pod NODE: the name of its pod.
+weft_pod() {
+    kubectl -n "$NAMESPACE" get pods -l app=flannel --field-selector "spec.nodeName=$1" \
+        -o jsonpath='{.items[-1:].metadata.name}'
+}
+
+# on_weft NODE COMMAND...: in weft's container there.
+on_weft() {
+    local node=$1
+    shift
+    kubectl -n "$NAMESPACE" exec "$(weft_pod "$node")" -c kube-flannel -- "$@"
+}
