@@ -27,12 +27,12 @@ cluster_up() {
 cluster_down() { machines_down; }
 
 # manifest BACKEND: the manifest, with the backend that a user would write into its ConfigMap, and
-# for udp-fast the argument that turns the fast path on.
+# for udp-fast the arguments that have the kernel carry the packets, without a weftd as well.
 manifest() {
-    local type=${1%-fast} fast='s/^/&/'
-    [[ $1 != udp-fast ]] || fast='s/^\( *\)- "--kube-subnet-mgr"$/&\n\1- "--fast-path=on"/'
-    sed -e "s/\"Type\": \"vxlan\"/\"Type\": \"$type\"/" -e "$fast" \
-        "$REPO/deploy/kubernetes/weft.yml"
+    local edits=(-e "s/\"Type\": \"vxlan\"/\"Type\": \"${1%-fast}\"/")
+    [[ $1 != udp-fast ]] ||
+        edits+=(-e 's/^\( *\)- "--kube-subnet-mgr"$/&\n\1- "--fast-path=on"\n\1- "--keep-tunnel"/')
+    sed "${edits[@]}" "$REPO/deploy/kubernetes/weft.yml"
 }
 
 # weft_up BACKEND: applies the manifest, and waits until every node has rolled out. A ConfigMap that
