@@ -1,12 +1,14 @@
 //! Metrics and alert rules, as Prometheus' own tool sees them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use weft::backend_kind::BackendKind;
+use weft::status::PeerState;
 
 use super::{deploy, text, tool};
 use crate::support::lab::wait_until;
@@ -91,6 +93,107 @@ fn alert_rules_ask_for_metrics_and_pages_that_exist() {
         let text = page(name.trim_matches('"'));
         let mut headings = text.lines().filter_map(|line| line.strip_prefix("## ")).map(anchor);
         assert!(section.is_empty() || headings.any(|heading| heading == section), "{line}");
+    }
+}
+
+/// The labels of each metric in a scrape, and those that Prometheus adds.
+type Exported = BTreeMap<String, BTreeSet<String>>;
+
+/// What follows each `name=` or `name=~` and the like in braces.
+fn labels(text: &str) -> Vec<(String, String)> {
+    let each = text.trim_matches(['{', '}']).split("\",");
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=')?;
+        let value = value.trim_matches(['~', '"']);
+        Some((name.trim_end_matches('!').trim().to_owned(), value.to_owned()))
+    };
+    each.filter_map(pair).collect()
+}
+
+/// Adds what one node exports.
+fn add_exported(exported: &mut Exported, metrics: &str) {
+    for line in metrics.lines() {
+        let of_type = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '));
+        let name = of_type.map_or(line, |(name, _)| name);
+        let name = name.split(['{', ' ']).next().unwrap_or_default();
+        if name.is_empty() || line.starts_with("# HELP") {
+            continue;
+        }
+        let found = exported.entry(name.to_owned()).or_default();
+        let braces = line.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}'));
+        let own = braces.map(|(braces, _)| labels(braces)).unwrap_or_default();
+        found.extend(own.into_iter().map(|(name, _)| name));
+    }
+}
+
+/// Each metric in an expression is exported by some backend, with the labels that are asked for,
+/// and each state and backend is one that there is.
+#[track_caller]
+fn assert_exported(exported: &Exported, expression: &str) {
+    let mut known: BTreeSet<_> = ["instance", "job"].map(str::to_owned).into();
+    let words = expression.match_indices("flannel_").map(|(at, _)| &expression[at..]);
+    for word in words {
+        let end = word.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let (metric, rest) = word.split_at(end.unwrap_or(word.len()));
+        // Only a store that is asked over the network takes time.
+        if metric.starts_with("flannel_store_request_duration_seconds") {
+            known.insert("le".to_owned());
+            continue;
+        }
+        let has = exported.get(metric).unwrap_or_else(|| panic!("nobody exports {metric}"));
+        known.extend(has.iter().cloned());
+        let braces = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+        for (name, value) in braces.map(|(braces, _)| labels(braces)).unwrap_or_default() {
+            // One without samples here shows no labels.
+            let is_there = has.is_empty() || has.contains(&name);
+            assert!(is_there || name == "instance", "{metric} has no {name}: {expression}");
+            for value in value.split('|') {
+                let text = Value::from(value);
+                let is_one = match name.as_str() {
+                    "state" => serde_json::from_value(text).ok() != Some(PeerState::Unknown),
+                    "backend" => serde_json::from_value::<BackendKind>(text).is_ok(),
+                    _ => true,
+                };
+                assert!(is_one, "there is no {name} {value}: {expression}");
+            }
+        }
+    }
+    for (_, list) in
+        expression.match_indices(" by (").map(|(at, by)| expression.split_at(at + by.len()))
+    {
+        for name in list.split(')').next().unwrap_or_default().split(", ") {
+            assert!(known.contains(name), "nothing has the label {name}: {expression}");
+        }
+    }
+}
+
+#[test]
+fn dashboard_and_alerts_ask_for_what_nodes_export() {
+    let mut exported = Exported::new();
+    for (backend, flags) in [("udp", &["--guard"][..]), ("vxlan", &["--ip-masq"]), ("host-gw", &[])]
+    {
+        let config =
+            format!("{{\"Network\":\"10.5.0.0/16\",\"Backend\":{{\"Type\":\"{backend}\"}}}}");
+        let overlay = Overlay::start_with(&config, [flags, flags]);
+        let socket = overlay.dir(0).join("weft.sock").display().to_string();
+        let words = [env!("CARGO_BIN_EXE_weft"), "metrics", "--socket", &socket];
+        wait_until(Duration::from_secs(10), "the peer's state is exported", || {
+            let metrics = overlay.lab.hosts[0].exec(&words);
+            add_exported(&mut exported, &metrics);
+            let info = format!("flannel_dataplane_info{{backend=\"{backend}\"");
+            metrics.contains("flannel_peers_by_state{") && metrics.contains(&info)
+        });
+    }
+    let dashboard: Value = serde_json::from_str(&text("prometheus/dashboard.json")).unwrap();
+    for panel in dashboard["panels"].as_array().into_iter().flatten() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            assert_exported(&exported, target["expr"].as_str().unwrap());
+        }
+    }
+    let alerts = text("prometheus/alerts.yml");
+    for alert in alerts.split("- alert:").skip(1) {
+        let expression = alert.split_once("expr:").and_then(|(_, rest)| rest.split_once("labels:"));
+        assert_exported(&exported, expression.unwrap().0);
     }
 }
 
