@@ -10,7 +10,10 @@ use crate::stats::{DROP_REASONS, DropReason, WorkerStats};
 use crate::status::Lately;
 
 /// Between two looks.
-pub(super) const PERIOD: Duration = Duration::from_secs(10);
+pub(super) const LOOK: Duration = Duration::from_secs(2);
+
+/// Between two of which the counts are kept.
+const PERIOD: Duration = Duration::from_secs(10);
 
 /// What is older is not lately any more: a person who looks has caused or seen it within that.
 const WINDOW: Duration = Duration::from_secs(600);
@@ -84,7 +87,9 @@ impl CarrierLosses {
         if looks.back().is_some_and(|(_, before)| counted < *before) {
             looks.clear();
         }
-        looks.push_back((now, counted));
+        if looks.back().is_none_or(|(_, before)| counted > *before) {
+            looks.push_back((now, counted));
+        }
         while looks.get(1).is_some_and(|(at, _)| now.duration_since(*at) >= WINDOW) {
             looks.pop_front();
         }

@@ -105,7 +105,7 @@ fn bare(subnet: Prefix, lease: &Lease, names: &Names, kind: BackendKind) -> Peer
         false => {
             let why = format!(
                 "its lease is of the backend {other}, this node's is {kind}, and nothing is sent \
-                 to it: restart the node that was not since the network configuration changed"
+                 to it: restart whichever has not been since the network configuration changed"
             );
             (PeerState::OtherBackend, Some(why))
         }

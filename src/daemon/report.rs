@@ -81,7 +81,7 @@ impl Report {
                     self.carrier_losses.look(counted, Instant::now());
                 }
             }
-            sleep(lately::PERIOD).await;
+            sleep(lately::LOOK).await;
         }
     }
 

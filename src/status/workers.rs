@@ -69,7 +69,7 @@ pub struct Direction {
 pub struct Lately {
     /// How many.
     pub packets: u64,
-    /// When the last of them was, to ten seconds.
+    /// When the last of them was, to two seconds.
     pub seconds_ago: u64,
 }
 
