@@ -11,6 +11,7 @@ mod socket;
 mod tun;
 
 pub use crate::sys::echo::only_types;
+pub use crate::sys::link::ignore_outgoing;
 pub use crate::sys::steering::{LANES, Steering};
 pub use inherited::{inherit, tun_names};
 pub use socket::{SEGMENTS_MIN, SocketError, TunnelSocket};

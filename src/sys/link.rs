@@ -3,8 +3,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::udp::set_int;
+
 /// Of an Ethernet address.
 const MAC_BYTES: usize = 6;
+
+/// Keeps from a socket of the family AF_PACKET what leaves this host (Linux 4.20).
+pub fn ignore_outgoing(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_int(socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)
+}
 
 /// Sends a packet of this EtherType to the hardware address `to` on the link numbered `index`, by
 /// a socket of the family AF_PACKET that leaves headers to the kernel.

@@ -127,6 +127,10 @@ impl Used {
         let there = table(&inward);
         self.fault([(1, &there), (1, repair)], "one-way", &["one-way"]);
         self.fault([(0, &there), (0, repair)], "one-way", &["one-way"]);
+        // In front of tc and of every hook but the card's own.
+        let first = "nft 'table netdev wall { chain a { type filter hook ingress device wire0 \
+                     priority 0; ip saddr 172.20.0.2 drop; }; }'";
+        self.fault([(0, first), (0, "nft delete table netdev wall")], "one-way", &["one-way"]);
         // A wall that lets pings through.
         let wall = table(&format!("{inward} {outward}"));
         self.fault([(1, &wall), (1, repair)], "silent", &["one-way", "unsendable", "silent"]);

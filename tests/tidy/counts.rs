@@ -10,7 +10,7 @@ use super::{files, is_test_file, read, test_paths};
 /// Most lines and tokens of each folder of `src/`; `.` has the files beside the folders.
 const CEILINGS: &[(&str, usize, usize)] = &[
     (".", 520, 4300),
-    ("backend", 5360, 52200),
+    ("backend", 5390, 52500),
     ("bin", 10, 200),
     ("config", 1750, 16500),
     ("control", 5630, 55400),

@@ -1,10 +1,10 @@
-//! What arrives from peers that leave echoes unanswered, seen before any firewall of this host:
-//! whether their packets reach the interface, whether they come out of the tunnel, and whether
-//! connections go on, which they only do if our packets arrive there. Runs while a peer is in
-//! question, sees the first bytes of packets from a few of them, and takes none away.
+//! What arrives from peers that leave echoes unanswered, seen before any firewall or tc filter of
+//! this host: whether their packets reach the interface, whether they come out of the tunnel, and
+//! whether connections go on, which they only do if our packets arrive there. Runs while a peer is
+//! in question, sees the first bytes of packets from a few of them, and takes none away.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read as _};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -13,6 +13,7 @@ use tokio::net::UdpSocket;
 use tracing::info;
 
 use super::evidence::{Evidence, Reached};
+use crate::device::ignore_outgoing;
 use crate::packet::ipv4::protocol;
 
 /// Peers that are watched at a time, and leases of each.
@@ -29,8 +30,9 @@ const BUFFER_BYTES: usize = 128 << 10;
 /// Connections that are followed; when more go on, those seen last.
 const FLOWS_MAX: usize = 256;
 
-/// IPv4, as an Ethernet frame has it (include/uapi/linux/if_ether.h).
+/// IPv4, as an Ethernet frame has it, and any protocol (include/uapi/linux/if_ether.h).
 const ETH_P_IP: u16 = 0x0800;
+const ETH_P_ALL: u16 = 0x0003;
 
 const ACK: u8 = 0x10;
 
@@ -98,14 +100,20 @@ impl Capture {
     }
 }
 
-/// A socket that is given IPv4 packets as they come from any device.
+/// A socket that is given packets as they come from any device. One for IPv4 alone would see them
+/// behind tc and netdev's hook (net/core/dev.c, `__netif_receive_skb_core`).
 fn open(filter: &[SockFilter]) -> io::Result<UdpSocket> {
-    let socket = Socket::new(
-        Domain::PACKET,
-        Type::DGRAM.nonblocking(),
-        Some(Protocol::from(i32::from(ETH_P_IP.to_be()))),
-    )?;
+    let any = Some(Protocol::from(i32::from(ETH_P_ALL.to_be())));
+    let socket = Socket::new(Domain::PACKET, Type::DGRAM.nonblocking(), any)?;
+    // Linux 4.20; the filter does the same at some cost.
+    ignore_outgoing(socket.as_fd()).ok();
     socket.attach_filter(filter)?;
+    // What came before that is anybody's.
+    for _ in 0..PACKETS_MAX {
+        if (&socket).read(&mut [0]).is_err() {
+            break;
+        }
+    }
     SockRef::from(&socket.as_fd()).set_recv_buffer_size(BUFFER_BYTES)?;
     UdpSocket::from_std(OwnedFd::from(socket).into())
 }
@@ -153,7 +161,7 @@ fn arrived(datagram: &[u8], leases: &[Reached]) -> Evidence {
             if leases.len() < LEASES_MAX
                 && !leases.iter().any(|lease| lease.subnet.contains(source)) =>
         {
-            Evidence::Foreign(source)
+            Evidence::Foreign(source, false)
         }
         Some(_) | None => Evidence::Arrived,
     }
@@ -182,10 +190,13 @@ fn has_advanced(packet: &[u8], transport: &[u8], flows: &mut HashMap<Flow, u32>)
     before.is_some_and(|before| (1..1 << 31).contains(&number.wrapping_sub(before)))
 }
 
-/// What a packet is for this host: one in a frame for another host, which a switch or a wrong
-/// neighbour entry brought here, has not arrived (SKF_AD_PKTTYPE, PACKET_OTHERHOST).
+/// Its protocol, and what a packet is for this host: one in a frame for another host, which a
+/// switch or a wrong neighbour entry brought here, has not arrived, and one that leaves is ours
+/// (SKF_AD_PROTOCOL, SKF_AD_PKTTYPE, PACKET_OTHERHOST, PACKET_OUTGOING).
+const PROTOCOL: u32 = 0xffff_f000;
 const PACKET_TYPE: u32 = 0xffff_f004;
 const OTHER_HOST: u32 = 3;
+const OUTGOING: u32 = 4;
 
 // Classic BPF (include/uapi/linux/filter.h): load a word, a half or a byte; the length of the
 // header; a half behind it; mask; compare; end.
@@ -203,7 +214,10 @@ fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], port: Option<u16>) -> Vec<SockFi
     // Goes on if it is equal, else skips so many.
     let unless = |value, skip| SockFilter::new(EQUAL, 0, skip, value);
     let taken = || one(END, PACKET_BYTES as u32);
-    let mut program = vec![one(WORD, PACKET_TYPE), unless(OTHER_HOST, 1), one(END, 0)];
+    let end = || one(END, 0);
+    let mut program = vec![one(WORD, PROTOCOL), SockFilter::new(EQUAL, 1, 0, ETH_P_IP.into())];
+    program.extend([end(), one(WORD, PACKET_TYPE)]);
+    program.extend([unless(OTHER_HOST, 1), end(), unless(OUTGOING, 1), end()]);
     for (host, leases) in watched {
         if let Some(port) = port {
             program.extend([one(WORD, 12), unless(host.to_bits(), 6)]);
@@ -215,7 +229,7 @@ fn filter(watched: &[(Ipv4Addr, Vec<Reached>)], port: Option<u16>) -> Vec<SockFi
             program.extend([unless(subnet.network().to_bits(), 1), taken()]);
         }
     }
-    program.push(one(END, 0));
+    program.push(end());
     program
 }
 
@@ -261,7 +275,7 @@ mod tests {
         assert_eq!(all(&[inner]), [Evidence::Heard]);
         let carrying = |source| [&datagram[..], &packet(source, protocol::UDP, &[])].concat();
         let tunnelled = |source| packet(HOST.octets(), protocol::UDP, &carrying(source));
-        let foreign = Evidence::Foreign([10, 5, 2, 9].into());
+        let foreign = Evidence::Foreign([10, 5, 2, 9].into(), false);
         let both = [tunnelled([10, 5, 1, 9]), tunnelled([10, 5, 2, 9])];
         assert_eq!(all(&both), [Evidence::Arrived, foreign]);
         let vxlan = [&datagram[..], &[8; 40]].concat();
@@ -286,6 +300,6 @@ mod tests {
         let leases = vec![watched()[0].1[0]; LEASES_MAX];
         let most = vec![(HOST, leases); HOSTS_MAX];
         assert!(filter(&most, PORT).len() < 4096, "BPF_MAXINSNS");
-        assert_eq!(filter(&watched(), None).len(), 8);
+        assert_eq!(filter(&watched(), None).len(), 13);
     }
 }

@@ -61,8 +61,9 @@ pub(in crate::backend) enum Evidence {
     Acknowledged,
     /// Something of it reached this host's interface.
     Arrived,
-    /// The same, from a pod or a tunnel whose address is in no lease of it.
-    Foreign(Ipv4Addr),
+    /// The same, from a pod or a tunnel whose address is in no lease of it, and whether it is in
+    /// one of another peer.
+    Foreign(Ipv4Addr, bool),
     /// Our datagrams are refused.
     Refused {
         /// By whom.

@@ -122,7 +122,16 @@ impl Machine {
     }
 
     /// Takes in what came to be known of a peer.
-    pub(in crate::backend) fn note(&mut self, host: Ipv4Addr, evidence: Evidence, now: Instant) {
+    pub(in crate::backend) fn note(
+        &mut self,
+        host: Ipv4Addr,
+        mut evidence: Evidence,
+        now: Instant,
+    ) {
+        if let Evidence::Foreign(source, is_anothers) = &mut evidence {
+            let mut leases = self.peers.values().flat_map(|entry| &entry.peer.leases);
+            *is_anothers = leases.any(|lease| lease.subnet.contains(*source));
+        }
         if let Some(Entry { peer, .. }) = self.peers.get_mut(&host) {
             peer.take_in(evidence, now);
         }

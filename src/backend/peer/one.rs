@@ -115,7 +115,8 @@ pub(super) struct Noted {
     pub(super) heard: Option<Instant>,
     acknowledged: Option<Instant>,
     arrived: Option<Instant>,
-    foreign: Option<(Instant, Ipv4Addr)>,
+    /// And whether that is in the lease of another.
+    foreign: Option<(Instant, Ipv4Addr, bool)>,
 }
 
 /// Who is asked first if not all can be: one answer more decides about the first ones.
@@ -309,7 +310,9 @@ impl Peer {
             Evidence::Heard => self.noted.heard = Some(now),
             Evidence::Acknowledged => self.noted.acknowledged = Some(now),
             Evidence::Arrived => self.noted.arrived = Some(now),
-            Evidence::Foreign(source) => self.noted.foreign = Some((now, source)),
+            Evidence::Foreign(source, is_anothers) => {
+                self.noted.foreign = Some((now, source, is_anothers));
+            }
             Evidence::Refused { by, code } => self.refused = Some((now, by, code)),
             Evidence::Unsendable(obstacle) => self.unsendable = Some((now, obstacle)),
         }
@@ -368,17 +371,21 @@ impl Peer {
         let stands_late =
             |at: Option<Instant>| at.is_some_and(|at| stands(at) && at >= since + LATE);
         let noted = self.noted;
+        let foreign = noted.foreign.filter(|(at, ..)| stands_late(Some(*at)));
+        let foreign = foreign.map(|(_, source, is_anothers)| (source, is_anothers));
         if let Some((_, obstacle)) = self.unsendable.filter(|(at, _)| stands(*at)) {
             PeerState::Unsendable(obstacle)
         } else if let Some((_, by, code)) = self.refused.filter(|(at, ..)| stands(*at)) {
             PeerState::Refused { by, code }
         } else if stands_late(noted.acknowledged) {
             PeerState::Deaf
+        } else if let Some((source, true)) = foreign {
+            PeerState::OneWay(Way::Foreign(source))
         } else if stands_late(noted.heard) {
             PeerState::OneWay(Way::There)
         } else if stands_late(noted.arrived) {
             PeerState::OneWay(Way::Back)
-        } else if let Some((_, source)) = noted.foreign.filter(|(at, _)| stands_late(Some(*at))) {
+        } else if let Some((source, _)) = foreign {
             PeerState::OneWay(Way::Foreign(source))
         } else {
             PeerState::Silent { host_answers: noted.host_answered.is_some_and(stands) }

@@ -138,7 +138,12 @@ impl World {
                 Plane::Times => Use::At(self.used_ms.map(|ms| self.at(ms))),
             };
             let received = if self.plane == Plane::Counts { self.received } else { 0 };
-            self.machine.look(|_, _| Sample { used, received }, now);
+            let nobody = Sample { used: Use::Sent(0), received: 0 };
+            let count = |host, _: &[Reached]| match host {
+                HOST => Sample { used, received },
+                _ => nobody,
+            };
+            self.machine.look(count, now);
         }
         for ask in self.machine.tick(now) {
             self.carry(ask);
@@ -375,12 +380,19 @@ fn what_this_host_drops_is_one_way_back() {
         let state = at_any_moment(plane, fault, repair, "one-way");
         assert_eq!(state, PeerState::OneWay(Way::Back));
     }
-    // Its pods' addresses are not those of its lease here.
-    let source = Ipv4Addr::new(10, 5, 9, 2);
-    let mut world = World::new(Plane::Counts);
-    (world.sends, world.hears, world.lost_back) = (1, 1, 100);
-    world.dropped_here = Some(Evidence::Foreign(source));
-    assert_eq!(world.becomes("one-way", 20_000), PeerState::OneWay(Way::Foreign(source)));
+    // Its pods' addresses are not those of its lease here; if some are, others are refused.
+    let [source, another] = [Ipv4Addr::new(10, 5, 9, 2), Ipv4Addr::new(192, 0, 2, 9)];
+    let lease = |subnet: &str| vec![Reached { subnet: subnet.parse().unwrap(), target: TARGET }];
+    for (lost_back, is_anothers) in [(100, false), (100, true), (0, true)] {
+        let mut world = World::new(Plane::Counts);
+        if is_anothers {
+            let leases = [(HOST, lease("10.5.1.0/24")), (another, lease("10.5.9.0/24"))];
+            world.machine.set_hosts(leases.into());
+        }
+        (world.sends, world.hears, world.lost_back) = (1, 1, lost_back);
+        (world.lost_there, world.dropped_here) = (100, Some(Evidence::Foreign(source, false)));
+        assert_eq!(world.becomes("one-way", 20_000), PeerState::OneWay(Way::Foreign(source)));
+    }
 }
 
 #[test]
