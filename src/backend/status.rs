@@ -91,7 +91,8 @@ pub struct Taken {
 /// counting. Once no number is free, those of peers that have left go to others.
 #[derive(Debug)]
 struct Numbers {
-    of: BTreeMap<(Prefix, SocketAddrV4), u32>,
+    /// With what had been counted when this was last looked at.
+    of: BTreeMap<(Prefix, SocketAddrV4), (u32, PeerCounts)>,
     free: Vec<u32>,
     /// Of those who have no number any more.
     former: PeerCounts,
@@ -113,8 +114,8 @@ impl Taken {
     pub(super) fn number(&self, subnet: Prefix, peer: SocketAddrV4) -> Option<u32> {
         let Numbers { of, free, .. } = &mut *self.numbers();
         match of.entry((subnet, peer)) {
-            Entry::Occupied(known) => Some(*known.get()),
-            Entry::Vacant(place) => Some(*place.insert(free.pop()?)),
+            Entry::Occupied(known) => Some(known.get().0),
+            Entry::Vacant(place) => Some(place.insert((free.pop()?, PeerCounts::default())).0),
         }
     }
 
@@ -122,7 +123,7 @@ impl Taken {
     pub(super) fn reuse(&self, kept: impl Fn(Prefix, SocketAddrV4) -> bool) {
         let Numbers { of, free, former } = &mut *self.numbers();
         if free.is_empty() {
-            of.retain(|(subnet, peer), number| {
+            of.retain(|(subnet, peer), (number, _)| {
                 let stays = kept(*subnet, *peer);
                 if !stays {
                     *former += self.counts.as_ref().map(|it| it.take(*number)).unwrap_or_default();
@@ -139,19 +140,26 @@ impl Taken {
 
     /// What they took of one peer that has leased `subnet`.
     pub fn of_peer(&self, subnet: Prefix, peer: SocketAddrV4) -> PeerCounts {
-        let number = self.numbers().of.get(&(subnet, peer)).copied();
-        number.map(|number| self.of(number)).unwrap_or_default()
+        let known = self.numbers().of.get(&(subnet, peer)).copied();
+        known.map(|(number, _)| self.of(number)).unwrap_or_default()
     }
 
-    /// Every peer that has a number, with its counts.
-    pub(super) fn each(&self) -> BTreeMap<(Prefix, SocketAddrV4), PeerCounts> {
-        self.numbers().of.iter().map(|(peer, number)| (*peer, self.of(*number))).collect()
+    /// The peers for whom something was counted since the last call, with the counts before and
+    /// now. Who has another number since then, counts from zero.
+    pub(super) fn news(&self) -> Vec<(Prefix, SocketAddrV4, [PeerCounts; 2])> {
+        let mut numbers = self.numbers();
+        let each = numbers.of.iter_mut().map(|((subnet, peer), (number, seen))| {
+            let now = self.of(*number);
+            (*subnet, *peer, [std::mem::replace(seen, now), now])
+        });
+        each.filter(|(.., [before, now])| before != now).collect()
     }
 
     /// What they took of all peers that ever were.
     pub fn total(&self) -> PeerCounts {
-        let mut total = self.numbers().former;
-        self.each().into_values().for_each(|counts| total += counts);
+        let Numbers { of, former, .. } = &*self.numbers();
+        let mut total = *former;
+        of.values().for_each(|(number, _)| total += self.of(*number));
         total
     }
 }
@@ -362,9 +370,25 @@ mod tests {
         taken.reuse(|subnet, address| (subnet, address) == stays);
         assert_eq!(number(stays), before);
         assert!(number(new).is_some() && number(new) != before);
-        assert_eq!(taken.each().len(), 2);
+        assert_eq!(taken.numbers().of.len(), 2);
         // While there are free ones, nobody loses his.
         taken.reuse(|_, _| false);
         assert_eq!(number(stays), before);
+    }
+
+    #[test]
+    fn a_peer_that_gets_another_number_counts_from_zero() {
+        let taken = Taken::new(None);
+        let peer = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 8285);
+        let subnet =
+            |number: u32| Prefix::new(Ipv4Addr::from_bits(0x0a00_0000 | number << 8), 24).unwrap();
+        (0..PEERS_MAX).for_each(|number| assert!(taken.number(subnet(number), peer).is_some()));
+        // Of a number's owner of before, the counts are gone when somebody else gets it.
+        let seen = PeerCounts { packets_received: 7, ..PeerCounts::default() };
+        taken.numbers().of.get_mut(&(subnet(7), peer)).unwrap().1 = seen;
+        taken.reuse(|_, _| false);
+        assert!(taken.number(subnet(7), peer).is_some());
+        let news = taken.news();
+        assert!(news.is_empty(), "the new counts are less than those before: {news:?}");
     }
 }

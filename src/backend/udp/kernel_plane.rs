@@ -380,7 +380,7 @@ impl KernelPlane {
         }
         let table = self.inputs.routes.load();
         let mut is_active = false;
-        for (subnet, peer, [before, now]) in self.entries.news() {
+        for (subnet, peer, [before, now]) in self.inputs.taken.news() {
             let long_packets = now.long_packets_received - before.long_packets_received;
             let buffers = now.buffers_received - before.buffers_received;
             self.placement.delivery.add(long_packets, buffers, Instant::now());

@@ -1,13 +1,12 @@
-//! The peers that the kernel's programs know: which counts are whose, what differs from the table,
-//! what has been counted since the last look.
+//! The peers that the kernel's programs know: which counts are whose, what differs from the table.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use crate::backend::status::Taken;
-use crate::fast_path::{Maps, PeerCounts, PeerEntry, Settings};
+use crate::fast_path::{Maps, PeerEntry, Settings};
 use crate::host::state::MacAddress;
 use crate::route::{Peer, Prefix, Table};
 
@@ -17,13 +16,12 @@ use super::hops::Hops;
 #[derive(Debug)]
 pub(super) struct Entries {
     published: BTreeMap<Prefix, PeerEntry>,
-    seen: BTreeMap<(Prefix, SocketAddrV4), PeerCounts>,
     taken: Arc<Taken>,
 }
 
 impl Entries {
     pub(super) fn new(taken: Arc<Taken>) -> Self {
-        Self { published: BTreeMap::new(), seen: BTreeMap::new(), taken }
+        Self { published: BTreeMap::new(), taken }
     }
 
     /// How many peers the programs send to.
@@ -83,14 +81,5 @@ impl Entries {
             next_hop: None,
             is_received_from: is_reached && number.is_some() && !is_ours,
         }
-    }
-
-    /// Those for whom something was counted since the last call, with the counts before and now.
-    pub(super) fn news(&mut self) -> Vec<(Prefix, SocketAddrV4, [PeerCounts; 2])> {
-        let before = std::mem::replace(&mut self.seen, self.taken.each());
-        let each = self.seen.iter().map(|(key @ (subnet, peer), now)| {
-            (*subnet, *peer, [before.get(key).copied().unwrap_or_default(), *now])
-        });
-        each.filter(|(.., [before, now])| before != now).collect()
     }
 }
