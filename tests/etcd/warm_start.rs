@@ -126,7 +126,8 @@ impl Site {
         let all = [&[endpoints.as_str()], arguments].concat();
         let (hostname, boot) = if host == 0 { self.named } else { ("node-b", 1) };
         let boot_id = format!("boot {boot} of host {host}");
-        let machine_id = &format!("{host:032}");
+        // Zeros are no machine's.
+        let machine_id = &format!("{:032}", host + 1);
         let machine = Machine { hostname, machine_id, boot_id: &boot_id };
         self.lab.weftd_on(Some(machine), host, &self.dir(host), &all)
     }
