@@ -124,7 +124,7 @@ pub(super) struct PingArguments {
     /// The node: its name, public address, subnet, or any address in its subnet.
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     pub(super) node: Option<String>,
-    /// Every node, one after the other.
+    /// Every node, 64 at a time.
     #[arg(long)]
     pub(super) all: bool,
     /// A pod on that node, to be pinged as well.

@@ -56,7 +56,7 @@ enum Shows {
     Nothing,
     /// The host alone answers.
     HostOnly,
-    /// Full packets are lost, all of them, and no small ones.
+    /// Full packets are lost or refused, all of them, and no small ones.
     FullAreLost,
     PodIsSilent,
     Lossy,
@@ -287,6 +287,11 @@ fn lossy(legs: &[Echoes]) -> String {
 }
 
 fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {
+    let full = legs.iter().find(|leg| leg.leg == Leg::TunnelFull);
+    // It says that the path is known to be narrow, or what else keeps this host from it.
+    if let Some(why) = full.and_then(|leg| leg.refused.as_ref()) {
+        return format!("small packets pass, and this host can't send full ones: {why}");
+    }
     let cure = match kind {
         Some(BackendKind::Udp) => {
             "while TCP is in use weftd measures such a path, if the peer answers, and tells the \
@@ -300,14 +305,10 @@ fn full_are_lost(legs: &[Echoes], kind: Option<BackendKind>) -> String {
             "correct the link, or lower the MTU of the hosts' interfaces"
         }
     };
-    let full = legs.iter().find(|leg| leg.leg == Leg::TunnelFull);
-    let shown = match full.and_then(|leg| leg.refused.as_ref()) {
-        Some(why) => format!("this host can't send full ones ({why})"),
-        None => format!("of {} full ones, sent in turn, none does", full.map_or(0, |leg| leg.sent)),
-    };
     format!(
-        "all small packets pass, and {shown}: a link of the path is narrower than the overlay's \
-         MTU; {cure}"
+        "all small packets pass, and of {} full ones, sent in turn, none does: a link of the path \
+         is narrower than the overlay's MTU; {cure}",
+        full.map_or(0, |leg| leg.sent)
     )
 }
 
