@@ -115,11 +115,9 @@ make_programs() {
         version=$(sed -n "1s/.*really\([0-9.]*\).*/v\1/p" debian/changelog)
         minor=${version#v1.} minor=${minor%%.*}
         flags="-s -w"
-        for package in k8s.io/component-base k8s.io/client-go; do
-            for place in "$package" "k8s.io/kubernetes/vendor/$package"; do
-                for pair in gitVersion=$version gitMajor=1 gitMinor=$minor gitTreeState=clean; do
-                    flags+=" -X $place/version.$pair"
-                done
+        for package in component-base/version client-go/pkg/version; do
+            for pair in gitVersion=$version gitMajor=1 gitMinor=$minor gitTreeState=clean; do
+                flags+=" -X k8s.io/kubernetes/vendor/k8s.io/$package.$pair"
             done
         done
         export GOPATH=/go GO111MODULE=off CGO_ENABLED=0 GOFLAGS=-trimpath GOCACHE=/go/cache

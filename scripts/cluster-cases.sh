@@ -15,11 +15,15 @@ SEEN=
 
 # run_cases BACKEND [CASE...]: those without which nothing works come first and end the round.
 run_cases() {
-    local name
     BACKEND=$1
     shift
     (($# > 0)) || set -- "${CASES[@]}"
     [[ " $* " == *" rollout "* ]] || set -- rollout "$@"
+    run_all "$@"
+}
+
+run_all() {
+    local name
     for name in "$@"; do
         if ! run_case "$name" && [[ $name == rollout ]]; then
             diagnose
@@ -206,19 +210,17 @@ case_status_in_pod() {
 # under_traffic COMMAND...: traffic from a to b meanwhile; fails if any of it is lost. With udp alone
 # there is no tunnel while no weftd runs; then the connections must live through it.
 under_traffic() {
-    local result=$RUN/traffic.json sender
-    in_pod a rm -f /tmp/stop
-    in_pod a traffic send "$POD_B" $((ROLLOUT_S * 2)) >"$result" &
-    sender=$!
+    local result=$RUN/traffic.json changed=0
+    # Not as a child of the exec, which a kubelet's end would end.
+    in_pod a sh -c "rm -f /tmp/stop /tmp/result
+        setsid traffic send $POD_B $((ROLLOUT_S * 2)) >/tmp/result 2>&1 </dev/null &" || return 1
     sleep 3
-    "$@" || {
-        in_pod a touch /tmp/stop
-        wait "$sender"
-        return 1
-    }
+    "$@" || changed=$?
     sleep 3
-    in_pod a touch /tmp/stop
-    wait "$sender" || return 1
+    in_pod a touch /tmp/stop || return 1
+    wait_until 20 "the end of the traffic" in_pod a test -s /tmp/result || return 1
+    in_pod a cat /tmp/result >"$result" || return 1
+    ((changed == 0)) || return 1
     cat "$result"
     SEEN=$(jq -r '"\(.lost) of \(.sent) datagrams lost" +
         (if .lost > 0 then " (from \(.first_lost_s) s to \(.last_lost_s) s)" else "" end) +

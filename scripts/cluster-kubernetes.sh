@@ -52,6 +52,7 @@ contexts:
   context: { cluster: cluster, user: user }
 current-context: cluster
 END
+    chmod 600 "$dir/$name.conf"
 }
 
 # control_up DIR: etcd and the control plane, until the API is ready.

@@ -1,0 +1,133 @@
+# shellcheck shell=bash
+# What scripts/cluster does to a cluster in which everything works, with traffic meanwhile, or to
+# the DaemonSet as a whole. They are tried once, with the backend that is tried last. Source it after
+# cluster-cases.sh.
+
+readonly TROUBLES=(
+    weft_killed kubelet_restarted runtime_restarted proxy_restarted api_away bad_image pod_made_again
+    daemonset_deleted chart
+)
+# Long enough for every watch to end and be tried again.
+readonly API_AWAY_S=30
+
+run_troubles() { run_all "${TROUBLES[@]}"; }
+
+# Ends weftd where a kubelet starts it again.
+case_weft_killed() {
+    under_traffic weft_killed
+}
+
+weft_killed() {
+    local before
+    before=$(restarts)
+    in_machine "${NODES[0]}" pkill -9 -x flanneld || in_machine "${NODES[0]}" pkill -9 -x weftd ||
+        return 1
+    wait_until 60 "another weftd" restarted "$before" && rolled_out 60
+}
+
+restarts() {
+    kubectl -n "$NAMESPACE" get pod "$(weft_pod "${NODES[0]}")" \
+        -o jsonpath='{.status.containerStatuses[0].restartCount}'
+}
+
+restarted() { (($(restarts) > $1)); }
+
+case_kubelet_restarted() {
+    under_traffic service_restarted kubelet && kubectl wait --for=condition=Ready node --all
+}
+
+case_runtime_restarted() {
+    under_traffic service_restarted containerd && kubectl wait --for=condition=Ready node --all
+}
+
+case_proxy_restarted() {
+    under_traffic service_restarted kube-proxy
+}
+
+# service_restarted NAME: on the first node; the machine starts it again.
+service_restarted() {
+    local node=${NODES[0]}
+    in_machine "$node" pkill -x "$1" || return 1
+    sleep 5
+    wait_until 30 "$1" in_machine "$node" pgrep -x "$1" && rolled_out 60
+}
+
+# Pods go on, and a weftd that was running goes on.
+case_api_away() {
+    local etc pid_before pid_after
+    etc=$(machine_place control)/etc
+    pid_before=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
+    mv "$etc/apiserver" "$etc/apiserver.away" || return 1
+    in_machine control pkill -x kube-apiserver
+    # Without the API there is no exec; so from the node, into the pod's namespace.
+    local pod
+    pod=$(in_machine "${NODES[0]}" pgrep -f 'traffic serve' | head -n 1)
+    in_machine "${NODES[0]}" nsenter --target "$pod" --net \
+        ping -q -i 0.1 -W 1 -c $((API_AWAY_S * 10)) "$POD_B" >"$RUN/ping.log"
+    mv "$etc/apiserver.away" "$etc/apiserver"
+    wait_until 60 "the API" kubectl get --raw /readyz || return 1
+    cat "$RUN/ping.log"
+    SEEN=$(grep -o '[0-9.]*% packet loss' "$RUN/ping.log")
+    pid_after=$(in_machine "${NODES[0]}" pgrep -x 'flanneld|weftd') || return 1
+    [[ $SEEN == "0% packet loss" && $pid_before == "$pid_after" ]] &&
+        wait_until 60 "weftd to hear from the API" status_is_ready
+}
+
+status_is_ready() {
+    on_weft "${NODES[0]}" weft status -o json | jq -e '.verdict.state == "ready"'
+}
+
+# An update to an image that is nowhere, taken back.
+case_bad_image() {
+    under_traffic bad_image
+}
+
+bad_image() {
+    kubectl -n "$NAMESPACE" set image "$DAEMONS" kube-flannel=weft:nowhere || return 1
+    wait_until 90 "a pod without its image" has_no_image || return 1
+    kubectl -n "$NAMESPACE" rollout undo "$DAEMONS" && rolled_out "$ROLLOUT_S"
+}
+
+has_no_image() {
+    kubectl -n "$NAMESPACE" get pods | grep -E 'ErrImage|ImagePull|Init'
+}
+
+case_pod_made_again() {
+    kubectl delete pod b --grace-period=1 && pods_up && case_ping_across && case_service_tcp
+}
+
+# What is left lets flanneld start: no device that has the route to the network but flannel's own.
+case_daemonset_deleted() {
+    local node left
+    manifest "$BACKEND" | kubectl delete -f - || return 1
+    for node in "${NODES[@]}"; do
+        wait_until 60 "weftd's end on $node" no_weftd "$node" || return 1
+        left=$(in_machine "$node" ip -brief link | awk '/flannel/ { print $1 }' | paste -sd ' ')
+        echo "$node: devices ${left:-none}"
+        SEEN+="${SEEN:+, }$node: ${left:-no device} left"
+    done
+    [[ $BACKEND != udp* || $SEEN != *flannel0* ]] || return 1
+}
+
+no_weftd() { ! in_machine "$1" pgrep -x 'flanneld|weftd'; }
+
+# The chart in place of the manifest, by Helm itself, with values as a user of flannel has them.
+case_chart() {
+    local type=${BACKEND%-fast} helm=${CARGO_TARGET_DIR:-$REPO/target}/tools/helm
+    [[ -x $helm ]] || {
+        echo "helm is fetched by scripts/setup --test"
+        return 1
+    }
+    cp "$helm" "$RUN/images/helm" && cp -r "$REPO/deploy/chart" "$RUN/images/" || return 1
+    manifest "$BACKEND" | kubectl delete --ignore-not-found -f - || return 1
+    pods_down
+    kubectl create namespace "$NAMESPACE" || return 1
+    in_machine control /images/helm install weft /images/chart --namespace "$NAMESPACE" \
+        --set "flannel.backend=$type" || return 1
+    rolled_out 120 && pods_up && case_ping_across && case_outside || return 1
+    in_machine control /images/helm upgrade weft /images/chart --namespace "$NAMESPACE" \
+        --set "flannel.backend=$type" --set flannel.fast.metrics.port=9469 || return 1
+    rolled_out "$ROLLOUT_S" && case_ping_across || return 1
+    in_machine control busybox wget -qO- http://172.30.0.1:9469/metrics | grep -c ^flannel_ || return 1
+    in_machine control /images/helm uninstall weft --namespace "$NAMESPACE"
+}
