@@ -121,9 +121,9 @@ pub async fn request_all<T, A>(
 
 /// Makes a request without hearing the answer: for what is dropped, perhaps after the runtime that
 /// drives connections. The kernel has done it when this returns.
-fn request_now(request: RouteNetlinkMessage) -> io::Result<()> {
+fn request_now(request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     let socket = Socket::new(NETLINK_ROUTE)?;
-    socket.send_to(&serialized(request, 0), &SocketAddr::new(0, 0), 0).map(drop)
+    socket.send_to(&serialized(request, flags), &SocketAddr::new(0, 0), 0).map(drop)
 }
 
 impl NetlinkError {
@@ -293,6 +293,13 @@ impl Netlink {
     pub async fn add_address(&self, link: &LinkId, address: Ipv4Addr, length_bits: u8) -> Result {
         let operation = format!("add address {address}/{length_bits} to {link}");
         self.add(operation, NewAddress(address_message(link, address, length_bits))).await
+    }
+
+    /// Gives a link an address of one host, which it may have already, for good.
+    pub async fn settle_address(&self, link: &LinkId, address: Ipv4Addr) -> Result {
+        let operation = format!("settle address {address} on {link}");
+        let request = NewAddress(address_message(link, address, HOST_LENGTH_BITS));
+        self.edit(operation, request, NLM_F_CREATE | NLM_F_REPLACE).await
     }
 
     /// Takes an IPv4 address from a link.

@@ -2,10 +2,13 @@
 //! of narrow paths. Says what it repairs, and what it leaves to others.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use crate::failure::{LogOnce, with_causes};
 use crate::host::follower::Listing;
+use crate::host::netlink::devices::limit_address_now;
 use crate::host::netlink::{self, Netlink, NetlinkError};
 use crate::host::state::{Link, LinkId, Route, RouteKind, RouteProtocol, RouteSpec};
 use crate::host::tables::edit::apply_all;
@@ -159,6 +162,8 @@ impl Overlay {
             // It costs memory.
             tracing::warn!("{}", with_causes(&error));
         }
+        // A device that was kept has its address for a while only.
+        netlink.settle_address(&desired.device, desired.address).await?;
         let (_, diff) = desired.look(netlink, Some(desired.mtu_bytes)).await?;
         OverlayDesired::apply(netlink, &diff).await.1?;
         for edit in &diff.removals {
@@ -166,6 +171,11 @@ impl Overlay {
         }
         let logged = LogOnce::default();
         Ok(Self { desired, foreign_mtu_bytes: None, foreign_route: None, logged })
+    }
+
+    /// Has the device's address and its routes end after `life`, unless it is established again.
+    pub fn leave_for(&self, life: Duration) -> io::Result<()> {
+        limit_address_now(&self.desired.device, self.desired.address, life)
     }
 
     /// Gives the device another MTU, in bytes, and whether it has it: an MTU that somebody else

@@ -169,6 +169,41 @@ fn a_tunnel_that_is_not_kept_any_more_leaves_nothing() {
     assert_eq!(host(&overlay), (None, String::new()), "something outlives weftd");
 }
 
+/// The device's address, and for how many seconds it is there.
+fn address_and_life(host: &Namespace) -> (String, u64) {
+    let shown = host.exec(&["ip", "-json", "-4", "address", "show", "dev", "flannel0"]);
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("ip prints JSON");
+    let address = &shown[0]["addr_info"][0];
+    let local = address["local"].as_str().expect("the device has an address").to_owned();
+    (local, address["valid_life_time"].as_u64().expect("the address has a life"))
+}
+
+#[test]
+fn a_kept_tunnel_that_nobody_takes_up_gets_out_of_the_way() {
+    const FOR_EVER: u64 = u32::MAX as u64;
+    let mut overlay = Overlay::start_with(CONFIG, [&KEPT, &[]]);
+    let (address, life) = address_and_life(&overlay.lab.hosts[0]);
+    assert_eq!(life, FOR_EVER);
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    let (kept, life) = address_and_life(&overlay.lab.hosts[0]);
+    assert!(kept == address && (60..=120).contains(&life), "{kept} for {life} s");
+    overlay.restart(0, &KEPT);
+    overlay.wait_for_routes();
+    assert_eq!(address_and_life(&overlay.lab.hosts[0]), (address.clone(), FOR_EVER));
+
+    // As if the time was over. A flanneld refuses to start beside another route to the network.
+    overlay.daemons[0].stop(Signal::TERM, PATIENCE);
+    let host = &overlay.lab.hosts[0];
+    let change = ["ip", "address", "change", &address, "dev", "flannel0"];
+    host.exec(&[&change[..], &["valid_lft", "1", "preferred_lft", "1"]].concat());
+    wait_until(PATIENCE, "no route goes into the device", || {
+        host.exec(&["ip", "route", "show", "dev", "flannel0"]).is_empty()
+    });
+    overlay.restart(0, &KEPT);
+    overlay.wait_for_routes();
+    assert!(overlay.lab.ping(0, overlay.pod(1), 56));
+}
+
 #[test]
 fn a_start_that_fails_leaves_no_device() {
     let lab = Lab::two_hosts();

@@ -19,7 +19,7 @@ const CEILINGS: &[(&str, usize, usize)] = &[
     ("engine", 1640, 15000),
     ("fast_path", 810, 7000),
     ("forward", 740, 6400),
-    ("host", 2610, 26300),
+    ("host", 2640, 26600),
     ("netfilter", 1120, 10900),
     ("offload", 820, 7300),
     ("packet", 670, 6600),

@@ -48,9 +48,9 @@ pub(crate) use self::merging::{clear_pair, pair_names};
 /// How long the programs go on without weftd: longer than any pause of a living one.
 const LIFE: Duration = Duration::from_secs(60);
 
-/// How long they go on without a weftd that was stopped and is to be followed by another one:
-/// enough to exchange it. Meanwhile nobody watches what could forbid them.
-const LIFE_BETWEEN: Duration = Duration::from_secs(120);
+/// How long they and the device's routes go on without a weftd that was stopped and is to be
+/// followed by another one: enough to exchange it. Meanwhile nobody watches what could forbid them.
+pub(super) const LIFE_BETWEEN: Duration = Duration::from_secs(120);
 
 /// How long they leave fast streams to the workers without being told again: some looks, so that
 /// streams go on soon after weftd was killed.

@@ -33,7 +33,7 @@ use crate::route::{Prefix, Published};
 use crate::status::{FastPath, TunnelEnd};
 
 use super::fallback;
-use super::kernel_plane::{Ground, Inputs};
+use super::kernel_plane::{Ground, Inputs, LIFE_BETWEEN};
 use super::open::{TunnelReserved, configure, desired};
 use super::owner::Owner;
 use super::pacing::Pacing;
@@ -417,6 +417,12 @@ impl Tunnel {
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
+        // After that nothing carries what the routes bring, and they would be in flanneld's way.
+        if self.is_kept
+            && let Err(error) = self.overlay.leave_for(LIFE_BETWEEN)
+        {
+            warn!("{} stays as it is, with its routes: {error}", self.overlay.desired.device);
+        }
         self.handover.tunnel_ends(std::mem::take(&mut self.team.workers));
     }
 }

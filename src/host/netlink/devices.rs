@@ -1,14 +1,18 @@
 //! Makes devices: VXLAN devices, and pairs of which what goes into one end comes out of the other.
 
 use std::io;
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
+use rtnetlink::packet_core::NLM_F_REPLACE;
 use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::address::{AddressAttribute, CacheInfo};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoVeth, LinkAttribute,
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
-use super::{Netlink, Result, request_now};
+use super::{HOST_LENGTH_BITS, Netlink, Result, address_message, request_now};
 use crate::host::state::{LinkId, MacAddress, Vxlan};
 
 impl Netlink {
@@ -64,5 +68,16 @@ fn with<T>(end: LinkMessageBuilder<T>, queues: u32, mtu_bytes: u32) -> LinkMessa
 
 /// Removes the link numbered `index`, for the end of a process.
 pub fn remove_link_now(index: u32) -> io::Result<()> {
-    request_now(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(index).build()))
+    request_now(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(index).build()), 0)
+}
+
+/// Leaves a link its address for `life` only, for the end of a process. The routes through a link
+/// end with its last address.
+pub fn limit_address_now(link: &LinkId, address: Ipv4Addr, life: Duration) -> io::Result<()> {
+    let seconds = u32::try_from(life.as_secs()).unwrap_or(u32::MAX);
+    let mut limit = CacheInfo::default();
+    (limit.ifa_preferred, limit.ifa_valid) = (seconds, seconds);
+    let mut message = address_message(link, address, HOST_LENGTH_BITS);
+    message.attributes.push(AddressAttribute::CacheInfo(limit));
+    request_now(RouteNetlinkMessage::NewAddress(message), NLM_F_REPLACE)
 }

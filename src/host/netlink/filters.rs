@@ -179,7 +179,7 @@ impl FilterPlace {
 impl Drop for Filter {
     fn drop(&mut self) {
         let request = RouteNetlinkMessage::DelTrafficFilter(self.0.message());
-        if let Err(error) = request_now(request) {
+        if let Err(error) = request_now(request, 0) {
             let device = self.0.device;
             warn!("cannot remove a filter of device {device}: {error}; see `tc filter show`");
         }
