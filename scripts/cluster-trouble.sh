@@ -5,7 +5,7 @@
 
 readonly TROUBLES=(
     weft_killed kubelet_restarted runtime_restarted proxy_restarted api_away bad_image pod_made_again
-    daemonset_deleted chart
+    node_made_again daemonset_deleted chart
 )
 # Long enough for every watch to end and be tried again.
 readonly API_AWAY_S=30
@@ -96,18 +96,41 @@ case_pod_made_again() {
     kubectl delete pod b --grace-period=1 && pods_up && case_ping_across && case_service_tcp
 }
 
-# What is left lets flanneld start: no device that has the route to the network but flannel's own.
+# Drained, deleted and registered again, with another PodCIDR: as a node that comes back repaired.
+case_node_made_again() {
+    local node=${NODES[1]} before after
+    before=$(pod_cidr "$node")
+    kubectl drain "$node" --ignore-daemonsets --force --timeout=60s &&
+        kubectl delete node "$node" || return 1
+    sleep 2
+    in_machine "$node" pkill -x kubelet
+    wait_until 60 "the Node $node" kubectl get node "$node" || return 1
+    wait_until 60 "its PodCIDR" has_pod_cidr "$node" || return 1
+    after=$(pod_cidr "$node")
+    SEEN="PodCIDR $before, then $after"
+    kubectl wait --for=condition=Ready "node/$node" --timeout=90s || return 1
+    sleep 2
+    rolled_out "$ROLLOUT_S" && pods_up && case_pods_addressed && case_ping_across && case_outside
+}
+
+pod_cidr() { kubectl get node "$1" -o jsonpath='{.spec.podCIDR}'; }
+
+has_pod_cidr() { [[ -n $(pod_cidr "$1") ]]; }
+
+# What is left lets flanneld start: no route to the whole network, which a kept tunnel has for two
+# minutes.
 case_daemonset_deleted() {
     local node left
     manifest "$BACKEND" | kubectl delete -f - || return 1
     for node in "${NODES[@]}"; do
         wait_until 60 "weftd's end on $node" no_weftd "$node" || return 1
+        wait_until 150 "the routes of $node to go" has_no_route "$node" || return 1
         left=$(in_machine "$node" ip -brief link | awk '/flannel/ { print $1 }' | paste -sd ' ')
-        echo "$node: devices ${left:-none}"
         SEEN+="${SEEN:+, }$node: ${left:-no device} left"
     done
-    [[ $BACKEND != udp* || $SEEN != *flannel0* ]] || return 1
 }
+
+has_no_route() { [[ -z $(in_machine "$1" ip route show exact "$POD_NETWORK") ]]; }
 
 no_weftd() { ! in_machine "$1" pgrep -x 'flanneld|weftd'; }
 
