@@ -14,9 +14,9 @@ readonly NODE_PACKAGES=(
 # What pods of the cases run.
 readonly POD_PACKAGES=(busybox-static iperf3 iproute2 iputils-ping python3)
 
-# cluster_build DIR [TREE]: fills DIR; TREE is a source of Kubernetes in place of Debian's.
+# cluster_build DIR: fills DIR.
 cluster_build() {
-    local dir=$1 tree=${2:-}
+    local dir=$1
     mkdir -p "$dir/bin" "$dir/log"
     make_base "$dir"
     local -a packages
@@ -25,7 +25,6 @@ cluster_build() {
     make_root "$dir" pod "${POD_PACKAGES[@]}"
     make_root "$dir" node "${NODE_PACKAGES[@]}"
     place_plugins "$dir/node"
-    [[ -z $tree ]] || die "--source is not built yet"
     make_programs "$dir"
 }
 

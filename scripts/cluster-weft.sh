@@ -21,6 +21,8 @@ cluster_up() {
     nsenter --target "${MACHINE[control]}" --net --pid \
         python3 "$REPO/scripts/cluster-traffic.py" serve "$OUTSIDE_ADDRESS" >"$RUN/outside.log" 2>&1 </dev/null &
     LAUNCHERS+=($!)
+    # It ends with the machine, which is no news.
+    disown $!
     for node in "${NODES[@]}"; do wait_until 60 "the Node $node" kubectl get node "$node"; done
 }
 
