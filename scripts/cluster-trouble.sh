@@ -96,7 +96,8 @@ case_pod_made_again() {
     kubectl delete pod b --grace-period=1 && pods_up && case_ping_across && case_service_tcp
 }
 
-# Drained, deleted and registered again, with another PodCIDR: as a node that comes back repaired.
+# Drained, deleted and registered again, with another PodCIDR. A weftd that runs keeps the old one
+# for the pods that have it; the next one takes the new one.
 case_node_made_again() {
     local node=${NODES[1]} before after
     before=$(pod_cidr "$node")
@@ -109,8 +110,18 @@ case_node_made_again() {
     after=$(pod_cidr "$node")
     SEEN="PodCIDR $before, then $after"
     kubectl wait --for=condition=Ready "node/$node" --timeout=90s || return 1
-    sleep 2
-    rolled_out "$ROLLOUT_S" && pods_up && case_pods_addressed && case_ping_across && case_outside
+    wait_until 60 "weftd to refuse it" is_refused "$node" "$after" || return 1
+    kubectl -n "$NAMESPACE" delete pod "$(weft_pod "$node")" && sleep 1 || return 1
+    rolled_out "$ROLLOUT_S" && pods_up || {
+        kubectl describe pod b | tail -n 5
+        return 1
+    }
+    case_pods_addressed && case_ping_across && case_outside
+}
+
+is_refused() {
+    on_weft "$1" weft status -o json |
+        jq -e --arg cidr "$2" '[.. | objects | .refused_subnet // empty] | any(. == $cidr)'
 }
 
 pod_cidr() { kubectl get node "$1" -o jsonpath='{.spec.podCIDR}'; }

@@ -174,7 +174,10 @@ fn delegated(asked: &Asked) -> anyhow::Result<Map<String, Value>> {
     delegate.entry("ipMasq").or_insert_with(|| (!lease.masquerade).into());
     delegate.entry("mtu").or_insert_with(|| mtu_bytes.into());
     if is_bridge {
-        delegate.entry("isGateway").or_insert_with(|| true.into());
+        // A bridge keeps the address of an earlier subnet, and no pod would start beside it.
+        for key in ["isGateway", "forceAddress"] {
+            delegate.entry(key).or_insert_with(|| true.into());
+        }
     }
     delegate.insert("name".to_owned(), asked.name.clone().into());
     delegate.insert("ipam".to_owned(), ipam.into());
@@ -245,7 +248,8 @@ mod tests {
         assert_eq!(node.call("ADD", &asked).unwrap(), 0);
         let made = json!({
             "cniVersion": "0.3.1", "name": "cbr0", "type": "bridge", "hairpinMode": true,
-            "isDefaultGateway": true, "isGateway": true, "ipMasq": false, "mtu": 1450,
+            "isDefaultGateway": true, "isGateway": true, "forceAddress": true,
+            "ipMasq": false, "mtu": 1450,
             "ipam": {
                 "type": "host-local", "ranges": [[{ "subnet": "10.244.3.0/24" }]],
                 "routes": [{ "dst": "10.244.0.0/16" }],
