@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::control::clock::{format_go_duration, format_rfc3339};
 use crate::control::snapshot::REJECTED_MAX;
+use crate::stats::DropReason;
 use crate::status::{
-    BackendCounts, Cause, Fault, Guard, Hindrance, Kept, Peer, PeerState, Start, State, Status,
+    BackendCounts, Cause, Fault, Hindrance, Kept, Peer, PeerState, Start, State, Status,
 };
 
 /// A link that was lost more rarely may have been taken down on purpose.
@@ -132,7 +133,7 @@ impl Faults {
         let done = status.backend.as_ref().and_then(|backend| backend.done.as_ref());
         self.add(Cause::PeerNotSetUp, done.and_then(|done| not_set_up(done, status.peers)));
         self.add(Cause::PeerOtherBackend, other_backend(&status.routes));
-        if let Some((cause, text)) = unreached(&status.routes, status.guard.as_ref()) {
+        if let Some((cause, text)) = unreached(&status.routes, &strangers(status)) {
             self.add(cause, Some(text));
         }
     }
@@ -193,7 +194,7 @@ fn others(count: usize) -> String {
 
 /// Which peers can't be reached: the one that was heard longest ago in full. Those that no packets
 /// go to are told of apart.
-fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
+fn unreached(peers: &[Peer], strangers: &str) -> Option<(Cause, String)> {
     let in_use = |peer: &Peer| peer.in_use_seconds.unwrap_or(0);
     let unreached = peers.iter().filter_map(|peer| Some((peer.state.fault()?, peer)));
     let unreached = unreached.filter(|(_, peer)| peer.state.is_sent_to());
@@ -207,17 +208,27 @@ fn unreached(peers: &[Peer], guard: Option<&Guard>) -> Option<(Cause, String)> {
         None => format!("never heard, sent to for {}", go_seconds(in_use(first))),
     };
     let others = others(unreached.count() - 1);
-    let kept_out = match guard.map_or(0, |guard| guard.dropped_from_strangers) {
-        0 => String::new(),
-        packets => format!(
-            " And the guard dropped {packets} packets of strangers: does that peer send from the \
-             address of its lease?"
-        ),
-    };
     let Peer { subnet, via, state, why, .. } = first;
     let (state, why) = (state.name().to_uppercase(), why.as_deref().unwrap_or_default());
-    let text = format!("peer {subnet} at {via} is {state}: {since}{others}: {why}{kept_out}");
+    let text = format!("peer {subnet} at {via} is {state}: {since}{others}: {why}{strangers}");
     Some((cause, text))
+}
+
+/// Packets that came from another address than a peer's, and were dropped: they may be those of a
+/// peer that is missed.
+fn strangers(status: &Status) -> String {
+    let reason = DropReason::SourceNotPeerLease.id();
+    let lately = status.drops_lately.as_ref().and_then(|drops| drops.get(reason));
+    let guarded = status.guard.as_ref().map_or(0, |guard| guard.dropped_from_strangers);
+    let dropped = match (guarded, lately) {
+        (0, None) => return String::new(),
+        (0, Some(lately)) => format!("weftd dropped {} packets as {reason}", lately.packets),
+        (packets, _) => format!("the guard dropped {packets} packets of strangers"),
+    };
+    format!(
+        " And {dropped}: does that peer send from the address of its lease, and is it translated \
+         on the way?"
+    )
 }
 
 fn go_seconds(seconds: u64) -> String {
@@ -239,7 +250,9 @@ fn described(hindrance: &Hindrance, now_unix: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Rules, SubnetFile, Via, Worker};
+    use std::collections::BTreeMap;
+
+    use crate::status::{Guard, Lately, Rules, SubnetFile, Via, Worker};
 
     const NOW: u64 = 1_795_225_924;
 
@@ -273,23 +286,34 @@ mod tests {
             (vec![peer(1, None), peer(2, Some(7200)), peer(3, Some(9))], "10.5.2.0/24", Some("2")),
             (vec![peer(1, Some(9)), peer(2, None), peer(3, None)], "10.5.2.0/24", Some("2")),
         ] {
-            let (_, text) = unreached(&peers, Some(&Guard::default())).unwrap();
-            assert!(text.contains(named) && !text.contains("guard"), "{text}");
+            let (_, text) = unreached(&peers, "").unwrap();
+            assert!(text.contains(named), "{text}");
             assert!(
                 others.is_none_or(|count| text.contains(&format!("and {count} more"))),
                 "{text}"
             );
-            let guard = Guard { dropped_from_strangers: 4, ..Guard::default() };
-            let (_, kept_out) = unreached(&peers, Some(&guard)).unwrap();
-            assert!(kept_out.contains("guard dropped 4 "), "{kept_out}");
         }
-        assert_eq!(unreached(&[], None), None);
+        assert_eq!(unreached(&[], ""), None);
         let status = Status { routes: vec![peer(1, None)], ..running() };
         assert_eq!(judged(&status), (State::Degraded, vec![Cause::PeerSilent]));
         for state in [PeerState::NotSetUp, PeerState::OtherBackend] {
             let peer = Peer { state, ..peer(1, None) };
-            assert_eq!(unreached(&[peer], None), None, "{state}: it is counted already");
+            assert_eq!(unreached(&[peer], ""), None, "{state}: it is counted already");
         }
+    }
+
+    #[test]
+    fn packets_of_strangers_are_told_with_a_peer_that_is_missed() {
+        let of_strangers = Lately { packets: 7, seconds_ago: 0 };
+        let reason = DropReason::SourceNotPeerLease.id().to_owned();
+        let drops_lately = Some(BTreeMap::from([(reason.clone(), of_strangers)]));
+        let status = Status { drops_lately, ..running() };
+        let text = strangers(&status);
+        assert!(text.contains("weftd dropped 7 ") && text.contains(&reason), "{text}");
+        let guard = Some(Guard { dropped_from_strangers: 4, ..Guard::default() });
+        let text = strangers(&Status { guard, ..status });
+        assert!(text.contains("guard dropped 4 "), "{text}");
+        assert_eq!(strangers(&running()), "");
     }
 
     #[test]

@@ -265,10 +265,13 @@ fn a_failure_later_is_shown_until_it_is_over() {
     wait_until(SOON, "a node without peers has its guard", || is(true, "ready"));
     std::fs::remove_file(&nft).expect("it is there");
     wait_until(SOON, "the status says that the guard can't be kept", || is(false, "degraded"));
+    // Another thread writes the log.
+    wait_until(SOON, "the log has it", || daemon.complaints("8285") > 0);
     assert_eq!(daemon.complaints("8285"), 1, "{}", daemon.output());
     std::os::unix::fs::symlink("/usr/sbin/nft", &nft).expect("the test's directory is writable");
     wait_until(SOON, "the guard is kept again", || is(true, "ready"));
-    let log = daemon.output();
-    let last = log.lines().rfind(|line| line.contains("8285")).expect("there is one");
-    assert!(last.starts_with('I'), "the last word is a complaint: {last}");
+    wait_until(SOON, "the log's last word on it is no complaint", || {
+        let log = daemon.output();
+        log.lines().rfind(|line| line.contains("8285")).is_some_and(|line| line.starts_with('I'))
+    });
 }

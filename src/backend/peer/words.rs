@@ -29,13 +29,15 @@ impl PeerState {
             }
             Self::Unsendable(Obstacle::Neighbour) => format!(
                 "nobody on the link answers for {host}, or for the router to it: is that host up, \
-                 and on this network (`ip neighbour show {host}`)?"
+                 and on this network (`ip neighbour show {host}`)? If its packets arrive here, \
+                 what this host sends is lost on the link"
             ),
             Self::InGrace => "it is new here and has not answered yet".to_owned(),
             Self::Refused { by, code: 2 | 3 } if by == host => format!(
-                "{by} answers that the port is unreachable: {daemon}{port_too}, or does a firewall \
-                 there reject {what}? If weftd there receives none, another answers: a second \
-                 machine with that address (`weft check` here asks), or this host's own NAT"
+                "the answer to {what} is, with the address {by}, that the port is unreachable: \
+                 {daemon}{port_too}? Else a firewall there rejects it, this host's own NAT takes it \
+                 elsewhere, or a second machine has that address: `weft check` on both hosts looks \
+                 for all three"
             ),
             Self::Refused { by, code } => {
                 format!("{by} refuses it (ICMP type 3, code {code}): a firewall rejects {what}")
@@ -44,12 +46,13 @@ impl PeerState {
                 "its packets arrive here, and nothing that is sent to it is answered: `weft \
                  check` looks for the cause on this host; if it finds none, `weft peers` at {host} \
                  says of this host SILENT (lost on the way), ONE-WAY (dropped there, or damaged), \
-                 or ok (that host drops pings only, which is no fault)"
+                 or ok (that host drops pings, or most packets: `weft ping --pod` tells)"
             ),
             Self::OneWay(Way::Back) => format!(
                 "its packets reach this host's interface and do not come out of the tunnel: `weft \
                  check` here names what drops {what} from {host}, and `weft drops` what weftd \
-                 does; else they are damaged on the way, and InCsumErrors of `nstat -az` grows"
+                 does; else they are damaged on the way (InCsumErrors of `nstat -az` grows), or a \
+                 rule drops them that `weft check` can't judge (`nft list ruleset`)"
             ),
             Self::OneWay(Way::Foreign(source)) => format!(
                 "its packets arrive here from {source} and the like, which is in no lease of \

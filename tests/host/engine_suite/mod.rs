@@ -523,14 +523,16 @@ fn a_device_down_costs_no_processor_time() {
 }
 
 #[test]
-fn a_worker_stops_within_100_ms() {
+fn a_worker_stops_at_once() {
     for load in LOADS {
         let mut host = Host::start(super::OPTIONS);
         under_load(&mut host, load, |host| {
             let start = Stopwatch::start();
             drop(host.worker.take());
             let took = start.elapsed();
-            assert!(took < Duration::from_millis(100), "{load:?}: {took:?}");
+            // Some milliseconds; a worker that nobody wakes would sleep for ever. The kernel takes
+            // an io_uring down in its own time: 213 ms were seen on a busy machine.
+            assert!(took < Duration::from_secs(1), "{load:?}: {took:?}");
             let (end, _) = host.ended.try_recv().expect("the end is told before the stop returns");
             assert!(matches!(end, WorkerEnd::Stopped));
         });
