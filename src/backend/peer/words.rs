@@ -35,7 +35,7 @@ impl PeerState {
             Self::InGrace => "it is new here and has not answered yet".to_owned(),
             Self::Refused { by, code: 2 | 3 } if by == host => format!(
                 "the answer to {what} is, with the address {by}, that the port is unreachable: \
-                 {daemon}{port_too}? Else a firewall there rejects it, this host's own NAT takes it \
+                 {daemon}{port_too}? Else a firewall there rejects it, this host's NAT takes it \
                  elsewhere, or a second machine has that address: `weft check` on both hosts looks \
                  for all three"
             ),
