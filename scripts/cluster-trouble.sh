@@ -112,10 +112,10 @@ case_node_made_again() {
     kubectl wait --for=condition=Ready "node/$node" --timeout=90s || return 1
     wait_until 60 "weftd to refuse it" is_refused "$node" "$after" || return 1
     kubectl -n "$NAMESPACE" delete pod "$(weft_pod "$node")" && sleep 1 || return 1
-    rolled_out "$ROLLOUT_S" && pods_up || {
+    if ! { rolled_out "$ROLLOUT_S" && pods_up; }; then
         kubectl describe pod b | tail -n 5
         return 1
-    }
+    fi
     case_pods_addressed && case_ping_across && case_outside
 }
 
