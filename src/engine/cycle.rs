@@ -110,29 +110,57 @@ fn gather(
         return io.read(0, Share::NOTHING, reads, receives, ready.socket).map(drop);
     }
     lanes.begin(ready.bulk);
+    let mut prompt = Prompt { left: Share::WHOLE, is_receiving: ready.socket, has_more: true };
+    prompt.read(io, reads, receives, lanes.are_due())?;
+    lanes.behind_prompt(prompt.has_more);
+    let first = reads.packets.len();
     for index in 0..LANES_MAX - 1 {
         let Some(share) = lanes.share(index) else { continue };
         let load = io.read(index + 1, share, reads, receives, false)?;
         lanes.took(index, load, !reads.moved.drained);
     }
-    let (bulk, mut left, mut is_receiving) = (reads.packets.len(), Share::WHOLE, ready.socket);
-    let outcome = loop {
-        let load = match io.read(0, left, reads, receives, is_receiving) {
-            Ok(load) => load,
-            Err(end) => break Err(end),
-        };
-        is_receiving = false;
-        left.packets = Share::WHOLE.packets.saturating_sub(reads.packets.len() - bulk);
-        left.load = left.load.saturating_sub(load);
-        // What was sent before the packets from the bulk lanes is there by now.
-        if bulk == 0 || reads.moved.drained || left.packets == 0 || left.load == 0 {
-            break Ok(());
-        }
+    let bulk = reads.packets.len() - first;
+    // What was sent before the packets from the bulk lanes is there by now, and goes before them.
+    let outcome = match bulk {
+        0 => Ok(()),
+        _ => prompt.read(io, reads, receives, true),
     };
-    reads.packets.rotate_left(bulk);
-    lanes.prompt_has_more(!reads.moved.drained);
-    reads.moved.drained = !lanes.have_more();
+    reads.packets[first..].rotate_left(bulk);
+    reads.moved.drained = !lanes.have_more(prompt.has_more);
     outcome
+}
+
+/// What a turn reads from the prompt lane.
+struct Prompt {
+    left: Share,
+    /// Whether the socket is still to be read, too.
+    is_receiving: bool,
+    /// Whether it may hold more than was read.
+    has_more: bool,
+}
+
+impl Prompt {
+    /// Once, or until it is drained or its share is used up.
+    fn read(
+        &mut self,
+        io: &mut impl Io,
+        reads: &mut Reads,
+        receives: &mut Receives,
+        until_drained: bool,
+    ) -> Result<(), WorkerEnd> {
+        while self.left.packets > 0 && self.left.load > 0 {
+            let before = reads.packets.len();
+            let is_receiving = std::mem::take(&mut self.is_receiving);
+            let load = io.read(0, self.left, reads, receives, is_receiving)?;
+            self.left.packets = self.left.packets.saturating_sub(reads.packets.len() - before);
+            self.left.load = self.left.load.saturating_sub(load);
+            self.has_more = !reads.moved.drained;
+            if !self.has_more || !until_drained {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// This host, with the MTU that the overlay has now.
@@ -218,13 +246,97 @@ pub fn monotonic_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
     use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
     use crate::engine::contain::tests::Scene;
     use crate::engine::{Engine, EngineWanted, Worker};
+    use crate::offload::VNET_HEADER_BYTES;
+    use crate::packet::Span;
     use crate::route::Published;
+    use crate::sys::tun_io::{Write, WriteBatch};
+
+    /// Lanes whose packets are numbers. Each of `later` comes into a lane after so many reads.
+    #[derive(Default)]
+    struct Queues {
+        lanes: [VecDeque<usize>; LANES_MAX],
+        later: VecDeque<(usize, usize, usize)>,
+        reads: usize,
+    }
+
+    impl Io for Queues {
+        fn read(
+            &mut self,
+            lane: usize,
+            share: Share,
+            reads: &mut Reads,
+            _: &mut Receives,
+            _: bool,
+        ) -> Result<usize, WorkerEnd> {
+            self.reads += 1;
+            while self.later.front().is_some_and(|(reads, ..)| *reads <= self.reads) {
+                let (_, lane, number) = self.later.pop_front().unwrap();
+                self.lanes[lane].push_back(number);
+            }
+            let (mut packets, mut load) = (0, 0);
+            while packets < share.packets && load < share.load {
+                let Some(number) = self.lanes[lane].pop_front() else { break };
+                load += reads.push([0; VNET_HEADER_BYTES], Span::new(number, 100));
+                packets += 1;
+            }
+            reads.moved.drained = packets < share.packets && load < share.load;
+            Ok(load)
+        }
+
+        fn write<'a>(
+            &mut self,
+            _: &mut WriteBatch,
+            _: &'a [u8],
+            writes: impl Iterator<Item = Write<'a>>,
+        ) -> usize {
+            writes.count()
+        }
+
+        fn is_idle(&self) -> bool {
+            true
+        }
+    }
+
+    /// The order in which turns take packets, until there are none.
+    fn order(mut queues: Queues) -> Vec<u32> {
+        let (mut reads, mut receives) = (Reads::new(1), Receives::new());
+        let (mut lanes, mut order) = (Lanes::new(LANES_MAX - 1), Vec::new());
+        let ready = Ready { socket: false, ..Ready::BOTH };
+        while !queues.later.is_empty() || queues.lanes.iter().any(|lane| !lane.is_empty()) {
+            reads.clear();
+            gather(&mut queues, &mut lanes, ready, &mut reads, &mut receives).unwrap();
+            order.extend(reads.packets.iter().map(|read| read.packet.offset));
+        }
+        order
+    }
+
+    /// A worker that others kept from the processor: the prompt lane has what a sender sent first,
+    /// several batches of it, and a bulk lane what followed.
+    #[test]
+    fn what_went_into_the_prompt_lane_first_leaves_first() {
+        let mut queues = Queues::default();
+        queues.lanes[0].extend(0..200);
+        queues.lanes[2].extend(200..300);
+        assert!(order(queues).is_sorted(), "the packets of a flow change places");
+    }
+
+    /// A sender that is given a bulk lane while the lanes are read.
+    #[test]
+    fn what_comes_between_two_reads_keeps_its_order() {
+        for at in 1..6 {
+            let mut queues = Queues::default();
+            queues.lanes[0].extend(0..10);
+            queues.later.extend([(at, 0, 10), (at, 2, 11)]);
+            assert!(order(queues).is_sorted(), "at read {at} the packets change places");
+        }
+    }
 
     #[test]
     fn a_worker_without_a_table_leaves_packets_where_they_are() {

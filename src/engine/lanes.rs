@@ -2,9 +2,10 @@
 //! bulk lanes by deficit round robin. Pure, so that all engines share alike.
 //!
 //! The kernel's program gives a sender's packets to the prompt lane until there are many, and from
-//! then on to a bulk lane (`src/sys/steering.c`). So bulk lanes are read before the prompt lane and
-//! moved behind it: what a sender put into the prompt lane first is there by then. While the prompt
-//! lane holds more than one batch, the others wait.
+//! then on to a bulk lane (`src/sys/steering/steering.c`). What a sender put into the prompt lane
+//! first must leave first. So the prompt lane is read first, and while it holds more than one batch,
+//! the others wait: a worker that had no processor for a while finds many packets there. It is read
+//! once more behind the bulk lanes, and what it has by then goes before theirs.
 
 use super::io::{BATCH_BYTES, BATCH_PACKETS, Share};
 
@@ -26,7 +27,6 @@ pub(super) struct Lanes {
     turns: u32,
     waited_turns: u32,
     is_waiting: bool,
-    prompt_has_more: bool,
     active: usize,
 }
 
@@ -43,21 +43,28 @@ struct Lane {
 impl Lanes {
     pub(super) fn new(bulk: usize) -> Self {
         let bulk = std::iter::repeat_with(Lane::default).take(bulk).collect();
-        let (turns, waited_turns, active) = (0, 0, 0);
-        Self { bulk, turns, waited_turns, is_waiting: false, prompt_has_more: false, active }
+        Self { bulk, turns: 0, waited_turns: 0, is_waiting: false, active: 0 }
     }
 
     /// A turn begins. After a sleep, `woken` says which of the bulk lanes have packets, one bit for
-    /// each; the prompt lane is emptied before them.
+    /// each.
     pub(super) fn begin(&mut self, woken: u32) {
         for (index, lane) in self.bulk.iter_mut().enumerate() {
             if woken >> index & 1 != 0 {
                 (lane.is_active, lane.empty_looks) = (true, 0);
             }
         }
-        self.prompt_has_more |= woken != 0;
         self.turns = self.turns.wrapping_add(1);
-        self.is_waiting = self.prompt_has_more && self.waited_turns < WAIT_TURNS_MAX;
+    }
+
+    /// Whether this turn looks at a bulk lane, if the prompt lane lets it.
+    pub(super) fn are_due(&self) -> bool {
+        (0..self.bulk.len()).any(|index| self.is_due(index))
+    }
+
+    /// The prompt lane was read, and may hold more than a batch: then the others wait.
+    pub(super) fn behind_prompt(&mut self, prompt_has_more: bool) {
+        self.is_waiting = prompt_has_more && self.waited_turns < WAIT_TURNS_MAX;
         self.waited_turns = if self.is_waiting { self.waited_turns + 1 } else { 0 };
         self.active = self.bulk.iter().filter(|lane| lane.is_active).count().max(1);
         if !self.is_waiting {
@@ -69,16 +76,17 @@ impl Lanes {
         }
     }
 
+    fn is_due(&self, index: usize) -> bool {
+        let lane = &self.bulk[index];
+        let is_its_turn = self.turns.wrapping_add(index as u32).is_multiple_of(LOOK_PERIOD);
+        lane.is_active || lane.empty_looks < KEEN_LOOKS || is_its_turn
+    }
+
     /// What this turn may take from bulk lane `index`, if it is to be read at all.
     pub(super) fn share(&self, index: usize) -> Option<Share> {
-        let lane = self.bulk.get(index)?;
-        let is_due = self.turns.wrapping_add(index as u32).is_multiple_of(LOOK_PERIOD);
-        if self.is_waiting {
-            return None;
-        }
+        let lane = self.bulk.get(index).filter(|_| !self.is_waiting && self.is_due(index))?;
         if !lane.is_active {
-            let is_read = is_due || lane.empty_looks < KEEN_LOOKS;
-            return is_read.then_some(Share { packets: BATCH_PACKETS / 4, load: BATCH_BYTES / 4 });
+            return Some(Share { packets: BATCH_PACKETS / 4, load: BATCH_BYTES / 4 });
         }
         let load = usize::try_from(lane.balance).ok().filter(|load| *load > 0)?;
         Some(Share { packets: BATCH_PACKETS / self.active, load })
@@ -95,15 +103,11 @@ impl Lanes {
         }
     }
 
-    /// Whether the prompt lane holds more than was read.
-    pub(super) fn prompt_has_more(&mut self, has_more: bool) {
-        self.prompt_has_more = has_more;
-    }
-
-    /// Whether any lane is known to hold more, or may, since it had to wait.
-    pub(super) fn have_more(&self) -> bool {
+    /// Whether any lane is known to hold more, or may, since it had to wait; of the prompt lane it is
+    /// told.
+    pub(super) fn have_more(&self, prompt_has_more: bool) -> bool {
         let has_more = |lane: &Lane| lane.has_more || self.is_waiting && lane.is_active;
-        self.prompt_has_more || self.bulk.iter().any(has_more)
+        prompt_has_more || self.bulk.iter().any(has_more)
     }
 }
 
@@ -113,10 +117,11 @@ mod tests {
 
     use super::*;
 
-    /// A turn over lanes of packets, each with its load, as engines do it; returns what each bulk
-    /// lane brought.
+    /// A turn over lanes of packets, each with its load, as engines do it, while the prompt lane holds
+    /// `prompt` packets more than a batch; returns what each bulk lane brought.
     fn turn(lanes: &mut Lanes, queues: &mut [VecDeque<usize>], prompt: usize) -> Vec<usize> {
         lanes.begin(0);
+        lanes.behind_prompt(prompt > 0);
         let mut brought = Vec::new();
         for (index, queue) in queues.iter_mut().enumerate() {
             let (mut packets, mut load) = (0, 0);
@@ -130,7 +135,6 @@ mod tests {
             }
             brought.push(load);
         }
-        lanes.prompt_has_more(prompt > 0);
         brought
     }
 
@@ -172,7 +176,7 @@ mod tests {
         (0..LOOK_PERIOD).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
         let each = BATCH_PACKETS / 2 * 1024;
         assert_eq!(turn(&mut lanes, &mut queues, 0), [each, each, 0]);
-        assert!(lanes.have_more());
+        assert!(lanes.have_more(false));
     }
 
     #[test]
@@ -189,10 +193,12 @@ mod tests {
         let mut looks = [0; 3];
         for _ in 0..KEEN_LOOKS {
             lanes.begin(0);
+            lanes.behind_prompt(false);
             (0..3).for_each(|index| lanes.took(index, 0, false));
         }
         for _ in 0..10 * LOOK_PERIOD {
             lanes.begin(0);
+            lanes.behind_prompt(false);
             for (index, looks) in looks.iter_mut().enumerate() {
                 if lanes.share(index).is_some() {
                     *looks += 1;
@@ -201,12 +207,14 @@ mod tests {
             }
         }
         assert_eq!(looks, [10; 3]);
-        assert!(!lanes.have_more());
+        assert!(!lanes.have_more(false));
         lanes.begin(0b010);
+        assert!(lanes.are_due());
+        lanes.behind_prompt(true);
         assert!(lanes.share(1).is_none(), "the prompt lane may hold what was sent before");
-        lanes.prompt_has_more(false);
-        assert!(lanes.have_more(), "who was woken gives way first");
+        assert!(lanes.have_more(false), "who was woken gives way first");
         lanes.begin(0);
+        lanes.behind_prompt(false);
         assert!(lanes.share(1).is_some(), "a lane that woke the worker is forgotten");
     }
 
@@ -215,10 +223,10 @@ mod tests {
         let mut lanes = Lanes::new(3);
         let mut queues = vec![full(65_536), VecDeque::new(), VecDeque::new()];
         (0..LOOK_PERIOD).for_each(|_| drop(turn(&mut lanes, &mut queues, 0)));
-        assert_eq!(turn(&mut lanes, &mut queues, 1), [BATCH_BYTES, 0, 0]);
-        let waited = (1..).find(|_| turn(&mut lanes, &mut queues, 1)[0] > 0);
-        assert_eq!(waited, Some(WAIT_TURNS_MAX + 1));
-        assert_eq!(turn(&mut lanes, &mut queues, 0), [0, 0, 0]);
+        assert_eq!(turn(&mut lanes, &mut queues, 0), [BATCH_BYTES, 0, 0]);
+        let waited = (0..).find(|_| turn(&mut lanes, &mut queues, 1)[0] > 0);
+        assert_eq!(waited, Some(WAIT_TURNS_MAX));
+        assert_eq!(turn(&mut lanes, &mut queues, 1), [0, 0, 0]);
         assert_eq!(turn(&mut lanes, &mut queues, 0), [BATCH_BYTES, 0, 0]);
     }
 }
