@@ -88,6 +88,7 @@ impl Sniffer {
                         kept.lock().unwrap_or_else(PoisonError::into_inner).push(packet);
                     }
                     Ok(_) => {}
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         // Only an empty queue ends: what was there before the stop is read.
                         if ending.load(Ordering::Relaxed) {
